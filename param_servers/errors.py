@@ -1,0 +1,37 @@
+"""What can go wrong in `param_servers`; every message is one line that names the peer or the file and says why."""
+
+
+class ParamServersError(Exception):
+    """Base of every error raised by this package."""
+
+
+class BadMessage(ParamServersError):
+    """A frame or a handshake that must not be believed: wrong magic, version, kind, dtype, length or proof."""
+
+
+class PeerLost(ParamServersError):
+    """A peer that is needed did not answer within the stated time; the message names it and the time."""
+
+
+class Refused(ParamServersError):
+    """The other side turned this process away (wrong secret, other layout, superseded incarnation, expelled)."""
+
+
+class RunBroken(ParamServersError):
+    """The run ended because it could not go on as declared (e.g. too few live workers under the policy `stop`)."""
+
+
+class SnapshotError(ParamServersError):
+    """A checkpoint that is torn, does not match its manifest, or belongs to another layout."""
+
+
+class RunStopped(Exception):
+    """The run has ended as asked. Not an error: the worker's loop leaves through it.
+
+    Attributes:
+        reason: one line, e.g. "score 300 reached" or "1000000 data points".
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -1,0 +1,69 @@
+"""The one object in which the ways of training differ.
+
+    while True:                                     # until RunStopped
+        parameters, step, data_points = exchange.pull()
+        gradient = ...                              # computed on exactly these parameters
+        receipt = exchange.push(gradient, step, data_points=samples)
+
+Sharded servers, all-reduce and the exchange of a single process all implement `GradientExchange`, so a worker's loop is
+written once.
+"""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from param_servers.errors import RunStopped
+
+__all__ = ["GradientExchange", "Pull", "Receipt", "RunStopped"]
+
+
+class Pull(NamedTuple):
+    """The newest committed parameters."""
+
+    parameters: Tensor
+    """[P] float32, the exchange's own buffer: read only, valid and constant until the next `pull`."""
+    step: int
+    """Number of updates committed before these parameters."""
+    data_points: int
+    """Data points that entered those updates, in the whole run."""
+
+
+class Receipt(NamedTuple):
+    """The answer to one push."""
+
+    accepted: bool
+    """True when the gradient entered the update of its step."""
+    step: int
+    """The newest step known when the answer was given."""
+    reason: str = ""
+    """"" when accepted; else "stale", "non-finite" or "wrong-length"."""
+
+
+@runtime_checkable
+class GradientExchange(Protocol):
+    """Pull parameters, push gradients. One caller, one thread; every wait is bounded."""
+
+    def pull(self) -> Pull:
+        """Wait for the newest committed parameters.
+
+        Raises:
+            RunStopped: the run has ended as asked.
+            ParamServersError: it broke; the message names who is missing.
+        """
+        ...
+
+    def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
+        """Offer a gradient and wait for the answer.
+
+        Args:
+            gradient: [P] float32, contiguous, already clipped; the caller may reuse it when this returns.
+            step: the step of the `Pull` it was computed on.
+            data_points: how many samples it averages over.
+        Raises: as `pull`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave the run. Safe to call twice."""
+        ...

@@ -1,0 +1,162 @@
+"""What is said on a link: a fixed header of 64 bytes, then `length` raw bytes. Nothing is pickled.
+
+Who says what (protocol version 1):
+
+    worker -> shard     PULL        send me the newest parameters (to shard 0 only, which orders all shards to)
+                        GRADIENT    my slice for `step`; `sequence` numbers this worker's pushes, the same on every shard
+    shard -> worker     PARAMETERS  slice of version `step`; `sequence` and `code` answer this worker's last decided push
+                        STEP        version `step` exists (header only, for a worker still busy with older ones)
+                        RECEIPT     push `sequence` was rejected, `code` says why
+                        SEALED      the PARAMETERS just streamed are committed (cut-through); ABORTED: they are void
+                        EXPELLED    you are out, the payload says why; the link closes
+                        STOP        the run is over, the payload says why; code FAILED when it broke
+    shard i -> shard 0  ARRIVED     rows of slices now complete (code NONE) or rejected on this shard
+                        READY       restored to (term, step)
+                        WRITTEN     slice of checkpoint `step` is on disk; payload: JSON with file, bytes, sha256 or error
+    shard 0 -> shard i  COMMIT      average exactly the rows marked MEMBER, apply, send to the rows marked RECIPIENT
+                        GIVE        send the current version to these rows
+                        EXPEL       close these workers' links; the reason follows the rows' count in the log of shard 0
+                        CHECKPOINT  write the slice of version `step`
+                        RESTORE     load version `step` (0 may mean the initial parameters) under a new term
+                        STOP
+
+`step` is a version: the number of updates committed before it. `term` grows each time the servers roll back.
+"""
+
+import struct
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple
+
+from param_servers.errors import BadMessage
+
+MAGIC = b"D3PS"
+PROTOCOL_VERSION = 1
+_HEADER = struct.Struct("<4sHBBB3xIIIIqqQQ4x")
+HEADER_BYTES = _HEADER.size
+_ROW = struct.Struct("<IIII")
+
+
+class Kind(IntEnum):
+    """What a frame says; see the table above."""
+
+    PULL = 1
+    GRADIENT = 2
+    PARAMETERS = 3
+    STEP = 4
+    RECEIPT = 5
+    SEALED = 6
+    ABORTED = 7
+    EXPELLED = 8
+    STOP = 9
+    ARRIVED = 10
+    READY = 11
+    WRITTEN = 12
+    COMMIT = 13
+    GIVE = 14
+    EXPEL = 15
+    CHECKPOINT = 16
+    RESTORE = 17
+
+
+class Code(IntEnum):
+    """The answer to a push, or how a run ended."""
+
+    NONE = 0
+    ACCEPTED = 1
+    STALE = 2
+    NON_FINITE = 3
+    WRONG_LENGTH = 4
+    FAILED = 5
+    STREAMED = 6
+
+
+REASONS = {Code.ACCEPTED: "", Code.STALE: "stale", Code.NON_FINITE: "non-finite", Code.WRONG_LENGTH: "wrong-length"}
+
+
+class Dtype(IntEnum):
+    """How the payload's bytes are to be read."""
+
+    BYTES = 0
+    FLOAT32 = 1
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+_CODES = {int(code): code for code in Code}
+_DTYPES = {int(dtype): dtype for dtype in Dtype}
+
+
+class Header(NamedTuple):
+    """The fixed part of a frame. Integers are unsigned 32 bit except `step` and `data_points` (signed 64) and `length`."""
+
+    kind: Kind
+    sender: int = 0
+    incarnation: int = 0
+    term: int = 0
+    step: int = 0
+    sequence: int = 0
+    data_points: int = 0
+    code: Code = Code.NONE
+    dtype: Dtype = Dtype.BYTES
+    length: int = 0
+
+
+class Row(NamedTuple):
+    """One worker in a table: (worker, incarnation, sequence) names a push; `mark` is a Code or the bits below."""
+
+    worker: int
+    incarnation: int
+    sequence: int
+    mark: int = 0
+
+
+MEMBER = 1
+"""Bit of `Row.mark` in COMMIT: this push is averaged."""
+RECIPIENT = 2
+"""Bit of `Row.mark` in COMMIT and GIVE: this worker is sent the parameters."""
+
+
+def pack_header(header: Header) -> bytes:
+    """The `HEADER_BYTES` bytes of a header."""
+    kind, sender, incarnation, term, step, sequence, data_points, code, dtype, length = header
+    return _HEADER.pack(
+        MAGIC, PROTOCOL_VERSION, kind, code, dtype, sender, incarnation, term, sequence, step, data_points, length, 0
+    )
+
+
+def unpack_header(data: bytes | bytearray | memoryview) -> Header:
+    """Read a header.
+
+    Raises:
+        BadMessage: wrong size, magic, protocol version, or a kind, code or dtype that does not exist.
+    """
+    if len(data) != HEADER_BYTES:
+        raise BadMessage(f"a header of {len(data)} bytes instead of {HEADER_BYTES}")
+    magic, version, kind, code, dtype, sender, incarnation, term, sequence, step, data_points, length, zero = (
+        _HEADER.unpack(data)
+    )
+    if magic != MAGIC:
+        raise BadMessage(f"not a param_servers frame (it begins with {bytes(magic)!r})")
+    if version != PROTOCOL_VERSION:
+        raise BadMessage(f"protocol version {version}, this side speaks {PROTOCOL_VERSION}")
+    if kind not in _KINDS or code not in _CODES or dtype not in _DTYPES or zero:
+        raise BadMessage(f"a header that no peer writes (kind {kind}, code {code}, dtype {dtype})")
+    return Header(
+        _KINDS[kind], sender, incarnation, term, step, sequence, data_points, _CODES[code], _DTYPES[dtype], length
+    )
+
+
+def pack_rows(rows: Iterable[Row]) -> bytes:
+    """A table of workers, 16 bytes a row."""
+    return b"".join(_ROW.pack(*row) for row in rows)
+
+
+def unpack_rows(data: bytes | bytearray | memoryview) -> list[Row]:
+    """Read a table written by `pack_rows`.
+
+    Raises:
+        BadMessage: the length is not a whole number of rows.
+    """
+    if len(data) % _ROW.size:
+        raise BadMessage(f"a table of {len(data)} bytes is not a whole number of rows of {_ROW.size}")
+    return [Row(*fields) for fields in _ROW.iter_unpack(data)]
