@@ -1,0 +1,1 @@
+"""dba3c: synchronous data-parallel reinforcement learning on clusters of CPUs."""

@@ -1,0 +1,70 @@
+"""What a run's folder says about where it ran: an allow-list of facts, never the environment."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+from pathlib import Path
+
+PACKAGES = (
+    "dba3c", "torch", "numpy", "gymnasium", "ale-py", "envpool", "mujoco", "mpi4py", "horovod", "tensorboard", "rich",
+)  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a result may depend on; absent packages are left out."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit(source: Path | None = None) -> dict[str, object]:
+    """{"commit": hash, "dirty": whether tracked files differ}; {} when the source is not a git checkout."""
+    where = source or Path(__file__).resolve().parent
+    try:
+        head = _git(where, "rev-parse", "HEAD")
+        return {"commit": head, "dirty": bool(_git(where, "status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return {}
+
+
+def _git(where: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(where), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on (its affinity), not the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def host() -> dict[str, object]:
+    """Name, operating system, processor, cores and memory (GiB) of this machine."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "name": socket.gethostname(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+        "usable_cores": usable_cores(),
+        "memory_gib": round(memory_bytes / 2**30, 1),
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"

@@ -1,0 +1,253 @@
+"""A run's folder: everything that is known about a run, in one place, written so that nothing can be half there.
+
+    config.json            the resolved, complete configuration
+    meta.json              versions, commit, host facts, topology and one entry for each life (launch) of the run
+    metrics/ROLE-RANK.jsonl  append-only records: the truth
+    tensorboard/  checkpoints/  videos/  audit/
+    rendezvous/NAME.json   where a server listens, in this life
+    secret                 0600, made once: shared by the processes of the run
+    stop.json              {"reason": ...}: whoever wants the run to end writes it once; the coordinator looks for it
+    lock.json              who writes here now (dba3c.run_lock)
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dba3c import host_facts
+from dba3c.atomic_files import write_atomically, write_once
+from dba3c.errors import UserError
+from dba3c.run_lock import RunLock, living_holder
+
+FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "audit")
+SECRET_VARIABLE = "DBA3C_SECRET"
+_OURS = {*FOLDERS, "secret", "stop.json", "meta.json", "lock.json", ".lock-guard"}
+
+
+class RunFolder:
+    """One run's folder. Get one from `create`, `resume`, `launch` (these hold its lock) or `open` (reads, or a role)."""
+
+    def __init__(self, path: Path, lock: RunLock | None = None) -> None:
+        self.path = path
+        self.lock = lock
+        self.metrics = path / "metrics"
+        self.tensorboard = path / "tensorboard"
+        self.checkpoints = path / "checkpoints"
+        self.videos = path / "videos"
+        self.rendezvous = path / "rendezvous"
+        self.audit = path / "audit"
+
+    # -- getting one ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], config: str | Mapping[str, Any], **life: Any) -> RunFolder:
+        """A new run in an absent or empty folder. `life`: see `begin_life`. Raises UserError when it holds a run."""
+        return cls.launch(path, config, resume=False, **life)
+
+    @classmethod
+    def resume(cls, path: str | os.PathLike[str], **life: Any) -> RunFolder:
+        """A further life of a finished or broken run, with the configuration it has."""
+        return cls.launch(path, None, resume=True, **life)
+
+    @classmethod
+    def launch(
+        cls, path: str | os.PathLike[str], config: str | Mapping[str, Any] | None, resume: bool, **life: Any
+    ) -> RunFolder:
+        """`create` or `resume`, holding the folder's lock; `config` is JSON text or a mapping, None to keep it."""
+        folder = Path(path).expanduser().resolve()
+        _make_directory(folder)
+        holds_a_run = (folder / "config.json").exists()
+        if not holds_a_run and resume:
+            raise UserError(f"nothing to resume: {folder} holds no run (no config.json)")
+        strangers = {entry.name for entry in folder.iterdir()} - _OURS
+        if not holds_a_run and any(not name.startswith(".") for name in strangers):
+            raise UserError(f"{folder} is not a run folder and not empty ({min(strangers)}): choose another")
+        lock = RunLock.acquire(folder)
+        try:
+            if (folder / "config.json").exists() and not resume:
+                raise UserError(f"{folder} already holds a run: resume it (--resume), or choose another folder")
+            run = cls(folder, lock)
+            for name in FOLDERS:
+                _make_directory(folder / name)
+            run.secret()
+            run._forget_last_life()
+            if config is not None:
+                text = config if isinstance(config, str) else json.dumps(config, indent=2)
+                write_atomically(folder / "config.json", text.rstrip("\n") + "\n")
+            run.begin_life(**life)
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], wait_s: float = 0.0, launch_id: str = "") -> RunFolder:
+        """An existing run, without its lock: for its roles, for viewers and for plots.
+
+        Waits up to `wait_s` for the launch to have made it; with `launch_id`, for that launch and not an earlier one.
+        """
+        folder = Path(path).expanduser().resolve()
+        deadline_s = time.monotonic() + wait_s
+        while True:
+            run = cls(folder)
+            if (folder / "config.json").exists() and (not launch_id or run.life().get("launch_id") == launch_id):
+                return run
+            if time.monotonic() >= deadline_s:
+                waited = f" after {wait_s:.0f} s" if wait_s else ""
+                which = f" of launch {launch_id}" if launch_id else ""
+                raise UserError(f"{folder} is not a run folder{which}{waited}: config.json is missing or not its own")
+            time.sleep(min(0.05, max(wait_s, 0.001)))
+
+    # -- lives ---------------------------------------------------------------------------------------------------
+
+    def begin_life(
+        self,
+        launcher: str = "local",
+        topology: Mapping[str, Any] | None = None,
+        cores: int | None = None,
+        launch_id: str = "",
+        command: str = "",
+    ) -> None:
+        """Adds a life to meta.json. `cores`: all cores that the run holds on all hosts (this host's by default)."""
+        meta = self.meta()
+        life = {
+            "started_s": time.time(),
+            "launcher": launcher,
+            "launch_id": launch_id,
+            "command": command,
+            "topology": dict(topology or {}),
+            "cores": cores if cores is not None else host_facts.usable_cores(),
+            "host": host_facts.host(),
+            "versions": host_facts.versions(),
+            "source": host_facts.git_commit(),
+        }
+        meta["lives"] = [*meta.get("lives", []), life]
+        self._write_meta(meta)
+
+    def end_life(self, outcome: str, reason: str) -> None:
+        """Notes how this life ended (`outcome`: "finished", "stopped" or "failed"), for `status` and for people."""
+        meta = self.meta()
+        meta.setdefault("lives", [{}])[-1]["ended"] = {"time_s": time.time(), "outcome": outcome, "reason": reason}
+        self._write_meta(meta)
+
+    def release(self) -> None:
+        """Gives the lock back."""
+        if self.lock is not None:
+            self.lock.release()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def life(self) -> dict[str, Any]:
+        """The newest life in meta.json, {} when there is none."""
+        return (self.meta().get("lives") or [{}])[-1]
+
+    def status(self) -> str:
+        """"live" (a launch holds it), "finished" (its last life noted its end) or "broken" (it did not)."""
+        if "ended" in self.life():
+            return "finished"
+        return "live" if living_holder(self.path) is not None else "broken"
+
+    def _forget_last_life(self) -> None:
+        """What belonged to the last life only: addresses of dead processes, and the reason it was stopped for."""
+        for entry in self.rendezvous.iterdir():
+            entry.unlink(missing_ok=True)
+        reason = self.stop_reason()
+        if reason is not None:
+            meta = self.meta()
+            meta.setdefault("lives", [{}])[-1]["stop_reason"] = reason
+            self._write_meta(meta)
+            (self.path / "stop.json").unlink(missing_ok=True)
+
+    # -- content -------------------------------------------------------------------------------------------------
+
+    def config_text(self) -> str:
+        """config.json as it stands (dba3c.config.TrainConfig.from_json reads it)."""
+        return self._read("config.json")
+
+    def config(self) -> dict[str, Any]:
+        """config.json as plain data."""
+        return self._parse("config.json")
+
+    def meta(self) -> dict[str, Any]:
+        """meta.json as plain data, {} when there is none."""
+        return self._parse("meta.json") if (self.path / "meta.json").exists() else {}
+
+    def _write_meta(self, meta: Mapping[str, Any]) -> None:
+        write_atomically(self.path / "meta.json", json.dumps(meta, indent=2) + "\n")
+
+    def metrics_file(self, role: str, rank: int) -> Path:
+        return self.metrics / f"{role}-{rank}.jsonl"
+
+    def secret(self) -> str:
+        """The secret shared by the run's processes: DBA3C_SECRET, else the file, made at the first call."""
+        from_environment = os.environ.get(SECRET_VARIABLE)
+        if from_environment:
+            return from_environment
+        path = self.path / "secret"
+        if not path.exists():
+            write_once(path, secrets.token_hex(32) + "\n", mode=0o600)
+        if path.stat().st_mode & 0o077:
+            raise UserError(f"{path} can be read by others: chmod 600 it, or set {SECRET_VARIABLE}")
+        return self._read("secret").strip()
+
+    def request_stop(self, reason: str) -> bool:
+        """Asks the run to end at its next step boundary. The first reason stays; returns whether this was it."""
+        text = json.dumps({"reason": reason, "time_s": time.time()}) + "\n"
+        return write_once(self.path / "stop.json", text)
+
+    def stop_reason(self) -> str | None:
+        """Why the run was asked to end, None when it was not. One `open` on a missing file: fine once a second."""
+        try:
+            text = (self.path / "stop.json").read_text()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno == errno.ESTALE:  # NFS: replaced under us, the next look sees it
+                return None
+            raise
+        try:
+            return str(json.loads(text)["reason"])
+        except (ValueError, KeyError, TypeError):
+            return "stop.json was written by hand"
+
+    def publish(self, name: str, address: Mapping[str, Any]) -> None:
+        """Writes rendezvous/NAME.json atomically, e.g. {"host": ..., "port": ..., "incarnation": ...}."""
+        write_atomically(self.rendezvous / f"{name}.json", json.dumps(dict(address)) + "\n")
+
+    def published(self, name: str) -> dict[str, Any] | None:
+        """What `publish(name)` wrote in this life, None when it has not yet."""
+        path = self.rendezvous / f"{name}.json"
+        return self._parse(f"rendezvous/{name}.json") if path.exists() else None
+
+    def _read(self, name: str) -> str:
+        try:
+            return (self.path / name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {self.path / name}: {getattr(error, 'strerror', None) or error}") from error
+
+    def _parse(self, name: str) -> dict[str, Any]:
+        try:
+            value = json.loads(self._read(name))
+        except ValueError as error:
+            raise UserError(f"{self.path / name} is not valid JSON ({error})") from error
+        if not isinstance(value, dict):
+            raise UserError(f"{self.path / name} should hold one JSON object")
+        return value
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {path}: {error.strerror}") from error

@@ -1,0 +1,179 @@
+"""One launch at a time may write to a run folder, whatever host it runs on.
+
+The lock is the file `lock.json` {host, pid, ...}. Its holder touches it every few seconds. Whoever finds it decides:
+
+1. the holder's process can be seen from here (same kernel boot, same pid namespace): it is alive or it is not;
+2. it cannot be seen (another host or container of a shared file system): it is alive while the heartbeat is fresh.
+   Heartbeats are compared on the file system's own clock, so hosts need not agree on the time.
+
+A dead holder's lock is taken over. Two launches that take over at once are put in order by flock where the file system
+has it; where it has none, the one whose token is in the file afterwards has won.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dba3c.errors import UserError
+
+LOCK_NAME = "lock.json"
+HEARTBEAT_S = 5.0
+HEARTBEAT_LOST_S = 60.0  # NFS may show a modification time up to 60 s old (acregmax)
+_GUARD_WAIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds, or held, a run folder."""
+
+    host: str
+    pid: int
+    process_started: str  # tells a process from a later one that was given the same pid
+    pid_space: str  # kernel boot and pid namespace: only inside it does `pid` mean anything
+    token: str
+
+    @classmethod
+    def this_process(cls) -> Holder:
+        return cls(socket.gethostname(), os.getpid(), _process_started(os.getpid()), _pid_space(), secrets.token_hex(8))
+
+
+def _process_started(pid: int) -> str:
+    """Start time of a process in kernel ticks since boot; "" when it is gone or the system does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]
+
+
+def _pid_space() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _filesystem_now_s(folder: Path) -> float:
+    """The folder's file system's idea of now (unix seconds); this host's where the folder cannot be written."""
+    probe = folder / f".now-{secrets.token_hex(4)}"
+    try:
+        probe.touch(exist_ok=False)
+        now_s = probe.stat().st_mtime
+        probe.unlink()
+    except OSError:
+        return time.time()
+    return now_s
+
+
+def _read(path: Path) -> Holder | None:
+    try:
+        return Holder(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, OSError):  # torn or foreign: nobody can be named, the heartbeat decides
+        return Holder(host="an unknown host", pid=0, process_started="", pid_space="", token="")
+
+
+def living_holder(folder: Path) -> Holder | None:
+    """The process that holds `folder` now, or None when nobody does or its holder is dead."""
+    path = folder / LOCK_NAME
+    holder = _read(path)
+    if holder is None:
+        return None
+    if holder.pid_space == _pid_space():
+        try:
+            os.kill(holder.pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            pass  # it is someone else's, and it runs
+        return holder if _process_started(holder.pid) == holder.process_started else None
+    try:
+        age_s = _filesystem_now_s(folder) - path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    return holder if age_s < HEARTBEAT_LOST_S else None
+
+
+@contextlib.contextmanager
+def _takeover_guard(folder: Path) -> Iterator[None]:
+    """Puts simultaneous acquisitions in order. Does nothing on a file system without flock."""
+    descriptor = os.open(folder / ".lock-guard", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        deadline_s = time.monotonic() + _GUARD_WAIT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    break  # no flock here
+                if time.monotonic() > deadline_s:
+                    raise UserError(f"{folder}: another launch has been taking this folder for {_GUARD_WAIT_S:.0f} s")
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class RunLock:
+    """The right to write to one run folder, held until `release()` or the death of this process."""
+
+    def __init__(self, folder: Path, holder: Holder) -> None:
+        self.folder = folder
+        self.holder = holder
+        self.lost = False  # True once another launch has taken over (this one was frozen for too long)
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def acquire(cls, folder: Path) -> RunLock:
+        """Takes the folder, or raises UserError that names the host and pid that has it."""
+        path = folder / LOCK_NAME
+        mine = Holder.this_process()
+        with _takeover_guard(folder):
+            other = living_holder(folder)
+            if other is not None:
+                raise UserError(
+                    f"{folder} is in use by process {other.pid} on {other.host}: "
+                    "stop that run first, or choose another folder"
+                )
+            temporary = folder / f".{LOCK_NAME}-{mine.token}"
+            temporary.write_text(json.dumps(asdict(mine)))
+            os.replace(temporary, path)
+            winner = _read(path)
+        if winner is None or winner.token != mine.token:
+            raise UserError(f"{folder} was taken by another launch at the same moment")
+        return cls(folder, mine)
+
+    def _beat(self) -> None:
+        path = self.folder / LOCK_NAME
+        while not self._released.wait(HEARTBEAT_S):
+            holder = _read(path)
+            if holder is None or holder.token not in (self.holder.token, ""):
+                self.lost = True
+                return
+            with contextlib.suppress(OSError):  # a full or absent file system: the next beat tries again
+                os.utime(path)
+
+    def release(self) -> None:
+        """Gives the folder back; harmless when done twice or after the lock was lost."""
+        self._released.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=HEARTBEAT_S)
+        holder = _read(self.folder / LOCK_NAME)
+        if holder is not None and holder.token == self.holder.token:
+            (self.folder / LOCK_NAME).unlink(missing_ok=True)
