@@ -1,0 +1,75 @@
+"""The named ways Atari is played, so that a score always says its protocol.
+
+| name            | repeat probability | frame skip    | frames      | no-ops | FIRE on reset | source                         |
+|-----------------|--------------------|---------------|-------------|--------|---------------|--------------------------------|
+| `2017`          | 0.25               | 2–4 at random | RGB 84×84   | 0      | no            | Gym's <Game>-v0, as DBA3C used |
+| `v5`            | 0.25               | 4             | gray 84×84  | 30     | yes           | Machado et al. 2018, ALE v5    |
+| `v4-no-sticky`  | 0                  | 4             | gray 84×84  | 30     | yes           | Mnih et al. 2015, NoFrameskip-v4 with wrappers |
+
+Every protocol cuts a game after 108,000 frames (30 minutes of play) and uses the game's own action set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from dba3c.environments.config import EnvironmentConfig
+
+_SHARED: dict[str, Any] = dict(
+    frame_stack=4,
+    screen_size=84,
+    full_action_space=False,
+    max_episode_frames=108_000,
+    fire_on_life_loss=False,
+    stuck_guard_steps=0,
+)
+ATARI_PROTOCOLS: dict[str, dict[str, Any]] = {
+    "2017": _SHARED
+    | dict(
+        repeat_action_probability=0.25,
+        frame_skip=(2, 4),
+        grayscale=False,
+        noop_max=0,
+        fire_on_reset=False,
+        stuck_guard_steps=30,
+    ),
+    "v5": _SHARED | dict(repeat_action_probability=0.25, frame_skip=4, grayscale=True, noop_max=30, fire_on_reset=True),
+    "v4-no-sticky": _SHARED
+    | dict(repeat_action_probability=0.0, frame_skip=4, grayscale=True, noop_max=30, fire_on_reset=True),
+}
+
+
+def atari_2017(config: EnvironmentConfig) -> EnvironmentConfig:
+    """The 2017 protocol: random frame skip 2–4, sticky 0.25, RGB, full games in training, stuck guard of 30 steps."""
+    return replace(config, **ATARI_PROTOCOLS["2017"], episodic_life=False, clip_reward=True)
+
+
+def atari_v5(config: EnvironmentConfig) -> EnvironmentConfig:
+    """ALE's v5 protocol: sticky actions 0.25, frame skip 4."""
+    return replace(config, **ATARI_PROTOCOLS["v5"])
+
+
+def atari_v4_no_sticky(config: EnvironmentConfig) -> EnvironmentConfig:
+    """The protocol of most deep reinforcement learning before 2018: no sticky actions, frame skip 4."""
+    return replace(config, **ATARI_PROTOCOLS["v4-no-sticky"])
+
+
+def protocol_name(config: EnvironmentConfig) -> str:
+    """The nearest protocol's name and every difference from it: "v4-no-sticky but fire_on_life_loss=True".
+
+    Only what an evaluation plays counts: episodic life and reward clipping belong to training.
+    """
+    if config.family != "atari":
+        skip = config.frames_per_step
+        return f"{config.env_id}, frame skip {skip}" if skip > 1 else f"{config.env_id} as registered"
+    played = {name: getattr(config, name) for name in ATARI_PROTOCOLS["v5"]}
+    low, high = config.frame_skip_range
+    played["frame_skip"] = low if low == high else (low, high)
+    differences = {
+        name: {key: value for key, value in played.items() if value != protocol[key]}
+        for name, protocol in ATARI_PROTOCOLS.items()
+    }
+    nearest = min(differences, key=lambda name: len(differences[name]))
+    changed = [f"{key}={value}" for key, value in differences[nearest].items()]
+    return f"{nearest} but {', '.join(changed)}" if changed else nearest

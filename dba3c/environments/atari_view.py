@@ -1,0 +1,158 @@
+"""What a worker sees of a vector of Atari games: the training or the evaluation view over the raw console.
+
+The consoles (ale-py's, EnvPool's or our own with the random frame skip) step full games and give raw rewards and
+lives; everything that differs between training and evaluation is decided here, once, in NumPy on [B] arrays:
+
+- reward clipping, so that raw scores stay known;
+- a lost life as `terminated` (`episodic_life`). The consoles' own episodic modes are off: ale-py's `episodic_life`
+  starts a new game at every lost life and EnvPool's adds a step. Here the game simply goes on: the step after a lost
+  life is an ordinary, valid step;
+- FIRE in place of the agent's action after a lost life (`fire_on_life_loss`), with `valid` False for that step;
+- the evaluation's guard against a player stuck on one action.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.protocol import Episode, Transition
+from dba3c.environments.seeding import environment_seeds
+from dba3c.errors import UserError
+
+
+class ConsoleStep(NamedTuple):
+    """What the consoles gave. All [B]; NEXT_STEP autoreset."""
+
+    observation: np.ndarray  # [B, C, H, W] uint8, never written to again by the console
+    reward: np.ndarray  # raw, any number type
+    game_over: np.ndarray  # bool
+    cut: np.ndarray  # bool: max_episode_frames reached
+    lives: np.ndarray  # int32
+
+
+class Consoles(Protocol):
+    """B Atari games stepped together, full games only."""
+
+    num_actions: int
+    fire_action: int | None  # FIRE's index in the action set
+    observation_shape: tuple[int, ...]  # [C, H, W]
+
+    def reset(self, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(observations [B, C, H, W], lives [B])."""
+        ...
+
+    def step(self, actions: np.ndarray) -> ConsoleStep:
+        """Actions int32 [B], already checked."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class AtariVectorEnvironment:
+    """A `VectorEnvironment` of one Atari game; see the module's docstring for what each view is."""
+
+    def __init__(self, config: EnvironmentConfig, consoles: Consoles, seeds: np.ndarray, view: str) -> None:
+        training = view == "training"
+        self.num_envs = len(seeds)
+        self.observation_space = Box(0, 255, consoles.observation_shape, np.uint8)
+        self.action_space = Discrete(consoles.num_actions)
+        self.frame_skip = config.frames_per_step
+        self._consoles = consoles
+        self._seeds = seeds
+        self._clip_reward = config.clips_reward and training
+        self._episodic_life = config.episodic_life and training
+        self._fire = np.int32(consoles.fire_action or 0)
+        has_fire = consoles.fire_action is not None
+        self._fire_on_life_loss = config.fire_on_life_loss and has_fire
+        self._stuck_guard_steps = 0 if training or not has_fire else config.stuck_guard_steps
+        self._fire_is_agents = not training  # an evaluation has no use for `valid`: its games are whole
+        self._lives: np.ndarray | None = None
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        """First observations [B, C, H, W] uint8 of new games; see `VectorEnvironment.reset`."""
+        if seed is not None:
+            self._seeds = environment_seeds(seed, self.num_envs)
+        observation, self._lives = self._consoles.reset(self._seeds)
+        self._resetting = np.zeros(self.num_envs, dtype=bool)  # the next step is the autoreset's
+        self._must_fire = np.zeros(self.num_envs, dtype=bool)
+        self._score = np.zeros(self.num_envs, dtype=np.float64)
+        self._length_steps = np.zeros(self.num_envs, dtype=np.int64)
+        self._last_actions = np.full(self.num_envs, -1, dtype=np.int32)
+        self._repeats = np.zeros(self.num_envs, dtype=np.int64)
+        return observation
+
+    def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> Transition:
+        """One agent step of every game; see `VectorEnvironment.step`. `actions` int [B]."""
+        actions = self._checked(actions)
+        valid = ~self._resetting
+        if self._fire_on_life_loss and self._must_fire.any():
+            actions = np.where(self._must_fire, self._fire, actions)
+            if not self._fire_is_agents:
+                valid &= ~self._must_fire
+        if self._stuck_guard_steps:
+            actions = self._unstick(actions)
+        stepped = self._consoles.step(actions)
+        finished = stepped.game_over | stepped.cut
+        life_lost = (stepped.lives < self._lives) & (stepped.lives > 0) & ~self._resetting & ~finished
+        self._lives, self._must_fire = stepped.lives, life_lost
+        self._score += stepped.reward
+        self._length_steps += ~self._resetting
+        episodes = self._finish(finished, stepped) if finished.any() else []
+        self._resetting = finished
+        reward = stepped.reward.astype(np.float32)
+        if self._clip_reward:
+            np.clip(reward, -1.0, 1.0, out=reward)
+        observation = stepped.observation
+        if out is not None:
+            np.copyto(out, observation)
+            observation = out
+        return Transition(
+            observation=observation,
+            reward=reward,
+            terminated=stepped.game_over | life_lost if self._episodic_life else stepped.game_over,
+            truncated=stepped.cut & ~stepped.game_over,
+            valid=valid,
+            episodes=episodes,
+        )
+
+    def close(self) -> None:
+        """Stop the consoles' threads."""
+        self._consoles.close()
+
+    def _checked(self, actions: np.ndarray) -> np.ndarray:
+        """Actions as int32 [B]. ale-py waits for ever after an action outside the set, so none may reach it."""
+        if self._lives is None:
+            raise RuntimeError("reset() must come before step()")
+        actions = np.asarray(actions)
+        if actions.shape != (self.num_envs,) or actions.dtype.kind not in "iu":
+            raise UserError(f"actions must be integers [{self.num_envs}], not {actions.dtype} {list(actions.shape)}")
+        if actions.min() < 0 or actions.max() >= self.action_space.n:
+            raise UserError(f"actions must be in [0, {self.action_space.n}), not {sorted(set(actions.tolist()))}")
+        return actions.astype(np.int32, copy=False)
+
+    def _unstick(self, actions: np.ndarray) -> np.ndarray:
+        """FIRE for those who have chosen one action `stuck_guard_steps` times in a row."""
+        self._repeats = np.where(actions == self._last_actions, self._repeats + 1, 1)
+        self._last_actions = actions
+        stuck = self._repeats > self._stuck_guard_steps
+        self._repeats[stuck] = 0
+        return np.where(stuck, self._fire, actions)
+
+    def _finish(self, finished: np.ndarray, stepped: ConsoleStep) -> list[Episode]:
+        episodes = [
+            Episode(
+                score=float(self._score[index]),
+                length_steps=int(self._length_steps[index]),
+                terminated=bool(stepped.game_over[index]),
+                truncated=not stepped.game_over[index],
+                index=int(index),
+            )
+            for index in np.flatnonzero(finished)
+        ]
+        self._score[finished] = 0.0
+        self._length_steps[finished] = 0
+        return episodes

@@ -1,0 +1,152 @@
+"""Which game is played and how: one frozen dataclass. The named Atari protocols are in `atari_protocols`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from dba3c.environments.identifiers import check_env_id, family_of
+from dba3c.errors import UserError
+
+_ATARI_ONLY = (
+    "repeat_action_probability grayscale frame_stack screen_size noop_max episodic_life fire_on_reset "
+    "fire_on_life_loss full_action_space max_episode_frames stuck_guard_steps atari_backend"
+).split()
+_FAMILY_FRAME_SKIP = {"atari": 4, "vizdoom": 4, "dmlab": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig:
+    """The environment of a run. The defaults of the Atari options are ALE's v5 protocol (sticky actions)."""
+
+    env_id: str = "ALE/Breakout-v5"
+    """A registered Gymnasium id, an Atari game as ALE/<Game>-v5, or your own as package.module:function."""
+
+    envs_per_worker: int = 32
+    """B: environments each worker steps together."""
+
+    env_threads: int = 1
+    """C++ threads that step a worker's Atari games; 1 where there is a worker per core."""
+
+    frame_skip: int | tuple[int, int] | None = None
+    """Emulator frames per agent step; (2, 4) draws 2, 3 or 4 at random each step (Atari only). None: the family's own
+    (4 for Atari, ViZDoom and DeepMind Lab, else 1)."""
+
+    clip_reward: bool | None = None
+    """Clip rewards to [-1, 1] in the training view; scores are never clipped. None: yes for Atari only."""
+
+    normalize_observations: bool = False
+    """Vector observations minus their running mean over their running deviation, clipped to ±10 (as in PPO for
+    MuJoCo). Every worker keeps its own statistics."""
+
+    environment_restarts: int = 3
+    """How often each environment that raises, or returns what it must not, is started anew before the worker gives up."""
+
+    repeat_action_probability: float = 0.25
+    """Atari: probability, per emulator frame, that the console repeats the previous action (sticky actions)."""
+
+    grayscale: bool = True
+    """Atari: one channel per frame instead of RGB's three."""
+
+    frame_stack: int = 4
+    """Atari: how many of the newest frames make an observation."""
+
+    screen_size: int = 84
+    """Atari: height and width, in pixels, that screens are resized to."""
+
+    noop_max: int = 30
+    """Atari: a game starts with up to this many frames of doing nothing, drawn at random; 0 for none."""
+
+    episodic_life: bool = False
+    """Atari: in the training view a lost life is `terminated`; the game goes on. Evaluation plays full games."""
+
+    fire_on_reset: bool = True
+    """Atari: press FIRE for one frame when a game starts, where the game has it. After a lost life the agent must
+    press it itself (in Breakout a ball waits for it) unless `fire_on_life_loss`."""
+
+    fire_on_life_loss: bool = False
+    """Atari: FIRE replaces the agent's action in the step after a lost life (a step that does not train); needs
+    `episodic_life` so that the training view has no hole in the middle of an episode."""
+
+    full_action_space: bool = False
+    """Atari: all 18 actions instead of the game's own."""
+
+    max_episode_frames: int = 108_000
+    """Atari: a game is truncated after this many emulator frames (108,000 is 30 minutes of play)."""
+
+    stuck_guard_steps: int = 0
+    """Atari, evaluation only: after this many equal actions in a row, FIRE once (30 in the 2017 system); 0 for off."""
+
+    atari_backend: Literal["ale", "envpool"] = "ale"
+    """Atari: ale-py's own vector environment, or EnvPool's (extra `envpool`)."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.frame_skip, list):  # JSON knows no tuples
+            object.__setattr__(self, "frame_skip", tuple(self.frame_skip))
+        check_env_id(self.env_id)
+        self._check_ranges()
+        self._check_combinations()
+
+    @property
+    def family(self) -> str:
+        """Which file plays this id: atari, vizdoom, football, dmlab, custom or gymnasium."""
+        return family_of(self.env_id)
+
+    @property
+    def clips_reward(self) -> bool:
+        """Whether the training view clips rewards, the family's own default resolved."""
+        return self.family == "atari" if self.clip_reward is None else self.clip_reward
+
+    @property
+    def frame_skip_range(self) -> tuple[int, int]:
+        """(lowest, highest) emulator frames of an agent step, the family's own default resolved."""
+        if self.frame_skip is None:
+            only = _FAMILY_FRAME_SKIP.get(self.family, 1)
+            return only, only
+        return self.frame_skip if isinstance(self.frame_skip, tuple) else (self.frame_skip, self.frame_skip)
+
+    @property
+    def frames_per_step(self) -> int:
+        """Emulator frames per agent step; the mean, rounded, where the frame skip is random."""
+        low, high = self.frame_skip_range
+        return round((low + high) / 2)
+
+    @property
+    def protocol_name(self) -> str:
+        """How the game is played, in one line: what a score must be quoted with."""
+        from dba3c.environments.atari_protocols import protocol_name
+
+        return protocol_name(self)
+
+    def _check_ranges(self) -> None:
+        for name in ("envs_per_worker", "env_threads", "frame_stack", "screen_size", "max_episode_frames"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("noop_max", "stuck_guard_steps", "environment_restarts"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must not be negative, but is {getattr(self, name)}")
+        if not 0.0 <= self.repeat_action_probability < 1.0:
+            raise UserError(f"repeat_action_probability must be in [0, 1), not {self.repeat_action_probability}")
+        low, high = self.frame_skip_range
+        if not 1 <= low <= high:
+            raise UserError(f"frame_skip must be positive, or (low, high) with 1 <= low <= high, not {self.frame_skip}")
+
+    def _check_combinations(self) -> None:
+        if self.atari_backend not in ("ale", "envpool"):
+            raise UserError(f"atari_backend must be ale or envpool, not {self.atari_backend}")
+        if self.fire_on_life_loss and not self.episodic_life:
+            raise UserError("fire_on_life_loss needs episodic_life: its FIRE step must fall between two episodes")
+        low, high = self.frame_skip_range
+        if self.family in ("gymnasium", "custom", "football") and high > 1:
+            raise UserError(
+                f"frame_skip is not an option of {self.env_id}: wrap it yourself in a package.module:function"
+            )
+        if low != high and (self.family != "atari" or self.atari_backend != "ale"):
+            raise UserError(f"a random frame_skip {self.frame_skip} needs an Atari game and atari_backend ale")
+        if self.family != "atari":
+            self._refuse_atari_options()
+
+    def _refuse_atari_options(self) -> None:
+        changed = [f.name for f in fields(self) if f.name in _ATARI_ONLY and getattr(self, f.name) != f.default]
+        if changed:
+            raise UserError(f"{', '.join(changed)}: options of Atari games only, and {self.env_id} is not one")

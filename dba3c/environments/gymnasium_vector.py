@@ -1,0 +1,157 @@
+"""Any single `gymnasium.Env`, B of them in a loop: classic control, Box2D, MuJoCo, toy text and every other id.
+
+Needs: what the id needs (`gymnasium[mujoco]`, `gymnasium[box2d]`). Observes: see `spaces`. Frame skip: 1 (as
+registered). Score: the sum of rewards; stop score: `stop_scores` gives the registry's reward threshold.
+
+Why not `gymnasium.vector.SyncVectorEnv`: it copies every batch once more, and one environment that breaks takes all
+others with it without saying which it was. Here an environment that raises, returns NaN, or a wrong shape or dtype, is
+named with its index, seed and step, and started anew a bounded number of times; the broken step is `truncated` (so the
+steps before it bootstrap from the last good observation) and not `valid`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.errors import EnvironmentFailed, failure_line
+from dba3c.environments.protocol import Episode, Transition
+from dba3c.environments.seeding import environment_seed
+from dba3c.environments.spaces import ActionCodec, ObservationCodec
+
+MakeEnv = Callable[[], "gymnasium.Env[Any, Any]"]
+
+
+class LoopVectorEnvironment:
+    """A `VectorEnvironment` that steps B `gymnasium.Env` objects one after the other in this thread."""
+
+    def __init__(self, config: EnvironmentConfig, make_env: MakeEnv, num_envs: int, seed: int, view: str) -> None:
+        self.num_envs = num_envs
+        self.frame_skip = config.frames_per_step
+        self._env_id = config.env_id
+        self._make_env = make_env
+        self._seed = seed
+        self._clip_reward = config.clips_reward and view == "training"
+        self._restarts_allowed = config.environment_restarts
+        self._envs = [make_env()]  # one first: when it cannot be made, one error says so
+        self._envs += [make_env() for _ in range(num_envs - 1)]
+        self._observations = ObservationCodec(self._env_id, self._envs[0].observation_space)
+        self._actions = ActionCodec(self._env_id, self._envs[0].action_space)
+        self.observation_space = self._observations.space
+        self.action_space = self._actions.space
+        self._restarts = [0] * num_envs
+        self._last: np.ndarray | None = None
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        """First observations [B, ...]; see `VectorEnvironment.reset`."""
+        if seed is not None:
+            self._seed = seed
+        self._score = np.zeros(self.num_envs, dtype=np.float64)
+        self._length_steps = np.zeros(self.num_envs, dtype=np.int64)
+        self._life_steps = np.zeros(self.num_envs, dtype=np.int64)  # since the environment was made, for failure lines
+        self._resetting = np.zeros(self.num_envs, dtype=bool)
+        self._unseeded = np.ones(self.num_envs, dtype=bool)
+        observation = self._new_batch()
+        for index in range(self.num_envs):
+            self._reset_one(index, observation[index], failures=[])
+        self._last = observation
+        return observation
+
+    def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> Transition:
+        """One agent step of every environment; see `VectorEnvironment.step`."""
+        if self._last is None:
+            raise RuntimeError("reset() must come before step()")
+        actions = self._actions.check(actions, self.num_envs)
+        observation = self._new_batch() if out is None else out
+        reward = np.zeros(self.num_envs, dtype=np.float32)
+        terminated = np.zeros(self.num_envs, dtype=bool)
+        truncated = np.zeros(self.num_envs, dtype=bool)
+        valid = ~self._resetting
+        episodes: list[Episode] = []
+        failures: list[str] = []
+        for index in range(self.num_envs):
+            row = observation[index]
+            if self._resetting[index]:
+                self._reset_one(index, row, failures)
+                continue
+            try:
+                reward[index], terminated[index], truncated[index] = self._step_one(index, actions, row)
+            except Exception as error:  # noqa: BLE001 (whatever a stranger's environment raises is named and bounded)
+                self._restart(index, error, failures)
+                row[...] = self._last[index]
+                valid[index], truncated[index] = False, True
+                continue
+            if terminated[index] or truncated[index]:
+                episodes.append(self._finish(index, bool(terminated[index])))
+        self._resetting = terminated | truncated
+        self._last = observation
+        if self._clip_reward:
+            np.clip(reward, -1.0, 1.0, out=reward)
+        return Transition(observation, reward, terminated, truncated & ~terminated, valid, episodes, failures)
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self._envs:
+            env.close()
+        self._envs = []
+
+    def _new_batch(self) -> np.ndarray:
+        return np.empty((self.num_envs, *self.observation_space.shape), dtype=self.observation_space.dtype)
+
+    def _step_one(self, index: int, actions: np.ndarray, row: np.ndarray) -> tuple[float, bool, bool]:
+        self._life_steps[index] += 1
+        observation, reward, terminated, truncated, _ = self._envs[index].step(self._actions.read(actions, index))
+        reward = float(reward)
+        if not math.isfinite(reward):
+            raise ValueError(f"reward {reward}")
+        self._observations.write(observation, row)
+        self._score[index] += reward
+        self._length_steps[index] += 1
+        return reward, bool(terminated), bool(truncated)
+
+    def _reset_one(self, index: int, row: np.ndarray, failures: list[str]) -> None:
+        """Start a new game; an environment that cannot is restarted while it may be."""
+        while True:
+            try:
+                seed = self._seed_of(index) if self._unseeded[index] else None
+                observation, _ = self._envs[index].reset(seed=seed)
+                self._observations.write(observation, row)
+                self._unseeded[index] = False
+                return
+            except Exception as error:  # noqa: BLE001 (as in step)
+                self._restart(index, error, failures)
+
+    def _restart(self, index: int, error: Exception, failures: list[str]) -> None:
+        """Replace a broken environment by a new one with the next seed, or give up."""
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        line = failure_line(self._env_id, index, self._seed_of(index), int(self._life_steps[index]), what)
+        if self._restarts[index] >= self._restarts_allowed:
+            raise EnvironmentFailed(f"{line}; given up after {self._restarts[index]} restarts") from error
+        self._restarts[index] += 1
+        failures.append(f"{line}; restart {self._restarts[index]} of {self._restarts_allowed}")
+        try:
+            self._envs[index].close()
+        except Exception as close_error:  # noqa: BLE001 (it is broken already; the line says that it did not close)
+            failures[-1] += f" (closing it raised {type(close_error).__name__})"
+        self._envs[index] = self._make_env()
+        self._unseeded[index] = True
+        self._score[index], self._length_steps[index], self._life_steps[index] = 0.0, 0, 0
+
+    def _seed_of(self, index: int) -> int:
+        return environment_seed(self._seed, index, self._restarts[index])
+
+    def _finish(self, index: int, terminated: bool) -> Episode:
+        episode = Episode(
+            score=float(self._score[index]),
+            length_steps=int(self._length_steps[index]),
+            terminated=terminated,
+            truncated=not terminated,
+            index=index,
+        )
+        self._score[index], self._length_steps[index] = 0.0, 0
+        return episode

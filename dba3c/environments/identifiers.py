@@ -1,0 +1,74 @@
+"""What an environment's id means: its family, and one line with the close names when nothing answers to it."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+
+from dba3c.errors import UserError
+
+_LEGACY_ATARI = re.compile(r"^(?P<game>[A-Z]\w*?)(?P<suffix>NoFrameskip|Deterministic)?-v(?P<version>[04])$")
+_PREFIXED_FAMILIES = {"vizdoom": "vizdoom", "football": "football", "dmlab": "dmlab"}
+
+
+def family_of(env_id: str) -> str:
+    """atari, vizdoom, football, dmlab, custom ("package.module:function") or gymnasium (any other registered id)."""
+    if env_id.startswith("ALE/"):
+        return "atari"
+    prefix = env_id.split("/")[0]
+    if "/" in env_id and prefix in _PREFIXED_FAMILIES:
+        return _PREFIXED_FAMILIES[prefix]
+    return "custom" if ":" in env_id and not _names_module_to_import(env_id) else "gymnasium"
+
+
+def _names_module_to_import(env_id: str) -> bool:
+    """Gymnasium's own "module:Id-v0": import the module, which registers the id."""
+    return re.fullmatch(r"[\w.]+:[\w./-]+-v\d+", env_id) is not None
+
+
+def check_env_id(env_id: str) -> None:
+    """Raise `UserError` naming close ids where `env_id` names nothing. Your own module is imported only when made."""
+    family = family_of(env_id)
+    if family == "atari" and env_id not in atari_games():
+        raise UserError(f"unknown Atari game {env_id}{_close_names(env_id, list(atari_games()))}")
+    if family == "gymnasium" and not _names_module_to_import(env_id) and env_id not in _registered_ids():
+        legacy = _LEGACY_ATARI.match(env_id)
+        if legacy and f"ALE/{legacy['game']}-v5" in atari_games():
+            raise UserError(_legacy_line(env_id, legacy["game"], legacy["suffix"], legacy["version"]))
+        known = [*_registered_ids(), *atari_games()]
+        raise UserError(f"unknown environment {env_id}{_close_names(env_id, known)}")
+    if family == "custom" and not re.fullmatch(r"[\w.]+:[\w.]+", env_id):
+        raise UserError(f"an environment of your own is written package.module:function, not {env_id}")
+
+
+@functools.lru_cache(maxsize=1)
+def atari_games() -> dict[str, str]:
+    """Every ALE/<Game>-v5 id and its ROM name: {"ALE/Breakout-v5": "breakout", …}."""
+    from ale_py import roms
+    from ale_py.registration import rom_id_to_name
+
+    no_single_player_mode = {"combat", "joust", "maze_craze", "warlords"}
+    return {f"ALE/{rom_id_to_name(rom)}-v5": rom for rom in roms.get_all_rom_ids() if rom not in no_single_player_mode}
+
+
+def _registered_ids() -> list[str]:
+    """Gymnasium's ids, without the Atari ones that importing ale-py may have added: those go through `atari`."""
+    import gymnasium
+
+    return [name for name, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("ale_py")]
+
+
+def _close_names(name: str, known: list[str]) -> str:
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    close = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
+    return f": did you mean {' or '.join(close)}?" if close else " (an id of your own is package.module:function)"
+
+
+def _legacy_line(env_id: str, game: str, suffix: str | None, version: str) -> str:
+    sticky = "0.25" if version == "0" else "0"
+    skip = {None: "2 4", "NoFrameskip": "1", "Deterministic": "4"}[suffix]
+    return (
+        f"{env_id} is a legacy id: write ALE/{game}-v5 and say the protocol with "
+        f"--frame-skip {skip} --repeat-action-probability {sticky}"
+    )

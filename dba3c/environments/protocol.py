@@ -1,0 +1,70 @@
+"""What every vector environment looks like to a worker, whatever game is behind it.
+
+Legend: B environments, "..." the shape of one observation.
+
+Autoreset is NEXT_STEP everywhere: where a game ends, `step` returns its true last observation (whose value is the
+bootstrap of a truncated episode), and the following `step` is the reset: its action is ignored, its reward is 0 and
+`valid` is False, so it must not train.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from gymnasium.spaces import Space
+
+
+class Episode(NamedTuple):
+    """One whole game (all its lives), finished in the step that reports it."""
+
+    score: float  # sum of the raw rewards, never clipped
+    length_steps: int  # agent steps, the reset's not counted
+    terminated: bool  # the game itself ended
+    truncated: bool  # a time limit ended it
+    index: int = -1  # which of the B environments played it
+
+
+class Transition(NamedTuple):
+    """What one step of B environments gave. All arrays are [B] or [B, ...].
+
+    The arrays are the caller's: the environment never writes to them again, so a rollout may keep them without
+    copying (when `step` was given `out`, `observation` is `out`).
+    """
+
+    observation: np.ndarray  # [B, ...] uint8 or float32: what to act on next
+    reward: np.ndarray  # float32 [B], training view (clipped where configured), raw in the evaluation view
+    terminated: np.ndarray  # bool [B]; in the training view a lost life counts when `episodic_life`
+    truncated: np.ndarray  # bool [B]; never together with `terminated`: a truncated episode bootstraps
+    valid: np.ndarray  # bool [B]; False where the action was not the agent's doing: the step must not train
+    episodes: list[Episode]  # games finished in this step
+    failures: list[str] = []  # noqa: RUF012 (never appended to): one line per environment that broke and was restarted
+
+
+class VectorEnvironment(Protocol):
+    """B copies of one environment, stepped together. Not thread-safe: one thread steps it."""
+
+    num_envs: int
+    observation_space: Space[Any]  # of one environment: Box uint8 [C, H, W] or Box float32 [D]
+    action_space: Space[Any]  # of one environment: Discrete, MultiDiscrete or Box
+    frame_skip: int  # emulator frames per agent step (the mean, where it is random)
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        """Start new games everywhere; the first observations [B, ...].
+
+        `seed` replaces the seed the environment was made with; the same seed gives the same games.
+        """
+        ...
+
+    def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> Transition:
+        """Take one agent step in each environment.
+
+        `actions`: int [B] (Discrete), int [B, K] (MultiDiscrete) or float32 [B, A] (Box, clipped to its bounds).
+        `out` [B, ...]: where to put the observations (a slice of a preallocated [T+1, B, ...]); a new array without it.
+        Raises `EnvironmentFailed` when an environment broke more often than `environment_restarts` allows.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release processes, threads and windows; further calls are harmless."""
+        ...

@@ -1,0 +1,129 @@
+"""Which observations and actions training understands, and how an environment's own are turned into them.
+
+| the environment's observation                                   | what the network gets                            |
+|------------------------------------------------------------------|--------------------------------------------------|
+| Box uint8 [H, W], [H, W, C] or [C, H, W], C in 1, 3, 4 or a stack | uint8 [C, H, W]                                  |
+| Box of numbers, any other shape                                   | float32 [D], flattened                           |
+| Discrete, MultiDiscrete, MultiBinary                              | float32 [D], one-hot                             |
+| Dict or Tuple of the non-image ones                               | float32 [D], concatenated in the space's order   |
+
+Actions: Discrete, MultiDiscrete (one-dimensional) and Box (float, one-dimensional, clipped to its bounds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from dba3c.errors import UserError
+
+_LARGEST_CHANNEL_COUNT = 64  # between a stack of frames and the side of a small image
+
+
+class ObservationCodec:
+    """Turns one environment's observations into what networks take: `space`, and `write(observation, row)`."""
+
+    def __init__(self, env_id: str, original: spaces.Space[Any]) -> None:
+        self.original = original
+        self.space: spaces.Box
+        self._to_row: Callable[[Any], np.ndarray]
+        if is_image(original):
+            self._use_image(original)
+        else:
+            self._use_vector(env_id, original)
+
+    def write(self, observation: Any, row: np.ndarray) -> None:
+        """Put `observation` into `row` (shape and dtype of `space`). Raises ValueError saying what does not fit."""
+        if isinstance(self.original, spaces.Box):
+            array = np.asarray(observation)
+            if array.shape != self.original.shape:
+                raise ValueError(f"observation of shape {array.shape} instead of {self.original.shape}")
+            if not np.can_cast(array.dtype, self.original.dtype, casting="same_kind"):
+                raise ValueError(f"observation of dtype {array.dtype} instead of {self.original.dtype}")
+        row[...] = self._to_row(observation)
+        if row.dtype == np.float32 and not np.isfinite(row).all():
+            raise ValueError("observation with NaN or infinite numbers")
+
+    def _use_image(self, original: Any) -> None:
+        shape = original.shape
+        if len(shape) == 2:
+            self.space, self._to_row = _image_space((1, *shape)), lambda image: image
+        elif shape[2] <= _LARGEST_CHANNEL_COUNT and shape[2] < shape[0]:
+            self.space = _image_space((shape[2], shape[0], shape[1]))
+            self._to_row = lambda image: np.moveaxis(image, 2, 0)
+        else:
+            self.space, self._to_row = _image_space(shape), lambda image: image
+
+    def _use_vector(self, env_id: str, original: spaces.Space[Any]) -> None:
+        _refuse_unsupported_parts(env_id, original, "observation")
+        size = spaces.flatdim(original)
+        self.space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        if isinstance(original, spaces.Box):
+            self._to_row = lambda vector: np.asarray(vector).reshape(-1)
+        else:
+            self._to_row = lambda value: np.asarray(spaces.flatten(original, value))
+
+
+class ActionCodec:
+    """Turns the agent's actions into one environment's: `space`, and `read(actions, index)`."""
+
+    def __init__(self, env_id: str, original: spaces.Space[Any]) -> None:
+        self.space = original
+        if isinstance(original, spaces.Discrete):
+            self._read: Callable[[Any], Any] = lambda action: int(action) + int(original.start)
+        elif isinstance(original, spaces.MultiDiscrete) and len(original.shape) == 1:
+            self._read = lambda action: np.asarray(action, dtype=original.dtype) + original.start
+        elif isinstance(original, spaces.Box) and len(original.shape) == 1 and original.dtype.kind == "f":
+            low, high = original.low, original.high
+            self._read = lambda action: np.clip(action, low, high).astype(original.dtype, copy=False)
+        else:
+            raise UserError(
+                f"{env_id}: actions {original} are not supported; Discrete, MultiDiscrete [K] and float Box [A] are"
+            )
+
+    def check(self, actions: np.ndarray, num_envs: int) -> np.ndarray:
+        """The actions as an array whose shape and kind fit; raises `UserError` where they do not."""
+        actions = np.asarray(actions)
+        shape = (num_envs, *(self.space.shape or ()))
+        kinds = "f" if isinstance(self.space, spaces.Box) else "iu"
+        if actions.shape != shape or actions.dtype.kind not in kinds:
+            wanted = "floats" if kinds == "f" else "integers"
+            raise UserError(f"actions must be {wanted} {list(shape)}, not {actions.dtype} {list(actions.shape)}")
+        return actions
+
+    def read(self, actions: np.ndarray, index: int) -> Any:
+        """The action of environment `index`, as that environment takes it."""
+        return self._read(actions[index])
+
+
+def is_image(space: spaces.Space[Any]) -> bool:
+    """Whether a space holds uint8 images: [H, W], or three-dimensional."""
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+
+
+def _image_space(shape: tuple[int, ...]) -> spaces.Box:
+    return spaces.Box(0, 255, shape, np.uint8)
+
+
+def _refuse_unsupported_parts(env_id: str, space: spaces.Space[Any], where: str) -> None:
+    if isinstance(space, spaces.Dict):
+        parts = list(space.spaces.items())
+    elif isinstance(space, spaces.Tuple):
+        parts = list(enumerate(space.spaces))
+    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        return
+    else:
+        raise UserError(
+            f"{env_id}: {where} of type {type(space).__name__} is not supported; Box, Discrete, MultiDiscrete, "
+            "MultiBinary and Dict or Tuple of these are"
+        )
+    for key, part in parts:
+        if is_image(part):
+            raise UserError(
+                f"{env_id}: {where}[{key!r}] is an image {part.shape} inside a {type(space).__name__}, which is not "
+                "supported: return the image alone, or flat vectors (package.module:function can wrap it)"
+            )
+        _refuse_unsupported_parts(env_id, part, f"{where}[{key!r}]")
