@@ -1,0 +1,184 @@
+"""Action distributions, straight from a network's output: no validation, no broadcasting, no lazy tensors.
+
+Legend: B batch (any leading shape), A actions, D dimensions of a continuous action, P distribution parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.nn import functional
+
+from dba3c.errors import UserError
+
+_LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
+
+
+class Distribution(Protocol):
+    """What losses and actors ask of a distribution over actions."""
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """Actions drawn with ``generator``, without graph."""
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """[B] log probability (density, when continuous) of the actions."""
+
+    def entropy(self) -> Tensor:
+        """[B] entropy in nats."""
+
+    def mode(self) -> Tensor:
+        """The likeliest actions."""
+
+    def max_probability(self) -> Tensor:
+        """[B] probability (density) of the mode."""
+
+
+class Categorical:
+    """One discrete action of A, from logits [B, A]; actions are int64 [B]."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+        self._log_probabilities: Tensor | None = None
+
+    @property
+    def log_probabilities(self) -> Tensor:
+        """[B, A] normalised logits, computed once and only when asked for."""
+        if self._log_probabilities is None:
+            self._log_probabilities = functional.log_softmax(self.logits, -1)
+        return self._log_probabilities
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """Gumbel-max: argmax of logits − log E with E ~ Exp(1); no normalisation is needed."""
+        with torch.no_grad():
+            race = torch.empty_like(self.logits).exponential_(generator=generator).log_()
+            return torch.sub(self.logits, race).argmax(-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.log_probabilities.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        log_probabilities = self.log_probabilities
+        return -(log_probabilities.exp() * log_probabilities).sum(-1)
+
+    def mode(self) -> Tensor:
+        return self.logits.argmax(-1)
+
+    def max_probability(self) -> Tensor:
+        return self.log_probabilities.amax(-1).exp()
+
+
+class MultiCategorical:
+    """Independent discrete actions of sizes n_1 … n_D, from concatenated logits [B, Σn]; actions are int64 [B, D]."""
+
+    def __init__(self, logits: Tensor, sizes: tuple[int, ...]) -> None:
+        self.parts = [Categorical(part) for part in logits.split(sizes, -1)]
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return torch.stack([part.sample(generator) for part in self.parts], -1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return sum_of([part.log_prob(action[..., i]) for i, part in enumerate(self.parts)])
+
+    def entropy(self) -> Tensor:
+        return sum_of([part.entropy() for part in self.parts])
+
+    def mode(self) -> Tensor:
+        return torch.stack([part.mode() for part in self.parts], -1)
+
+    def max_probability(self) -> Tensor:
+        return sum_of([part.max_probability().log() for part in self.parts]).exp()
+
+
+class DiagonalGaussian:
+    """Independent normals, from (mean, log σ) concatenated [B, 2D]; actions are float32 [B, D], unbounded."""
+
+    def __init__(self, parameters: Tensor) -> None:
+        self.mean, self.log_std = parameters.chunk(2, -1)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        with torch.no_grad():
+            return self.reparameterised(generator)
+
+    def reparameterised(self, generator: torch.Generator | None = None) -> Tensor:
+        """Samples that gradients pass through: mean + σ·noise."""
+        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return self.mean + self.log_std.exp() * noise
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        standard = (action - self.mean) * torch.exp(-self.log_std)
+        return (-0.5 * standard.square() - self.log_std - _LOG_SQRT_2_PI).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return (self.log_std + 0.5 + _LOG_SQRT_2_PI).sum(-1)
+
+    def mode(self) -> Tensor:
+        return self.mean
+
+    def max_probability(self) -> Tensor:
+        return torch.exp((-self.log_std - _LOG_SQRT_2_PI).sum(-1))
+
+
+class TanhGaussian:
+    """A diagonal Gaussian squashed into (−1, 1) by tanh (Haarnoja et al. 2018, arXiv 1812.05905, appendix C)."""
+
+    def __init__(self, parameters: Tensor) -> None:
+        self.normal = DiagonalGaussian(parameters)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return torch.tanh(self.normal.sample(generator))
+
+    def sample_and_log_prob(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Reparameterised actions [B, D] and their log densities [B], exact even where tanh saturates."""
+        before = self.normal.reparameterised(generator)
+        return torch.tanh(before), self.normal.log_prob(before) - _log_tanh_slope(before).sum(-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        # an action of exactly ±1 has no pre-image: the nearest float32 inside stands for it
+        limit = 1 - torch.finfo(torch.float32).eps
+        before = torch.atanh(action.clamp(-limit, limit))
+        return self.normal.log_prob(before) - _log_tanh_slope(before).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """It has no closed form: a one-sample estimate, −log π(a)."""
+        return -self.sample_and_log_prob()[1]
+
+    def mode(self) -> Tensor:
+        """tanh of the mean: the usual greedy action (the median, not the maximum of the density)."""
+        return torch.tanh(self.normal.mean)
+
+    def max_probability(self) -> Tensor:
+        return self.log_prob(self.mode()).exp()
+
+
+def _log_tanh_slope(x: Tensor) -> Tensor:
+    """log(1 − tanh²x), in the form that neither overflows nor cancels."""
+    return 2 * (math.log(2) - x - functional.softplus(-2 * x))
+
+
+def sum_of(terms: list[Tensor]) -> Tensor:
+    """The sum of a list of tensors of one shape."""
+    return torch.stack(terms).sum(0)
+
+
+def parameter_count(action_space: spaces.Space) -> int:
+    """P, how many numbers a network must give for one action. Raises UserError for spaces that have no distribution."""
+    if isinstance(action_space, spaces.Discrete):
+        return int(action_space.n)
+    if isinstance(action_space, spaces.MultiDiscrete):
+        return int(action_space.nvec.sum())
+    if isinstance(action_space, spaces.Box):
+        return 2 * math.prod(action_space.shape)
+    raise UserError(f"actions of {action_space} are not supported: there are Discrete, MultiDiscrete and Box")
+
+
+def distribution(action_space: spaces.Space, parameters: Tensor) -> Distribution:
+    """The on-policy distribution of ``parameters`` [B, P] over ``action_space``."""
+    if isinstance(action_space, spaces.Discrete):
+        return Categorical(parameters)
+    if isinstance(action_space, spaces.MultiDiscrete):
+        return MultiCategorical(parameters, tuple(int(n) for n in action_space.nvec.reshape(-1)))
+    return DiagonalGaussian(parameters)

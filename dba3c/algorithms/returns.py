@@ -1,0 +1,65 @@
+"""Discounted λ-returns over masked rollouts (Schulman et al. 2016, arXiv 1506.02438; Sutton & Barto 2018, chapter 12).
+
+Legend: T rollout length, B environments. Time t indexes (observation_t, action_t) → (reward_t, terminated_t, truncated_t),
+and value_t is the value of observation_t.
+
+The recursion, from the end (v_T is the bootstrap value):
+
+    δ_t = r_t + γ·(1 − terminated_t)·v_{t+1} − v_t
+    A_t = valid_t·(δ_t + γ·λ·(1 − terminated_t)·(1 − truncated_t)·A_{t+1})        A_T = 0
+    G_t = v_t + A_t
+
+After the end of a game, the step that resets it is no experience (``valid`` is False): its observation is the true last
+one, so that v_{t+1} is what a truncated episode bootstraps from, and its own advantage is zero. A lost life may also
+count as terminated; no reset follows, and t+1 is an ordinary step. λ = 1 gives n-step returns, with n = T − t.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Targets(NamedTuple):
+    """What the actor-critic loss regresses to, without graph."""
+
+    values: Tensor
+    """[T, B] float32: the value's target; the present value where the step is not valid."""
+    advantages: Tensor
+    """[T, B] float32: the policy gradient's weight; 0 where the step is not valid."""
+
+
+@torch.no_grad()
+def lambda_returns(
+    rewards: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    valid: Tensor,
+    values: Tensor,
+    bootstrap_value: Tensor,
+    *,
+    discount: float,
+    trace_lambda: float = 1.0,
+) -> Targets:
+    """λ-returns and advantages of a rollout.
+
+    rewards, values: [T, B] float32. terminated, truncated, valid: [T, B] bool. bootstrap_value: [B] float32, the value
+    of the observation after the last step. discount: γ in [0, 1] per agent step; trace_lambda: λ in [0, 1].
+    """
+    next_values = torch.cat((values[1:], bootstrap_value.unsqueeze(0)))
+    discounts = discount * (~terminated)
+    errors = (rewards + discounts * next_values - values) * valid
+    traces = trace_lambda * discounts * (~truncated & valid)
+    advantages = discounted_sums(errors, traces)
+    return Targets(values + advantages, advantages)
+
+
+def discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
+    """y_t = terms_t + factors_t·y_{t+1} with y_T = 0, for [T, B] float tensors."""
+    sums = torch.empty_like(terms)
+    after = torch.zeros_like(terms[0])
+    for t in range(terms.shape[0] - 1, -1, -1):
+        after = torch.addcmul(terms[t], factors[t], after, out=sums[t])
+    return sums

@@ -1,0 +1,41 @@
+"""Linear and convolutional layers, orthogonally initialised from one generator.
+
+``nn.Linear`` and ``nn.Conv2d`` fill themselves from torch's global generator; these do not touch it, so that two
+processes that build a network from the same seed hold the same parameters whatever they drew before.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.utils import skip_init
+
+RELU_GAIN = 2.0**0.5
+TANH_GAIN = 2.0**0.5
+
+
+def linear(inputs: int, outputs: int, generator: torch.Generator, gain: float = RELU_GAIN) -> nn.Linear:
+    """A fully connected layer, orthogonal with ``gain``, zero bias; ``inputs·outputs + outputs`` parameters."""
+    layer = skip_init(nn.Linear, inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def convolution(
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    generator: torch.Generator,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    bias: bool = True,
+    gain: float = RELU_GAIN,
+) -> nn.Conv2d:
+    """A square convolution, orthogonal with ``gain``, zero bias; ``inputs·outputs·kernel² (+ outputs)`` parameters."""
+    layer = skip_init(nn.Conv2d, inputs, outputs, kernel, stride=stride, padding=padding, bias=bias)
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,77 @@
+"""From what an environment gives to what a torso eats: images to channels, everything else to a vector.
+
+Legend: B batch, K stacked frames, C colours, H height, W width, D features.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.nn import functional
+
+from dba3c.errors import UserError
+
+_MOST_COLOURS = 4
+
+
+class ImageShape(NamedTuple):
+    """Channels, height and width of the image that a torso sees."""
+
+    channels: int
+    height: int
+    width: int
+
+
+def is_image(space: spaces.Space) -> bool:
+    """Whether observations are images: a uint8 box of two dimensions or more."""
+    return isinstance(space, spaces.Box) and space.dtype == "uint8" and len(space.shape) >= 2
+
+
+def image_shape(space: spaces.Space) -> ImageShape:
+    """The channels-first shape of [H, W], [K, H, W], [H, W, C] or [K, H, W, C] observations.
+
+    Raises UserError when the space is no image.
+    """
+    if not is_image(space) or len(space.shape) > 4:  # type: ignore[arg-type]
+        raise UserError(f"this network sees uint8 images ([H, W] to [K, H, W, C]), not {space}: use the mlp network")
+    shape = tuple(space.shape or ())
+    if len(shape) == 2:
+        return ImageShape(1, *shape)
+    if _colours_last(shape):
+        return ImageShape(math.prod(shape[:-3]) * shape[-1], shape[-3], shape[-2])
+    return ImageShape(*shape)
+
+
+def _colours_last(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 4 or (shape[-1] <= _MOST_COLOURS < shape[0])
+
+
+def channels_first(observation: Tensor) -> Tensor:
+    """[B, H, W], [B, K, H, W], [B, H, W, C] or [B, K, H, W, C] as [B, channels, H, W], frame-major; a view if it can be."""
+    shape = tuple(observation.shape[1:])
+    if len(shape) == 2:
+        return observation.unsqueeze(1)
+    if len(shape) == 4:
+        return observation.permute(0, 1, 4, 2, 3).flatten(1, 2)
+    return observation.permute(0, 3, 1, 2) if _colours_last(shape) else observation
+
+
+def vector_size(space: spaces.Space) -> int:
+    """D, the length of the vector that ``as_vector`` makes of an observation. Raises UserError if there is none."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, (spaces.Box, spaces.MultiBinary)):
+        return math.prod(space.shape)
+    raise UserError(f"observations of {space} are no vector: flatten them first (gymnasium.wrappers.FlattenObservation)")
+
+
+def as_vector(observation: Tensor, space: spaces.Space, dtype: torch.dtype) -> Tensor:
+    """[B, …] observations as [B, D] of ``dtype``: flattened boxes (uint8 to 0…1), one-hot for Discrete."""
+    if isinstance(space, spaces.Discrete):
+        return functional.one_hot(observation.long() - int(space.start), int(space.n)).to(dtype)
+    vector = observation.flatten(1).to(dtype)
+    return vector.div_(255) if observation.dtype == torch.uint8 else vector
