@@ -1,0 +1,47 @@
+# Everything from a bare machine. Knobs: PYTHON=python3.12, ARGS="--workers 4", TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# (PyPI's Linux torch brings CUDA along, gigabytes that a CPU cluster never uses; TORCH_INDEX points at the small CPU build).
+PYTHON      ?= python3
+VENV        ?= .venv
+TORCH_INDEX ?=
+ARGS        ?=
+BIN         := $(VENV)/bin
+PIP         := $(BIN)/python -m pip --disable-pip-version-check
+TORCH       := $(shell grep '^torch==' constraints.txt)
+INSTALLED   := $(VENV)/.installed
+
+.PHONY: breakout test check format test-cluster results install clean
+
+breakout: $(INSTALLED)  ## train Breakout on this machine; Ctrl-C ends it with a checkpoint; ARGS=--resume goes on
+	$(BIN)/dba3c train breakout $(ARGS)
+
+test: $(INSTALLED)  ## the whole test suite (ARGS="tests/launch -k topology" for a part)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(INSTALLED)  ## what pre-commit and the reviewers run
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test-cluster: $(INSTALLED)  ## a real Slurm of 64 nodes on this machine (root only to install it and to start its daemons)
+	tests/cluster/install_slurm.sh
+	$(BIN)/python -m pytest tests/cluster -o norecursedirs= -m cluster $(ARGS)
+
+results: $(INSTALLED)  ## redraw every plot under results/ from the data beside it
+	@for script in results/*/plot.py; do [ -e "$$script" ] || continue; echo "$$script"; $(BIN)/python "$$script" || exit 1; done
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v <= (3, 13) or sys.exit(f"Python 3.10 to 3.13 is needed; $(PYTHON) is {v[0]}.{v[1]}. Choose another: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) has no venv module. On Debian and Ubuntu: sudo apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache *.egg-info

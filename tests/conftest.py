@@ -1,0 +1,56 @@
+"""What every test shares: one intra-op thread, and no process left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import torch
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LEFTOVER_GRACE_S = 5.0
+# Helpers that multiprocessing keeps for the life of the interpreter; they end with it.
+_KEPT_BY_MULTIPROCESSING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the processes that tests start
+    # A grandchild whose parent died becomes our child, not init's, so that the check below sees it.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _descendants() -> dict[tuple[int, float], psutil.Process]:
+    """Live descendants of this process; a zombie is dead and only waits to be collected."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            command = " ".join(process.cmdline())
+            if process.status() != psutil.STATUS_ZOMBIE and not any(k in command for k in _KEPT_BY_MULTIPROCESSING):
+                found[process.pid, process.create_time()] = process
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left_behind() -> Iterator[None]:
+    before = _descendants()
+    yield
+    left = {key: process for key, process in _descendants().items() if key not in before}
+    if not left:
+        return
+    _, alive = psutil.wait_procs(list(left.values()), timeout=_LEFTOVER_GRACE_S)
+    described = []
+    for process in alive:
+        try:
+            described.append(f"{process.pid}: {' '.join(process.cmdline())[:200]}")
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    if described:
+        psutil.wait_procs(alive, timeout=_LEFTOVER_GRACE_S)
+        pytest.fail("the test left processes behind:\n  " + "\n  ".join(described), pytrace=False)
