@@ -1,0 +1,89 @@
+"""The agent: one network and one loss, the same in every mode; only who carries its gradients differs.
+
+Legend: T rollout length, B environments, P flat parameters.
+
+Parameters arrive and gradients leave as one flat float32 vector [P] (``param_servers.FlatLayout``). Inside, the torso
+may compute in bfloat16 with channels_last weights; the heads, the loss and everything that travels stay float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dba3c.algorithms.actor_critic import ActorCriticLoss
+from dba3c.algorithms.distributions import Distribution, distribution
+from dba3c.networks import ActorCriticNetwork, NetworkOutput, State
+from dba3c.rollout import Rollout
+from param_servers.layout import FlatLayout
+
+COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Agent:
+    """Acts, and turns rollouts into flat gradients.
+
+    Args:
+        network: becomes this agent's own.
+        layout: where each of the network's parameters lies in the flat vector.
+        loss: of a rollout; it knows the action space.
+        precision: "float32" or "bfloat16", the torso's compute dtype.
+        device: where the network computes.
+    """
+
+    def __init__(
+        self,
+        network: ActorCriticNetwork,
+        layout: FlatLayout,
+        loss: ActorCriticLoss,
+        *,
+        precision: str = "float32",
+        device: str = "cpu",
+    ) -> None:
+        self.device = torch.device(device)
+        network.torso.to(dtype=COMPUTE_DTYPES[precision])
+        self.network = network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.layout = layout
+        self.loss = loss
+        self._gradient = torch.zeros(layout.numel)
+        named = dict(network.named_parameters())
+        self._parameters = [named[name] for name in layout.names]
+        self._gradient_views = list(layout.views(self._gradient).values())
+
+    def load(self, parameters: Tensor) -> None:
+        """Take the flat float32 parameters [P], casting to the compute dtype."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._parameters, list(self.layout.views(parameters).values()))
+
+    def initial_state(self, num_envs: int) -> State:
+        """Recurrent state of ``num_envs`` fresh episodes; () when the network has none."""
+        return self.network.initial_state(num_envs)
+
+    def forward(self, observation: Any, state: State) -> NetworkOutput:
+        """Policy and values with graph, for observations [B, ...] as the environment gave them."""
+        return self.network(torch.as_tensor(observation, device=self.device), state)
+
+    def value(self, observation: Any, state: State) -> Tensor:
+        """Values [B] float32 without graph: the bootstrap."""
+        with torch.no_grad():
+            return self.forward(observation, state).value
+
+    def policy(self, policy_logits: Tensor) -> Distribution:
+        """The distribution that the network's output [..., P] stands for."""
+        return distribution(self.loss.action_space, policy_logits)
+
+    def gradient(self, rollout: Rollout, *, entropy_cost: float) -> tuple[Tensor, dict[str, float]]:
+        """The loss's gradient [P] float32, in a buffer that the next call reuses, and the loss's metrics."""
+        loss = self.loss(rollout, entropy_cost=entropy_cost)
+        for parameter in self._parameters:
+            parameter.grad = None
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            torch._foreach_copy_(self._gradient_views, [_gradient_of(p) for p in self._parameters])
+        return self._gradient, loss.metrics
+
+
+def _gradient_of(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -1,0 +1,201 @@
+"""The one configuration tree: frozen, validated, documented; the CLI, the Slurm scripts and the run folder all speak it.
+
+Field names are unique across the tree, so that the command line needs no prefixes (``--workers 4 --entropy-cost 0.01``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import cattrs
+from cattrs.errors import ForbiddenExtraKeysError
+
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.errors import UserError
+from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.schedules import parse_schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """Which function maps observations to a policy and a value, and in what arithmetic."""
+
+    network: str = "nature"
+    """One of dba3c.networks.NETWORKS: dba3c, nature, small, mlp, …"""
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Compute dtype of the torso; heads, losses, parameters and gradients that travel stay float32."""
+
+    device: str = "cpu"
+    """Where workers and learners compute: "cpu" or "cuda"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """The loss and the experience that one gradient is computed on."""
+
+    algorithm: Literal["actor_critic", "vtrace"] = "actor_critic"
+    """n-step actor-critic, or the V-trace form of the same loss."""
+
+    rollout_length: int = 5
+    """T: agent steps each environment takes for one gradient."""
+
+    discount: float = 0.99
+    """γ, per agent step."""
+
+    trace_lambda: float = 1.0
+    """λ of the return's recursion; 1 is the n-step return."""
+
+    value_cost: float = 0.5
+    """Weight of ½(V − R)²: with 1.0 the value loss is the 2017 paper's ½(V − R)²."""
+
+    entropy_cost: str = "0.01"
+    """Weight of the policy's entropy: a schedule over data points."""
+
+    def __post_init__(self) -> None:
+        _require(self.rollout_length >= 1, f"rollout_length must be at least 1, got {self.rollout_length}")
+        _require(0.0 <= self.discount <= 1.0, f"discount must lie in [0, 1], got {self.discount}")
+        _require(0.0 <= self.trace_lambda <= 1.0, f"trace_lambda must lie in [0, 1], got {self.trace_lambda}")
+        _require(self.value_cost >= 0.0, f"value_cost must not be negative, got {self.value_cost}")
+        parse_schedule(self.entropy_cost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """When a run ends, where it is kept, what watches it."""
+
+    run_dir: Path | None = None
+    """The run's folder; None makes runs/<environment>-<date>-<time>."""
+
+    seed: int = 0
+    """Everything random in the run follows from it."""
+
+    total_frames: int | None = None
+    """End after this many emulator frames entered updates; None trains until the stop score or a signal."""
+
+    stop_score: float | None = None
+    """End when the mean score of the last ``stop_games`` finished games reaches it."""
+
+    stop_games: int = 50
+    """Games in that mean (the 2017 paper: 50 consecutive games)."""
+
+    max_hours: float | None = None
+    """End after this many hours of wall clock in one life."""
+
+    track: tuple[str, ...] = ("tensorboard",)
+    """Sinks beside the metrics files: tensorboard, neptune, mlflow, wandb."""
+
+    evaluators: int = 0
+    """Processes that play full games with each new checkpoint."""
+
+    recorders: int = 0
+    """Processes that film a game of every k-th checkpoint."""
+
+    evaluation_games: int = 50
+    """Full games per checkpoint."""
+
+    recording_every: int = 5
+    """The recorder films each n-th checkpoint."""
+
+    metrics_window_s: float = 1.0
+    """Step records are summed over windows of this length before they are written."""
+
+    def __post_init__(self) -> None:
+        for name in ("total_frames", "stop_games", "evaluation_games", "recording_every"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
+        for name in ("evaluators", "recorders", "seed"):
+            _require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+        unknown = set(self.track) - {"tensorboard", "neptune", "mlflow", "wandb"}
+        _require(not unknown, f"unknown tracker {sorted(unknown)}; known: tensorboard, neptune, mlflow, wandb")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything a run is made of."""
+
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def to_json(self) -> str:
+        """The resolved tree as indented JSON; ``from_json`` gives an equal tree back."""
+        return json.dumps(_converter.unstructure(self), indent=2) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> TrainConfig:
+        """Read a tree back.
+
+        Raises:
+            UserError: not JSON, a value of the wrong type, or an unknown key (the close ones are named).
+        """
+        try:
+            return _converter.structure(json.loads(text), TrainConfig)
+        except json.JSONDecodeError as error:
+            raise UserError(f"the configuration is not valid JSON: {error}") from error
+        except cattrs.BaseValidationError as error:
+            raise UserError(f"bad configuration: {_first_line(error)}") from error
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(message)
+
+
+def _first_line(error: Exception) -> str:
+    """The innermost cause of a structuring error, in one line."""
+    while getattr(error, "exceptions", None):
+        error = error.exceptions[0]  # type: ignore[attr-defined]
+    if isinstance(error, ForbiddenExtraKeysError):
+        known = [f.name for f in fields(error.cl)]
+        hints = [close for key in error.extra_fields for close in difflib.get_close_matches(key, known)]
+        return f"unknown option {sorted(error.extra_fields)} in {error.cl.__name__}; close: {hints or known}"
+    return str(error).splitlines()[0]
+
+
+def _make_converter() -> cattrs.Converter:
+    from cattrs.preconf.json import make_converter
+
+    converter = make_converter(forbid_extra_keys=True)
+    converter.register_unstructure_hook(Path, str)
+    converter.register_structure_hook(Path, lambda value, _: Path(value))
+    return converter
+
+
+_converter = _make_converter()
+
+
+def option_names(tree: type = TrainConfig) -> dict[str, str]:
+    """Each leaf field's name → the group it lives in; a name used twice would make the command line ambiguous."""
+    names: dict[str, str] = {}
+    for group, kind in get_type_hints(tree).items():
+        for leaf in fields(kind) if is_dataclass(kind) else ():
+            names[leaf.name] = f"{group}, also {names[leaf.name]}" if leaf.name in names else group
+    return names
+
+
+def replace_options(config: TrainConfig, **options: Any) -> TrainConfig:
+    """A copy with some leaf options changed, whichever group they live in.
+
+    Raises:
+        UserError: an option does not exist (the close ones are named) or its value is refused.
+    """
+    import dataclasses
+
+    groups = option_names()
+    changed: dict[str, dict[str, Any]] = {}
+    for name, value in options.items():
+        if name not in groups:
+            close = difflib.get_close_matches(name, groups)
+            raise UserError(f"unknown option {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+        changed.setdefault(groups[name], {})[name] = value
+    return dataclasses.replace(
+        config, **{g: dataclasses.replace(getattr(config, g), **values) for g, values in changed.items()}
+    )

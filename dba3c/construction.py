@@ -1,0 +1,68 @@
+"""From a configuration to the objects of a role: network, layout, agent, initial parameters."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gymnasium import spaces
+from torch import Tensor
+
+from dba3c.agent import Agent
+from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
+from dba3c.config import TrainConfig
+from dba3c.environments.factory import make_vector_environment
+from dba3c.networks import ActorCriticNetwork, build_network
+from param_servers.sharding import ShardPlan, plan_shards
+from param_servers.layout import FlatLayout
+
+
+class Spaces(NamedTuple):
+    """Of one environment."""
+
+    observation: spaces.Space
+    action: spaces.Space
+
+
+def spaces_of(config: TrainConfig) -> Spaces:
+    """The spaces of the configured environment, asked of one instance of it."""
+    environments = make_vector_environment(config.environment, num_envs=1, seed=0)
+    try:
+        return Spaces(environments.observation_space, environments.action_space)
+    finally:
+        environments.close()
+
+
+def build_policy_network(config: TrainConfig, of: Spaces) -> ActorCriticNetwork:
+    """The network with its initial parameters: a function of the configuration and its seed alone."""
+    return build_network(config.network.network, of.observation, of.action, seed=config.run.seed)
+
+
+def plan_of(config: TrainConfig, network: ActorCriticNetwork) -> ShardPlan:
+    """How the network's parameters lie in the flat buffer, and where the buffer is cut."""
+    return plan_shards(FlatLayout.of_module(network), config.exchange.num_servers, config.exchange.sharding)
+
+
+def initial_parameters(config: TrainConfig) -> tuple[ShardPlan, Tensor]:
+    """The shard plan and the run's first parameters [P] float32."""
+    network = build_policy_network(config, spaces_of(config))
+    plan = plan_of(config, network)
+    return plan, plan.layout.flatten(network)
+
+
+def build_agent(config: TrainConfig, of: Spaces) -> Agent:
+    """An agent whose flat parameters lie as the run's servers hold them."""
+    network = build_policy_network(config, of)
+    algorithm = config.algorithm
+    settings = ActorCriticSettings(
+        discount=algorithm.discount,
+        trace_lambda=algorithm.trace_lambda,
+        value_cost=algorithm.value_cost,
+        vtrace=algorithm.algorithm == "vtrace",
+    )
+    return Agent(
+        network,
+        plan_of(config, network).layout,
+        ActorCriticLoss(of.action, settings),
+        precision=config.network.precision,
+        device=config.network.device,
+    )
