@@ -1,0 +1,93 @@
+"""The worker's whole life: pull, collect, differentiate, push, record."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dba3c.agent import Agent
+from dba3c.config import TrainConfig
+from dba3c.metrics import MetricsWriter, Sections
+from dba3c.rollout import Collector, Rollout
+from param_servers.exchange import GradientExchange, Receipt, RunStopped
+from param_servers.optimizers import clip_gradient
+from param_servers.schedules import parse_schedule
+
+
+def run_worker(
+    config: TrainConfig, agent: Agent, collector: Collector, exchange: GradientExchange, metrics: MetricsWriter, *,
+    rank: int, incarnation: int,
+) -> str:
+    """Train until the exchange says that the run has stopped.
+
+    Returns:
+        The reason the run stopped.
+
+    Raises:
+        ParamServersError: the exchange broke (a peer was lost for good, a wait ran out).
+    """
+    sections, recorder = Sections(), WorkerRecorder(metrics)
+    entropy_cost = parse_schedule(config.algorithm.entropy_cost)
+    clip = (config.optimizer.clip_rule, config.optimizer.clip_norm)
+    random = RolloutRandomness(config.run.seed, rank, incarnation)
+    try:
+        while True:
+            with sections("waiting"):
+                pulled = exchange.pull()
+            agent.load(pulled.parameters)
+            rollout = collector.collect(random.at(pulled.step), sections)
+            with sections("learning"):
+                cost = entropy_cost(pulled.data_points)
+                gradient, losses = agent.gradient(rollout, entropy_cost=cost)
+                before, after = clip_gradient(gradient, agent.layout, *clip)
+                norms = {"gradient_norm": before, "gradient_norm_clipped": after}
+            with sections("pushing"):
+                receipt = exchange.push(gradient, pulled.step, rollout.data_points)
+            recorder.record(rollout, receipt, losses | {"entropy_cost": cost, **norms}, sections)
+    except RunStopped as stopped:
+        return stopped.reason
+
+
+class WorkerRecorder:
+    """Writes down what each rollout was: an accepted gradient is data, a dropped one only experience."""
+
+    def __init__(self, metrics: MetricsWriter) -> None:
+        self.metrics = metrics
+        self._agent_steps = 0
+
+    def record(self, rollout: Rollout, receipt: Receipt, numbers: dict[str, float], sections: Sections) -> None:
+        """One gradient, and the games that ended while it was collected."""
+        self._agent_steps += rollout.agent_steps
+        for episode in rollout.episodes:
+            self.metrics.record_episode(
+                receipt.step,
+                episode.score,
+                episode.length_steps,
+                agent_steps_total=self._agent_steps,
+                terminated=episode.terminated,
+                truncated=episode.truncated,
+            )
+        dropped = not receipt.accepted and receipt.reason == "stale"
+        values = {
+            "accepted": receipt.accepted,
+            "dropped": dropped,
+            "rejected": not receipt.accepted and not dropped,
+            "agent_steps": rollout.agent_steps,
+            "data_points": rollout.data_points if receipt.accepted else 0,
+            "reward_mean": float(rollout.rewards.mean()),
+            **numbers,
+        }
+        self.metrics.record_step(receipt.step, values, sections.take())
+
+
+class RolloutRandomness:
+    """Action randomness as a function of (run seed, worker, incarnation, step): resuming restores it, nothing is stored."""
+
+    def __init__(self, seed: int, rank: int, incarnation: int) -> None:
+        self._identity = (seed, rank, incarnation)
+        self._generator = torch.Generator()
+
+    def at(self, step: int) -> torch.Generator:
+        """The generator for the rollout computed on the parameters of ``step``."""
+        words = np.random.SeedSequence([*self._identity, step]).generate_state(2)
+        return self._generator.manual_seed(int(words[0]) << 31 ^ int(words[1]))

@@ -1,0 +1,61 @@
+"""The command line: ``dba3c train ALE/Pong-v5 --workers 4``. One line for every mistake, and a non-zero exit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from dba3c.errors import UserError
+from param_servers.errors import ParamServersError
+
+USER_ERROR_EXIT = 2
+RUN_BROKEN_EXIT = 1
+
+HELP = """dba3c: synchronous data-parallel reinforcement learning on CPU clusters
+
+usage: dba3c COMMAND [OPTIONS]        (dba3c COMMAND --help lists a command's options)
+
+  train ENV      train on an environment: dba3c train ALE/Pong-v5 --workers 4 --servers 2 --backup-workers 1
+  resume RUN     go on with a run from its newest checkpoint
+  evaluate RUN   play full games with a checkpoint: mean, median, IQM with its interval
+  record RUN     film a game of a checkpoint
+  watch RUN      look at a live or finished run
+  stop RUN       ask a run to end with a checkpoint
+  export RUN     replay a run's metrics into TensorBoard, Neptune, MLflow or Weights & Biases
+  plot RUN...    learning curves of runs
+  sbatch PRESET  print a Slurm script
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0 if arguments else USER_ERROR_EXIT
+    try:
+        return command(arguments[0])(arguments[1:])
+    except UserError as error:
+        print(f"dba3c: {error}", file=sys.stderr)
+        return USER_ERROR_EXIT
+    except ParamServersError as error:
+        print(f"dba3c: {error}", file=sys.stderr)
+        return RUN_BROKEN_EXIT
+    except BrokenPipeError:
+        return 0
+
+
+def command(name: str) -> Callable[[Sequence[str]], int]:
+    """The function behind a command's name; only its module is imported, so that help is quick."""
+    import difflib
+
+    from launch import commands
+
+    if name not in commands.COMMANDS:
+        close = difflib.get_close_matches(name, commands.COMMANDS) or list(commands.COMMANDS)
+        raise UserError(f"no command is called {name!r}; there are {', '.join(close)}")
+    return commands.COMMANDS[name]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

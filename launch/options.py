@@ -1,0 +1,107 @@
+"""From command-line words to a validated configuration, through tyro."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass, field
+from io import StringIO
+from typing import Annotated, TypeVar
+
+import tyro
+
+from dba3c.config import TrainConfig
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.errors import UserError
+from launch.presets import preset
+from param_servers.errors import ConfigError
+
+SHORT_NAMES = {
+    "--env": "--env-id",
+    "--workers": "--num-workers",
+    "--servers": "--num-servers",
+    "--backup-workers": "--num-backup-workers",
+    "--gradients": "--num-gradients",
+    "--lr": "--learning-rate",
+}
+
+Parsed = TypeVar("Parsed")
+
+
+@dataclass(frozen=True)
+class TrainArguments:
+    """Train on an environment: dba3c train [ENV] [--preset NAME] [OPTIONS].
+
+    ENV is any Gymnasium id, or package.module:function. --workers, --servers, --backup-workers, --gradients, --env and
+    --lr are short for --num-workers, --num-servers, --num-backup-workers, --num-gradients, --env-id, --learning-rate.
+    The defaults shown are those of the preset that fits the environment.
+    """
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
+
+    preset: str | None = None
+    """breakout, dba3c_paper or classic; without it the one that fits the environment."""
+
+    resume: bool = False
+    """Go on with the run in --run-dir from its newest checkpoint (with the configuration given here)."""
+
+
+def parse_train(words: Sequence[str], cores: int) -> TrainArguments:
+    """The words after ``dba3c train``; options not given come from the preset.
+
+    Raises:
+        UserError: anything that cannot be, in one line.
+    """
+    words = with_long_names(words)
+    if words and not words[0].startswith("-"):
+        words = ["--env-id", *words]
+    env_id = value_of(words, "--env-id") or EnvironmentConfig().env_id
+    default = TrainArguments(config=preset(value_of(words, "--preset"), env_id, cores))
+    return parse(TrainArguments, words, "dba3c train", default)
+
+
+def parse(kind: type[Parsed], words: Sequence[str], program: str, default: Parsed | None = None) -> Parsed:
+    """``words`` as a ``kind``; tyro's boxed complaint becomes one line that names the close options.
+
+    Raises:
+        UserError: what tyro, or the configuration itself, refuses.
+    """
+    complaint = StringIO()
+    options: dict[str, Parsed] = {} if default is None else {"default": default}
+    try:
+        with redirect_stderr(complaint):
+            return tyro.cli(kind, args=list(words), prog=program, config=(tyro.conf.OmitArgPrefixes,), **options)
+    except ConfigError as error:
+        raise UserError(str(error)) from error
+    except SystemExit as ended:
+        if not ended.code:
+            raise
+        raise UserError(_one_line(complaint.getvalue())) from None
+
+
+def _one_line(complaint: str) -> str:
+    """tyro's boxes, without frames: what is wrong, and the nearest options if it names any."""
+    rows = [row.strip("│╭╮╰╯ ").strip() for row in complaint.splitlines()]
+    rows = [row for row in rows if row and not row.startswith("─")]
+    close = [row for row in rows if row.startswith("--")]
+    sentences = [row for row in rows if not row.startswith(("--", "(", "For full helptext", "Perhaps", "Argument help"))]
+    text = " ".join(sentences[:2]).strip() or "bad options"
+    return text + (f" (close: {', '.join(close[:3])})" if close else "")
+
+
+def with_long_names(words: Sequence[str]) -> list[str]:
+    """Short names spelled out, underscores as dashes, ``--name=value`` split."""
+    long: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
+        if word.startswith("--"):
+            name = name.replace("_", "-")
+            name = SHORT_NAMES.get(name, name)
+        long += [name, value] if equals else [name]
+    return long
+
+
+def value_of(words: Sequence[str], name: str) -> str | None:
+    """The word after ``name``, if it is there."""
+    places = [i for i, word in enumerate(words) if word == name and i + 1 < len(words)]
+    return words[places[-1] + 1] if places else None

@@ -1,0 +1,119 @@
+"""The agent: the graph that acted is the graph of the loss, and everything leaves as one flat vector."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from dba3c.agent import Agent
+from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
+from dba3c.environments.protocol import Episode, Transition
+from dba3c.metrics import Sections
+from dba3c.networks import build_network
+from dba3c.rollout import Collector
+from param_servers.layout import FlatLayout
+
+B, T = 3, 4
+OBSERVATION = spaces.Box(-1.0, 1.0, (5,), np.float32)
+ACTION = spaces.Discrete(3)
+
+
+class ScriptedEnvironments:
+    """Fixed observations and rewards; keeps what it was asked."""
+
+    num_envs, frame_skip = B, 1
+    observation_space, action_space = OBSERVATION, ACTION
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(0)
+        self.observations = random.normal(size=(50, B, 5)).astype(np.float32)
+        self.rewards = random.normal(size=(50, B)).astype(np.float32)
+        self.actions: list[np.ndarray] = []
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        return self.observations[0]
+
+    def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> Transition:
+        self.actions.append(actions)
+        t = len(self.actions)
+        truncated = np.array([t == 2, False, False])
+        valid = np.array([t != 3, True, True])
+        episodes = [Episode(score=7.0, length_steps=2, terminated=False, truncated=True)] if t == 2 else []
+        return Transition(
+            self.observations[t], self.rewards[t - 1] * valid, np.zeros(B, bool), truncated, valid, episodes
+        )
+
+    def close(self) -> None: ...
+
+
+def make_agent(seed: int = 0) -> tuple[Agent, torch.Tensor]:
+    network = build_network("mlp", OBSERVATION, ACTION, seed=seed)
+    layout = FlatLayout.of_module(network)
+    flat = layout.flatten(network)
+    return Agent(network, layout, ActorCriticLoss(ACTION, ActorCriticSettings())), flat
+
+
+def test_the_gradient_of_the_acting_graph_is_that_of_a_second_forward_pass() -> None:
+    agent, _ = make_agent()
+    environments = ScriptedEnvironments()
+    rollout = Collector(environments, agent, T, seed=1).collect(torch.Generator().manual_seed(3), Sections())
+    gradient, _ = agent.gradient(rollout, entropy_cost=0.01)
+    gradient = gradient.clone()
+
+    again, _ = make_agent()
+    outputs = again.network(torch.as_tensor(environments.observations[:T]).flatten(0, 1))
+    second = type(rollout)(
+        **{
+            **vars(rollout),
+            "policy_logits": outputs.policy_logits.view(T, B, -1),
+            "values": outputs.value.view(T, B),
+        }
+    )
+    loss = again.loss(second, entropy_cost=0.01)
+    loss.total.backward()
+    expected = torch.cat([p.grad.flatten() for p in again.network.parameters()])
+    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7)
+    assert gradient.abs().sum() > 0
+
+
+def test_a_rollout_counts_the_reset_step_as_stepped_but_not_as_data() -> None:
+    agent, _ = make_agent()
+    rollout = Collector(ScriptedEnvironments(), agent, T, seed=1).collect(torch.Generator(), Sections())
+    assert rollout.agent_steps == T * B
+    assert rollout.data_points == T * B - 1
+    assert [episode.score for episode in rollout.episodes] == [7.0]
+
+
+def test_loading_flat_parameters_changes_what_the_agent_computes() -> None:
+    agent, _ = make_agent(seed=0)
+    _, other = make_agent(seed=1)
+    reference, _ = make_agent(seed=1)
+    observation = np.ones((B, 5), np.float32)
+    agent.load(other)
+    assert torch.equal(agent.value(observation, ()), reference.value(observation, ()))
+
+
+def test_the_same_generator_seed_gives_the_same_actions() -> None:
+    taken = []
+    for _ in range(2):
+        agent, environments = make_agent()[0], ScriptedEnvironments()
+        Collector(environments, agent, T, seed=1).collect(torch.Generator().manual_seed(5), Sections())
+        taken.append(np.stack(environments.actions))
+    assert np.array_equal(*taken)
+
+
+@pytest.mark.parametrize("network", ["nature", "small"])
+def test_a_bfloat16_torso_gives_a_float32_gradient_close_to_the_float32_one(network: str) -> None:
+    images = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    gradients = []
+    frames = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for precision in ("float32", "bfloat16"):
+        built = build_network(network, images, ACTION, seed=0)
+        layout = FlatLayout.of_module(built)
+        agent = Agent(built, layout, ActorCriticLoss(ACTION, ActorCriticSettings()), precision=precision)
+        output = agent.forward(frames, ())
+        (output.policy_logits.square().mean() + output.value.square().mean()).backward()
+        gradients.append(torch.cat([p.grad.float().flatten() for p in agent.network.parameters()]))
+        assert output.value.dtype == torch.float32
+    cosine = torch.nn.functional.cosine_similarity(*gradients, dim=0)
+    assert cosine > 0.98

@@ -1,0 +1,75 @@
+"""The configuration tree: exact in JSON, one line for every mistake."""
+
+import dataclasses
+import json
+
+import pytest
+
+from dba3c.config import AlgorithmConfig, RunConfig, TrainConfig, option_names, replace_options
+from dba3c.errors import UserError
+from launch.presets import PRESETS, preset
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_survives_json_exactly(name: str) -> None:
+    env_id = "CartPole-v1" if name == "classic" else "ALE/Breakout-v5"
+    config = preset(name, env_id, cores=2)
+    assert TrainConfig.from_json(config.to_json()) == config
+
+
+def test_option_names_are_unique_across_the_tree() -> None:
+    assert [name for name, group in option_names().items() if "also" in group] == []
+
+
+def test_an_unknown_key_names_the_close_ones() -> None:
+    tree = json.loads(TrainConfig().to_json())
+    tree["algorithm"]["rolout_length"] = 5
+    with pytest.raises(UserError, match="rolout_length.*rollout_length"):
+        TrainConfig.from_json(json.dumps(tree))
+
+
+def test_a_value_of_the_wrong_type_is_one_line() -> None:
+    tree = json.loads(TrainConfig().to_json())
+    tree["run"]["stop_games"] = "many"
+    with pytest.raises(UserError) as caught:
+        TrainConfig.from_json(json.dumps(tree))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_json_is_one_line() -> None:
+    with pytest.raises(UserError, match="not valid JSON"):
+        TrainConfig.from_json("{")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"rollout_length": 0}, {"discount": 1.5}, {"trace_lambda": -0.1}, {"entropy_cost": "often"}]
+)
+def test_values_out_of_range_are_refused(bad: dict) -> None:
+    with pytest.raises((UserError, ValueError)):
+        AlgorithmConfig(**bad)
+
+
+def test_an_unknown_tracker_is_refused() -> None:
+    with pytest.raises(UserError, match="tensorbord"):
+        RunConfig(track=("tensorbord",))
+
+
+def test_the_tree_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TrainConfig().run.seed = 3  # type: ignore[misc]
+
+
+def test_replacing_an_option_finds_its_group_and_refuses_strangers() -> None:
+    assert replace_options(TrainConfig(), rollout_length=20).algorithm.rollout_length == 20
+    with pytest.raises(UserError, match="rollout_length"):
+        replace_options(TrainConfig(), rollout_lenght=20)
+
+
+def test_unknown_presets_are_refused() -> None:
+    with pytest.raises(UserError, match="breakout"):
+        preset("brakout", "ALE/Breakout-v5", cores=2)
+
+
+def test_a_worker_per_core_and_a_backup_worker_where_there_are_enough() -> None:
+    assert preset("breakout", "ALE/Breakout-v5", cores=2).exchange.backup_workers == 0
+    assert preset("breakout", "ALE/Breakout-v5", cores=24).exchange.backup_workers == 3
