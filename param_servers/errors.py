@@ -5,6 +5,10 @@ class ParamServersError(Exception):
     """Base of every error raised by this package."""
 
 
+class ConfigError(ParamServersError, ValueError):
+    """Settings that cannot be; the message says which, and the arithmetic."""
+
+
 class BadMessage(ParamServersError):
     """A frame or a handshake that must not be believed: wrong magic, version, kind, dtype, length or proof."""
 

@@ -1,0 +1,206 @@
+"""Settings of the optimizer and of the exchange of gradients. Field names double as command-line options."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from param_servers.errors import ConfigError
+from param_servers.schedules import Schedule, parse_schedule
+from param_servers.sharding import Sharding
+
+OptimizerName = Literal["rmsprop", "adam", "sgd", "momentum", "adagrad", "adadelta"]
+ClipRule = Literal["global", "average_per_tensor", "none"]
+ExchangeName = Literal["local", "servers", "async", "allreduce", "majority"]
+Transport = Literal["tcp", "mpi"]
+CollectiveBackend = Literal["torch", "horovod", "mpi"]
+WhenWorkersLost = Literal["shrink", "stop"]
+WireDtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How a mean gradient becomes an update, and how each worker clips its own gradient before it is sent."""
+
+    optimizer: OptimizerName = "rmsprop"
+    """Update rule, as in torch.optim; momentum is SGD with momentum."""
+
+    learning_rate: str = "7e-4"
+    """Schedule over data points: 7e-4, linear:7e-4->0@20e6 or piecewise:1e-3@0,5e-4@1e6."""
+
+    beta1: float = 0.9
+    """adam: decay of the mean of gradients."""
+
+    beta2: float = 0.999
+    """adam: decay of the mean of squared gradients."""
+
+    epsilon: float = 1e-5
+    """adam, rmsprop, adagrad, adadelta: added to the denominator."""
+
+    decay: float = 0.99
+    """rmsprop (alpha), adadelta (rho): decay of the mean of squared gradients."""
+
+    momentum_coefficient: float = 0.9
+    """momentum: decay of the sum of gradients."""
+
+    clip_rule: ClipRule = "global"
+    """global: L2 norm of the whole gradient; average_per_tensor: each tensor's L2 norm / elements; none."""
+
+    clip_norm: float = 0.5
+    """Largest norm that the clip rule lets through; each worker clips its own gradient before it is averaged."""
+
+    def __post_init__(self) -> None:
+        _check_choice("optimizer", self.optimizer, OptimizerName)
+        _check_choice("clip_rule", self.clip_rule, ClipRule)
+        object.__setattr__(self, "learning_rate", str(parse_schedule(self.learning_rate)))
+        for name in ("beta1", "beta2", "decay", "momentum_coefficient"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 0 and less than 1, got {getattr(self, name)}")
+        for name in ("epsilon", "clip_norm"):
+            _check_positive(name, getattr(self, name))
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate as a function of data points."""
+        return parse_schedule(self.learning_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig:
+    """How workers exchange gradients: which exchange, how many take part, what happens when some are lost."""
+
+    exchange: ExchangeName = "local"
+    """local: one process; servers: sharded parameter servers; async: servers that apply each gradient on arrival;
+    allreduce: every rank averages with every other; majority: all-reduce with backup workers."""
+
+    transport: Transport = "tcp"
+    """servers, async: tensors travel over TCP links or over MPI."""
+
+    collective_backend: CollectiveBackend = "torch"
+    """allreduce: who carries the sum."""
+
+    num_workers: int = 1
+    """Workers at the start of the run: num_gradients + num_backup_workers."""
+
+    num_gradients: int | None = None
+    """g, gradients from distinct workers that make one update. None: all workers but the backup workers."""
+
+    num_backup_workers: int | None = None
+    """b, workers whose gradient an update need not wait for. None: what num_gradients leaves over."""
+
+    num_servers: int = 1
+    """servers, async: processes that hold one shard of the parameters each."""
+
+    sharding: Sharding = "even_bytes"
+    """How parameters are cut into shards: by even bytes, or greedily with whole tensors."""
+
+    max_staleness: int | None = None
+    """async: steps by which a gradient may be late and still count. None: any."""
+
+    step_timeout_s: float = 60.0
+    """Longest wait for a step to end; then the missing workers are lost and when_workers_lost decides."""
+
+    join_timeout_s: float = 300.0
+    """Longest wait at the start for the others to appear."""
+
+    reconnect_timeout_s: float = 60.0
+    """servers, async: longest wait of a worker for a lost server to come back."""
+
+    when_workers_lost: WhenWorkersLost = "shrink"
+    """With fewer than num_gradients workers left: average fewer (shrink), or stop with a checkpoint."""
+
+    min_workers: int = 1
+    """shrink: with fewer workers than this the run stops with a checkpoint."""
+
+    checkpoint_every_steps: int = 1000
+    """Steps between checkpoints; 0: only at the end."""
+
+    keep_checkpoints: int = 5
+    """Newest checkpoints kept; older ones are deleted."""
+
+    wire_dtype: WireDtype = "float32"
+    """allreduce: number format of gradients on the wire. Parameters are always float32."""
+
+    interface: str | None = None
+    """Network interface for tensors, e.g. eth0. None: found from listen_host."""
+
+    listen_host: str = "127.0.0.1"
+    """Address to listen on; the default lets no other machine in."""
+
+    port: int = 0
+    """Port to listen on; 0: any free one."""
+
+    def __post_init__(self) -> None:
+        choices = {"exchange": ExchangeName, "transport": Transport, "collective_backend": CollectiveBackend}
+        choices |= {"sharding": Sharding, "when_workers_lost": WhenWorkersLost, "wire_dtype": WireDtype}
+        for name, choice in choices.items():
+            _check_choice(name, getattr(self, name), choice)
+        for name in ("step_timeout_s", "join_timeout_s", "reconnect_timeout_s"):
+            _check_positive(name, getattr(self, name))
+        for name in ("num_workers", "num_servers", "min_workers", "keep_checkpoints"):
+            _check_at_least(name, getattr(self, name), 1)
+        for name in ("num_backup_workers", "max_staleness", "checkpoint_every_steps", "port"):
+            if getattr(self, name) is not None:
+                _check_at_least(name, getattr(self, name), 0)
+        if self.port > 65535:
+            raise ConfigError(f"port must be at most 65535, got {self.port}")
+        self._check_workers()
+
+    def _check_workers(self) -> None:
+        if self.num_gradients is not None:
+            _check_at_least("num_gradients", self.num_gradients, 1)
+        if self.exchange == "local" and self.num_workers != 1:
+            raise ConfigError(f"exchange local is one process, but {self.num_workers} workers were given")
+        if self.exchange == "async":
+            if self.num_gradients not in (None, 1) or self.num_backup_workers:
+                raise ConfigError("exchange async applies each gradient on arrival: num_gradients is 1, with no backup")
+            return
+        gradients, backup = self.gradients_per_step, self.backup_workers
+        if gradients < 1 or backup < 0 or gradients + backup != self.num_workers:
+            raise ConfigError(self._arithmetic())
+        if self.exchange == "allreduce" and backup:
+            raise ConfigError(
+                f"exchange allreduce waits for all its workers, but {backup} of {self.num_workers} "
+                "would be backup workers: choose exchange majority"
+            )
+        if self.min_workers > self.num_workers:
+            raise ConfigError(f"min_workers is {self.min_workers}, but only {self.num_workers} workers were given")
+
+    def _arithmetic(self) -> str:
+        gradients, backup = self.num_gradients, self.num_backup_workers
+        if gradients is None:
+            return f"{backup} backup of {self.num_workers} workers leave no gradient for an update"
+        if backup is None:
+            return f"{gradients} gradients need {gradients} workers, but {self.num_workers} were given"
+        return (
+            f"{gradients} gradients + {backup} backup = {gradients + backup} workers, but {self.num_workers} were given"
+        )
+
+    @property
+    def gradients_per_step(self) -> int:
+        """g, resolved: what was given, else the workers that are not backup (async: 1)."""
+        if self.exchange == "async":
+            return 1
+        return self.num_workers - (self.num_backup_workers or 0) if self.num_gradients is None else self.num_gradients
+
+    @property
+    def backup_workers(self) -> int:
+        """b, resolved: what was given, else the workers beyond g (async: 0)."""
+        if self.exchange == "async":
+            return 0
+        return (
+            self.num_workers - self.gradients_per_step if self.num_backup_workers is None else self.num_backup_workers
+        )
+
+
+def _check_choice(name: str, value: object, choice: object) -> None:
+    if value not in get_args(choice):
+        raise ConfigError(f"{name} must be one of {', '.join(get_args(choice))}, got {value!r}")
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{name} must be greater than 0 and finite, got {value}")
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name} must be at least {least}, got {value}")

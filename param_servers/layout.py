@@ -1,0 +1,107 @@
+"""Where each tensor of a model lives in the one flat float32 buffer that is exchanged.
+
+The buffer is the tensors laid end to end in the layout's order, without padding. The order is free, so
+that any sharding is this layout plus cut points: every shard is one contiguous slice.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from param_servers.errors import ConfigError
+
+NamedShapes = Mapping[str, Sequence[int]] | Iterable[tuple[str, Sequence[int]]]
+
+
+@dataclass(frozen=True)
+class FlatLayout:
+    """Names and shapes of tensors, in buffer order.
+
+    >>> layout = FlatLayout.of({"weight": (2, 3), "bias": (2,)})
+    >>> layout.offsets, layout.numel
+    ((0, 6), 8)
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.shapes):
+            raise ConfigError(f"a layout of {len(self.names)} names cannot have {len(self.shapes)} shapes")
+        if len(set(self.names)) != len(self.names):
+            twice = sorted({name for name in self.names if self.names.count(name) > 1})
+            raise ConfigError(f"tensor names in a layout must differ; given twice: {', '.join(twice)}")
+        if self.numel == 0:
+            raise ConfigError("a layout needs at least one element, but its tensors are empty")
+
+    @classmethod
+    def of(cls, named_shapes: NamedShapes, order: Sequence[str] | None = None) -> "FlatLayout":
+        """Layout of `named_shapes`, a mapping or pairs, in their own order or in the given `order` of names."""
+        shapes = {}
+        pairs = list(named_shapes.items() if isinstance(named_shapes, Mapping) else named_shapes)
+        for name, shape in pairs:
+            shapes[name] = tuple(int(size) for size in shape)
+        names = tuple(name for name, _ in pairs) if order is None else tuple(order)
+        if sorted(names) != sorted(name for name, _ in pairs):
+            raise ConfigError("the order of a layout must name each of its tensors exactly once")
+        return cls(names, tuple(shapes[name] for name in names))
+
+    @classmethod
+    def of_module(cls, module: nn.Module) -> "FlatLayout":
+        """Layout of a module's parameters, in the order of `named_parameters()`. Buffers are not exchanged."""
+        return cls.of([(name, parameter.shape) for name, parameter in module.named_parameters()])
+
+    def reordered(self, order: Sequence[str]) -> "FlatLayout":
+        """The same tensors in another order."""
+        return FlatLayout.of(zip(self.names, self.shapes, strict=True), order)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each tensor."""
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each tensor starts in the buffer, in elements."""
+        ends = [0]
+        for size in self.sizes:
+            ends.append(ends[-1] + size)
+        return tuple(ends[:-1])
+
+    @cached_property
+    def numel(self) -> int:
+        """P, the elements of the whole buffer."""
+        return sum(self.sizes)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that two processes compare to know that they hold the same layout."""
+        lines = "\n".join(f"{name!r}:{shape}" for name, shape in zip(self.names, self.shapes, strict=True))
+        return hashlib.sha256(lines.encode()).hexdigest()[:16]
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Each tensor as a view into `flat` [P]; writing to a view writes to the buffer."""
+        self.check(flat)
+        parts = zip(self.names, self.shapes, self.offsets, self.sizes, strict=True)
+        return {name: flat[start : start + size].view(shape) for name, shape, start, size in parts}
+
+    def flatten(self, module: nn.Module) -> Tensor:
+        """A new buffer [P] float32 with the module's parameters, in this layout's order."""
+        flat = torch.empty(self.numel, dtype=torch.float32)
+        parameters = dict(module.named_parameters())
+        with torch.no_grad():
+            for name, view in self.views(flat).items():
+                if name not in parameters or parameters[name].shape != view.shape:
+                    raise ConfigError(f"the module has no parameter {name} of shape {tuple(view.shape)}")
+                view.copy_(parameters[name])
+        return flat
+
+    def check(self, flat: Tensor) -> None:
+        """Raise ConfigError unless `flat` is [P]."""
+        if flat.shape != (self.numel,):
+            raise ConfigError(f"a flat buffer of shape [{self.numel}] is needed, got {list(flat.shape)}")
