@@ -1,13 +1,13 @@
 """A run's folder: everything that is known about a run, in one place, written so that nothing can be half there.
 
-    config.json            the resolved, complete configuration
-    meta.json              versions, commit, host facts, topology and one entry for each life (launch) of the run
-    metrics/ROLE-RANK.jsonl  append-only records: the truth
-    tensorboard/  checkpoints/  videos/  audit/
-    rendezvous/NAME.json   where a server listens, in this life
-    secret                 0600, made once: shared by the processes of the run
-    stop.json              {"reason": ...}: whoever wants the run to end writes it once; the coordinator looks for it
-    lock.json              who writes here now (dba3c.run_lock)
+config.json            the resolved, complete configuration
+meta.json              versions, commit, host facts, topology and one entry for each life (launch) of the run
+metrics/ROLE-RANK.jsonl  append-only records: the truth
+tensorboard/  checkpoints/  videos/  audit/
+rendezvous/NAME.json   where a server listens, in this life
+secret                 0600, made once: shared by the processes of the run
+stop.json              {"reason": ...}: whoever wants the run to end writes it once; the coordinator looks for it
+lock.json              who writes here now (dba3c.run_lock)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OURS = {*FOLDERS, "secret", "stop.json", "meta.json", "lock.json", ".lock-guard
 
 
 class RunFolder:
-    """One run's folder. Get one from `create`, `resume`, `launch` (these hold its lock) or `open` (reads, or a role)."""
+    """One run's folder. `create`, `resume` and `launch` take its lock; `open` is for its roles and for viewers."""
 
     def __init__(self, path: Path, lock: RunLock | None = None) -> None:
         self.path = path
@@ -153,7 +153,7 @@ class RunFolder:
         return (self.meta().get("lives") or [{}])[-1]
 
     def status(self) -> str:
-        """"live" (a launch holds it), "finished" (its last life noted its end) or "broken" (it did not)."""
+        """ "live" (a launch holds it), "finished" (its last life noted its end) or "broken" (it did not)."""
         if "ended" in self.life():
             return "finished"
         return "live" if living_holder(self.path) is not None else "broken"

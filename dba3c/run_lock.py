@@ -121,7 +121,8 @@ def _takeover_guard(folder: Path) -> Iterator[None]:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     break  # no flock here
                 if time.monotonic() > deadline_s:
-                    raise UserError(f"{folder}: another launch has been taking this folder for {_GUARD_WAIT_S:.0f} s")
+                    message = f"{folder}: another launch has been taking this folder for {_GUARD_WAIT_S:.0f} s"
+                    raise UserError(message) from error
                 time.sleep(0.01)
         yield
     finally:

@@ -1,0 +1,210 @@
+"""Every number that a run records or draws, by name: unit, meaning, and how many of them become one.
+
+Two layers share one type. *Recorded* metrics (kind step, server, episode, evaluation) are fields of the lines in
+`metrics/*.jsonl`. *Derived* metrics (kind chart) are computed from them by `dba3c.monitor`. A metric with a `chart` is
+drawn under that name by every tracker. docs/metrics.md is generated from here: `python -m dba3c.metric_docs`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Literal
+
+from dba3c.errors import UserError
+
+Kind = Literal["step", "server", "episode", "evaluation", "chart"]
+Reduction = Literal["sum", "mean", "min", "max", "last"]
+SECTIONS = {
+    "environment": "stepping the environments",
+    "inference": "the forward pass that chooses actions",
+    "learning": "loss, backward pass and clipping",
+    "waiting": "waiting: a worker for parameters, a server for gradients",
+    "pushing": "sending the gradient and waiting for its receipt",
+    "aggregating": "a server averaging the gradients of a step",
+    "applying": "a server's optimizer step",
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number. `reduction` says what becomes of several: in a window, over workers, over a chart's interval."""
+
+    name: str
+    kind: Kind
+    unit: str
+    reduction: Reduction
+    meaning: str
+    chart: str = ""
+
+
+def _step(name: str, unit: str, reduction: Reduction, meaning: str, chart: str = "") -> Metric:
+    return Metric(name, "step", unit, reduction, meaning, chart)
+
+
+def _server(name: str, unit: str, reduction: Reduction, meaning: str, chart: str = "") -> Metric:
+    return Metric(name, "server", unit, reduction, meaning, chart)
+
+
+def _episode(name: str, unit: str, reduction: Reduction, meaning: str, chart: str = "") -> Metric:
+    return Metric(name, "episode", unit, reduction, meaning, chart)
+
+
+def _evaluation(name: str, unit: str, meaning: str, chart: str = "") -> Metric:
+    return Metric(name, "evaluation", unit, "last", meaning, chart)
+
+
+def _chart(name: str, unit: str, meaning: str) -> Metric:
+    return Metric(name, "chart", unit, "last", meaning, name)
+
+
+_STEP = (
+    _step("accepted", "gradients", "sum", "gradients that entered an update"),
+    _step("dropped", "gradients", "sum", "gradients that came too late for their step (stale)"),
+    _step("rejected", "gradients", "sum", "gradients refused for another reason (not finite, wrong length)"),
+    _step("agent_steps", "agent steps", "sum", "agent steps taken, whether or not they entered an update"),
+    _step("data_points", "data points", "sum", "agent steps of the gradients that were accepted"),
+    _step("loss_total", "loss", "mean", "the loss as it is optimised", "loss/total"),
+    _step("loss_policy", "loss", "mean", "its policy gradient term", "loss/policy"),
+    _step("loss_value", "loss", "mean", "its value term, weighted as it is optimised", "loss/value"),
+    _step("loss_critic", "loss", "mean", "the critics' loss (SAC, R2D2)", "loss/critic"),
+    _step("loss_temperature", "loss", "mean", "the entropy temperature's loss (SAC)", "loss/temperature"),
+    _step("entropy", "nats", "mean", "mean entropy of the policy", "policy/entropy"),
+    _step("temperature", "nats⁻¹", "mean", "entropy temperature (SAC)", "policy/temperature"),
+    _step(
+        "max_probability", "probability", "mean", "mean probability of the likeliest action", "policy/max_probability"
+    ),
+    _step("value_mean", "return", "mean", "mean predicted value: the predicted reward", "value/predicted_reward"),
+    _step("advantage_mean", "return", "mean", "mean advantage", "value/advantage"),
+    _step(
+        "reward_mean",
+        "reward per agent step",
+        "mean",
+        "mean reward as trained on (clipped when configured)",
+        "value/reward",
+    ),
+    _step(
+        "importance_mean",
+        "ratio",
+        "mean",
+        "mean importance ratio of target to behaviour policy",
+        "policy/importance_ratio",
+    ),
+    _step("priority_mean", "|TD error|", "mean", "mean replay priority (R2D2)", "replay/priority"),
+    _step("active_relus", "share", "mean", "share of hidden ReLU units that are above zero", "network/active_relus"),
+    _step("gradient_norm", "L2 norm", "mean", "norm of the gradient before clipping", "gradient/norm_before_clipping"),
+    _step(
+        "gradient_norm_clipped",
+        "L2 norm",
+        "mean",
+        "norm of the gradient after clipping",
+        "gradient/norm_after_clipping",
+    ),
+    _step("learning_rate", "rate", "last", "learning rate that the schedule gives", "schedule/learning_rate"),
+    _step(
+        "entropy_cost", "factor", "last", "weight of the entropy term that the schedule gives", "schedule/entropy_cost"
+    ),
+    _step(
+        "staleness_mean",
+        "steps",
+        "mean",
+        "steps committed between a gradient's parameters and its answer",
+        "gradient/delay_mean",
+    ),
+    _step("staleness_min", "steps", "min", "the least of them", "gradient/delay_min"),
+    _step("staleness_max", "steps", "max", "the most of them", "gradient/delay_max"),
+    _step(
+        "policy_lag_mean",
+        "steps",
+        "mean",
+        "updates between the weights that acted and the weights that learn",
+        "policy/lag_mean",
+    ),
+    _step("policy_lag_max", "steps", "max", "the most of them", "policy/lag_max"),
+    _step("inference_batch", "environments", "mean", "mean size of a central inference batch", "inference/batch"),
+)
+_SERVER = (
+    _server("active_workers", "workers", "last", "live members of the run"),
+    _server("num_gradients", "gradients", "last", "g: gradients that make an update", "cluster/num_gradients"),
+    _server("commits", "steps", "sum", "steps committed"),
+    _server("stale", "gradients", "sum", "gradients answered as stale"),
+    _server("rejected", "gradients", "sum", "gradients rejected"),
+    _server("data_points_total", "data points", "last", "data points committed since the run began"),
+    _server("update_norm", "L2 norm", "mean", "norm of one shard's parameter change", "optimizer/update_norm"),
+    _server("first_moment_norm", "L2 norm", "mean", "norm of one shard's Adam m (momentum)", "optimizer/m_norm"),
+    _server("second_moment_norm", "L2 norm", "mean", "norm of one shard's Adam v (mean square)", "optimizer/v_norm"),
+    _server("learning_rate", "rate", "last", "learning rate of the last step", "schedule/learning_rate"),
+    _server("bytes_received", "bytes", "sum", "bytes of gradients received"),
+    _server("bytes_sent", "bytes", "sum", "bytes of parameters sent"),
+)
+_EPISODE = (
+    _episode("score", "game points", "mean", "unclipped sum of a whole game's rewards"),
+    _episode("length_steps", "agent steps", "mean", "length of the game", "game/length_steps"),
+    _episode("agent_steps_total", "agent steps", "last", "agent steps that this worker had taken"),
+)
+_EVALUATION = (
+    _evaluation("checkpoint_step", "steps", "step of the evaluated checkpoint"),
+    _evaluation("games", "games", "full games played"),
+    _evaluation("mean", "game points", "mean score", "evaluation/mean"),
+    _evaluation("median", "game points", "median score", "evaluation/median"),
+    _evaluation("iqm", "game points", "interquartile mean of the scores", "evaluation/iqm"),
+    _evaluation("max", "game points", "highest score", "evaluation/max"),
+)
+_CHARTS = (
+    _chart("score/online", "game points", "mean score of the games that ended since the last point"),
+    _chart("score/mean", "game points", "mean score of the last 50 finished games"),
+    _chart("score/max", "game points", "highest score of the last 50 finished games"),
+    _chart("score/best", "game points", "highest score of any game so far"),
+    _chart("score/best_mean", "game points", "highest mean over 50 consecutive games so far"),
+    _chart("progress/games", "games", "games finished"),
+    _chart("progress/frames", "frames", "emulator frames stepped (agent steps × frame skip)"),
+    _chart("progress/data_points", "data points", "agent steps that entered an update"),
+    _chart("progress/core_hours", "core-hours", "cores held × hours, over all lives of the run"),
+    _chart("speed/data_points_per_s", "data points/s", "data points of accepted gradients, mean of 10 s"),
+    _chart("speed/frames_per_s", "frames/s", "emulator frames stepped, mean of 10 s"),
+    _chart("speed/steps_per_s", "steps/s", "steps committed, mean of 10 s"),
+    _chart("speed/cpu_cores", "cores", "processor time used by all processes of the run, mean of 10 s"),
+    _chart("cluster/active_workers", "workers", "live workers: the server's count, else those heard of in 10 s"),
+    _chart("cluster/dropped_share", "share", "dropped gradients among all, mean of 10 s"),
+    _chart("cluster/dropped", "gradients", "gradients dropped as stale so far"),
+    _chart("cluster/rejected", "gradients", "gradients rejected so far"),
+    *(_chart(f"sections/worker_{name}", "share", f"share of the workers' time: {text}, mean of 10 s")
+      for name, text in SECTIONS.items() if name not in ("aggregating", "applying")),
+    *(_chart(f"sections/server_{name}", "share", f"share of the servers' time: {text}, mean of 10 s")
+      for name, text in SECTIONS.items() if name in ("aggregating", "applying", "waiting")),
+)  # fmt: skip
+PER_WORKER_CHARTS = {
+    "score": ("game points", "mean score of its last 50 finished games"),
+    "frames_per_s": ("frames/s", "emulator frames it stepped, mean of 10 s"),
+    "dropped_share": ("share", "its gradients that were dropped, mean of 10 s"),
+    "loss_total": ("loss", "its own loss, newest window"),
+    "waiting_share": ("share", "share of its time spent waiting for parameters, mean of 10 s"),
+}
+"""Drawn once for each worker, as ROLE-RANK/NAME, e.g. worker-3/score."""
+
+METRICS: tuple[Metric, ...] = (*_STEP, *_SERVER, *_EPISODE, *_EVALUATION, *_CHARTS)
+_BY_KIND: dict[str, dict[str, Metric]] = {}
+for _metric in METRICS:
+    if _metric.name in _BY_KIND.setdefault(_metric.kind, {}):
+        raise ValueError(f"metric {_metric.kind}/{_metric.name} is defined twice")
+    _BY_KIND[_metric.kind][_metric.name] = _metric
+
+
+def of_kind(kind: Kind) -> dict[str, Metric]:
+    """The metrics of one kind, by name."""
+    return _BY_KIND[kind]
+
+
+def charts() -> dict[str, Metric]:
+    """What a tracker draws: chart name to metric."""
+    return {metric.chart: metric for metric in METRICS if metric.chart}
+
+
+def find(kind: Kind, name: str) -> Metric:
+    """The metric, or a UserError that names the nearest ones."""
+    known = _BY_KIND[kind]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise UserError(f"unknown {kind} metric {name!r}{hint} (all of them: docs/metrics.md)")
+    return known[name]
