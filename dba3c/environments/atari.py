@@ -18,7 +18,7 @@ import numpy as np
 from ale_py import Action
 from ale_py.vector_env import AtariVectorEnv
 
-from dba3c.environments.atari_view import AtariVectorEnvironment, ConsoleStep, Consoles
+from dba3c.environments.atari_view import AtariVectorEnvironment, Consoles, ConsoleStep
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.identifiers import atari_games
 from dba3c.environments.seeding import environment_seeds
@@ -50,7 +50,7 @@ class AleConsoles:
         self.num_actions = len(actions)
         self.fire_action = actions.index(Action.FIRE) if Action.FIRE in actions else None
         channels = config.frame_stack * (1 if config.grayscale else 3)
-        self.observation_shape = (channels, config.screen_size, config.screen_size)
+        self.observation_shape: tuple[int, ...] = (channels, config.screen_size, config.screen_size)
         self._grayscale = config.grayscale
 
     def reset(self, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,11 +1,13 @@
 """The named ways Atari is played, so that a score always says its protocol.
 
-| name            | repeat probability | frame skip    | frames      | no-ops | FIRE on reset | source                         |
-|-----------------|--------------------|---------------|-------------|--------|---------------|--------------------------------|
-| `2017`          | 0.25               | 2–4 at random | RGB 84×84   | 0      | no            | Gym's <Game>-v0, as DBA3C used |
-| `v5`            | 0.25               | 4             | gray 84×84  | 30     | yes           | Machado et al. 2018, ALE v5    |
-| `v4-no-sticky`  | 0                  | 4             | gray 84×84  | 30     | yes           | Mnih et al. 2015, NoFrameskip-v4 with wrappers |
+| name           | repeat probability | frame skip    | frames     | no-ops | FIRE on reset | source          |
+|----------------|--------------------|---------------|------------|--------|---------------|-----------------|
+| `2017`         | 0.25               | 2–4 at random | RGB 84×84  | 0      | no            | Gym's <Game>-v0 |
+| `v5`           | 0.25               | 4             | gray 84×84 | 30     | yes           | ALE/<Game>-v5   |
+| `v4-no-sticky` | 0                  | 4             | gray 84×84 | 30     | yes           | Mnih et al.     |
 
+`2017` is what DBA3C played (it evaluates with a guard of 30 steps against a stuck player). The sticky actions of `v5`
+are Machado et al.'s (2018, arXiv 1709.06009); `v4-no-sticky` is Mnih et al.'s (2015) preprocessing.
 Every protocol cuts a game after 108,000 frames (30 minutes of play) and uses the game's own action set.
 """
 
@@ -16,27 +18,33 @@ from typing import Any
 
 from dba3c.environments.config import EnvironmentConfig
 
-_SHARED: dict[str, Any] = dict(
-    frame_stack=4,
-    screen_size=84,
-    full_action_space=False,
-    max_episode_frames=108_000,
-    fire_on_life_loss=False,
-    stuck_guard_steps=0,
-)
+_SHARED: dict[str, Any] = {
+    "frame_stack": 4,
+    "screen_size": 84,
+    "full_action_space": False,
+    "max_episode_frames": 108_000,
+    "fire_on_life_loss": False,
+    "stuck_guard_steps": 0,
+}
+_V5: dict[str, Any] = {
+    "repeat_action_probability": 0.25,
+    "frame_skip": 4,
+    "grayscale": True,
+    "noop_max": 30,
+    "fire_on_reset": True,
+}
+_2017: dict[str, Any] = {
+    "repeat_action_probability": 0.25,
+    "frame_skip": (2, 4),
+    "grayscale": False,
+    "noop_max": 0,
+    "fire_on_reset": False,
+    "stuck_guard_steps": 30,
+}
 ATARI_PROTOCOLS: dict[str, dict[str, Any]] = {
-    "2017": _SHARED
-    | dict(
-        repeat_action_probability=0.25,
-        frame_skip=(2, 4),
-        grayscale=False,
-        noop_max=0,
-        fire_on_reset=False,
-        stuck_guard_steps=30,
-    ),
-    "v5": _SHARED | dict(repeat_action_probability=0.25, frame_skip=4, grayscale=True, noop_max=30, fire_on_reset=True),
-    "v4-no-sticky": _SHARED
-    | dict(repeat_action_probability=0.0, frame_skip=4, grayscale=True, noop_max=30, fire_on_reset=True),
+    "2017": _SHARED | _2017,
+    "v5": _SHARED | _V5,
+    "v4-no-sticky": _SHARED | _V5 | {"repeat_action_probability": 0.0},
 }
 
 

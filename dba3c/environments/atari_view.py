@@ -13,10 +13,10 @@ lives; everything that differs between training and evaluation is decided here, 
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, Space
 
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.protocol import Episode, Transition
@@ -58,10 +58,11 @@ class AtariVectorEnvironment:
     def __init__(self, config: EnvironmentConfig, consoles: Consoles, seeds: np.ndarray, view: str) -> None:
         training = view == "training"
         self.num_envs = len(seeds)
-        self.observation_space = Box(0, 255, consoles.observation_shape, np.uint8)
-        self.action_space = Discrete(consoles.num_actions)
+        self.observation_space: Space[Any] = Box(0, 255, consoles.observation_shape, np.uint8)
+        self.action_space: Space[Any] = Discrete(consoles.num_actions)
         self.frame_skip = config.frames_per_step
         self._consoles = consoles
+        self._num_actions = consoles.num_actions
         self._seeds = seeds
         self._clip_reward = config.clips_reward and training
         self._episodic_life = config.episodic_life and training
@@ -130,17 +131,15 @@ class AtariVectorEnvironment:
         actions = np.asarray(actions)
         if actions.shape != (self.num_envs,) or actions.dtype.kind not in "iu":
             raise UserError(f"actions must be integers [{self.num_envs}], not {actions.dtype} {list(actions.shape)}")
-        if actions.min() < 0 or actions.max() >= self.action_space.n:
-            raise UserError(f"actions must be in [0, {self.action_space.n}), not {sorted(set(actions.tolist()))}")
+        if actions.min() < 0 or actions.max() >= self._num_actions:
+            raise UserError(f"actions must be in [0, {self._num_actions}), not {sorted(set(actions.tolist()))}")
         return actions.astype(np.int32, copy=False)
 
     def _unstick(self, actions: np.ndarray) -> np.ndarray:
-        """FIRE for those who have chosen one action `stuck_guard_steps` times in a row."""
+        """FIRE instead of the last of `stuck_guard_steps` equal actions in a row, and of those that follow it."""
         self._repeats = np.where(actions == self._last_actions, self._repeats + 1, 1)
         self._last_actions = actions
-        stuck = self._repeats > self._stuck_guard_steps
-        self._repeats[stuck] = 0
-        return np.where(stuck, self._fire, actions)
+        return np.where(self._repeats >= self._stuck_guard_steps, self._fire, actions)
 
     def _finish(self, finished: np.ndarray, stepped: ConsoleStep) -> list[Episode]:
         episodes = [
@@ -149,7 +148,7 @@ class AtariVectorEnvironment:
                 length_steps=int(self._length_steps[index]),
                 terminated=bool(stepped.game_over[index]),
                 truncated=not stepped.game_over[index],
-                index=int(index),
+                environment=int(index),
             )
             for index in np.flatnonzero(finished)
         ]

@@ -8,10 +8,20 @@ from typing import Literal
 from dba3c.environments.identifiers import check_env_id, family_of
 from dba3c.errors import UserError
 
-_ATARI_ONLY = (
-    "repeat_action_probability grayscale frame_stack screen_size noop_max episodic_life fire_on_reset "
-    "fire_on_life_loss full_action_space max_episode_frames stuck_guard_steps atari_backend"
-).split()
+_ATARI_ONLY = {
+    "repeat_action_probability",
+    "grayscale",
+    "frame_stack",
+    "screen_size",
+    "noop_max",
+    "episodic_life",
+    "fire_on_reset",
+    "fire_on_life_loss",
+    "full_action_space",
+    "max_episode_frames",
+    "stuck_guard_steps",
+    "atari_backend",
+}
 _FAMILY_FRAME_SKIP = {"atari": 4, "vizdoom": 4, "dmlab": 4}
 
 
@@ -40,7 +50,7 @@ class EnvironmentConfig:
     MuJoCo). Every worker keeps its own statistics."""
 
     environment_restarts: int = 3
-    """How often each environment that raises, or returns what it must not, is started anew before the worker gives up."""
+    """How often each environment that raises, or returns what it must not, is started anew before giving up."""
 
     repeat_action_probability: float = 0.25
     """Atari: probability, per emulator frame, that the console repeats the previous action (sticky actions)."""
@@ -75,7 +85,8 @@ class EnvironmentConfig:
     """Atari: a game is truncated after this many emulator frames (108,000 is 30 minutes of play)."""
 
     stuck_guard_steps: int = 0
-    """Atari, evaluation only: after this many equal actions in a row, FIRE once (30 in the 2017 system); 0 for off."""
+    """Atari, evaluation only: FIRE replaces the last of this many equal actions in a row, and those that follow it
+    (30 in the 2017 system); 0 for off."""
 
     atari_backend: Literal["ale", "envpool"] = "ale"
     """Atari: ale-py's own vector environment, or EnvPool's (extra `envpool`)."""
@@ -138,9 +149,7 @@ class EnvironmentConfig:
             raise UserError("fire_on_life_loss needs episodic_life: its FIRE step must fall between two episodes")
         low, high = self.frame_skip_range
         if self.family in ("gymnasium", "custom", "football") and high > 1:
-            raise UserError(
-                f"frame_skip is not an option of {self.env_id}: wrap it yourself in a package.module:function"
-            )
+            raise UserError(f"frame_skip is not an option of {self.env_id}: wrap it in a package.module:function")
         if low != high and (self.family != "atari" or self.atari_backend != "ale"):
             raise UserError(f"a random frame_skip {self.frame_skip} needs an Atari game and atari_backend ale")
         if self.family != "atari":

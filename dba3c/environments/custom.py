@@ -40,7 +40,7 @@ def _find(env_id: str, module_name: str, attribute: str) -> Any:
         if error.name is not None and module_name.startswith(error.name):
             raise UserError(f"{env_id}: no module named {error.name} here ({here}) or installed") from error
         raise UserError(f"{env_id}: {module_name} needs the module {error.name}, which is not installed") from error
-    except Exception as error:  # noqa: BLE001 (importing a stranger's file can raise anything)
+    except Exception as error:  # importing a stranger's file can raise anything
         raise UserError(f"{env_id}: importing {module_name} raised {type(error).__name__}: {error}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):

@@ -17,6 +17,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Space
 
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.errors import EnvironmentFailed, failure_line
@@ -42,7 +43,7 @@ class LoopVectorEnvironment:
         self._envs += [make_env() for _ in range(num_envs - 1)]
         self._observations = ObservationCodec(self._env_id, self._envs[0].observation_space)
         self._actions = ActionCodec(self._env_id, self._envs[0].action_space)
-        self.observation_space = self._observations.space
+        self.observation_space: Space[Any] = self._observations.space
         self.action_space = self._actions.space
         self._restarts = [0] * num_envs
         self._last: np.ndarray | None = None
@@ -81,7 +82,7 @@ class LoopVectorEnvironment:
                 continue
             try:
                 reward[index], terminated[index], truncated[index] = self._step_one(index, actions, row)
-            except Exception as error:  # noqa: BLE001 (whatever a stranger's environment raises is named and bounded)
+            except Exception as error:  # whatever a stranger's environment raises is named and bounded
                 self._restart(index, error, failures)
                 row[...] = self._last[index]
                 valid[index], truncated[index] = False, True
@@ -101,7 +102,7 @@ class LoopVectorEnvironment:
         self._envs = []
 
     def _new_batch(self) -> np.ndarray:
-        return np.empty((self.num_envs, *self.observation_space.shape), dtype=self.observation_space.dtype)
+        return np.empty((self.num_envs, *self._observations.space.shape), dtype=self._observations.space.dtype)
 
     def _step_one(self, index: int, actions: np.ndarray, row: np.ndarray) -> tuple[float, bool, bool]:
         self._life_steps[index] += 1
@@ -123,7 +124,7 @@ class LoopVectorEnvironment:
                 self._observations.write(observation, row)
                 self._unseeded[index] = False
                 return
-            except Exception as error:  # noqa: BLE001 (as in step)
+            except Exception as error:  # as in step
                 self._restart(index, error, failures)
 
     def _restart(self, index: int, error: Exception, failures: list[str]) -> None:
@@ -136,7 +137,7 @@ class LoopVectorEnvironment:
         failures.append(f"{line}; restart {self._restarts[index]} of {self._restarts_allowed}")
         try:
             self._envs[index].close()
-        except Exception as close_error:  # noqa: BLE001 (it is broken already; the line says that it did not close)
+        except Exception as close_error:  # it is broken already; the line says that it did not close
             failures[-1] += f" (closing it raised {type(close_error).__name__})"
         self._envs[index] = self._make_env()
         self._unseeded[index] = True
@@ -151,7 +152,7 @@ class LoopVectorEnvironment:
             length_steps=int(self._length_steps[index]),
             terminated=terminated,
             truncated=not terminated,
-            index=index,
+            environment=index,
         )
         self._score[index], self._length_steps[index] = 0.0, 0
         return episode

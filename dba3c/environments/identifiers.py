@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+from pathlib import Path
 
 from dba3c.errors import UserError
 
@@ -50,6 +51,16 @@ def atari_games() -> dict[str, str]:
 
     no_single_player_mode = {"combat", "joust", "maze_craze", "warlords"}
     return {f"ALE/{rom_id_to_name(rom)}-v5": rom for rom in roms.get_all_rom_ids() if rom not in no_single_player_mode}
+
+
+def rom_path(env_id: str) -> Path:
+    """The ROM file of an ALE/<Game>-v5 id."""
+    from ale_py import roms
+
+    path = roms.get_rom_path(atari_games()[env_id])
+    if path is None:
+        raise UserError(f"ale-py has no ROM of {env_id}")
+    return Path(path)
 
 
 def _registered_ids() -> list[str]:

@@ -22,7 +22,7 @@ class Episode(NamedTuple):
     length_steps: int  # agent steps, the reset's not counted
     terminated: bool  # the game itself ended
     truncated: bool  # a time limit ended it
-    index: int = -1  # which of the B environments played it
+    environment: int = -1  # which of the B environments played it
 
 
 class Transition(NamedTuple):

@@ -110,7 +110,7 @@ def _image_space(shape: tuple[int, ...]) -> spaces.Box:
 
 def _refuse_unsupported_parts(env_id: str, space: spaces.Space[Any], where: str) -> None:
     if isinstance(space, spaces.Dict):
-        parts = list(space.spaces.items())
+        parts: list[tuple[Any, spaces.Space[Any]]] = list(space.spaces.items())
     elif isinstance(space, spaces.Tuple):
         parts = list(enumerate(space.spaces))
     elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):

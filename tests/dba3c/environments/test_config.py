@@ -1,0 +1,67 @@
+"""EnvironmentConfig: named protocols, and one line for every option that does not fit."""
+
+from dataclasses import replace
+
+import pytest
+
+from dba3c.environments import EnvironmentConfig, atari_2017, atari_v4_no_sticky, atari_v5
+from dba3c.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("protocol", "name"), [(atari_2017, "2017"), (atari_v5, "v5"), (atari_v4_no_sticky, "v4-no-sticky")]
+)
+def test_a_protocol_says_its_name(protocol, name):
+    assert protocol(EnvironmentConfig()).protocol_name == name
+
+
+def test_training_options_are_not_part_of_the_protocol():
+    config = replace(atari_v5(EnvironmentConfig()), episodic_life=True, clip_reward=False, envs_per_worker=7)
+    assert config.protocol_name == "v5"
+
+
+def test_a_changed_protocol_names_what_changed():
+    config = replace(atari_v4_no_sticky(EnvironmentConfig()), full_action_space=True)
+    assert config.protocol_name == "v4-no-sticky but full_action_space=True"
+
+
+def test_the_default_is_the_v5_protocol():
+    assert EnvironmentConfig().protocol_name == "v5"
+    assert EnvironmentConfig().frames_per_step == 4
+    assert EnvironmentConfig().clips_reward
+
+
+def test_other_families_neither_clip_rewards_nor_skip_frames():
+    config = EnvironmentConfig(env_id="CartPole-v1")
+    assert not config.clips_reward
+    assert config.frames_per_step == 1
+    assert config.protocol_name == "CartPole-v1 as registered"
+
+
+def test_a_frame_skip_range_read_from_json_is_a_tuple():
+    assert EnvironmentConfig(frame_skip=[2, 4]) == EnvironmentConfig(frame_skip=(2, 4))
+    assert EnvironmentConfig(frame_skip=(2, 4)).frames_per_step == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"envs_per_worker": 0}, "envs_per_worker must be at least 1, not 0"),
+        ({"noop_max": -1}, "noop_max must not be negative, but is -1"),
+        ({"repeat_action_probability": 1.0}, r"must be in \[0, 1\), not 1.0"),
+        ({"frame_skip": 0}, "frame_skip must be positive"),
+        ({"frame_skip": (4, 2)}, "frame_skip must be positive"),
+        ({"fire_on_life_loss": True}, "fire_on_life_loss needs episodic_life"),
+        ({"atari_backend": "gym"}, "atari_backend must be ale or envpool, not gym"),
+        ({"frame_skip": (2, 4), "atari_backend": "envpool"}, "random frame_skip"),
+        ({"env_id": "CartPole-v1", "grayscale": False}, "grayscale: options of Atari games only"),
+        ({"env_id": "CartPole-v1", "frame_skip": 4}, "frame_skip is not an option of CartPole-v1"),
+        ({"env_id": "CartPool-v1"}, "unknown environment CartPool-v1: did you mean CartPole-v1"),
+        ({"env_id": "xyzzy"}, r"unknown environment xyzzy \(an id of your own is package.module:function\)"),
+        ({"env_id": "my game:make env"}, "written package.module:function"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(options, line):
+    with pytest.raises(UserError, match=line) as caught:
+        EnvironmentConfig(**options)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,73 @@
+"""The same seed gives the same first 1,000 observations; different numbers give different ones."""
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dba3c.environments import EnvironmentConfig, atari_2017, make_vector_environment, worker_seed
+from dba3c.environments.seeding import environment_seed, environment_seeds
+
+NUM_ENVS, STEPS = 4, 250
+FAMILIES = {
+    "ale": EnvironmentConfig(),
+    "ale with two threads": EnvironmentConfig(env_threads=2),
+    "ale 2017": atari_2017(EnvironmentConfig()),
+    "envpool": EnvironmentConfig(atari_backend="envpool"),
+    "classic control": EnvironmentConfig(env_id="CartPole-v1"),
+    "continuous control": EnvironmentConfig(env_id="Pendulum-v1"),
+    "toy text": EnvironmentConfig(env_id="FrozenLake-v1"),
+}
+
+
+def first_thousand(config, seed):
+    """A hash of the first 1,000 observations and rewards under a fixed stream of actions."""
+    envs = make_vector_environment(config, NUM_ENVS, seed)
+    envs.action_space.seed(0)
+    digest = hashlib.sha256(envs.reset().tobytes())
+    for _ in range(STEPS - 1):
+        transition = envs.step(np.stack([envs.action_space.sample() for _ in range(NUM_ENVS)]))
+        digest.update(transition.observation.tobytes())
+        digest.update(transition.reward.tobytes())
+    envs.close()
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_seed_gives_the_same_first_thousand_observations(family):
+    if family == "envpool":
+        pytest.importorskip("envpool")
+    config = FAMILIES[family]
+    assert first_thousand(config, 11) == first_thousand(config, 11)
+    assert first_thousand(config, 11) != first_thousand(config, 12)
+
+
+def test_the_number_of_threads_does_not_change_the_games():
+    config = EnvironmentConfig()
+    assert first_thousand(config, 3) == first_thousand(replace(config, env_threads=2), 3)
+
+
+def test_a_seed_given_to_reset_replaces_the_first():
+    envs = make_vector_environment(EnvironmentConfig(env_id="CartPole-v1"), 3, seed=1)
+    first = envs.reset().copy()
+    assert (envs.reset(seed=2) != first).any()
+    assert (envs.reset(seed=1) == first).all()
+
+
+def test_run_worker_index_and_incarnation_all_change_the_seed():
+    seeds = {
+        environment_seed(worker_seed(run, worker, incarnation), index, restart)
+        for run in range(3)
+        for worker in range(3)
+        for incarnation in range(3)
+        for index in range(3)
+        for restart in range(3)
+    }
+    assert len(seeds) == 3**5
+
+
+def test_seeds_fit_what_the_emulator_takes():
+    seeds = environment_seeds(worker_seed(2**40, 7), 1000)
+    assert seeds.dtype == np.int32
+    assert seeds.min() >= 0 and len(set(seeds.tolist())) == 1000

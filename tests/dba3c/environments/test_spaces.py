@@ -1,0 +1,100 @@
+"""Observations and actions of every kind: what the network gets, and what is refused with which line."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Text, Tuple
+
+from dba3c.environments.spaces import ActionCodec, ObservationCodec
+from dba3c.errors import UserError
+
+
+def image(*shape):
+    return Box(0, 255, shape, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "shape", "dtype"),
+    [
+        (image(84, 84), (1, 84, 84), np.uint8),
+        (image(96, 96, 3), (3, 96, 96), np.uint8),
+        (image(4, 84, 84), (4, 84, 84), np.uint8),
+        (image(72, 96, 16), (16, 72, 96), np.uint8),
+        (Box(-1, 1, (3, 2), np.float64), (6,), np.float32),
+        (Box(0, 255, (128,), np.uint8), (128,), np.float32),
+        (Discrete(16), (16,), np.float32),
+        (MultiDiscrete([2, 3]), (5,), np.float32),
+        (MultiBinary(4), (4,), np.float32),
+        (Dict(goal=Box(-1, 1, (2,)), at=Discrete(3)), (5,), np.float32),
+        (Tuple((Discrete(32), Discrete(11), Discrete(2))), (45,), np.float32),
+    ],
+)
+def test_an_observation_space_becomes_what_networks_take(space, shape, dtype):
+    codec = ObservationCodec("game", space)
+    assert (codec.space.shape, codec.space.dtype) == (shape, dtype)
+    row = np.zeros(shape, dtype)
+    space.seed(0)
+    codec.write(space.sample(), row)
+    assert row.any()
+
+
+def test_channels_come_first_and_pixels_stay():
+    codec = ObservationCodec("game", image(5, 4, 3))
+    observation = np.arange(60, dtype=np.uint8).reshape(5, 4, 3)
+    row = np.zeros((3, 5, 4), np.uint8)
+    codec.write(observation, row)
+    assert all(row[c, y, x] == observation[y, x, c] for c in range(3) for y in range(5) for x in range(4))
+
+
+def test_a_dictionary_is_concatenated_in_the_order_of_its_space():
+    space = Dict({"b": Box(-9, 9, (2,)), "a": Discrete(3)})
+    codec = ObservationCodec("game", space)
+    row = np.zeros(5, np.float32)
+    codec.write({"a": np.int64(1), "b": np.array([7.0, 8.0], np.float32)}, row)
+    assert row.tolist() == gymnasium.spaces.flatten(space, {"a": 1, "b": np.array([7.0, 8.0], np.float32)}).tolist()
+
+
+@pytest.mark.parametrize(
+    ("space", "line"),
+    [
+        (Dict(rgb=image(64, 64, 3), pose=Box(-1, 1, (2,))), r"game: observation\['rgb'\] is an image \(64, 64, 3\)"),
+        (Tuple((Dict(eye=image(8, 8)),)), r"observation\[0\]\['eye'\] is an image"),
+        (Text(5), "observation of type Text is not supported; Box, Discrete"),
+        (Dict(web=Graph(Discrete(2), None)), r"observation\['web'\] of type Graph is not supported"),
+    ],
+)
+def test_an_unsupported_observation_is_refused_with_what_is_supported(space, line):
+    with pytest.raises(UserError, match=line) as caught:
+        ObservationCodec("game", space)
+    assert "\n" not in str(caught.value)
+
+
+def test_discrete_actions_start_where_the_environment_starts_them():
+    codec = ActionCodec("game", Discrete(3, start=-1))
+    assert [codec.read(np.array([0, 1, 2]), i) for i in range(3)] == [-1, 0, 1]
+
+
+def test_multi_discrete_actions_are_one_row_per_environment():
+    codec = ActionCodec("game", MultiDiscrete([2, 3]))
+    actions = codec.check(np.array([[1, 2], [0, 1]]), num_envs=2)
+    assert codec.read(actions, 0).tolist() == [1, 2]
+
+
+def test_box_actions_are_clipped_to_their_bounds():
+    codec = ActionCodec("game", Box(-2, 2, (1,), np.float32))
+    assert codec.read(codec.check(np.array([[5.0]], np.float32), 1), 0).tolist() == [2.0]
+
+
+@pytest.mark.parametrize("space", [MultiBinary(3), Box(0, 1, (2, 2)), Dict(a=Discrete(2)), image(3)])
+def test_an_unsupported_action_is_refused_with_what_is_supported(space):
+    with pytest.raises(UserError, match=r"not supported; Discrete, MultiDiscrete \[K\] and float Box \[A\] are"):
+        ActionCodec("game", space)
+
+
+@pytest.mark.parametrize(
+    ("space", "actions"),
+    [(Discrete(3), np.zeros(3, np.int64)), (Discrete(3), np.zeros(2)), (Box(-1, 1, (2,)), np.zeros((2, 2), np.int64))],
+)
+def test_actions_of_a_wrong_shape_or_kind_are_refused(space, actions):
+    with pytest.raises(UserError, match="actions must be"):
+        ActionCodec("game", space).check(actions, num_envs=2)
