@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dba3c.config import TrainConfig
 from dba3c.run_folder import RunFolder
-from launch.rendezvous import Rendezvous
+from dba3c.rendezvous import Rendezvous
 from param_servers.exchange import GradientExchange
 from param_servers.sharding import ShardPlan
 

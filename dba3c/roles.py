@@ -1,0 +1,115 @@
+"""What each process of a run does, once it knows its place; the run folder says the rest.
+
+server (one shard of the parameters), worker (environments and gradients), evaluator, recorder, monitor. Each returns the
+reason the run ended, or raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dba3c.config import TrainConfig
+from dba3c.exchanges import connect
+from dba3c.metrics import MetricsWriter
+from dba3c.rendezvous import Rendezvous
+from dba3c.run_folder import RunFolder
+from dba3c.stopping import StopRule
+
+
+@dataclass(frozen=True)
+class Place:
+    """Who this process is."""
+
+    folder: RunFolder
+    config: TrainConfig
+    rank: int
+    incarnation: int
+
+    def metrics(self, role: str) -> MetricsWriter:
+        """This process's own metrics file."""
+        return MetricsWriter(self.folder, role, self.rank, self.incarnation, self.config.run.metrics_window_s)
+
+
+def server(place: Place) -> str:
+    """Hold one shard of the parameters."""
+    from dba3c.construction import initial_parameters
+    from param_servers.server import ParameterServer
+
+    plan, parameters = initial_parameters(place.config)
+    rendezvous = Rendezvous(place.folder, place.config.exchange.join_timeout_s)
+    metrics = place.metrics("server")
+    try:
+        return ParameterServer(
+            shard=place.rank,
+            plan=plan,
+            initial_parameters=parameters,
+            optimizer_config=place.config.optimizer,
+            exchange_config=place.config.exchange,
+            resolve=rendezvous.address_of_server,
+            publish_address=rendezvous.publish_server(place.rank, place.incarnation),
+            secret=place.folder.secret(),
+            checkpoint_dir=place.folder.checkpoints,
+            on_report=metrics.record_server,
+            on_event=metrics.record_event,
+            should_stop=StopRule(place.folder, place.config),
+        ).run()
+    finally:
+        metrics.close()
+
+
+def worker(place: Place) -> str:
+    """Step environments and compute gradients."""
+    from dba3c.construction import build_agent, plan_of, spaces_of
+    from dba3c.environments.factory import make_vector_environment
+    from dba3c.environments.seeding import worker_seed
+    from dba3c.rollout import Collector
+    from dba3c.worker import run_worker
+
+    config = place.config
+    seed = worker_seed(config.run.seed, place.rank, place.incarnation)
+    environments = make_vector_environment(config.environment, config.environment.envs_per_worker, seed)
+    metrics = place.metrics("worker")
+    try:
+        agent = build_agent(config, spaces_of(config))
+        exchange = connect(place.folder, config, plan_of(config, agent.network), place.rank, place.incarnation)
+        try:
+            collector = Collector(environments, agent, config.algorithm.rollout_length, seed)
+            return run_worker(
+                config, agent, collector, exchange, metrics, rank=place.rank, incarnation=place.incarnation
+            )
+        finally:
+            exchange.close()
+    finally:
+        metrics.close()
+        environments.close()
+
+
+def monitor(place: Place) -> str:
+    """Read the metrics of all, feed the trackers, decide when the score is reached."""
+    from dba3c.monitor.monitor import run_monitor
+
+    return run_monitor(place.folder, place.config)
+
+
+def evaluator(place: Place) -> str:
+    """Play full games with each new checkpoint."""
+    from dba3c.evaluation import run_evaluator
+
+    return run_evaluator(place.folder, place.config, place.rank)
+
+
+def recorder(place: Place) -> str:
+    """Film a game of every k-th checkpoint."""
+    from dba3c.recording import run_recorder
+
+    return run_recorder(place.folder, place.config, place.rank)
+
+
+ROLES: dict[str, Callable[[Place], str]] = {
+    "server": server,
+    "worker": worker,
+    "monitor": monitor,
+    "evaluator": evaluator,
+    "recorder": recorder,
+}
