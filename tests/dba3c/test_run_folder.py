@@ -1,0 +1,225 @@
+"""A run's folder: who may write to it, and what is in it."""
+
+import json
+import multiprocessing
+import os
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from dba3c import run_lock
+from dba3c.errors import UserError
+from dba3c.run_folder import RunFolder
+
+CONFIG = {"environment": {"env_id": "CartPole-v1"}}
+
+
+def finished_run(path):
+    run = RunFolder.create(path, CONFIG)
+    run.end_life("finished", "the stop score was reached")
+    run.release()
+    return run
+
+
+def abandon_in_a_dead_process(path):
+    """A child that creates the run and dies without releasing it, as by kill -9."""
+    code = f"import os; from dba3c.run_folder import RunFolder; r = RunFolder.create({str(path)!r}, {{}}); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 9
+
+
+def pretend_held_elsewhere(path, age_s):
+    holder = {"host": "node17", "pid": 42, "process_started": "1", "pid_space": "another boot", "token": "abc"}
+    (path / "lock.json").write_text(json.dumps(holder))
+    when_s = (path / "lock.json").stat().st_mtime - age_s
+    os.utime(path / "lock.json", (when_s, when_s))
+
+
+def test_a_new_run_has_its_config_folders_and_facts(tmp_path):
+    with RunFolder.create(tmp_path / "run", CONFIG, launcher="local", topology={"workers": 2}, cores=2) as run:
+        assert run.config() == CONFIG
+        life = run.life()
+        assert life["topology"] == {"workers": 2} and life["cores"] == 2 and "torch" in life["versions"]
+        assert run.checkpoints.is_dir() and run.metrics.is_dir() and run.status() == "live"
+
+
+def test_the_environment_is_never_written_down(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_API_TOKEN", "do-not-leak-me")
+    with RunFolder.create(tmp_path / "run", CONFIG):
+        pass
+    for path in (tmp_path / "run").rglob("*"):
+        assert path.is_dir() or "do-not-leak-me" not in path.read_text()
+
+
+def test_config_text_is_kept_as_given(tmp_path):
+    text = '{\n  "learning_rate": 7e-4\n}\n'
+    with RunFolder.create(tmp_path / "run", text) as run:
+        assert run.config_text() == text
+
+
+def test_a_second_launch_into_a_live_folder_is_refused_naming_host_and_pid(tmp_path):
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        for resume in (False, True):
+            with pytest.raises(UserError, match=f"in use by process {os.getpid()} on {run.lock.holder.host}"):
+                RunFolder.launch(tmp_path / "run", CONFIG, resume=resume)
+
+
+def test_a_finished_run_is_resumed_only_when_asked(tmp_path):
+    assert finished_run(tmp_path / "run").status() == "finished"
+    with pytest.raises(UserError, match="already holds a run"):
+        RunFolder.create(tmp_path / "run", CONFIG)
+    with RunFolder.resume(tmp_path / "run") as run:
+        assert run.config() == CONFIG
+        assert len(run.meta()["lives"]) == 2 and run.status() == "live"
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
+    abandon_in_a_dead_process(tmp_path / "run")
+    assert (tmp_path / "run" / "lock.json").exists()
+    assert RunFolder.open(tmp_path / "run").status() == "broken"
+    with pytest.raises(UserError, match="already holds a run"):
+        RunFolder.create(tmp_path / "run", CONFIG)
+    with RunFolder.resume(tmp_path / "run") as run:
+        assert run.status() == "live"
+
+
+def test_a_pid_given_to_a_later_process_is_not_the_holder(tmp_path):
+    run = finished_run(tmp_path / "run")
+    holder = run_lock.Holder.this_process()
+    forged = {**vars(holder), "process_started": "0"}
+    (run.path / "lock.json").write_text(json.dumps(forged))
+    assert run_lock.living_holder(run.path) is None
+
+
+def test_a_lock_of_another_host_counts_while_its_heartbeat_is_fresh(tmp_path):
+    run = finished_run(tmp_path / "run")
+    pretend_held_elsewhere(run.path, age_s=5)
+    with pytest.raises(UserError, match="in use by process 42 on node17"):
+        RunFolder.resume(run.path)
+    pretend_held_elsewhere(run.path, age_s=run_lock.HEARTBEAT_LOST_S + 5)
+    RunFolder.resume(run.path).release()
+
+
+def test_a_torn_lock_counts_while_its_heartbeat_is_fresh(tmp_path):
+    run = finished_run(tmp_path / "run")
+    (run.path / "lock.json").write_text('{"host": "no')
+    with pytest.raises(UserError, match="an unknown host"):
+        RunFolder.resume(run.path)
+
+
+def test_a_holder_that_was_taken_over_learns_it_and_does_not_release_the_new_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "HEARTBEAT_S", 0.01)
+    run = RunFolder.create(tmp_path / "run", CONFIG)
+    pretend_held_elsewhere(run.path, age_s=0)
+    run.lock._thread.join(timeout=10)
+    assert run.lock.lost
+    run.release()
+    assert (run.path / "lock.json").exists()
+
+
+def test_of_many_launches_at_once_exactly_one_gets_the_folder(tmp_path):
+    abandon_in_a_dead_process(tmp_path / "run")
+    barrier, won, refused = threading.Barrier(8), [], []
+
+    def launch():
+        barrier.wait(timeout=30)
+        try:
+            won.append(RunFolder.resume(tmp_path / "run"))
+        except UserError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=launch) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(won) == 1 and len(refused) == 7
+    won[0].release()
+
+
+def test_a_folder_of_other_things_is_not_made_a_run(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"not a run folder and not empty \(thesis.tex\)"):
+        RunFolder.create(tmp_path, CONFIG)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_resuming_nothing_is_refused(tmp_path):
+    with pytest.raises(UserError, match="nothing to resume"):
+        RunFolder.resume(tmp_path / "run")
+
+
+def test_a_broken_config_is_named(tmp_path):
+    run = finished_run(tmp_path / "run")
+    (run.path / "config.json").write_text('{"a": ')
+    with pytest.raises(UserError, match=r"config.json is not valid JSON"):
+        RunFolder.open(run.path).config()
+
+
+def test_opening_waits_for_the_launch_it_belongs_to(tmp_path):
+    finished_run(tmp_path / "run")
+    with pytest.raises(UserError, match="of launch job-7"):
+        RunFolder.open(tmp_path / "run", wait_s=0.05, launch_id="job-7")
+    with RunFolder.resume(tmp_path / "run", launch_id="job-7"):
+        assert RunFolder.open(tmp_path / "run", launch_id="job-7").life()["launch_id"] == "job-7"
+
+
+def test_the_secret_is_private_made_once_and_the_environment_wins(tmp_path, monkeypatch):
+    monkeypatch.delenv("DBA3C_SECRET", raising=False)
+    run = finished_run(tmp_path / "run")
+    path = run.path / "secret"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert run.secret() == run.secret() == path.read_text().strip() and len(run.secret()) == 64
+    monkeypatch.setenv("DBA3C_SECRET", "given")
+    assert run.secret() == "given"
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv("DBA3C_SECRET", raising=False)
+    run = finished_run(tmp_path / "run")
+    (run.path / "secret").chmod(0o644)
+    with pytest.raises(UserError, match="can be read by others"):
+        run.secret()
+
+
+def _request(path, reason, answers):
+    answers.put(RunFolder.open(path).request_stop(reason))
+
+
+def test_the_first_reason_to_stop_stays(tmp_path):
+    run = finished_run(tmp_path / "run")
+    assert run.stop_reason() is None
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    processes = [context.Process(target=_request, args=(run.path, f"reason {i}", answers)) for i in range(3)]
+    for process in processes:
+        process.start()
+    won = [answers.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(timeout=60)
+    assert sorted(won) == [False, False, True]
+    assert run.stop_reason() in {"reason 0", "reason 1", "reason 2"}
+
+
+def test_a_resumed_run_forgets_why_it_was_stopped_and_who_listened(tmp_path):
+    run = finished_run(tmp_path / "run")
+    run.request_stop("enough")
+    run.publish("server-0", {"host": "a", "port": 1})
+    with RunFolder.resume(run.path) as again:
+        assert again.stop_reason() is None and again.published("server-0") is None
+        assert again.meta()["lives"][0]["stop_reason"] == "enough"
+
+
+def test_a_published_address_is_read_back(tmp_path):
+    run = finished_run(tmp_path / "run")
+    assert run.published("server-0") is None
+    run.publish("server-0", {"host": "node1", "port": 4711, "incarnation": 2})
+    assert run.published("server-0") == {"host": "node1", "port": 4711, "incarnation": 2}
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot make the folder"):
+        RunFolder.create(tmp_path / "file" / "run", CONFIG)
