@@ -28,7 +28,7 @@ format: $(INSTALLED)
 
 test-cluster: $(INSTALLED)  ## a real Slurm of 64 nodes on this machine (root only to install it and to start its daemons)
 	tests/cluster/install_slurm.sh
-	$(BIN)/python -m pytest tests/cluster -o norecursedirs= -m cluster $(ARGS)
+	DBA3C_TEST_CLUSTER=1 $(BIN)/python -m pytest tests/cluster $(ARGS)
 
 results: $(INSTALLED)  ## redraw every plot under results/ from the data beside it
 	@for script in results/*/plot.py; do [ -e "$$script" ] || continue; echo "$$script"; $(BIN)/python "$$script" || exit 1; done

@@ -1,0 +1,209 @@
+"""(rank, world size, counts) → role. Pure: no environment, no sockets; an error prints its arithmetic.
+
+    71 = 4 servers + 1 evaluator + 1 recorder + 65 workers (60 gradients + 5 backup)
+
+Ranks are dealt in that order: servers, evaluators, recorders, workers. With several tasks on a node the few that serve
+many (servers, learners) are spread over the nodes, one each, because a node's link is what they run out of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dba3c.errors import UserError
+
+NAMES = ("server", "learner", "evaluator", "recorder", "worker", "actor")
+"""Roles in the order in which ranks are dealt."""
+
+SPREAD = ("server", "learner")
+"""Roles of which two on one node would share its link."""
+
+
+@dataclass(frozen=True, order=True)
+class Assignment:
+    """One process: its role, and its number within the role."""
+
+    role: str
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.rank}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """How many of each role. Valid by construction.
+
+    Raises:
+        UserError: counts that no run can have; the message is the arithmetic.
+    """
+
+    servers: int = 0
+    workers: int = 0
+    backup_workers: int = 0
+    evaluators: int = 0
+    recorders: int = 0
+    learners: int = 0
+    actors: int = 0
+    colocated_servers: bool = False
+    """Servers run beside workers, in the same ranks, instead of in ranks of their own."""
+
+    def __post_init__(self) -> None:
+        for name in ("servers", "workers", "backup_workers", "evaluators", "recorders", "learners", "actors"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.learners or self.actors:
+            self._check_central_inference()
+        elif self.workers < 1:
+            raise UserError(f"no rank is left for a worker: {self._sum_text()} = {self.ranks}")
+        elif self.gradients < 1:
+            raise UserError(f"{self.backup_workers} backup of {self.workers} workers leave no gradient for an update")
+        if self.colocated_servers and self.servers > self.workers:
+            raise UserError(f"{self.servers} servers beside {self.workers} workers: at most one beside each worker")
+
+    def _check_central_inference(self) -> None:
+        if self.workers or self.servers or self.backup_workers:
+            raise UserError("central inference has learners and actors, no workers or parameter servers")
+        if not self.learners or not self.actors:
+            raise UserError(
+                f"central inference needs a learner and an actor, got {_count(self.learners, 'learner')} + "
+                f"{_count(self.actors, 'actor')}"
+            )
+
+    @property
+    def gradients(self) -> int:
+        """g: gradients from distinct workers that make one update."""
+        return self.workers - self.backup_workers
+
+    def count(self, role: str) -> int:
+        """How many processes have this role."""
+        return int(getattr(self, role + "s"))
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks a launcher has to start."""
+        return sum(self.count(role) for role in self._dealt())
+
+    def _dealt(self) -> list[str]:
+        """Roles that have ranks of their own."""
+        return [role for role in NAMES if self.count(role) and not (role == "server" and self.colocated_servers)]
+
+    def _sum_text(self) -> str:
+        return " + ".join(_count(self.count(role), role) for role in self._dealt()) or "nothing"
+
+    def arithmetic(self) -> str:
+        """One line for people, e.g. ``71 = 4 servers + 1 evaluator + 1 recorder + 65 workers (60 gradients + 5 backup)``."""
+        text = f"{self.ranks} = {self._sum_text()}"
+        if self.workers:
+            text += f" ({_count(self.gradients, 'gradient')} + {self.backup_workers} backup)"
+        if self.colocated_servers and self.servers:
+            text += f", {_count(self.servers, 'server')} beside workers"
+        return text
+
+    def place(self, tasks_per_node: Sequence[int] | None = None) -> list[tuple[Assignment, ...]]:
+        """What each rank runs, in rank order; the first entry is the rank's own role.
+
+        Args:
+            tasks_per_node: ranks on each node when ranks fill one node after the other; None: a node each.
+
+        Raises:
+            UserError: the nodes' tasks are not as many as the ranks.
+        """
+        tasks = [1] * self.ranks if tasks_per_node is None else list(tasks_per_node)
+        if sum(tasks) != self.ranks:
+            raise UserError(
+                f"{' + '.join(map(str, tasks))} = {sum(tasks)} tasks on {len(tasks)} nodes, but {self.arithmetic()}"
+            )
+        order = _round_robin(tasks)
+        dealt: dict[int, Assignment] = {}
+        spread = [a for a in self._assignments() if a.role in SPREAD]
+        for assignment, rank in zip(spread, order):
+            dealt[rank] = assignment
+        rest = iter([a for a in self._assignments() if a.role not in SPREAD])
+        ranks = [dealt[rank] if rank in dealt else next(rest) for rank in range(self.ranks)]
+        return self._with_colocated(ranks, order)
+
+    def _assignments(self) -> list[Assignment]:
+        return [Assignment(role, i) for role in self._dealt() for i in range(self.count(role))]
+
+    def _with_colocated(self, ranks: list[Assignment], order: list[int]) -> list[tuple[Assignment, ...]]:
+        if not self.colocated_servers:
+            return [(assignment,) for assignment in ranks]
+        hosts = [rank for rank in order if ranks[rank].role == "worker"][: self.servers]
+        beside = {rank: Assignment("server", i) for i, rank in enumerate(hosts)}
+        return [(own, beside[rank]) if rank in beside else (own,) for rank, own in enumerate(ranks)]
+
+
+def fit(
+    world_size: int,
+    *,
+    servers: int = 0,
+    workers: int | None = None,
+    gradients: int | None = None,
+    backup_workers: int | None = None,
+    evaluators: int = 0,
+    recorders: int = 0,
+    learners: int = 0,
+    colocated_servers: bool = False,
+    started_by: str = "the launcher",
+) -> Topology:
+    """The topology of ``world_size`` ranks: what was not given follows from what was.
+
+    Args:
+        workers, gradients, backup_workers: None where the command line says nothing.
+        started_by: what started the ranks, for the message.
+
+    Raises:
+        UserError: the counts contradict each other or the number of ranks; the message is the arithmetic.
+    """
+    others = (0 if colocated_servers else servers) + evaluators + recorders + learners
+    left = world_size - others
+    if learners:
+        return Topology(learners=learners, actors=left, evaluators=evaluators, recorders=recorders)
+    parts = [(0 if colocated_servers else servers, "server"), (evaluators, "evaluator"), (recorders, "recorder")]
+    asked_sum = " + ".join(_count(n, role) for n, role in parts if n)
+    if workers is None and left < 1:
+        raise UserError(f"{started_by} started {_count(world_size, 'rank')}, but {asked_sum} leave none for a worker")
+    if workers is None:
+        workers = left
+    elif workers != left:
+        asked = f"{asked_sum} + " if asked_sum else ""
+        raise UserError(
+            f"{started_by} started {_count(world_size, 'rank')}, but the options ask for "
+            f"{asked}{_count(workers, 'worker')} = {others + workers}"
+        )
+    if gradients is None:
+        backup_workers = backup_workers or 0
+    elif backup_workers is None:
+        backup_workers = workers - gradients
+        if backup_workers < 0:
+            raise UserError(f"{gradients} gradients need as many workers, but {world_size} ranks leave {workers}")
+    elif gradients + backup_workers != workers:
+        raise UserError(
+            f"{gradients} gradients + {backup_workers} backup = {gradients + backup_workers} workers, "
+            f"but {world_size} ranks leave {workers}"
+        )
+    return Topology(
+        servers=servers,
+        workers=workers,
+        backup_workers=backup_workers,
+        evaluators=evaluators,
+        recorders=recorders,
+        colocated_servers=colocated_servers,
+    )
+
+
+def _round_robin(tasks_per_node: Sequence[int]) -> list[int]:
+    """Ranks, the first of every node before the second of any: ``[2, 1]`` → ``[0, 2, 1]``."""
+    first = [sum(tasks_per_node[:node]) for node in range(len(tasks_per_node))]
+    return [
+        first[node] + turn
+        for turn in range(max(tasks_per_node, default=0))
+        for node, tasks in enumerate(tasks_per_node)
+        if turn < tasks
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
