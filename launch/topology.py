@@ -93,7 +93,7 @@ class Topology:
         return " + ".join(_count(self.count(role), role) for role in self._dealt()) or "nothing"
 
     def arithmetic(self) -> str:
-        """One line for people, e.g. ``71 = 4 servers + 1 evaluator + 1 recorder + 65 workers (60 gradients + 5 backup)``."""
+        """One line for people: the sum at the top of this file."""
         text = f"{self.ranks} = {self._sum_text()}"
         if self.workers:
             text += f" ({_count(self.gradients, 'gradient')} + {self.backup_workers} backup)"
@@ -118,7 +118,7 @@ class Topology:
         order = _round_robin(tasks)
         dealt: dict[int, Assignment] = {}
         spread = [a for a in self._assignments() if a.role in SPREAD]
-        for assignment, rank in zip(spread, order):
+        for assignment, rank in zip(spread, order, strict=False):
             dealt[rank] = assignment
         rest = iter([a for a in self._assignments() if a.role not in SPREAD])
         ranks = [dealt[rank] if rank in dealt else next(rest) for rank in range(self.ranks)]

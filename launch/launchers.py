@@ -1,0 +1,243 @@
+"""Who am I? Each launcher tells its ranks in its own variables; one table says which.
+
+The innermost launcher speaks: under ``srun torchrun`` a process is one of torchrun's ranks, and srun started torchrun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dba3c.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher:
+    """The variables in which one launcher tells a rank who it is (several names: the first that is set counts)."""
+
+    name: str
+    sign: str
+    """The variable that only this launcher sets."""
+    rank: tuple[str, ...]
+    world_size: tuple[str, ...]
+    local_rank: tuple[str, ...] = ()
+    local_world_size: tuple[str, ...] = ()
+    node_rank: tuple[str, ...] = ()
+    num_nodes: tuple[str, ...] = ()
+    address: tuple[str, ...] = ()
+    """A host that every rank can reach."""
+    launch_id: tuple[str, ...] = ()
+    """Together: equal in the ranks of one launch, different in the next."""
+    restart_count: tuple[str, ...] = ()
+
+
+LAUNCHERS = (
+    Launcher(
+        name="torchrun",
+        sign="TORCHELASTIC_RUN_ID",
+        rank=("RANK",),
+        world_size=("WORLD_SIZE",),
+        local_rank=("LOCAL_RANK",),
+        local_world_size=("LOCAL_WORLD_SIZE",),
+        node_rank=("GROUP_RANK",),
+        num_nodes=("GROUP_WORLD_SIZE",),
+        address=("MASTER_ADDR",),
+        launch_id=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
+        restart_count=("TORCHELASTIC_RESTART_COUNT",),
+    ),
+    Launcher(
+        name="horovodrun",
+        sign="HOROVOD_RANK",
+        rank=("HOROVOD_RANK",),
+        world_size=("HOROVOD_SIZE",),
+        local_rank=("HOROVOD_LOCAL_RANK",),
+        local_world_size=("HOROVOD_LOCAL_SIZE",),
+        node_rank=("HOROVOD_CROSS_RANK",),
+        num_nodes=("HOROVOD_CROSS_SIZE",),
+        address=("HOROVOD_GLOO_RENDEZVOUS_ADDR",),
+        launch_id=("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+    ),
+    Launcher(
+        name="mpirun",
+        sign="OMPI_COMM_WORLD_RANK",
+        rank=("OMPI_COMM_WORLD_RANK",),
+        world_size=("OMPI_COMM_WORLD_SIZE",),
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        local_world_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        launch_id=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    ),
+    Launcher(
+        name="MPICH's mpirun",
+        sign="PMI_RANK",
+        rank=("PMI_RANK",),
+        world_size=("PMI_SIZE",),
+        local_rank=("MPI_LOCALRANKID",),
+        local_world_size=("MPI_LOCALNRANKS",),
+        launch_id=("PMI_KVSNAME", "PMI_PORT", "HYDI_CONTROL_FD", "PMI_FD"),
+    ),
+    Launcher(
+        name="srun",
+        sign="SLURM_STEP_ID",
+        rank=("SLURM_PROCID",),
+        world_size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        local_rank=("SLURM_LOCALID",),
+        node_rank=("SLURM_NODEID",),
+        num_nodes=("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+        address=("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST"),
+        launch_id=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+        restart_count=("SLURM_RESTART_COUNT",),
+    ),
+    Launcher(
+        name="an indexed Kubernetes Job",
+        sign="JOB_COMPLETION_INDEX",
+        rank=("JOB_COMPLETION_INDEX",),
+        world_size=("DBA3C_WORLD_SIZE",),
+        address=("DBA3C_CHIEF_ADDRESS",),
+        launch_id=("DBA3C_LAUNCH_ID",),
+    ),
+    Launcher(
+        name="the environment",
+        sign="WORLD_SIZE",
+        rank=("RANK",),
+        world_size=("WORLD_SIZE",),
+        local_rank=("LOCAL_RANK",),
+        local_world_size=("LOCAL_WORLD_SIZE",),
+        address=("MASTER_ADDR",),
+        launch_id=("DBA3C_LAUNCH_ID", "MASTER_ADDR", "MASTER_PORT"),
+    ),
+)
+"""Innermost first. Open MPI under ``srun --mpi=pmix`` is srun's: Slurm starts its ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlace:
+    """Who a process is among those that were started with it."""
+
+    launcher: str
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    tasks_per_node: tuple[int, ...] = (1,)
+    """Ranks on each node, which they fill one after the other."""
+    node_rank: int = 0
+    address: str = ""
+    """A host that every rank can reach; "" where the launcher tells none."""
+    launch_id: str = ""
+    """Equal in the ranks of one launch, different in the next; "" where the launcher tells nothing of the kind."""
+    restart_count: int = 0
+
+    @property
+    def started_by(self) -> str:
+        """For messages: ``srun``, ``torchrun``, …"""
+        return self.launcher
+
+    @property
+    def is_chief(self) -> bool:
+        """Rank 0 makes the run folder; the others wait for it."""
+        return self.rank == 0
+
+
+PLAIN = LaunchPlace(launcher="plain")
+
+
+def detect(environ: Mapping[str, str]) -> LaunchPlace:
+    """The place that the environment gives this process; `PLAIN` when no launcher started it.
+
+    Raises:
+        UserError: variables that are missing, no numbers, or contradict each other.
+    """
+    present = [launcher for launcher in LAUNCHERS if launcher.sign in environ]
+    if not present:
+        return PLAIN
+    inner = present[0]
+    place = read_place(inner, environ)
+    for outer in present[1:]:
+        if outer.name != "the environment":
+            _refuse_contradiction(inner, place, outer, environ)
+    return place
+
+
+def read_place(launcher: Launcher, environ: Mapping[str, str]) -> LaunchPlace:
+    """What one launcher's variables say.
+
+    Raises:
+        UserError: as `detect`.
+    """
+    rank = _number(launcher, "rank", environ)
+    world_size = _number(launcher, "world_size", environ)
+    if rank is None or world_size is None:
+        missing = launcher.rank if rank is None else launcher.world_size
+        raise UserError(
+            f"{launcher.name} set {launcher.sign}, but not {' or '.join(missing)}: this process has no place"
+        )
+    if not 0 <= rank < world_size:
+        raise UserError(f"{launcher.name} says rank {rank} of {world_size}: ranks count from 0 to {world_size - 1}")
+    local_rank = _number(launcher, "local_rank", environ) or 0
+    tasks_per_node = _tasks_per_node(launcher, world_size, environ)
+    node_rank = _number(launcher, "node_rank", environ)
+    by_blocks = _node_of(rank, tasks_per_node)
+    if node_rank is not None and node_rank != by_blocks:
+        raise UserError(
+            f"{launcher.name} put rank {rank} on node {node_rank}, but filling nodes one after the other "
+            f"puts it on node {by_blocks}: start ranks in blocks (srun --distribution=block, mpirun --map-by slot)"
+        )
+    return LaunchPlace(
+        launcher=launcher.name,
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        tasks_per_node=tasks_per_node,
+        node_rank=by_blocks,
+        address=next((environ[name] for name in launcher.address if environ.get(name)), ""),
+        launch_id="-".join(environ[name] for name in launcher.launch_id if environ.get(name)),
+        restart_count=_number(launcher, "restart_count", environ) or 0,
+    )
+
+
+def _tasks_per_node(launcher: Launcher, world_size: int, environ: Mapping[str, str]) -> tuple[int, ...]:
+    from launch.nodelist import parse_tasks_per_node
+
+    if launcher.name == "srun":
+        for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+            if name in environ and sum(tasks := parse_tasks_per_node(environ[name])) == world_size:
+                return tuple(tasks)
+    local = _number(launcher, "local_world_size", environ)
+    if local and world_size % local == 0:
+        return (local,) * (world_size // local)
+    nodes = _number(launcher, "num_nodes", environ)
+    if nodes and world_size % nodes == 0:
+        return (world_size // nodes,) * nodes
+    return (1,) * world_size
+
+
+def _node_of(rank: int, tasks_per_node: tuple[int, ...]) -> int:
+    for node, tasks in enumerate(tasks_per_node):
+        if rank < tasks:
+            return node
+        rank -= tasks
+    raise AssertionError("a rank below the world size is on one of its nodes")
+
+
+def _refuse_contradiction(inner: Launcher, place: LaunchPlace, outer: Launcher, environ: Mapping[str, str]) -> None:
+    """``srun -N 4 torchrun`` without ``--nnodes 4`` makes four runs of one node each: surely not what was meant."""
+    started = read_place(outer, environ)
+    if started.world_size == 1 or started.world_size == place.world_size:
+        return
+    if inner.name == "torchrun" and place.world_size == started.world_size * place.tasks_per_node[0]:
+        return
+    if inner.name in ("mpirun", "MPICH's mpirun") and outer.name == "srun":
+        return  # mpirun's own daemons are what srun started
+    raise UserError(
+        f"{outer.name} started {started.world_size} ranks, but {inner.name} inside it counts {place.world_size}: "
+        f"tell {inner.name} of all {started.world_size}, or use {outer.name} alone"
+    )
+
+
+def _number(launcher: Launcher, field: str, environ: Mapping[str, str]) -> int | None:
+    for name in getattr(launcher, field):
+        if environ.get(name, "") != "":
+            try:
+                return int(environ[name])
+            except ValueError:
+                raise UserError(f"{launcher.name} should set {name} to a number, it is {environ[name]!r}") from None
+    return None
