@@ -1,1 +1,1 @@
-"""Exchanging gradients behind one interface: parameter servers, all-reduce, one process. Knows tensors and steps only."""
+"""Exchanging gradients behind one interface: servers, all-reduce or one process. Knows tensors and steps only."""

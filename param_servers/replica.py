@@ -1,0 +1,171 @@
+"""A whole copy of the model in one process: parameters, optimizer, step, and its way to the checkpoints.
+
+One process trains on one; in an all-reduce every rank holds one, and all are equal.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.exchange import Pull
+from param_servers.layout import FlatLayout
+from param_servers.optimizers import State
+from param_servers.shard import Shard
+from param_servers.sharding import ShardPlan
+from param_servers.snapshots import find_newest, load_checkpoint
+from param_servers.storage import Checkpoints
+
+LAST_CHECKPOINT_TIMEOUT_S = 120.0
+OnEvent = Callable[[str, str, int], None]
+"""(event, one human line, step)"""
+
+
+def silent(event: str, message: str, step: int) -> None:
+    """An OnEvent that nobody hears."""
+
+
+class Replica:
+    """Parameters [P] and optimizer at one step.
+
+    Args:
+        layout: names the tensors in checkpoints.
+        initial_parameters: [P] float32, the parameters of step 0; copied.
+        optimizer_config, exchange_config: the run's settings; the exchange's say when checkpoints are due.
+        checkpoint_dir: where they go; None: nowhere.
+        on_event: hears of checkpoints written, skipped and failed.
+    """
+
+    def __init__(
+        self,
+        layout: FlatLayout,
+        initial_parameters: Tensor,
+        optimizer_config: OptimizerConfig,
+        exchange_config: ExchangeConfig,
+        checkpoint_dir: Path | None = None,
+        on_event: OnEvent = silent,
+    ) -> None:
+        layout.check(initial_parameters)
+        self.layout, self.shard = layout, Shard(initial_parameters, optimizer_config)
+        self.step = self.data_points = self.term = 0
+        self._config, self._directory, self._on_event = exchange_config, checkpoint_dir, on_event
+        self._plan = ShardPlan(layout, (0, layout.numel))
+        self._pulled = self.shard.parameters.clone()
+        self._storage: Checkpoints | None = None
+        if checkpoint_dir is not None:
+            self._storage = Checkpoints(checkpoint_dir, self._plan, 0, initial_parameters)
+        self._saved = self.step
+
+    def pull(self) -> Pull:
+        """The parameters in a buffer that stays constant until the next `pull`."""
+        self._pulled.copy_(self.shard.parameters)
+        return Pull(self._pulled, self.step, self.data_points)
+
+    def commit(self, gradient: Tensor, data_points: int) -> None:
+        """One update with a mean gradient [P] over `data_points` samples."""
+        with torch.no_grad():
+            self.shard.apply([gradient], self.learning_rate)
+        self.step += 1
+        self.data_points += data_points
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next update."""
+        return self.shard.learning_rate(self.data_points)
+
+    # -- state as tensors, to hand to another rank -----------------------------------------------------------------
+
+    def counters(self) -> Tensor:
+        """[3] int64: step, data points, term."""
+        return torch.tensor([self.step, self.data_points, self.term])
+
+    def packed(self) -> Tensor:
+        """Parameters, moments and the optimizer's counters in one float32 buffer; see `unpack`."""
+        state = self.shard.optimizer_state()
+        return torch.cat([self.shard.parameters, *(state[name].reshape(-1) for name in sorted(state))])
+
+    def unpack(self, counters: Tensor, packed: Tensor) -> None:
+        """Become the replica of which these are `counters()` and `packed()`."""
+        state: State = self.shard.optimizer_state()
+        start = self.layout.numel
+        parts = {}
+        for name in sorted(state):
+            parts[name] = packed[start : start + state[name].numel()].view(state[name].shape)
+            start += state[name].numel()
+        self.shard.load(packed[: self.layout.numel], parts)
+        self.step, self.data_points, self.term = (int(value) for value in counters)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def restore_newest(self) -> None:
+        """Load the newest valid checkpoint, if there is one.
+
+        Raises:
+            SnapshotError: it is of another model or optimizer.
+        """
+        if self._directory is None:
+            return
+        path = find_newest(self._directory, lambda line: self._on_event("checkpoint_skipped", line, self.step))
+        if path is not None:
+            checkpoint = load_checkpoint(path)
+            self.shard.load(*checkpoint.slice_for(self._plan, 0))
+            self.step, self.data_points, self.term = checkpoint.step, checkpoint.data_points, checkpoint.term
+            self._saved = self.step
+            self._on_event("restored", f"going on from checkpoint {path.name}", self.step)
+
+    def checkpoint_when_due(self) -> None:
+        """Begin to write a checkpoint where the configuration wants one; the disk works while training goes on."""
+        if self._storage is None:
+            return
+        self._storage.poll()
+        every = self._config.checkpoint_every_steps
+        if every and self.step // every > self._saved // every and not self._storage.busy:
+            self._write(self._storage)
+
+    def finish(self) -> None:
+        """Write a last checkpoint and wait for it, for a bounded time."""
+        if self._storage is None:
+            return
+        deadline_s = time.monotonic() + LAST_CHECKPOINT_TIMEOUT_S
+        self._wait(self._storage, deadline_s)
+        if self._saved != self.step:
+            self._write(self._storage)
+            self._wait(self._storage, deadline_s)
+
+    def close(self) -> None:
+        """Let go of the writing thread."""
+        if self._storage is not None:
+            self._storage.close()
+
+    def _write(self, storage: Checkpoints) -> None:
+        step, term, data_points = self.step, self.term, self.data_points
+        self._saved = step
+
+        def written(answer: bytes) -> None:
+            entry = json.loads(answer)
+            if "error" in entry:
+                done(answer)
+                return
+            storage.publish(step, term, data_points, [entry], {}, self._config.keep_checkpoints, done)
+
+        def done(answer: bytes) -> None:
+            if error := json.loads(answer).get("error"):
+                failed = f"checkpoint of step {step} failed: {error}; training goes on"
+                self._on_event("checkpoint_failed", failed, self.step)
+            else:
+                self._on_event("checkpoint", f"checkpoint of step {step} written", self.step)
+
+        storage.write(step, term, self.shard.published(), self.shard.optimizer_state(), written)
+
+    def _wait(self, storage: Checkpoints, deadline_s: float) -> None:
+        while storage.busy:
+            if time.monotonic() > deadline_s:
+                late = f"the last checkpoint was not written within {LAST_CHECKPOINT_TIMEOUT_S:g} s"
+                self._on_event("checkpoint_failed", late, self.step)
+                return
+            storage.poll()
+            time.sleep(0.001)

@@ -1,0 +1,94 @@
+import math
+
+import pytest
+import torch
+
+from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.errors import RunBroken, RunStopped
+from param_servers.exchange import GradientExchange
+from param_servers.layout import FlatLayout
+from param_servers.local import MOST_REJECTED_STEPS, LocalExchange
+
+LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
+CONFIG = OptimizerConfig(optimizer="adam", learning_rate="linear:0.1->0@100")
+GRADIENTS = torch.randn(20, LAYOUT.numel, generator=torch.Generator().manual_seed(0))
+
+
+def exchange(**options):
+    return LocalExchange(LAYOUT, torch.linspace(-1, 1, LAYOUT.numel), CONFIG, **options)
+
+
+def train(local, steps):
+    for _ in range(steps):
+        pulled = local.pull()
+        assert local.push(GRADIENTS[pulled.step], pulled.step, 5).accepted
+    return local.pull()
+
+
+def test_parameters_are_those_of_torch_optim_with_the_scheduled_learning_rate():
+    parameter = torch.nn.Parameter(torch.linspace(-1, 1, LAYOUT.numel))
+    reference = torch.optim.Adam([parameter], lr=0.1, eps=CONFIG.epsilon)
+    for step in range(10):
+        reference.param_groups[0]["lr"] = CONFIG.schedule(5 * step)
+        parameter.grad = GRADIENTS[step]
+        reference.step()
+    local = exchange()
+    assert isinstance(local, GradientExchange)
+    pulled = train(local, 10)
+    assert torch.equal(pulled.parameters, parameter.detach())
+    assert (pulled.step, pulled.data_points) == (10, 50)
+    local.close()
+
+
+def test_pulled_parameters_stay_constant_until_the_next_pull():
+    local = exchange()
+    pulled = local.pull()
+    before = pulled.parameters.clone()
+    local.push(GRADIENTS[0], 0, 5)
+    assert torch.equal(pulled.parameters, before)
+    assert not torch.equal(local.pull().parameters, before)
+
+
+def test_gradients_that_are_stale_or_not_finite_or_of_another_length_are_answered():
+    local = exchange()
+    train(local, 1)
+    bad = GRADIENTS[1].clone()
+    bad[3] = math.inf
+    assert local.push(GRADIENTS[0], 0, 5) == (False, 1, "stale")
+    assert local.push(bad, 1, 5) == (False, 1, "non-finite")
+    assert local.push(GRADIENTS[1][:4], 1, 5) == (False, 1, "wrong-length")
+    assert local.pull().data_points == 5
+
+
+def test_a_run_whose_gradients_are_never_finite_ends():
+    local = exchange()
+    with pytest.raises(RunBroken, match="no gradient of step 0 was finite, 100 times in a row"):
+        for _ in range(MOST_REJECTED_STEPS):
+            local.push(torch.full((LAYOUT.numel,), math.nan), local.pull().step, 1)
+
+
+def test_a_resumed_run_ends_bit_equal_to_one_that_was_not_interrupted(tmp_path):
+    def stop(step, data_points):
+        return "7 steps" if step >= 7 else None
+
+    events = []
+    config = ExchangeConfig(checkpoint_every_steps=3, keep_checkpoints=2)
+    options = {"exchange_config": config, "checkpoint_dir": tmp_path}
+    first = exchange(should_stop=stop, on_event=lambda *event: events.append(event), **options)
+    with pytest.raises(RunStopped, match="7 steps"):
+        train(first, 20)
+    first.close()
+    assert [event for event, _, _ in events][-1] == "checkpoint" and (tmp_path / "step-7").is_dir()
+    second = exchange(**options)
+    assert second.pull().step == 7
+    whole = exchange()
+    assert torch.equal(train(second, 5).parameters, train(whole, 12).parameters)
+    second.close()
+
+
+def test_each_step_is_reported():
+    reports = []
+    local = exchange(on_report=lambda step, values: reports.append((step, values)))
+    train(local, 2)
+    assert [(step, values["data_points_total"]) for step, values in reports] == [(1, 5), (2, 10)]
+    assert reports[1][1]["learning_rate"] == pytest.approx(0.095)
