@@ -22,7 +22,7 @@ _ATARI_ONLY = {
     "stuck_guard_steps",
     "atari_backend",
 }
-_FAMILY_FRAME_SKIP = {"atari": 4, "vizdoom": 4, "dmlab": 4}
+FAMILY_FRAME_SKIP = {"atari": 4, "vizdoom": 4, "dmlab": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class EnvironmentConfig:
     def frame_skip_range(self) -> tuple[int, int]:
         """(lowest, highest) emulator frames of an agent step, the family's own default resolved."""
         if self.frame_skip is None:
-            only = _FAMILY_FRAME_SKIP.get(self.family, 1)
+            only = FAMILY_FRAME_SKIP.get(self.family, 1)
             return only, only
         return self.frame_skip if isinstance(self.frame_skip, tuple) else (self.frame_skip, self.frame_skip)
 
