@@ -25,7 +25,7 @@ def test_the_paper_s_71_nodes_are_4_servers_an_evaluator_a_recorder_and_65_worke
 @pytest.mark.parametrize(
     ("world_size", "counts", "message"),
     [
-        (70, {**PAPER, "workers": 65}, "70 ranks, but the options ask for 4 servers + 1 evaluator + 1 recorder + 65 workers = 71"),
+        (70, {**PAPER, "workers": 65}, "ask for 4 servers + 1 evaluator + 1 recorder + 65 workers = 71"),
         (8, {"workers": 4}, "mpirun started 8 ranks, but the options ask for 4 workers = 4"),
         (2, {"servers": 2}, "mpirun started 2 ranks, but 2 servers leave none for a worker"),
         (5, {"servers": 1, "gradients": 5}, "5 gradients need as many workers, but 5 ranks leave 4"),

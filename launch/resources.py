@@ -1,0 +1,141 @@
+"""The cores that a process was given (by affinity, cgroup and Slurm), not those the machine has; threads and binding."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dba3c.errors import UserError
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+SELF_CGROUP = Path("/proc/self/cgroup")
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def given_cores(environ: Mapping[str, str], local_world_size: int = 1) -> int:
+    """Cores that this process may use: the least of what affinity, cgroup quota and Slurm give, at least 1.
+
+    Args:
+        local_world_size: tasks that share this node's cores; their share is counted, unless Slurm gave each its own.
+    """
+    affinity = len(affinity_cores())
+    quota = cgroup_quota_cores()
+    shared = affinity if quota is None else min(affinity, max(1, int(quota)))
+    per_task = slurm_cores_per_task(environ)
+    if per_task is not None:
+        return max(1, min(shared, per_task))
+    return max(1, shared // max(1, local_world_size))
+
+
+def affinity_cores() -> list[int]:
+    """The cores this process may run on, in order."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def slurm_cores_per_task(environ: Mapping[str, str]) -> int | None:
+    """Cores that Slurm promised each task of this step; None outside of Slurm or where it does not say.
+
+    Raises:
+        UserError: the variable is not a number.
+    """
+    text = environ.get("SLURM_CPUS_PER_TASK", "")
+    if not text:
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise UserError(f"SLURM_CPUS_PER_TASK should be a positive number, it is {text!r}")
+    return int(text)
+
+
+def cgroup_quota_cores(root: Path = CGROUP_ROOT, self_cgroup: Path = SELF_CGROUP) -> float | None:
+    """CPU quota in cores of this process's control group and those above it, version 1 or 2; None without one."""
+    quotas = [_v2_quota(group) for group in _groups(root, self_cgroup, "")]
+    quotas += [
+        _v1_quota(group)
+        for controller in ("cpu", "cpu,cpuacct", "cpuacct,cpu")
+        for group in _groups(root / controller, self_cgroup, controller)
+    ]
+    found = [quota for quota in quotas if quota is not None]
+    return min(found) if found else None
+
+
+def _groups(mount: Path, self_cgroup: Path, controllers: str) -> list[Path]:
+    """Directories of this process's group and its ancestors under one mount, deepest first.
+
+    In a container the path in /proc/self/cgroup may be the host's, and not there: then only the mount itself counts.
+    """
+    path = "/"
+    for line in (_read(self_cgroup) or "").splitlines():
+        _, listed, where = (line.split(":", 2) + ["", ""])[:3]
+        if set(listed.split(",")) & set(controllers.split(",")):
+            path = where
+    deepest = mount / path.lstrip("/")
+    if not deepest.is_dir():
+        deepest = mount
+    groups = [deepest]
+    while groups[-1] != mount:
+        groups.append(groups[-1].parent)
+    return groups
+
+
+def _v2_quota(group: Path) -> float | None:
+    words = (_read(group / "cpu.max") or "max").split()
+    if words[0] == "max" or len(words) != 2:
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def _v1_quota(group: Path) -> float | None:
+    quota_us = int(_read(group / "cpu.cfs_quota_us") or "-1")
+    period_us = int(_read(group / "cpu.cfs_period_us") or "0")
+    return quota_us / period_us if quota_us > 0 and period_us > 0 else None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def divide_cores(cores: Sequence[int], parts: int) -> list[list[int]]:
+    """Cores for each of ``parts`` processes: disjoint runs of neighbours while there are enough, else one each in turn.
+
+    ``divide_cores([0, 1, 2, 3, 4], 2)`` is ``[[0, 1, 2], [3, 4]]``; ``divide_cores([0, 1], 3)`` is ``[[0], [1], [0]]``.
+    """
+    if not cores or parts < 1:
+        raise UserError(f"cannot divide {len(cores)} cores among {parts} processes")
+    if parts > len(cores):
+        return [[cores[part % len(cores)]] for part in range(parts)]
+    small, larger = divmod(len(cores), parts)
+    starts = [part * small + min(part, larger) for part in range(parts + 1)]
+    return [list(cores[starts[part] : starts[part + 1]]) for part in range(parts)]
+
+
+def thread_environment(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables for a child that computes with ``threads`` threads; what the user set stays as it is.
+
+    Idle OpenMP threads sleep instead of spinning: on a shared core a spinning thread takes it from the emulators.
+    """
+    wanted = dict.fromkeys(THREAD_VARIABLES, str(max(1, threads)))
+    wanted |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+    return {name: environ.get(name, value) for name, value in wanted.items()}
+
+
+def bind(cores: Sequence[int]) -> None:
+    """Pin this process, and what it starts from now on, to ``cores``. Does nothing where the system cannot.
+
+    Raises:
+        UserError: a core that this process was not given.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        raise UserError(
+            f"cannot bind to cores {list(cores)}, given are {affinity_cores()}: {error.strerror}"
+        ) from error

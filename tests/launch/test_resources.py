@@ -1,0 +1,82 @@
+"""Cores come from affinity, control groups and Slurm."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dba3c.errors import UserError
+from launch import resources
+from launch.resources import bind, cgroup_quota_cores, divide_cores, given_cores, thread_environment
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "self_cgroup", "cores"),
+    [
+        ({}, "0::/\n", None),
+        ({"cpu.max": "max 100000\n"}, "0::/\n", None),
+        ({"cpu.max": "150000 100000\n"}, "0::/\n", 1.5),
+        ({"job_3/step_0/cpu.max": "max 100000", "job_3/cpu.max": "400000 100000"}, "0::/job_3/step_0\n", 4.0),
+        ({"cpu.max": "200000 100000"}, "0::/a/path/of/the/host\n", 2.0),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "3:cpu,cpuacct:/\n", None),
+        ({"cpu,cpuacct/s/cpu.cfs_quota_us": "300000", "cpu,cpuacct/s/cpu.cfs_period_us": "100000"}, "3:cpu,cpuacct:/s\n", 3),
+    ],
+)  # fmt: skip
+def test_the_quota_of_a_control_group_is_read_in_both_versions(
+    files: dict[str, str], self_cgroup: str, cores: float | None, tmp_path: Path
+) -> None:
+    root = tmp_path / "cgroup"
+    root.mkdir()
+    for name, text in files.items():
+        write(root / name, text)
+    write(tmp_path / "self", self_cgroup)
+    assert cgroup_quota_cores(root, tmp_path / "self") == cores
+
+
+def test_the_least_of_what_was_given_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "affinity_cores", lambda: list(range(24)))
+    monkeypatch.setattr(resources, "cgroup_quota_cores", lambda: 12.5)
+    assert given_cores({}) == 12
+    assert given_cores({}, local_world_size=4) == 3
+    assert given_cores({"SLURM_CPUS_PER_TASK": "6"}, local_world_size=4) == 6
+    assert given_cores({"SLURM_CPUS_PER_TASK": "64"}) == 12
+    assert given_cores({}, local_world_size=100) == 1
+    with pytest.raises(UserError, match="SLURM_CPUS_PER_TASK should be a positive number, it is 'all'"):
+        given_cores({"SLURM_CPUS_PER_TASK": "all"})
+
+
+@pytest.mark.parametrize(
+    ("cores", "parts", "divided"),
+    [
+        ([0, 1, 2, 3, 4], 2, [[0, 1, 2], [3, 4]]),
+        ([4, 5, 6, 7], 4, [[4], [5], [6], [7]]),
+        ([0, 1], 3, [[0], [1], [0]]),
+        ([3], 1, [[3]]),
+    ],
+)
+def test_cores_are_divided_among_processes(cores: list[int], parts: int, divided: list[list[int]]) -> None:
+    assert divide_cores(cores, parts) == divided
+
+
+def test_the_user_s_own_thread_variables_stay() -> None:
+    environment = thread_environment(3, {"MKL_NUM_THREADS": "7"})
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert environment["MKL_NUM_THREADS"] == "7"
+
+
+def test_binding_takes_effect_and_a_core_that_was_not_given_is_named() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        bind([min(before)])
+        assert os.sched_getaffinity(0) == {min(before)}
+    finally:
+        os.sched_setaffinity(0, before)
+    with pytest.raises(UserError, match=r"cannot bind to cores \[1023\], given are"):
+        bind([1023])
