@@ -11,6 +11,7 @@ if ! ls "$CACHE"/gfootball-*.whl >/dev/null 2>&1; then
     trap 'rm -rf "$BUILD"' EXIT
     "$VENV/bin/python" -m venv "$BUILD/venv"
     "$BUILD/venv/bin/pip" install -q setuptools==69.5.1 wheel psutil
+    export PATH="$BUILD/venv/bin:$PATH" # its build calls python3
     nice -n 10 "$BUILD/venv/bin/pip" wheel -q --no-deps --no-build-isolation --no-binary gfootball -w "$BUILD/wheel" gfootball==2.10.2
     mkdir -p "$(dirname "$CACHE")"
     mv -T "$BUILD/wheel" "$CACHE" # whole or not at all, whoever else builds it now

@@ -102,9 +102,8 @@ def test_an_environment_that_cannot_even_reset_is_given_up():
             raise OSError("no such level")
 
     envs = LoopVectorEnvironment(CONFIG, Unborn, 2, 7, "training")
-    with pytest.raises(
-        EnvironmentFailed, match=r"environment 0 \(seed \d+, step 0\): OSError: no such level; given up"
-    ):
+    line = r"environment 0 \(seed \d+, step 0\): OSError: no such level; given up"
+    with pytest.raises(EnvironmentFailed, match=line):
         envs.reset()
 
 
