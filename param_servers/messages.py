@@ -10,14 +10,18 @@ Who says what (protocol version 1):
                         SEALED      the PARAMETERS just streamed are committed (cut-through); ABORTED: they are void
                         EXPELLED    you are out, the payload says why; the link closes
                         STOP        the run is over, the payload says why; code FAILED when it broke
-    shard i -> shard 0  ARRIVED     rows of slices now complete (code NONE) or rejected on this shard
+    shard i -> shard 0  ALIVE       I am here
+                        ARRIVED     rows of slices now complete (code NONE) or rejected on this shard
                         READY       restored to (term, step)
                         WRITTEN     slice of checkpoint `step` is on disk; payload: JSON with file, bytes, sha256 or error
     shard 0 -> shard i  COMMIT      average exactly the rows marked MEMBER, apply, send to the rows marked RECIPIENT
                         GIVE        send the current version to these rows
-                        EXPEL       close these workers' links; the reason follows the rows' count in the log of shard 0
+                        EXPEL       forget what worker `sequence`, `incarnation` pushed, close its link; payload: the reason
                         CHECKPOINT  write the slice of version `step`
                         RESTORE     load version `step` (0 may mean the initial parameters) under a new term
+                        STOP
+    actor -> learner    OBSERVATION what the environments of group `term` showed after action `sequence` (central inference)
+    learner -> actor    ACTION      what they shall do, as the answer to observation `sequence`
                         STOP
 
 `step` is a version: the number of updates committed before it. `term` grows each time the servers roll back.
@@ -57,6 +61,9 @@ class Kind(IntEnum):
     EXPEL = 15
     CHECKPOINT = 16
     RESTORE = 17
+    ALIVE = 18
+    OBSERVATION = 19
+    ACTION = 20
 
 
 class Code(IntEnum):

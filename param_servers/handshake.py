@@ -1,0 +1,176 @@
+"""How two processes of one run prove to each other that they belong to it, before any frame is believed.
+
+    dialer   -> listener  HELLO      who I am, whom I want, my layout, a nonce
+    listener -> dialer    CHALLENGE  a nonce, HMAC-SHA256(secret, "listener" | HELLO | nonce)
+    dialer   -> listener  PROOF      HMAC-SHA256(secret, "dialer" | HELLO | CHALLENGE)
+    listener -> dialer    VERDICT    welcome, or one line why not
+
+All four have a fixed size, so a stranger costs a bounded number of bytes; the hub bounds the time. Both machines here
+are pure: bytes in, bytes out, no sockets and no clock.
+"""
+
+import hashlib
+import hmac
+import secrets
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import NamedTuple
+
+from param_servers.errors import BadMessage, Refused
+from param_servers.messages import PROTOCOL_VERSION
+
+_HELLO = struct.Struct("<4sHBxIIII16s32s")
+_CHALLENGE = struct.Struct("<4sHxxI32s32s")
+_PROOF_BYTES = 32
+_VERDICT = struct.Struct("<4sB3x248s")
+_HELLO_MAGIC, _CHALLENGE_MAGIC, _VERDICT_MAGIC = b"D3HI", b"D3CH", b"D3OK"
+
+
+class Role(IntEnum):
+    """What a process is in the run."""
+
+    WORKER = 1
+    SERVER = 2
+    ACTOR = 3
+
+
+class Peer(NamedTuple):
+    """Who is at the other end of a link."""
+
+    role: Role
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.role.name.lower()} {self.rank}"
+
+
+class Hello(NamedTuple):
+    """What a process says of itself when it dials."""
+
+    role: Role
+    rank: int
+    incarnation: int
+    """Grows with each restart of this rank."""
+    shard: int
+    """The server that is wanted at the other end."""
+    fingerprint: str
+    """16 characters that are equal where the layout and the cut into shards are."""
+    term: int = 0
+    """The newest term this process has seen."""
+
+    @property
+    def peer(self) -> Peer:
+        return Peer(self.role, self.rank)
+
+
+class Dialer:
+    """The side that connects. `outgoing` is to be sent at once; then `feed` what arrives, `wants` bytes at a time."""
+
+    def __init__(self, secret: bytes, hello: Hello) -> None:
+        self._secret = secret
+        self._hello = pack_hello(hello, secrets.token_bytes(32))
+        self._shard = hello.shard
+        self.outgoing = self._hello
+        self.wants = _CHALLENGE.size
+        self.hello = hello
+        self.peer = Peer(Role.SERVER, hello.shard)
+        self.done = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Take exactly `wants` bytes; return what is to be sent.
+
+        Raises:
+            BadMessage: the other side is no param_servers server, of another version, or does not know the secret.
+            Refused: it does, and turns this process away.
+        """
+        if self.wants == _CHALLENGE.size:
+            magic, version, shard, nonce, proof = _CHALLENGE.unpack(data)
+            if magic != _CHALLENGE_MAGIC:
+                raise BadMessage("it is not a parameter server")
+            if version != PROTOCOL_VERSION:
+                raise BadMessage(f"it speaks protocol version {version}, this process {PROTOCOL_VERSION}")
+            if not hmac.compare_digest(proof, _mac(self._secret, b"listener", self._hello, nonce)):
+                raise BadMessage("it does not know this run's secret")
+            if shard != self._shard:
+                raise BadMessage(f"it is server {shard}, but server {self._shard} was wanted")
+            self.wants = _VERDICT.size
+            return _mac(self._secret, b"dialer", self._hello, data)
+        magic, welcome, text = _VERDICT.unpack(data)
+        if magic != _VERDICT_MAGIC:
+            raise BadMessage("it broke off the handshake")
+        if not welcome:
+            raise Refused(text.rstrip(b"\0").decode("utf-8", "replace"))
+        self.wants, self.done = 0, True
+        return b""
+
+
+class Listener:
+    """The side that accepts. `admit(hello)` answers "" or one line why this peer may not join."""
+
+    outgoing = b""
+
+    def __init__(self, secret: bytes, shard: int, admit: Callable[[Hello], str]) -> None:
+        self._secret, self._shard, self._admit = secret, shard, admit
+        self._hello_bytes = self._challenge = b""
+        self.wants = _HELLO.size
+        self.hello: Hello | None = None
+        self.refusal = ""
+        self.done = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Take exactly `wants` bytes; return what is to be sent. After `done`, a non-empty `refusal` ends the link.
+
+        Raises:
+            BadMessage: not a peer of this run.
+        """
+        if self.hello is None:
+            self.hello = unpack_hello(data)
+            self._hello_bytes = data
+            nonce = secrets.token_bytes(32)
+            proof = _mac(self._secret, b"listener", data, nonce)
+            self._challenge = _CHALLENGE.pack(_CHALLENGE_MAGIC, PROTOCOL_VERSION, self._shard, nonce, proof)
+            self.wants = _PROOF_BYTES
+            return self._challenge
+        if not hmac.compare_digest(data, _mac(self._secret, b"dialer", self._hello_bytes, self._challenge)):
+            raise BadMessage(f"whoever calls itself {self.hello.peer} does not know this run's secret")
+        self.refusal = self._admit(self.hello)
+        self.wants, self.done = 0, True
+        text = self.refusal.encode()[:248]
+        return _VERDICT.pack(_VERDICT_MAGIC, not self.refusal, text)
+
+
+def pack_hello(hello: Hello, nonce: bytes) -> bytes:
+    """The bytes of HELLO."""
+    return _HELLO.pack(
+        _HELLO_MAGIC,
+        PROTOCOL_VERSION,
+        hello.role,
+        hello.rank,
+        hello.incarnation,
+        hello.term,
+        hello.shard,
+        hello.fingerprint.encode()[:16],
+        nonce,
+    )
+
+
+def unpack_hello(data: bytes) -> Hello:
+    """Read HELLO.
+
+    Raises:
+        BadMessage: it is none, or of another version.
+    """
+    magic, version, role, rank, incarnation, term, shard, fingerprint, _ = _HELLO.unpack(data)
+    if magic != _HELLO_MAGIC:
+        raise BadMessage("a stranger spoke (no handshake)")
+    if version != PROTOCOL_VERSION:
+        raise BadMessage(f"a peer speaks protocol version {version}, this server {PROTOCOL_VERSION}")
+    if role not in set(Role):
+        raise BadMessage(f"a peer claims the unknown role {role}")
+    text = fingerprint.rstrip(b"\0").decode("ascii", "replace")
+    return Hello(Role(role), rank, incarnation, shard, text, term)
+
+
+def _mac(secret: bytes, label: bytes, hello: bytes, rest: bytes) -> bytes:
+    return hmac.new(secret, label + hello + rest, hashlib.sha256).digest()

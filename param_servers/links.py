@@ -1,0 +1,189 @@
+"""One framed, non-blocking TCP connection.
+
+Why plain sockets and not torch.distributed's Gloo: on the machines this was measured on, sockets with `recv_into` moved
+3.3 to 4.2 GB/s for 0.3 CPU-seconds per GB (two-rank Gloo links: 1.5 to 3.6 at 0.4 to 0.64) with five times shorter
+round trips; the kernel's keepalive sees a half-open peer; there is no unauthenticated TCPStore, no private API and no
+thread per peer; and a stream of bytes can be passed on before its end has arrived, a collective call's tensor cannot.
+"""
+
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from param_servers.errors import BadMessage
+from param_servers.handshake import Dialer, Hello, Listener, Peer, Role
+from param_servers.messages import HEADER_BYTES, Header, Kind, pack_header, unpack_header
+
+READ_BUDGET_BYTES = 4 << 20
+"""Most bytes read from one link before the others have their turn."""
+
+ReceiveInto = Callable[[Peer, Header], memoryview]
+"""Checks the header of a frame with a payload and gives the `length` bytes to receive it into, or raises BadMessage."""
+
+
+class Frame:
+    """An outgoing frame. Its payload may still be growing: only the first `available` bytes are sent."""
+
+    __slots__ = ("available", "header", "kind", "payload")
+
+    def __init__(self, header: Header, payload: memoryview | None = None, available: int | None = None) -> None:
+        self.payload = payload if payload is not None else memoryview(b"")
+        self.kind = header.kind
+        self.header = memoryview(pack_header(header._replace(length=len(self.payload))))
+        self.available = len(self.payload) if available is None else available
+
+
+class Link:
+    """Frames over one connected, non-blocking socket; a handshake comes first.
+
+    `send` queues and never blocks; `flush` and `receive` do what the kernel allows now. Errors are raised: OSError when
+    the connection broke, BadMessage when the peer must not be believed.
+    """
+
+    def __init__(self, sock: socket.socket, handshake: Dialer | Listener, receive_into: ReceiveInto) -> None:
+        self.sock = sock
+        self.peer: Peer | None = None
+        self.closing = False
+        self.refusal = ""
+        self.bytes_sent = self.bytes_received = 0
+        self._handshake: Dialer | Listener | None = handshake
+        self._receive_into = receive_into
+        self._outbox: deque[Frame] = deque()
+        self._sent = 0
+        self._greeting = handshake.outgoing
+        self._head = memoryview(bytearray(max(HEADER_BYTES, 512)))
+        self._header: Header | None = None
+        self._target = self._head[: handshake.wants]
+        self._have = 0
+
+    @property
+    def hello(self) -> Hello | None:
+        return self._handshake.hello if self._handshake is not None else None
+
+    @property
+    def receiving(self) -> tuple[Header, int] | None:
+        """Header and bytes so far of the payload that is arriving now."""
+        return (self._header, self._have) if self._header is not None else None
+
+    @property
+    def wants_to_send(self) -> bool:
+        """Whether there is something to send now (not merely something that is still growing)."""
+        if self._greeting:
+            return True
+        if self.peer is None or not self._outbox:
+            return False
+        frame = self._outbox[0]
+        return self._sent < HEADER_BYTES + frame.available
+
+    @property
+    def idle(self) -> bool:
+        return not self._outbox and not self._greeting
+
+    def send(self, frame: Frame) -> None:
+        """Queue a frame; a reference to its payload is kept until it is sent."""
+        self._outbox.append(frame)
+
+    def cancel(self, kind: Kind) -> None:
+        """Drop queued frames of this kind that have not begun."""
+        begun = self._outbox.popleft() if self._outbox and self._sent else None
+        self._outbox = deque(frame for frame in self._outbox if frame.kind != kind)
+        if begun is not None:
+            self._outbox.appendleft(begun)
+
+    def flush(self) -> None:
+        """Send until the queue is empty or the kernel takes no more."""
+        try:
+            if self._greeting:
+                self._greeting = self._greeting[self.sock.send(self._greeting) :]
+            while self.wants_to_send and not self._greeting:
+                self._send_some(self._outbox[0])
+        except (BlockingIOError, InterruptedError):
+            return
+
+    def _send_some(self, frame: Frame) -> None:
+        if self._sent < HEADER_BYTES:
+            sent = self.sock.sendmsg([frame.header[self._sent :], frame.payload[: frame.available]])
+        else:
+            sent = self.sock.send(frame.payload[self._sent - HEADER_BYTES : frame.available])
+        self._sent += sent
+        self.bytes_sent += sent
+        if self._sent == HEADER_BYTES + len(frame.payload):
+            self._outbox.popleft()
+            self._sent = 0
+
+    def receive(self) -> Iterator[tuple[Header, memoryview]]:
+        """Read what has arrived; yield each complete frame. Yields nothing during the handshake."""
+        budget = READ_BUDGET_BYTES
+        while budget > 0:
+            try:
+                count = self.sock.recv_into(self._target[self._have :])
+            except (BlockingIOError, InterruptedError):
+                return
+            if count == 0:
+                raise ConnectionError("it closed the connection")
+            self._have += count
+            self.bytes_received += count
+            budget -= count
+            if self._have == len(self._target):
+                if self.peer is None:
+                    if self._advance_handshake():
+                        return
+                else:
+                    yield from self._advance_frame()
+
+    def _advance_handshake(self) -> bool:
+        """Feed the handshake; True when it has just been completed."""
+        handshake = self._handshake
+        assert handshake is not None
+        self._greeting += handshake.feed(bytes(self._target))
+        self._have = 0
+        self._target = self._head[: handshake.wants or HEADER_BYTES]
+        if not handshake.done:
+            return False
+        if isinstance(handshake, Listener):
+            assert handshake.hello is not None
+            self.peer = handshake.hello.peer
+            self.refusal = handshake.refusal
+            self.closing = bool(self.refusal)
+        else:
+            self.peer = handshake.peer
+        return True
+
+    def _advance_frame(self) -> Iterator[tuple[Header, memoryview]]:
+        assert self.peer is not None
+        if self._header is None:
+            header = unpack_header(self._target)
+            if header.sender != self.peer.rank:
+                raise BadMessage(f"it signs as rank {header.sender}")
+            if header.length == 0:
+                yield header, self._head[:0]
+                self._have = 0
+                return
+            self._target = self._receive_into(self.peer, header)
+            if len(self._target) != header.length:
+                raise BadMessage(f"a {header.kind.name} of {header.length} bytes instead of {len(self._target)}")
+            self._header, self._have = header, 0
+            return
+        header, payload = self._header, self._target
+        self._header, self._target, self._have = None, self._head[:HEADER_BYTES], 0
+        yield header, payload
+
+
+def tune(sock: socket.socket, silence_timeout_s: float) -> None:
+    """Non-blocking, no Nagle delay, and an error within about `silence_timeout_s` when the other host is silent."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", max(1, int(silence_timeout_s / 3))),
+        ("TCP_KEEPINTVL", max(1, int(silence_timeout_s / 9))),
+        ("TCP_KEEPCNT", 3),
+        # Also covers a peer that no longer reads: without it, data in flight is resent for a quarter of an hour.
+        ("TCP_USER_TIMEOUT", int(silence_timeout_s * 1000)),
+    ):
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+__all__ = ["Frame", "Link", "Peer", "ReceiveInto", "Role", "tune"]
