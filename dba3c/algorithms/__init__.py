@@ -1,1 +1,1 @@
-"""Returns, losses, distributions, replay: pure functions and state machines on tensors [T, B]; no environment, no process."""
+"""Returns, losses, distributions, replay: functions and state machines on tensors; no environment, no process."""

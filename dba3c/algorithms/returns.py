@@ -1,7 +1,7 @@
 """Discounted λ-returns over masked rollouts (Schulman et al. 2016, arXiv 1506.02438; Sutton & Barto 2018, chapter 12).
 
-Legend: T rollout length, B environments. Time t indexes (observation_t, action_t) → (reward_t, terminated_t, truncated_t),
-and value_t is the value of observation_t.
+Legend: T rollout length, B environments. Time t indexes the transition (observation_t, action_t) → (reward_t,
+terminated_t, truncated_t), and value_t is the value of observation_t.
 
 The recursion, from the end (v_T is the bootstrap value):
 

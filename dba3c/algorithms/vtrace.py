@@ -7,9 +7,9 @@ Legend: T unroll length, B environments, π target policy, μ behaviour policy. 
     v_t − V(x_t) = δ_t + γ_t·c_t·(v_{t+1} − V(x_{t+1}))                                (remark 1)
     advantage_t = ρ_t·(r_t + γ_t·(λ·v_{t+1} + (1 − λ)·V(x_{t+1})) − V(x_t))
 
-The paper's policy gradient (section 4.2) is λ = 1 in the last line; weighing v_{t+1} by λ makes the on-policy case equal
-to ``lambda_returns`` for every λ. γ_t is γ, or 0 where the step terminated. The corrections stop at a truncation, where
-v_{t+1} is V(x_{t+1}), and a step that is not valid has v_t = V(x_t) and no advantage.
+The paper's policy gradient (section 4.2) is λ = 1 in the last line; weighing v_{t+1} by λ makes the on-policy case
+equal to ``lambda_returns`` for every λ. γ_t is γ, or 0 where the step terminated. The corrections stop at a truncation,
+where v_{t+1} is V(x_{t+1}), and a step that is not valid has v_t = V(x_t) and no advantage.
 """
 
 from __future__ import annotations

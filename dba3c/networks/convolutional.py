@@ -6,15 +6,15 @@ the docstrings are of the torso on 84×84 with four gray frames, and, with A = 4
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from dba3c.errors import UserError
-from dba3c.networks.layers import convolution, linear
-from dba3c.networks.observations import ImageShape, channels_first
-
-_PIXEL_SCALE = 1 / 255
+from dba3c.networks.layers import convolution, convolve_pixels, linear
+from dba3c.networks.observations import ImageShape, pixels
 
 
 class ConvolutionalTorso(nn.Module):
@@ -53,22 +53,14 @@ class ConvolutionalTorso(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Uint8 images [B, …] → features [B, F] of the parameters' dtype."""
-        weight = self.connected.weight
-        x = scaled_pixels(observation, weight.dtype, self.padding)
+        x = pixels(observation, self.connected.weight.dtype, self.padding)
         for index, layer in enumerate(self.convolutions):
-            x = functional.relu(layer(x), inplace=True)
+            x = convolve_pixels(cast(nn.Conv2d, layer), x) if index == 0 else layer(x)
+            x = functional.relu(x, inplace=True)
             if index < self.pools:
                 x = functional.max_pool2d(x, 2)
         # rows, columns, channels: no copy when the activations are channels_last
         return functional.relu(self.connected(x.permute(0, 2, 3, 1).flatten(1)), inplace=True)
-
-
-def scaled_pixels(observation: Tensor, dtype: torch.dtype, padding: int = 0) -> Tensor:
-    """Uint8 images [B, …] → [B, channels + padding, H, W] of ``dtype`` in 0…1, channels_last; added channels are zero."""
-    x = channels_first(observation).to(dtype, memory_format=torch.channels_last)
-    if observation.dtype == torch.uint8:
-        x = x.mul_(_PIXEL_SCALE)
-    return functional.pad(x, (0, 0, 0, 0, 0, padding)) if padding else x
 
 
 def dba3c_torso(image: ImageShape, generator: torch.Generator) -> ConvolutionalTorso:

@@ -7,7 +7,8 @@ processes that build a network from the same seed hold the same parameters whate
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import skip_init
 
 RELU_GAIN = 2.0**0.5
@@ -39,3 +40,9 @@ def convolution(
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+def convolve_pixels(layer: nn.Conv2d, pixels: Tensor) -> Tensor:
+    """The layer on pixels [B, C, H, W] of 0…255 as if they were 0…1: few weights are scaled, not many pixels."""
+    weight = layer.weight * (1 / 255)
+    return functional.conv2d(pixels, weight, layer.bias, layer.stride, layer.padding)

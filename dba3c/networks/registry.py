@@ -19,7 +19,9 @@ Builder = Callable[..., ActorCriticNetwork]
 
 
 def _image_network(torso: Callable[..., nn.Module]) -> Builder:
-    def build(observation_space: spaces.Space, action_space: spaces.Space, generator: torch.Generator) -> ActorCriticNetwork:
+    def build(
+        observation_space: spaces.Space, action_space: spaces.Space, generator: torch.Generator
+    ) -> ActorCriticNetwork:
         body = torso(image_shape(observation_space), generator)
         return ActorCriticNetwork(body, Heads(body.features, action_space, generator))  # type: ignore[arg-type]
 

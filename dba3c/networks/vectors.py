@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from dba3c.networks.observations import as_vector, vector_size
 def perceptron(sizes: list[int], generator: torch.Generator, activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
     """Linear layers of ``sizes`` (inputs first), each followed by the activation: [B, sizes[0]] → [B, sizes[-1]]."""
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+    for inputs, outputs in pairwise(sizes):
         layers += [linear(inputs, outputs, generator, gain=TANH_GAIN), activation()]
     return nn.Sequential(*layers)
 
@@ -25,7 +27,12 @@ class PerceptronTorso(nn.Module):
     """
 
     def __init__(
-        self, space: spaces.Space, generator: torch.Generator, *, hidden: tuple[int, ...] = (64, 64), separate: bool = True
+        self,
+        space: spaces.Space,
+        generator: torch.Generator,
+        *,
+        hidden: tuple[int, ...] = (64, 64),
+        separate: bool = True,
     ) -> None:
         super().__init__()
         self.space = space
@@ -36,7 +43,7 @@ class PerceptronTorso(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Observations [B, …] → features [B, F]: the policy's, then (when separate) the value's."""
-        vector = as_vector(observation, self.space, self.policy[0].weight.dtype)
+        vector = as_vector(observation, self.space, next(self.parameters()).dtype)
         if self.value is None:
             return self.policy(vector)
         return torch.cat((self.policy(vector), self.value(vector)), -1)

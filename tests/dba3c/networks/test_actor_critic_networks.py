@@ -1,0 +1,177 @@
+"""The feed-forward networks: shapes, counts, dtypes, initialisation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+from torch.nn import functional
+
+from dba3c.errors import UserError
+from dba3c.networks import ActorCriticNetwork, build_network, default_network
+
+GRAY = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+RGB = spaces.Box(0, 255, (4, 84, 84, 3), np.uint8)
+VECTOR = spaces.Box(-1, 1, (4,), np.float32)
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def frames(space: spaces.Box, batch: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (batch, *space.shape), dtype=torch.uint8, generator=generator)
+
+
+def test_parameter_counts_are_those_of_the_docstrings() -> None:
+    four = spaces.Discrete(4)
+    expected = [
+        ("dba3c", GRAY, 321_792, 322_437),
+        ("dba3c", RGB, 331_392, 332_037),
+        ("nature", GRAY, 1_684_128, 1_686_693),
+        ("small", GRAY, 676_144, 677_429),
+    ]
+    for name, space, torso, whole in expected:
+        network = build_network(name, space, four)
+        assert (count(network.torso), count(network)) == (torso, whole)
+    perceptron = build_network("mlp", VECTOR, spaces.Discrete(2))
+    assert (count(perceptron.torso), count(perceptron)) == (8_960, 9_155)
+
+
+def test_the_2017_network_on_rgb_is_the_1_33_megabytes_of_its_paper() -> None:
+    assert round(count(build_network("dba3c", RGB, spaces.Discrete(4))) * 4 / 1e6, 2) == 1.33
+
+
+@pytest.mark.parametrize("name", ["dba3c", "nature", "small"])
+@pytest.mark.parametrize("space", [GRAY, RGB], ids=["gray", "rgb"])
+def test_image_networks_give_float32_logits_and_values(name: str, space: spaces.Box) -> None:
+    output = build_network(name, space, spaces.Discrete(6))(frames(space, 2))
+    assert output.policy_logits.shape == (2, 6) and output.policy_logits.dtype == torch.float32
+    assert output.value.shape == (2,) and output.value.dtype == torch.float32
+    assert output.state == ()
+
+
+def nature_by_hand(network: ActorCriticNetwork, observation: torch.Tensor) -> torch.Tensor:
+    """The Nature network on [B, 4, 84, 84], as the paper's table reads."""
+    torso = network.torso
+    x = observation.float() / 255
+    for layer, stride in zip(torso.convolutions, (4, 2, 1), strict=True):
+        x = functional.relu(functional.conv2d(x, layer.weight, layer.bias, stride))
+    x = functional.relu(torso.connected(x.permute(0, 2, 3, 1).reshape(len(x), -1)))
+    return network.heads.policy(x)
+
+
+def test_pixels_are_scaled_to_0_1_and_frames_are_channels_in_order() -> None:
+    network, observation = build_network("nature", GRAY, spaces.Discrete(4)), frames(GRAY, 3)
+    torch.testing.assert_close(network(observation).policy_logits, nature_by_hand(network, observation))
+
+
+def test_an_rgb_stack_is_folded_frame_by_frame_into_channels() -> None:
+    network, observation = build_network("nature", RGB, spaces.Discrete(4)), frames(RGB, 2)
+    folded = observation.permute(0, 1, 4, 2, 3).reshape(2, 12, 84, 84)
+    torch.testing.assert_close(network(observation).policy_logits, nature_by_hand(network, folded))
+
+
+def test_a_single_colour_image_and_a_single_gray_one_are_seen_too() -> None:
+    for shape in ((96, 96, 3), (84, 84)):
+        space = spaces.Box(0, 255, shape, np.uint8)
+        assert build_network("small", space, spaces.Discrete(2))(frames(space, 2)).value.shape == (2,)
+
+
+@pytest.mark.parametrize("name", ["dba3c", "nature", "small"])
+def test_a_bfloat16_channels_last_torso_agrees_with_the_float32_one(name: str) -> None:
+    full = build_network(name, GRAY, spaces.Discrete(4), seed=3)
+    half = build_network(name, GRAY, spaces.Discrete(4), seed=3)
+    half.torso.to(torch.bfloat16)
+    half.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    observation = frames(GRAY, 4)
+    features, rounded = full.torso(observation), half.torso(observation)
+    assert rounded.dtype == torch.bfloat16
+    assert half(observation).value.dtype == torch.float32
+    torch.testing.assert_close(rounded.float(), features, atol=0.03 * features.abs().max().item(), rtol=0.02)
+
+
+def test_the_same_seed_gives_the_same_parameters_and_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    first, second = (build_network("small", GRAY, spaces.Discrete(4), seed=7) for _ in range(2))
+    assert torch.equal(before, torch.random.get_rng_state())
+    other = build_network("small", GRAY, spaces.Discrete(4), seed=8)
+    for name, parameter in first.named_parameters():
+        assert torch.equal(parameter, second.get_parameter(name))
+    assert not torch.equal(first.heads.policy.weight, other.heads.policy.weight)
+
+
+def test_the_first_policy_is_nearly_uniform() -> None:
+    logits = build_network("nature", GRAY, spaces.Discrete(4))(frames(GRAY, 8)).policy_logits
+    assert (torch.softmax(logits, -1) - 0.25).abs().max() < 0.02
+
+
+def test_weights_are_orthogonal() -> None:
+    weight = build_network("nature", GRAY, spaces.Discrete(4)).torso.convolutions[0].weight.flatten(1)
+    torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(32), atol=1e-5, rtol=0)
+
+
+def test_every_parameter_receives_a_gradient() -> None:
+    for name, space in (("dba3c", RGB), ("small", GRAY)):
+        network = build_network(name, space, spaces.Discrete(4))
+        output = network(frames(space, 2))
+        (output.policy_logits.square().sum() + output.value.sum()).backward()
+        assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_a_separate_value_torso_does_not_move_the_policy() -> None:
+    network = build_network("mlp", VECTOR, spaces.Discrete(2))
+    network(torch.randn(5, 4)).value.sum().backward()
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in network.torso.policy.parameters())
+    shared = build_network("mlp", VECTOR, spaces.Discrete(2), separate=False)
+    shared(torch.randn(5, 4)).value.sum().backward()
+    assert any(parameter.grad is not None and parameter.grad.any() for parameter in shared.torso.policy.parameters())
+
+
+def test_discrete_observations_become_one_hot() -> None:
+    network = build_network("mlp", spaces.Discrete(5, start=2), spaces.Discrete(3))
+    one = network(torch.tensor([2, 6])).policy_logits
+    torch.testing.assert_close(one[0], network.heads.policy(network.torso.policy(torch.eye(5)[0])))
+
+
+def test_a_continuous_action_has_a_mean_and_a_shared_deviation_per_dimension() -> None:
+    network = build_network("mlp", VECTOR, spaces.Box(-1, 1, (3,)))
+    logits = network(torch.randn(5, 4)).policy_logits
+    assert logits.shape == (5, 6)
+    assert torch.equal(logits[:, 3:], torch.zeros(5, 3))
+
+
+def test_a_multi_discrete_action_has_logits_for_each_part() -> None:
+    assert build_network("mlp", VECTOR, spaces.MultiDiscrete([3, 2]))(torch.randn(5, 4)).policy_logits.shape == (5, 5)
+
+
+def test_the_default_network_follows_the_observations() -> None:
+    assert default_network(GRAY) == "small"
+    assert default_network(VECTOR) == "mlp"
+
+
+@pytest.mark.parametrize(
+    ("name", "space", "options", "message"),
+    [
+        ("natur", GRAY, {}, "did you mean nature"),
+        ("nature", VECTOR, {}, "mlp"),
+        ("nature", spaces.Box(0, 255, (4, 20, 20), np.uint8), {}, "too small"),
+        ("mlp", VECTOR, {"layers": 3}, "layers"),
+        ("mlp", spaces.Dict({"a": VECTOR}), {}, "FlattenObservation"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(
+    name: str, space: spaces.Space, options: dict, message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        build_network(name, space, spaces.Discrete(2), **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_actions_without_a_distribution_are_refused() -> None:
+    with pytest.raises(UserError, match="MultiBinary"):
+        build_network("mlp", VECTOR, spaces.MultiBinary(4))
