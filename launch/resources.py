@@ -1,4 +1,4 @@
-"""The cores that a process was given (by affinity, cgroup and Slurm), not those the machine has; threads and binding."""
+"""The cores a process was given (by affinity, cgroup and Slurm), not those the machine has; threads and binding."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _groups(mount: Path, self_cgroup: Path, controllers: str) -> list[Path]:
     """
     path = "/"
     for line in (_read(self_cgroup) or "").splitlines():
-        _, listed, where = (line.split(":", 2) + ["", ""])[:3]
+        _, listed, where = [*line.split(":", 2), "", ""][:3]
         if set(listed.split(",")) & set(controllers.split(",")):
             path = where
     deepest = mount / path.lstrip("/")

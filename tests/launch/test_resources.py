@@ -26,7 +26,7 @@ def write(path: Path, text: str) -> None:
         ({"job_3/step_0/cpu.max": "max 100000", "job_3/cpu.max": "400000 100000"}, "0::/job_3/step_0\n", 4.0),
         ({"cpu.max": "200000 100000"}, "0::/a/path/of/the/host\n", 2.0),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "3:cpu,cpuacct:/\n", None),
-        ({"cpu,cpuacct/s/cpu.cfs_quota_us": "300000", "cpu,cpuacct/s/cpu.cfs_period_us": "100000"}, "3:cpu,cpuacct:/s\n", 3),
+        ({"cpu/s/cpu.cfs_quota_us": "300000", "cpu/s/cpu.cfs_period_us": "100000"}, "3:cpu:/s\n", 3.0),
     ],
 )  # fmt: skip
 def test_the_quota_of_a_control_group_is_read_in_both_versions(

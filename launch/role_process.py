@@ -1,0 +1,34 @@
+"""What a supervisor needs to know of one process of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+USER_ERROR_EXIT = 2
+"""Bad input: starting the process again would not help."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleProcess:
+    """A process to keep running, and what its loss means."""
+
+    role: str
+    rank: int
+    command: Callable[[int], Sequence[str]]
+    """Incarnation → command line."""
+    max_restarts: int = 0
+    """How often it is started again after it was lost; an exit with code 2 (bad input) is final."""
+    essential: bool = True
+    """Lost for good, it ends the run; otherwise the run goes on without it."""
+    decides: bool = True
+    """Its exit with 0 means that the run has ended."""
+    drain_timeout_s: float = 30.0
+    """How long it may go on after the run has ended."""
+    cores: tuple[int, ...] | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Added to the supervisor's own environment."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.rank}"

@@ -1,0 +1,248 @@
+"""Runs the role processes of one machine: replaces what may be replaced, passes on requests to stop, leaves no orphan.
+
+    RUNNING ──a process that decides ends with 0──► ENDING ─────────┐
+       ├─────first Ctrl-C, SIGTERM, or a failure──► STOPPING ───────┤ too slow, or second signal
+       │                                                            ▼
+       └──(third signal: KILLING at once)                      TERMINATING ──► KILLING
+
+STOPPING asks through the run folder, so the run ends at a step boundary with a checkpoint. Each phase but RUNNING is
+bounded. Exit code: 0 when the run ended as asked (Ctrl-C included), the failing process's own when it failed
+(128 + n for signal n), 128 + n when signal n had to force the end.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.failures import note_failure
+from launch.processes import Child, describe_exit, shell_code, taking_signals
+from launch.role_process import USER_ERROR_EXIT, RoleProcess
+
+RUNNING, ENDING, STOPPING, TERMINATING, KILLING = range(5)
+SAME_REQUEST_S = 1.0
+"""Launchers repeat themselves: scancel tells srun and the tasks, which srun tells again. Only Ctrl-C counts at once."""
+
+
+@dataclass
+class _Running:
+    spec: RoleProcess
+    child: Child
+    incarnation: int
+
+
+def say_to_stderr(line: str) -> None:
+    """The default `say`."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class Supervisor:
+    """Starts processes and stays until all of them are gone.
+
+    Args:
+        run_dir: logs go to ``logs/ROLE-RANK.log`` in it.
+        request_stop: asks the run to end at a step boundary (`RunFolder.request_stop`).
+        on_event: called with (event, message) for the run's metrics: started, killed, restarted, left, stopping.
+        stop_timeout_s: bound of a clean stop; a checkpoint has to be written in it.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        processes: Sequence[RoleProcess],
+        request_stop: Callable[[str], Any],
+        *,
+        on_event: Callable[[str, str], Any] = lambda event, message: None,
+        say: Callable[[str], Any] = say_to_stderr,
+        environ: Mapping[str, str] | None = None,
+        stop_timeout_s: float = 60.0,
+        terminate_timeout_s: float = 5.0,
+    ) -> None:
+        self.run_dir = run_dir
+        self.processes = list(processes)
+        self.request_stop = request_stop
+        self.on_event = on_event
+        self.say = say
+        self.environ = dict(os.environ if environ is None else environ)
+        self.stop_timeout_s = stop_timeout_s
+        self.terminate_timeout_s = terminate_timeout_s
+        self._phase = RUNNING
+        self._deadline_s: float | None = None
+        self._live: dict[str, _Running] = {}
+        self._happened: queue.SimpleQueue[tuple[str, Any, int]] = queue.SimpleQueue()
+        self._ended_well = False
+        self._failure: tuple[RoleProcess, Child | None, int] | None = None
+        self._last_signal = signal.SIGTERM
+        self._signalled_s = float("-inf")
+        self._forced = False
+
+    def run(self) -> int:
+        """Blocks until every process is gone; returns the exit code. Call it in the main thread: it takes signals."""
+        with taking_signals(lambda signum: self._happened.put(("signal", "", signum))):
+            try:
+                for spec in self.processes:
+                    self._start(spec, incarnation=0)
+                while self._live:
+                    self._handle_next()
+            finally:
+                self._kill_rest()
+        return self._exit_code()
+
+    def pids(self) -> dict[str, int]:
+        """Name → pid of the processes alive now."""
+        return {name: running.child.pid for name, running in list(self._live.items())}
+
+    # -- starting ------------------------------------------------------------------------------------------------
+
+    def _start(self, spec: RoleProcess, incarnation: int) -> None:
+        name = spec.name
+        child = Child(
+            command=spec.command(incarnation),
+            log=self.run_dir / "logs" / f"{spec.role}-{spec.rank}.log",
+            environ={**self.environ, **spec.environ},
+            on_exit=lambda code: self._happened.put(("exit", name, code)),
+            cores=spec.cores,
+        )
+        self._live[name] = _Running(spec, child, incarnation)
+
+    # -- what happens --------------------------------------------------------------------------------------------
+
+    def _handle_next(self) -> None:
+        try:
+            timeout_s = None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
+            kind, name, number = self._happened.get(timeout=timeout_s)
+        except queue.Empty:
+            self._too_slow()
+            return
+        if kind == "signal":
+            self._signalled(signal.Signals(number))
+        else:
+            self._exited(self._live.pop(name), number)
+
+    def _exited(self, gone: _Running, code: int) -> None:
+        spec = gone.spec
+        if code == 0:
+            if spec.decides:
+                self._ended_well = True
+                if self._phase == RUNNING:
+                    self._enter(ENDING, self._drain_timeout_s())
+            return
+        if self._phase >= TERMINATING:
+            return
+        lost = f"{spec.name}: {describe_exit(code)}"
+        if self._phase == RUNNING and code != USER_ERROR_EXIT and gone.incarnation < spec.max_restarts:
+            incarnation = gone.incarnation + 1
+            self._tell("restarted", f"{lost}; starting it again ({incarnation} of at most {spec.max_restarts} times)")
+            self._start(spec, incarnation)
+        elif self._phase == RUNNING and not self._may_go_on_without(spec, code):
+            self._fail(spec, gone.child, code)
+        elif self._phase == RUNNING:
+            self._tell("left", f"{lost}; the run goes on without it")
+        else:
+            self._tell("killed", f"{lost} while the run was ending")
+            if spec.essential and not self._ended_well and self._failure is None:
+                self._failure = (spec, gone.child, code)
+
+    def _may_go_on_without(self, spec: RoleProcess, code: int) -> bool:
+        """Whether the run can: it is not needed, its input was not refused, and somebody is left to end the run."""
+        still_decides = any(running.spec.decides for running in self._live.values())
+        return not spec.essential and still_decides and not (code == USER_ERROR_EXIT and spec.decides)
+
+    def _fail(self, spec: RoleProcess, child: Child, code: int) -> None:
+        self._failure = (spec, child, code)
+        message = f"{spec.name} failed ({describe_exit(code)})"
+        note_failure(self.run_dir, spec.role, spec.rank, code, child.tail())
+        self._stop(message)
+
+    def _stop(self, reason: str) -> None:
+        self._tell("stopping", f"{reason}; ending the run with a checkpoint")
+        self.request_stop(reason)
+        self._enter(STOPPING, self.stop_timeout_s)
+
+    def _signalled(self, signum: signal.Signals) -> None:
+        now_s = time.monotonic()
+        repeated = now_s - self._signalled_s < SAME_REQUEST_S and not signum == self._last_signal == signal.SIGINT
+        self._signalled_s = now_s
+        if repeated:
+            return
+        self._last_signal = signum
+        if self._phase == RUNNING:
+            self._stop(signum.name)
+            if signum == signal.SIGINT:
+                self.say("once more to end without a checkpoint")
+        elif self._phase in (ENDING, STOPPING):
+            self._terminate(signum.name)
+        else:
+            self._kill(signum.name)
+
+    def _too_slow(self) -> None:
+        late = ", ".join(self._live)
+        if self._phase in (ENDING, STOPPING):
+            self._terminate(f"{late} did not end in time")
+        elif self._phase == TERMINATING:
+            self._kill(f"{late} did not end in time")
+        else:
+            self.say(f"{late} cannot be killed; leaving")
+            self._live.clear()
+
+    def _terminate(self, why: str) -> None:
+        self._forced = True
+        self._tell("terminating", f"{why}: terminating {', '.join(self._live)}")
+        for running in self._live.values():
+            running.child.signal(signal.SIGTERM)
+        self._enter(TERMINATING, self.terminate_timeout_s)
+
+    def _kill(self, why: str) -> None:
+        self._forced = True
+        self._tell("killing", f"{why}: killing {', '.join(self._live)}")
+        for running in self._live.values():
+            running.child.signal(signal.SIGKILL)
+        self._enter(KILLING, self.terminate_timeout_s)
+
+    def _enter(self, phase: int, timeout_s: float) -> None:
+        self._phase = phase
+        self._deadline_s = time.monotonic() + timeout_s
+
+    def _drain_timeout_s(self) -> float:
+        return max((running.spec.drain_timeout_s for running in self._live.values()), default=0.0)
+
+    def _tell(self, event: str, message: str) -> None:
+        self.say(message)
+        self.on_event(event, message)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def _kill_rest(self) -> None:
+        """After an error of the supervisor itself: nothing stays behind."""
+        deadline_s = time.monotonic() + self.terminate_timeout_s
+        for running in self._live.values():
+            running.child.signal(signal.SIGKILL)
+        while self._live and time.monotonic() < deadline_s:
+            try:
+                kind, name, _ = self._happened.get(timeout=self.terminate_timeout_s)
+            except queue.Empty:
+                return
+            if kind == "exit":
+                self._live.pop(name, None)
+
+    def _exit_code(self) -> int:
+        if self._failure is not None:
+            spec, child, code = self._failure
+            self.say(
+                f"dba3c: {spec.name} failed ({describe_exit(code)}); the end of its log {child.log if child else ''}:"
+            )
+            if child is not None:
+                self.say(child.tail())
+            return shell_code(code)
+        if self._ended_well:  # whoever had to be terminated after that was only slow to leave
+            return 0
+        if self._forced:
+            return 128 + int(self._last_signal)
+        return 0 if self._phase == STOPPING else 1

@@ -1,0 +1,56 @@
+"""A stand-in for a role's process, for tests of what starts, replaces and stops processes.
+
+python stand_in.py RUN_DIR NAME BEHAVIOUR [INCARNATION]. When ready it writes its pid to
+RUN_DIR/NAME.INCARNATION.pid.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+GIVE_UP_S = 60.0
+
+
+def wait_for_stop(run_dir: Path) -> None:
+    """Until stop.json is there, as a role would."""
+    give_up_s = time.monotonic() + GIVE_UP_S
+    while not (run_dir / "stop.json").exists():
+        if time.monotonic() > give_up_s:
+            sys.exit("nobody asked this stand-in to stop")
+        time.sleep(0.01)
+
+
+def main() -> int:
+    run_dir, name, behaviour = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    incarnation = sys.argv[4] if len(sys.argv) > 4 else "0"
+    if behaviour in ("obedient", "deaf", "mute", "parent"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if behaviour == "parent":
+        child = subprocess.Popen(["sleep", "60"])
+        (run_dir / f"{name}.grandchild").write_text(str(child.pid))
+    temporary = run_dir / f".{name}.{incarnation}"
+    temporary.write_text(str(os.getpid()))
+    temporary.rename(run_dir / f"{name}.{incarnation}.pid")
+    print(f"{name} ready as incarnation {incarnation}", flush=True)
+    if behaviour == "fails":
+        raise RuntimeError(f"{name} has a fault of its own")
+    if behaviour == "bad-input":
+        print("no such game", file=sys.stderr)
+        return 2
+    if behaviour == "ends":
+        return 0
+    if behaviour in ("deaf", "stubborn"):  # deaf: to everything; stubborn: only SIGTERM moves it
+        time.sleep(GIVE_UP_S)
+    wait_for_stop(run_dir)
+    if behaviour == "breaks-at-the-end":
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
