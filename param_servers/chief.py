@@ -156,7 +156,7 @@ class Chief:
     def _commit(self, commit: Commit) -> None:
         self.staleness += commit.staleness
         if self._audit is not None:
-            members = [tuple(row[:3]) for row in commit.rows if row.mark & MEMBER]
+            members = [(row.worker, row.incarnation, row.sequence) for row in commit.rows if row.mark & MEMBER]
             self._audit.commit(commit, members, self._node.shard.learning_rate(commit.data_points_before))
         header = Header(Kind.COMMIT, 0, 0, commit.term, commit.step, data_points=commit.data_points)
         self._order(header, pack_rows(commit.rows))

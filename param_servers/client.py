@@ -1,11 +1,11 @@
 """A worker's side of the sharded servers.
 
-    1. dial every server; when all links are there, ask shard 0 for the newest parameters, which orders all to send them;
-    2. `pull` waits until every shard has delivered the same version;
-    3. `push` first looks, without waiting, whether a newer version exists: then the gradient is stale and its bytes are
-       saved; else it sends every shard its slice at once and waits for the answer;
-    4. a link that breaks is dialled again, within a stated time; a slice that may have been lost is sent again under the
-       same number, so it counts once.
+1. dial every server; when all links are there, ask shard 0 for the newest parameters, which orders all to send them;
+2. `pull` waits until every shard has delivered the same version;
+3. `push` first looks, without waiting, whether a newer version exists: then the gradient is stale and its bytes are
+   saved; else it sends every shard its slice at once and waits for the answer;
+4. a link that breaks is dialled again, within a stated time; a slice that may have been lost is sent again under the
+   same number, so it counts once.
 """
 
 import random
@@ -26,7 +26,7 @@ from param_servers.redial import Redial
 from param_servers.shard_node import MOST_CONTROL_BYTES, as_bytes
 from param_servers.sharding import ShardPlan
 
-_NAP_S = 0.5
+_NAP_S, _DIAL_NAP_S = 0.5, 0.05
 
 
 class ServersExchange:
@@ -36,7 +36,7 @@ class ServersExchange:
         worker: rank of this worker.
         incarnation: how many times this worker has been started again; an older one is turned away.
         plan: layout and cuts, as in the servers; gradients and parameters are [P] in the order of `plan.layout`.
-        exchange: settings.
+        exchange_config: settings.
         resolve: server number -> (host, port) or None while unknown; asked again before every attempt.
         secret: the run's secret.
     """
@@ -46,12 +46,13 @@ class ServersExchange:
         *,
         worker: int,
         plan: ShardPlan,
-        exchange: ExchangeConfig,
+        exchange_config: ExchangeConfig,
         resolve: Callable[[int], tuple[str, int] | None],
         secret: bytes,
         incarnation: int = 0,
     ) -> None:
         self._worker, self._incarnation, self._plan, self._resolve = worker, incarnation, plan, resolve
+        exchange = exchange_config
         self._state = ClientState(plan, exchange.exchange == "async")
         self._hub = Hub(secret, self._receive_into, silence_timeout_s=max(exchange.step_timeout_s, 1.0))
         self._join_timeout_s = exchange.join_timeout_s
@@ -105,7 +106,7 @@ class ServersExchange:
 
     def _wait(self, heard_s: float, what: str) -> float:
         """One turn of a bounded wait; when something was heard, patience starts anew."""
-        if self._turn(_NAP_S):
+        if self._turn(_NAP_S if all(map(self._hub.connected, self._servers)) else _DIAL_NAP_S):
             return time.monotonic()
         if time.monotonic() - heard_s > self._answer_timeout_s:
             gone = [str(server) for server in self._servers if not self._hub.connected(server)]

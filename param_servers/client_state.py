@@ -94,7 +94,7 @@ class ClientState:
         return self._coming < self.newest and self.asked_for < self.newest
 
     def take(self) -> Pull | None:
-        """The newest parameters if they are complete here; until the next call that returns some, they stay constant."""
+        """The newest parameters if they are complete here; they stay constant until a newer version is taken."""
         first = self._slots[0]
         if first is not None and first >= self.newest and all(slot == first for slot in self._slots):
             self._current, self._arriving = self._arriving, self._current

@@ -180,9 +180,7 @@ class Coordinator:
             return []
         return self._give([Row(worker, incarnation, 0)])
 
-    def arrived(
-        self, shard: int, row: Row, step: int, data_points: int, term: int, now_s: float
-    ) -> list[Decision]:
+    def arrived(self, shard: int, row: Row, step: int, data_points: int, term: int, now_s: float) -> list[Decision]:
         """A shard holds a slice (row.mark NONE) or has rejected it (another Code)."""
         key = (row.worker, row.incarnation)
         superseded = row.incarnation < self.newest_incarnation.get(row.worker, 0)

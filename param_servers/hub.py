@@ -205,7 +205,7 @@ class Hub:
             self.close(peer)
         deadline = time.monotonic() + timeout_s
         while self._leaving and time.monotonic() < deadline:
-            self.poll(deadline - time.monotonic())
+            self.poll(0.05)
         self.shut()
 
     def shut(self) -> None:

@@ -3,8 +3,8 @@
 Who says what (protocol version 1):
 
     worker -> shard     PULL        send me the newest parameters (to shard 0 only, which orders all shards to)
-                        GRADIENT    my slice for `step`; `sequence` numbers this worker's pushes, the same on every shard
-    shard -> worker     PARAMETERS  slice of version `step`; `sequence` and `code` answer this worker's last decided push
+                        GRADIENT    my slice for `step`; `sequence` numbers this worker's pushes, alike on every shard
+    shard -> worker     PARAMETERS  slice of version `step`; `sequence`, `code` answer this worker's last decided push
                         STEP        version `step` exists (header only, for a worker still busy with older ones)
                         RECEIPT     push `sequence` was rejected, `code` says why
                         SEALED      the PARAMETERS just streamed are committed (cut-through); ABORTED: they are void
@@ -13,14 +13,14 @@ Who says what (protocol version 1):
     shard i -> shard 0  ALIVE       I am here
                         ARRIVED     rows of slices now complete (code NONE) or rejected on this shard
                         READY       restored to (term, step)
-                        WRITTEN     slice of checkpoint `step` is on disk; payload: JSON with file, bytes, sha256 or error
+                        WRITTEN     slice of checkpoint `step` is on disk; payload: JSON, an entry or an error
     shard 0 -> shard i  COMMIT      average exactly the rows marked MEMBER, apply, send to the rows marked RECIPIENT
                         GIVE        send the current version to these rows
-                        EXPEL       forget what worker `sequence`, `incarnation` pushed, close its link; payload: the reason
+                        EXPEL       forget what worker `sequence`, `incarnation` pushed, close its link; payload: why
                         CHECKPOINT  write the slice of version `step`
                         RESTORE     load version `step` (0 may mean the initial parameters) under a new term
                         STOP
-    actor -> learner    OBSERVATION what the environments of group `term` showed after action `sequence` (central inference)
+    actor -> learner    OBSERVATION what the environments of group `term` showed after action `sequence`
     learner -> actor    ACTION      what they shall do, as the answer to observation `sequence`
                         STOP
 
@@ -94,7 +94,7 @@ _DTYPES = {int(dtype): dtype for dtype in Dtype}
 
 
 class Header(NamedTuple):
-    """The fixed part of a frame. Integers are unsigned 32 bit except `step` and `data_points` (signed 64) and `length`."""
+    """The fixed part of a frame. Integers are unsigned 32 bit; `step`, `data_points` signed 64, `length` unsigned 64."""
 
     kind: Kind
     sender: int = 0

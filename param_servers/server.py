@@ -1,11 +1,11 @@
 """A parameter server: one shard of the parameters, one process, one loop.
 
-    1. listen; shard 0 waits for the others, they dial shard 0; then all load the newest checkpoint (or the initial
-       parameters) under a new term;
-    2. workers join, are sent the parameters, and send gradient slices, each answered;
-    3. when g distinct workers are complete on every shard, shard 0 commits exactly that set, every shard averages it,
-       steps its optimizer and sends the next version to all workers at once;
-    4. a server that dies is started again and everybody goes back to 1, at most to the newest checkpoint.
+1. listen; shard 0 waits for the others, they dial shard 0; then all load the newest checkpoint (or the initial
+   parameters) under a new term;
+2. workers join, are sent the parameters, and send gradient slices, each answered;
+3. when g distinct workers are complete on every shard, shard 0 commits exactly that set, every shard averages it,
+   steps its optimizer and sends the next version to all workers at once;
+4. a server that dies is started again and everybody goes back to 1, at most to the newest checkpoint.
 """
 
 import time
@@ -44,7 +44,7 @@ class ParameterServer:
         shard: which slice; shard 0 also coordinates.
         plan: layout and cuts, the same in all processes (`plan_shards(layout, num_servers, sharding)`).
         initial_parameters: [P] float32 in the order of `plan.layout`, the same in all servers.
-        optimizer, exchange: settings.
+        optimizer_config, exchange_config: settings.
         resolve: where server j listens; shards other than 0 dial server 0.
         secret: at least 16 bytes that every process of the run knows.
         publish_address: called once with (host, port) when this server listens.
@@ -62,8 +62,8 @@ class ParameterServer:
         shard: int,
         plan: ShardPlan,
         initial_parameters: Tensor,
-        optimizer: OptimizerConfig,
-        exchange: ExchangeConfig,
+        optimizer_config: OptimizerConfig,
+        exchange_config: ExchangeConfig,
         resolve: Resolve,
         secret: bytes,
         incarnation: int = 0,
@@ -75,12 +75,13 @@ class ParameterServer:
         on_report: Callable[[dict[str, Any]], None] = lambda report: None,
         on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     ) -> None:
+        exchange = exchange_config
         self._shard, self._plan, self._exchange, self._resolve = shard, plan, exchange, resolve
         self._incarnation, self._publish_address = incarnation, publish_address
         self._should_stop, self._on_event = should_stop, on_event
         asynchronous = exchange.exchange == "async"
         self._storage = Checkpoints(checkpoint_dir, plan, shard, initial_parameters)
-        tensors = Shard(initial_parameters[plan.slice_of(shard)], optimizer)
+        tensors = Shard(initial_parameters[plan.slice_of(shard)], optimizer_config)
         self._node = ShardNode(shard, tensors, asynchronous, self._storage, self._report)
         self._hub = Hub(
             secret,

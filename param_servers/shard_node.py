@@ -193,9 +193,11 @@ class ShardNode:
     def _stop(self, header: Header, reason: bytes) -> None:
         self.ended = (reason.decode("utf-8", "replace"), header.code == Code.FAILED)
         for worker in list(self.workers):
-            self.hub.send(Peer(Role.WORKER, worker), Header(Kind.STOP, self.index, code=header.code), memoryview(reason))
+            self.hub.send(
+                Peer(Role.WORKER, worker), Header(Kind.STOP, self.index, code=header.code), memoryview(reason)
+            )
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor."""
-    return memoryview(tensor.detach().numpy()).cast("B")
+    return tensor.detach().numpy().data.cast("B")
