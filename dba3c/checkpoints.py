@@ -1,0 +1,125 @@
+"""The policy inside a checkpoint: found, checked and laid out for this run's network, without its optimizer state.
+
+Checkpoints are written and checked by `param_servers.snapshots`; this is what evaluation and recording need of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dba3c.errors import UserError
+from param_servers.errors import SnapshotError
+from param_servers.layout import FlatLayout
+from param_servers.snapshots import load_checkpoint
+
+_TENSORS_NAMED = 4
+_STEPS_NAMED = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """The parameters of one checkpoint."""
+
+    parameters: Tensor
+    """[P] float32, in the order of `layout`."""
+    layout: FlatLayout
+    step: int
+    """Updates that made them."""
+    data_points: int
+    """Data points in those updates."""
+
+    @property
+    def sha256(self) -> str:
+        """Of the parameters' bytes: tells two checkpoints of the same step (after a roll-back) apart."""
+        return hashlib.sha256(self.parameters.numpy().tobytes()).hexdigest()
+
+    def parameters_for(self, layout: FlatLayout) -> Tensor:
+        """The parameters [P] float32 in the order of `layout`, which another sharding may have made another one.
+
+        Raises:
+            UserError: the checkpoint is of another network; the tensors that differ are named.
+        """
+        here, there = _shapes(layout), _shapes(self.layout)
+        differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+        if differing:
+            named = "; ".join(_difference(name, here, there) for name in differing[:_TENSORS_NAMED])
+            more = f" and {len(differing) - _TENSORS_NAMED} more" if len(differing) > _TENSORS_NAMED else ""
+            raise UserError(f"checkpoint step-{self.step} is of another network: {named}{more}")
+        views = self.layout.views(self.parameters)
+        return torch.cat([views[name].reshape(-1) for name in layout.names])
+
+
+def _shapes(layout: FlatLayout) -> dict[str, tuple[int, ...]]:
+    return dict(zip(layout.names, layout.shapes, strict=True))
+
+
+def _difference(name: str, here: dict[str, tuple[int, ...]], there: dict[str, tuple[int, ...]]) -> str:
+    if name not in there:
+        return f"it has no {name} {list(here[name])}"
+    if name not in here:
+        return f"it has {name} {list(there[name])} too"
+    return f"its {name} is {list(there[name])} instead of {list(here[name])}"
+
+
+def load_policy(checkpoint: Path) -> Policy:
+    """Check a checkpoint's directory and load its policy.
+
+    Raises:
+        SnapshotError: it is torn, or gone.
+    """
+    loaded = load_checkpoint(checkpoint)
+    return Policy(parameters=loaded.parameters, layout=loaded.layout, step=loaded.step, data_points=loaded.data_points)
+
+
+def checkpoint_steps(checkpoints: Path) -> list[int]:
+    """Steps of the checkpoints in a run's `checkpoints` folder, oldest first, valid or not."""
+    try:
+        names = [entry.name for entry in checkpoints.iterdir()]
+    except FileNotFoundError:
+        return []
+    steps = (name.removeprefix("step-") for name in names if name.startswith("step-"))
+    return sorted(int(step) for step in steps if step.isdigit())
+
+
+def newest_policy(checkpoints: Path, on_skip: Callable[[str], None]) -> Policy | None:
+    """The newest valid checkpoint's policy, None when there is none; each torn one is named through `on_skip`."""
+    for step in reversed(checkpoint_steps(checkpoints)):
+        try:
+            return load_policy(checkpoints / f"step-{step}")
+        except SnapshotError as error:
+            on_skip(f"skipped: {error}")
+    return None
+
+
+def find_policy(checkpoints: Path, step: int | None, on_skip: Callable[[str], None]) -> Policy:
+    """The policy of one step, or the newest valid one without a step.
+
+    Raises:
+        UserError: there is no checkpoint (yet), none of them is whole, no such step (the steps there are are named), or
+            the one asked for is torn.
+    """
+    steps = checkpoint_steps(checkpoints)
+    if not steps:
+        raise UserError(f"{checkpoints.parent} has no checkpoint yet")
+    if step is None:
+        policy = newest_policy(checkpoints, on_skip)
+        if policy is None:
+            raise UserError(f"{checkpoints.parent}: every checkpoint is torn ({_named(steps)})")
+        return policy
+    if step not in steps:
+        raise UserError(f"{checkpoints.parent} has no checkpoint of step {step}; there are {_named(steps)}")
+    try:
+        return load_policy(checkpoints / f"step-{step}")
+    except SnapshotError as error:
+        raise UserError(f"{error}; there are {_named(steps)}") from error
+
+
+def _named(steps: list[int]) -> str:
+    newest = ", ".join(str(step) for step in steps[-_STEPS_NAMED:])
+    return newest if len(steps) <= _STEPS_NAMED else f"… {newest}"

@@ -1,0 +1,64 @@
+"""How a policy is evaluated: which games, which actions. A score without its protocol means nothing.
+
+| protocol   | games                                                   | actions | source                            |
+|------------|---------------------------------------------------------|---------|-----------------------------------|
+| `2017`     | 40,000 agent steps at most, FIRE after 30 equal actions | greedy  | the 2017 system's evaluation node |
+| all others | whole, to the environment's own limit                   | sampled | as A3C and IMPALA evaluated       |
+
+Either kind of actions can be asked for; the name says which were taken.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dba3c.config import TrainConfig
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.seeding import MAX_SEED
+from dba3c.errors import UserError
+from dba3c.full_games import Actions
+
+LIMIT_2017_STEPS = 40_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationProtocol:
+    """The environment as it is evaluated, and how actions are chosen from the policy."""
+
+    name: str
+    environment: EnvironmentConfig
+    actions: Actions
+
+
+def protocol_for(config: TrainConfig, actions: Actions | None = None) -> EvaluationProtocol:
+    """The protocol that fits the run's environment; `actions` overrides its choice.
+
+    The 2017 limit is set in frames, as consoles count them: 40,000 steps of its mean frame skip of 3 (the frame skip
+    is drawn at random, so a game is cut within 1 % of 40,000 steps).
+
+    Raises:
+        UserError: observations are normalised with statistics that no checkpoint holds.
+    """
+    environment = config.environment
+    if environment.normalize_observations:
+        raise UserError(
+            "normalize_observations keeps its statistics in each worker, not in checkpoints: "
+            "such a policy cannot be evaluated or filmed"
+        )
+    name = environment.protocol_name
+    is_2017 = name.split(" ")[0] == "2017"
+    if is_2017:
+        frames = LIMIT_2017_STEPS * environment.frames_per_step
+        environment = replace(environment, max_episode_frames=frames)
+        name += f", at most {LIMIT_2017_STEPS:,} steps a game"
+    actions = actions or ("greedy" if is_2017 else "sampled")
+    return EvaluationProtocol(name=f"{name}, {actions} actions", environment=environment, actions=actions)
+
+
+def stream_seeds(run_seed: int, purpose: str, index: int) -> tuple[int, int]:
+    """(seed of the environments, seed of the actions): functions of (run seed, purpose, index) alone."""
+    words = np.random.SeedSequence([run_seed, zlib.crc32(purpose.encode()), index]).generate_state(2, dtype=np.uint64)
+    return int(words[0] % MAX_SEED), int(words[1] >> np.uint64(1))

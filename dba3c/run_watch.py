@@ -1,0 +1,116 @@
+"""Following a live run from a process that is not part of its training: has it ended, is there a new checkpoint?"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from dba3c.checkpoints import Policy, checkpoint_steps, load_policy
+from dba3c.run_folder import RunFolder
+from param_servers.errors import RunBroken, SnapshotError
+
+LOOK_S = 1.0
+GONE_AFTER_S = 60.0
+"""A launch whose lock nobody holds for this long is gone."""
+
+
+class RunEnd:
+    """Called as often as one likes, looks into the run folder once in `look_s`: why the run has ended, None while it
+    has not. Reasons: it was asked to stop, or its launch noted its end.
+
+    Raises RunBroken when the launch is gone without a word.
+    """
+
+    def __init__(self, folder: RunFolder, *, look_s: float = LOOK_S, gone_after_s: float = GONE_AFTER_S) -> None:
+        self._folder = folder
+        self._look_s = look_s
+        self._gone_after_s = gone_after_s
+        self._reason: str | None = None
+        self._next_look_s = 0.0
+        self._seen_alive_s = time.monotonic()
+
+    def __call__(self) -> str | None:
+        now_s = time.monotonic()
+        if self._reason is None and now_s >= self._next_look_s:
+            self._next_look_s = now_s + self._look_s
+            self._reason = self._look(now_s)
+        return self._reason
+
+    def _look(self, now_s: float) -> str | None:
+        reason = self._folder.stop_reason()
+        if reason is not None:
+            return reason
+        status = self._folder.status()
+        if status == "finished":
+            return str(self._folder.life()["ended"].get("reason", "the run has ended"))
+        if status == "live":
+            self._seen_alive_s = now_s
+        elif now_s - self._seen_alive_s > self._gone_after_s:
+            waited = f"nobody has held its lock for {self._gone_after_s:.0f} s"
+            raise RunBroken(f"the launch of {self._folder.path} is gone: {waited}")
+        return None
+
+
+class CheckpointWatch:
+    """Hands out each new checkpoint of a run; the newest one when several came meanwhile.
+
+    Args:
+        run_end: ends the waiting.
+        is_done: whether a policy was dealt with already, in an earlier life of this role.
+        say: called with one line for each torn checkpoint, and for those passed over.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        run_end: Callable[[], str | None],
+        *,
+        is_done: Callable[[Policy], bool] = lambda policy: False,
+        say: Callable[[str], None],
+        look_s: float = LOOK_S,
+    ) -> None:
+        self._checkpoints = folder.checkpoints
+        self._run_end = run_end
+        self._is_done = is_done
+        self._say = say
+        self._look_s = look_s
+        self._seen: set[tuple[int, int]] = set()
+        self._first_look = True
+
+    def wait(self) -> Policy | None:
+        """The next new policy; None when the run has ended. Bounded by the run's life, which `run_end` watches."""
+        while self._run_end() is None:
+            policy = self.newest_unseen()
+            if policy is not None:
+                return policy
+            time.sleep(self._look_s)
+        return None
+
+    def newest_unseen(self) -> Policy | None:
+        """The newest whole checkpoint that was not there at the last look; the others count as seen, too."""
+        unseen = self._made() - self._seen
+        self._seen |= unseen
+        first_look, self._first_look = self._first_look, False
+        steps = sorted(step for step, _ in unseen)
+        while steps:
+            step = steps.pop()
+            try:
+                policy = load_policy(self._checkpoints / f"step-{step}")
+            except SnapshotError as error:
+                self._say(f"skipped: {error}")
+                continue
+            if self._is_done(policy):
+                return None
+            if steps and not first_look:
+                self._say(f"passed over {', '.join(f'step-{older}' for older in steps)}: step-{step} is newer")
+            return policy
+        return None
+
+    def _made(self) -> set[tuple[int, int]]:
+        """(step, when its directory was made, ns) of every checkpoint: after a roll-back a step is made anew."""
+        made = set()
+        for step in checkpoint_steps(self._checkpoints):
+            with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                made.add((step, (self._checkpoints / f"step-{step}").stat().st_mtime_ns))
+        return made

@@ -1,0 +1,82 @@
+"""Policies out of checkpoints: the newest valid one, in this run's order, or one line that says why not."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from dba3c.checkpoints import checkpoint_steps, find_policy, load_policy, newest_policy
+from dba3c.config import NetworkConfig, TrainConfig, replace_options
+from dba3c.construction import build_policy_network, initial_parameters, plan_of, spaces_of
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.errors import UserError
+from param_servers.errors import SnapshotError
+
+CARTPOLE = TrainConfig(environment=EnvironmentConfig(env_id="CartPole-v1"), network=NetworkConfig(network="mlp"))
+
+
+def tear(checkpoint):
+    shard = next(checkpoint.glob("shard-0*"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(bytes(content))
+
+
+def test_a_policy_is_what_was_written(make_run, write_checkpoint):
+    run = make_run(CARTPOLE)
+    parameters = torch.randn(initial_parameters(CARTPOLE)[1].shape)
+    policy = load_policy(write_checkpoint(run, CARTPOLE, step=10, parameters=parameters))
+    assert torch.equal(policy.parameters, parameters)
+    assert (policy.step, policy.data_points) == (10, 1600)
+
+
+def test_another_sharding_of_the_run_gives_the_same_network(make_run, write_checkpoint):
+    greedy = replace_options(CARTPOLE, sharding="greedy_by_tensor", num_servers=3)
+    even = replace_options(CARTPOLE, num_servers=1)
+    run = make_run(greedy)
+    policy = load_policy(write_checkpoint(run, greedy, step=1))
+    network = build_policy_network(even, spaces_of(even))
+    layout = plan_of(even, network).layout
+    assert layout.names != policy.layout.names
+    assert torch.equal(policy.parameters_for(layout), layout.flatten(network))
+
+
+def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(make_run, write_checkpoint):
+    run = make_run(CARTPOLE)
+    write_checkpoint(run, CARTPOLE, step=10)
+    tear(write_checkpoint(run, CARTPOLE, step=20))
+    (run.checkpoints / "step-30.tmp").mkdir()
+    lines = []
+    policy = newest_policy(run.checkpoints, lines.append)
+    assert policy is not None and policy.step == 10
+    assert len(lines) == 1 and "step-20 is torn" in lines[0]
+    assert checkpoint_steps(run.checkpoints) == [10, 20]
+    with pytest.raises(SnapshotError, match="step-20"):
+        load_policy(run.checkpoints / "step-20")
+
+
+def test_what_is_not_there_is_said_with_what_is(make_run, write_checkpoint):
+    run = make_run(CARTPOLE)
+    with pytest.raises(UserError, match="has no checkpoint yet"):
+        find_policy(run.checkpoints, None, print)
+    tear(write_checkpoint(run, CARTPOLE, step=10))
+    with pytest.raises(UserError, match=r"every checkpoint is torn \(10\)"):
+        find_policy(run.checkpoints, None, lambda line: None)
+    with pytest.raises(UserError, match="step-10 is torn"):
+        find_policy(run.checkpoints, 10, print)
+    write_checkpoint(run, CARTPOLE, step=20)
+    assert find_policy(run.checkpoints, 20, print).step == 20
+    with pytest.raises(UserError, match="no checkpoint of step 15; there are 10, 20"):
+        find_policy(run.checkpoints, 15, print)
+
+
+def test_a_checkpoint_of_another_network_names_the_tensors_that_differ(make_run, write_checkpoint):
+    run = make_run(CARTPOLE)
+    policy = load_policy(write_checkpoint(run, CARTPOLE, step=10))
+    acrobot = dataclasses.replace(CARTPOLE, environment=EnvironmentConfig(env_id="Acrobot-v1"))
+    layout = initial_parameters(acrobot)[0].layout
+    with pytest.raises(UserError) as refused:
+        policy.parameters_for(layout)
+    line = str(refused.value)
+    assert "step-10 is of another network" in line and "heads.policy.bias is [2] instead of [3]" in line
+    assert "\n" not in line
