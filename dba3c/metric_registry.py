@@ -14,7 +14,8 @@ from typing import Literal
 from dba3c.errors import UserError
 
 Kind = Literal["step", "server", "episode", "evaluation", "chart"]
-Reduction = Literal["sum", "mean", "min", "max", "last"]
+Reduction = Literal["sum", "mean", "min", "max", "last", "norm"]
+"""norm: the mean in time, the root of the sum of squares over shards."""
 SECTIONS = {
     "environment": "stepping the environments",
     "inference": "the forward pass that chooses actions",
@@ -130,9 +131,9 @@ _SERVER = (
     _server("stale", "gradients", "sum", "gradients answered as stale"),
     _server("rejected", "gradients", "sum", "gradients rejected"),
     _server("data_points_total", "data points", "last", "data points committed since the run began"),
-    _server("update_norm", "L2 norm", "mean", "norm of one shard's parameter change", "optimizer/update_norm"),
-    _server("first_moment_norm", "L2 norm", "mean", "norm of one shard's Adam m (momentum)", "optimizer/m_norm"),
-    _server("second_moment_norm", "L2 norm", "mean", "norm of one shard's Adam v (mean square)", "optimizer/v_norm"),
+    _server("update_norm", "L2 norm", "norm", "norm of the parameter change", "optimizer/update_norm"),
+    _server("first_moment_norm", "L2 norm", "norm", "norm of the Adam m (momentum)", "optimizer/m_norm"),
+    _server("second_moment_norm", "L2 norm", "norm", "norm of the Adam v (mean square)", "optimizer/v_norm"),
     _server("learning_rate", "rate", "last", "learning rate of the last step", "schedule/learning_rate"),
     _server("bytes_received", "bytes", "sum", "bytes of gradients received"),
     _server("bytes_sent", "bytes", "sum", "bytes of parameters sent"),

@@ -44,7 +44,7 @@ class Window:
         """{name: value, count, sections_s, not_finite}; a name that only had non-finite values is null."""
         record: dict[str, Any] = {"count": self.count}
         for name, value in self._values.items():
-            mean = self._metrics[name].reduction == "mean"
+            mean = self._metrics[name].reduction in ("mean", "norm")
             record[name] = short(value / self._terms[name] if mean else value)
         for name in self._not_finite:
             record.setdefault(name, None)

@@ -150,7 +150,8 @@ class RunFolder:
 
     def life(self) -> dict[str, Any]:
         """The newest life in meta.json, {} when there is none."""
-        return (self.meta().get("lives") or [{}])[-1]
+        newest: dict[str, Any] = (self.meta().get("lives") or [{}])[-1]
+        return newest
 
     def status(self) -> str:
         """ "live" (a launch holds it), "finished" (its last life noted its end) or "broken" (it did not)."""

@@ -1,0 +1,90 @@
+"""What a run's config.json and meta.json say that its records do not: frames per step, cores, when its lives were."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dba3c.environments.config import FAMILY_FRAME_SKIP
+from dba3c.environments.identifiers import family_of
+from dba3c.errors import UserError
+from dba3c.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Life:
+    """One launch of a run: when it began and ended (unix seconds; None: not noted) and the cores that it held."""
+
+    started_s: float
+    ended_s: float | None
+    cores: float
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Read once; a resumed run has a new life, so viewers read it again now and then."""
+
+    name: str
+    frames_per_step: float = 1.0
+    stop_score: float | None = None
+    stop_games: int = 50
+    lives: tuple[Life, ...] = ()
+
+    @classmethod
+    def of(cls, run: RunFolder) -> RunFacts:
+        """The facts of a run folder. Raises UserError when its config.json or meta.json is broken."""
+        config, meta = run.config(), run.meta()
+        limits = _section(config, "run")
+        return cls(
+            name=run.path.name,
+            frames_per_step=frames_per_step(_section(config, "environment")),
+            stop_score=_number(limits.get("stop_score")),
+            stop_games=int(_number(limits.get("stop_games")) or 50),
+            lives=_lives(meta.get("lives", [])),
+        )
+
+    def hours(self, last_seen_s: Sequence[float]) -> tuple[float, float]:
+        """(hours, core-hours) that the run has taken; `last_seen_s[i]`: time of the newest record of life i."""
+        hours = core_hours = 0.0
+        for life, seen_s in zip(self.lives, last_seen_s, strict=False):
+            spent = max(0.0, max(seen_s, life.ended_s or 0.0) - life.started_s) / 3600.0
+            hours += spent
+            core_hours += spent * life.cores
+        return hours, core_hours
+
+    def life_at(self, time_s: float) -> int:
+        """Index of the life in which something happened at `time_s`; 0 when there is none noted."""
+        return max(0, bisect.bisect_right([life.started_s for life in self.lives], time_s) - 1)
+
+
+def frames_per_step(environment: Mapping[str, Any]) -> float:
+    """Emulator frames per agent step that an environment's configuration means (the mean where it is random)."""
+    skip = environment.get("frame_skip")
+    if isinstance(skip, (list, tuple)) and len(skip) == 2:
+        return float(skip[0] + skip[1]) / 2
+    if isinstance(skip, (int, float)):
+        return float(skip)
+    return float(FAMILY_FRAME_SKIP.get(family_of(str(environment.get("env_id", ""))), 1))
+
+
+def _lives(listed: object) -> tuple[Life, ...]:
+    if not isinstance(listed, list):
+        raise UserError("meta.json: lives should be a list")
+    lives = []
+    for entry in listed:
+        started_s = _number(entry.get("started_s")) if isinstance(entry, dict) else None
+        if started_s is not None:
+            ended_s = _number(_section(entry, "ended").get("time_s"))
+            lives.append(Life(started_s, ended_s, _number(entry.get("cores")) or 1.0))
+    return tuple(sorted(lives, key=lambda life: life.started_s))
+
+
+def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = tree.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
