@@ -1,0 +1,202 @@
+"""Full games on real environments, and the evaluator's life beside a run."""
+
+import json
+import threading
+
+import pytest
+import torch
+
+from dba3c.checkpoints import load_policy
+from dba3c.config import NetworkConfig, TrainConfig, replace_options
+from dba3c.construction import initial_parameters
+from dba3c.environments import atari_2017
+from dba3c.environments.atari_protocols import atari_v4_no_sticky
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.errors import UserError
+from dba3c.evaluation import evaluate, run_evaluator
+from dba3c.evaluation_protocol import protocol_for, stream_seeds
+from dba3c.full_games import GamesAbandoned
+from dba3c.run_watch import CheckpointWatch, RunEnd
+from param_servers.errors import RunBroken
+
+CARTPOLE = replace_options(
+    TrainConfig(environment=EnvironmentConfig(env_id="CartPole-v1"), network=NetworkConfig(network="mlp")),
+    evaluation_games=4,
+)
+BREAKOUT = TrainConfig(environment=atari_v4_no_sticky(EnvironmentConfig()), network=NetworkConfig(network="small"))
+
+
+@pytest.fixture
+def cartpole(make_run, write_checkpoint):
+    """A live run, and its first checkpoint."""
+    run = make_run(CARTPOLE)
+    return run, load_policy(write_checkpoint(run, CARTPOLE, step=10))
+
+
+def records(run, kind):
+    lines = run.metrics_file("evaluator", 0).read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def test_the_same_seed_plays_the_same_games_and_another_does_not(cartpole):
+    _, policy = cartpole
+    first, again, other = (evaluate(CARTPOLE, policy, games=5, num_envs=3, seed_index=index) for index in (0, 0, 1))
+    assert first.scores == again.scores != other.scores
+    assert len(first.scores) == 5 and first.scores == [float(length) for length in first.lengths_steps]
+
+
+def test_the_file_holds_what_a_score_must_be_quoted_with(cartpole):
+    run, policy = cartpole
+    evaluation = evaluate(CARTPOLE, policy, games=3, actions="greedy")
+    path = evaluation.save(run)
+    assert path == run.path / "evaluations" / "step-10-greedy.json"
+    written = json.loads(path.read_text())
+    assert written["protocol"] == "CartPole-v1 as registered, greedy actions"
+    assert written["data_points"] == 1600 and written["seed"] == 0 and written["seed_index"] == 0
+    assert written["parameters_sha256"] == policy.sha256 and len(written["config_sha256"]) == 64
+    assert written["scores"] == evaluation.scores and written["summary"]["mean"] == sum(evaluation.scores) / 3
+    assert load_policy(run.checkpoints / "step-10").sha256 == policy.sha256  # the manifest's check still passes
+
+
+def test_breakout_is_played_in_full_games_with_unclipped_scores(make_run, write_checkpoint):
+    run = make_run(BREAKOUT)
+    policy = load_policy(write_checkpoint(run, BREAKOUT, step=1))
+    evaluation = evaluate(BREAKOUT, policy, games=3, num_envs=2)
+    assert evaluation.protocol == "v4-no-sticky, sampled actions"
+    assert len(evaluation.scores) == 3
+    # five lives of a random policy: each ball takes some thirty steps and more
+    assert min(evaluation.lengths_steps) > 100 and not any(evaluation.truncated)
+
+
+def test_the_2017_protocol_is_greedy_with_its_step_limit_and_guard():
+    protocol = protocol_for(TrainConfig(environment=atari_2017(EnvironmentConfig())))
+    assert protocol.name == "2017, at most 40,000 steps a game, greedy actions"
+    assert protocol.environment.max_episode_frames == 120_000  # frame skip 2, 3 or 4
+    assert protocol.environment.stuck_guard_steps == 30
+    sampled = protocol_for(TrainConfig(environment=atari_2017(EnvironmentConfig())), "sampled")
+    assert sampled.actions == "sampled" and "sampled actions" in sampled.name
+
+
+def test_a_2017_game_of_a_stuck_policy_ends(make_run, write_checkpoint):
+    config = TrainConfig(environment=atari_2017(EnvironmentConfig()), network=NetworkConfig(network="small"))
+    run = make_run(config)
+    zeros = torch.zeros_like(initial_parameters(config)[1])  # all logits equal: NOOP for ever, without the guard
+    policy = load_policy(write_checkpoint(run, config, step=1, parameters=zeros))
+    evaluation = evaluate(config, policy, games=1)
+    assert evaluation.truncated == [False]
+
+
+def test_seeds_differ_by_run_purpose_and_index():
+    seeds = {stream_seeds(*key) for key in [(0, "evaluation", 0), (1, "evaluation", 0), (0, "evaluation", 1)]}
+    assert len(seeds | {stream_seeds(0, "recording", 0)}) == 4
+    assert stream_seeds(3, "evaluation", 2) == stream_seeds(3, "evaluation", 2)
+
+
+def test_what_cannot_be_evaluated_is_refused_in_one_line(cartpole):
+    _, policy = cartpole
+    with pytest.raises(UserError, match="another network"):
+        evaluate(replace_options(CARTPOLE, env_id="Acrobot-v1"), policy, games=1)
+    with pytest.raises(UserError, match="at least 1"):
+        evaluate(CARTPOLE, policy, games=0)
+    with pytest.raises(UserError, match="normalize_observations"):
+        evaluate(replace_options(CARTPOLE, normalize_observations=True), policy, games=1)
+    with pytest.raises(GamesAbandoned):
+        evaluate(CARTPOLE, policy, games=2, should_stop=lambda: "enough")
+
+
+# -- the role --------------------------------------------------------------------------------------------------------
+
+
+def evaluator_of(run, config, says, **options):
+    """run_evaluator in a thread; returns (thread, list that gets its reason)."""
+    reasons = []
+
+    def be():
+        torch.set_num_threads(1)
+        reasons.append(run_evaluator(run, config, 0, look_s=0.01, say=says, **options))
+
+    thread = threading.Thread(target=be)
+    thread.start()
+    return thread, reasons
+
+
+def test_the_evaluator_plays_each_new_checkpoint_and_ends_with_the_run(cartpole, write_checkpoint):
+    run, _ = cartpole
+    played = {10: threading.Event(), 20: threading.Event()}
+
+    def says(line):
+        for step, event in played.items():
+            if line.startswith(f"step {step}: mean"):
+                event.set()
+
+    thread, reasons = evaluator_of(run, CARTPOLE, says)
+    assert played[10].wait(30)
+    write_checkpoint(run, CARTPOLE, step=20, parameters=torch.randn(initial_parameters(CARTPOLE)[1].shape))
+    assert played[20].wait(30)
+    run.request_stop("enough seen")
+    thread.join(30)
+    assert reasons == ["enough seen"]
+    evaluations = records(run, "evaluation")
+    assert [record["checkpoint_step"] for record in evaluations] == [10, 20]
+    assert evaluations[0]["games"] == 4 and len(evaluations[0]["interval_95"]) == 2
+    assert sorted(path.name for path in (run.path / "evaluations").iterdir()) == [
+        "step-10-sampled.json",
+        "step-20-sampled.json",
+    ]
+
+
+def test_the_evaluator_stops_the_run_when_enough_full_games_reach_the_stop_score(cartpole):
+    run, _ = cartpole
+    config = replace_options(CARTPOLE, stop_score=5.0, stop_games=4)
+    thread, reasons = evaluator_of(run, config, lambda line: None)
+    thread.join(30)
+    assert "of 4 full games reached the stop score 5" in reasons[0]
+    assert run.stop_reason() == reasons[0]
+
+
+def test_fewer_games_than_the_stop_rule_asks_for_do_not_stop_the_run(cartpole):
+    run, _ = cartpole
+    lines, played = [], threading.Event()
+
+    def says(line):
+        lines.append(line)
+        if line.startswith("step 10"):
+            played.set()
+
+    thread, reasons = evaluator_of(run, replace_options(CARTPOLE, stop_score=5.0), says)
+    assert played.wait(30)
+    run.end_life("finished", "1,000 frames trained on")
+    thread.join(30)
+    assert reasons == ["1,000 frames trained on"] and run.stop_reason() is None
+    assert lines[0] == "will not stop the run: 4 games are fewer than the 50 of the stop rule"
+
+
+def test_a_checkpoint_evaluated_in_an_earlier_life_is_not_played_again(cartpole):
+    run, policy = cartpole
+    evaluate(CARTPOLE, policy, games=2).save(run)
+    lines = []
+    watch = CheckpointWatch(run, lambda: None, is_done=lambda found: found.sha256 == policy.sha256, say=lines.append)
+    assert watch.newest_unseen() is None and lines == []
+
+
+def test_of_several_waiting_checkpoints_the_newest_whole_one_is_taken_and_the_others_named(cartpole, write_checkpoint):
+    run, _ = cartpole
+    lines = []
+    watch = CheckpointWatch(run, lambda: None, say=lines.append)
+    assert watch.newest_unseen().step == 10
+    assert watch.newest_unseen() is None
+    for step in (20, 30, 40):
+        write_checkpoint(run, CARTPOLE, step=step)
+    (run.checkpoints / "step-40" / "manifest.json").write_text("{")
+    assert watch.newest_unseen().step == 30
+    assert "step-40 is torn" in lines[0] and lines[1] == "passed over step-20: step-30 is newer"
+    assert watch.newest_unseen() is None and len(lines) == 2
+    write_checkpoint(run, CARTPOLE, step=40)  # written again after a roll-back
+    assert watch.newest_unseen().step == 40
+
+
+def test_a_launch_that_is_gone_without_a_word_is_not_waited_for(cartpole):
+    run, _ = cartpole
+    run.release()
+    with pytest.raises(RunBroken, match="nobody has held its lock"):
+        CheckpointWatch(run, RunEnd(run, look_s=0.0, gone_after_s=-1.0), say=print, look_s=0.0).wait()
