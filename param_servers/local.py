@@ -1,8 +1,8 @@
 """The exchange of a single process: each gradient is an update."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import SupportsFloat
+from typing import Any
 
 from torch import Tensor
 
@@ -12,17 +12,12 @@ from param_servers.errors import RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
 from param_servers.layout import FlatLayout
 from param_servers.replica import OnEvent, Replica, silent
+from param_servers.replica_report import OnReport, ReplicaReport, unread
 
 MOST_REJECTED_STEPS = 100
 """After so many gradients in a row that were not finite, the run is broken: the next one would not be finite either."""
-OnReport = Callable[[int, Mapping[str, SupportsFloat]], None]
-"""(step, values): active_workers, commits, stale, rejected, data_points_total, learning_rate of one step."""
 ShouldStop = Callable[[int, int], str | None]
 """(step, data points) -> why the run should end now, or None."""
-
-
-def unreported(step: int, values: Mapping[str, SupportsFloat]) -> None:
-    """An OnReport that nobody reads."""
 
 
 def never(step: int, data_points: int) -> str | None:
@@ -31,30 +26,34 @@ def never(step: int, data_points: int) -> str | None:
 
 
 class LocalExchange:
-    """GradientExchange without a network.
+    """`GradientExchange` without a network. Goes on from the newest checkpoint, if there is one.
 
-    Args: as `Replica`, and
+    Args:
+        layout, initial_parameters, optimizer_config, exchange_config, checkpoint_dir, checkpoint_extra, on_event: see `Replica`.
         should_stop: asked before each step.
-        on_report: told of each step.
+        on_report: called about once a second with the figures of `ReplicaReport`.
     """
 
     def __init__(
         self,
+        *,
         layout: FlatLayout,
         initial_parameters: Tensor,
         optimizer_config: OptimizerConfig,
         exchange_config: ExchangeConfig | None = None,
-        *,
         checkpoint_dir: Path | None = None,
         should_stop: ShouldStop = never,
-        on_report: OnReport = unreported,
+        checkpoint_extra: Callable[[], dict[str, Any]] = dict,
+        on_report: OnReport = unread,
         on_event: OnEvent = silent,
     ) -> None:
-        config = exchange_config or ExchangeConfig()
-        self.replica = Replica(layout, initial_parameters, optimizer_config, config, checkpoint_dir, on_event)
+        settings = exchange_config or ExchangeConfig()
+        self.replica = Replica(
+            layout, initial_parameters, optimizer_config, settings, checkpoint_dir, checkpoint_extra, on_event
+        )
         self.replica.restore_newest()
-        self._should_stop, self._on_report = should_stop, on_report
-        self._rejected = 0
+        self._should_stop, self._report = should_stop, ReplicaReport(self.replica, on_report)
+        self._rejected_in_a_row = 0
 
     def pull(self) -> Pull:
         """See `GradientExchange.pull`."""
@@ -66,21 +65,22 @@ class LocalExchange:
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
         """See `GradientExchange.push`."""
-        replica = self.replica
-        reason = refusal(gradient, step, replica)
+        reason = refusal(gradient, step, self.replica)
         if reason == "non-finite":
-            self._rejected += 1
-            check_rejected(self._rejected, replica.step)
+            self._report.rejected += 1
+            self._rejected_in_a_row += 1
+            check_rejected(self._rejected_in_a_row, self.replica.step)
         elif not reason:
-            self._rejected = 0
-            learning_rate = replica.learning_rate
-            replica.commit(gradient, data_points)
-            replica.checkpoint_when_due()
-            self._on_report(replica.step, report(replica, learning_rate, commits=1))
-        return Receipt(not reason, replica.step, reason)
+            self._rejected_in_a_row = 0
+            self.replica.commit(gradient, data_points)
+            self.replica.checkpoint_when_due()
+            self._report.commits += 1
+        self._report.maybe()
+        return Receipt(not reason, self.replica.step, reason)
 
     def close(self) -> None:
         """See `GradientExchange.close`."""
+        self._report.maybe(last=True)
         self.replica.close()
 
 
@@ -96,14 +96,4 @@ def refusal(gradient: Tensor, step: int, replica: Replica) -> str:
 def check_rejected(steps_in_a_row: int, step: int) -> None:
     """Raise RunBroken when no gradient has been finite for too long."""
     if steps_in_a_row >= MOST_REJECTED_STEPS:
-        raise RunBroken(
-            f"no gradient of step {step} was finite, {steps_in_a_row} times in a row: training has diverged"
-        )
-
-
-def report(
-    replica: Replica, learning_rate: float, *, commits: int, workers: int = 1, stale: int = 0, rejected: int = 0
-) -> dict[str, float]:
-    """One step's numbers for OnReport."""
-    counts = {"active_workers": workers, "commits": commits, "stale": stale, "rejected": rejected}
-    return {**counts, "data_points_total": replica.data_points, "learning_rate": learning_rate}
+        raise RunBroken(f"no gradient of step {step} was finite, {steps_in_a_row} times in a row: it has diverged")

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +22,11 @@ from param_servers.snapshots import find_newest, load_checkpoint
 from param_servers.storage import Checkpoints
 
 LAST_CHECKPOINT_TIMEOUT_S = 120.0
-OnEvent = Callable[[str, str, int], None]
-"""(event, one human line, step)"""
+OnEvent = Callable[[dict[str, Any]], None]
+"""Hears {"event", "message", "step"}; the message is one line for a person."""
 
 
-def silent(event: str, message: str, step: int) -> None:
+def silent(event: dict[str, Any]) -> None:
     """An OnEvent that nobody hears."""
 
 
@@ -35,8 +36,9 @@ class Replica:
     Args:
         layout: names the tensors in checkpoints.
         initial_parameters: [P] float32, the parameters of step 0; copied.
-        optimizer_config, exchange_config: the run's settings; the exchange's say when checkpoints are due.
+        optimizer_config, exchange_config: settings; those of the exchange say when checkpoints are due.
         checkpoint_dir: where they go; None: nowhere.
+        checkpoint_extra: JSON for the manifest, asked when a checkpoint is published.
         on_event: hears of checkpoints written, skipped and failed.
     """
 
@@ -47,12 +49,18 @@ class Replica:
         optimizer_config: OptimizerConfig,
         exchange_config: ExchangeConfig,
         checkpoint_dir: Path | None = None,
+        checkpoint_extra: Callable[[], dict[str, Any]] = dict,
         on_event: OnEvent = silent,
     ) -> None:
         layout.check(initial_parameters)
         self.layout, self.shard = layout, Shard(initial_parameters, optimizer_config)
         self.step = self.data_points = self.term = 0
-        self._config, self._directory, self._on_event = exchange_config, checkpoint_dir, on_event
+        self._config, self._directory, self._extra, self._on_event = (
+            exchange,
+            checkpoint_dir,
+            checkpoint_extra,
+            on_event,
+        )
         self._plan = ShardPlan(layout, (0, layout.numel))
         self._pulled = self.shard.parameters.clone()
         self._storage: Checkpoints | None = None
@@ -76,6 +84,10 @@ class Replica:
     def learning_rate(self) -> float:
         """Of the next update."""
         return self.shard.learning_rate(self.data_points)
+
+    def note(self, event: str, message: str) -> None:
+        """Tell `on_event` what happened at this step."""
+        self._on_event({"event": event, "message": message, "step": self.step})
 
     # -- state as tensors, to hand to another rank -----------------------------------------------------------------
 
@@ -109,13 +121,13 @@ class Replica:
         """
         if self._directory is None:
             return
-        path = find_newest(self._directory, lambda line: self._on_event("checkpoint_skipped", line, self.step))
+        path = find_newest(self._directory, lambda line: self.note("checkpoint_skipped", line))
         if path is not None:
             checkpoint = load_checkpoint(path)
             self.shard.load(*checkpoint.slice_for(self._plan, 0))
             self.step, self.data_points, self.term = checkpoint.step, checkpoint.data_points, checkpoint.term
             self._saved = self.step
-            self._on_event("restored", f"going on from checkpoint {path.name}", self.step)
+            self.note("restored", f"going on from checkpoint {path.name}")
 
     def checkpoint_when_due(self) -> None:
         """Begin to write a checkpoint where the configuration wants one; the disk works while training goes on."""
@@ -150,14 +162,13 @@ class Replica:
             if "error" in entry:
                 done(answer)
                 return
-            storage.publish(step, term, data_points, [entry], {}, self._config.keep_checkpoints, done)
+            storage.publish(step, term, data_points, [entry], self._extra(), self._config.keep_checkpoints, done)
 
         def done(answer: bytes) -> None:
             if error := json.loads(answer).get("error"):
-                failed = f"checkpoint of step {step} failed: {error}; training goes on"
-                self._on_event("checkpoint_failed", failed, self.step)
+                self.note("checkpoint_failed", f"checkpoint of step {step} failed: {error}; training goes on")
             else:
-                self._on_event("checkpoint", f"checkpoint of step {step} written", self.step)
+                self.note("checkpoint", f"checkpoint of step {step} written")
 
         storage.write(step, term, self.shard.published(), self.shard.optimizer_state(), written)
 
@@ -165,7 +176,7 @@ class Replica:
         while storage.busy:
             if time.monotonic() > deadline_s:
                 late = f"the last checkpoint was not written within {LAST_CHECKPOINT_TIMEOUT_S:g} s"
-                self._on_event("checkpoint_failed", late, self.step)
+                self.note("checkpoint_failed", late)
                 return
             storage.poll()
             time.sleep(0.001)

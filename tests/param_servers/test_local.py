@@ -15,7 +15,8 @@ GRADIENTS = torch.randn(20, LAYOUT.numel, generator=torch.Generator().manual_see
 
 
 def exchange(**options):
-    return LocalExchange(LAYOUT, torch.linspace(-1, 1, LAYOUT.numel), CONFIG, **options)
+    initial = torch.linspace(-1, 1, LAYOUT.numel)
+    return LocalExchange(layout=LAYOUT, initial_parameters=initial, optimizer_config=CONFIG, **options)
 
 
 def train(local, steps):
@@ -74,11 +75,11 @@ def test_a_resumed_run_ends_bit_equal_to_one_that_was_not_interrupted(tmp_path):
     events = []
     config = ExchangeConfig(checkpoint_every_steps=3, keep_checkpoints=2)
     options = {"exchange_config": config, "checkpoint_dir": tmp_path}
-    first = exchange(should_stop=stop, on_event=lambda *event: events.append(event), **options)
+    first = exchange(should_stop=stop, on_event=events.append, **options)
     with pytest.raises(RunStopped, match="7 steps"):
         train(first, 20)
     first.close()
-    assert [event for event, _, _ in events][-1] == "checkpoint" and (tmp_path / "step-7").is_dir()
+    assert events[-1]["event"] == "checkpoint" and (tmp_path / "step-7").is_dir()
     second = exchange(**options)
     assert second.pull().step == 7
     whole = exchange()
@@ -86,9 +87,10 @@ def test_a_resumed_run_ends_bit_equal_to_one_that_was_not_interrupted(tmp_path):
     second.close()
 
 
-def test_each_step_is_reported():
+def test_what_was_committed_is_reported_at_the_latest_when_it_closes():
     reports = []
-    local = exchange(on_report=lambda step, values: reports.append((step, values)))
+    local = exchange(on_report=reports.append)
     train(local, 2)
-    assert [(step, values["data_points_total"]) for step, values in reports] == [(1, 5), (2, 10)]
-    assert reports[1][1]["learning_rate"] == pytest.approx(0.095)
+    local.close()
+    assert sum(report["commits"] for report in reports) == 2
+    assert reports[-1]["data_points_total"] == 10 and reports[-1]["learning_rate"] == pytest.approx(0.09)

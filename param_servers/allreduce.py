@@ -1,0 +1,192 @@
+"""Synchronous training without servers: every rank holds the whole model, and an all-reduce averages the gradients.
+
+    1. rank 0 loads the newest checkpoint, or takes the initial parameters, and hands its state to all;
+    2. each rank pulls, computes a gradient and pushes it into one sum over [gradient | a row for each rank];
+    3. the sum is divided by the number of finite gradients, and every rank takes the same optimizer step;
+    4. rank 0 writes checkpoints, and says in its row when the run is to end: all end after the same step.
+
+There is one collective a step. A lost rank ends the run, after the first surviving rank has written a checkpoint.
+"""
+
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from param_servers.collective import Collective
+from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.errors import ConfigError, PeerLost, RunBroken, RunStopped
+from param_servers.exchange import Pull, Receipt
+from param_servers.layout import FlatLayout
+from param_servers.local import ShouldStop, check_rejected, never, refusal
+from param_servers.replica import OnEvent, Replica, silent
+from param_servers.replica_report import OnReport, ReplicaReport, unread
+from param_servers.step_rows import ROW_NUMBERS, StepRow, read_rows, write_rows
+
+COMPARE_EVERY_STEPS = 100
+"""Steps between comparisons of all ranks' parameters."""
+_REASON_BYTES = 256
+WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class AllReduceExchange:
+    """`GradientExchange` over a `Collective`.
+
+    Args:
+        collective: the ranks; used and closed by this exchange alone.
+        layout, initial_parameters, optimizer_config, exchange_config, checkpoint_extra, on_event: see `Replica`.
+        checkpoint_dir: the same on all ranks; rank 0 reads and writes there.
+        should_stop: rank 0 asks it before each push; all ranks end after that step.
+        on_report: called about once a second with the figures of `ReplicaReport`.
+
+    Raises:
+        PeerLost: not all ranks came.
+        ConfigError: the ranks hold different models.
+    """
+
+    def __init__(
+        self,
+        *,
+        collective: Collective,
+        layout: FlatLayout,
+        initial_parameters: Tensor,
+        optimizer_config: OptimizerConfig,
+        exchange_config: ExchangeConfig,
+        checkpoint_dir: Path | None = None,
+        should_stop: ShouldStop = never,
+        checkpoint_extra: Callable[[], dict[str, Any]] = dict,
+        on_report: OnReport = unread,
+        on_event: OnEvent = silent,
+    ) -> None:
+        self._collective, self._should_stop = collective, should_stop
+        self.replica = Replica(
+            layout, initial_parameters, optimizer_config, exchange_config, checkpoint_dir, checkpoint_extra, on_event
+        )
+        rows = collective.size * ROW_NUMBERS
+        dtype = WIRE_DTYPES[exchange_config.wire_dtype]
+        self._buffer = torch.zeros(layout.numel + rows, dtype=dtype, device=collective.device)
+        self._gradient, self._rows = self._buffer[: layout.numel], self._buffer[layout.numel :].view(-1, ROW_NUMBERS)
+        self._mean = self._gradient if dtype == torch.float32 else torch.zeros_like(initial_parameters)
+        self._report = ReplicaReport(self.replica, on_report, workers=collective.size)
+        self._rejected_in_a_row = 0
+        self._ended: str | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._check_same_model()
+        reason = None
+        if self._collective.rank == 0:
+            self.replica.restore_newest()
+            reason = self._should_stop(self.replica.step, self.replica.data_points)
+        counters, packed = self.replica.counters().to(self._collective.device), self.replica.packed()
+        self._collective.broadcast_(counters)
+        self._collective.broadcast_(packed)
+        self.replica.unpack(counters, packed)
+        self._ended = self._agree_on_reason(reason) or None
+
+    def _check_same_model(self) -> None:
+        own = zlib.crc32(self.replica.layout.fingerprint.encode()) & 0xFFFF
+        table = torch.zeros(self._collective.size, ROW_NUMBERS, device=self._collective.device)
+        write_rows(table, self._collective.rank, StepRow(0, False, False, 0, own))
+        self._collective.all_reduce_sum_(table)
+        others = [rank for rank, row in enumerate(read_rows(table)) if row.digest != read_rows(table)[0].digest]
+        if others:
+            raise ConfigError(f"ranks {others} were given another model (or order of tensors) than rank 0")
+
+    def pull(self) -> Pull:
+        """See `GradientExchange.pull`."""
+        if self._ended is not None:
+            raise RunStopped(self._ended)
+        return self.replica.pull()
+
+    def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
+        """See `GradientExchange.push`. A second push for one pull is stale and takes part in nothing."""
+        if self._ended is not None:
+            raise RunStopped(self._ended)
+        reason = refusal(gradient, step, self.replica)
+        if reason == "stale":
+            return Receipt(False, self.replica.step, reason)
+        rows = self._sum(gradient, reason, data_points)
+        self._check_equal(rows)
+        self._apply(rows)
+        if rows[0].stop:
+            self._end()
+        self._report.maybe()
+        return Receipt(not reason, self.replica.step, reason)
+
+    def _sum(self, gradient: Tensor, reason: str, data_points: int) -> list[StepRow]:
+        """Steps 2: the sum over all ranks, in the buffer, and what they said."""
+        replica = self.replica
+        if reason:
+            self._gradient.zero_()
+        else:
+            self._gradient.copy_(gradient)
+        self._reason = self._should_stop(replica.step, replica.data_points) if self._collective.rank == 0 else None
+        digest = digest_of(replica.shard.parameters) if replica.step % COMPARE_EVERY_STEPS == 0 else 0
+        own = StepRow(0 if reason else data_points, bool(reason), self._reason is not None, replica.step, digest)
+        write_rows(self._rows, self._collective.rank, own)
+        start_s = time.perf_counter()
+        try:
+            self._collective.all_reduce_sum_(self._buffer)
+        except PeerLost:
+            self._save_before_the_end()
+            raise
+        self._report.waiting_s += time.perf_counter() - start_s
+        return read_rows(self._rows)
+
+    def _apply(self, rows: list[StepRow]) -> None:
+        """Step 3: the mean over the finite gradients, and the update."""
+        contributions = sum(not row.rejected for row in rows)
+        self._report.rejected += len(rows) - contributions
+        if contributions == 0:
+            self._rejected_in_a_row += 1
+            check_rejected(self._rejected_in_a_row, self.replica.step)
+            return
+        self._rejected_in_a_row = 0
+        start_s = time.perf_counter()
+        mean = self._mean.copy_(self._gradient) if self._mean is not self._gradient else self._mean
+        self.replica.commit(mean.div_(contributions), sum(row.data_points for row in rows))
+        self._report.applying_s += time.perf_counter() - start_s
+        self._report.commits += 1
+        if self._collective.rank == 0:
+            self.replica.checkpoint_when_due()
+
+    def _check_equal(self, rows: list[StepRow]) -> None:
+        odd = [rank for rank, row in enumerate(rows) if (row.step, row.digest) != (rows[0].step, rows[0].digest)]
+        if odd:
+            raise RunBroken(f"ranks {odd} hold other parameters than rank 0 at step {self.replica.step}")
+
+    def _end(self) -> None:
+        """Step 4: all ranks are here in the same step."""
+        self._ended = self._agree_on_reason(self._reason)
+        if self._collective.rank == 0:
+            self.replica.finish()
+
+    def _agree_on_reason(self, reason: str | None) -> str:
+        """Rank 0's reason on all ranks; "" for None."""
+        text = torch.zeros(_REASON_BYTES, dtype=torch.uint8)
+        encoded = (reason or "").encode()[:_REASON_BYTES]
+        text[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
+        text = text.to(self._collective.device)
+        self._collective.broadcast_(text)
+        return bytes(text.tolist()).rstrip(b"\0").decode("utf-8", "replace")
+
+    def _save_before_the_end(self) -> None:
+        survivors = set(range(self._collective.size)) - self._collective.lost
+        if self._collective.rank == min(survivors, default=0):
+            self.replica.finish()
+
+    def close(self) -> None:
+        """See `GradientExchange.close`."""
+        self._report.maybe(last=True)
+        self._collective.close()
+        self.replica.close()
+
+
+def digest_of(parameters: Tensor) -> int:
+    """16 bits that differ (but for one case in 65,536) where parameters differ in any bit."""
+    return zlib.crc32(parameters.detach().cpu().numpy().data) & 0xFFFF

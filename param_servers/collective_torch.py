@@ -1,0 +1,179 @@
+"""All-reduce over torch.distributed: Gloo for CPU tensors, NCCL for CUDA tensors.
+
+torch.distributed neither authenticates nor encrypts (PyTorch's SECURITY.md). Keys in the store are kept under a name
+that only processes with the run's secret know, and everything listens on one chosen address, by default loopback;
+still: choose an interface on a network that you trust.
+"""
+
+import hashlib
+import hmac
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from param_servers.collective import Publish, Resolve, describe_lost, first_line, wait_for_address
+from param_servers.errors import PeerLost
+from param_servers.interfaces import listen_address
+
+ROLL_CALL_S = 5.0
+"""How long survivors wait for each other's names after a failure."""
+
+
+def open_store(
+    rank: int, host: str, port: int, secret: bytes, timeout_s: float, *, publish: Publish, resolve: Resolve
+) -> dist.Store:
+    """The key-value store through which ranks find each other: hosted by rank 0 at (host, port), 0 for any port.
+
+    Raises:
+        PeerLost: rank 0 did not answer within `timeout_s`.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    if rank == 0:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        port = listener.getsockname()[1]
+        # torch closes the descriptor it is given. Left to itself it would listen on all interfaces.
+        store = dist.TCPStore(
+            host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        publish(host, port)
+    else:
+        host, port = wait_for_address(resolve, 0, timeout_s)
+        try:
+            store = dist.TCPStore(host, port, None, False, timeout, wait_for_workers=False)
+        except (RuntimeError, dist.DistError) as error:
+            raise PeerLost(f"rank 0 at {host}:{port} did not answer: {first_line(error)}") from error
+    return dist.PrefixStore(hmac.new(secret, b"torch store", hashlib.sha256).hexdigest(), store)
+
+
+def gloo_group(
+    store: dist.Store, rank: int, size: int, host: str, interface: str | None, timeout_s: float
+) -> dist.ProcessGroupGloo:
+    """A group of `size` ranks that listens on `interface`, or on the address `host`."""
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    where = {"interface": interface} if interface else {"hostname": host}
+    options._devices = [dist.ProcessGroupGloo.create_device(**where)]
+    options._timeout = timedelta(seconds=timeout_s)
+    options._threads = 1
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+class TorchCollective:
+    """See `Collective`.
+
+    Args:
+        store: see `open_store`; `generation` keeps groups that use the same store apart.
+        host, interface: where to listen for the other ranks' tensors.
+        step_timeout_s, join_timeout_s: longest wait in a call, and here for the others to come.
+        backend: "gloo" or "nccl".
+    Raises:
+        PeerLost: not all ranks came; the message names them.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: dist.Store,
+        *,
+        host: str = "127.0.0.1",
+        interface: str | None = None,
+        step_timeout_s: float = 60.0,
+        join_timeout_s: float = 300.0,
+        backend: str = "gloo",
+        generation: int = 0,
+    ) -> None:
+        self.rank, self.size, self.lost = rank, size, set[int]()
+        self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+        self._store = dist.PrefixStore(f"group/{generation}", store)
+        self._step_timeout_s = step_timeout_s
+        self._whole = backend == "nccl"
+        if missing := self._missing("here", join_timeout_s):
+            self.lost = missing
+            raise PeerLost(describe_lost(missing, size, f"did not come within {join_timeout_s:g} s"))
+        self._group: Any
+        try:
+            if self._whole:
+                timeout = timedelta(seconds=step_timeout_s)
+                dist.init_process_group("nccl", store=self._store, rank=rank, world_size=size, timeout=timeout)
+                self._group = dist.group.WORLD
+            else:
+                self._group = gloo_group(self._store, rank, size, host, interface, step_timeout_s)
+        except RuntimeError as error:
+            raise PeerLost(describe_lost((), size, first_line(error))) from error
+
+    @classmethod
+    def join(
+        cls,
+        rank: int,
+        size: int,
+        *,
+        secret: bytes,
+        publish: Publish,
+        resolve: Resolve,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        interface: str | None = None,
+        step_timeout_s: float = 60.0,
+        join_timeout_s: float = 300.0,
+        backend: str = "gloo",
+    ) -> "TorchCollective":
+        """Open the store, then the group. Raises PeerLost."""
+        address = listen_address(host, interface)
+        store = open_store(rank, address, port, secret, join_timeout_s, publish=publish, resolve=resolve)
+        return cls(
+            rank,
+            size,
+            store,
+            host=address,
+            interface=interface,
+            step_timeout_s=step_timeout_s,
+            join_timeout_s=join_timeout_s,
+            backend=backend,
+        )
+
+    def all_reduce_sum_(self, tensor: Tensor) -> None:
+        """See `Collective`."""
+        self._call(lambda group: group.allreduce([tensor]).wait())
+
+    def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
+        """See `Collective`."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        self._call(lambda group: group.broadcast([tensor], options).wait())
+
+    def close(self) -> None:
+        """See `Collective`."""
+        if self._whole and self._group is not None:
+            dist.destroy_process_group()
+        self._group = None
+
+    def _call(self, call: Callable[[Any], object]) -> None:
+        if self._group is None:
+            raise PeerLost(describe_lost(self.lost, self.size, "this group is closed"))
+        try:
+            call(self._group)
+        except RuntimeError as error:
+            # Our connections close first: ranks that wait for us then fail at once too and answer the roll call.
+            self.close()
+            self.lost = self._missing("survived", min(ROLL_CALL_S, self._step_timeout_s))
+            raise PeerLost(describe_lost(self.lost, self.size, first_line(error))) from error
+
+    def _missing(self, call: str, timeout_s: float) -> set[int]:
+        """Answer a roll call in the store; returns the ranks that did not within `timeout_s`."""
+        keys = {rank: f"{call}/{rank}" for rank in range(self.size)}
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            self._store.set(keys[self.rank], "1")
+            while missing := {rank for rank, key in keys.items() if not self._store.check([key])}:
+                if time.monotonic() > deadline_s:
+                    return missing
+                time.sleep(0.01)
+        except (RuntimeError, dist.DistError):
+            return {0}  # the store died, and with it rank 0, which held it
+        return set()

@@ -1,0 +1,55 @@
+"""Ranks as threads of the test's process: each has its own torch.distributed group, and torch lets go of the GIL."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from param_servers.collective_torch import TorchCollective
+
+SECRET = b"0123456789abcdef"
+
+
+class Board:
+    """Where ranks publish and find addresses."""
+
+    def __init__(self):
+        self.addresses = {}
+
+    def resolve(self, rank):
+        return self.addresses.get(rank)
+
+    def publisher(self, rank):
+        return lambda host, port: self.addresses.__setitem__(rank, (host, port))
+
+
+@pytest.fixture
+def board():
+    return Board()
+
+
+@pytest.fixture
+def run_ranks():
+    """run_ranks(size, body): `body(collective)` on each rank; returns their results, or the exceptions they raised."""
+
+    def run(size, body, timeout_s=60, **options):
+        board, together = Board(), threading.Barrier(size)
+
+        def rank_main(rank):
+            try:
+                timeouts = {"step_timeout_s": 20, "join_timeout_s": 20, **options}
+                collective = TorchCollective.join(
+                    rank, size, secret=SECRET, publish=board.publisher(rank), resolve=board.resolve, **timeouts
+                )
+                try:
+                    return body(collective)
+                finally:
+                    together.wait(timeout_s)  # rank 0 holds the store: it leaves when all are done
+                    collective.close()
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(size) as pool:
+            return [future.result(timeout_s) for future in [pool.submit(rank_main, rank) for rank in range(size)]]
+
+    return run

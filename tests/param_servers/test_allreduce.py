@@ -1,0 +1,222 @@
+import math
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from param_servers.allreduce import COMPARE_EVERY_STEPS, AllReduceExchange
+from param_servers.collective_torch import TorchCollective
+from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.errors import ConfigError, ParamServersError, PeerLost, RunBroken, RunStopped
+from param_servers.exchange import GradientExchange
+from param_servers.layout import FlatLayout
+from param_servers.step_rows import MOST_DATA_POINTS, ROW_NUMBERS, StepRow, read_rows, write_rows
+
+LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
+CONFIG = OptimizerConfig(optimizer="adam", learning_rate="0.01")
+INITIAL = torch.linspace(-1, 1, LAYOUT.numel)
+
+
+def gradient(rank, step):
+    return torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(1000 * rank + step))
+
+
+def exchange(collective, initial=INITIAL, layout=LAYOUT, settings=None, **options):
+    config = ExchangeConfig(exchange="allreduce", num_workers=collective.size, **(settings or {}))
+    return AllReduceExchange(
+        collective=collective,
+        layout=layout,
+        initial_parameters=initial,
+        optimizer_config=CONFIG,
+        exchange_config=config,
+        **options,
+    )
+
+
+def train(worker, rank, steps):
+    for _ in range(steps):
+        pulled = worker.pull()
+        assert worker.push(gradient(rank, pulled.step), pulled.step, 5 + rank).accepted
+    return worker.pull()
+
+
+def reference(ranks, steps):
+    parameter = torch.nn.Parameter(INITIAL.clone())
+    optimizer = torch.optim.Adam([parameter], lr=0.01, eps=CONFIG.epsilon)
+    for step in range(steps):
+        parameter.grad = sum(gradient(rank, step) for rank in ranks) / len(ranks)
+        optimizer.step()
+    return parameter.detach()
+
+
+@given(
+    st.lists(
+        st.builds(
+            StepRow, st.integers(0, MOST_DATA_POINTS), st.booleans(), st.booleans(), st.integers(0, 255),
+            st.integers(0, 65535),
+        ),
+        min_size=1, max_size=5,
+    ),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)  # fmt: skip
+def test_the_sum_of_rows_hands_every_row_to_everybody_exactly(rows, dtype):
+    total = torch.zeros(len(rows), ROW_NUMBERS, dtype=dtype)
+    for rank, row in enumerate(rows):
+        own = torch.empty(len(rows), ROW_NUMBERS, dtype=dtype)
+        write_rows(own, rank, row)
+        total += own
+    assert read_rows(total) == rows
+
+
+def test_a_row_refuses_more_data_points_than_it_holds():
+    with pytest.raises(ParamServersError, match="one gradient over 16777216 data points"):
+        write_rows(torch.zeros(1, ROW_NUMBERS), 0, StepRow(MOST_DATA_POINTS + 1, False, False, 0, 0))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_all_ranks_take_the_step_of_torch_optim_on_the_mean(run_ranks, size):
+    def body(collective):
+        worker = exchange(collective)
+        assert isinstance(worker, GradientExchange)
+        return train(worker, collective.rank, 6)
+
+    pulls = run_ranks(size, body)
+    expected = reference(range(size), 6)
+    for pulled in pulls:
+        assert torch.equal(pulled.parameters, pulls[0].parameters)
+        assert (pulled.step, pulled.data_points) == (6, 6 * sum(range(5, 5 + size)))
+    if size < 3:  # a sum of two is the same in any order
+        assert torch.equal(pulls[0].parameters, expected)
+    torch.testing.assert_close(pulls[0].parameters, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_all_ranks_begin_with_the_parameters_of_rank_0(run_ranks):
+    pulls = run_ranks(2, lambda c: train(exchange(c, initial=INITIAL + c.rank), c.rank, 3))
+    assert torch.equal(pulls[0].parameters, reference(range(2), 3))
+    assert torch.equal(pulls[1].parameters, pulls[0].parameters)
+
+
+def test_a_gradient_that_is_not_finite_is_left_out_of_the_mean_on_all_ranks(run_ranks):
+    def body(collective):
+        worker = exchange(collective)
+        pulled = worker.pull()
+        own = gradient(collective.rank, 0)
+        if collective.rank == 1:
+            own[2] = math.nan
+        receipt = worker.push(own, pulled.step, 5)
+        return receipt, worker.pull()
+
+    (first, pulled), (second, _), (_, last) = run_ranks(3, body)
+    assert first == (True, 1, "") and second == (False, 1, "non-finite")
+    assert pulled.data_points == 10 and torch.equal(pulled.parameters, last.parameters)
+    assert torch.equal(pulled.parameters, reference([0, 2], 1))
+
+
+def test_a_run_whose_gradients_are_never_finite_ends_on_all_ranks(run_ranks):
+    def body(collective):
+        worker = exchange(collective)
+        while True:
+            worker.push(torch.full((LAYOUT.numel,), math.inf), worker.pull().step, 1)
+
+    for error in run_ranks(2, body):
+        assert isinstance(error, RunBroken) and "no gradient of step 0 was finite" in str(error)
+
+
+def test_rank_0_ends_the_run_on_all_ranks_at_the_same_step_with_a_checkpoint(run_ranks, tmp_path):
+    def stop(step, data_points):
+        return "4 steps" if step >= 3 else None
+
+    def body(collective):
+        options = {"should_stop": stop} if collective.rank == 0 else {}
+        worker = exchange(collective, checkpoint_dir=tmp_path, **options)
+        with pytest.raises(RunStopped) as stopped:
+            train(worker, collective.rank, 20)
+        with pytest.raises(RunStopped):
+            worker.push(gradient(0, 0), 4, 1)
+        worker.close()
+        return stopped.value.reason, worker.replica.step
+
+    assert run_ranks(2, body) == [("4 steps", 4)] * 2
+
+    def resumed(collective):
+        worker = exchange(collective, checkpoint_dir=tmp_path)
+        return train(worker, collective.rank, 3)
+
+    pulls = run_ranks(2, resumed)
+    assert [pulled.step for pulled in pulls] == [7, 7]
+    assert all(torch.equal(pulled.parameters, reference(range(2), 7)) for pulled in pulls)
+
+
+def test_bfloat16_on_the_wire_keeps_counts_exact_and_parameters_equal(run_ranks):
+    def body(collective):
+        worker = exchange(collective, settings={"wire_dtype": "bfloat16"})
+        for _ in range(4):
+            pulled = worker.pull()
+            worker.push(gradient(collective.rank, pulled.step), pulled.step, 100_001 + collective.rank)
+        return worker.pull()
+
+    pulls = run_ranks(2, body)
+    assert torch.equal(pulls[0].parameters, pulls[1].parameters)
+    assert pulls[0].data_points == 4 * 200_003
+    torch.testing.assert_close(pulls[0].parameters, reference(range(2), 4), rtol=0.02, atol=0.01)
+
+
+def test_ranks_with_another_model_are_named(run_ranks):
+    def body(collective):
+        names = ["bias", "weight"] if collective.rank == 1 else ["weight", "bias"]
+        return exchange(collective, layout=LAYOUT.reordered(names))
+
+    for error in run_ranks(2, body):
+        assert isinstance(error, ConfigError) and "ranks [1] were given another model" in str(error)
+
+
+def test_ranks_whose_parameters_have_drifted_apart_are_named(run_ranks):
+    def body(collective):
+        worker = exchange(collective)
+        train(worker, collective.rank, COMPARE_EVERY_STEPS)
+        if collective.rank == 1:
+            worker.replica.shard.parameters[0] += 1e-6
+        return train(worker, collective.rank, 1)
+
+    for error in run_ranks(2, body):
+        assert isinstance(error, RunBroken) and "ranks [1] hold other parameters than rank 0 at step 100" in str(error)
+
+
+def test_a_rank_that_leaves_is_named_and_a_survivor_writes_a_checkpoint(run_ranks, tmp_path):
+    def body(collective):
+        worker = exchange(collective, checkpoint_dir=tmp_path)
+        train(worker, collective.rank, 2)
+        if collective.rank == 2:
+            worker.close()
+            return None
+        return train(worker, collective.rank, 1)
+
+    errors = run_ranks(3, body, step_timeout_s=2)
+    for error in errors[:2]:
+        assert isinstance(error, PeerLost) and "rank 2 of 3 lost" in str(error) and "\n" not in str(error)
+    assert (tmp_path / "step-2").is_dir()
+
+
+def test_a_rank_that_never_comes_is_named(board):
+    errors = {}
+
+    def join(rank):
+        with pytest.raises(PeerLost) as error:
+            TorchCollective.join(
+                rank,
+                3,
+                secret=b"0123456789abcdef",
+                publish=board.publisher(rank),
+                resolve=board.resolve,
+                join_timeout_s=1,
+            )
+        errors[rank] = str(error.value)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors[0] == "rank 2 of 3 lost: did not come within 1 s"
