@@ -32,7 +32,7 @@ def hostnames(nodelist: str) -> list[str]:
 
 
 def expand(nodelist: str) -> list[str]:
-    """Names of the nodes in a list, in Slurm's order: the last bracket turns fastest.
+    """Names of the nodes in a list, in Slurm's order: the last bracket turns fastest, then the first, the second, ….
 
     Raises:
         UserError: not a node list.
@@ -48,8 +48,16 @@ def expand(nodelist: str) -> list[str]:
             size *= len(choice)
         if len(names) + size > MAX_NODES:
             raise _refusal(nodelist, f"more than {MAX_NODES:,} nodes")
-        names += ["".join(combination) for combination in product(*choices)]
+        names += ["".join(combination) for combination in _in_slurm_order(choices)]
     return names
+
+
+def _in_slurm_order(choices: list[list[str]]) -> list[tuple[str, ...]]:
+    """All combinations. Fixed parts have one choice; of the brackets the last turns fastest, then the first, …"""
+    last = max((i for i, choice in enumerate(choices) if len(choice) > 1), default=0)
+    slow_to_fast = [i for i in reversed(range(len(choices))) if i != last] + [last]
+    combinations = product(*(choices[i] for i in slow_to_fast))
+    return [tuple(part for _, part in sorted(zip(slow_to_fast, parts, strict=True))) for parts in combinations]
 
 
 def parse_tasks_per_node(text: str) -> list[int]:
