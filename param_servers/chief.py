@@ -94,6 +94,8 @@ class Chief:
                 )
         elif header.kind == Kind.READY:
             self._carry_out(self.coordinator.server_ready(shard, header.term, now_s))
+        elif header.kind == Kind.ALIVE:
+            self.hub.send(Peer(Role.SERVER, shard), header._replace(sender=0))
         elif header.kind == Kind.WRITTEN:
             self._written(shard, header.step, json.loads(bytes(payload)))
 

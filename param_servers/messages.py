@@ -94,7 +94,7 @@ _DTYPES = {int(dtype): dtype for dtype in Dtype}
 
 
 class Header(NamedTuple):
-    """The fixed part of a frame. Integers are unsigned 32 bit; `step`, `data_points` signed 64, `length` unsigned 64."""
+    """The fixed part of a frame: unsigned 32 bit numbers, but signed 64 `step`, `data_points`, unsigned 64 `length`."""
 
     kind: Kind
     sender: int = 0

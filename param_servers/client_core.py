@@ -1,0 +1,162 @@
+"""A worker's side without its sockets, its clock and its waits: events in, frames out through a hub.
+
+1. dial every server; when all links are there, ask shard 0 for the newest parameters: it orders all to send them;
+2. a push sends every shard its slice at once; the answer comes by name, or as a newer version;
+3. a link that breaks is dialled again, within a stated time; a slice that may have been lost is sent again under
+   the same number, so it counts once.
+"""
+
+import random
+from collections.abc import Callable
+
+from torch import Tensor
+
+from param_servers.client_state import ClientState, Push
+from param_servers.config import ExchangeConfig
+from param_servers.errors import PeerLost, Refused
+from param_servers.handshake import Hello, Peer, Role
+from param_servers.hub import Event, Hub, Joined, Left, Message
+from param_servers.messages import Code, Dtype, Header, Kind
+from param_servers.redial import Redial
+from param_servers.shard_node import MOST_CONTROL_BYTES, as_bytes
+from param_servers.sharding import ShardPlan
+
+
+class ClientCore:
+    """See `client.ServersExchange` for the arguments; `hub` is to be set before anything else is called."""
+
+    def __init__(
+        self,
+        *,
+        worker: int,
+        plan: ShardPlan,
+        exchange_config: ExchangeConfig,
+        resolve: Callable[[int], tuple[str, int] | None],
+        incarnation: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.worker, self.incarnation = worker, incarnation
+        self.state = ClientState(plan, exchange_config.exchange == "async")
+        self.servers = [Peer(Role.SERVER, shard) for shard in range(plan.num_shards)]
+        self.stopped: tuple[str, bool] | None = None
+        """(reason, failed) once the servers said STOP."""
+        self.hub: Hub
+        self._plan, self._resolve, self._clock = plan, resolve, clock
+        seed = random.Random(f"{worker}:{incarnation}").getrandbits(32)
+        self._redials = [Redial(exchange_config.join_timeout_s, seed + shard) for shard in range(plan.num_shards)]
+        self._reconnect_timeout_s = exchange_config.reconnect_timeout_s
+        self._dialling: set[int] = set()
+        self._must_ask = True
+
+    @property
+    def connected(self) -> bool:
+        """Whether every server is linked."""
+        return all(map(self.hub.connected, self.servers))
+
+    def speak(self) -> None:
+        """Dial what is missing, ask for what nobody is sending.
+
+        Raises:
+            PeerLost: a server could not be reached for too long.
+        """
+        now_s = self._clock()
+        for shard, server in enumerate(self.servers):
+            if not self.hub.connected(server) and shard not in self._dialling:
+                self._dial(shard, server, now_s)
+        if (self._must_ask or self.state.must_ask) and self.connected:
+            self._ask()
+
+    def _dial(self, shard: int, server: Peer, now_s: float) -> None:
+        redial = self._redials[shard]
+        if redial.expired(now_s):
+            raise PeerLost(
+                f"worker {self.worker} cannot reach {server} for {redial.timeout_s:g} s: {redial.last_reason}"
+            )
+        if not redial.due(now_s):
+            return
+        address = self._resolve(shard)
+        if address is None:
+            redial.failed("no address known", now_s)
+            return
+        self._dialling.add(shard)
+        fingerprint, term = self._plan.fingerprint, self.state.term
+        self.hub.dial(address, Hello(Role.WORKER, self.worker, self.incarnation, shard, fingerprint, term))
+
+    def _ask(self) -> None:
+        """Ask shard 0 for the newest version; it orders all shards to send the same one."""
+        term, step = self.state.current_version
+        used = -1 if self._must_ask else step
+        self._must_ask = False
+        self.state.asked_for = self.state.newest
+        self.hub.send(self.servers[0], Header(Kind.PULL, self.worker, self.incarnation, term, used))
+
+    def push(self, gradient: Tensor, step: int, data_points: int) -> Push:
+        """Begin a push; its `receipt` is set at once or by later events."""
+        push = self.state.begin_push(gradient, step, data_points)
+        if push.receipt is None:
+            for shard in range(len(self.servers)):
+                self._send_slice(shard, push)
+        return push
+
+    def give_up(self, push: Push) -> None:
+        """A rejected or stale push: do not send what has not begun."""
+        for server in self.servers:
+            self.hub.cancel(server, Kind.GRADIENT)
+
+    def _send_slice(self, shard: int, push: Push) -> None:
+        header = Header(
+            Kind.GRADIENT,
+            self.worker,
+            self.incarnation,
+            *push.version,
+            push.sequence,
+            push.data_points,
+            dtype=Dtype.FLOAT32,
+        )
+        self.hub.send(self.servers[shard], header, as_bytes(push.gradient[self._plan.slice_of(shard)]))
+
+    def receive_into(self, peer: Peer, header: Header) -> memoryview:
+        """A place for the payload of a frame; see `links.ReceiveInto`."""
+        if header.kind in (Kind.STOP, Kind.EXPELLED) and header.length <= MOST_CONTROL_BYTES:
+            return memoryview(bytearray(header.length))
+        return as_bytes(self.state.slot(peer.rank, header))
+
+    def handle(self, event: Event) -> None:
+        """Take in one event of the hub.
+
+        Raises:
+            Refused: a server turned this worker away for good.
+        """
+        if isinstance(event, Message):
+            self._hear(event.peer.rank, event.header, event.payload)
+        elif isinstance(event, Joined):
+            self._joined(event.peer.rank)
+        elif isinstance(event, Left):
+            shard = event.peer.rank
+            self._dialling.discard(shard)
+            self.state.lost(shard)
+            self._redials[shard].failed(event.reason, self._clock())
+            if event.refused:
+                raise Refused(f"worker {self.worker} was turned away by {event.peer}: {event.reason}")
+
+    def _joined(self, shard: int) -> None:
+        self._dialling.discard(shard)
+        self._redials[shard].succeeded()
+        self._redials[shard].timeout_s = self._reconnect_timeout_s
+        self._must_ask = True
+        push = self.state.push
+        if push is not None and push.receipt is None:
+            self._send_slice(shard, push)
+
+    def _hear(self, shard: int, header: Header, payload: memoryview) -> None:
+        if header.kind == Kind.PARAMETERS:
+            self.state.arrived(shard, header)
+        elif header.kind in (Kind.STEP, Kind.RECEIPT):
+            self.state.heard(header)
+        elif header.kind == Kind.STOP:
+            self.stopped = (bytes(payload).decode("utf-8", "replace"), header.code == Code.FAILED)
+        elif header.kind == Kind.EXPELLED:
+            reason = bytes(payload).decode("utf-8", "replace")
+            if header.code == Code.FAILED:
+                raise Refused(f"worker {self.worker} was turned away by {self.servers[shard]}: {reason}")
+            self._redials[shard].last_reason = f"expelled: {reason}"

@@ -1,0 +1,212 @@
+"""A parameter server without its sockets, its clock and its loop: events in, frames out through a hub.
+
+`server.ParameterServer` drives it with real ones; the simulation in the tests drives many of them with invented ones.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from param_servers.audit import AuditLog
+from param_servers.chief import Chief
+from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.coordinator import Coordinator
+from param_servers.decisions import Settings
+from param_servers.errors import PeerLost
+from param_servers.handshake import Hello, Peer, Role
+from param_servers.hub import Event, Hub, Joined, Left, Message, Rejected
+from param_servers.messages import Header, Kind
+from param_servers.redial import Redial
+from param_servers.shard import Shard
+from param_servers.shard_node import ShardNode
+from param_servers.sharding import ShardPlan
+from param_servers.storage import Checkpoints
+
+Resolve = Callable[[int], tuple[str, int] | None]
+"""Server number -> (host, port), or None while it is not known. Asked again before every attempt."""
+ShouldStop = Callable[[int, int], str | None]
+"""(step, data_points) -> the reason to end the run, or None."""
+OnEvent = Callable[[dict[str, Any]], None]
+_SHARD_0 = Peer(Role.SERVER, 0)
+
+
+class ServerCore:
+    """Shard `shard` of a run; see `ParameterServer` for the arguments.
+
+    `node.hub` and, on shard 0, `chief.hub` are set by `attach` before anything else is called.
+    """
+
+    def __init__(
+        self,
+        *,
+        shard: int,
+        plan: ShardPlan,
+        initial_parameters: Tensor,
+        optimizer_config: OptimizerConfig,
+        exchange_config: ExchangeConfig,
+        resolve: Resolve,
+        storage: Checkpoints,
+        clock: Callable[[], float],
+        should_stop: ShouldStop,
+        on_event: OnEvent,
+        incarnation: int = 0,
+        audit_path: Path | None = None,
+        checkpoint_extra: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        exchange = exchange_config
+        self.shard = shard
+        self.storage, self.clock = storage, clock
+        self._plan, self._resolve, self._incarnation = plan, resolve, incarnation
+        self._should_stop, self._on_event = should_stop, on_event
+        asynchronous = exchange.exchange == "async"
+        tensors = Shard(initial_parameters[plan.slice_of(shard)], optimizer_config)
+        self.node = ShardNode(shard, tensors, asynchronous, storage, self._report)
+        self.chief: Chief | None = None
+        self._audit = AuditLog(audit_path) if audit_path is not None and shard == 0 else None
+        if shard == 0:
+            coordinator = self._coordinator(exchange, asynchronous)
+            keep, extra = exchange.keep_checkpoints, checkpoint_extra
+            self.chief = Chief(coordinator, self.node, storage, clock, on_event, self._audit, keep, extra)
+        self._redial = Redial(exchange.reconnect_timeout_s + exchange.join_timeout_s, seed=shard)
+        self._dialling = False
+        self._alive_every_s, self._alive_s = exchange.step_timeout_s / 8, 0.0
+        self._silence_s, self._heard_s = 2 * exchange.step_timeout_s, clock()
+        self.hub: Hub
+
+    def attach(self, hub: Hub) -> None:
+        """Set the way out, and begin."""
+        self.hub = self.node.hub = hub
+        if self.chief is not None:
+            self.chief.hub = hub
+            self.chief.begin()
+
+    @property
+    def nap_s(self) -> float:
+        """How long the loop may sleep when nothing happens."""
+        return 0.02 if self.storage.busy else min(0.5, self._alive_every_s)
+
+    def close(self) -> None:
+        self.storage.close()
+        if self._audit is not None:
+            self._audit.close()
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> None:
+        """Take in one event of the hub."""
+        if isinstance(event, Message):
+            self._hear(event)
+        elif isinstance(event, Joined):
+            self._joined(event.hello, event.peer)
+        elif isinstance(event, Left):
+            self._left(event)
+        elif isinstance(event, Rejected):
+            self._on_event({"event": "rejected", "message": f"server {self.shard}: {event.reason}"})
+
+    def _hear(self, message: Message) -> None:
+        peer, header = message.peer, message.header
+        if peer.role is Role.WORKER:
+            if header.kind == Kind.GRADIENT:
+                self.node.gradient(peer, header)
+            elif header.kind == Kind.PULL and self.chief is not None:
+                self.chief.pull(peer, header)
+        elif self.chief is not None:
+            self.chief.report(header, message.payload)
+        else:
+            self._heard_s = self.clock()
+            if header.kind != Kind.ALIVE:
+                self.node.obey(header, message.payload)
+
+    def _joined(self, hello: Hello, peer: Peer) -> None:
+        if peer.role is Role.WORKER:
+            self.node.joined(hello)
+        if self.chief is not None:
+            self.chief.joined(hello)
+        elif peer == _SHARD_0:
+            self._dialling = False
+            self._redial.succeeded()
+            self._heard_s = self.clock()
+
+    def _left(self, event: Left) -> None:
+        peer = event.peer
+        incarnation = self.node.workers.get(peer.rank, -1) if peer.role is Role.WORKER else 0
+        if peer.role is Role.WORKER:
+            self.node.left(peer.rank)
+        if self.chief is not None:
+            self.chief.left(peer, incarnation, event.reason)
+        elif peer == _SHARD_0:
+            self._dialling = False
+            self._redial.failed(event.reason, self.clock())
+            if event.refused:
+                raise PeerLost(f"server {self.shard} was turned away by server 0: {event.reason}")
+
+    def look_at_the_clock(self) -> None:
+        """To be called after each poll: disks, timeouts, redialling.
+
+        Raises:
+            PeerLost: shard 0 is gone and did not come back.
+        """
+        self.storage.poll()
+        if self.chief is not None:
+            self.chief.tick(self._should_stop)
+        else:
+            self._keep_in_touch(self.clock())
+
+    def _keep_in_touch(self, now_s: float) -> None:
+        """Shards other than 0: dial shard 0 until it answers, and let it know that we live."""
+        if self.hub.connected(_SHARD_0):
+            if now_s - self._heard_s > self._silence_s:
+                raise PeerLost(f"server {self.shard}: server 0 is silent for {self._silence_s:g} s")
+            if now_s >= self._alive_s:
+                self._alive_s = now_s + self._alive_every_s
+                self.hub.send(_SHARD_0, Header(Kind.ALIVE, self.shard, 0, self.node.term, self.node.step))
+            return
+        if self._redial.expired(now_s):
+            raise PeerLost(f"server {self.shard} lost server 0: {self._redial.last_reason}")
+        if not self._dialling and self._redial.due(now_s):
+            address = self._resolve(0)
+            if address is None:
+                self._redial.failed("no address known", now_s)
+                return
+            self._dialling = True
+            hello = Hello(Role.SERVER, self.shard, self._incarnation, 0, self._plan.fingerprint, self.node.term)
+            self.hub.dial(address, hello)
+
+    def _report(self, header: Header, payload: bytes) -> None:
+        if self.chief is not None:
+            self.chief.report(header, payload)
+        else:
+            self.hub.send(_SHARD_0, header, memoryview(payload))
+
+    # -- who may join --------------------------------------------------------------------------------------------
+
+    def admits(self, hello: Hello) -> str:
+        """ "" or one line why this peer may not join."""
+        if hello.fingerprint != self._plan.fingerprint:
+            return f"its layout is {hello.fingerprint}, this run's is {self._plan.fingerprint}"
+        if hello.role is Role.WORKER and hello.incarnation < self.node.workers.get(hello.rank, 0):
+            return f"a newer incarnation of worker {hello.rank} is here"
+        if self.chief is not None:
+            return self.chief.admits(hello)
+        return "" if hello.role is Role.WORKER else "only server 0 takes servers"
+
+    def _coordinator(self, exchange: ExchangeConfig, asynchronous: bool) -> Coordinator:
+        checkpoints = self.storage.directory is not None
+        settings = Settings(
+            num_shards=self._plan.num_shards,
+            num_gradients=exchange.gradients_per_step,
+            asynchronous=asynchronous,
+            max_staleness=exchange.max_staleness,
+            step_timeout_s=exchange.step_timeout_s,
+            join_timeout_s=exchange.join_timeout_s,
+            when_lost=exchange.when_workers_lost,
+            min_workers=exchange.min_workers,
+            checkpoints=checkpoints,
+            checkpoint_every=exchange.checkpoint_every_steps if checkpoints else 0,
+        )
+        step, data_points, term = self.storage.newest(
+            lambda line: self._on_event({"event": "torn_checkpoint", "message": line})
+        )
+        return Coordinator(settings, self.clock(), (step, data_points), term)
