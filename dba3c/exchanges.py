@@ -1,30 +1,69 @@
-"""The exchange a worker trains through, as the configuration names it."""
+"""The exchange that a worker trains through, as the configuration names it."""
 
 from __future__ import annotations
 
-from dba3c.config import TrainConfig
-from dba3c.run_folder import RunFolder
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
 from dba3c.rendezvous import Rendezvous
+from dba3c.reporting import to_event_records, to_server_records
+from dba3c.stopping import StopRule
 from param_servers.exchange import GradientExchange
 from param_servers.sharding import ShardPlan
 
+if TYPE_CHECKING:
+    from dba3c.metrics import MetricsWriter
+    from dba3c.roles import Place
 
-def connect(
-    folder: RunFolder, config: TrainConfig, plan: ShardPlan, rank: int, incarnation: int
-) -> GradientExchange:
-    """Join the run as worker ``rank``.
+
+def connect(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
+    """Join the run as worker ``place.rank``; `metrics` is where the rank that decides reports the run's figures.
 
     Raises:
         ParamServersError: the others could not be reached within the configured time.
     """
+    return EXCHANGES[place.config.exchange.exchange](place, plan, initial_parameters, metrics)
+
+
+def _servers(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
     from param_servers.client import ServersExchange
 
-    rendezvous = Rendezvous(folder, config.exchange.join_timeout_s)
     return ServersExchange(
-        worker=rank,
-        incarnation=incarnation,
+        worker=place.rank,
+        incarnation=place.incarnation,
         plan=plan,
-        exchange_config=config.exchange,
-        resolve=rendezvous.address_of_server,
-        secret=folder.secret(),
+        exchange_config=place.config.exchange,
+        resolve=Rendezvous(place.folder).address_of_server,
+        secret=place.secret,
     )
+
+
+def _local(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
+    from param_servers.local import LocalExchange
+
+    return LocalExchange(
+        layout=plan.layout,
+        initial_parameters=initial_parameters,
+        optimizer_config=place.config.optimizer,
+        exchange_config=place.config.exchange,
+        **_duties_of_the_chief(place, metrics),
+    )
+
+
+def _duties_of_the_chief(place: Place, metrics: MetricsWriter) -> dict[str, Any]:
+    """What the process does that owns the run's checkpoints and decides when it ends."""
+    return {
+        "checkpoint_dir": place.folder.checkpoints,
+        "should_stop": StopRule(place.folder, place.config),
+        "on_report": to_server_records(metrics),
+        "on_event": to_event_records(metrics),
+    }
+
+
+EXCHANGES: dict[str, Callable[[Place, ShardPlan, Tensor, MetricsWriter], GradientExchange]] = {
+    "local": _local,
+    "servers": _servers,
+    "async": _servers,
+}

@@ -13,6 +13,7 @@ from dba3c.config import TrainConfig
 from dba3c.exchanges import connect
 from dba3c.metrics import MetricsWriter
 from dba3c.rendezvous import Rendezvous
+from dba3c.reporting import to_event_records, to_server_records
 from dba3c.run_folder import RunFolder
 from dba3c.stopping import StopRule
 
@@ -30,29 +31,36 @@ class Place:
         """This process's own metrics file."""
         return MetricsWriter(self.folder, role, self.rank, self.incarnation, self.config.run.metrics_window_s)
 
+    @property
+    def secret(self) -> bytes:
+        """What proves that a peer belongs to this run."""
+        return self.folder.secret().encode()
+
 
 def server(place: Place) -> str:
     """Hold one shard of the parameters."""
     from dba3c.construction import initial_parameters
     from param_servers.server import ParameterServer
 
-    plan, parameters = initial_parameters(place.config)
-    rendezvous = Rendezvous(place.folder, place.config.exchange.join_timeout_s)
-    metrics = place.metrics("server")
+    config, folder = place.config, place.folder
+    plan, parameters = initial_parameters(config)
+    rendezvous, metrics = Rendezvous(folder), place.metrics("server")
     try:
         return ParameterServer(
             shard=place.rank,
             plan=plan,
             initial_parameters=parameters,
-            optimizer_config=place.config.optimizer,
-            exchange_config=place.config.exchange,
+            optimizer_config=config.optimizer,
+            exchange_config=config.exchange,
             resolve=rendezvous.address_of_server,
             publish_address=rendezvous.publish_server(place.rank, place.incarnation),
-            secret=place.folder.secret(),
-            checkpoint_dir=place.folder.checkpoints,
-            on_report=metrics.record_server,
-            on_event=metrics.record_event,
-            should_stop=StopRule(place.folder, place.config),
+            secret=place.secret,
+            incarnation=place.incarnation,
+            checkpoint_dir=folder.checkpoints,
+            audit_path=folder.audit / "commits.jsonl",
+            should_stop=StopRule(folder, config),
+            on_report=to_server_records(metrics),
+            on_event=to_event_records(metrics),
         ).run()
     finally:
         metrics.close()
@@ -60,7 +68,7 @@ def server(place: Place) -> str:
 
 def worker(place: Place) -> str:
     """Step environments and compute gradients."""
-    from dba3c.construction import build_agent, plan_of, spaces_of
+    from dba3c.construction import build_agent, initial_parameters, spaces_of
     from dba3c.environments.factory import make_vector_environment
     from dba3c.environments.seeding import worker_seed
     from dba3c.rollout import Collector
@@ -72,7 +80,7 @@ def worker(place: Place) -> str:
     metrics = place.metrics("worker")
     try:
         agent = build_agent(config, spaces_of(config))
-        exchange = connect(place.folder, config, plan_of(config, agent.network), place.rank, place.incarnation)
+        exchange = connect(place, *initial_parameters(config), metrics)
         try:
             collector = Collector(environments, agent, config.algorithm.rollout_length, seed)
             return run_worker(

@@ -65,13 +65,15 @@ def dba3c_paper(env_id: str, cores: int) -> TrainConfig:
 
 
 def classic(env_id: str, cores: int) -> TrainConfig:
-    """Small problems with vector observations (CartPole, LunarLander, MuJoCo): the MLP, 16-step rollouts, Adam."""
+    """Small problems with vector observations (CartPole, LunarLander, MuJoCo): the MLP, 8-step rollouts, Adam."""
     exchange = local_servers(cores)
     return TrainConfig(
         environment=EnvironmentConfig(env_id=env_id, envs_per_worker=max(2, 16 // exchange.gradients_per_step)),
         network=NetworkConfig(network="mlp"),
-        algorithm=AlgorithmConfig(rollout_length=16, trace_lambda=0.95, entropy_cost="0.005"),
-        optimizer=OptimizerConfig(optimizer="adam", learning_rate="1e-3", epsilon=1e-5, clip_norm=0.5),
+        algorithm=AlgorithmConfig(rollout_length=8, trace_lambda=0.95, entropy_cost="0"),
+        optimizer=OptimizerConfig(
+            optimizer="adam", learning_rate="linear:3e-3->3e-4@400000", epsilon=1e-5, clip_norm=0.5
+        ),
         exchange=exchange,
         run=RunConfig(stop_score=stop_score(env_id)),
     )

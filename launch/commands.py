@@ -1,0 +1,54 @@
+"""The commands by name. Each imports what it needs only when it is called."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Sequence
+
+from dba3c.errors import UserError
+
+
+def train(words: Sequence[str]) -> int:
+    """dba3c train [ENV] [OPTIONS]"""
+    from launch import local
+    from launch.options import parse_train
+    from launch.resources import given_cores
+
+    arguments = parse_train(words, given_cores(os.environ))
+    command = shlex.join(["dba3c", "train", *words])
+    return local.train(arguments.config, resume=arguments.resume, command=command)
+
+
+def resume(words: Sequence[str]) -> int:
+    """dba3c resume RUN"""
+    from dba3c.config import TrainConfig, replace_options
+    from dba3c.run_folder import RunFolder
+    from launch import local
+
+    if len(words) != 1:
+        raise UserError("usage: dba3c resume RUN")
+    folder = RunFolder.open(words[0])
+    config = replace_options(TrainConfig.from_json(folder.config_text()), run_dir=folder.path)
+    return local.train(config, resume=True, command=shlex.join(["dba3c", "resume", *words]))
+
+
+def stop(words: Sequence[str]) -> int:
+    """dba3c stop RUN"""
+    from dba3c.run_folder import RunFolder
+
+    if len(words) != 1:
+        raise UserError("usage: dba3c stop RUN")
+    folder = RunFolder.open(words[0])
+    if folder.status() != "live":
+        raise UserError(f"{folder.path} is not live: it is {folder.status()}")
+    folder.request_stop("dba3c stop")
+    print(f"asked {folder.path} to end with a checkpoint")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "train": train,
+    "resume": resume,
+    "stop": stop,
+}

@@ -1,0 +1,89 @@
+"""A whole run on this machine: every role a process, one supervisor, one picture of how it goes."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from pathlib import Path
+
+from dba3c.config import TrainConfig
+from dba3c.metrics import MetricsWriter
+from dba3c.run_folder import RunFolder
+from launch.role_process import RoleProcess
+from launch.supervisor import Supervisor
+
+RUNS = Path("runs")
+SERVER_RESTARTS = 5
+WORKER_RESTARTS = 5
+
+
+def train(config: TrainConfig, *, resume: bool, command: str) -> int:
+    """Train until the run ends; returns the exit code.
+
+    Raises:
+        UserError: the run folder is in use, or holds another run.
+    """
+    run_dir = config.run.run_dir or default_run_dir(config)
+    launch_id = secrets.token_hex(4)
+    life = {"launcher": "local", "topology": topology_of(config), "launch_id": launch_id, "command": command}
+    with RunFolder.launch(run_dir, config.to_json(), resume, **life) as folder:
+        print(f"run folder: {folder.path}", flush=True)
+        metrics = MetricsWriter(folder, "launcher", 0)
+        supervisor = Supervisor(
+            folder.path, role_processes(config, folder.path, launch_id), folder.request_stop,
+            on_event=metrics.record_event,
+        )  # fmt: skip
+        code = 1
+        try:
+            code = supervisor.run()
+        finally:
+            reason = folder.stop_reason() or ("ended as asked" if code == 0 else "failed")
+            folder.end_life("finished" if code == 0 else "failed", reason)
+            metrics.close()
+        print(f"run {'ended' if code == 0 else 'failed'}: {reason}; folder: {folder.path}", flush=True)
+        return code
+
+
+def role_processes(config: TrainConfig, run_dir: Path, launch_id: str) -> list[RoleProcess]:
+    """The processes of a run on one machine, servers first."""
+
+    def process(role: str, rank: int, **what: object) -> RoleProcess:
+        def command(incarnation: int) -> list[str]:
+            return [
+                sys.executable, "-m", "launch.roles", "--run-dir", str(run_dir), "--role", role, "--rank", str(rank),
+                "--incarnation", str(incarnation), "--launch-id", launch_id,
+            ]  # fmt: skip
+
+        return RoleProcess(role=role, rank=rank, command=command, **what)  # type: ignore[arg-type]
+
+    counts = topology_of(config)
+    servers = [process("server", i, max_restarts=SERVER_RESTARTS) for i in range(counts["servers"])]
+    workers = [
+        process("worker", i, max_restarts=WORKER_RESTARTS, essential=False, decides=not servers)
+        for i in range(counts["workers"])
+    ]
+    helpers = [
+        process(role, i, essential=False, decides=False)
+        for role in ("evaluator", "recorder", "monitor")
+        for i in range(counts[f"{role}s"])
+    ]
+    return [*servers, *workers, *helpers]
+
+
+def topology_of(config: TrainConfig) -> dict[str, int]:
+    """How many processes of each role."""
+    has_servers = config.exchange.exchange in ("servers", "async")
+    return {
+        "servers": config.exchange.num_servers if has_servers else 0,
+        "workers": config.exchange.num_workers,
+        "evaluators": config.run.evaluators,
+        "recorders": config.run.recorders,
+        "monitors": 1,
+    }
+
+
+def default_run_dir(config: TrainConfig) -> Path:
+    """runs/breakout-20171231-235959, for ALE/Breakout-v5."""
+    game = config.environment.env_id.split("/")[-1].split(":")[0].rsplit("-v", 1)[0]
+    return RUNS / f"{game.lower()}-{time.strftime('%Y%m%d-%H%M%S')}"
