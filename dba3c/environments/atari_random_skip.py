@@ -70,6 +70,10 @@ class RandomSkipConsoles:
         self._over = game_over | cut
         return ConsoleStep(self._observe(started), reward, game_over, cut, self._lives())
 
+    def screen(self, index: int) -> np.ndarray:
+        """What the screen of console `index` shows now, in its own size: uint8 [H, W, 3]."""
+        return self._consoles[index].getScreenRGB()
+
     def close(self) -> None:
         """Let go of the consoles."""
         self._consoles = []

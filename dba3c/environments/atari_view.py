@@ -65,6 +65,7 @@ class AtariVectorEnvironment:
         self._num_actions = consoles.num_actions
         self._seeds = seeds
         self._clip_reward = config.clips_reward and training
+        self._reward_scale = config.reward_scale if training else 1.0
         self._episodic_life = config.episodic_life and training
         self._fire = np.int32(consoles.fire_action or 0)
         has_fire = consoles.fire_action is not None
@@ -105,6 +106,8 @@ class AtariVectorEnvironment:
         episodes = self._finish(finished, stepped) if finished.any() else []
         self._resetting = finished
         reward = stepped.reward.astype(np.float32)
+        if self._reward_scale != 1.0:
+            reward *= np.float32(self._reward_scale)
         if self._clip_reward:
             np.clip(reward, -1.0, 1.0, out=reward)
         observation = stepped.observation

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from dataclasses import dataclass
 from typing import Literal
 
+from dba3c.environments.family_options import check_choices, refuse_options_of_other_families
 from dba3c.environments.identifiers import check_env_id, family_of
 from dba3c.errors import UserError
 
-_ATARI_ONLY = {
-    "repeat_action_probability",
-    "grayscale",
-    "frame_stack",
-    "screen_size",
-    "noop_max",
-    "episodic_life",
-    "fire_on_reset",
-    "fire_on_life_loss",
-    "full_action_space",
-    "max_episode_frames",
-    "stuck_guard_steps",
-    "atari_backend",
-}
 FAMILY_FRAME_SKIP = {"atari": 4, "vizdoom": 4, "dmlab": 4}
 
 
@@ -49,8 +37,18 @@ class EnvironmentConfig:
     """Vector observations minus their running mean over their running deviation, clipped to ±10 (as in PPO for
     MuJoCo). Every worker keeps its own statistics."""
 
+    reward_scale: float = 1.0
+    """Rewards of the training view are multiplied by this, before any clipping; scores are not."""
+
     environment_restarts: int = 3
     """How often each environment that raises, or returns what it must not, is started anew before giving up."""
+
+    environment_processes: bool = False
+    """Each environment in a process of its own: they step in parallel, and one that hangs can be ended. Not for Atari,
+    whose C++ threads do the same."""
+
+    environment_timeout_s: float = 60.0
+    """With environment_processes: seconds after which one that does not answer is ended and started anew."""
 
     repeat_action_probability: float = 0.25
     """Atari: probability, per emulator frame, that the console repeats the previous action (sticky actions)."""
@@ -91,10 +89,30 @@ class EnvironmentConfig:
     atari_backend: Literal["ale", "envpool"] = "ale"
     """Atari: ale-py's own vector environment, or EnvPool's (extra `envpool`)."""
 
+    football_observation: Literal["extracted", "simple115v2"] = "extracted"
+    """Football: the map of players and ball, or 115 numbers."""
+
+    football_map: Literal["small", "medium", "large"] = "small"
+    """Football: cells of the map: 72×96, 90×120 or 108×144."""
+
+    football_rewards: Literal["scoring", "scoring,checkpoints"] = "scoring"
+    """Football: goals alone, or also a tenth for each of ten checkpoints on the way to the goal (training only)."""
+
+    dmlab_level_cache: str | None = None
+    """DeepMind Lab: directory, shared by all workers, that keeps compiled maps."""
+
+    dmlab_dataset: str | None = None
+    """DeepMind Lab: directory of the pictures that psychlab levels show."""
+
+    dmlab_home: str | None = None
+    """DeepMind Lab: where its runtime files lie, when not beside the module."""
+
     def __post_init__(self) -> None:
         if isinstance(self.frame_skip, list):  # JSON knows no tuples
             object.__setattr__(self, "frame_skip", tuple(self.frame_skip))
         check_env_id(self.env_id)
+        check_choices(self)
+        refuse_options_of_other_families(self)
         self._check_ranges()
         self._check_combinations()
 
@@ -138,24 +156,20 @@ class EnvironmentConfig:
                 raise UserError(f"{name} must not be negative, but is {getattr(self, name)}")
         if not 0.0 <= self.repeat_action_probability < 1.0:
             raise UserError(f"repeat_action_probability must be in [0, 1), not {self.repeat_action_probability}")
+        for name in ("reward_scale", "environment_timeout_s"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise UserError(f"{name} must be a positive number, not {getattr(self, name)}")
         low, high = self.frame_skip_range
         if not 1 <= low <= high:
             raise UserError(f"frame_skip must be positive, or (low, high) with 1 <= low <= high, not {self.frame_skip}")
 
     def _check_combinations(self) -> None:
-        if self.atari_backend not in ("ale", "envpool"):
-            raise UserError(f"atari_backend must be ale or envpool, not {self.atari_backend}")
         if self.fire_on_life_loss and not self.episodic_life:
             raise UserError("fire_on_life_loss needs episodic_life: its FIRE step must fall between two episodes")
+        if self.environment_processes and self.family == "atari":
+            raise UserError("environment_processes is not for Atari: its C++ threads (env_threads) step in parallel")
         low, high = self.frame_skip_range
         if self.family in ("gymnasium", "custom", "football") and high > 1:
             raise UserError(f"frame_skip is not an option of {self.env_id}: wrap it in a package.module:function")
         if low != high and (self.family != "atari" or self.atari_backend != "ale"):
             raise UserError(f"a random frame_skip {self.frame_skip} needs an Atari game and atari_backend ale")
-        if self.family != "atari":
-            self._refuse_atari_options()
-
-    def _refuse_atari_options(self) -> None:
-        changed = [f.name for f in fields(self) if f.name in _ATARI_ONLY and getattr(self, f.name) != f.default]
-        if changed:
-            raise UserError(f"{', '.join(changed)}: options of Atari games only, and {self.env_id} is not one")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import gymnasium
 
 from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.gymnasium_vector import LoopVectorEnvironment, MakeEnv
+from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError
 
@@ -26,7 +29,12 @@ def make_vector_environment(
         raise UserError(f"a vector environment needs at least 1 environment, not {num_envs}")
     if view not in ("training", "evaluation"):
         raise UserError(f"view must be training or evaluation, not {view}")
-    return _make(config, num_envs, seed, view)
+    envs = _make(config, num_envs, seed, view)
+    if not config.normalize_observations:
+        return envs
+    from dba3c.environments.normalization import NormalizedObservations
+
+    return NormalizedObservations(config.env_id, envs, view)
 
 
 def _make(config: EnvironmentConfig, num_envs: int, seed: int, view: str) -> VectorEnvironment:
@@ -34,16 +42,31 @@ def _make(config: EnvironmentConfig, num_envs: int, seed: int, view: str) -> Vec
         from dba3c.environments.atari import make_atari
 
         return make_atari(config, num_envs, seed, view)
-    from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
+    make_env = maker_of(config, view)  # also where processes make them: what is missing is said here, once
+    if config.environment_processes:
+        make_env = functools.partial(ProcessEnv, config, view)
+    return LoopVectorEnvironment(config, make_env, num_envs, seed, view)
 
-    return LoopVectorEnvironment(config, _maker_of(config), num_envs, seed, view)
 
-
-def _maker_of(config: EnvironmentConfig) -> Any:
+def maker_of(config: EnvironmentConfig, view: str) -> MakeEnv:
+    """What makes one environment of any family but Atari."""
     if config.family == "custom":
         from dba3c.environments.custom import load_make_env
 
         return load_make_env(config.env_id)
+
+    if config.family == "vizdoom":
+        from dba3c.environments.vizdoom import vizdoom_maker
+
+        return vizdoom_maker(config)
+    if config.family == "football":
+        from dba3c.environments.football import football_maker
+
+        return football_maker(config, view)
+    if config.family == "dmlab":
+        from dba3c.environments.dmlab import dmlab_maker
+
+        return dmlab_maker(config, view)
 
     def make_registered() -> gymnasium.Env[Any, Any]:
         try:

@@ -1,7 +1,8 @@
 """Any single `gymnasium.Env`, B of them in a loop: classic control, Box2D, MuJoCo, toy text and every other id.
 
 Needs: what the id needs (`gymnasium[mujoco]`, `gymnasium[box2d]`). Observes: see `spaces`. Frame skip: 1 (as
-registered). Score: the sum of rewards; stop score: `stop_scores` gives the registry's reward threshold.
+registered). Score: the sum of rewards, or of `info["score_reward"]` where an environment with a shaped reward gives it.
+Stop score: the registry's reward threshold (`stop_scores`).
 
 Why not `gymnasium.vector.SyncVectorEnv`: it copies every batch once more, and one environment that breaks takes all
 others with it without saying which it was. Here an environment that raises, returns NaN, or a wrong shape or dtype, is
@@ -21,9 +22,11 @@ from gymnasium.spaces import Space
 
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.errors import EnvironmentFailed, failure_line
+from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import Episode, Transition
 from dba3c.environments.seeding import environment_seed
 from dba3c.environments.spaces import ActionCodec, ObservationCodec
+from dba3c.errors import UserError
 
 MakeEnv = Callable[[], "gymnasium.Env[Any, Any]"]
 
@@ -38,11 +41,19 @@ class LoopVectorEnvironment:
         self._make_env = make_env
         self._seed = seed
         self._clip_reward = config.clips_reward and view == "training"
+        self._reward_scale = config.reward_scale if view == "training" else 1.0
         self._restarts_allowed = config.environment_restarts
-        self._envs = [make_env()]  # one first: when it cannot be made, one error says so
-        self._envs += [make_env() for _ in range(num_envs - 1)]
-        self._observations = ObservationCodec(self._env_id, self._envs[0].observation_space)
-        self._actions = ActionCodec(self._env_id, self._envs[0].action_space)
+        self._envs: list[gymnasium.Env[Any, Any]] = []
+        try:
+            self._envs.append(make_env())  # one first: when it cannot be made, one error says so
+            self._observations = ObservationCodec(self._env_id, self._envs[0].observation_space)
+            self._actions = ActionCodec(self._env_id, self._envs[0].action_space)
+            self._envs += [make_env() for _ in range(num_envs - 1)]
+        except Exception as error:
+            self.close()
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{self._env_id} cannot be made: {_one_line(error)}") from error
         self.observation_space: Space[Any] = self._observations.space
         self.action_space = self._actions.space
         self._restarts = [0] * num_envs
@@ -58,6 +69,7 @@ class LoopVectorEnvironment:
         self._resetting = np.zeros(self.num_envs, dtype=bool)
         self._unseeded = np.ones(self.num_envs, dtype=bool)
         observation = self._new_batch()
+        self._send_ahead(None)
         for index in range(self.num_envs):
             self._reset_one(index, observation[index], failures=[])
         self._last = observation
@@ -75,6 +87,7 @@ class LoopVectorEnvironment:
         valid = ~self._resetting
         episodes: list[Episode] = []
         failures: list[str] = []
+        self._send_ahead(actions)
         for index in range(self.num_envs):
             row = observation[index]
             if self._resetting[index]:
@@ -91,6 +104,8 @@ class LoopVectorEnvironment:
                 episodes.append(self._finish(index, bool(terminated[index])))
         self._resetting = terminated | truncated
         self._last = observation
+        if self._reward_scale != 1.0:
+            reward *= np.float32(self._reward_scale)
         if self._clip_reward:
             np.clip(reward, -1.0, 1.0, out=reward)
         return Transition(observation, reward, terminated, truncated & ~terminated, valid, episodes, failures)
@@ -101,17 +116,26 @@ class LoopVectorEnvironment:
             env.close()
         self._envs = []
 
+    def _send_ahead(self, actions: np.ndarray | None) -> None:
+        """Let environments that are processes start on this step, or without actions on their reset, all at once."""
+        for index, env in enumerate(self._envs):
+            if isinstance(env, ProcessEnv):
+                if actions is None or self._resetting[index]:
+                    env.send_reset(self._seed_of(index) if self._unseeded[index] else None)
+                else:
+                    env.send_step(self._actions.read(actions, index))
+
     def _new_batch(self) -> np.ndarray:
         return np.empty((self.num_envs, *self._observations.space.shape), dtype=self._observations.space.dtype)
 
     def _step_one(self, index: int, actions: np.ndarray, row: np.ndarray) -> tuple[float, bool, bool]:
         self._life_steps[index] += 1
-        observation, reward, terminated, truncated, _ = self._envs[index].step(self._actions.read(actions, index))
+        observation, reward, terminated, truncated, info = self._envs[index].step(self._actions.read(actions, index))
         reward = float(reward)
         if not math.isfinite(reward):
             raise ValueError(f"reward {reward}")
         self._observations.write(observation, row)
-        self._score[index] += reward
+        self._score[index] += float(info.get("score_reward", reward))
         self._length_steps[index] += 1
         return reward, bool(terminated), bool(truncated)
 
@@ -129,7 +153,7 @@ class LoopVectorEnvironment:
 
     def _restart(self, index: int, error: Exception, failures: list[str]) -> None:
         """Replace a broken environment by a new one with the next seed, or give up."""
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        what = _one_line(error)
         line = failure_line(self._env_id, index, self._seed_of(index), int(self._life_steps[index]), what)
         if self._restarts[index] >= self._restarts_allowed:
             raise EnvironmentFailed(f"{line}; given up after {self._restarts[index]} restarts") from error
@@ -156,3 +180,7 @@ class LoopVectorEnvironment:
         )
         self._score[index], self._length_steps[index] = 0.0, 0
         return episode
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

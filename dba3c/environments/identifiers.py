@@ -32,13 +32,13 @@ def check_env_id(env_id: str) -> None:
     """Raise `UserError` naming close ids where `env_id` names nothing. Your own module is imported only when made."""
     family = family_of(env_id)
     if family == "atari" and env_id not in atari_games():
-        raise UserError(f"unknown Atari game {env_id}{_close_names(env_id, list(atari_games()))}")
+        raise UserError(f"unknown Atari game {env_id}{close_names(env_id, list(atari_games()))}")
     if family == "gymnasium" and not _names_module_to_import(env_id) and env_id not in _registered_ids():
         legacy = _LEGACY_ATARI.match(env_id)
         if legacy and f"ALE/{legacy['game']}-v5" in atari_games():
             raise UserError(_legacy_line(env_id, legacy["game"], legacy["suffix"], legacy["version"]))
         known = [*_registered_ids(), *atari_games()]
-        raise UserError(f"unknown environment {env_id}{_close_names(env_id, known)}")
+        raise UserError(f"unknown environment {env_id}{close_names(env_id, known)}")
     if family == "custom" and not re.fullmatch(r"[\w.]+:[\w.]+", env_id):
         raise UserError(f"an environment of your own is written package.module:function, not {env_id}")
 
@@ -70,9 +70,10 @@ def _registered_ids() -> list[str]:
     return [name for name, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("ale_py")]
 
 
-def _close_names(name: str, known: list[str]) -> str:
+def close_names(name: str, known: list[str], prefix: str = "") -> str:
+    """ ": did you mean A or B?" for the ids closest to `name`, or what else to do."""
     by_lower = {candidate.lower(): candidate for candidate in known}
-    close = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
+    close = [prefix + by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
     return f": did you mean {' or '.join(close)}?" if close else " (an id of your own is package.module:function)"
 
 

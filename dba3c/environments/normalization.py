@@ -1,0 +1,102 @@
+"""Observations minus their running mean, over their running deviation: what MuJoCo's references train on.
+
+    x' = clip((x − mean) / sqrt(variance + 1e-8), −10, 10)
+
+as in OpenAI Baselines' VecNormalize, with mean and variance over every observation of the training view so far, merged
+batch by batch (Chan, Golub & LeVeque 1979). The statistics belong to the policy: `statistics` gives and takes them, so
+that a checkpoint can hold them and an evaluation can use them; an evaluation never changes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Space
+
+from dba3c.environments.protocol import Transition, VectorEnvironment
+from dba3c.errors import UserError
+
+_CLIP = 10.0
+_EPSILON = 1e-8
+
+
+class RunningStatistics:
+    """Mean and variance (of the population) of all rows seen, per component, in float64."""
+
+    def __init__(self, size: int) -> None:
+        self.count = 0.0
+        self.mean = np.zeros(size)
+        self.squares = np.zeros(size)  # sum of squared distances from the mean
+
+    @property
+    def variance(self) -> np.ndarray:
+        """Variance [D]; 1 before two rows were seen."""
+        return self.squares / self.count if self.count > 1 else np.ones_like(self.mean)
+
+    def update(self, rows: np.ndarray) -> None:
+        """Merge `rows` [N, D]."""
+        count = float(len(rows))
+        if count == 0:
+            return
+        mean = rows.mean(axis=0, dtype=np.float64)
+        squares = ((rows - mean) ** 2).sum(axis=0, dtype=np.float64)
+        total, shift = self.count + count, mean - self.mean
+        self.squares += squares + shift**2 * (self.count * count / total)
+        self.mean += shift * (count / total)
+        self.count = total
+
+    def normalize(self, rows: np.ndarray) -> np.ndarray:
+        """`rows` [N, D] normalised, float32."""
+        scaled = (rows - self.mean) / np.sqrt(self.variance + _EPSILON)
+        return np.clip(scaled, -_CLIP, _CLIP).astype(np.float32)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, for a checkpoint's JSON."""
+        return {"count": self.count, "mean": self.mean.tolist(), "squares": self.squares.tolist()}
+
+    def load_dict(self, stored: dict[str, Any]) -> None:
+        """Go on from what `to_dict` gave; raises `UserError` where it is of another size."""
+        mean = np.array(stored["mean"], dtype=np.float64)
+        if mean.shape != self.mean.shape:
+            raise UserError(f"observation statistics of {len(mean)} numbers, but observations have {len(self.mean)}")
+        self.count, self.mean = float(stored["count"]), mean
+        self.squares = np.array(stored["squares"], dtype=np.float64)
+
+
+class NormalizedObservations:
+    """A `VectorEnvironment` whose observations are normalised; `statistics` is what it has seen."""
+
+    def __init__(self, env_id: str, envs: VectorEnvironment, view: str) -> None:
+        space = envs.observation_space
+        if not isinstance(space, Box) or space.dtype != np.float32 or len(space.shape) != 1:
+            raise UserError(f"normalize_observations is for vector observations; {env_id} has {space}")
+        self.num_envs = envs.num_envs
+        self.frame_skip = envs.frame_skip
+        self.observation_space: Space[Any] = Box(-_CLIP, _CLIP, space.shape, np.float32)
+        self.action_space: Space[Any] = envs.action_space
+        self.statistics = RunningStatistics(space.shape[0])
+        self._envs = envs
+        self._learns = view == "training"
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        """See `VectorEnvironment.reset`."""
+        return self._normalized(self._envs.reset(seed))
+
+    def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> Transition:
+        """See `VectorEnvironment.step`."""
+        transition = self._envs.step(actions)
+        observation = self._normalized(transition.observation)
+        if out is not None:
+            np.copyto(out, observation)
+            observation = out
+        return transition._replace(observation=observation)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._envs.close()
+
+    def _normalized(self, observation: np.ndarray) -> np.ndarray:
+        if self._learns:
+            self.statistics.update(observation)
+        return self.statistics.normalize(observation)
