@@ -10,14 +10,23 @@ from dba3c.errors import UserError
 
 
 def train(words: Sequence[str]) -> int:
-    """dba3c train [ENV] [OPTIONS]"""
-    from launch import local
-    from launch.options import parse_train
+    """dba3c train [ENV] [OPTIONS], alone or as one rank of srun, mpirun, torchrun, …"""
+    from launch import local, ranks
+    from launch.launchers import PLAIN, detect
+    from launch.options import given_options, parse_train
     from launch.resources import given_cores
 
+    place = detect(os.environ)
     arguments = parse_train(words, given_cores(os.environ))
-    command = shlex.join(["dba3c", "train", *words])
-    return local.train(arguments.config, resume=arguments.resume, command=command)
+    config, command = arguments.config, shlex.join(["dba3c", "train", *words])
+    if place == PLAIN:
+        return local.train(config, resume=arguments.resume, command=command)
+    if config.run.run_dir is None:
+        raise UserError(f"{place.started_by} started {place.world_size} ranks: tell all of them one --run-dir")
+    config, topology = ranks.fit_config(config, place, given_options(words))
+    return ranks.run_rank(
+        config, place, topology, config.run.run_dir, resume=arguments.resume, command=command
+    )
 
 
 def resume(words: Sequence[str]) -> int:

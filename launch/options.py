@@ -101,6 +101,11 @@ def with_long_names(words: Sequence[str]) -> list[str]:
     return long
 
 
+def given_options(words: Sequence[str]) -> set[str]:
+    """Names of the options that the words give themselves, as `dba3c.config` spells them: ``num_workers``, …"""
+    return {word[2:].replace("-", "_") for word in with_long_names(words) if word.startswith("--")}
+
+
 def value_of(words: Sequence[str], name: str) -> str | None:
     """The word after ``name``, if it is there."""
     places = [i for i, word in enumerate(words) if word == name and i + 1 < len(words)]
