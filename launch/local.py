@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from dba3c.config import TrainConfig
+from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
 from dba3c.run_folder import RunFolder
 from launch.role_process import RoleProcess
@@ -24,7 +25,7 @@ def train(config: TrainConfig, *, resume: bool, command: str) -> int:
     Raises:
         UserError: the run folder is in use, or holds another run.
     """
-    run_dir = config.run.run_dir or default_run_dir(config)
+    run_dir = config.run.run_dir or (newest_run_dir(config) if resume else default_run_dir(config))
     launch_id = secrets.token_hex(4)
     life = {"launcher": "local", "topology": topology_of(config), "launch_id": launch_id, "command": command}
     with RunFolder.launch(run_dir, config.to_json(), resume, **life) as folder:
@@ -85,5 +86,21 @@ def topology_of(config: TrainConfig) -> dict[str, int]:
 
 def default_run_dir(config: TrainConfig) -> Path:
     """runs/breakout-20171231-235959, for ALE/Breakout-v5."""
-    game = config.environment.env_id.split("/")[-1].split(":")[0].rsplit("-v", 1)[0]
-    return RUNS / f"{game.lower()}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return RUNS / f"{game_of(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def newest_run_dir(config: TrainConfig) -> Path:
+    """The youngest of this game's runs under runs/.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = sorted(RUNS.glob(f"{game_of(config)}-[0-9]*-[0-9]*/config.json"))
+    if not found:
+        raise UserError(f"nothing to resume: no run of {config.environment.env_id} under {RUNS}/; name one with --run-dir")
+    return found[-1].parent
+
+
+def game_of(config: TrainConfig) -> str:
+    """ "breakout" for ALE/Breakout-v5, "make_env" for package.module:make_env."""
+    return config.environment.env_id.split("/")[-1].split(":")[-1].rsplit("-v", 1)[0].lower()

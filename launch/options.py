@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
@@ -10,10 +11,9 @@ from typing import Annotated, TypeVar
 
 import tyro
 
-from dba3c.config import TrainConfig
-from dba3c.environments.config import EnvironmentConfig
+from dba3c.config import TrainConfig, option_names
 from dba3c.errors import UserError
-from launch.presets import preset
+from launch.presets import PRESETS, preset
 from param_servers.errors import ConfigError
 
 SHORT_NAMES = {
@@ -30,7 +30,7 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True)
 class TrainArguments:
-    """Train on an environment: dba3c train [ENV] [--preset NAME] [OPTIONS].
+    """Train on an environment: dba3c train [ENV | PRESET] [OPTIONS].
 
     ENV is any Gymnasium id, or package.module:function. --workers, --servers, --backup-workers, --gradients, --env and
     --lr are short for --num-workers, --num-servers, --num-backup-workers, --num-gradients, --env-id, --learning-rate.
@@ -43,7 +43,7 @@ class TrainArguments:
     """breakout, dba3c_paper or classic; without it the one that fits the environment."""
 
     resume: bool = False
-    """Go on with the run in --run-dir from its newest checkpoint (with the configuration given here)."""
+    """Go on from the newest checkpoint of the run in --run-dir, or else of this environment's newest run under runs/."""
 
 
 def parse_train(words: Sequence[str], cores: int) -> TrainArguments:
@@ -54,9 +54,9 @@ def parse_train(words: Sequence[str], cores: int) -> TrainArguments:
     """
     words = with_long_names(words)
     if words and not words[0].startswith("-"):
-        words = ["--env-id", *words]
-    env_id = value_of(words, "--env-id") or EnvironmentConfig().env_id
-    default = TrainArguments(config=preset(value_of(words, "--preset"), env_id, cores))
+        words = ["--preset" if words[0] in PRESETS else "--env-id", *words]
+    refuse_unknown(words)
+    default = TrainArguments(config=preset(value_of(words, "--preset"), value_of(words, "--env-id"), cores))
     return parse(TrainArguments, words, "dba3c train", default)
 
 
@@ -99,6 +99,18 @@ def with_long_names(words: Sequence[str]) -> list[str]:
             name = SHORT_NAMES.get(name, name)
         long += [name, value] if equals else [name]
     return long
+
+
+def refuse_unknown(words: Sequence[str]) -> None:
+    """Raise UserError for an option that dba3c train does not have, naming the close ones, short names too."""
+    known = {*option_names(), "preset", "resume", "help"}
+    shorts = [short[2:] for short in SHORT_NAMES]
+    for word in words:
+        if word.startswith("--") and word[2:].removeprefix("no-").replace("-", "_") not in known:
+            names = [*shorts, *(name.replace("_", "-") for name in sorted(known))]
+            close = difflib.get_close_matches(word[2:], names)
+            hint = f"; did you mean {' or '.join('--' + name for name in close)}?" if close else ""
+            raise UserError(f"unknown option {word}{hint}")
 
 
 def given_options(words: Sequence[str]) -> set[str]:

@@ -93,15 +93,19 @@ PRESETS: dict[str, Callable[[str, int], TrainConfig]] = {
 }
 
 
-def preset(name: str | None, env_id: str, cores: int) -> TrainConfig:
-    """The named preset for an environment; without a name the one that fits it.
+DEFAULT_ENVIRONMENTS = {"breakout": "ALE/Breakout-v5", "dba3c_paper": "ALE/Breakout-v5", "classic": "CartPole-v1"}
+
+
+def preset(name: str | None, env_id: str | None, cores: int) -> TrainConfig:
+    """The named preset for an environment; without a name the one that fits it, without an environment its own.
 
     Raises:
         UserError: no such preset (the close ones are named).
     """
     if name is None:
+        env_id = env_id or EnvironmentConfig().env_id
         name = "breakout" if EnvironmentConfig(env_id=env_id).family == "atari" else "classic"
     if name not in PRESETS:
         close = difflib.get_close_matches(name, PRESETS) or list(PRESETS)
         raise UserError(f"no preset is called {name!r}; there are {', '.join(close)}")
-    return PRESETS[name](env_id, cores)
+    return PRESETS[name](env_id or DEFAULT_ENVIRONMENTS[name], cores)
