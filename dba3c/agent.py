@@ -74,9 +74,16 @@ class Agent:
         """The distribution that the network's output [..., P] stands for."""
         return distribution(self.loss.action_space, policy_logits)
 
-    def gradient(self, rollout: Rollout, *, entropy_cost: float) -> tuple[Tensor, dict[str, float]]:
-        """The loss's gradient [P] float32, in a buffer that the next call reuses, and the loss's metrics."""
-        loss = self.loss(rollout, entropy_cost=entropy_cost)
+    def gradient(
+        self, rollout: Rollout, *, entropy_cost: float, behaviour_log_probs: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, float]]:
+        """The loss's gradient [P] float32, in a buffer that the next call reuses, and the loss's metrics.
+
+        behaviour_log_probs: [T, B] float32 of the policy that acted, where that was not this one (V-trace).
+        """
+        if behaviour_log_probs is not None:
+            behaviour_log_probs = behaviour_log_probs.to(self.device)
+        loss = self.loss(rollout, entropy_cost=entropy_cost, behaviour_log_probs=behaviour_log_probs)
         for parameter in self._parameters:
             parameter.grad = None
         loss.total.backward()  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_type_hints
 import cattrs
 from cattrs.errors import ForbiddenExtraKeysError
 
+from dba3c.central.config import CentralConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from param_servers.config import ExchangeConfig, OptimizerConfig
@@ -123,6 +124,7 @@ class TrainConfig:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    central: CentralConfig = field(default_factory=CentralConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def to_json(self) -> str:

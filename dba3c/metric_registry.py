@@ -19,6 +19,7 @@ Reduction = Literal["sum", "mean", "min", "max", "last", "norm"]
 SECTIONS = {
     "environment": "stepping the environments",
     "inference": "the forward pass that chooses actions",
+    "serving": "a learner exchanging observations and actions with its actors",
     "learning": "loss, backward pass and clipping",
     "waiting": "waiting: a worker for parameters, a server for gradients",
     "pushing": "sending the gradient and waiting for its receipt",
@@ -121,8 +122,26 @@ _STEP = (
         "updates between the weights that acted and the weights that learn",
         "policy/lag_mean",
     ),
+    _step("policy_lag_p50", "steps", "mean", "the median of them", "policy/lag_p50"),
+    _step("policy_lag_p99", "steps", "max", "their 99th percentile", "policy/lag_p99"),
     _step("policy_lag_max", "steps", "max", "the most of them", "policy/lag_max"),
     _step("inference_batch", "environments", "mean", "mean size of a central inference batch", "inference/batch"),
+    _step(
+        "inference_occupancy",
+        "share",
+        "mean",
+        "share of a learner's environments that a batch answers",
+        "inference/occupancy",
+    ),
+    _step(
+        "inference_latency_p50_ms",
+        "ms",
+        "mean",
+        "median time from an observation's arrival to its answer",
+        "inference/latency_p50_ms",
+    ),
+    _step("inference_latency_p99_ms", "ms", "max", "its 99th percentile", "inference/latency_p99_ms"),
+    _step("unroll_queue", "unrolls", "mean", "complete unrolls that wait for the learner", "inference/unroll_queue"),
 )
 _SERVER = (
     _server("active_workers", "workers", "last", "live members of the run"),

@@ -114,9 +114,25 @@ def recorder(place: Place) -> str:
     return run_recorder(place.folder, place.config, place.rank)
 
 
+def learner(place: Place) -> str:
+    """Choose the actions of this learner's actors and train on what they did."""
+    from dba3c.central.roles import learner
+
+    return learner(place)
+
+
+def actor(place: Place) -> str:
+    """Step environments as a learner says."""
+    from dba3c.central.roles import actor
+
+    return actor(place)
+
+
 ROLES: dict[str, Callable[[Place], str]] = {
     "server": server,
     "worker": worker,
+    "learner": learner,
+    "actor": actor,
     "monitor": monitor,
     "evaluator": evaluator,
     "recorder": recorder,

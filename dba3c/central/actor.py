@@ -1,0 +1,196 @@
+"""The actor's whole life: say what the environments show, do what the learner answers. It holds nothing of the model.
+
+Several groups of environments share one link and take turns: while one is stepped, another's observation is on its way
+or being answered. A link that breaks is dialled again within a stated time, further apart each time and jittered; the
+games go on where they stood, the learner begins new unrolls with them.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from dba3c.central.wire import GroupShape, pack_step
+from dba3c.environments.protocol import Episode, VectorEnvironment
+from dba3c.metrics import Sections
+from param_servers.errors import BadMessage, PeerLost, Refused
+from param_servers.handshake import Hello, Peer, Role
+from param_servers.hub import Event, Hub, Joined, Left, Message
+from param_servers.messages import Header, Kind
+from param_servers.redial import Redial
+
+Address = tuple[str, int]
+_NAP_S = 0.2
+_MOST_REASON_BYTES = 4096
+
+
+class ActorGroup:
+    """One group of environments: its newest step as a message, and the actions that answer it."""
+
+    def __init__(self, environments: VectorEnvironment, shape: GroupShape, seed: int) -> None:
+        self.environments, self.shape = environments, shape
+        size = environments.num_envs
+        self.actions = np.zeros((size, *shape.action_shape), shape.action_dtype)
+        self.sequence = 0
+        self._observation = environments.reset(seed)
+        self._ended = np.ones(size, bool)
+        self._message = np.zeros(shape.row_bytes, np.uint8)
+        nothing = np.zeros(size, bool)
+        self._pack(np.zeros(size, np.float32), (nothing, nothing, nothing), [])
+
+    def step(self) -> list[str]:
+        """Do ``actions``; lines about environments that broke and were started anew."""
+        transition = self.environments.step(self.actions)
+        self._observation = transition.observation
+        ends = (transition.terminated, transition.truncated, transition.valid)
+        self._pack(transition.reward, ends, transition.episodes)
+        self._ended = transition.terminated | transition.truncated
+        self.sequence += 1
+        return transition.failures
+
+    def begin_link(self) -> None:
+        """The learner knows nothing of this group: the present observation is said whole, as the first of a link."""
+        self.sequence, self._ended = 0, np.ones_like(self._ended)
+        nothing = np.zeros_like(self._ended)
+        self._pack(np.zeros(len(nothing), np.float32), (nothing, nothing, nothing), [])
+
+    @property
+    def message(self) -> memoryview:
+        """The newest step, constant until the next one."""
+        return self._message.data[: self._length]
+
+    def _pack(self, reward: np.ndarray, ends: tuple[np.ndarray, ...], episodes: list[Episode]) -> None:
+        terminated, truncated, valid = ends
+        # after an end the stack is not the last one shifted by one frame
+        whole = self._ended
+        args = (self._observation, reward, (terminated, truncated, valid), whole, episodes)
+        self._length = pack_step(self.shape, self._message, *args)
+
+
+class Actor:
+    """Args:
+    rank, incarnation: of this actor; an older incarnation is turned away.
+    learner: the rank of the learner that is dialled.
+    groups: environments.
+    resolve: where the learner listens now, None while unknown; asked before every attempt.
+    secret: the run's secret.
+    join_timeout_s: longest wait for the learner at the start, and for an answer of a learner that is connected.
+    reconnect_timeout_s: longest wait for a learner that was lost.
+    on_failure: told one line of each environment that broke.
+    on_steps: told (newest version heard of, seconds by section) after each step.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        incarnation: int,
+        learner: int,
+        groups: list[ActorGroup],
+        resolve: Callable[[], Address | None],
+        secret: bytes,
+        join_timeout_s: float,
+        reconnect_timeout_s: float,
+        silence_timeout_s: float = 60.0,
+        on_failure: Callable[[str], None] = lambda line: None,
+        on_steps: Callable[[int, dict[str, float]], None] = lambda version, sections: None,
+    ) -> None:
+        self._groups, self._resolve = groups, resolve
+        self._on_failure, self._on_steps = on_failure, on_steps
+        self._join_timeout_s, self._reconnect_timeout_s = join_timeout_s, reconnect_timeout_s
+        self._hello = Hello(Role.ACTOR, rank, incarnation, learner, groups[0].shape.fingerprint)
+        self._learner = Peer(Role.SERVER, learner)
+        self._hub = Hub(secret, self._receive_into, silence_timeout_s=max(1.0, silence_timeout_s))
+        self._seed = random.Random(f"{rank}:{incarnation}").getrandbits(32)
+        self._redial = Redial(join_timeout_s, self._seed)
+        self._dialling = False
+        self._heard_s = time.monotonic()
+        self._reason = bytearray(_MOST_REASON_BYTES)
+        self._sections = Sections()
+
+    def run(self) -> str:
+        """Act until the learner says that the run is over; the reason it gives.
+
+        Raises:
+            PeerLost: the learner could not be reached, or did not answer, within the stated time.
+            Refused: the learner turned this actor away.
+            EnvironmentFailed: an environment broke too often.
+        """
+        try:
+            while True:
+                self._keep_in_touch(time.monotonic())
+                with self._sections("waiting"):
+                    events = deque(self._hub.poll(_NAP_S))
+                while events:
+                    stopped = self._handle(events.popleft())
+                    if stopped is not None:
+                        return stopped
+                    events.extend(self._hub.poll(0.0))  # what was just said leaves before the next group is stepped
+        finally:
+            self._hub.shut()
+
+    def _keep_in_touch(self, now_s: float) -> None:
+        name = f"learner {self._hello.shard}"
+        if self._hub.connected(self._learner):
+            if now_s - self._heard_s > self._join_timeout_s:
+                raise PeerLost(f"{name} is connected but has not answered for {self._join_timeout_s:.0f} s")
+        elif self._redial.expired(now_s):
+            raise PeerLost(f"{name} not reached in {self._redial.timeout_s:.0f} s: {self._redial.last_reason}")
+        elif not self._dialling and self._redial.due(now_s):
+            address = self._resolve()
+            if address is None:
+                self._redial.failed("it has published no address", now_s)
+                return
+            self._dialling = True
+            self._hub.dial(address, self._hello)
+
+    def _handle(self, event: Event) -> str | None:
+        """Do what one event asks for; the reason when it ends the run."""
+        if isinstance(event, Joined):
+            self._dialling, self._heard_s = False, time.monotonic()
+            self._redial = Redial(self._reconnect_timeout_s, self._seed)
+            for group in self._groups:
+                group.begin_link()
+            for index in range(len(self._groups)):
+                self._say(index)
+        elif isinstance(event, Left):
+            self._dialling = False
+            self._redial.failed(event.reason, time.monotonic())
+            if event.refused:
+                raise Refused(f"learner {self._hello.shard} turned this actor away: {event.reason}")
+        elif isinstance(event, Message):
+            self._heard_s = time.monotonic()
+            if event.header.kind == Kind.STOP:
+                return bytes(event.payload).decode("utf-8", "replace")
+            if event.header.sequence == self._groups[event.header.term].sequence:
+                self._step(event.header)
+        return None
+
+    def _step(self, header: Header) -> None:
+        group = self._groups[header.term]
+        with self._sections("environment"):
+            failures = group.step()
+        for line in failures:
+            self._on_failure(line)
+        self._say(header.term)
+        self._on_steps(header.step, self._sections.take())
+
+    def _say(self, index: int) -> None:
+        group = self._groups[index]
+        hello = self._hello
+        header = Header(Kind.OBSERVATION, hello.rank, hello.incarnation, index, 0, group.sequence)
+        self._hub.send(self._learner, header, group.message)
+
+    def _receive_into(self, peer: Peer, header: Header) -> memoryview:
+        if header.kind == Kind.STOP and header.length <= _MOST_REASON_BYTES:
+            return memoryview(self._reason)[: header.length]
+        if header.kind != Kind.ACTION or header.term >= len(self._groups):
+            raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
+        actions = self._groups[header.term].actions.data.cast("B")
+        if header.length != len(actions):
+            raise BadMessage(f"actions of {header.length} bytes instead of {len(actions)}")
+        return actions

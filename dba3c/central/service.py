@@ -1,0 +1,215 @@
+"""The learner's side of the links: takes observations, answers them in batches, fills the unroll store.
+
+    1. an actor joins: each of its groups begins an unroll, a former life's partial unrolls are dropped;
+    2. a group's observation is received straight into its unroll and offered to the batch;
+    3. when the batch is due, its stacks are rebuilt, the policy decides, and every group gets its actions;
+    4. an actor leaves, freezes or breaks the rules: its groups are dropped, nobody waits.
+
+One thread owns all of this; it never blocks longer than it is told to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from dba3c.central.batching import Batcher
+from dba3c.central.inference_report import InferenceReport
+from dba3c.central.policies import Policy
+from dba3c.central.unroll_store import GroupKey, State, UnrollStore, stack_states
+from dba3c.central.wire import VALID
+from dba3c.environments.protocol import Episode
+from dba3c.metrics import Sections
+from dba3c.networks import reset_state
+from param_servers.errors import BadMessage
+from param_servers.handshake import Hello, Peer, Role
+from param_servers.hub import Event, Hub, Joined, Left, Message, Rejected
+from param_servers.messages import Header, Kind
+
+MOST_ACTORS = 4096
+_LAST_WORDS_S = 2.0
+
+
+class InferenceService:
+    """Answers the actors of one learner.
+
+    Args:
+        secret: the run's secret, which actors must prove to know.
+        rank: of the learner.
+        policy: decides.
+        store: where unrolls grow.
+        batcher: says when to decide.
+        groups_per_actor: groups of environments of each actor.
+        on_event: told (event, one line) of actors that come, leave or are turned away.
+        silence_timeout_s: an actor's host that acknowledges no bytes for this long is gone.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        rank: int,
+        policy: Policy,
+        store: UnrollStore,
+        batcher: Batcher[GroupKey],
+        groups_per_actor: int,
+        on_event: Callable[[str, str], None] = lambda event, line: None,
+        silence_timeout_s: float = 60.0,
+    ) -> None:
+        self.hub = Hub(
+            secret, self._receive_into, shard=rank, admit=self._admits, silence_timeout_s=max(1.0, silence_timeout_s)
+        )
+        self.policy, self.store, self.report = policy, store, InferenceReport()
+        self._episodes: deque[Episode] = deque()
+        self._rank, self._batcher, self._groups_per_actor, self._on_event = rank, batcher, groups_per_actor, on_event
+        self._incarnations: dict[int, int] = {}
+        """The newest incarnation of every actor that was ever here."""
+        self._present: set[int] = set()
+        self._states: dict[GroupKey, State] = {}
+        self._sequences: dict[GroupKey, int] = {}
+        """The number that the group's next observation must bear."""
+        self._batch = np.empty((0,), np.uint8)
+        self._rejected = 0
+
+    @property
+    def actors(self) -> set[int]:
+        """Ranks of the actors that are here."""
+        return self._present
+
+    def take_episodes(self) -> list[Episode]:
+        """Games that ended since this was last asked, perhaps by another thread."""
+        return [self._episodes.popleft() for _ in range(len(self._episodes))]
+
+    def turn(self, patience_s: float, sections: Sections) -> None:
+        """Answer the batch that is due, then move bytes, waiting for at most ``patience_s`` when there are none."""
+        now_s = time.monotonic()
+        if self._batcher.wait_s(now_s) == 0.0:
+            with sections("inference"):
+                self._answer(now_s)
+        with sections("serving"):
+            events = self.hub.poll(0.0)
+            self._handle(events)
+        if not events:
+            wait_s = self._batcher.wait_s(time.monotonic())
+            with sections("waiting"):
+                events = self.hub.poll(patience_s if wait_s is None else min(wait_s, patience_s))
+            with sections("serving"):
+                self._handle(events)
+
+    def close(self, reason: str) -> None:
+        """Tell every actor that the run is over, and why. Safe to call twice."""
+        text = memoryview(reason.encode())
+        for actor in sorted(self._present):
+            self.hub.send(Peer(Role.ACTOR, actor), Header(Kind.STOP, self._rank), text)
+        self._present.clear()
+        self.hub.drain(_LAST_WORDS_S)
+
+    # -- what arrives --------------------------------------------------------------------------------------------
+
+    def _handle(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Message):
+                try:
+                    self._hear(event)
+                except BadMessage as error:
+                    self.hub.close(event.peer)
+                    self._forget(event.peer.rank, str(error))
+            elif isinstance(event, Joined):
+                self._welcome(event.hello)
+            elif isinstance(event, Left):
+                self._forget(event.peer.rank, event.reason)
+            elif isinstance(event, Rejected):
+                self._rejected += 1
+                if self._rejected & (self._rejected - 1) == 0:  # at 1, 2, 4, 8 …: a flood of strangers, few lines
+                    self._on_event("rejected", f"{event.reason} ({self._rejected} turned away so far)")
+
+    def _admits(self, hello: Hello) -> str:
+        if hello.role is not Role.ACTOR or hello.rank >= MOST_ACTORS:
+            return f"a learner answers actors 0 to {MOST_ACTORS - 1}, not {hello.peer}"
+        if hello.fingerprint != self.store.shape.fingerprint:
+            return f"its environments are not this learner's, which have {self.store.shape}"
+        if hello.incarnation < self._incarnations.get(hello.rank, 0):
+            return f"a newer incarnation of actor {hello.rank} was here"
+        return ""
+
+    def _keys(self, actor: int) -> list[GroupKey]:
+        incarnation = self._incarnations.get(actor, 0)
+        return [GroupKey(actor, incarnation, group) for group in range(self._groups_per_actor)]
+
+    def _welcome(self, hello: Hello) -> None:
+        self._incarnations[hello.rank] = hello.incarnation
+        self._present.add(hello.rank)
+        now_s, size = time.monotonic(), self.store.shape.num_envs
+        for key in self._keys(hello.rank):
+            self._states[key] = self.policy.initial_state(size)
+            self.store.begin(key, self._states[key])
+            self._batcher.join(key, size, now_s)
+            self._sequences[key] = 0
+        self._on_event("joined", f"actor {hello.rank} (incarnation {hello.incarnation})")
+
+    def _forget(self, actor: int, reason: str) -> None:
+        self._present.discard(actor)
+        for key in self._keys(actor):
+            self.store.drop(key)
+            self._batcher.leave(key)
+            self._states.pop(key, None)
+            self._sequences.pop(key, None)
+        self._on_event("left", f"actor {actor}: {reason}")
+
+    def _receive_into(self, peer: Peer, header: Header) -> memoryview:
+        """The next row of the group's unroll, or BadMessage: no memory is taken on an actor's word."""
+        key = GroupKey(peer.rank, header.incarnation, header.term)
+        if header.kind != Kind.OBSERVATION or key not in self._sequences:
+            raise BadMessage(f"an unexpected {header.kind.name} of group {header.term}")
+        if self._batcher.waits(key) or header.sequence != self._sequences[key]:
+            raise BadMessage(f"observation {header.sequence} out of turn, {self._sequences[key]} is awaited")
+        return self.store.of(key).place(header.length)
+
+    def _hear(self, message: Message) -> None:
+        header = message.header
+        if header.kind != Kind.OBSERVATION or header.length == 0:
+            raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
+        key = GroupKey(message.peer.rank, header.incarnation, header.term)
+        if key not in self._sequences:
+            return  # its actor broke the rules earlier in the same poll
+        unroll = self.store.of(key)
+        # an invalid step is a reset: the observation it led to is met with fresh memory
+        self._states[key] = reset_state(self._states[key], torch.from_numpy(unroll.flags[unroll.time] & VALID == 0))
+        self._episodes += self.store.arrived(key, header.length, self._states[key])
+        self._batcher.offer(key, time.monotonic())
+
+    # -- what is answered ----------------------------------------------------------------------------------------
+
+    def _answer(self, now_s: float) -> None:
+        queued = self._batcher.queued
+        waited_s = self._batcher.take(now_s)
+        keys, size = list(waited_s), self.store.shape.num_envs
+        batch = self._room_for(len(keys) * size)
+        for i, key in enumerate(keys):
+            self.store.of(key).observation_into(batch[i * size : (i + 1) * size])
+        decision = self.policy.act(batch, stack_states([self._states[key] for key in keys]))
+        for i, key in enumerate(keys):
+            part = slice(i * size, (i + 1) * size)
+            self._states[key] = tuple(whole[part] for whole in decision.state)
+            self._send(key, decision.actions[part], decision.log_probs[part])
+        took_s = time.monotonic() - now_s
+        self.report.batch(queued, self._batcher.environments, [wait_s + took_s for wait_s in waited_s.values()])
+
+    def _send(self, key: GroupKey, actions: np.ndarray, log_probs: np.ndarray) -> None:
+        unroll, sequence = self.store.of(key), self._sequences[key]
+        time_ = unroll.time
+        unroll.answer(actions, log_probs, self.policy.version)
+        self._sequences[key] = sequence + 1
+        header = Header(Kind.ACTION, self._rank, 0, key.group, self.policy.version, sequence)
+        # the unroll keeps the actions' bytes as they are until long after they are sent
+        self.hub.send(Peer(Role.ACTOR, key.actor), header, unroll.actions[time_].data.cast("B"))
+
+    def _room_for(self, num_envs: int) -> np.ndarray:
+        """[num_envs, ...] for stacked observations, in memory that is used again."""
+        shape = self.store.shape
+        if len(self._batch) < num_envs:
+            self._batch = np.empty((num_envs, *shape.observation_shape), shape.dtype)
+        return self._batch[:num_envs]

@@ -1,0 +1,179 @@
+"""How inference and learning share a process: one thread that alternates, or a thread for each.
+
+Both give the learner the same three things: ``publish`` new parameters, ``collect`` complete unrolls, ``close``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dba3c.agent import Agent
+from dba3c.central.service import InferenceService
+from dba3c.central.unroll_store import Unroll
+from dba3c.metrics import Sections
+from param_servers.errors import PeerLost
+
+PATIENCE_S = 1.0
+"""After this long without a full batch the learner looks whether the run is over."""
+_NAP_S = 0.05
+
+
+class Serving(Protocol):
+    """What the learner asks."""
+
+    service: InferenceService
+
+    def publish(self, parameters: Tensor, step: int) -> None:
+        """Actions and gradients come from these parameters [P] of version ``step`` from now on."""
+        ...
+
+    def collect(self, count: int, sections: Sections) -> list[Unroll]:
+        """``count`` complete unrolls, oldest first; [] when there are not so many within ``PATIENCE_S``.
+
+        Raises PeerLost when for too long there were none: it names the actors that are missing.
+        """
+        ...
+
+    def close(self, reason: str) -> None:
+        """Tell the actors that the run is over. Safe to call twice."""
+        ...
+
+
+class ActorWatch:
+    """Bounds the time without a full batch.
+
+    Args:
+        expected: ranks of the actors that should be here.
+        timeout_s: longest time without a batch.
+    """
+
+    def __init__(self, expected: range, timeout_s: float) -> None:
+        self._expected, self._timeout_s = expected, timeout_s
+        self._last_s = time.monotonic()
+
+    def batch(self) -> None:
+        """There was one."""
+        self._last_s = time.monotonic()
+
+    def check(self, present: set[int]) -> None:
+        """Raises PeerLost naming the missing when the time is up."""
+        if time.monotonic() - self._last_s <= self._timeout_s:
+            return
+        missing = [str(actor) for actor in self._expected if actor not in present]
+        who = f"actors {', '.join(missing)} are missing" if missing else "all actors are here but silent"
+        raise PeerLost(f"no batch of unrolls for {self._timeout_s:.0f} s: {who}")
+
+
+class SharedThread:
+    """The service takes its turns while the learner waits for unrolls. Its policy must be the learner's agent."""
+
+    def __init__(self, service: InferenceService, watch: ActorWatch) -> None:
+        self.service, self._watch = service, watch
+
+    def publish(self, parameters: Tensor, step: int) -> None:
+        """See ``Serving``."""
+        self.service.policy.load(parameters, step)
+
+    def collect(self, count: int, sections: Sections) -> list[Unroll]:
+        """See ``Serving``."""
+        store, deadline_s = self.service.store, time.monotonic() + PATIENCE_S
+        while store.ready < count:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                self._watch.check(self.service.actors)
+                return []
+            self.service.turn(left_s, sections)
+        self._watch.batch()
+        return store.take(count)
+
+    def close(self, reason: str) -> None:
+        """See ``Serving``."""
+        self.service.close(reason)
+
+
+class OwnThread:
+    """The service runs beside the learner, with a policy of its own.
+
+    Args:
+        most_ready: complete unrolls that may wait for the learner; then actors wait too, so that lag stays bounded.
+    """
+
+    def __init__(self, service: InferenceService, watch: ActorWatch, agent: Agent, most_ready: int) -> None:
+        self.service, self._watch, self._agent, self._most_ready = service, watch, agent, most_ready
+        self.sections = Sections()
+        """Where the service's thread spends its time."""
+        self._weights: tuple[Tensor, int] | None = None
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+        self._reason: str | None = None
+        self._thread = threading.Thread(target=self._serve, name="inference", daemon=True)
+
+    def publish(self, parameters: Tensor, step: int) -> None:
+        """See ``Serving``."""
+        self._agent.load(parameters)
+        self._weights = (parameters.clone(), step)  # the exchange's own buffer changes with its next pull
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def collect(self, count: int, sections: Sections) -> list[Unroll]:
+        """See ``Serving``."""
+        store = self.service.store
+        with self._changed, sections("waiting"):
+            self._changed.wait_for(lambda: store.ready >= count or self._failure is not None, PATIENCE_S)
+        if self._failure is not None:
+            raise self._failure
+        if store.ready < count:
+            self._watch.check(self.service.actors)
+            return []
+        self._watch.batch()
+        taken = store.take(count)
+        with self._changed:
+            self._changed.notify_all()
+        return taken
+
+    def close(self, reason: str) -> None:
+        """See ``Serving``."""
+        with self._changed:
+            self._reason = reason
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.service.close(reason)
+
+    def _serve(self) -> None:
+        try:
+            with self._own_stream():
+                self._serve_until_told()
+        except BaseException as error:  # handed to the learner, whose thread ends the run
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _own_stream(self) -> AbstractContextManager[object]:
+        """On a GPU, inference does not queue behind learning."""
+        cuda = self._agent.device.type == "cuda"
+        return torch.cuda.stream(torch.cuda.Stream(self._agent.device)) if cuda else nullcontext()
+
+    def _serve_until_told(self) -> None:
+        while self._reason is None:
+            self._take_weights()
+            ready = self.service.store.ready
+            if ready < self._most_ready:
+                self.service.turn(_NAP_S, self.sections)
+                if self.service.store.ready == ready:
+                    continue
+            with self._changed:
+                self._changed.notify_all()
+                if self.service.store.ready >= self._most_ready and self._reason is None:
+                    self._changed.wait(_NAP_S)
+
+    def _take_weights(self) -> None:
+        weights, self._weights = self._weights, None
+        if weights is not None:
+            self.service.policy.load(*weights)

@@ -1,0 +1,214 @@
+"""Unrolls: what one group of environments showed and did for T steps, kept as it arrived, and batches made of them.
+
+Legend: T unroll length, B environments of a group, N environments of a batch, K frames in a stack, H = K − 1.
+
+The shift of one, once: message t (t = 0 … T) brings observation_t together with the reward and the ends of the step
+that led to it. So transition t = (observation_t, action_t) → reward, terminated, truncated, valid of message t + 1, and
+message T of an unroll is message 0 of the next one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dba3c.central.stacks import FrameRows, Whole
+from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, unpack_extras
+from dba3c.environments.protocol import Episode
+from dba3c.networks import State
+
+
+class GroupKey(NamedTuple):
+    """One group of environments of one life of an actor."""
+
+    actor: int
+    incarnation: int
+    group: int
+
+
+class Unroll:
+    """Memory for T + 1 messages of one group, with the K − 1 frames before them, and for the answers."""
+
+    def __init__(self, shape: GroupShape, length: int) -> None:
+        self.shape, self.length = shape, length
+        self.history = shape.frame_stack - 1
+        rows = self.history + length + 1
+        self._raw = np.zeros((rows, shape.row_bytes), np.uint8)
+        frames = self._raw[:, : shape.num_envs * shape.frame_bytes].view(shape.dtype)
+        frames = frames.reshape(rows, shape.num_envs, *shape.frame_shape)
+        assert np.shares_memory(frames, self._raw)
+        self.frames = FrameRows(frames, shape.frame_stack)
+        self.rewards = self._raw[self.history :, shape.reward_at : shape.flags_at].view(np.float32)
+        self.flags = self._raw[self.history :, shape.flags_at : shape.fixed_bytes]
+        self.actions = np.zeros((length, shape.num_envs, *shape.action_shape), shape.action_dtype)
+        self.log_probs = np.zeros((length, shape.num_envs), np.float32)
+        self.versions = np.zeros(length, np.int64)
+        """[T] which weights chose the actions."""
+        self.initial_state: State = ()
+        """The recurrent state [B, ...] with which observation 0 was met."""
+        self.time = 0
+        """t: the message that is awaited, or was the last to arrive."""
+
+    def place(self, length: int) -> memoryview:
+        """Where message ``time`` of ``length`` bytes is received. Raises BadMessage when it cannot be one."""
+        self.shape.check_length(length)
+        return self._raw[self.history + self.time].data[:length]
+
+    def arrived(self, length: int) -> list[Episode]:
+        """Message ``time`` is in its place; the episodes that it reports. Raises BadMessage when it is malformed."""
+        row = self.history + self.time
+        extras = unpack_extras(self.shape, self._raw[row, :length], self.flags[self.time])
+        self.frames.mark_whole(Whole(row, extras.whole, extras.older))
+        return extras.episodes
+
+    def observation_into(self, out: np.ndarray) -> None:
+        """Observation ``time`` [B, ...], stacked."""
+        self.frames.stacks_into(self.history + self.time, out)
+
+    def answer(self, actions: np.ndarray, log_probs: np.ndarray, version: int) -> None:
+        """What was decided for observation ``time``, which ends its turn."""
+        self.actions[self.time], self.log_probs[self.time], self.versions[self.time] = actions, log_probs, version
+        self.time += 1
+
+    @property
+    def complete(self) -> bool:
+        return self.time == self.length
+
+    def begin(self, initial_state: State) -> None:
+        """Forget everything; message 0 is awaited."""
+        self.time, self.initial_state, self.frames.wholes = 0, initial_state, []
+
+    def begin_after(self, before: Unroll, initial_state: State) -> None:
+        """Go on where ``before`` ended: its message T is message 0 here."""
+        self.begin(initial_state)
+        self._raw[: self.history + 1] = before._raw[before.length :]
+        before.frames.carry_over(self.frames, before.length)
+
+
+@dataclass(frozen=True)
+class UnrollBatch:
+    """Complete unrolls side by side, as the loss reads them."""
+
+    observation: Tensor
+    """[T + 1, N, ...] uint8 or float32, stacked."""
+    actions: Tensor
+    """[T, N] int64, or [T, N, D]."""
+    rewards: Tensor
+    """[T, N] float32."""
+    terminated: Tensor
+    """[T, N] bool."""
+    truncated: Tensor
+    """[T, N] bool."""
+    valid: Tensor
+    """[T, N] bool."""
+    behaviour_log_probs: Tensor
+    """[T, N] float32, log μ(a|x) of the policy that acted."""
+    versions: np.ndarray
+    """[T, groups] int64: the weights that acted."""
+    initial_state: State
+    """Recurrent state [N, ...] at observation 0."""
+
+    @property
+    def data_points(self) -> int:
+        """Transitions that train."""
+        return int(self.valid.sum())
+
+
+def batch_of(unrolls: list[Unroll]) -> UnrollBatch:
+    """Complete unrolls of equal shape as one batch; copies, so that their memory may be used again."""
+    shape, length = unrolls[0].shape, unrolls[0].length
+    size = shape.num_envs
+    observation = np.empty((length + 1, size * len(unrolls), *shape.observation_shape), shape.dtype)
+    for i, unroll in enumerate(unrolls):
+        for t in range(length + 1):
+            unroll.frames.stacks_into(unroll.history + t, observation[t, i * size : (i + 1) * size])
+    flags = np.concatenate([unroll.flags[1:] for unroll in unrolls], axis=1)
+    return UnrollBatch(
+        observation=torch.from_numpy(observation),
+        actions=_joined([unroll.actions for unroll in unrolls]),
+        rewards=_joined([unroll.rewards[1:] for unroll in unrolls]),
+        terminated=torch.from_numpy(flags & TERMINATED != 0),
+        truncated=torch.from_numpy(flags & TRUNCATED != 0),
+        valid=torch.from_numpy(flags & VALID != 0),
+        behaviour_log_probs=_joined([unroll.log_probs for unroll in unrolls]),
+        versions=np.stack([unroll.versions for unroll in unrolls], axis=1),
+        initial_state=tuple(torch.cat(parts) for parts in zip(*(u.initial_state for u in unrolls), strict=True)),
+    )
+
+
+def _joined(parts: list[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts, axis=1))
+
+
+class UnrollStore:
+    """The partial unroll of every group, and the complete ones that wait to be trained on.
+
+    Keyed by (actor, incarnation, group): an actor that was restarted is somebody new, and what its former life had
+    begun is dropped. Memory of used unrolls is used again, so that a steady run allocates nothing.
+    """
+
+    def __init__(self, shape: GroupShape, length: int) -> None:
+        self.shape, self.length = shape, length
+        self._partial: dict[GroupKey, Unroll] = {}
+        self._complete: deque[Unroll] = deque()
+        self._spare: list[Unroll] = []
+        self.dropped_steps = 0
+        """Agent steps in partial unrolls that were dropped."""
+
+    @property
+    def ready(self) -> int:
+        """Complete unrolls that wait."""
+        return len(self._complete)
+
+    def begin(self, key: GroupKey, initial_state: State) -> None:
+        """A group appears; a partial unroll under the same key is dropped."""
+        self.drop(key)
+        unroll = self._take_spare()
+        unroll.begin(initial_state)
+        self._partial[key] = unroll
+
+    def drop(self, key: GroupKey) -> None:
+        """A group is gone."""
+        unroll = self._partial.pop(key, None)
+        if unroll is not None:
+            self.dropped_steps += unroll.time * self.shape.num_envs
+            self._spare.append(unroll)
+
+    def of(self, key: GroupKey) -> Unroll:
+        """The group's partial unroll. Raises KeyError for a stranger."""
+        return self._partial[key]
+
+    def arrived(self, key: GroupKey, length: int, state: State) -> list[Episode]:
+        """The group's next message is in its place; ``state`` is the recurrent state that meets it.
+
+        Raises BadMessage when it is malformed. A message that completes the unroll also begins the next one.
+        """
+        unroll = self._partial[key]
+        episodes = unroll.arrived(length)
+        if unroll.complete:
+            following = self._take_spare()
+            following.begin_after(unroll, state)
+            self._partial[key] = following
+            self._complete.append(unroll)
+        return episodes
+
+    def take(self, count: int) -> list[Unroll]:
+        """``count`` complete unrolls, oldest first; give them back with ``release`` when they are copied."""
+        return [self._complete.popleft() for _ in range(count)]
+
+    def release(self, unrolls: list[Unroll]) -> None:
+        """Their memory may be used again."""
+        self._spare += unrolls
+
+    def _take_spare(self) -> Unroll:
+        return self._spare.pop() if self._spare else Unroll(self.shape, self.length)
+
+
+def stack_states(states: list[State]) -> State:
+    """Recurrent states of several groups [B, ...] as one [ΣB, ...]; () for feed-forward networks."""
+    return tuple(torch.cat(parts) for parts in zip(*states, strict=True))

@@ -1,0 +1,171 @@
+"""What an actor's group of environments says after each step, as raw bytes; nothing is pickled.
+
+Legend: B environments of the group, K frames in a stack, R rows whose whole stack is sent, E finished episodes.
+
+    frames    [B, *frame]           the newest frame of each observation (the whole observation where K = 1)
+    reward    [B] float32           training view
+    flags     [B] uint8             TERMINATED | TRUNCATED | VALID | WHOLE
+    older     [R, K − 1, *frame]    of the rows marked WHOLE, in order: the frames before the newest one, oldest first
+    episodes  E × 24 bytes          score, length, environment, how it ended
+
+A row is WHOLE when its observation is not the last one shifted by one frame: the first of a link, and after an
+episode's end. So whatever a console puts behind a game's first frame (zeros, copies, no-ops) arrives as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from dba3c.environments.protocol import Episode
+from dba3c.errors import UserError
+from param_servers.errors import BadMessage
+
+TERMINATED, TRUNCATED, VALID, WHOLE = 1, 2, 4, 8
+_EPISODE = struct.Struct("<dqiBB2x")
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """What both ends must agree on: the environments of one group."""
+
+    num_envs: int
+    """B."""
+    frame_stack: int
+    """K: the newest frames that make an observation, along its first dimension."""
+    observation_shape: tuple[int, ...]
+    dtype: str
+    """ "uint8" or "float32"."""
+    action_shape: tuple[int, ...]
+    action_dtype: str
+    """ "int64" or "float32"."""
+
+    @staticmethod
+    def of(
+        observation_space: spaces.Space[Any], action_space: spaces.Space[Any], num_envs: int, frame_stack: int
+    ) -> GroupShape:
+        """The shape for single spaces. Raises UserError when observations are no boxes of uint8 or float32."""
+        shape, dtype = observation_space.shape, str(observation_space.dtype)
+        if shape is None or dtype not in ("uint8", "float32") or shape[0] % frame_stack:
+            raise UserError(f"observations {observation_space} cannot be sent to a learner")
+        action_dtype = "float32" if isinstance(action_space, spaces.Box) else "int64"
+        return GroupShape(num_envs, frame_stack, shape, dtype, tuple(action_space.shape or ()), action_dtype)
+
+    @cached_property
+    def frame_shape(self) -> tuple[int, ...]:
+        """Of one frame: [C / K, H, W]."""
+        return (self.observation_shape[0] // self.frame_stack, *self.observation_shape[1:])
+
+    @cached_property
+    def frame_bytes(self) -> int:
+        return math.prod(self.frame_shape) * np.dtype(self.dtype).itemsize
+
+    @cached_property
+    def reward_at(self) -> int:
+        """Where rewards begin: frames of odd sizes are padded, so that float32 lies where it may."""
+        return -(-self.num_envs * self.frame_bytes // 4) * 4
+
+    @cached_property
+    def flags_at(self) -> int:
+        return self.reward_at + 4 * self.num_envs
+
+    @cached_property
+    def fixed_bytes(self) -> int:
+        """Bytes of a message in which nothing began and nothing ended."""
+        return self.flags_at + self.num_envs
+
+    @cached_property
+    def older_bytes(self) -> int:
+        return (self.frame_stack - 1) * self.frame_bytes
+
+    @cached_property
+    def most_bytes(self) -> int:
+        """Bytes of the longest message: every row whole, every episode finished."""
+        return self.fixed_bytes + self.num_envs * (self.older_bytes + _EPISODE.size)
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes that a learner keeps for one message, so that the next one is aligned."""
+        return -(-self.most_bytes // _ALIGNMENT) * _ALIGNMENT
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that actor and learner compare."""
+        fields = (self.num_envs, self.frame_stack, self.observation_shape, self.dtype, self.action_shape)
+        return hashlib.sha256(repr((*fields, self.action_dtype)).encode()).hexdigest()[:16]
+
+    def check_length(self, length: int) -> None:
+        """Raise BadMessage for a message that cannot be, before any of it is taken."""
+        if not self.fixed_bytes <= length <= self.most_bytes:
+            raise BadMessage(f"an observation of {length} bytes, which should have {self.fixed_bytes}")
+
+
+class Extras(NamedTuple):
+    """What a message has beside its fixed part."""
+
+    whole: np.ndarray  # [R] int64: rows whose older frames follow
+    older: np.ndarray  # [R, K − 1, *frame], a view into the message
+    episodes: list[Episode]
+
+
+def pack_step(
+    shape: GroupShape,
+    buffer: np.ndarray,
+    observation: np.ndarray,
+    reward: np.ndarray,
+    ends: tuple[np.ndarray, np.ndarray, np.ndarray],
+    whole: np.ndarray,
+    episodes: Sequence[Episode],
+) -> int:
+    """Write one step into ``buffer`` [row_bytes] uint8; returns its length.
+
+    observation [B, ...]; reward [B]; ends: terminated, truncated, valid, bool [B]; whole: bool [B].
+    """
+    newest = shape.frame_shape[0]
+    frames = buffer[: shape.num_envs * shape.frame_bytes].view(shape.dtype)
+    np.copyto(frames.reshape(shape.num_envs, *shape.frame_shape), observation[:, -newest:])
+    buffer[shape.reward_at : shape.flags_at].view(np.float32)[:] = reward
+    terminated, truncated, valid = ends
+    flags = buffer[shape.flags_at : shape.fixed_bytes]
+    flags[:] = terminated * TERMINATED + truncated * TRUNCATED + valid * VALID + whole * WHOLE
+    at = shape.fixed_bytes
+    if shape.older_bytes:
+        older = np.ascontiguousarray(observation[whole, :-newest]).view(np.uint8).reshape(-1)
+        buffer[at : at + older.size] = older
+        at += older.size
+    for episode in episodes:
+        packed = _EPISODE.pack(episode.score, episode.length_steps, episode.environment, *episode[2:4])
+        buffer[at : at + _EPISODE.size] = np.frombuffer(packed, np.uint8)
+        at += _EPISODE.size
+    return at
+
+
+def unpack_extras(shape: GroupShape, message: np.ndarray, flags: np.ndarray) -> Extras:
+    """What follows the fixed part of ``message`` [length] uint8, whose flags [B] are given.
+
+    Raises:
+        BadMessage: the length is not that of the rows and episodes it should hold.
+    """
+    whole = np.flatnonzero(flags & WHOLE)
+    at = shape.fixed_bytes + len(whole) * shape.older_bytes
+    count, rest = divmod(len(message) - at, _EPISODE.size)
+    if rest or not 0 <= count <= shape.num_envs:
+        raise BadMessage(f"an observation of {len(message)} bytes with {len(whole)} whole rows, which need {at}")
+    older = np.empty((len(whole), 0), np.uint8)
+    if shape.older_bytes:
+        bytes_ = message[shape.fixed_bytes : at].tobytes()  # copied: alignment, and the message's place is reused
+        older = np.frombuffer(bytes_, shape.dtype).reshape(len(whole), shape.frame_stack - 1, *shape.frame_shape)
+    episodes = [
+        Episode(score, length_steps, bool(terminated), bool(truncated), environment)
+        for score, length_steps, environment, terminated, truncated in _EPISODE.iter_unpack(message[at:].tobytes())
+    ]
+    return Extras(whole, older, episodes)
