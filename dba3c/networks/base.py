@@ -81,3 +81,13 @@ class ActorCriticNetwork(nn.Module):
         """Observations [B, *S] uint8 or float32 → NetworkOutput; feed-forward networks hand the state through."""
         logits, value = self.heads(self.torso(observation).float())
         return NetworkOutput(logits, value, state)
+
+    def unroll(self, observations: Tensor, state: State, reset: Tensor) -> NetworkOutput:
+        """T steps at once: observations [T, B, *S] → logits [T, B, P], values [T, B], the state after the last.
+
+        reset: [T, B] bool, True where the observation begins an episode, so that the state before it is a fresh one.
+        It gives what T calls of ``forward`` give; feed-forward networks look at neither state nor reset.
+        """
+        logits, value, _ = self(observations.flatten(0, 1))
+        steps = observations.shape[:2]
+        return NetworkOutput(logits.unflatten(0, steps), value.unflatten(0, steps), state)

@@ -15,8 +15,6 @@ from torch.nn import functional
 
 from dba3c.errors import UserError
 
-_MOST_COLOURS = 4
-
 
 class ImageShape(NamedTuple):
     """Channels, height and width of the image that a torso sees."""
@@ -32,7 +30,7 @@ def is_image(space: spaces.Space) -> bool:
 
 
 def image_shape(space: spaces.Space) -> ImageShape:
-    """The channels-first shape of [H, W], [K, H, W], [H, W, C] or [K, H, W, C] observations.
+    """The channels-first shape of [H, W], [K, H, W], [H, W, C] or [K, H, W, C] observations (C < H, K ≤ W).
 
     Raises UserError when the space is no image.
     """
@@ -47,7 +45,7 @@ def image_shape(space: spaces.Space) -> ImageShape:
 
 
 def _colours_last(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 4 or (shape[-1] <= _MOST_COLOURS < shape[0])
+    return len(shape) == 4 or shape[-1] < shape[0]  # channels are fewer than rows
 
 
 def pixels(observation: Tensor, dtype: torch.dtype, padding: int = 0) -> Tensor:

@@ -1,31 +1,59 @@
-"""Networks by name."""
+"""Networks by name. A name with ``_lstm`` behind it is the same torso with a memory."""
 
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from gymnasium import spaces
-from torch import nn
 
 from dba3c.errors import UserError
 from dba3c.networks.base import ActorCriticNetwork, Heads
 from dba3c.networks.convolutional import dba3c_torso, nature_torso, small_torso
 from dba3c.networks.observations import image_shape, is_image
+from dba3c.networks.recurrent import Core, RecurrentNetwork
+from dba3c.networks.residual import football_torso, resnet_torso
 from dba3c.networks.vectors import PerceptronTorso
 
-Builder = Callable[..., ActorCriticNetwork]
+_TORSOS: dict[str, Callable[..., Any]] = {
+    "dba3c": dba3c_torso,
+    "nature": nature_torso,
+    "small": small_torso,
+    "resnet": resnet_torso,
+    "football": football_torso,
+}
 
 
-def _image_network(torso: Callable[..., nn.Module]) -> Builder:
-    def build(
-        observation_space: spaces.Space, action_space: spaces.Space, generator: torch.Generator
-    ) -> ActorCriticNetwork:
-        body = torso(image_shape(observation_space), generator)
-        return ActorCriticNetwork(body, Heads(body.features, action_space, generator))  # type: ignore[arg-type]
+def _image_network(
+    torso: Callable[..., Any],
+    observation_space: spaces.Space,
+    action_space: spaces.Space,
+    generator: torch.Generator,
+) -> ActorCriticNetwork:
+    body = torso(image_shape(observation_space), generator)
+    return ActorCriticNetwork(body, Heads(body.features, action_space, generator))
 
-    return build
+
+def _recurrent_image_network(
+    torso: Callable[..., Any],
+    observation_space: spaces.Space,
+    action_space: spaces.Space,
+    generator: torch.Generator,
+    *,
+    lstm_size: int = 256,
+) -> ActorCriticNetwork:
+    return _with_memory(torso(image_shape(observation_space), generator), action_space, generator, lstm_size)
+
+
+def _with_memory(
+    body: Any, action_space: spaces.Space, generator: torch.Generator, lstm_size: int
+) -> ActorCriticNetwork:
+    core = Core(body.features, lstm_size, generator)
+    return RecurrentNetwork(body, core, Heads(lstm_size, action_space, generator))
 
 
 def _perceptron(
@@ -40,11 +68,24 @@ def _perceptron(
     return ActorCriticNetwork(torso, Heads(torso.features, action_space, generator, separate=separate))
 
 
+def _recurrent_perceptron(
+    observation_space: spaces.Space,
+    action_space: spaces.Space,
+    generator: torch.Generator,
+    *,
+    hidden: tuple[int, ...] = (64,),
+    lstm_size: int = 64,
+) -> ActorCriticNetwork:
+    torso = PerceptronTorso(observation_space, generator, hidden=hidden, separate=False)
+    return _with_memory(torso, action_space, generator, lstm_size)
+
+
+Builder = Callable[..., ActorCriticNetwork]
 NETWORKS: dict[str, Builder] = {
-    "dba3c": _image_network(dba3c_torso),
-    "nature": _image_network(nature_torso),
-    "small": _image_network(small_torso),
+    **{name: partial(_image_network, torso) for name, torso in _TORSOS.items()},
     "mlp": _perceptron,
+    **{f"{name}_lstm": partial(_recurrent_image_network, torso) for name, torso in _TORSOS.items()},
+    "mlp_lstm": _recurrent_perceptron,
 }
 
 
@@ -65,10 +106,13 @@ def build_network(
         near = difflib.get_close_matches(name, NETWORKS, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise UserError(f"no network is called {name!r}{hint}; there are {', '.join(NETWORKS)}")
-    generator = torch.Generator().manual_seed(seed)
-    try:
-        return NETWORKS[name](observation_space, action_space, generator, **options)
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        raise UserError(f"network {name}: {str(error).split('() ')[-1]}") from error
+    known = _options_of(NETWORKS[name])
+    for option in options:
+        if option not in known:
+            raise UserError(f"network {name} has no option {option!r}; it has {', '.join(known) or 'none'}")
+    return NETWORKS[name](observation_space, action_space, torch.Generator().manual_seed(seed), **options)
+
+
+def _options_of(builder: Builder) -> list[str]:
+    parameters = inspect.signature(builder).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]

@@ -1,0 +1,218 @@
+"""Prioritized replay of overlapping sequences, for R2D2 (Kapturowski et al. 2019; priorities of Schaul et al. 2016).
+
+Legend: E environments, n of them in a call, C steps kept of each, L steps of a sequence (burn-in included), K stacked
+frames, B sequences of a sample, [*F] frame shape.
+
+Each environment has a ring of C steps, so that a frame is stored once, whatever stacks and sequences it is part of.
+Every ``stride`` steps of it a sequence begins; it may be sampled once its L + 1 observations are there, until the first
+of the frames that it needs is overwritten. Its priority is a leaf of the sum tree:
+
+    P(i) = p_i^α / Σ_j p_j^α          w_i = (M·P(i))^−β / max_j w_j          (M sequences held; j over the sample)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dba3c.algorithms.frame_stacks import Padding, rebuild_stacks
+from dba3c.algorithms.r2d2 import Sequences
+from dba3c.algorithms.sum_tree import SumTree
+from dba3c.networks.q_networks import NO_ACTION
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceReplaySettings:
+    """Sizes and exponents."""
+
+    environments: int
+    """E: environments 0 … E−1 may be named."""
+    steps_per_environment: int
+    """C, a multiple of ``stride``."""
+    sequence_length: int
+    """L: burn-in plus training steps."""
+    stride: int
+    """Steps between the starts of sequences; less than L, they overlap."""
+    frame_stack: int = 1
+    """K; 1 stores whole observations and stacks nothing."""
+    padding: Padding = "zero"
+    """What a stack holds before an episode's first frame."""
+    priority_exponent: float = 0.9
+    """α."""
+    importance_exponent: float = 0.6
+    """β."""
+
+    @property
+    def history(self) -> int:
+        """Steps before a sequence that it looks at: older frames of its first stack, its previous action."""
+        return max(1, self.frame_stack - 1)
+
+    def __post_init__(self) -> None:
+        least = self.history + self.sequence_length + self.stride + 1
+        if self.steps_per_environment % self.stride or self.steps_per_environment < least:
+            raise ValueError(
+                f"steps_per_environment must be a multiple of the stride {self.stride} and at least {least}, "
+                f"got {self.steps_per_environment}"
+            )
+        if self.stride <= self.history:
+            raise ValueError(f"the stride must be longer than the history {self.history}, got {self.stride}")
+
+
+class Record(NamedTuple):
+    """What is known of n environments when their actions are chosen."""
+
+    frame: np.ndarray
+    """[n, *F]: the newest frame, or the whole observation when nothing is stacked."""
+    reward: np.ndarray
+    """[n] float32, of the step that led here."""
+    terminated: np.ndarray
+    """[n] bool, of the step that led here."""
+    truncated: np.ndarray
+    """[n] bool, of the step that led here."""
+    valid: np.ndarray
+    """[n] bool: False when the step that led here was a reset, so that an episode begins."""
+    action: np.ndarray
+    """[n] int64: chosen now."""
+
+
+class Sample(NamedTuple):
+    """B sequences, and how to tell the replay their new priorities."""
+
+    sequences: Sequences
+    weights: torch.Tensor
+    """[B] float32 importance weights, at most 1."""
+    leaves: np.ndarray
+    """[B] int64."""
+    births: np.ndarray
+    """[B] int64: which sequence the leaf was when sampled."""
+
+
+class SequenceReplay:
+    """The rings of all environments and the priorities of their sequences.
+
+    Memory: E·C·(frame + 15 bytes) + E·C/stride·state, taken from the system as it fills.
+    """
+
+    def __init__(
+        self,
+        settings: SequenceReplaySettings,
+        frame_shape: tuple[int, ...],
+        frame_dtype: np.dtype,
+        state_sizes: tuple[int, ...],
+    ) -> None:
+        self.settings = settings
+        rings = (settings.environments, settings.steps_per_environment)
+        self._frame = np.zeros((*rings, *frame_shape), dtype=frame_dtype)
+        self._reward = np.zeros(rings, dtype=np.float32)
+        self._terminated, self._truncated, self._valid = (np.zeros(rings, dtype=bool) for _ in range(3))
+        self._action = np.zeros(rings, dtype=np.int64)
+        self._blocks = settings.steps_per_environment // settings.stride
+        self._states = [np.zeros((rings[0], self._blocks, size), dtype=np.float32) for size in state_sizes]
+        self._head = np.zeros(rings[0], dtype=np.int64)  # steps appended so far
+        self._stream_start = np.zeros(rings[0], dtype=np.int64)
+        self._births = np.full(rings[0] * self._blocks, -1, dtype=np.int64)  # first step of the leaf's sequence
+        self._tree = SumTree(rings[0] * self._blocks)
+        self._held = 0
+        self._max_weight = 1.0
+
+    def __len__(self) -> int:
+        """Sequences that can be sampled."""
+        return self._held
+
+    def restart(self, environments: np.ndarray) -> None:
+        """The streams of these environments [n] broke off: what is appended next belongs to a new incarnation."""
+        self._stream_start[environments] = self._head[environments]
+
+    def append(self, environments: np.ndarray, record: Record, state: tuple[np.ndarray, ...]) -> None:
+        """Add one step of environments [n] int, each named once; state: [n, H] each, before the observation.
+
+        A new sequence gets the largest priority seen so far, so that it is sampled soon.
+        """
+        head = self._head[environments]
+        self._evict(environments, head)
+        at = environments, head % self.settings.steps_per_environment
+        self._frame[at], self._reward[at], self._action[at] = record.frame, record.reward, record.action
+        self._terminated[at], self._truncated[at] = record.terminated, record.truncated
+        # a stream begins with an episode: nothing known led there
+        self._valid[at] = record.valid & (head > self._stream_start[environments])
+        begins = head % self.settings.stride == 0
+        if begins.any():
+            where = environments[begins], head[begins] // self.settings.stride % self._blocks
+            for stored, part in zip(self._states, state, strict=True):
+                stored[where] = part[begins]
+        self._complete(environments, head)
+        self._head[environments] = head + 1
+
+    def sample(self, size: int, rng: np.random.Generator) -> Sample:
+        """B = ``size`` sequences in proportion to p^α, one from each of ``size`` equal parts of the sum.
+
+        Raises ValueError when none is complete.
+        """
+        total = self._tree.total
+        leaves = self._tree.find((np.arange(size) + rng.random(size)) * (total / size))
+        chances = self._tree.weights(leaves) / total
+        weights = (len(self) * chances) ** -self.settings.importance_exponent
+        environments, starts = leaves // self._blocks, self._births[leaves]
+        scaled = torch.from_numpy((weights / weights.max()).astype(np.float32))
+        return Sample(self._sequences(environments, starts), scaled, leaves, starts)
+
+    def update_priorities(self, sample: Sample, priorities: torch.Tensor) -> None:
+        """Give sampled sequences their priorities p [B] ≥ 0; those overwritten since are left out."""
+        same = self._births[sample.leaves] == sample.births
+        # a sequence that is fully understood keeps a chance, however small
+        weights = np.maximum(priorities.double().numpy()[same], 1e-6) ** self.settings.priority_exponent
+        if weights.size:
+            self._tree.set(sample.leaves[same], weights)
+            self._max_weight = max(self._max_weight, float(weights.max()))
+
+    def _leaves(self, environments: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        return environments * self._blocks + starts // self.settings.stride % self._blocks
+
+    def _evict(self, environments: np.ndarray, head: np.ndarray) -> None:
+        """Forget sequences whose oldest needed step is about to be overwritten."""
+        starts = head - self.settings.steps_per_environment + self.settings.history
+        leaves = self._leaves(environments, starts)
+        gone = leaves[(starts % self.settings.stride == 0) & (starts >= 0) & (self._births[leaves] == starts)]
+        self._births[gone] = -1
+        self._tree.set(gone, 0.0)
+        self._held -= gone.size
+
+    def _complete(self, environments: np.ndarray, head: np.ndarray) -> None:
+        """Make those sequences available whose last observation has come."""
+        starts = head - self.settings.sequence_length
+        done = (starts % self.settings.stride == 0) & (starts >= self._stream_start[environments])
+        leaves = self._leaves(environments[done], starts[done])
+        self._births[leaves] = starts[done]
+        self._tree.set(leaves, self._max_weight)
+        self._held += leaves.size
+
+    def _sequences(self, environments: np.ndarray, starts: np.ndarray) -> Sequences:
+        """Read B sequences out of the rings."""
+        settings = self.settings
+        steps = starts[:, None] + np.arange(settings.sequence_length + 1)  # [B, L+1]
+        at = environments[:, None], steps % settings.steps_per_environment
+        before = environments, (starts - 1) % settings.steps_per_environment
+        now = environments, starts % settings.steps_per_environment
+        block = environments, starts // settings.stride % self._blocks
+        arrays = (
+            self._observations(environments, steps),
+            self._action[at].T[:-1],
+            # what step t brought stands in record t + 1
+            *(ring[at].T[1:] for ring in (self._reward, self._terminated, self._truncated, self._valid)),
+            np.where(self._valid[now], self._action[before], NO_ACTION),
+            np.where(self._valid[now], self._reward[now], np.float32(0)),
+        )
+        tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+        return Sequences(*tensors, state=tuple(torch.from_numpy(stored[block]) for stored in self._states))
+
+    def _observations(self, environments: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """[L+1, B, K, *F], or [L+1, B, *F] when nothing is stacked."""
+        depth, size = self.settings.frame_stack, self.settings.steps_per_environment
+        if depth == 1:
+            return np.ascontiguousarray(self._frame[environments[:, None], steps % size].swapaxes(0, 1))
+        older = steps[:, :1] + np.arange(1 - depth, 0)
+        at = environments[:, None], np.concatenate((older, steps), axis=1) % size
+        return rebuild_stacks(self._frame[at], ~self._valid[at], depth, self.settings.padding)
