@@ -117,7 +117,7 @@ class ExchangeConfig:
     """Newest checkpoints kept; older ones are deleted."""
 
     wire_dtype: WireDtype = "float32"
-    """allreduce: number format of gradients on the wire. Parameters are always float32."""
+    """allreduce over torch: number format of gradients on the wire. Parameters are always float32."""
 
     interface: str | None = None
     """Network interface for tensors, e.g. eth0. None: found from listen_host."""
@@ -142,6 +142,9 @@ class ExchangeConfig:
                 _check_at_least(name, getattr(self, name), 0)
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, got {self.port}")
+        if self.wire_dtype != "float32" and (self.exchange, self.collective_backend) != ("allreduce", "torch"):
+            what = "exchange allreduce with collective_backend torch"
+            raise ConfigError(f"wire_dtype bfloat16 needs {what}, got {self.exchange} with {self.collective_backend}")
         self._check_workers()
 
     def _check_workers(self) -> None:

@@ -29,7 +29,8 @@ class LocalExchange:
     """`GradientExchange` without a network. Goes on from the newest checkpoint, if there is one.
 
     Args:
-        layout, initial_parameters, optimizer_config, exchange_config, checkpoint_dir, checkpoint_extra, on_event: see `Replica`.
+        layout, initial_parameters, optimizer_config, exchange_config: see `Replica`.
+        checkpoint_dir, checkpoint_extra, on_event: see `Replica`.
         should_stop: asked before each step.
         on_report: called about once a second with the figures of `ReplicaReport`.
     """

@@ -55,12 +55,8 @@ class Replica:
         layout.check(initial_parameters)
         self.layout, self.shard = layout, Shard(initial_parameters, optimizer_config)
         self.step = self.data_points = self.term = 0
-        self._config, self._directory, self._extra, self._on_event = (
-            exchange,
-            checkpoint_dir,
-            checkpoint_extra,
-            on_event,
-        )
+        self._config, self._directory = exchange_config, checkpoint_dir
+        self._extra, self._on_event = checkpoint_extra, on_event
         self._plan = ShardPlan(layout, (0, layout.numel))
         self._pulled = self.shard.parameters.clone()
         self._storage: Checkpoints | None = None

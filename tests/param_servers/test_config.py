@@ -35,6 +35,7 @@ def test_gradients_and_backup_workers_are_derived_from_each_other():
         ({"exchange": "async", "num_workers": 2, "num_gradients": 2}, "num_gradients is 1"),
         ({"exchange": "gossip"}, "exchange must be one of local, servers, async, allreduce, majority, got 'gossip'"),
         ({"step_timeout_s": 0}, "step_timeout_s must be greater than 0"),
+        ({"wire_dtype": "bfloat16"}, "needs exchange allreduce with collective_backend torch, got local with torch"),
         ({"port": 70000}, "port must be at most 65535"),
         ({"min_workers": 2}, "min_workers is 2, but only 1 workers were given"),
     ],

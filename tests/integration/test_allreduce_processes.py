@@ -1,0 +1,136 @@
+"""All-reduce between real processes: over torch.distributed, mpirun and horovodrun; ranks killed and stopped."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from param_servers.snapshots import find_newest
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT),
+    "PATH": f"{BIN}:{os.environ['PATH']}",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+SELFTEST = [sys.executable, "-m", "param_servers.selftest"]
+MPIRUN = [str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
+needs_mpi = pytest.mark.skipif(not importlib.util.find_spec("mpi4py") or not (BIN / "mpirun").exists(), reason="no MPI")
+needs_horovod = pytest.mark.skipif(not importlib.util.find_spec("horovod"), reason="Horovod is not installed")
+ENDLESS = ["--steps", "100000000"]
+
+
+def start(command):
+    return subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+
+
+def finish(process, timeout_s=60):
+    out, err = process.communicate(timeout=timeout_s)
+    return process.returncode, out, err
+
+
+def wait_until(true, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def torch_ranks(size, directory, *options):
+    where = ["--backend", "torch", "--size", str(size), "--meet", str(directory), *options]
+    return [start([*SELFTEST, *where, "--rank", str(rank)]) for rank in range(size)]
+
+
+@needs_mpi
+def test_four_ranks_under_mpirun_agree_with_torch_optim():
+    code, out, err = finish(start([*MPIRUN, "-n", "4", *SELFTEST, "--backend", "mpi"]))
+    assert code == 0, err
+    assert out.count("largest difference from torch.optim") == 4
+
+
+@needs_horovod
+def test_two_ranks_under_horovodrun_are_bit_equal_to_torch_optim():
+    code, out, err = finish(start([str(BIN / "horovodrun"), "--gloo", "-np", "2", *SELFTEST, "--backend", "horovod"]))
+    assert code == 0, err
+    assert out.count("difference from torch.optim 0") == 2
+
+
+@needs_horovod
+@needs_mpi
+def test_horovod_works_over_mpi_too():
+    code, out, err = finish(start([*MPIRUN, "-n", "2", *SELFTEST, "--backend", "horovod"]))
+    assert code == 0, err
+    assert out.count("difference from torch.optim 0") == 2
+
+
+def test_two_processes_over_torch_are_bit_equal_to_torch_optim(tmp_path):
+    for process in torch_ranks(2, tmp_path):
+        code, out, err = finish(process)
+        assert code == 0, err
+        assert "difference from torch.optim 0" in out
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_named_and_a_survivor_leaves_a_checkpoint(tmp_path):
+    ranks = torch_ranks(3, tmp_path, *ENDLESS, "--checkpoint-dir", str(tmp_path / "checkpoints"))
+    wait_until(lambda: find_newest(tmp_path / "checkpoints") is not None)
+    before = int(find_newest(tmp_path / "checkpoints").name.removeprefix("step-"))
+    ranks[2].kill()
+    finish(ranks[2])
+    for process in ranks[:2]:
+        code, _, err = finish(process, timeout_s=20)
+        assert code == 2 and err.startswith("selftest: rank 2 of 3 lost: ") and err.count("\n") == 1
+    assert int(find_newest(tmp_path / "checkpoints").name.removeprefix("step-")) >= before
+
+
+@pytest.mark.slow
+def test_the_death_of_rank_0_is_told_by_all_others(tmp_path):
+    ranks = torch_ranks(3, tmp_path, *ENDLESS, "--checkpoint-dir", str(tmp_path / "checkpoints"))
+    wait_until(lambda: find_newest(tmp_path / "checkpoints") is not None)
+    ranks[0].kill()
+    finish(ranks[0])
+    for process in ranks[1:]:
+        code, _, err = finish(process, timeout_s=20)
+        assert code == 2 and err.startswith("selftest: rank 0 of 3 lost: ")
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_a_stopped_rank_under_mpirun_is_named_within_the_step_timeout(tmp_path):
+    options = ["--backend", "mpi", *ENDLESS, "--timeout-s", "3", "--checkpoint-dir", str(tmp_path)]
+    mpirun = start([*MPIRUN, "-n", "3", *SELFTEST, *options])
+    wait_until(lambda: find_newest(tmp_path) is not None)
+    ranks = {child.environ().get("PMIX_RANK"): child for child in psutil.Process(mpirun.pid).children(recursive=True)}
+    ranks["1"].send_signal(signal.SIGSTOP)
+    try:
+        code, _, err = finish(mpirun, timeout_s=30)
+    finally:
+        if ranks["1"].is_running():
+            ranks["1"].kill()
+    assert code != 0 and "selftest: rank 1 of 3 lost: no answer within 3 s" in err
+
+
+@needs_horovod
+@pytest.mark.slow
+def test_a_killed_process_under_horovodrun_ends_the_others(tmp_path):
+    options = ["--backend", "horovod", *ENDLESS, "--timeout-s", "5", "--checkpoint-dir", str(tmp_path)]
+    run = start([str(BIN / "horovodrun"), "--gloo", "-np", "2", *SELFTEST, *options])
+    wait_until(lambda: find_newest(tmp_path) is not None)
+    ranks = [
+        child for child in psutil.Process(run.pid).children(recursive=True) if "selftest" in " ".join(child.cmdline())
+    ]
+    victim = next(child for child in ranks if child.environ().get("HOROVOD_RANK") == "1" and not child.children())
+    victim.kill()
+    code, _, _ = finish(run, timeout_s=40)
+    assert code != 0
