@@ -163,7 +163,7 @@ _EPISODE = (
     _episode("agent_steps_total", "agent steps", "last", "agent steps that this worker had taken"),
 )
 _EVALUATION = (
-    _evaluation("checkpoint_step", "steps", "step of the evaluated checkpoint"),
+    _evaluation("checkpoint_step", "steps", "step of the evaluated checkpoint", "evaluation/checkpoint_step"),
     _evaluation("games", "games", "full games played"),
     _evaluation("mean", "game points", "mean score", "evaluation/mean"),
     _evaluation("median", "game points", "median score", "evaluation/median"),

@@ -16,6 +16,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import secrets
 import socket
@@ -31,6 +32,8 @@ LOCK_NAME = "lock.json"
 HEARTBEAT_S = 5.0
 HEARTBEAT_LOST_S = 60.0  # NFS may show a modification time up to 60 s old (acregmax)
 _GUARD_WAIT_S = 10.0
+_CLOCK_VALID_S = 300.0
+_clock_ahead_s: dict[Path, tuple[float, float]] = {}  # when it was measured (monotonic), and what it was
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,18 @@ def _pid_space() -> str:
 
 
 def _filesystem_now_s(folder: Path) -> float:
-    """The folder's file system's idea of now (unix seconds); this host's where the folder cannot be written."""
+    """The folder's file system's idea of now (unix seconds); this host's where the folder cannot be written.
+
+    The difference of the two clocks is measured (with a short-lived file) once in a while, not at each call.
+    """
+    measured_s, ahead_s = _clock_ahead_s.get(folder, (-math.inf, 0.0))
+    if time.monotonic() - measured_s > _CLOCK_VALID_S:
+        ahead_s = _measure_clock(folder) - time.time()
+        _clock_ahead_s[folder] = (time.monotonic(), ahead_s)
+    return time.time() + ahead_s
+
+
+def _measure_clock(folder: Path) -> float:
     probe = folder / f".now-{secrets.token_hex(4)}"
     try:
         probe.touch(exist_ok=False)

@@ -91,10 +91,11 @@ class ChartInterval:
         }
 
 
-def evaluation_point(record: Record) -> dict[str, float]:
-    """The charts of one evaluation record, drawn at the step of its checkpoint."""
+def evaluation_point(record: Record) -> tuple[int, dict[str, float]]:
+    """(step of its checkpoint, charts) of one evaluation record."""
     drawn = metric_registry.of_kind("evaluation").values()
-    return {m.chart: record[m.name] for m in drawn if m.chart and isinstance(record.get(m.name), (int, float))}
+    point = {m.chart: record[m.name] for m in drawn if m.chart and isinstance(record.get(m.name), (int, float))}
+    return int(record.get("checkpoint_step") or record["step"]), point
 
 
 def _progress(summary: RunSummary) -> dict[str, float | None]:

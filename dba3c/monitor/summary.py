@@ -178,6 +178,11 @@ class RunSummary:
         return self.facts.hours(self._last_seen_s)
 
 
+def event_line(record: Record) -> str:
+    """An event record as one line for people."""
+    return f"{record['role']}-{record['rank']}: {record.get('message') or record.get('event')}"
+
+
 def shares(amounts: dict[str, float]) -> dict[str, float]:
     """Each amount's part of their sum; {} when there is nothing."""
     total = sum(amounts.values())

@@ -28,6 +28,8 @@ class MLflowSink:
         self._entities = client("mlflow.entities", self.name)
         for chatty in ("mlflow", "alembic"):
             logging.getLogger(chatty).setLevel(logging.WARNING)
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # its own 7 take minutes on a dead server
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.folder / 'mlflow.db'}"
         if uri.startswith("sqlite:"):
             client("sqlalchemy", self.name)  # mlflow-skinny alone can only talk to a server

@@ -24,10 +24,11 @@ class TrackedRun:
     facts: Mapping[str, Any]
     tags: tuple[str, ...]
     folder: Path  # where the tracker's own files go
-    resumed_at_step: int | None = None
+    resumed: bool = False
 
     @classmethod
-    def of(cls, run: RunFolder, resumed_at_step: int | None = None) -> TrackedRun:
+    def of(cls, run: RunFolder) -> TrackedRun:
+        """What a run's folder says."""
         config, lives = run.config(), run.meta().get("lives") or [{}]
         first = lives[0]
         born = f"{first.get('started_s')} {first.get('host', {}).get('name')} {run.path.name}"
@@ -38,7 +39,7 @@ class TrackedRun:
         environment = str((config.get("environment") or {}).get("env_id", ""))
         tags = tuple(tag for tag in ("dba3c", environment) if tag)
         identity = hashlib.sha256(born.encode()).hexdigest()[:12]
-        return cls(run.path.name, identity, config, facts, tags, run.path, resumed_at_step)
+        return cls(run.path.name, identity, config, facts, tags, run.path, resumed=len(lives) > 1)
 
     def parameters(self) -> dict[str, str | int | float | bool]:
         """Config and facts as flat names, e.g. "optimizer/learning_rate", for trackers that know no trees."""

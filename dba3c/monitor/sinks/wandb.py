@@ -16,6 +16,7 @@ class WandbSink:
 
     def __init__(self) -> None:
         self._run: Any = None
+        self._step = 0
 
     def open(self, run: TrackedRun) -> None:
         wandb = client("wandb", self.name)
@@ -35,10 +36,14 @@ class WandbSink:
         )
 
     def point(self, values: Mapping[str, float], step: int, time_s: float) -> None:
-        self._run.log({**values, "_timestamp": time_s}, step=step)
+        self._log(values, step, time_s)
 
     def event(self, message: str, step: int, time_s: float) -> None:
-        self._run.log({"event": message, "_timestamp": time_s}, step=step)
+        self._log({"event": message}, step, time_s)
+
+    def _log(self, values: Mapping[str, Any], step: int, time_s: float) -> None:
+        self._step = max(self._step, step)  # W&B drops what comes for an earlier step, as evaluations do
+        self._run.log({**values, "_timestamp": time_s}, step=self._step)
 
     def close(self) -> None:
         self._run.finish()
