@@ -13,20 +13,15 @@ def train(words: Sequence[str]) -> int:
     """dba3c train [ENV] [OPTIONS], alone or as one rank of srun, mpirun, torchrun, …"""
     from launch import local, ranks
     from launch.launchers import PLAIN, detect
-    from launch.options import given_options, parse_train
+    from launch.options import parse_train
     from launch.resources import given_cores
 
+    command = shlex.join(["dba3c", "train", *words])
     place = detect(os.environ)
+    if place != PLAIN:
+        return ranks.train(words, place, command)
     arguments = parse_train(words, given_cores(os.environ))
-    config, command = arguments.config, shlex.join(["dba3c", "train", *words])
-    if place == PLAIN:
-        return local.train(config, resume=arguments.resume, command=command)
-    if config.run.run_dir is None:
-        raise UserError(f"{place.started_by} started {place.world_size} ranks: tell all of them one --run-dir")
-    config, topology = ranks.fit_config(config, place, given_options(words))
-    return ranks.run_rank(
-        config, place, topology, config.run.run_dir, resume=arguments.resume, command=command
-    )
+    return local.train(arguments.config, resume=arguments.resume, command=command)
 
 
 def resume(words: Sequence[str]) -> int:

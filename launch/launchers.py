@@ -5,6 +5,7 @@ The innermost launcher speaks: under ``srun torchrun`` a process is one of torch
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -120,6 +121,8 @@ class LaunchPlace:
     tasks_per_node: tuple[int, ...] = (1,)
     """Ranks on each node, which they fill one after the other."""
     node_rank: int = 0
+    node_name: str = ""
+    """What people call the node, for messages and logs."""
     address: str = ""
     """A host that every rank can reach; "" where the launcher tells none."""
     launch_id: str = ""
@@ -188,6 +191,7 @@ def read_place(launcher: Launcher, environ: Mapping[str, str]) -> LaunchPlace:
         local_rank=local_rank,
         tasks_per_node=tasks_per_node,
         node_rank=by_blocks,
+        node_name=environ.get("SLURMD_NODENAME") or socket.gethostname(),
         address=next((environ[name] for name in launcher.address if environ.get(name)), ""),
         launch_id="-".join(environ[name] for name in launcher.launch_id if environ.get(name)),
         restart_count=_number(launcher, "restart_count", environ) or 0,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import socket
-import struct
 import zlib
 from collections.abc import Iterator
 
 from dba3c.errors import UserError
+from param_servers import interfaces
+
+LISTEN_HOST_VARIABLE = "DBA3C_LISTEN_HOST"
+"""Tells a role's process where on its own node to listen; the configuration is the same on all nodes."""
 
 FIRST_PORT, LAST_PORT = 20_000, 31_999
 """Below Linux's ephemeral range (from 32768 on), so that no outgoing connection sits on a port we derive."""
-
-_SIOCGIFADDR = 0x8915
 
 
 def candidate_ports(job: str, count: int = 32) -> Iterator[int]:
@@ -46,29 +46,6 @@ def free_port(host: str, job: str, count: int = 32) -> int:
     raise UserError(f"no free port on {host}: tried {count} between {min(tried)} and {max(tried)} for job {job}")
 
 
-def address_of_interface(name: str) -> str:
-    """The IPv4 address of a network interface, e.g. ib0.
-
-    Raises:
-        UserError: no such interface, or it has no IPv4 address; the message lists those that have one.
-    """
-    address = _ipv4(name)
-    if address is None:
-        found = {other: _ipv4(other) for _, other in socket.if_nameindex()}
-        listed = ", ".join(f"{other} ({value})" for other, value in found.items() if value)
-        raise UserError(f"interface {name!r} has no IPv4 address here; these have: {listed or 'none'}")
-    return address
-
-
-def _ipv4(interface: str) -> str | None:
-    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as query:
-        try:
-            answer = fcntl.ioctl(query.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[20:24])
-
-
 def address_towards(peer: str) -> str:
     """This host's address on the route to ``peer``: what ``peer`` can call back.
 
@@ -89,9 +66,18 @@ def listen_address(interface: str | None, peer: str, num_nodes: int) -> str:
         interface: what the user chose, e.g. ib0; None chooses by route.
         peer: a host that every rank can reach (`LaunchPlace.address`); "" where none is known.
         num_nodes: with one node nothing but this machine is let in.
+
+    Raises:
+        UserError: no address that others could reach is known.
+        ConfigError: there is no such interface; the message names those there are.
     """
     if interface is not None:
-        return address_of_interface(interface)
+        return interfaces.listen_address("", interface)
     if num_nodes == 1:
         return "127.0.0.1"
-    return address_towards(peer or socket.gethostname())
+    address = address_towards(peer or socket.gethostname())
+    if not peer and address.startswith("127."):
+        raise UserError(
+            f"{socket.gethostname()} is {address} to itself: say which interface others see (--interface eth0)"
+        )
+    return address

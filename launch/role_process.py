@@ -30,5 +30,10 @@ class RoleProcess:
     """Added to the supervisor's own environment."""
 
     @property
+    def takes_part(self) -> bool:
+        """Whether it trains: bad input to it is bad input to the run, which a monitor's or recorder's need not be."""
+        return self.role in ("server", "worker", "learner", "actor")
+
+    @property
     def name(self) -> str:
         return f"{self.role} {self.rank}"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dba3c.config import TrainConfig
+from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.roles import ROLES, Place
 from dba3c.run_folder import RunFolder
 from launch.cli import RUN_BROKEN_EXIT, USER_ERROR_EXIT
+from launch.network import LISTEN_HOST_VARIABLE
+from launch.processes import exit_with_parent
 from param_servers.errors import ConfigError, ParamServersError
 
 FOLDER_TIMEOUT_S = 30.0
@@ -29,10 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--launch-id", default="")
     arguments = parser.parse_args(argv)
     name = f"{arguments.role} {arguments.rank}"
+    exit_with_parent()
     try:
         folder = RunFolder.open(arguments.run_dir, wait_s=FOLDER_TIMEOUT_S, launch_id=arguments.launch_id)
         stop_on_signal(folder, name)
-        place = Place(folder, TrainConfig.from_json(folder.config_text()), arguments.rank, arguments.incarnation)
+        config = TrainConfig.from_json(folder.config_text())
+        if os.environ.get(LISTEN_HOST_VARIABLE):
+            config = replace_options(config, listen_host=os.environ[LISTEN_HOST_VARIABLE])
+        place = Place(folder, config, arguments.rank, arguments.incarnation)
         reason = play(arguments.role, place)
     except (UserError, ConfigError) as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)

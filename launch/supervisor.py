@@ -50,6 +50,8 @@ class Supervisor:
         run_dir: logs go to ``logs/ROLE-RANK.log`` in it.
         request_stop: asks the run to end at a step boundary (`RunFolder.request_stop`).
         on_event: called with (event, message) for the run's metrics: started, killed, restarted, left, stopping.
+        whole_run: these are all the processes of the run; False where other ranks have others, which go on without
+            these if they may.
         stop_timeout_s: bound of a clean stop; a checkpoint has to be written in it.
     """
 
@@ -62,6 +64,7 @@ class Supervisor:
         on_event: Callable[[str, str], Any] = lambda event, message: None,
         say: Callable[[str], Any] = say_to_stderr,
         environ: Mapping[str, str] | None = None,
+        whole_run: bool = True,
         stop_timeout_s: float = 60.0,
         terminate_timeout_s: float = 5.0,
     ) -> None:
@@ -71,6 +74,7 @@ class Supervisor:
         self.on_event = on_event
         self.say = say
         self.environ = dict(os.environ if environ is None else environ)
+        self.whole_run = whole_run
         self.stop_timeout_s = stop_timeout_s
         self.terminate_timeout_s = terminate_timeout_s
         self._phase = RUNNING
@@ -78,7 +82,8 @@ class Supervisor:
         self._live: dict[str, _Running] = {}
         self._happened: queue.SimpleQueue[tuple[str, Any, int]] = queue.SimpleQueue()
         self._ended_well = False
-        self._failure: tuple[RoleProcess, Child | None, int] | None = None
+        self._failure: tuple[RoleProcess, Child, int] | None = None  # what ended the run
+        self._lost: tuple[RoleProcess, Child, int] | None = None  # what it went on without
         self._last_signal = signal.SIGTERM
         self._signalled_s = float("-inf")
         self._forced = False
@@ -145,21 +150,28 @@ class Supervisor:
             self._fail(spec, gone.child, code)
         elif self._phase == RUNNING:
             self._tell("left", f"{lost}; the run goes on without it")
+            if not self.whole_run:  # this rank has failed, the run has not: it learns of it through its own protocol
+                self._lost = (spec, gone.child, code)
+                self._note(*self._lost)
         else:
             self._tell("killed", f"{lost} while the run was ending")
             if spec.essential and not self._ended_well and self._failure is None:
                 self._failure = (spec, gone.child, code)
+                self._note(*self._failure)
 
     def _may_go_on_without(self, spec: RoleProcess, code: int) -> bool:
         """Whether the run can: it is not needed, its input was not refused, and somebody is left to end the run."""
-        still_decides = any(running.spec.decides for running in self._live.values())
-        return not spec.essential and still_decides and not (code == USER_ERROR_EXIT and spec.decides)
+        still_decides = not self.whole_run or any(running.spec.decides for running in self._live.values())
+        return not spec.essential and still_decides and not (code == USER_ERROR_EXIT and spec.takes_part)
 
     def _fail(self, spec: RoleProcess, child: Child, code: int) -> None:
         self._failure = (spec, child, code)
-        message = f"{spec.name} failed ({describe_exit(code)})"
-        note_failure(self.run_dir, spec.role, spec.rank, code, child.tail())
-        self._stop(message)
+        self._note(spec, child, code)
+        self._stop(f"{spec.name} failed ({describe_exit(code)})")
+
+    def _note(self, spec: RoleProcess, child: Child, code: int) -> None:
+        node = self.environ.get("SLURMD_NODENAME")
+        note_failure(self.run_dir, spec.role, spec.rank, code, child.tail(), node)
 
     def _stop(self, reason: str) -> None:
         self._tell("stopping", f"{reason}; ending the run with a checkpoint")
@@ -233,16 +245,14 @@ class Supervisor:
                 self._live.pop(name, None)
 
     def _exit_code(self) -> int:
-        if self._failure is not None:
-            spec, child, code = self._failure
-            self.say(
-                f"dba3c: {spec.name} failed ({describe_exit(code)}); the end of its log {child.log if child else ''}:"
-            )
-            if child is not None:
-                self.say(child.tail())
+        failure = self._failure or (None if self._ended_well else self._lost)
+        if failure is not None:
+            spec, child, code = failure
+            self.say(f"dba3c: {spec.name} failed ({describe_exit(code)}); the end of its log {child.log}:")
+            self.say(child.tail())
             return shell_code(code)
         if self._ended_well:  # whoever had to be terminated after that was only slow to leave
             return 0
         if self._forced:
             return 128 + int(self._last_signal)
-        return 0 if self._phase == STOPPING else 1
+        return 0 if self._phase == STOPPING or not self.whole_run else 1

@@ -10,7 +10,6 @@ from dba3c.errors import UserError
 from launch.network import (
     FIRST_PORT,
     LAST_PORT,
-    address_of_interface,
     address_towards,
     candidate_ports,
     free_port,
@@ -38,12 +37,6 @@ def test_a_port_in_use_is_passed_over() -> None:
 def test_no_free_port_says_what_was_tried() -> None:
     with pytest.raises(UserError, match=r"no free port on 192\.0\.2\.1: tried 3 between"):
         free_port("192.0.2.1", "job", count=3)  # an address that is not ours: nothing can be bound there
-
-
-def test_an_interface_is_known_by_its_address() -> None:
-    assert address_of_interface("lo") == "127.0.0.1"
-    with pytest.raises(UserError, match=r"'ib77' has no IPv4 address here; these have: .*lo \(127\.0\.0\.1\)"):
-        address_of_interface("ib77")
 
 
 def test_the_address_is_the_one_on_the_route_to_the_others() -> None:

@@ -1,0 +1,160 @@
+"""What one rank of srun, mpirun, torchrun, … does.
+
+1. The chief (rank 0) makes or resumes the run folder; the others wait for the folder of this very launch.
+2. Each rank starts the processes that the topology deals it; the chief also the monitor.
+3. It stays until they are gone. Processes find each other through the folder's rendezvous files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from dba3c.config import TrainConfig, replace_options
+from dba3c.errors import UserError
+from dba3c.metrics import MetricsWriter
+from dba3c.run_folder import RunFolder
+from launch.launchers import LaunchPlace
+from launch.local import RUNS, game_of, role_processes
+from launch.network import LISTEN_HOST_VARIABLE, listen_address
+from launch.options import parse_train, value_of, with_long_names
+from launch.resources import given_cores, thread_environment
+from launch.supervisor import Supervisor, say_to_stderr
+from launch.topology import Assignment, Topology, fit
+
+COUNTS = ("num_workers", "num_gradients", "num_backup_workers")
+
+
+def train(words: Sequence[str], place: LaunchPlace, command: str) -> int:
+    """``dba3c train`` as one rank of many; ``words`` are the same in all of them. Returns the exit code.
+
+    Raises:
+        UserError: bad options, or options that contradict the number of ranks.
+    """
+    counts, words = take_counts(words)
+    arguments = parse_train(words, cores=place.world_size)
+    config, topology = fit_config(arguments.config, place, counts)
+    run_dir = config.run.run_dir or run_dir_of_launch(config, place)
+    if place.is_chief:
+        say_to_stderr(f"{topology.arithmetic()}; run folder: {run_dir}")
+    return run_rank(config, place, topology, run_dir, resume=arguments.resume, command=command)
+
+
+def take_counts(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+    """Split what the ranks must add up to (`num_workers`, …) from the other options.
+
+    Raises:
+        UserError: a count is no number.
+    """
+    words = with_long_names(words)
+    counts: dict[str, int] = {}
+    for name in COUNTS:
+        option = "--" + name.replace("_", "-")
+        while (value := value_of(words, option)) is not None:
+            if not value.isdigit():
+                raise UserError(f"{option} should be a number, it is {value!r}")
+            counts[name] = int(value)
+            at = words.index(option)
+            del words[at : at + 2]
+    return counts, words
+
+
+def run_dir_of_launch(config: TrainConfig, place: LaunchPlace) -> Path:
+    """Where all ranks of a launch, and a requeued job's next life, look when --run-dir is not given."""
+    name = os.environ.get("SLURM_JOB_ID") or place.launch_id
+    if not name:
+        raise UserError(f"{place.launcher} gives its ranks no common name: say --run-dir, the same for all")
+    return RUNS / f"{game_of(config)}-{re.sub(r'[^A-Za-z0-9.-]+', '-', name)}"
+
+
+def fit_config(config: TrainConfig, place: LaunchPlace, counts: Mapping[str, int]) -> tuple[TrainConfig, Topology]:
+    """The configuration and topology for as many ranks as there are.
+
+    Args:
+        counts: the counts that the user gave (see `COUNTS`): these must fit the ranks exactly; a preset's give way.
+
+    Raises:
+        UserError: what was given contradicts the number of ranks; the message is the arithmetic.
+    """
+    exchange, run = config.exchange, config.run
+    servers = exchange.num_servers if exchange.exchange in ("servers", "async") else 0
+    if exchange.exchange == "local" and place.world_size > 1:
+        raise UserError(f"exchange local is one process, but {place.started_by} started {place.world_size} ranks")
+    left = place.world_size - servers - run.evaluators - run.recorders
+    backup_workers = counts.get("num_backup_workers")
+    if backup_workers is None and "num_gradients" not in counts and exchange.backup_workers < left:
+        backup_workers = exchange.backup_workers
+    topology = fit(
+        place.world_size,
+        servers=servers,
+        workers=counts.get("num_workers"),
+        gradients=counts.get("num_gradients"),
+        backup_workers=backup_workers,
+        evaluators=run.evaluators,
+        recorders=run.recorders,
+        started_by=place.started_by,
+    )
+    g_and_b: dict[str, int | None] = {
+        "num_gradients": topology.gradients,
+        "num_backup_workers": topology.backup_workers,
+    }
+    if exchange.exchange == "async":
+        g_and_b = dict.fromkeys(g_and_b)
+    return replace_options(config, num_workers=topology.workers, **g_and_b), topology
+
+
+def run_rank(
+    config: TrainConfig, place: LaunchPlace, topology: Topology, run_dir: Path, *, resume: bool, command: str
+) -> int:
+    """Run what this rank has to run, until it is over; returns the exit code.
+
+    Raises:
+        UserError: the run folder is in use, or did not appear within `join_timeout_s`; nothing was started then.
+    """
+    mine = topology.place(place.tasks_per_node)[place.rank]
+    nodes = len(place.tasks_per_node)
+    listen_host = listen_address(config.exchange.interface, place.address, nodes)
+    cores = given_cores(os.environ, place.tasks_per_node[place.node_rank])
+    environ = {**thread_environment(max(1, cores // len(mine)), os.environ), LISTEN_HOST_VARIABLE: listen_host}
+    if place.is_chief:
+        mine = (*mine, Assignment("monitor", 0))
+        life = {"launcher": place.launcher, "launch_id": place.launch_id, "command": command}
+        shape = {**asdict(topology), "nodes": nodes, "restart_count": place.restart_count}
+        folder = RunFolder.launch(
+            run_dir, config.to_json(), resume, topology=shape, cores=cores * place.world_size, **life
+        )
+    else:
+        folder = RunFolder.open(run_dir, wait_s=config.exchange.join_timeout_s, launch_id=place.launch_id)
+    with folder:
+        metrics = MetricsWriter(folder, "launcher", place.rank)
+        try:
+            processes = [
+                replace(process, environ=environ)
+                for process in role_processes(config, folder.path, place.launch_id)
+                if Assignment(process.role, process.rank) in mine
+            ]
+            supervisor = Supervisor(
+                folder.path,
+                processes,
+                folder.request_stop,
+                on_event=metrics.record_event,
+                say=lambda line: say_to_stderr(f"[{mine[0]} on {place.node_name}] {line}"),
+                whole_run=place.world_size == 1,
+            )
+            code = supervisor.run()
+            if place.is_chief:
+                folder.end_life(*outcome(code, folder))
+        finally:
+            metrics.close()
+    return code
+
+
+def outcome(code: int, folder: RunFolder) -> tuple[str, str]:
+    """How a life ended, for meta.json: (finished | stopped | failed, reason)."""
+    asked = folder.stop_reason()
+    if code != 0:
+        return "failed", asked or f"exit code {code}"
+    return ("stopped", asked) if asked is not None else ("finished", "the run has seen what it was to see")
