@@ -1,0 +1,128 @@
+"""The unroll store as a table of ids and values."""
+
+import numpy as np
+import pytest
+import torch
+
+from dba3c.central.unroll_store import GroupKey, UnrollStore, batch_of
+from dba3c.central.wire import GroupShape, pack_step
+from dba3c.environments.protocol import Episode
+from param_servers.errors import BadMessage
+
+SHAPE = GroupShape(
+    num_envs=2, frame_stack=1, observation_shape=(1,), dtype="float32", action_shape=(), action_dtype="int64"
+)
+A, B = GroupKey(0, 0, 0), GroupKey(1, 0, 0)
+T = 3
+
+
+def say(store: UnrollStore, key: GroupKey, value: float, *, valid: bool = True, state: tuple = ()) -> list[Episode]:
+    """Message with observation ``value`` and ``value + 0.5``, reward 10·value."""
+    message = np.zeros(SHAPE.row_bytes, np.uint8)
+    observation = np.array([[value], [value + 0.5]], np.float32)
+    reward, nothing = np.full(2, 10 * value, np.float32), np.zeros(2, bool)
+    length = pack_step(SHAPE, message, observation, reward, (nothing, nothing, np.full(2, valid)), nothing, [])
+    store.of(key).place(length)[:] = message[:length].data
+    return store.arrived(key, length, state)
+
+
+def do(store: UnrollStore, key: GroupKey, action: int, version: int = 0) -> None:
+    store.of(key).answer(np.full(2, action), np.full(2, -0.1 * action, np.float32), version)
+
+
+def play(store: UnrollStore, key: GroupKey, first: int, steps: int) -> None:
+    """Observations first, first + 1, …; the action is the observation's number, the version too."""
+    for value in range(first, first + steps):
+        say(store, key, value)
+        do(store, key, value, version=value)
+
+
+def test_an_unroll_is_complete_with_the_observation_after_its_last_action() -> None:
+    store = UnrollStore(SHAPE, T)
+    store.begin(A, ())
+    play(store, A, 0, T)
+    assert store.ready == 0
+    say(store, A, T)
+    assert store.ready == 1
+
+
+def test_time_t_is_the_transition_from_observation_t_by_action_t_to_the_reward_of_the_next_message() -> None:
+    store = UnrollStore(SHAPE, T)
+    store.begin(A, ())
+    play(store, A, 0, 2 * T + 1)
+    first, second = (batch_of([unroll]) for unroll in store.take(2))
+    assert first.observation[:, 0, 0].tolist() == [0, 1, 2, 3]
+    assert first.actions[:, 0].tolist() == [0, 1, 2]
+    assert first.rewards[:, 0].tolist() == [10, 20, 30]
+    torch.testing.assert_close(first.behaviour_log_probs[:, 1], torch.tensor([0, -0.1, -0.2]))
+    assert first.versions[:, 0].tolist() == [0, 1, 2]
+    assert second.observation[:, 1, 0].tolist() == [3.5, 4.5, 5.5, 6.5]
+    assert second.actions[:, 0].tolist() == [3, 4, 5]
+    assert second.rewards[:, 0].tolist() == [40, 50, 60]
+
+
+def test_groups_are_apart_and_lie_side_by_side_in_a_batch() -> None:
+    store = UnrollStore(SHAPE, T)
+    store.begin(A, ())
+    store.begin(B, ())
+    play(store, A, 0, T + 1)
+    play(store, B, 100, T + 1)
+    batch = batch_of(store.take(2))
+    assert batch.observation[0, :, 0].tolist() == [0, 0.5, 100, 100.5]
+    assert batch.data_points == T * 4
+    assert batch.versions.shape == (T, 2)
+
+
+def test_a_restarted_actor_drops_its_partial_unroll() -> None:
+    store = UnrollStore(SHAPE, T)
+    store.begin(A, ())
+    play(store, A, 0, 2)
+    store.drop(A)
+    again = A._replace(incarnation=1)
+    store.begin(again, ())
+    play(store, again, 50, T + 1)
+    assert store.dropped_steps == 4
+    assert batch_of(store.take(1)).observation[:, 0, 0].tolist() == [50, 51, 52, 53]
+    with pytest.raises(KeyError):
+        store.of(A)
+
+
+def test_the_state_that_meets_an_unrolls_first_observation_is_kept_with_it() -> None:
+    store = UnrollStore(SHAPE, T)
+    store.begin(A, (torch.zeros(2, 5),))
+    for value in range(2 * T + 1):
+        say(store, A, value, state=(torch.full((2, 5), float(value)),))
+        do(store, A, 0)
+    first, second = store.take(2)
+    assert batch_of([first]).initial_state[0][0, 0] == 0
+    assert batch_of([second]).initial_state[0][0, 0] == T
+
+
+def test_a_reset_step_is_no_data_point() -> None:
+    store = UnrollStore(SHAPE, T)
+    store.begin(A, ())
+    for value, valid in enumerate([True, True, False, True]):
+        say(store, A, value, valid=valid)
+        do(store, A, 0) if value < T else None
+    batch = batch_of(store.take(1))
+    assert batch.valid[:, 0].tolist() == [True, False, True]
+    assert batch.data_points == 4
+
+
+def test_released_memory_is_used_again_and_nothing_of_the_past_shows() -> None:
+    store = UnrollStore(SHAPE, T)
+    store.begin(A, ())
+    play(store, A, 0, T + 1)
+    taken = store.take(1)
+    store.release(taken)
+    store.begin(B, ())
+    assert store.of(B) is taken[0]
+    play(store, B, 7, T + 1)
+    assert batch_of(store.take(1)).observation[:, 0, 0].tolist() == [7, 8, 9, 10]
+
+
+def test_an_oversized_observation_is_refused_before_it_is_received() -> None:
+    store = UnrollStore(SHAPE, T)
+    store.begin(A, ())
+    with pytest.raises(BadMessage):
+        store.of(A).place(SHAPE.most_bytes + 1)

@@ -1,0 +1,76 @@
+"""Observations on the wire: what is packed is what is unpacked, and nothing else is believed."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from dba3c.central.wire import VALID, WHOLE, GroupShape, pack_step, unpack_extras
+from dba3c.environments.protocol import Episode
+from dba3c.errors import UserError
+from param_servers.errors import BadMessage
+
+IMAGES = GroupShape(
+    num_envs=3, frame_stack=2, observation_shape=(2, 3, 3), dtype="uint8", action_shape=(), action_dtype="int64"
+)
+NOTHING = np.zeros(3, bool)
+
+
+def packed(shape: GroupShape, whole: list[bool], episodes: list[Episode]) -> tuple[np.ndarray, np.ndarray]:
+    observation = (
+        np.random.default_rng(0).integers(0, 255, (shape.num_envs, *shape.observation_shape)).astype(shape.dtype)
+    )
+    buffer = np.zeros(shape.row_bytes, np.uint8)
+    ends = (NOTHING, NOTHING, ~NOTHING)
+    length = pack_step(shape, buffer, observation, np.array([1, -2, 0.5], np.float32), ends, np.array(whole), episodes)
+    return observation, buffer[:length]
+
+
+def test_a_step_comes_out_as_it_went_in() -> None:
+    episodes = [Episode(-3.5, 1234567, True, False, 2), Episode(1e9, 1, False, True, 0)]
+    observation, message = packed(IMAGES, [True, False, True], episodes)
+    flags = message[IMAGES.flags_at : IMAGES.fixed_bytes]
+    assert flags.tolist() == [VALID | WHOLE, VALID, VALID | WHOLE]
+    assert message[IMAGES.reward_at : IMAGES.flags_at].view(np.float32).tolist() == [1.0, -2.0, 0.5]
+    frames = message[: 3 * IMAGES.frame_bytes].reshape(3, 1, 3, 3)
+    assert np.array_equal(frames, observation[:, 1:])
+    extras = unpack_extras(IMAGES, message, flags)
+    assert extras.episodes == episodes
+    assert extras.whole.tolist() == [0, 2]
+    assert np.array_equal(extras.older[:, 0], observation[[0, 2], :1])
+
+
+def test_a_step_in_which_nothing_began_sends_the_newest_frame_only() -> None:
+    _, message = packed(IMAGES, [False] * 3, [])
+    assert len(message) == IMAGES.fixed_bytes == 28 + 3 * 4 + 3  # 27 bytes of frames, padded for the float32 rewards
+
+
+def test_lengths_that_cannot_be_are_refused_before_anything_is_taken() -> None:
+    for length in (0, IMAGES.fixed_bytes - 1, IMAGES.most_bytes + 1, 1 << 40):
+        with pytest.raises(BadMessage, match="observation of"):
+            IMAGES.check_length(length)
+
+
+@pytest.mark.parametrize("change", [-1, 1, 5])
+def test_a_length_that_does_not_fit_its_flags_is_refused(change: int) -> None:
+    _, message = packed(IMAGES, [True, False, False], [Episode(1.0, 2, True, False, 0)])
+    longer = np.concatenate([message, np.zeros(8, np.uint8)])[: len(message) + change]
+    with pytest.raises(BadMessage):
+        unpack_extras(IMAGES, longer, message[IMAGES.flags_at : IMAGES.fixed_bytes])
+
+
+def test_flags_that_promise_more_than_there_is_are_refused() -> None:
+    _, message = packed(IMAGES, [False] * 3, [])
+    with pytest.raises(BadMessage):
+        unpack_extras(IMAGES, message, np.full(3, VALID | WHOLE, np.uint8))
+
+
+def test_the_fingerprint_tells_different_environments_apart() -> None:
+    cartpole = GroupShape.of(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2), 8, 1)
+    pendulum = GroupShape.of(spaces.Box(-1, 1, (4,), np.float32), spaces.Box(-2, 2, (1,), np.float32), 8, 1)
+    assert len({cartpole.fingerprint, pendulum.fingerprint, IMAGES.fingerprint}) == 3
+    assert (cartpole.action_dtype, pendulum.action_dtype) == ("int64", "float32")
+
+
+def test_observations_that_are_no_boxes_are_refused() -> None:
+    with pytest.raises(UserError, match="cannot be sent"):
+        GroupShape.of(spaces.Discrete(5), spaces.Discrete(2), 8, 1)
