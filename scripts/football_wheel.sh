@@ -16,5 +16,5 @@ if ! ls "$CACHE"/gfootball-*.whl >/dev/null 2>&1; then
     mkdir -p "$(dirname "$CACHE")"
     mv -T "$BUILD/wheel" "$CACHE" # whole or not at all, whoever else builds it now
 fi
-"$VENV/bin/pip" install -q "$CACHE"/gfootball-*.whl
+"$VENV/bin/pip" install -q "$CACHE"/gfootball-*.whl gym==0.25.2 # later ones changed the API under its wrappers
 "$VENV/bin/python" -c 'import gfootball.env; print("gfootball is installed")'

@@ -13,7 +13,10 @@ in that step is `truncated`; a goal, the ball out of play or its loss, where the
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
+import logging
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -33,8 +36,7 @@ class FootballEnv(gymnasium.Env[np.ndarray, np.int64]):
     """One player (the active one) of the left team in one scenario."""
 
     def __init__(self, scenario: str, representation: str, map_size: tuple[int, int], rewards: str) -> None:
-        with contextlib.redirect_stderr(io.StringIO()):  # importing the old gym prints a page about its age
-            from gfootball.env import create_environment
+        create_environment = _import_quietly("gfootball.env").create_environment
         is_map = representation == "extracted"
         self._env = create_environment(
             env_name=scenario,
@@ -77,12 +79,9 @@ class FootballEnv(gymnasium.Env[np.ndarray, np.int64]):
 def football_maker(config: EnvironmentConfig, view: str) -> Callable[[], FootballEnv]:
     """What makes one game of the scenario that `config` names; `UserError` where there is none."""
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            from gfootball import scenarios
+        scenarios = _import_quietly("gfootball.scenarios")
     except ImportError as error:
         raise UserError(f"{config.env_id} needs gfootball: run scripts/football_wheel.sh VENV ({error})") from error
-    import pkgutil
-
     scenario = config.env_id.partition("/")[2]
     known = sorted(module.name for module in pkgutil.iter_modules(scenarios.__path__) if not module.ispkg)
     if scenario not in known:
@@ -90,3 +89,11 @@ def football_maker(config: EnvironmentConfig, view: str) -> Callable[[], Footbal
     rewards = config.football_rewards if view == "training" else "scoring"
     map_size = MAP_SIZES[config.football_map]
     return lambda: FootballEnv(scenario, config.football_observation, map_size, rewards)
+
+
+def _import_quietly(name: str) -> Any:
+    """A module of gfootball, without what the old gym prints about its age and of every wrapper."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        module = importlib.import_module(name)
+        importlib.import_module("gym").logger.set_level(logging.ERROR)
+    return module

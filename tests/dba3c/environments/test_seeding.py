@@ -17,7 +17,11 @@ FAMILIES = {
     "classic control": EnvironmentConfig(env_id="CartPole-v1"),
     "continuous control": EnvironmentConfig(env_id="Pendulum-v1"),
     "toy text": EnvironmentConfig(env_id="FrozenLake-v1"),
+    "mujoco": EnvironmentConfig(env_id="HalfCheetah-v5", normalize_observations=True),
+    "vizdoom": EnvironmentConfig(env_id="vizdoom/basic"),
+    "football": EnvironmentConfig(env_id="football/academy_empty_goal_close"),
 }
+NEEDS = {"envpool": "envpool", "mujoco": "mujoco", "vizdoom": "vizdoom", "football": "gfootball"}
 
 
 def first_thousand(config, seed):
@@ -35,8 +39,8 @@ def first_thousand(config, seed):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_seed_gives_the_same_first_thousand_observations(family):
-    if family == "envpool":
-        pytest.importorskip("envpool")
+    if family in NEEDS:
+        pytest.importorskip(NEEDS[family])
     config = FAMILIES[family]
     first = first_thousand(config, 11)
     assert first == first_thousand(config, 11)

@@ -1,0 +1,56 @@
+"""ViZDoom, where it is installed: its screens, its actions, and why a game ended."""
+
+import numpy as np
+import pytest
+
+from dba3c.environments import EnvironmentConfig, make_vector_environment
+from dba3c.errors import UserError
+
+pytest.importorskip("vizdoom")
+
+CONFIG = EnvironmentConfig(env_id="vizdoom/basic")
+NOTHING, LEFT, RIGHT, ATTACK = range(4)
+
+
+@pytest.fixture
+def envs():
+    """Two games of the basic scenario."""
+    made = make_vector_environment(CONFIG, 2, seed=1)
+    yield made
+    made.close()
+
+
+def test_screens_are_rgb_72_by_96_and_change(envs):
+    first = envs.reset()
+    assert first.shape == (2, 3, 72, 96) and first.dtype == np.uint8
+    assert envs.action_space.n == 4
+    moved = envs.step(np.full(2, RIGHT)).observation
+    assert (first != moved).mean() > 0.05
+
+
+def test_doing_nothing_runs_out_of_time_and_is_truncated_with_a_true_last_screen(envs):
+    envs.reset()
+    transitions = [envs.step(np.full(2, LEFT if t % 2 else RIGHT)) for t in range(76)]
+    ends = [t for t, transition in enumerate(transitions) if transition.truncated.all()]
+    assert ends == [74]  # 300 tics, 4 a step
+    assert not any(transition.terminated.any() for transition in transitions)
+    assert (transitions[74].observation != transitions[73].observation).any()
+    assert not transitions[75].valid.any()
+    assert [episode.score for episode in transitions[74].episodes] == [-300.0, -300.0]
+
+
+def test_killing_the_monster_terminates_with_its_reward(envs):
+    """Shooting while walking to and fro meets the monster before long."""
+    envs.reset()
+    episodes = []
+    for t in range(400):
+        actions = np.full(2, ATTACK if t % 3 == 0 else (LEFT if (t // 40) % 2 else RIGHT))
+        transition = envs.step(actions)
+        episodes += transition.episodes
+    killed = [episode for episode in episodes if episode.terminated]
+    assert killed and all(episode.score > -300 for episode in killed)
+
+
+def test_an_unknown_scenario_names_the_close_ones():
+    with pytest.raises(UserError, match="did you mean vizdoom/basic"):
+        make_vector_environment(EnvironmentConfig(env_id="vizdoom/basik"), 1, seed=0)
