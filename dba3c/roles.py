@@ -95,9 +95,9 @@ def worker(place: Place) -> str:
 
 def monitor(place: Place) -> str:
     """Read the metrics of all, feed the trackers, decide when the score is reached."""
-    from dba3c.monitor.monitor import run_monitor
+    from dba3c.monitor.process import monitor_process
 
-    return run_monitor(place.folder, place.config)
+    return monitor_process(place.folder.path, show=False).stop_reason or "the run has ended"
 
 
 def evaluator(place: Place) -> str:

@@ -24,6 +24,12 @@ class StopRule:
     def __call__(self, step: int, data_points: int) -> str | None:
         """Why the run should end now, None to go on."""
         del step
+        reason = self._limit_reached(data_points)
+        if reason is not None:
+            self.folder.request_stop(reason)  # its helpers (monitor, evaluator, recorder) look for it there
+        return reason
+
+    def _limit_reached(self, data_points: int) -> str | None:
         frames = data_points * self.frames_per_point
         if self.total_frames is not None and frames >= self.total_frames:
             return f"{frames:,} frames trained on"

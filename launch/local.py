@@ -10,6 +10,7 @@ from pathlib import Path
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
+from dba3c.monitor.watch import watched
 from dba3c.run_folder import RunFolder
 from launch.role_process import RoleProcess
 from launch.supervisor import Supervisor
@@ -37,7 +38,8 @@ def train(config: TrainConfig, *, resume: bool, command: str) -> int:
         )  # fmt: skip
         code = 1
         try:
-            code = supervisor.run()
+            with watched(folder):
+                code = supervisor.run()
         finally:
             reason = folder.stop_reason() or ("ended as asked" if code == 0 else "failed")
             folder.end_life("finished" if code == 0 else "failed", reason)

@@ -45,6 +45,7 @@ class Monitor:
         view: terminal output.
         points_every_s: seconds between two points of a chart.
         warn: takes one line about what does not work.
+        on_stop: takes the reason when the rule ends the run.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Monitor:
         view: View | None = None,
         points_every_s: float = 5.0,
         warn: Callable[[str], None] = warn_on_stderr,
+        on_stop: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.run = run
         facts = RunFacts.of(run)
@@ -70,6 +72,8 @@ class Monitor:
         self._points_every_s = points_every_s
         self._next_point_s = 0.0
         self._warn = warn
+        self._on_stop = on_stop
+        self._news_s = time.monotonic()
         self._warned: set[str] = set()
         if len(facts.lives) > 1:
             self._read_earlier_lives()
@@ -80,6 +84,10 @@ class Monitor:
         """Takes in what is there already, without drawing it again."""
         self._take_in()
         self._interval.take(self.summary.newest_s)
+
+    def silent_s(self) -> float:
+        """Seconds since the last new record."""
+        return time.monotonic() - self._news_s
 
     def look(self, now_s: float) -> None:
         """Reads what is new; draws a point when one is due; stops the run when its rule says so."""
@@ -116,6 +124,7 @@ class Monitor:
     def _take_in(self) -> None:
         for record in self._reader.poll():
             self.records += 1
+            self._news_s = time.monotonic()
             self.summary.add(record)
             self._interval.add(record)
             self._watch.add(record)
@@ -135,7 +144,8 @@ class Monitor:
 
     def _attempt_stop(self, reason: str) -> None:
         try:
-            self.run.request_stop(reason)
+            if self.run.request_stop(reason):
+                self._on_stop(reason)
         except UserError as error:  # a full disk: looked at again in the next turn
             self.stop_reason = None
             self._warn_once("stop", str(error))
@@ -156,22 +166,24 @@ def run_monitor(
     folder: RunFolder,
     sinks: Sequence[str] = ("tensorboard",),
     stop_rule: StopRule | None = None,
-    until_finished: Callable[[], bool] | None = None,
+    until_finished: Callable[[], bool] = lambda: False,
     view: View | None = None,
     poll_s: float = 1.0,
     points_every_s: float = 5.0,
     warn: Callable[[str], None] = warn_on_stderr,
+    on_stop: Callable[[str], None] = lambda reason: None,
 ) -> MonitorReport:
     """The monitor's whole life: look, wait, until the run is over; then a last look.
 
     Args:
-        until_finished: True once the run is over; by default when its end is noted in meta.json or its launch died.
+        sinks: trackers by name, as in --track.
+        until_finished: ends the monitor earlier than the end of the run, which it sees by itself (`RunIsOver`).
     """
-    monitor = Monitor(folder, make_sinks(sinks), stop_rule, view, points_every_s, warn)
-    finished = until_finished or RunIsOver(folder)
+    monitor = Monitor(folder, make_sinks(sinks), stop_rule, view, points_every_s, warn, on_stop)
+    run_is_over = RunIsOver(folder, monitor.silent_s)
     over = False
     while not over:
-        over = finished()  # asked before the look, so that what was written until then is read
+        over = until_finished() or run_is_over()  # asked before the look: what was written until then is read
         monitor.look(time.time())
         if not over:
             time.sleep(poll_s)

@@ -6,7 +6,8 @@ import signal
 import threading
 from pathlib import Path
 
-from dba3c.monitor.ending import RunIsOver
+from dba3c.line_file import warn_on_stderr
+from dba3c.metrics import MetricsWriter
 from dba3c.monitor.monitor import MonitorReport, run_monitor
 from dba3c.monitor.stop_rule import StopRule
 from dba3c.monitor.views import terminal_view
@@ -14,20 +15,35 @@ from dba3c.run_folder import RunFolder
 
 
 def monitor_process(path: str | Path, show: bool = True) -> MonitorReport:
-    """The body of the monitor process: trackers and limits as the run's config.json says, the view on stdout.
+    """Feeds the trackers and applies the limits that the run's config.json names, until the run is over.
 
     Ctrl-C reaches every process of a terminal: it is the launch's to handle, the monitor stays to the end. SIGTERM
-    means that the run is over: one last look, then it ends.
+    means that the run is over: one last look, then it ends. What does not work is said on stderr and in the monitor's
+    own metrics file, where every view of the run finds it.
+
+    Args:
+        show: print the run's progress on stdout.
     """
     told_to_end = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
     run = RunFolder.open(path)
-    config, over = run.config(), RunIsOver(run)
-    return run_monitor(
-        run,
-        sinks=(config.get("run") or {}).get("track") or (),
-        stop_rule=StopRule.from_config(config),
-        until_finished=lambda: told_to_end.is_set() or over(),
-        view=terminal_view() if show else None,
-    )
+    config = run.config()
+    metrics = MetricsWriter(run, "monitor", 0)
+
+    def warn(message: str) -> None:
+        warn_on_stderr(message)
+        metrics.record_event("warning", message)
+
+    try:
+        return run_monitor(
+            run,
+            sinks=(config.get("run") or {}).get("track") or (),
+            stop_rule=StopRule.from_config(config),
+            until_finished=told_to_end.is_set,
+            view=terminal_view() if show else None,
+            warn=warn,
+            on_stop=lambda reason: metrics.record_event("stopping", reason),
+        )
+    finally:
+        metrics.close()

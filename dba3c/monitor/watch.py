@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from dba3c.errors import UserError
+from dba3c.line_file import warn_on_stderr
 from dba3c.monitor.reader import RunReader
 from dba3c.monitor.run_facts import RunFacts
 from dba3c.monitor.summary import RunSummary
 from dba3c.monitor.views import View, terminal_view
 from dba3c.run_folder import RunFolder
+
+_LAST_LOOK_S = 10.0
+
+
+class Watcher:
+    """Shows a run: each `look` reads what is new and redraws.
+
+    Raises UserError when the folder is a broken one.
+    """
+
+    def __init__(self, run: RunFolder, view: View | None = None) -> None:
+        self.run = run
+        self._summary = RunSummary(RunFacts.of(run))
+        self._reader = RunReader(run)
+        self._view = view or terminal_view()
+
+    def look(self, now_s: float | None = None) -> None:
+        """Shows the run as it is at `now_s`, by default as it was at its newest record."""
+        for record in self._reader.poll():
+            self._summary.add(record)
+        self._summary.facts = replace(self._summary.facts, lives=RunFacts.of(self.run).lives)
+        self._view.show(self._summary, self._summary.newest_s if now_s is None else now_s)
+
+    def close(self) -> None:
+        """A last look, which stays on the screen."""
+        self.look()
+        self._view.close(self._summary)
 
 
 def watch(path: str | Path, view: View | None = None, poll_s: float = 1.0) -> str:
@@ -19,22 +51,38 @@ def watch(path: str | Path, view: View | None = None, poll_s: float = 1.0) -> st
     Raises UserError when `path` is no run folder, or a broken one.
     """
     run = RunFolder.open(path)
-    summary, reader = RunSummary(RunFacts.of(run)), RunReader(run)
-    view = view or terminal_view()
-    status = "live"
+    watcher = Watcher(run, view)
+    status = run.status()
     try:
-        while True:
-            status = run.status()
-            for record in reader.poll():
-                summary.add(record)
-            summary.facts = replace(summary.facts, lives=RunFacts.of(run).lives)
-            if status != "live":
-                break
-            view.show(summary, time.time())
+        while status == "live":
+            watcher.look(time.time())
             time.sleep(poll_s)
+            status = run.status()
     except KeyboardInterrupt:
         pass  # the run goes on, its watcher leaves
     finally:
-        view.show(summary, summary.newest_s)
-        view.close(summary)
+        watcher.close()
     return status
+
+
+@contextlib.contextmanager
+def watched(run: RunFolder, view: View | None = None, poll_s: float = 1.0) -> Iterator[None]:
+    """Shows a run from a thread while the body runs: the terminal of a launch. Trouble with it ends only the view."""
+    over = threading.Event()
+    thread = threading.Thread(target=_watch_until, args=(over, run, view, poll_s), name="watcher", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=_LAST_LOOK_S)
+
+
+def _watch_until(over: threading.Event, run: RunFolder, view: View | None, poll_s: float) -> None:
+    try:
+        watcher = Watcher(run, view)
+        while not over.wait(poll_s):
+            watcher.look(time.time())
+        watcher.close()
+    except (UserError, OSError) as error:
+        warn_on_stderr(f"the view of the run ended: {error}")
