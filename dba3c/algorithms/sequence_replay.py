@@ -197,22 +197,28 @@ class SequenceReplay:
         before = environments, (starts - 1) % settings.steps_per_environment
         now = environments, starts % settings.steps_per_environment
         block = environments, starts // settings.stride % self._blocks
-        arrays = (
-            self._observations(environments, steps),
-            self._action[at].T[:-1],
+        return Sequences(
+            observations=_tensor(self._observations(environments, steps)),
+            actions=_tensor(self._action[at].T[:-1]),
             # what step t brought stands in record t + 1
-            *(ring[at].T[1:] for ring in (self._reward, self._terminated, self._truncated, self._valid)),
-            np.where(self._valid[now], self._action[before], NO_ACTION),
-            np.where(self._valid[now], self._reward[now], np.float32(0)),
+            rewards=_tensor(self._reward[at].T[1:]),
+            terminated=_tensor(self._terminated[at].T[1:]),
+            truncated=_tensor(self._truncated[at].T[1:]),
+            valid=_tensor(self._valid[at].T[1:]),
+            previous_action=_tensor(np.where(self._valid[now], self._action[before], NO_ACTION)),
+            previous_reward=_tensor(np.where(self._valid[now], self._reward[now], np.float32(0))),
+            state=tuple(_tensor(stored[block]) for stored in self._states),
         )
-        tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
-        return Sequences(*tensors, state=tuple(torch.from_numpy(stored[block]) for stored in self._states))
 
     def _observations(self, environments: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """[L+1, B, K, *F], or [L+1, B, *F] when nothing is stacked."""
         depth, size = self.settings.frame_stack, self.settings.steps_per_environment
         if depth == 1:
-            return np.ascontiguousarray(self._frame[environments[:, None], steps % size].swapaxes(0, 1))
+            return self._frame[environments[:, None], steps % size].swapaxes(0, 1)
         older = steps[:, :1] + np.arange(1 - depth, 0)
         at = environments[:, None], np.concatenate((older, steps), axis=1) % size
         return rebuild_stacks(self._frame[at], ~self._valid[at], depth, self.settings.padding)
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))

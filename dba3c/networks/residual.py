@@ -11,6 +11,9 @@ from torch.nn import functional
 from dba3c.networks.layers import convolution, convolve_pixels, linear
 from dba3c.networks.observations import ImageShape, pixels
 
+_BRANCH_GAIN = 0.5
+"""Small, so that features do not grow with depth: at first each block is nearly the identity."""
+
 
 class ResidualBlock(nn.Module):
     """x + conv(relu(conv(relu(x)))), 3×3 convolutions of C channels: 18·C² + 2·C parameters."""
@@ -18,7 +21,7 @@ class ResidualBlock(nn.Module):
     def __init__(self, channels: int, generator: torch.Generator) -> None:
         super().__init__()
         self.first = convolution(channels, channels, 3, generator, padding=1)
-        self.second = convolution(channels, channels, 3, generator, padding=1)
+        self.second = convolution(channels, channels, 3, generator, padding=1, gain=_BRANCH_GAIN)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] → the same shape."""
@@ -39,7 +42,7 @@ class ResidualTorso(nn.Module):
         self.blocks = nn.ModuleList()
         channels, height, width = image
         for outputs in sections:
-            self.entries.append(convolution(channels, outputs, 3, generator, padding=1))
+            self.entries.append(convolution(channels, outputs, 3, generator, padding=1, gain=1.0))
             self.blocks.append(nn.Sequential(ResidualBlock(outputs, generator), ResidualBlock(outputs, generator)))
             channels, height, width = outputs, (height + 1) // 2, (width + 1) // 2
         self.connected = linear(channels * height * width, features, generator)

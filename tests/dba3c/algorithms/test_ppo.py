@@ -1,0 +1,115 @@
+"""PPO: its clipped objective by hand, its minibatches, its first epoch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
+from dba3c.algorithms.distributions import Categorical
+from dba3c.algorithms.ppo import PpoBatch, PpoSettings, minibatches, ppo_batch, ppo_loss
+from dba3c.algorithms.returns import lambda_returns
+from tests.dba3c.algorithms.test_actor_critic import played
+
+
+def batch_of(points: int) -> PpoBatch:
+    numbers = torch.arange(points, dtype=torch.float32)
+    return PpoBatch(numbers.unsqueeze(1), torch.zeros(points, dtype=torch.int64), *(numbers.clone() for _ in range(4)))
+
+
+def test_a_batch_holds_the_valid_points_and_their_gae_targets() -> None:
+    rollout = played(3)
+    observations = torch.arange(rollout.valid.numel()).reshape(*rollout.valid.shape, 1)
+    settings = PpoSettings(discount=0.9, trace_lambda=0.8)
+    policy = Categorical(rollout.policy_logits.detach())
+    batch = ppo_batch(policy, rollout, observations, settings)
+    masks = (rollout.rewards, rollout.terminated, rollout.truncated, rollout.valid)
+    targets = lambda_returns(*masks, rollout.values.detach(), rollout.bootstrap_value, discount=0.9, trace_lambda=0.8)
+    assert torch.equal(batch.observations, observations[rollout.valid])
+    assert torch.equal(batch.advantages, targets.advantages[rollout.valid])
+    assert torch.equal(batch.value_targets, targets.values[rollout.valid])
+    assert torch.equal(batch.log_probs, policy.log_prob(rollout.actions)[rollout.valid])
+
+
+def test_each_epoch_visits_every_point_once_in_another_order() -> None:
+    parts = list(minibatches(batch_of(10), PpoSettings(epochs=2, minibatches=4), torch.Generator().manual_seed(0)))
+    assert len(parts) == 8
+    epochs = [[point for part in parts[i : i + 4] for point in part.advantages.tolist()] for i in (0, 4)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10))
+    assert epochs[0] != epochs[1]
+    assert all(torch.equal(part.advantages, part.observations.squeeze(1)) for part in parts)
+
+
+def test_workers_with_few_points_keep_step_with_the_others() -> None:
+    parts = list(minibatches(batch_of(2), PpoSettings(epochs=1, minibatches=4), torch.Generator()))
+    assert [len(part.actions) for part in parts] == [1, 1, 0, 0]
+    logits = torch.zeros(0, 3, requires_grad=True)
+    loss = ppo_loss(Categorical(logits), torch.zeros(0), parts[-1], PpoSettings(), entropy_cost=0.01)
+    assert loss.total.item() == 0.0 and all(value == 0.0 for value in loss.metrics.values())
+
+
+def one_point(ratio: float, advantage: float, settings: PpoSettings | None = None) -> tuple[float, float]:
+    """Loss, and its slope in the ratio, of one point."""
+    log_prob = torch.tensor([0.5]).log()
+    logits = torch.cat(((0.5 * torch.tensor([ratio])).log(), (1 - 0.5 * torch.tensor([ratio])).log()))
+    logits = logits.unsqueeze(0).requires_grad_()
+    zero = torch.zeros(1)
+    batch = PpoBatch(zero, zero.long(), log_prob, zero, zero, torch.tensor([advantage]))
+    loss = ppo_loss(Categorical(logits), zero, batch, settings or PpoSettings(), entropy_cost=0.0)
+    loss.total.backward()
+    assert logits.grad is not None
+    return loss.total.item(), logits.grad.abs().sum().item()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "moves"),
+    [
+        (1.0, 2.0, -2.0, True),
+        (1.1, 2.0, -2.2, True),
+        (1.5, 2.0, -2.4, False),  # good action, already likely enough
+        (0.5, 2.0, -1.0, True),  # good action, too unlikely: pull back
+        (0.5, -2.0, 1.6, False),  # bad action, already unlikely enough
+        (1.5, -2.0, 3.0, True),
+    ],
+)
+def test_the_clipped_objective_by_hand(ratio: float, advantage: float, loss: float, moves: bool) -> None:
+    value, slope = one_point(ratio, advantage)
+    assert value == pytest.approx(loss, abs=1e-5)
+    assert (slope > 1e-6) is moves
+
+
+def test_the_first_gradient_of_a_rollout_is_the_actor_critics() -> None:
+    ours, theirs = played(5), played(5)
+    settings = PpoSettings(discount=0.9, trace_lambda=0.8, normalise_advantages=False)
+    observations = torch.zeros(*ours.valid.shape, 1)
+    batch = ppo_batch(Categorical(ours.policy_logits.detach()), ours, observations, settings)
+    policy = Categorical(ours.policy_logits[ours.valid])
+    ppo_loss(policy, ours.values[ours.valid], batch, settings, entropy_cost=0.01).total.backward()
+    reference = ActorCriticLoss(spaces.Discrete(3), ActorCriticSettings(discount=0.9, trace_lambda=0.8))
+    reference(theirs, entropy_cost=0.01).total.backward()
+    torch.testing.assert_close(ours.policy_logits.grad, theirs.policy_logits.grad)
+    torch.testing.assert_close(ours.values.grad, theirs.values.grad)
+
+
+def test_a_clipped_value_pays_the_larger_of_both_errors() -> None:
+    settings = PpoSettings(value_clip=0.1, value_cost=1.0)
+    zero = torch.zeros(1)
+    batch = PpoBatch(zero, zero.long(), zero - torch.log(torch.tensor(2.0)), zero, torch.ones(1), zero)
+    # old value 0, target 1: at 0.5 the clipped value is 0.1, whose error 0.81 is the larger
+    loss = ppo_loss(Categorical(torch.zeros(1, 2)), torch.tensor([0.5]), batch, settings, entropy_cost=0.0)
+    assert loss.metrics["loss_value"] == pytest.approx(0.5 * 0.81)
+    assert loss.metrics["clip_fraction"] == 0.0
+    assert loss.metrics["kl_divergence"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_normalised_advantages_do_not_depend_on_the_scale_of_rewards() -> None:
+    batch = batch_of(8)
+    logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    batch = batch._replace(log_probs=Categorical(logits).log_prob(batch.actions), value_targets=torch.zeros(8))
+    scaled = batch._replace(advantages=batch.advantages * 100 + 7)
+    losses = [
+        ppo_loss(Categorical(logits), torch.zeros(8), b, PpoSettings(), entropy_cost=0.0).metrics["loss_policy"]
+        for b in (batch, scaled)
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)

@@ -1,0 +1,122 @@
+"""SAC: its targets by hand, who moves whom, truncation, the target critics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from dba3c.algorithms.sac import SacSettings, Transitions, critic_targets, move_targets, sac_loss
+from dba3c.errors import UserError
+from dba3c.networks.sac_networks import ActionScaling, SacNetwork, build_sac_network
+
+OBSERVATIONS = spaces.Box(-1, 1, (3,), np.float32)
+ACTIONS = spaces.Box(-2, 4, (2,), np.float32)
+
+
+def network(seed: int = 0) -> SacNetwork:
+    return build_sac_network(OBSERVATIONS, ACTIONS, seed=seed, hidden=(8, 8), initial_temperature=0.3)
+
+
+def transitions(count: int = 6) -> Transitions:
+    generator = torch.Generator().manual_seed(1)
+    return Transitions(
+        observations=torch.randn(count, 3, generator=generator),
+        actions=torch.rand(count, 2, generator=generator) * 2 - 1,
+        rewards=torch.randn(count, generator=generator),
+        terminated=torch.arange(count) % 3 == 0,
+        next_observations=torch.randn(count, 3, generator=generator),
+    )
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+def test_targets_are_the_soft_value_one_step_on() -> None:
+    agent, other, batch = network(0), network(9), transitions()
+    targets = critic_targets(agent, other.critics, batch, 0.9, seeded())
+    with torch.no_grad():
+        actions, log_probs = agent.policy(batch.next_observations).sample_and_log_prob(seeded())
+        q_values = other.critics(batch.next_observations, actions).numpy()
+    for i in range(6):
+        soft = min(q_values[0, i], q_values[1, i]) - 0.3 * log_probs[i].item()
+        expected = batch.rewards[i].item() + (0.0 if batch.terminated[i] else 0.9 * soft)
+        assert targets[i].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def separate_gradients(agent: SacNetwork, other: SacNetwork, batch: Transitions) -> dict[str, torch.Tensor]:
+    """Each loss differentiated by its own parameters, as the paper's algorithm does."""
+    generator = seeded()
+    targets = critic_targets(agent, other.critics, batch, 0.99, generator)
+    first, second = agent.critics(batch.observations, batch.actions)
+    critic_loss = 0.5 * (first - targets).square().mean() + 0.5 * (second - targets).square().mean()
+    actions, log_probs = agent.policy(batch.observations).sample_and_log_prob(generator)
+    actor_loss = (0.3 * log_probs - torch.minimum(*agent.critics(batch.observations, actions))).mean()
+    temperature_loss = -(agent.log_temperature * (log_probs.detach() - 2.0)).mean()
+    gradients = {}
+    for prefix, loss in (("critics", critic_loss), ("actor", actor_loss), ("log_temperature", temperature_loss)):
+        named = {name: p for name, p in agent.named_parameters() if name.startswith(prefix)}
+        parts = torch.autograd.grad(loss, list(named.values()), retain_graph=True)
+        gradients |= dict(zip(named, parts, strict=True))
+    return gradients
+
+
+def test_one_backward_moves_each_part_by_its_own_loss_only() -> None:
+    agent, other, batch = network(0), network(9), transitions()
+    expected = separate_gradients(agent, other, batch)
+    sac_loss(agent, other.critics, batch, SacSettings(), seeded()).total.backward()
+    for name, parameter in agent.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name])
+    assert set(expected) == {name for name, _ in agent.named_parameters()}
+    assert all(parameter.grad is None for parameter in other.critics.parameters())
+
+
+def test_logged_terms_add_up() -> None:
+    total, metrics = sac_loss(network(0), network(9).critics, transitions(), SacSettings(), seeded())
+    parts = metrics["loss_policy"] + metrics["loss_value"] + metrics["loss_temperature"]
+    assert total.item() == pytest.approx(parts, rel=1e-4)
+    assert metrics["temperature"] == pytest.approx(0.3, rel=1e-5)
+
+
+def test_the_temperature_rises_when_the_entropy_is_below_its_target() -> None:
+    for target, sign in ((10.0, -1), (-10.0, 1)):
+        agent = network(0)
+        sac_loss(
+            agent, network(9).critics, transitions(), SacSettings(target_entropy=target), seeded()
+        ).total.backward()
+        assert agent.log_temperature.grad is not None
+        assert np.sign(agent.log_temperature.grad.item()) == sign  # descent goes the other way
+
+
+def test_target_critics_start_as_a_copy_and_follow_at_the_polyak_rate() -> None:
+    agent = network(0)
+    target = agent.make_target_critics()
+    before = [parameter.clone() for parameter in target.parameters()]
+    with torch.no_grad():
+        for parameter in agent.critics.parameters():
+            parameter.add_(1.0)
+    move_targets(target, agent.critics, 0.25)
+    for old, new in zip(before, target.parameters(), strict=True):
+        torch.testing.assert_close(new, old + 0.25)
+    assert not any(parameter.requires_grad for parameter in target.parameters())
+
+
+def test_actions_are_mapped_to_the_box_and_back() -> None:
+    scaling = ActionScaling.of(ACTIONS)
+    inside = np.array([[-1.0, 0.5], [1.0, 0.0]], dtype=np.float32)
+    outside = scaling.to_environment(inside)
+    np.testing.assert_allclose(outside, [[-2, 2.5], [4, 1]])
+    np.testing.assert_allclose(scaling.from_environment(outside), inside)
+
+
+def test_unbounded_or_discrete_actions_are_refused() -> None:
+    for space in (spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(3)):
+        with pytest.raises(UserError, match="bounded"):
+            build_sac_network(OBSERVATIONS, space)
+
+
+def test_the_parameter_count_is_the_docstrings() -> None:
+    pendulum = build_sac_network(OBSERVATIONS, spaces.Box(-2, 2, (1,)))
+    assert sum(parameter.numel() for parameter in pendulum.parameters()) == 201_989

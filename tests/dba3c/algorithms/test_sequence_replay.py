@@ -1,0 +1,198 @@
+"""Prioritized sequence replay against a model that keeps everything, and its probabilities in closed form."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from dba3c.algorithms.frame_stacks import FrameStacks
+from dba3c.algorithms.sequence_replay import Record, SequenceReplay, SequenceReplaySettings
+from dba3c.networks.q_networks import NO_ACTION
+
+
+def settings(**changes: object) -> SequenceReplaySettings:
+    base: dict = {"environments": 3, "steps_per_environment": 24, "sequence_length": 7, "stride": 4, "frame_stack": 3}
+    return SequenceReplaySettings(**(base | changes))
+
+
+class Model:
+    """A replay beside a list of everything that was ever appended, with stacks as they were acted on."""
+
+    def __init__(self, chosen: SequenceReplaySettings, seed: int) -> None:
+        self.settings = chosen
+        self.rng = np.random.default_rng(seed)
+        self.replay = SequenceReplay(chosen, (2, 2), np.dtype(np.uint8), (3,))
+        self.stacks = FrameStacks(chosen.environments, chosen.frame_stack, (2, 2), chosen.padding)
+        self.history: list[list[dict]] = [[] for _ in range(chosen.environments)]
+        self.streams = [0] * chosen.environments
+
+    def restart(self, environment: int) -> None:
+        self.replay.restart(np.array([environment]))
+        self.streams[environment] = len(self.history[environment])
+
+    def append(self) -> None:
+        """One step of a random subset of the environments, in random order."""
+        count = self.rng.integers(1, self.settings.environments + 1)
+        environments = self.rng.permutation(self.settings.environments)[:count]
+        new = np.array([len(self.history[e]) == self.streams[e] for e in environments])
+        record = Record(
+            frame=self.rng.integers(1, 255, (count, 2, 2), dtype=np.uint8),
+            reward=self.rng.normal(size=count).astype(np.float32),
+            terminated=self.rng.random(count) < 0.2,
+            truncated=self.rng.random(count) < 0.2,
+            valid=self.rng.random(count) < 0.8,
+            action=self.rng.integers(0, 5, count),
+        )
+        state = self.rng.normal(size=(count, 3)).astype(np.float32)
+        stacks = self.stacks.push(environments, record.frame, ~record.valid | new)
+        self.replay.append(environments, record, (state,))
+        for i, e in enumerate(environments):
+            step = {name: values[i] for name, values in record._asdict().items()}
+            self.history[e].append(step | {"stack": stacks[i], "state": state[i], "new": bool(new[i])})
+            step_valid = bool(record.valid[i] and not new[i])
+            self.history[e][-1]["valid"] = step_valid
+
+    def sequences(self) -> set[tuple[int, int]]:
+        """(environment, start) of what may be sampled: complete, of one stream, not overwritten."""
+        found = set()
+        for e, history in enumerate(self.history):
+            oldest = len(history) - self.settings.steps_per_environment
+            for start in range(0, len(history), self.settings.stride):
+                end = start + self.settings.sequence_length
+                unbroken = end < len(history) and not any(step["new"] for step in history[start + 1 : end + 1])
+                if unbroken and (start - self.settings.history >= oldest):
+                    found.add((e, start))
+        return found
+
+
+@pytest.mark.parametrize("chosen", [settings(), settings(frame_stack=2, padding="repeat"), settings(stride=8)])
+def test_samples_are_what_was_appended_and_acted_on(chosen: SequenceReplaySettings) -> None:
+    for seed in range(6):
+        model = Model(chosen, seed)
+        for round_ in range(90):
+            model.append()
+            if model.rng.random() < 0.04:
+                model.restart(int(model.rng.integers(chosen.environments)))
+            assert len(model.replay) == len(model.sequences())
+            if round_ % 15 == 14 and len(model.replay):
+                check_sample(model)
+
+
+def check_sample(model: Model) -> None:
+    sample = model.replay.sample(16, model.rng)
+    blocks = model.settings.steps_per_environment // model.settings.stride
+    for b, (leaf, start) in enumerate(zip(sample.leaves, sample.births, strict=True)):
+        environment = int(leaf) // blocks
+        assert (environment, int(start)) in model.sequences()
+        steps = model.history[environment][start : start + model.settings.sequence_length + 1]
+        sequences = sample.sequences
+        np.testing.assert_array_equal(sequences.observations[:, b], [step["stack"] for step in steps])
+        for name in ("reward", "terminated", "truncated", "valid"):
+            stored = getattr(sequences, "rewards" if name == "reward" else name)
+            np.testing.assert_array_equal(stored[:, b], [step[name] for step in steps[1:]])
+        np.testing.assert_array_equal(sequences.actions[:, b], [step["action"] for step in steps[:-1]])
+        np.testing.assert_array_equal(sequences.state[0][b], steps[0]["state"])
+        if steps[0]["valid"]:
+            assert sequences.previous_action[b] == model.history[environment][start - 1]["action"]
+            assert sequences.previous_reward[b] == steps[0]["reward"]
+        else:
+            assert sequences.previous_action[b] == NO_ACTION and sequences.previous_reward[b] == 0
+
+
+def filled(exponent: float = 0.9, importance: float = 0.6) -> SequenceReplay:
+    """One environment, four sequences."""
+    chosen = settings(
+        environments=1, steps_per_environment=24, frame_stack=1, priority_exponent=exponent,
+        importance_exponent=importance,
+    )  # fmt: skip
+    replay = SequenceReplay(chosen, (1,), np.dtype(np.float32), ())
+    for step in range(20):
+        append_number(replay, step)
+    return replay
+
+
+def append_number(replay: SequenceReplay, step: int) -> None:
+    one = np.zeros(1, dtype=bool)
+    record = Record(
+        np.full((1, 1), step, np.float32), np.zeros(1, np.float32), one, one, ~one, np.zeros(1, dtype=np.int64)
+    )
+    replay.append(np.array([0]), record, ())
+
+
+def prioritise(replay: SequenceReplay, priorities: dict[int, float]) -> None:
+    """Give the sequences that begin at these steps their priorities."""
+    sample = replay.sample(64, np.random.default_rng(0))
+    assert set(sample.births.tolist()) == set(priorities)
+    replay.update_priorities(sample, torch.tensor([priorities[int(start)] for start in sample.births]))
+
+
+def test_new_sequences_are_sampled_alike() -> None:
+    replay = filled()
+    assert len(replay) == 4
+    counts = Counter(replay.sample(4, np.random.default_rng(0)).births.tolist())
+    assert counts == {0: 1, 4: 1, 8: 1, 12: 1}
+    assert torch.equal(replay.sample(4, np.random.default_rng(0)).weights, torch.ones(4))
+
+
+def test_probabilities_and_importance_weights_are_the_closed_forms() -> None:
+    replay, priorities = filled(0.9, 0.6), {0: 1.0, 4: 2.0, 8: 4.0, 12: 0.5}
+    prioritise(replay, priorities)
+    sample = replay.sample(40_000, np.random.default_rng(1))
+    powers = {start: priority**0.9 for start, priority in priorities.items()}
+    chances = {start: power / sum(powers.values()) for start, power in powers.items()}
+    counts = Counter(sample.births.tolist())
+    for start, chance in chances.items():
+        assert counts[start] / 40_000 == pytest.approx(chance, abs=1e-3)
+    raw = {start: (4 * chance) ** -0.6 for start, chance in chances.items()}
+    expected = [raw[int(start)] / max(raw.values()) for start in sample.births]
+    np.testing.assert_allclose(sample.weights, expected, rtol=1e-5)
+
+
+def test_importance_weights_make_the_weighted_mean_unbiased() -> None:
+    replay = filled(0.9, 1.0)
+    prioritise(replay, {0: 1.0, 4: 2.0, 8: 4.0, 12: 0.5})
+    sample = replay.sample(40_000, np.random.default_rng(1))
+    values = torch.from_numpy(sample.births).float()
+    mean = (values * sample.weights).sum() / sample.weights.sum()
+    assert mean.item() == pytest.approx((0 + 4 + 8 + 12) / 4, abs=0.05)
+
+
+def test_a_new_sequence_gets_the_largest_priority_seen() -> None:
+    replay = filled(1.0)
+    prioritise(replay, {0: 1.0, 4: 1.0, 8: 7.0, 12: 1.0})
+    for step in range(20, 24):
+        append_number(replay, step)  # the sequence of 16 is complete, and that of 0 makes room
+    counts = Counter(replay.sample(16_000, np.random.default_rng(0)).births.tolist())
+    assert counts[16] / 16_000 == pytest.approx(7 / 16, abs=0.01)
+
+
+def test_priorities_of_a_sequence_that_was_overwritten_are_dropped() -> None:
+    replay = filled()
+    sample = replay.sample(8, np.random.default_rng(0))
+    for step in range(20, 60):
+        append_number(replay, step)
+    total = len(replay)
+    replay.update_priorities(sample, torch.full((8,), 1e9))
+    counts = Counter(replay.sample(100 * total, np.random.default_rng(0)).births.tolist())
+    assert min(counts) >= 60 - 24
+    assert max(counts.values()) <= 101  # all alike: nobody took the 1e9
+
+
+def test_a_priority_of_zero_keeps_a_chance() -> None:
+    replay = filled()
+    prioritise(replay, {0: 0.0, 4: 0.0, 8: 0.0, 12: 0.0})
+    assert len(set(replay.sample(8, np.random.default_rng(0)).births.tolist())) == 4
+
+
+@pytest.mark.parametrize("changes", [{"steps_per_environment": 22}, {"steps_per_environment": 12}, {"stride": 2}])
+def test_sizes_that_cannot_work_are_refused(changes: dict) -> None:
+    with pytest.raises(ValueError, match="stride"):
+        settings(**changes)
+
+
+def test_an_empty_replay_says_so() -> None:
+    with pytest.raises(ValueError, match="no weight"):
+        SequenceReplay(settings(), (1,), np.dtype(np.uint8), ()).sample(1, np.random.default_rng(0))
