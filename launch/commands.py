@@ -51,8 +51,16 @@ def stop(words: Sequence[str]) -> int:
     return 0
 
 
+def sbatch(words: Sequence[str]) -> int:
+    """dba3c sbatch PRESET [OPTIONS]"""
+    from launch import sbatch as slurm
+
+    return slurm.main(words)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": train,
     "resume": resume,
     "stop": stop,
+    "sbatch": sbatch,
 }

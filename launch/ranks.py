@@ -26,6 +26,8 @@ from launch.supervisor import Supervisor, say_to_stderr
 from launch.topology import Assignment, Topology, fit
 
 COUNTS = ("num_workers", "num_gradients", "num_backup_workers")
+COLOCATED = "--colocated-servers"
+"""Servers share their ranks with workers: a matter of places only, so no part of the configuration."""
 
 
 def train(words: Sequence[str], place: LaunchPlace, command: str) -> int:
@@ -35,8 +37,10 @@ def train(words: Sequence[str], place: LaunchPlace, command: str) -> int:
         UserError: bad options, or options that contradict the number of ranks.
     """
     counts, words = take_counts(words)
+    colocated = COLOCATED in words
+    words = [word for word in words if word != COLOCATED]
     arguments = parse_train(words, cores=place.world_size)
-    config, topology = fit_config(arguments.config, place, counts)
+    config, topology = fit_config(arguments.config, place, counts, colocated)
     run_dir = config.run.run_dir or run_dir_of_launch(config, place)
     if place.is_chief:
         say_to_stderr(f"{topology.arithmetic()}; run folder: {run_dir}")
@@ -70,7 +74,9 @@ def run_dir_of_launch(config: TrainConfig, place: LaunchPlace) -> Path:
     return RUNS / f"{game_of(config)}-{re.sub(r'[^A-Za-z0-9.-]+', '-', name)}"
 
 
-def fit_config(config: TrainConfig, place: LaunchPlace, counts: Mapping[str, int]) -> tuple[TrainConfig, Topology]:
+def fit_config(
+    config: TrainConfig, place: LaunchPlace, counts: Mapping[str, int], colocated_servers: bool = False
+) -> tuple[TrainConfig, Topology]:
     """The configuration and topology for as many ranks as there are.
 
     Args:
@@ -83,7 +89,7 @@ def fit_config(config: TrainConfig, place: LaunchPlace, counts: Mapping[str, int
     servers = exchange.num_servers if exchange.exchange in ("servers", "async") else 0
     if exchange.exchange == "local" and place.world_size > 1:
         raise UserError(f"exchange local is one process, but {place.started_by} started {place.world_size} ranks")
-    left = place.world_size - servers - run.evaluators - run.recorders
+    left = place.world_size - (0 if colocated_servers else servers) - run.evaluators - run.recorders
     backup_workers = counts.get("num_backup_workers")
     if backup_workers is None and "num_gradients" not in counts and exchange.backup_workers < left:
         backup_workers = exchange.backup_workers
@@ -95,6 +101,7 @@ def fit_config(config: TrainConfig, place: LaunchPlace, counts: Mapping[str, int
         backup_workers=backup_workers,
         evaluators=run.evaluators,
         recorders=run.recorders,
+        colocated_servers=colocated_servers,
         started_by=place.started_by,
     )
     g_and_b: dict[str, int | None] = {

@@ -23,7 +23,7 @@ def fitted(world_size: int, *words: str) -> str:
     ("world_size", "words", "arithmetic"),
     [
         (71, "dba3c_paper", "71 = 4 servers + 1 evaluator + 1 recorder + 65 workers (60 gradients + 5 backup)"),
-        (11, "dba3c_paper --gradients 3", "11 = 4 servers + 1 evaluator + 1 recorder + 5 workers (3 gradients + 2 backup)"),
+        (11, "dba3c_paper --gradients 3", "11 = 4 servers + 1 evaluator + 1 recorder + 5 workers (3 gradients + 2 backup)"),  # noqa: E501
         (64, "breakout --servers 4 --backup-workers 4", "64 = 4 servers + 60 workers (56 gradients + 4 backup)"),
         (64, "breakout --servers 4 --gradients 50", "64 = 4 servers + 60 workers (50 gradients + 10 backup)"),
         (8, "dba3c_paper", "8 = 4 servers + 1 evaluator + 1 recorder + 2 workers (2 gradients + 0 backup)"),

@@ -1,0 +1,167 @@
+"""``dba3c sbatch PRESET --nodes 64``: prints a Slurm script. The text is a pure function of the shape.
+
+The files under ``slurm/`` are its output. They hold no hyperparameters: those are the preset's, and what a script
+passes on is the shape of the run. The environment variables DBA3C_PRESET, DBA3C_ARGS, DBA3C_RUN_DIR and DBA3C_VENV
+change a job without editing its file.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dba3c.errors import UserError
+from launch.topology import Topology, fit
+
+MAX_LINES = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmShape:
+    """Print a Slurm script: dba3c sbatch PRESET [OPTIONS] > job.sh"""
+
+    preset: str = "breakout"
+    """What to train: a preset of `dba3c train`, or an environment."""
+
+    nodes: int = 64
+    """Nodes of the job; with --scaling, of its largest run."""
+
+    tasks_per_node: int = 1
+    """Ranks on each node."""
+
+    cpus_per_task: int = 12
+    """Cores of each rank."""
+
+    servers: int = 4
+    """Ranks that hold a shard of the parameters."""
+
+    backup_workers: int = 0
+    """Workers whose gradient an update need not wait for."""
+
+    evaluators: int = 0
+    """Ranks that play full games with each new checkpoint."""
+
+    recorders: int = 0
+    """Ranks that film a game of each n-th checkpoint."""
+
+    scaling: bool = False
+    """A job array over 1, 2, 4, … nodes, servers beside the workers."""
+
+    time: str = "04:00:00"
+    """Slurm's time limit; before it ends the run is checkpointed and the job requeued."""
+
+    warning_s: int = 180
+    """Seconds before the limit at which the checkpoint is asked for."""
+
+    name: str = ""
+    """Job name; without it PRESET_64nodes."""
+
+    account: str = ""
+    """Slurm account; without it a line to fill in, or sbatch --account."""
+
+    partition: str = ""
+    """Slurm partition; without it a line to fill in, or sbatch --partition."""
+
+    def __post_init__(self) -> None:
+        for field in ("nodes", "tasks_per_node", "cpus_per_task", "warning_s"):
+            if getattr(self, field) < 1:
+                raise UserError(f"{field} must be at least 1, got {getattr(self, field)}")
+        if self.scaling and (self.nodes & (self.nodes - 1) or self.evaluators or self.recorders or self.backup_workers):
+            raise UserError(
+                "a scaling array runs on 1, 2, 4, … nodes with servers and workers only; nodes is a power of 2"
+            )
+        self.topology()
+
+    @property
+    def job_name(self) -> str:
+        """Job name, also of the file under slurm/."""
+        return self.name or f"{self.preset.split('/')[-1]}_{self.nodes}nodes"
+
+    def topology(self) -> Topology:
+        """The (largest) run's shape."""
+        return fit(
+            self.nodes * self.tasks_per_node,
+            servers=self.servers,
+            backup_workers=self.backup_workers,
+            evaluators=self.evaluators,
+            recorders=self.recorders,
+            colocated_servers=self.scaling,
+            started_by=f"{self.nodes} nodes × {self.tasks_per_node}",
+        )
+
+
+def command_text(shape: SlurmShape) -> str:
+    """The shell command that prints a shape's script."""
+    words = ["dba3c", "sbatch", shape.preset, "--nodes", str(shape.nodes), "--servers", str(shape.servers)]
+    for name in ("tasks_per_node", "cpus_per_task", "backup_workers", "evaluators", "recorders", "time", "warning_s"):
+        if getattr(shape, name) != getattr(SlurmShape, name):
+            words += ["--" + name.replace("_", "-"), str(getattr(shape, name))]
+    words += ["--scaling"] if shape.scaling else []
+    words += ["--name", shape.name] if shape.name else []
+    return shlex.join(words)
+
+
+def script_text(shape: SlurmShape) -> str:
+    """The whole Slurm script, at most 50 lines."""
+    lines = [
+        "#!/bin/bash",
+        f"# Printed by: {command_text(shape)}",
+        f"# {shape.topology().arithmetic()}",
+        "# Submit from the folder that holds .venv, shared by all nodes: sbatch --account=A --partition=P THIS_FILE",
+        f"#SBATCH --account={shape.account}" if shape.account else "##SBATCH --account=",
+        f"#SBATCH --partition={shape.partition}" if shape.partition else "##SBATCH --partition=",
+        f"#SBATCH --job-name={shape.job_name}",
+        f"#SBATCH --nodes={shape.nodes}",
+        f"#SBATCH --ntasks-per-node={shape.tasks_per_node}",
+        f"#SBATCH --cpus-per-task={shape.cpus_per_task}",
+        f"#SBATCH --time={shape.time}",
+        *([f"#SBATCH --array=0-{shape.nodes.bit_length() - 1}"] if shape.scaling else []),
+        f"#SBATCH --output=%x-{'%A_%a' if shape.scaling else '%j'}.out",
+        "#SBATCH --open-mode=append",
+        "",
+        f"# {shape.warning_s} s before the limit: a checkpoint; the job goes on in its next life (docs/cluster.md).",
+        f"#SBATCH --signal=B:USR1@{shape.warning_s}",
+        "#SBATCH --requeue",
+        "# A lost node costs its workers, not the run, while enough of them are left.",
+        "#SBATCH --no-kill",
+        "",
+        "set -eu",
+        'source "${DBA3C_VENV:-.venv}/bin/activate"',
+    ]
+    return "\n".join([*lines, *_start_lines(shape)]) + "\n"
+
+
+def _start_lines(shape: SlurmShape) -> list[str]:
+    options = []
+    for name in ("backup_workers", "evaluators", "recorders"):
+        if getattr(shape, name):
+            options += ["--" + name.replace("_", "-"), str(getattr(shape, name))]
+    train = f'dba3c train "${{DBA3C_PRESET:-{shape.preset}}}"'
+    if not shape.scaling:
+        return [
+            "run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_JOB_ID}",
+            'exec python -m launch.slurm_job --run-dir "$run_dir" -- \\',
+            f"    {train} --servers {shape.servers} {' '.join(options)}".rstrip() + " ${DBA3C_ARGS:-}",
+        ]
+    return [
+        "# Task i of the array runs on 2^i nodes and gives the others back at once.",
+        "nodes=$((1 << SLURM_ARRAY_TASK_ID))",
+        f"servers=$((nodes < {shape.servers} ? nodes : {shape.servers}))",
+        "run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_ARRAY_JOB_ID}/nodes-$nodes",
+        'exec python -m launch.slurm_job --run-dir "$run_dir" --nodes "$nodes" -- \\',
+        f'    {train} --servers "$servers" --colocated-servers ${{DBA3C_ARGS:-}}',
+    ]
+
+
+def main(words: Sequence[str]) -> int:
+    """``dba3c sbatch PRESET [OPTIONS]``: print the script."""
+    from launch.options import parse
+
+    words = list(words)
+    if words and not words[0].startswith("-"):
+        words = ["--preset", *words]
+    text = script_text(parse(SlurmShape, words, "dba3c sbatch"))
+    sys.stdout.write(text)
+    return 0

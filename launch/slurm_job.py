@@ -1,0 +1,174 @@
+"""What a Slurm script runs on its first node: srun of all ranks, and the life of a job around it.
+
+- USR1 (``--signal``, before the time limit): asks the run to end with a checkpoint, then ``scontrol requeue``; the next
+  life resumes the same run folder. SIGTERM (preemption, ``scancel --batch``): the same without requeueing, which is
+  Slurm's own business then.
+- The job's outcome is the run's, noted in its folder, not srun's: after a node's loss srun may hang, or report the lost
+  rank of a run that went on well. So once the run has ended srun has only so long to follow.
+- A run that failed prints who failed first, and that one's traceback, as the last thing in the job's output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dba3c.errors import UserError
+from dba3c.run_folder import RunFolder
+from launch.failures import report
+from launch.processes import describe_exit, shell_code, taking_signals
+
+LOOK_S = 1.0
+SRUN_FOLLOWS_S = 60.0
+"""How long srun may take to return when the run has ended."""
+MAX_RESTARTS = 100
+"""Lives of one job; more would mean that a life is too short to get anywhere."""
+SCONTROL_TIMEOUT_S = 60.0
+
+
+def srun_command(environ: Mapping[str, str], train: Sequence[str], nodes: int | None = None) -> list[str]:
+    """The srun that starts every rank. Slurm ≥ 22.05 does not hand --cpus-per-task on to srun by itself."""
+    command = ["srun", "--kill-on-bad-exit=0", "--no-kill", "--distribution=block", "--mpi=none", "--wait=0"]
+    if environ.get("SLURM_CPUS_PER_TASK"):
+        command += [f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}"]
+    if nodes is not None:
+        tasks = nodes * int(environ.get("SLURM_NTASKS_PER_NODE") or 1)
+        command += [f"--nodes={nodes}", f"--ntasks={tasks}"]
+    return [*command, *train]
+
+
+class SlurmJob:
+    """One life of a job. `run` returns its exit code."""
+
+    def __init__(self, run_dir: Path, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        self.run_dir = run_dir
+        self.command = list(command)
+        self.environ = environ
+        self.requeue = False
+        self._stop_reason = ""
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._lives_before = self._lives()
+
+    def run(self) -> int:
+        """Start the ranks, wait for the run's end, requeue if that is due."""
+        started_s = time.time()
+        print(f"{self._now()} life {self._restart_count() + 1}: {' '.join(self.command)}", flush=True)
+        with taking_signals(self._signals.put):
+            srun = subprocess.Popen(self.command, start_new_session=True)
+            try:
+                code = self._wait(srun)
+            finally:
+                _end(srun)
+        ended = self._ended()
+        print(f"{self._now()} srun: {describe_exit(code)}; run: {ended or 'left no word'}", flush=True)
+        if self.requeue and (not ended or ended.get("outcome") != "failed"):
+            return self._requeue()
+        if ended:
+            code = 1 if ended["outcome"] == "failed" else 0
+        if code:
+            print(report(self.run_dir, started_s) or f"no rank noted why; see {self.run_dir / 'logs'}", flush=True)
+        return shell_code(code)
+
+    def _wait(self, srun: subprocess.Popen[bytes]) -> int:
+        """srun's exit code; when the run has ended and srun has not within a minute, it is ended."""
+        follow_until_s = float("inf")
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return srun.wait(timeout=LOOK_S)
+            with contextlib.suppress(queue.Empty):
+                self._signalled(signal.Signals(self._signals.get_nowait()))
+            self._ask_to_stop()
+            if follow_until_s == float("inf") and self._ended():
+                follow_until_s = time.monotonic() + SRUN_FOLLOWS_S
+            if time.monotonic() > follow_until_s:
+                print(f"{self._now()} the run has ended, srun has not: ending it", flush=True)
+                return _end(srun)
+
+    def _signalled(self, signum: signal.Signals) -> None:
+        self.requeue = self.requeue or signum == signal.SIGUSR1
+        print(f"{self._now()} {signum.name}: asking the run to end with a checkpoint", flush=True)
+        self._stop_reason = f"{signum.name} at the Slurm job"
+
+    def _ask_to_stop(self) -> None:
+        """Once this life has begun: what was asked before that, the beginning life would have cleared away."""
+        if self._stop_reason and self._lives() > self._lives_before:
+            RunFolder(self.run_dir).request_stop(self._stop_reason)
+
+    def _requeue(self) -> int:
+        if self._restart_count() >= MAX_RESTARTS:
+            print(f"{self._now()} not requeued: this was life {self._restart_count() + 1}", flush=True)
+            return 1
+        job = self.environ["SLURM_JOB_ID"]
+        print(f"{self._now()} requeueing job {job}", flush=True)
+        return subprocess.run(["scontrol", "requeue", job], timeout=SCONTROL_TIMEOUT_S).returncode
+
+    def _restart_count(self) -> int:
+        return int(self.environ.get("SLURM_RESTART_COUNT") or 0)
+
+    def _lives(self) -> int:
+        with contextlib.suppress(UserError):
+            return len(RunFolder(self.run_dir).meta().get("lives", []))
+        return 0
+
+    def _ended(self) -> dict[str, str] | None:
+        """What the chief noted about this life's end; None while it has not."""
+        with contextlib.suppress(UserError):  # meta.json may just be replaced on a slow file system
+            lives = RunFolder(self.run_dir).meta().get("lives", [])
+            if len(lives) > self._lives_before:
+                ended: dict[str, str] | None = lives[-1].get("ended")
+                return ended
+        return None
+
+    @staticmethod
+    def _now() -> str:
+        return time.strftime("%H:%M:%S")
+
+
+def _end(srun: subprocess.Popen[bytes]) -> int:
+    """End srun, and with it the step: politely, then not; returns its code. Harmless when it is gone."""
+    for signum, timeout_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+        if srun.poll() is None:
+            srun.send_signal(signum)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                srun.wait(timeout_s)
+    return srun.returncode if srun.returncode is not None else -int(signal.SIGKILL)
+
+
+def give_back_nodes(environ: Mapping[str, str], nodes: int) -> None:
+    """Shrink the job to its first ``nodes`` nodes, so that the others serve somebody else. Failing is no harm."""
+    if nodes >= int(environ.get("SLURM_NNODES") or nodes):
+        return
+    command = ["scontrol", "update", f"JobId={environ['SLURM_JOB_ID']}", f"NumNodes={nodes}"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=SCONTROL_TIMEOUT_S)
+    if answer.returncode:
+        print(f"the other nodes stay idle, Slurm does not take them back: {answer.stderr.strip()}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``python -m launch.slurm_job --run-dir RUN [--nodes N] -- dba3c train …``"""
+    parser = argparse.ArgumentParser(prog="python -m launch.slurm_job", allow_abbrev=False)
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--nodes", type=int, default=None, help="run on the first N nodes, give the others back")
+    parser.add_argument("train", nargs="+", help="the command of every rank")
+    arguments = parser.parse_args(argv)
+    if "SLURM_JOB_ID" not in os.environ:
+        print("dba3c: launch.slurm_job is what a Slurm script runs; there is no SLURM_JOB_ID here", file=sys.stderr)
+        return 2
+    train = [*arguments.train, "--run-dir", str(arguments.run_dir)]
+    if int(os.environ.get("SLURM_RESTART_COUNT") or 0) and (arguments.run_dir / "config.json").exists():
+        train.append("--resume")
+    if arguments.nodes is not None:
+        give_back_nodes(os.environ, arguments.nodes)
+    return SlurmJob(arguments.run_dir, srun_command(os.environ, train, arguments.nodes), os.environ).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
