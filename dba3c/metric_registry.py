@@ -25,6 +25,7 @@ SECTIONS = {
     "pushing": "sending the gradient and waiting for its receipt",
     "aggregating": "a server averaging the gradients of a step",
     "applying": "a server's optimizer step",
+    "other": "everything else",
 }
 
 
@@ -189,9 +190,9 @@ _CHARTS = (
     _chart("cluster/dropped", "gradients", "gradients dropped as stale so far"),
     _chart("cluster/rejected", "gradients", "gradients rejected so far"),
     *(_chart(f"sections/worker_{name}", "share", f"share of the workers' time: {text}, mean of 10 s")
-      for name, text in SECTIONS.items() if name not in ("aggregating", "applying")),
+      for name, text in SECTIONS.items() if name not in ("aggregating", "applying", "other")),
     *(_chart(f"sections/server_{name}", "share", f"share of the servers' time: {text}, mean of 10 s")
-      for name, text in SECTIONS.items() if name in ("aggregating", "applying", "waiting")),
+      for name, text in SECTIONS.items() if name in ("aggregating", "applying", "waiting", "other")),
 )  # fmt: skip
 PER_WORKER_CHARTS = {
     "score": ("game points", "mean score of its last 50 finished games"),

@@ -20,6 +20,7 @@ _COLOURS = {
     "pushing": "magenta",
     "aggregating": "cyan",
     "applying": "green",
+    "other": "white",
 }
 _BAR_WIDTH = 30
 _SILENT_AFTER_S = 15.0

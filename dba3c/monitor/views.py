@@ -87,6 +87,8 @@ def score_text(summary: RunSummary) -> str:
 
 def status_line(summary: RunSummary, now_s: float) -> str:
     """The state of a run in one line."""
+    if not summary.processes:
+        return "nothing recorded yet"
     hours, core_hours = summary.hours()
     points_s, steps_s = summary.per_second(now_s, "data_points"), summary.per_second(now_s, "agent_steps")
     dropped = dropped_share({name: summary.total(name) for name in ("accepted", "dropped", "rejected")})
