@@ -43,7 +43,7 @@ def set_lives(run, *lives):
 
 
 def made_up_run(path, monkeypatch, seconds=30, workers=2, servers=2, config=CONFIG, score=float, finished=True):
-    """Ten steps a second; worker i is late in every tenth step when i = 1; a game a second and worker, of `score(s)`."""
+    """Ten steps a second, a game a second and worker, of score `score(second)`; worker 1 is late in each tenth step."""
     clock = Clock()
     monkeypatch.setattr(metrics, "time", clock)
     run = RunFolder.create(path, config, cores=workers)
