@@ -12,6 +12,15 @@ from dba3c.agent import Agent
 from dba3c.networks import State
 
 
+class Asked(NamedTuple):
+    """One batch of questions."""
+
+    observation: np.ndarray  # [N, ...]
+    state: State  # recurrent state before these observations [N, ...]
+    reward: np.ndarray  # [N] float32, of the step that led here; meaningless where an episode begins
+    environments: np.ndarray  # [N] int64: numbers that stay with an environment (actor, group and place in it)
+
+
 class Decision(NamedTuple):
     """One batch of actions."""
 
@@ -34,8 +43,8 @@ class Policy(Protocol):
         """Decide with these flat parameters [P] from now on."""
         ...
 
-    def act(self, observation: np.ndarray, state: State) -> Decision:
-        """Actions for observations [N, ...]."""
+    def act(self, asked: Asked) -> Decision:
+        """Actions for one batch."""
         ...
 
 
@@ -62,9 +71,9 @@ class ActorCriticPolicy:
         self.version = version
 
     @torch.no_grad()
-    def act(self, observation: np.ndarray, state: State) -> Decision:
+    def act(self, asked: Asked) -> Decision:
         """See ``Policy``."""
-        output = self.agent.forward(observation, state)
+        output = self.agent.forward(asked.observation, asked.state)
         policy = self.agent.policy(output.policy_logits.cpu())  # the sampler's generator lives on the CPU
         actions = policy.sample(self._generator)
         return Decision(actions.numpy(), policy.log_prob(actions).numpy(), output.state)

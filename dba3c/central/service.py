@@ -19,7 +19,7 @@ import torch
 
 from dba3c.central.batching import Batcher
 from dba3c.central.inference_report import InferenceReport
-from dba3c.central.policies import Policy
+from dba3c.central.policies import Asked, Policy
 from dba3c.central.unroll_store import GroupKey, State, UnrollStore, stack_states
 from dba3c.central.wire import VALID
 from dba3c.environments.protocol import Episode
@@ -190,7 +190,14 @@ class InferenceService:
         batch = self._room_for(len(keys) * size)
         for i, key in enumerate(keys):
             self.store.of(key).observation_into(batch[i * size : (i + 1) * size])
-        decision = self.policy.act(batch, stack_states([self._states[key] for key in keys]))
+        decision = self.policy.act(
+            Asked(
+                observation=batch,
+                state=stack_states([self._states[key] for key in keys]),
+                reward=np.concatenate([self.store.of(key).reward for key in keys]),
+                environments=np.concatenate([self._numbers(key) for key in keys]),
+            )
+        )
         for i, key in enumerate(keys):
             part = slice(i * size, (i + 1) * size)
             self._states[key] = tuple(whole[part] for whole in decision.state)
@@ -206,6 +213,11 @@ class InferenceService:
         header = Header(Kind.ACTION, self._rank, 0, key.group, self.policy.version, sequence)
         # the unroll keeps the actions' bytes as they are until long after they are sent
         self.hub.send(Peer(Role.ACTOR, key.actor), header, unroll.actions[time_].data.cast("B"))
+
+    def _numbers(self, key: GroupKey) -> np.ndarray:
+        size = self.store.shape.num_envs
+        first = (key.actor * self._groups_per_actor + key.group) * size
+        return np.arange(first, first + size)
 
     def _room_for(self, num_envs: int) -> np.ndarray:
         """[num_envs, ...] for stacked observations, in memory that is used again."""

@@ -66,6 +66,11 @@ class Unroll:
         self.frames.mark_whole(Whole(row, extras.whole, extras.older))
         return extras.episodes
 
+    @property
+    def reward(self) -> np.ndarray:
+        """[B] of the step that led to observation ``time``."""
+        return self.rewards[self.time]
+
     def observation_into(self, out: np.ndarray) -> None:
         """Observation ``time`` [B, ...], stacked."""
         self.frames.stacks_into(self.history + self.time, out)

@@ -1,0 +1,277 @@
+"""The inference service over real sockets, its actors driven step by step in the same thread."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dba3c.central.batching import Batcher
+from dba3c.central.policies import Asked, Decision
+from dba3c.central.service import InferenceService
+from dba3c.central.unroll_store import GroupKey, UnrollStore, batch_of
+from dba3c.central.wire import GroupShape, pack_step
+from dba3c.metrics import Sections
+from param_servers.handshake import Hello, Peer, Role
+from param_servers.hub import Hub, Joined, Left, Message
+from param_servers.messages import Header, Kind
+
+SHAPE = GroupShape(2, 1, (1,), "float32", (), "int64")
+SECRET = b"0123456789abcdef"
+PATIENCE_S = 20.0
+B = SHAPE.num_envs
+
+
+class CountingPolicy:
+    """Answers the observation's number; its state counts the steps of an episode."""
+
+    version = 3
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+
+    def initial_state(self, num_envs: int) -> tuple[Tensor, ...]:
+        return (torch.zeros(num_envs, 1),)
+
+    def load(self, parameters: Tensor, version: int) -> None: ...
+
+    def act(self, asked: Asked) -> Decision:
+        self.asked.append(asked)
+        actions = asked.observation[:, 0].astype(np.int64)
+        return Decision(actions, -actions.astype(np.float32), (asked.state[0] + 1,))
+
+
+class ScriptedActor:
+    """Says what it is told to say."""
+
+    def __init__(self, port: int, rank: int, incarnation: int = 0, secret: bytes = SECRET) -> None:
+        self.hub = Hub(secret, self.receive_into)
+        self.rank, self.incarnation = rank, incarnation
+        self.events: list[object] = []
+        self.answers: list[tuple[int, int, list[int]]] = []
+        self.buffers: dict[int, np.ndarray] = {}
+        self.hub.dial(("127.0.0.1", port), Hello(Role.ACTOR, rank, incarnation, 0, SHAPE.fingerprint))
+
+    def receive_into(self, peer: Peer, header: Header) -> memoryview:
+        if header.kind == Kind.STOP:
+            return memoryview(bytearray(header.length))
+        return self.buffers.setdefault(header.term, np.zeros(B, np.int64)).data.cast("B")
+
+    def say(self, group: int, sequence: int, value: float, *, valid: bool = True, extra: bytes = b"") -> None:
+        row, nothing = np.zeros(SHAPE.row_bytes, np.uint8), np.zeros(B, bool)
+        observation, ends = np.full((B, 1), value, np.float32), (nothing, nothing, np.full(B, valid))
+        length = pack_step(SHAPE, row, observation, np.zeros(B, np.float32), ends, nothing, [])
+        payload = memoryview(row[:length].tobytes() + extra)
+        self.hub.send(
+            Peer(Role.SERVER, 0), Header(Kind.OBSERVATION, self.rank, self.incarnation, group, 0, sequence), payload
+        )
+
+    def poll(self) -> None:
+        for event in self.hub.poll(0.0):
+            self.events.append(event)
+            if isinstance(event, Message) and event.header.kind == Kind.ACTION:
+                actions = self.buffers[event.header.term].tolist()
+                self.answers.append((event.header.term, event.header.sequence, actions))
+
+    @property
+    def joined(self) -> bool:
+        return any(isinstance(event, Joined) for event in self.events)
+
+    @property
+    def left(self) -> list[Left]:
+        return [event for event in self.events if isinstance(event, Left)]
+
+
+class Stage:
+    """A service and its actors."""
+
+    def __init__(self, target: int, timeout_s: float) -> None:
+        self.policy, self.events = CountingPolicy(), []
+        self.batcher: Batcher[GroupKey] = Batcher(target, timeout_s, absent_after_s=1e9)
+        self.service = InferenceService(
+            SECRET,
+            0,
+            self.policy,
+            UnrollStore(SHAPE, 3),
+            self.batcher,
+            2,
+            lambda e, line: self.events.append((e, line)),
+        )
+        self.port = self.service.hub.listen("127.0.0.1")[1]
+        self.actors: list[ScriptedActor] = []
+
+    def actor(self, rank: int, incarnation: int = 0, secret: bytes = SECRET) -> ScriptedActor:
+        actor = ScriptedActor(self.port, rank, incarnation, secret)
+        self.actors.append(actor)
+        self.until(lambda: actor.joined or bool(actor.left))
+        return actor
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not happened():
+            assert time.monotonic() < deadline_s, f"not within {PATIENCE_S} s; events: {self.events}"
+            self.service.turn(0.001, Sections())
+            for actor in self.actors:
+                actor.poll()
+
+
+@pytest.fixture
+def stage() -> Iterator[Callable[..., Stage]]:
+    stages: list[Stage] = []
+
+    def make(target: int = B, timeout_s: float = 60.0) -> Stage:
+        stages.append(Stage(target, timeout_s))
+        return stages[-1]
+
+    yield make
+    for made in stages:
+        made.service.hub.shut()
+        for actor in made.actors:
+            actor.hub.shut()
+
+
+def test_an_observation_is_answered_under_its_own_number(stage: Callable[..., Stage]) -> None:
+    on = stage()
+    actor = on.actor(0)
+    actor.say(group=1, sequence=0, value=5.0)
+    on.until(lambda: actor.answers == [(1, 0, [5, 5])])
+
+
+def test_groups_of_several_actors_share_a_batch(stage: Callable[..., Stage]) -> None:
+    on = stage(target=2 * B)
+    first, second = on.actor(0), on.actor(1)
+    first.say(0, 0, 1.0)
+    second.say(1, 0, 2.0)
+    on.until(lambda: bool(first.answers and second.answers))
+    assert len(on.policy.asked) == 1
+    assert sorted(on.policy.asked[0].environments.tolist()) == [0, 1, 6, 7]
+
+
+def test_a_dead_actor_costs_no_more_than_the_timeout(stage: Callable[..., Stage]) -> None:
+    on = stage(target=100, timeout_s=0.05)
+    actor, _ = on.actor(0), on.actor(1)  # actor 1 never says a word
+    actor.say(0, 0, 1.0)
+    on.until(lambda: bool(actor.answers))
+
+
+def test_an_actor_restarted_inside_a_pending_batch_begins_anew(stage: Callable[..., Stage]) -> None:
+    on = stage(target=2 * B)
+    first, other = on.actor(0), on.actor(1)
+    first.say(0, 0, 1.0)
+    on.until(lambda: on.batcher.queued == B)
+    again = on.actor(0, incarnation=1)  # the first one's link still stands
+    on.until(lambda: bool(first.left))
+    assert on.batcher.queued == 0
+    again.say(0, 0, 7.0)
+    other.say(0, 0, 8.0)
+    on.until(lambda: again.answers == [(0, 0, [7, 7])] and other.answers == [(0, 0, [8, 8])])
+    assert first.answers == []
+
+
+def test_an_older_incarnation_is_turned_away(stage: Callable[..., Stage]) -> None:
+    on = stage()
+    on.actor(0, incarnation=2)
+    old = on.actor(0, incarnation=1)
+    assert old.left[0].refused
+    assert "newer incarnation of actor 0" in old.left[0].reason
+
+
+@pytest.mark.parametrize(
+    ("hello", "why"),
+    [
+        (Hello(Role.ACTOR, 0, 0, 0, "another's prints"), "its environments are not this learner's"),
+        (Hello(Role.WORKER, 0, 0, 0, SHAPE.fingerprint), "a learner answers actors"),
+        (Hello(Role.ACTOR, 99999, 0, 0, SHAPE.fingerprint), "a learner answers actors"),
+    ],
+)
+def test_whoever_is_no_actor_of_this_learner_is_told_so(stage: Callable[..., Stage], hello: Hello, why: str) -> None:
+    on, hub, events = stage(), Hub(SECRET, lambda peer, header: memoryview(b"")), []
+    hub.dial(("127.0.0.1", on.port), hello)
+    on.until(lambda: bool(events.extend(hub.poll(0.0)) or events))
+    hub.shut()
+    assert events[0].refused
+    assert why in events[0].reason
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n" * 20, b"\x80\x04\x95" + b"x" * 500, bytes(200)])
+def test_a_strangers_garbage_is_turned_away_and_nobody_is_harmed(stage: Callable[..., Stage], garbage: bytes) -> None:
+    on = stage()
+    actor = on.actor(0)
+    with socket.create_connection(("127.0.0.1", on.port)) as stranger:
+        stranger.sendall(garbage)
+        on.until(lambda: any(event == "rejected" for event, _ in on.events))
+    actor.say(0, 0, 4.0)
+    on.until(lambda: actor.answers == [(0, 0, [4, 4])])
+
+
+def test_whoever_does_not_know_the_secret_is_turned_away(stage: Callable[..., Stage]) -> None:
+    on = stage()
+    stranger = on.actor(0, secret=b"another secret, just as long")
+    assert stranger.left and not stranger.joined
+    assert on.service.actors == set()
+
+
+def test_an_oversized_observation_ends_its_actors_link_and_nobody_elses(stage: Callable[..., Stage]) -> None:
+    on = stage()
+    big, good = on.actor(0), on.actor(1)
+    big.say(0, 0, 1.0, extra=bytes(10_000_000))
+    on.until(lambda: bool(big.left))
+    assert ("left", "actor 0: an observation of 10000018 bytes, which should have 18") in on.events
+    good.say(0, 0, 2.0)
+    on.until(lambda: bool(good.answers))
+    assert on.service.actors == {1}
+
+
+def test_an_observation_that_is_malformed_inside_ends_its_actors_link(stage: Callable[..., Stage]) -> None:
+    on = stage()
+    bad, good = on.actor(0), on.actor(1)
+    bad.say(0, 0, 1.0, extra=b"12345")  # neither a whole row nor an episode
+    on.until(lambda: bool(bad.left))
+    good.say(0, 0, 2.0)
+    on.until(lambda: bool(good.answers))
+
+
+def test_a_second_observation_before_the_answer_ends_the_link(stage: Callable[..., Stage]) -> None:
+    on = stage(target=100)
+    on.actor(1)
+    hasty = on.actor(0)
+    hasty.say(0, 0, 1.0)
+    hasty.say(0, 1, 1.0)
+    on.until(lambda: bool(hasty.left))
+    assert on.batcher.queued == 0
+
+
+def test_memory_is_fresh_after_a_reset_and_kept_otherwise(stage: Callable[..., Stage]) -> None:
+    on = stage()
+    actor = on.actor(0)
+    for sequence, valid in enumerate([False, True, True, False, True]):
+        actor.say(0, sequence, 1.0, valid=valid)
+        on.until(lambda sequence=sequence: len(actor.answers) == sequence + 1)
+    assert [int(asked.state[0][0, 0]) for asked in on.policy.asked] == [0, 1, 2, 0, 1]
+
+
+def test_every_step_records_the_version_that_acted(stage: Callable[..., Stage]) -> None:
+    on = stage()
+    actor = on.actor(0)
+    for sequence in range(4):
+        on.policy.version = 10 + sequence
+        actor.say(0, sequence, float(sequence))
+        on.until(lambda sequence=sequence: len(actor.answers) == sequence + 1)
+    batch = batch_of(on.service.store.take(1))
+    assert batch.versions[:, 0].tolist() == [10, 11, 12]
+    assert batch.behaviour_log_probs[:, 0].tolist() == [0, -1, -2]
+    assert batch.observation[:, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_the_end_of_the_run_is_told_to_every_actor(stage: Callable[..., Stage]) -> None:
+    on = stage()
+    actors = [on.actor(0), on.actor(1)]
+    on.service.close("score reached")
+    for actor in actors:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not any(isinstance(e, Message) and e.header.kind == Kind.STOP for e in actor.events):
+            assert time.monotonic() < deadline_s
+            actor.poll()
