@@ -142,6 +142,7 @@ class Chief:
             self._servers.discard(decision.shard)
             self.hub.close(Peer(Role.SERVER, decision.shard))
         elif isinstance(decision, Restore):
+            self._storage.discard_after(decision.step)
             self._log("rollback", term=decision.term, step=decision.step, data_points=decision.data_points)
             header = Header(Kind.RESTORE, 0, 0, decision.term, decision.step, data_points=decision.data_points)
             self._order(header)

@@ -61,6 +61,7 @@ class Coordinator:
         """gathering servers -> restoring -> running -> stopping -> stopped"""
         self.workers: dict[int, _Member] = {}
         self.newest_incarnation: dict[int, int] = {}
+        self._met: set[Key] = set()
         self._saved = saved
         self._servers: set[int] = set()
         self._ready: set[int] = set()
@@ -143,11 +144,12 @@ class Coordinator:
             self._forget(worker)
             decisions.append(Expel(worker, before, f"incarnation {incarnation} took its place"))
         decisions += [Note("joined", f"worker {worker} joined (incarnation {incarnation})", worker)]
-        if term > self.term:
+        if term > self.term or (term == self.term and (worker, incarnation) not in self._met):
             # All servers died and forgot a term that this worker has seen: begin a newer one, or it would not listen.
             self.term = term
             if self.state in ("running", "restoring"):
                 decisions += self._restore(now_s)
+        self._met.add((worker, incarnation))
         return decisions
 
     def _forget(self, worker: int) -> None:

@@ -209,4 +209,5 @@ class ServerCore:
         step, data_points, term = self.storage.newest(
             lambda line: self._on_event({"event": "torn_checkpoint", "message": line})
         )
-        return Coordinator(settings, self.clock(), (step, data_points), term)
+        # Each life of shard 0 has its own range of terms, so that no term means two histories.
+        return Coordinator(settings, self.clock(), (step, data_points), max(term, self._incarnation << 16))

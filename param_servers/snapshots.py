@@ -132,6 +132,13 @@ def publish(
     return final
 
 
+def discard_after(directory: Path, step: int) -> None:
+    """Delete checkpoints of later steps than `step`: the run goes back to it. Raises OSError."""
+    for later, path in _found(directory):
+        if later > step:
+            shutil.rmtree(path)
+
+
 def find_newest(directory: Path, on_skip: Callable[[str], None] = lambda line: None) -> Path | None:
     """The newest valid checkpoint in `directory`, or None; each torn one is named through `on_skip`."""
     for _, path in reversed(_found(directory)):

@@ -11,7 +11,9 @@ from torch import Tensor
 from param_servers.errors import ParamServersError, SnapshotError
 from param_servers.optimizers import State
 from param_servers.sharding import ShardPlan
-from param_servers.snapshots import find_newest, load_checkpoint, publish, read_manifest, write_shard
+from param_servers.snapshots import discard_after, find_newest, load_checkpoint, publish, read_manifest, write_shard
+
+_DISCARD_TIMEOUT_S = 60.0
 
 
 class Storage(Protocol):
@@ -80,6 +82,16 @@ class Checkpoints:
             except (OSError, ParamServersError, ValueError) as error:
                 result = {"error": str(error)}
             done(json.dumps(result).encode())
+
+    def discard_after(self, step: int) -> None:
+        """Shard 0, before a roll-back to `step`: later checkpoints belong to a history that did not happen.
+
+        Waits for what is being written (at most _DISCARD_TIMEOUT_S), since that could be one of them.
+        """
+        directory = self.directory
+        if directory is not None:
+            self._thread.submit(discard_after, directory, step).result(_DISCARD_TIMEOUT_S)
+            self.poll()
 
     def newest(self, on_skip: Callable[[str], None]) -> tuple[int, int, int]:
         """(step, data_points, term) of the newest valid checkpoint; zeros without one."""

@@ -1,0 +1,227 @@
+"""The coordinator's decisions, told as tables of facts and what follows from them."""
+
+from typing import Any
+
+import pytest
+
+from param_servers.coordinator import Coordinator
+from param_servers.decisions import Checkpoint, Commit, Decision, Expel, Forsake, Give, Note, Restore, Settings, Stop
+from param_servers.messages import MEMBER, RECIPIENT, Code, Row
+
+
+def running(num_shards: int = 2, workers: int = 3, **settings: Any) -> Coordinator:
+    """A coordinator at step 0 of term 1 whose workers have their parameters."""
+    numbers: dict[str, Any] = {"num_shards": num_shards, "num_gradients": 2, "step_timeout_s": 10.0} | settings
+    coordinator = Coordinator(Settings(**numbers), now_s=0.0)
+    for shard in range(num_shards):
+        coordinator.server_joined(shard, 0, 0.0)
+    for shard in range(num_shards):
+        coordinator.server_ready(shard, 1, 0.0)
+    for worker in range(workers):
+        coordinator.worker_joined(worker, 0, 0, 0.0)
+        coordinator.pulled(worker, 0, -1, 0)
+    assert coordinator.state == "running"
+    return coordinator
+
+
+def push(coordinator: Coordinator, worker: int, sequence: int, step: int, **given: Any) -> list[Decision]:
+    """A gradient of 10 data points becomes complete on every shard (or on those given)."""
+    row = Row(worker, given.get("incarnation", 0), sequence)
+    decisions: list[Decision] = []
+    for shard in given.get("shards", range(coordinator.settings.num_shards)):
+        decisions += coordinator.arrived(shard, row, step, 10, coordinator.term, given.get("now_s", 1.0))
+    return decisions
+
+
+def only(decisions: list[Decision], kind: type) -> list[Any]:
+    return [decision for decision in decisions if isinstance(decision, kind)]
+
+
+def members(commit: Commit) -> list[int]:
+    return [row.worker for row in commit.rows if row.mark & MEMBER]
+
+
+def test_servers_begin_together_when_all_are_there() -> None:
+    coordinator = Coordinator(Settings(num_shards=2, num_gradients=1), 0.0, saved=(40, 400), term=3)
+    assert only(coordinator.server_joined(0, 0, 0.0), Restore) == []
+    assert only(coordinator.server_joined(1, 5, 0.0), Restore) == [Restore(term=6, step=40, data_points=400)]
+
+
+def test_the_first_g_complete_workers_are_the_set() -> None:
+    coordinator = running()
+    assert push(coordinator, 2, 1, 0) == []
+    (commit,) = push(coordinator, 0, 1, 0)
+    assert isinstance(commit, Commit) and members(commit) == [0, 2]
+    assert (commit.step, commit.data_points_before, commit.data_points) == (0, 0, 20)
+
+
+def test_a_worker_that_is_complete_on_one_shard_only_is_in_no_set() -> None:
+    coordinator = running()
+    push(coordinator, 0, 1, 0, shards=[0])
+    push(coordinator, 1, 1, 0)
+    (commit,) = push(coordinator, 2, 1, 0)
+    assert isinstance(commit, Commit) and members(commit) == [1, 2]
+
+
+def test_a_repeated_report_does_not_count_twice() -> None:
+    coordinator = running()
+    push(coordinator, 0, 1, 0)
+    assert push(coordinator, 0, 1, 0) == []
+    assert push(coordinator, 0, 2, 0) == []  # nor may a complete push be replaced
+
+
+def test_a_rejected_push_is_replaced_by_the_next_one() -> None:
+    coordinator = running(num_shards=2)
+    push(coordinator, 0, 1, 0, shards=[0])
+    coordinator.arrived(1, Row(0, 0, 1, Code.NON_FINITE), 0, 10, 1, 1.0)
+    push(coordinator, 0, 2, 0)
+    (commit,) = push(coordinator, 1, 1, 0)
+    assert isinstance(commit, Commit)
+    assert [row.sequence for row in commit.rows if row.mark & MEMBER] == [2, 1]
+
+
+def test_a_late_report_of_an_older_step_is_nothing() -> None:
+    coordinator = running()
+    push(coordinator, 0, 1, 0), push(coordinator, 1, 1, 0)
+    assert coordinator.step == 1
+    assert push(coordinator, 2, 1, 0) == []
+
+
+def test_a_busy_worker_is_sent_two_versions_at_most() -> None:
+    coordinator = running()
+    recipients = []
+    for step in range(3):
+        push(coordinator, 0, step + 1, step)
+        (commit,) = push(coordinator, 1, step + 1, step)
+        assert isinstance(commit, Commit)
+        recipients.append([row.worker for row in commit.rows if row.mark & RECIPIENT])
+    assert recipients == [[0, 1, 2], [0, 1], [0, 1]]  # worker 2 holds version 0 and was sent version 1
+    (give,) = coordinator.pulled(2, 0, 1, 1)
+    assert give == Give(1, 3, (Row(2, 0, 0),))
+    assert coordinator.pulled(2, 0, 1, 1) == []  # it is on its way
+
+
+def test_an_older_incarnation_is_refused_and_forgotten() -> None:
+    coordinator = running()
+    push(coordinator, 0, 7, 0)
+    decisions = coordinator.worker_joined(0, 1, 0, 1.0)
+    assert only(decisions, Expel) == [Expel(0, 0, "incarnation 1 took its place")]
+    assert "newer incarnation 1" in coordinator.admits(0, 0)
+    assert push(coordinator, 1, 1, 0) == []  # worker 0's old gradient is gone
+    assert push(coordinator, 0, 8, 0) == []  # and nothing comes from it any more
+    (commit,) = push(coordinator, 0, 1, 0, incarnation=1)
+    assert isinstance(commit, Commit) and members(commit) == [0, 1]
+
+
+def test_a_complete_gradient_of_a_dead_worker_still_counts() -> None:
+    coordinator = running()
+    push(coordinator, 0, 1, 0)
+    coordinator.worker_left(0, 0, "killed")
+    (commit,) = push(coordinator, 1, 1, 0)
+    assert isinstance(commit, Commit) and members(commit) == [0, 1]
+
+
+def test_silent_workers_are_expelled_by_name_and_g_shrinks() -> None:
+    coordinator = running(workers=2)
+    push(coordinator, 0, 1, 0), push(coordinator, 1, 1, 0)
+    push(coordinator, 0, 2, 1, now_s=2.0)
+    for shard in range(2):
+        coordinator.server_heard(shard, 11.5)
+    assert coordinator.tick(11.0) == []
+    expel, note, commit = coordinator.tick(11.5)
+    assert isinstance(expel, Expel) and expel.worker == 1
+    assert isinstance(note, Note) and note.event == "shrunk" and "2 gradients" in note.message
+    assert isinstance(commit, Commit) and members(commit) == [0]
+    coordinator.worker_joined(1, 0, 1, 12.0)
+    push(coordinator, 0, 3, 2)
+    assert coordinator.num_gradients == 2  # the returned worker counts again from the next step on
+
+
+def test_the_policy_stop_ends_the_run_with_a_checkpoint() -> None:
+    coordinator = running(workers=2, when_lost="stop", checkpoints=True)
+    push(coordinator, 0, 1, 0), push(coordinator, 1, 1, 0)
+    push(coordinator, 0, 2, 1)
+    for shard in range(2):
+        coordinator.server_heard(shard, 20.0)
+    decisions = coordinator.tick(20.0)
+    assert only(decisions, Checkpoint) == [Checkpoint(1, 20)]
+    assert coordinator.slice_written(0, 1, "") is False
+    assert coordinator.slice_written(1, 1, "") is True
+    (stop,) = only(coordinator.checkpoint_done(1, ""), Stop)
+    assert stop.failed and "2 gradients" in stop.reason
+
+
+def test_fewer_than_min_workers_stop_the_run() -> None:
+    coordinator = running(workers=2, min_workers=2)
+    push(coordinator, 0, 1, 0)
+    for shard in range(2):
+        coordinator.server_heard(shard, 400.0)
+    (stop,) = only(coordinator.tick(400.0), Stop)
+    assert stop.failed and "min_workers 2" in stop.reason
+
+
+def test_a_silent_server_is_not_blamed_on_the_workers() -> None:
+    coordinator = running()
+    push(coordinator, 0, 1, 0), push(coordinator, 1, 1, 0)
+    coordinator.server_heard(0, 11.5)
+    decisions = coordinator.tick(11.5)
+    assert [decision.shard for decision in only(decisions, Forsake)] == [1]
+    assert only(decisions, Expel) == [] and coordinator.state == "gathering"
+
+
+def test_a_server_that_returns_takes_everybody_back_to_the_checkpoint() -> None:
+    coordinator = running(checkpoints=True, checkpoint_every=2)
+    for step in range(3):
+        push(coordinator, 0, step + 1, step)
+        decisions = push(coordinator, 1, step + 1, step)
+        if only(decisions, Checkpoint):
+            coordinator.slice_written(0, 2, ""), coordinator.slice_written(1, 2, "")
+            coordinator.checkpoint_done(2, "")
+    assert coordinator.step == 3
+    coordinator.server_left(1, 5.0)
+    assert push(coordinator, 0, 4, 3) + push(coordinator, 1, 4, 3) == []
+    restore, note = coordinator.server_joined(1, 1, 6.0)
+    assert restore == Restore(term=2, step=2, data_points=40)
+    assert isinstance(note, Note) and "1 committed steps are undone" in note.message
+    coordinator.server_ready(0, 2, 6.0)
+    (give,) = only(coordinator.server_ready(1, 2, 6.0), Give)
+    assert (give.term, give.step, [row.worker for row in give.rows]) == (2, 2, [0, 1, 2])
+
+
+def test_a_lost_server_that_does_not_return_ends_the_run() -> None:
+    coordinator = running(join_timeout_s=30.0)
+    coordinator.server_left(1, 5.0)
+    (stop,) = only(coordinator.tick(35.1), Stop)
+    assert stop == Stop("server 1 did not come within 30 s", True)
+
+
+def test_a_failed_checkpoint_does_not_stop_training() -> None:
+    coordinator = running(checkpoints=True, checkpoint_every=1)
+    push(coordinator, 0, 1, 0)
+    assert only(push(coordinator, 1, 1, 0), Checkpoint) == [Checkpoint(1, 20)]
+    (note,) = coordinator.checkpoint_done(1, "server 0: no space left on device")
+    assert isinstance(note, Note) and "no space left" in note.message and "training goes on" in note.message
+    push(coordinator, 0, 2, 1)
+    assert only(push(coordinator, 1, 2, 1), Checkpoint) == [Checkpoint(2, 40)]
+
+
+def test_asked_to_stop_it_writes_what_is_not_saved_yet_and_ends() -> None:
+    coordinator = running(checkpoints=True)
+    assert only(coordinator.stop("score reached", 2.0), Stop) == [Stop("score reached", False)]  # nothing to save
+    coordinator = running(checkpoints=False)
+    push(coordinator, 0, 1, 0), push(coordinator, 1, 1, 0)
+    assert only(coordinator.stop("enough", 2.0), Stop) == [Stop("enough", False)]
+
+
+@pytest.mark.parametrize(("staleness", "counts"), [(0, True), (2, True), (3, False)])
+def test_asynchronous_gradients_count_up_to_the_bound(staleness: int, counts: bool) -> None:
+    coordinator = running(workers=2, num_gradients=1, asynchronous=True, max_staleness=2)
+    for step in range(staleness):
+        (commit,) = push(coordinator, 0, step + 1, step)
+        assert isinstance(commit, Commit) and commit.staleness == (0,)
+    (answer,) = push(coordinator, 1, 1, 0)
+    if counts:
+        assert isinstance(answer, Commit) and answer.staleness == (staleness,)
+        assert [row.worker for row in answer.rows if row.mark & RECIPIENT] == [1]
+    else:
+        assert answer == Give(1, 3, (Row(1, 0, 1, Code.STALE),))

@@ -1,0 +1,205 @@
+"""Real sockets on loopback, both ends in one thread: frames, strangers, bad frames, last words."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from param_servers.errors import BadMessage
+from param_servers.handshake import Hello, Peer, Role, pack_hello
+from param_servers.hub import Event, Hub, Joined, Left, Message, Rejected
+from param_servers.links import Frame
+from param_servers.messages import HEADER_BYTES, Code, Header, Kind, pack_header
+
+SECRET = b"s" * 32
+WORKER, SERVER = Peer(Role.WORKER, 3), Peer(Role.SERVER, 0)
+MOST = 1 << 22
+
+
+def receive_into(peer: Peer, header: Header) -> memoryview:
+    if header.length > MOST:
+        raise BadMessage(f"{header.length} bytes are too many")
+    return memoryview(bytearray(header.length))
+
+
+class Pair:
+    """A listening hub, a dialling hub, and what each has heard."""
+
+    def __init__(self) -> None:
+        self.server = Hub(SECRET, receive_into, handshake_timeout_s=0.3)
+        self.worker = Hub(SECRET, receive_into)
+        self.address = self.server.listen("127.0.0.1")
+        self.heard: dict[Hub, list[Event]] = {self.server: [], self.worker: []}
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Poll both until something is so; at most 10 s."""
+        deadline = time.monotonic() + 10
+        while not done():
+            assert time.monotonic() < deadline, f"nothing came of it: {self.heard}"
+            for hub in (self.server, self.worker):
+                self.heard[hub] += hub.poll(0.01)
+
+    def connect(self, **hello: int) -> None:
+        self.worker.dial(self.address, Hello(Role.WORKER, 3, hello.get("incarnation", 0), 0, "f" * 16))
+        self.until(lambda: self.server.connected(WORKER) and self.worker.connected(SERVER))
+
+    def last(self, hub: Hub, kind: type) -> Event | None:
+        found = [event for event in self.heard[hub] if isinstance(event, kind)]
+        return found[-1] if found else None
+
+    def wait_for(self, hub: Hub, kind: type) -> Event:
+        self.until(lambda: self.last(hub, kind) is not None)
+        event = self.last(hub, kind)
+        assert event is not None
+        return event
+
+    def raw(self) -> socket.socket:
+        """A stranger's plain connection."""
+        return socket.create_connection(self.address, timeout=10)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.server.shut()
+    pair.worker.shut()
+
+
+def test_a_large_frame_arrives_whole(pair: Pair) -> None:
+    pair.connect()
+    payload = bytes(range(256)) * (MOST // 256)
+    pair.worker.send(SERVER, Header(Kind.GRADIENT, sender=3, step=5), memoryview(payload))
+    message = pair.wait_for(pair.server, Message)
+    assert isinstance(message, Message)
+    assert (message.peer, message.header.step, bytes(message.payload)) == (WORKER, 5, payload)
+
+
+def test_frames_cross_in_both_directions_without_waiting_for_each_other(pair: Pair) -> None:
+    pair.connect()
+    payload = memoryview(bytes(MOST))
+    for _ in range(4):
+        pair.worker.send(SERVER, Header(Kind.GRADIENT, sender=3), payload)
+        pair.server.send(WORKER, Header(Kind.PARAMETERS), payload)
+    count = lambda hub: sum(isinstance(event, Message) for event in pair.heard[hub])  # noqa: E731
+    pair.until(lambda: count(pair.server) == 4 and count(pair.worker) == 4)
+
+
+def test_a_growing_frame_is_sent_as_it_grows(pair: Pair) -> None:
+    pair.connect()
+    frame = Frame(Header(Kind.PARAMETERS), memoryview(bytes(1000)), available=0)
+    pair.server.stream(WORKER, frame)
+    for available in (300, 700, 1000):
+        frame.available = available
+        pair.server.grown(WORKER)
+        pair.until(
+            lambda available=available: (
+                pair.last(pair.worker, Message) is not None
+                or (pair.worker.receiving(SERVER) or (None, 0))[1] == available
+            )
+        )
+    assert isinstance(pair.wait_for(pair.worker, Message), Message)
+
+
+def test_frames_that_have_not_begun_can_be_taken_back(pair: Pair) -> None:
+    pair.connect()
+    pair.worker.send(SERVER, Header(Kind.GRADIENT, sender=3), memoryview(bytes(10)))
+    pair.worker.cancel(SERVER, Kind.GRADIENT)
+    pair.worker.send(SERVER, Header(Kind.PULL, sender=3))
+    message = pair.wait_for(pair.server, Message)
+    assert isinstance(message, Message) and message.header.kind == Kind.PULL
+
+
+def test_a_closed_link_is_left_with_its_last_words_read(pair: Pair) -> None:
+    pair.connect()
+    pair.worker.send(SERVER, Header(Kind.GRADIENT, sender=3), memoryview(bytes(MOST)))  # unread when the end comes
+    pair.server.send(WORKER, Header(Kind.EXPELLED), memoryview(b"too slow"))
+    pair.server.close(WORKER)
+    pair.wait_for(pair.worker, Left)
+    message = pair.last(pair.worker, Message)
+    assert isinstance(message, Message) and bytes(message.payload) == b"too slow"
+    assert pair.last(pair.server, Left) is None
+
+
+def test_a_second_link_of_the_same_peer_takes_the_place_of_the_first(pair: Pair) -> None:
+    pair.connect()
+    first = pair.worker
+    pair.worker = Hub(SECRET, receive_into)
+    pair.heard[pair.worker] = []
+    pair.connect(incarnation=1)
+    pair.heard[first] += first.poll(1.0)
+    words = [event for event in pair.heard[first] if isinstance(event, Message)]
+    assert words and words[0].header.code == Code.FAILED and b"another process" in bytes(words[0].payload)
+    joined = pair.last(pair.server, Joined)
+    assert isinstance(joined, Joined) and joined.hello.incarnation == 1
+    first.shut()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(60), "stranger"),
+        (b"\0" * 100, "stranger"),
+        (pack_hello(Hello(Role.WORKER, 3, 0, 0, "f" * 16), bytes(32)) + bytes(32), "does not know this run's secret"),
+    ],
+)
+def test_a_stranger_is_turned_away_in_one_line(pair: Pair, data: bytes, why: str) -> None:
+    with pair.raw() as stranger:
+        stranger.sendall(data)
+        event = pair.wait_for(pair.server, Rejected)
+    assert isinstance(event, Rejected) and why in event.reason
+
+
+def test_a_stranger_that_says_nothing_is_cut_off(pair: Pair) -> None:
+    with pair.raw() as stranger:
+        event = pair.wait_for(pair.server, Rejected)
+        assert isinstance(event, Rejected) and "more than 0.3 s" in event.reason
+        assert stranger.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("frame", "why"),
+    [
+        (b"garbage" * 20, "not a param_servers frame"),
+        (pack_header(Header(Kind.GRADIENT, sender=3, length=MOST + 1)), "too many"),
+        (pack_header(Header(Kind.GRADIENT, sender=3, length=2**63)), "too many"),
+        (pack_header(Header(Kind.PULL, sender=4)), "signs as rank 4"),
+        (b"D3PS\x07\x00" + bytes(HEADER_BYTES - 6), "version 7"),
+    ],
+)
+def test_a_bad_frame_closes_its_link_only_and_says_why(pair: Pair, frame: bytes, why: str) -> None:
+    pair.connect()
+    (link,) = pair.worker._links.values()
+    link.sock.setblocking(True)
+    link.sock.sendall(frame)
+    left = pair.wait_for(pair.server, Left)
+    assert isinstance(left, Left) and left.peer == WORKER and why in left.reason
+
+
+def test_a_frame_cut_off_by_death_is_no_message(pair: Pair) -> None:
+    pair.connect()
+    (link,) = pair.worker._links.values()
+    link.sock.sendall(pack_header(Header(Kind.GRADIENT, sender=3, length=1000)) + bytes(500))
+    link.sock.close()
+    pair.wait_for(pair.server, Left)
+    assert pair.last(pair.server, Message) is None
+
+
+def test_nobody_listening_is_told_as_left(pair: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = free.getsockname()
+    pair.worker.dial(address, Hello(Role.WORKER, 3, 0, 0, "f" * 16))
+    left = pair.wait_for(pair.worker, Left)
+    assert isinstance(left, Left) and left.peer == SERVER and "refused" in left.reason
+
+
+def test_a_stranger_in_a_servers_place_is_noticed(pair: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        pair.worker.dial(impostor.getsockname(), Hello(Role.WORKER, 3, 0, 0, "f" * 16))
+        pair.worker.poll(0.1)
+        connection, _ = impostor.accept()
+        with connection:
+            connection.sendall(bytes(200))
+            left = pair.wait_for(pair.worker, Left)
+    assert isinstance(left, Left) and "not a parameter server" in left.reason

@@ -1,0 +1,76 @@
+"""One shard's update equals a hand-made torch.optim step, however it is cut."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from param_servers.audit import history, replay
+from param_servers.config import OptimizerConfig, OptimizerName
+from param_servers.layout import FlatLayout
+from param_servers.shard import Shard
+from param_servers.sharding import plan_shards
+
+OPTIMIZERS: list[OptimizerName] = ["sgd", "momentum", "rmsprop", "adam", "adagrad", "adadelta"]
+
+
+def randn(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@settings(max_examples=10, deadline=None)
+@given(numel=st.integers(1, 20_000), shards=st.integers(1, 4), workers=st.integers(1, 5))
+def test_shards_and_chunks_change_nothing_in_the_result(
+    name: OptimizerName, numel: int, shards: int, workers: int
+) -> None:
+    config = OptimizerConfig(optimizer=name, learning_rate="0.01")
+    plan = plan_shards(FlatLayout.of({"w": (numel,)}), min(shards, numel))
+    initial = randn(numel, numel)
+    whole, parts = initial.clone(), [Shard(initial[part], config) for part in plan.slices]
+    reference = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
+        "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=config.momentum_coefficient),
+        "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=config.decay, eps=config.epsilon),
+        "adam": lambda p: torch.optim.Adam(p, lr=0.01, betas=(config.beta1, config.beta2), eps=config.epsilon),
+        "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, eps=config.epsilon),
+        "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.01, rho=config.decay, eps=config.epsilon),
+    }[name]([torch.nn.Parameter(whole)])
+    parameter = reference.param_groups[0]["params"][0]
+    for step in range(3):
+        gradients = [randn(step * 100 + worker, numel) for worker in range(workers)]
+        mean = gradients[0].clone()
+        for gradient in gradients[1:]:
+            mean += gradient
+        parameter.grad = mean / workers if workers > 1 else mean
+        reference.step()
+        for shard, part in zip(parts, plan.slices, strict=True):
+            shard.apply([gradient[part] for gradient in gradients], 0.01)
+    assert torch.equal(torch.cat([shard.parameters for shard in parts]), parameter.detach())
+
+
+def test_what_was_published_does_not_change_with_the_next_step() -> None:
+    shard = Shard(torch.zeros(10), OptimizerConfig(optimizer="sgd", learning_rate="1"))
+    before = shard.published()
+    shard.apply([torch.ones(10)], 1.0)
+    assert before.sum() == 0 and shard.published().sum() == -10
+    assert shard.published() is shard.published()
+
+
+def test_a_rolled_back_history_leaves_the_commits_that_count() -> None:
+    lines = [
+        {"kind": "rollback", "term": 1, "step": 0},
+        *({"kind": "commit", "term": 1, "step": step} for step in range(4)),
+        {"kind": "expelled", "worker": 3},
+        {"kind": "rollback", "term": 2, "step": 2},
+        {"kind": "commit", "term": 2, "step": 2},
+    ]
+    assert [(line["term"], line["step"]) for line in history(lines)] == [(1, 0), (1, 1), (2, 2)]
+
+
+def test_a_replay_sums_in_ascending_worker_order() -> None:
+    gradients = {(worker, 0, 1): randn(worker, 50) for worker in range(4)}
+    lines = [{"kind": "commit", "step": 0, "members": [[3, 0, 1], [0, 0, 1], [2, 0, 1]], "learning_rate": 1.0}]
+    got = replay(torch.zeros(50), OptimizerConfig(optimizer="sgd"), lines, lambda *key: gradients[key])
+    expected = -(gradients[0, 0, 1] + gradients[2, 0, 1] + gradients[3, 0, 1]) / 3
+    assert torch.equal(got, expected)

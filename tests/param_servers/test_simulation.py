@@ -1,0 +1,47 @@
+"""Random schedules of whole runs: deaths, losses, repetitions, old incarnations. A failing seed is in the message;
+`python tests/param_servers/simulation.py SEED` replays it."""
+
+import pytest
+
+from param_servers.decisions import Commit
+from tests.param_servers.simulation import Broken, Simulation, play
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_no_schedule_breaks_an_invariant(first: int) -> None:
+    for seed in range(first, first + 100):
+        play(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(1000, 11_000, 500))
+def test_ten_thousand_schedules_break_no_invariant(first: int) -> None:
+    for seed in range(first, first + 500):
+        play(seed)
+
+
+def test_a_schedule_replays_exactly() -> None:
+    first, second = play(12345), play(12345)
+    assert first.lines == second.lines
+    assert first.network.now_s == second.network.now_s
+
+
+def test_the_simulation_notices_a_shard_that_differs_from_the_log() -> None:
+    simulation = Simulation(3)
+    with pytest.raises(Broken, match="differs from the log"):
+        for _ in range(2000):
+            simulation.turn(faults=False)
+            shard = simulation.servers[0].core.node
+            if shard.step > 1:
+                shard.shard.parameters[0] += 1
+
+
+def test_the_simulation_notices_a_push_that_counts_twice() -> None:
+    simulation = Simulation(3)
+    while not simulation.lines or simulation.lines[-1]["kind"] != "commit":
+        simulation.turn(faults=False)
+    line = simulation.lines[-1]
+    again = Commit(line["term"], line["step"], 0, 0, (), ())
+    with pytest.raises(Broken, match="counts twice"):
+        simulation.commit(again, [tuple(member) for member in line["members"]], 1.0)

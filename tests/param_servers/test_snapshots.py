@@ -1,0 +1,127 @@
+"""Checkpoints: whole or skipped, and loadable into any number of shards."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from param_servers.config import OptimizerConfig
+from param_servers.errors import SnapshotError
+from param_servers.layout import FlatLayout
+from param_servers.shard import Shard
+from param_servers.sharding import ShardPlan, plan_shards
+from param_servers.snapshots import discard_after, find_newest, load_checkpoint, publish, write_shard
+
+LAYOUT = FlatLayout.of({"a": (3, 2), "b": (5,), "c": (1,)})
+CONFIG = OptimizerConfig(optimizer="adam", learning_rate="0.1")
+
+
+def trained(plan: ShardPlan, steps: int = 2) -> list[Shard]:
+    """Shards of one model after some steps; the same model for every plan, tensor by tensor."""
+    shards = [Shard(_flat(plan, 0)[part], CONFIG) for part in plan.slices]
+    for step in range(steps):
+        for shard, part in zip(shards, plan.slices, strict=True):
+            shard.apply([_flat(plan, step + 1)[part]], 0.1)
+    return shards
+
+
+def _flat(plan: ShardPlan, seed: int) -> torch.Tensor:
+    canonical = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(seed))
+    views = LAYOUT.views(canonical)
+    return torch.cat([views[name].reshape(-1) for name in plan.layout.names])
+
+
+def save(directory: Path, plan: ShardPlan, step: int, keep: int = 5) -> Path:
+    entries = [
+        write_shard(directory, step, 1, index, plan.num_shards, shard.published(), shard.optimizer_state())
+        for index, shard in enumerate(trained(plan))
+    ]
+    return publish(
+        directory, step, data_points=10 * step, term=1, plan=plan, files=entries, extra={"seed": 7}, keep=keep
+    )
+
+
+@pytest.mark.parametrize("sharding", ["even_bytes", "greedy_by_tensor"])
+@pytest.mark.parametrize(("wrote", "reads"), [(1, 3), (3, 1), (2, 3), (3, 2)])
+def test_a_checkpoint_of_k_shards_loads_into_any_number(tmp_path: Path, sharding: str, wrote: int, reads: int) -> None:
+    path = save(tmp_path, plan_shards(LAYOUT, wrote, sharding), 4)  # type: ignore[arg-type]
+    checkpoint = load_checkpoint(path)
+    assert (checkpoint.step, checkpoint.data_points, checkpoint.extra) == (4, 40, {"seed": 7})
+    plan = plan_shards(LAYOUT, reads, "even_bytes" if sharding == "greedy_by_tensor" else "greedy_by_tensor")
+    for index, expected in enumerate(trained(plan)):
+        fresh = Shard(torch.zeros(expected.numel), CONFIG)
+        fresh.load(*checkpoint.slice_for(plan, index))
+        assert torch.equal(fresh.parameters, expected.parameters)
+        for name, tensor in expected.optimizer_state().items():
+            assert torch.equal(fresh.optimizer_state()[name], tensor), name
+        for shard in (fresh, expected):  # and both take the same next step
+            shard.apply([torch.ones(shard.numel)], 0.1)
+        assert torch.equal(fresh.parameters, expected.parameters)
+
+
+def test_the_newest_valid_checkpoint_is_found_and_torn_ones_are_named(tmp_path: Path) -> None:
+    plan = plan_shards(LAYOUT, 2)
+    for step in (9, 10, 11, 12):
+        save(tmp_path, plan, step)
+    (tmp_path / "step-12" / "manifest.json").unlink()
+    shard = tmp_path / "step-11" / "shard-1-of-2.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+    (tmp_path / "step-99.term-1.tmp").mkdir()
+    skipped: list[str] = []
+    assert find_newest(tmp_path, skipped.append) == tmp_path / "step-10"
+    assert ["step-12" in skipped[0], "step-11" in skipped[1], len(skipped)] == [True, True, 2]
+    assert (tmp_path / "LATEST").read_text() == "step-12\n"
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"format": 3}', "[]", '{"format": "param_servers checkpoint 1"}'])
+def test_a_damaged_manifest_is_one_clear_line(tmp_path: Path, damage: str) -> None:
+    path = save(tmp_path, plan_shards(LAYOUT, 1), 1)
+    (path / "manifest.json").write_text(damage)
+    with pytest.raises(SnapshotError, match="step-1") as error:
+        load_checkpoint(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_manifest_that_lies_about_the_layout_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, plan_shards(LAYOUT, 1), 1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["layout"] = [["a", [3, 2]]]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(SnapshotError, match="torn"):
+        load_checkpoint(path)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(save(tmp_path, plan_shards(LAYOUT, 1), 1))
+    other = plan_shards(FlatLayout.of({"a": (3, 2), "b": (6,)}), 1)
+    with pytest.raises(SnapshotError, match="other tensors"):
+        checkpoint.slice_for(other, 0)
+
+
+def test_only_the_last_few_are_kept_and_abandoned_ones_go(tmp_path: Path) -> None:
+    plan = plan_shards(LAYOUT, 1)
+    (tmp_path / "step-1.term-1.tmp").mkdir()
+    for step in range(1, 6):
+        save(tmp_path, plan, step, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["LATEST", "step-4", "step-5"]
+
+
+def test_a_step_reached_again_replaces_its_checkpoint(tmp_path: Path) -> None:
+    plan = plan_shards(LAYOUT, 1)
+    save(tmp_path, plan, 3)
+    save(tmp_path, plan, 3)
+    assert find_newest(tmp_path) == tmp_path / "step-3"
+
+
+def test_a_roll_back_discards_what_did_not_happen(tmp_path: Path) -> None:
+    plan = plan_shards(LAYOUT, 1)
+    for step in (2, 4, 6):
+        save(tmp_path, plan, step)
+    discard_after(tmp_path, 4)
+    assert find_newest(tmp_path) == tmp_path / "step-4"
+
+
+def test_an_empty_or_missing_directory_has_no_checkpoint(tmp_path: Path) -> None:
+    assert find_newest(tmp_path) is None
+    assert find_newest(tmp_path / "nowhere") is None
