@@ -48,11 +48,13 @@ class Sequences(NamedTuple):
     truncated: Tensor
     """[U+L, B] bool."""
     valid: Tensor
-    """[U+L, B] bool: False where the step was autoreset's extra one."""
+    """[U+L, B] bool: False where the step does not train."""
+    first: Tensor
+    """[U+L+1, B] bool: where the observation begins an episode."""
     previous_action: Tensor
-    """[B] int64: the action before the first observation, NO_ACTION where it begins an episode."""
+    """[B] int64: the action before the first observation; without meaning where that begins an episode."""
     previous_reward: Tensor
-    """[B] float32."""
+    """[B] float32: likewise."""
     state: State
     """[B, H] each: the acting network's state before the first observation."""
 
@@ -169,9 +171,7 @@ def _unrolled(network: RecurrentQNetwork, sequences: Sequences, burn_in: int) ->
     """Q-values [L+1, B, A] after the burn-in, and the steps they belong to."""
     actions = torch.cat((sequences.previous_action.unsqueeze(0), sequences.actions))
     rewards = torch.cat((sequences.previous_reward.unsqueeze(0), sequences.rewards))
-    # an observation begins an episode when the step before it was autoreset's
-    reset = torch.cat((torch.zeros_like(sequences.valid[:1]), ~sequences.valid))
-    inputs = (actions, rewards, reset)
+    inputs = (actions, rewards, sequences.first)
     state = sequences.state
     if burn_in:
         with torch.no_grad():

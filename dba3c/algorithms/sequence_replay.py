@@ -21,7 +21,6 @@ import torch
 from dba3c.algorithms.frame_stacks import Padding, rebuild_stacks
 from dba3c.algorithms.r2d2 import Sequences
 from dba3c.algorithms.sum_tree import SumTree
-from dba3c.networks.q_networks import NO_ACTION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,9 @@ class Record(NamedTuple):
     truncated: np.ndarray
     """[n] bool, of the step that led here."""
     valid: np.ndarray
-    """[n] bool: False when the step that led here was a reset, so that an episode begins."""
+    """[n] bool: whether the step that led here trains."""
+    first: np.ndarray
+    """[n] bool: whether an episode begins here, because that step was a reset."""
     action: np.ndarray
     """[n] int64: chosen now."""
 
@@ -93,7 +94,7 @@ class Sample(NamedTuple):
 class SequenceReplay:
     """The rings of all environments and the priorities of their sequences.
 
-    Memory: E·C·(frame + 15 bytes) + E·C/stride·state, taken from the system as it fills.
+    Memory: E·C·(frame + 16 bytes) + E·C/stride·state, taken from the system as it fills.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class SequenceReplay:
         rings = (settings.environments, settings.steps_per_environment)
         self._frame = np.zeros((*rings, *frame_shape), dtype=frame_dtype)
         self._reward = np.zeros(rings, dtype=np.float32)
-        self._terminated, self._truncated, self._valid = (np.zeros(rings, dtype=bool) for _ in range(3))
+        self._terminated, self._truncated, self._valid, self._first = (np.zeros(rings, dtype=bool) for _ in range(4))
         self._action = np.zeros(rings, dtype=np.int64)
         self._blocks = settings.steps_per_environment // settings.stride
         self._states = [np.zeros((rings[0], self._blocks, size), dtype=np.float32) for size in state_sizes]
@@ -136,8 +137,8 @@ class SequenceReplay:
         at = environments, head % self.settings.steps_per_environment
         self._frame[at], self._reward[at], self._action[at] = record.frame, record.reward, record.action
         self._terminated[at], self._truncated[at] = record.terminated, record.truncated
-        # a stream begins with an episode: nothing known led there
-        self._valid[at] = record.valid & (head > self._stream_start[environments])
+        self._valid[at] = record.valid
+        self._first[at] = record.first | (head == self._stream_start[environments])
         begins = head % self.settings.stride == 0
         if begins.any():
             where = environments[begins], head[begins] // self.settings.stride % self._blocks
@@ -195,7 +196,6 @@ class SequenceReplay:
         steps = starts[:, None] + np.arange(settings.sequence_length + 1)  # [B, L+1]
         at = environments[:, None], steps % settings.steps_per_environment
         before = environments, (starts - 1) % settings.steps_per_environment
-        now = environments, starts % settings.steps_per_environment
         block = environments, starts // settings.stride % self._blocks
         return Sequences(
             observations=_tensor(self._observations(environments, steps)),
@@ -205,8 +205,9 @@ class SequenceReplay:
             terminated=_tensor(self._terminated[at].T[1:]),
             truncated=_tensor(self._truncated[at].T[1:]),
             valid=_tensor(self._valid[at].T[1:]),
-            previous_action=_tensor(np.where(self._valid[now], self._action[before], NO_ACTION)),
-            previous_reward=_tensor(np.where(self._valid[now], self._reward[now], np.float32(0))),
+            first=_tensor(self._first[at].T),
+            previous_action=_tensor(self._action[before]),
+            previous_reward=_tensor(self._reward[at][:, 0]),
             state=tuple(_tensor(stored[block]) for stored in self._states),
         )
 
@@ -217,7 +218,7 @@ class SequenceReplay:
             return self._frame[environments[:, None], steps % size].swapaxes(0, 1)
         older = steps[:, :1] + np.arange(1 - depth, 0)
         at = environments[:, None], np.concatenate((older, steps), axis=1) % size
-        return rebuild_stacks(self._frame[at], ~self._valid[at], depth, self.settings.padding)
+        return rebuild_stacks(self._frame[at], self._first[at], depth, self.settings.padding)
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

@@ -3,8 +3,8 @@
 Legend: T unroll length, n environments of a call, m complete unrolls, B batch, H state size.
 
 A record is what the learner knows when it answers an environment: the observation, what the step that led to it brought
-(reward, terminated, truncated, valid), and the action chosen now. An unroll holds T + 1 records; its last is the first
-of the next one, because step t's reward stands in record t + 1.
+(reward, terminated, truncated, valid), whether an episode begins with it (first), and the action chosen now. An unroll
+holds T + 1 records; its last is the first of the next one, because step t's reward stands in record t + 1.
 """
 
 from __future__ import annotations
@@ -151,13 +151,3 @@ def unrolled_rollout(output: NetworkOutput, records: Mapping[str, Tensor]) -> Un
         valid=records["valid"][1:],
         bootstrap_value=output.value[-1].detach(),
     )
-
-
-def episode_starts(records: Mapping[str, Tensor]) -> Tensor:
-    """[T+1, B] bool, for ``network.unroll``: where an episode begins, because a reset led there.
-
-    The first row is never set: the state that is stored beside the unroll was reset already.
-    """
-    reset = ~records["valid"]
-    reset[0] = False
-    return reset

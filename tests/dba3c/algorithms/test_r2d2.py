@@ -77,7 +77,8 @@ def sequences(seed: int, network: RecurrentQNetwork, length: int = 9, batch: int
         terminated=torch.from_numpy(rollout.terminated),
         truncated=torch.from_numpy(rollout.truncated),
         valid=torch.from_numpy(rollout.valid),
-        previous_action=torch.tensor([NO_ACTION, 0, 1, 1])[:batch],
+        first=torch.cat((torch.tensor([[True, False, False, True]]), torch.from_numpy(~rollout.valid))),
+        previous_action=torch.tensor([1, 0, 1, 1])[:batch],
         previous_reward=torch.tensor([0.0, 1.0, -1.0, 2.0])[:batch],
         state=tuple(torch.randn(part.shape, generator=generator) for part in network.initial_state(batch)),
     )
@@ -89,10 +90,10 @@ def slow_q_values(network: RecurrentQNetwork, batch: Sequences) -> torch.Tensor:
     action, reward = batch.previous_action, batch.previous_reward
     for t in range(batch.observations.shape[0]):
         if t > 0:
-            reset = ~batch.valid[t - 1]
-            state = reset_state(state, reset)
-            action = torch.where(reset, NO_ACTION, batch.actions[t - 1])
-            reward = torch.where(reset, 0.0, batch.rewards[t - 1])
+            action, reward = batch.actions[t - 1], batch.rewards[t - 1]
+        reset = batch.first[t]
+        state = reset_state(state, reset)
+        action, reward = torch.where(reset, NO_ACTION, action), torch.where(reset, 0.0, reward)
         q, state = network(batch.observations[t], state, action, reward)
         q_values.append(q)
     return torch.stack(q_values)

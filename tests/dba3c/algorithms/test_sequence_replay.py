@@ -10,7 +10,6 @@ import torch
 
 from dba3c.algorithms.frame_stacks import FrameStacks
 from dba3c.algorithms.sequence_replay import Record, SequenceReplay, SequenceReplaySettings
-from dba3c.networks.q_networks import NO_ACTION
 
 
 def settings(**changes: object) -> SequenceReplaySettings:
@@ -44,16 +43,16 @@ class Model:
             terminated=self.rng.random(count) < 0.2,
             truncated=self.rng.random(count) < 0.2,
             valid=self.rng.random(count) < 0.8,
+            first=self.rng.random(count) < 0.2,
             action=self.rng.integers(0, 5, count),
         )
         state = self.rng.normal(size=(count, 3)).astype(np.float32)
-        stacks = self.stacks.push(environments, record.frame, ~record.valid | new)
+        stacks = self.stacks.push(environments, record.frame, record.first | new)
         self.replay.append(environments, record, (state,))
         for i, e in enumerate(environments):
             step = {name: values[i] for name, values in record._asdict().items()}
             self.history[e].append(step | {"stack": stacks[i], "state": state[i], "new": bool(new[i])})
-            step_valid = bool(record.valid[i] and not new[i])
-            self.history[e][-1]["valid"] = step_valid
+            self.history[e][-1]["first"] = bool(record.first[i] or new[i])
 
     def sequences(self) -> set[tuple[int, int]]:
         """(environment, start) of what may be sampled: complete, of one stream, not overwritten."""
@@ -95,11 +94,10 @@ def check_sample(model: Model) -> None:
             np.testing.assert_array_equal(stored[:, b], [step[name] for step in steps[1:]])
         np.testing.assert_array_equal(sequences.actions[:, b], [step["action"] for step in steps[:-1]])
         np.testing.assert_array_equal(sequences.state[0][b], steps[0]["state"])
-        if steps[0]["valid"]:
+        np.testing.assert_array_equal(sequences.first[:, b], [step["first"] for step in steps])
+        assert sequences.previous_reward[b] == steps[0]["reward"]
+        if not steps[0]["first"]:
             assert sequences.previous_action[b] == model.history[environment][start - 1]["action"]
-            assert sequences.previous_reward[b] == steps[0]["reward"]
-        else:
-            assert sequences.previous_action[b] == NO_ACTION and sequences.previous_reward[b] == 0
 
 
 def filled(exponent: float = 0.9, importance: float = 0.6) -> SequenceReplay:
@@ -117,7 +115,7 @@ def filled(exponent: float = 0.9, importance: float = 0.6) -> SequenceReplay:
 def append_number(replay: SequenceReplay, step: int) -> None:
     one = np.zeros(1, dtype=bool)
     record = Record(
-        np.full((1, 1), step, np.float32), np.zeros(1, np.float32), one, one, ~one, np.zeros(1, dtype=np.int64)
+        np.full((1, 1), step, np.float32), np.zeros(1, np.float32), one, one, ~one, one, np.zeros(1, dtype=np.int64)
     )
     replay.append(np.array([0]), record, ())
 

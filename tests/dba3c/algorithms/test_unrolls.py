@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dba3c.algorithms.unrolls import Unrolls, UnrollStore, episode_starts, unrolled_rollout
+from dba3c.algorithms.unrolls import Unrolls, UnrollStore, unrolled_rollout
 from dba3c.networks import NetworkOutput
 
 
@@ -126,9 +126,3 @@ def test_a_reward_stands_one_record_after_the_action_that_earned_it() -> None:
     assert rollout.truncated.tolist() == [[False], [True]] and not rollout.terminated.any() and rollout.valid.all()
     assert rollout.values.tolist() == [[5.0], [6.0]] and rollout.values.requires_grad
     assert rollout.bootstrap_value.tolist() == [7.0] and not rollout.bootstrap_value.requires_grad
-
-
-def test_episodes_start_where_a_reset_led_but_not_at_the_stored_state() -> None:
-    valid = torch.tensor([[False], [True], [False]])
-    assert episode_starts({"valid": valid}).tolist() == [[False], [False], [True]]
-    assert valid.tolist() == [[False], [True], [False]]
