@@ -16,43 +16,44 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from param_servers.collective import Publish, Resolve, describe_lost, first_line, wait_for_address
 from param_servers.errors import PeerLost
 from param_servers.interfaces import listen_address
 
 ROLL_CALL_S = 5.0
-"""How long survivors wait for each other's names after a failure."""
 
 
-def open_store(
-    rank: int, host: str, port: int, secret: bytes, timeout_s: float, *, publish: Publish, resolve: Resolve
-) -> dist.Store:
-    """The key-value store through which ranks find each other: hosted by rank 0 at (host, port), 0 for any port.
+def host_store(host: str, port: int, secret: bytes, timeout_s: float) -> tuple[Any, int]:
+    """The key-value store through which ranks find each other, listening on (host, port); 0: any port, returned."""
+    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    port = listener.getsockname()[1]
+    timeout = timedelta(seconds=timeout_s)
+    # torch closes the descriptor it is given. Left to itself it would listen on all interfaces.
+    store = TCPStore(host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach())
+    return _private(store, secret), port
+
+
+def reach_store(host: str, port: int, secret: bytes, timeout_s: float) -> Any:
+    """The store that another rank hosts at (host, port).
 
     Raises:
-        PeerLost: rank 0 did not answer within `timeout_s`.
+        PeerLost: it did not answer within `timeout_s`.
     """
-    timeout = timedelta(seconds=timeout_s)
-    if rank == 0:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        port = listener.getsockname()[1]
-        # torch closes the descriptor it is given. Left to itself it would listen on all interfaces.
-        store = dist.TCPStore(
-            host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-        publish(host, port)
-    else:
-        host, port = wait_for_address(resolve, 0, timeout_s)
-        try:
-            store = dist.TCPStore(host, port, None, False, timeout, wait_for_workers=False)
-        except (RuntimeError, dist.DistError) as error:
-            raise PeerLost(f"rank 0 at {host}:{port} did not answer: {first_line(error)}") from error
-    return dist.PrefixStore(hmac.new(secret, b"torch store", hashlib.sha256).hexdigest(), store)
+    try:
+        store = TCPStore(host, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False)
+    except (RuntimeError, dist.DistError) as error:
+        raise PeerLost(f"rank 0 at {host}:{port} did not answer: {first_line(error)}") from error
+    return _private(store, secret)
+
+
+def _private(store: Any, secret: bytes) -> Any:
+    return PrefixStore(hmac.new(secret, b"torch store", hashlib.sha256).hexdigest(), store)
 
 
 def gloo_group(
-    store: dist.Store, rank: int, size: int, host: str, interface: str | None, timeout_s: float
+    store: Any, rank: int, size: int, host: str, interface: str | None, timeout_s: float
 ) -> dist.ProcessGroupGloo:
     """A group of `size` ranks that listens on `interface`, or on the address `host`."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -67,10 +68,11 @@ class TorchCollective:
     """See `Collective`.
 
     Args:
-        store: see `open_store`; `generation` keeps groups that use the same store apart.
+        store: see `host_store`; `generation` keeps groups that use the same store apart.
         host, interface: where to listen for the other ranks' tensors.
         step_timeout_s, join_timeout_s: longest wait in a call, and here for the others to come.
         backend: "gloo" or "nccl".
+        roll_call_s: after a failure, how long survivors wait for each other's names.
     Raises:
         PeerLost: not all ranks came; the message names them.
     """
@@ -79,7 +81,7 @@ class TorchCollective:
         self,
         rank: int,
         size: int,
-        store: dist.Store,
+        store: Any,
         *,
         host: str = "127.0.0.1",
         interface: str | None = None,
@@ -87,11 +89,12 @@ class TorchCollective:
         join_timeout_s: float = 300.0,
         backend: str = "gloo",
         generation: int = 0,
+        roll_call_s: float = ROLL_CALL_S,
     ) -> None:
         self.rank, self.size, self.lost = rank, size, set[int]()
         self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
-        self._store = dist.PrefixStore(f"group/{generation}", store)
-        self._step_timeout_s = step_timeout_s
+        self._store = PrefixStore(f"group/{generation}", store)
+        self._roll_call_s = min(roll_call_s, step_timeout_s)
         self._whole = backend == "nccl"
         if missing := self._missing("here", join_timeout_s):
             self.lost = missing
@@ -125,7 +128,11 @@ class TorchCollective:
     ) -> "TorchCollective":
         """Open the store, then the group. Raises PeerLost."""
         address = listen_address(host, interface)
-        store = open_store(rank, address, port, secret, join_timeout_s, publish=publish, resolve=resolve)
+        if rank == 0:
+            store, port = host_store(address, port, secret, join_timeout_s)
+            publish(address, port)
+        else:
+            store = reach_store(*wait_for_address(resolve, 0, join_timeout_s), secret, join_timeout_s)
         return cls(
             rank,
             size,
@@ -161,7 +168,7 @@ class TorchCollective:
         except RuntimeError as error:
             # Our connections close first: ranks that wait for us then fail at once too and answer the roll call.
             self.close()
-            self.lost = self._missing("survived", min(ROLL_CALL_S, self._step_timeout_s))
+            self.lost = self._missing("survived", self._roll_call_s)
             raise PeerLost(describe_lost(self.lost, self.size, first_line(error))) from error
 
     def _missing(self, call: str, timeout_s: float) -> set[int]:

@@ -1,0 +1,41 @@
+"""A hub whose poll another thread can end early."""
+
+import contextlib
+import selectors
+import socket
+from typing import Any
+
+from param_servers.handshake import Peer, Role
+from param_servers.hub import Event, Hub
+
+
+class WakeableHub(Hub):
+    """A `Hub` of one thread, plus `wake` for the others."""
+
+    chief = Peer(Role.SERVER, 0)
+    """The other end of the only link that ranks of a majority all-reduce have."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._bell, self._ear = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ear.setblocking(False)
+        self._selector.register(self._ear, selectors.EVENT_READ, self._ear)
+
+    def wake(self) -> None:
+        """Let a running or the next `poll` return at once. May be called from any thread."""
+        with contextlib.suppress(OSError):  # rung often enough already, or closed
+            self._bell.send(b"!")
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """See `Hub.poll`."""
+        events = super().poll(timeout_s)
+        with contextlib.suppress(BlockingIOError):
+            self._ear.recv(4096)
+        return events
+
+    def shut(self) -> None:
+        """See `Hub.shut`."""
+        super().shut()
+        self._bell.close()
+        self._ear.close()

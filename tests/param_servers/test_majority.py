@@ -1,0 +1,248 @@
+import threading
+import time
+
+import pytest
+import torch
+
+from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.errors import ParamServersError, PeerLost, RunBroken, RunStopped
+from param_servers.exchange import GradientExchange
+from param_servers.layout import FlatLayout
+from param_servers.majority import MajorityExchange
+
+LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
+OPTIMIZER = OptimizerConfig(optimizer="adam", learning_rate="0.01")
+INITIAL = torch.linspace(-1, 1, LAYOUT.numel)
+PATIENCE_S = 30
+
+
+def gradient(rank, step):
+    return torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(1000 * rank + step))
+
+
+def reference(members):
+    """Parameters after one step of torch.optim for each entry of `members`, the ranks that are averaged."""
+    parameter = torch.nn.Parameter(INITIAL.clone())
+    adam = torch.optim.Adam([parameter], 0.01, eps=OPTIMIZER.epsilon)
+    for step, ranks in enumerate(members):
+        parameter.grad = sum(gradient(rank, step) for rank in ranks) / len(ranks)
+        adam.step()
+    return parameter.detach()
+
+
+class Run:
+    """Ranks of one run in this process."""
+
+    def __init__(self, board, size, **settings):
+        self.board = board
+        timeouts = {"step_timeout_s": 3, "join_timeout_s": 20}
+        self.config = ExchangeConfig(exchange="majority", num_workers=size, **{**timeouts, **settings})
+        self.ranks, self.events = {}, []
+
+    def start(self, *ranks, **options):
+        for rank in ranks:
+            self.ranks[rank] = MajorityExchange(
+                rank=rank,
+                layout=LAYOUT,
+                initial_parameters=INITIAL,
+                optimizer_config=OPTIMIZER,
+                exchange_config=self.config,
+                secret=b"0123456789abcdef",
+                resolve=self.board.resolve,
+                publish_address=self.board.publisher(rank),
+                on_event=self.events.append,
+                **options,
+            )
+        return self
+
+    def push(self, rank, step=None):
+        pulled = self.ranks[rank].pull()
+        step = pulled.step if step is None else step
+        return self.ranks[rank].push(gradient(rank, step), step, 10)
+
+    def together(self, ranks, steps=1):
+        """Each of `ranks` in a thread of its own: `steps` pushes; returns their receipts or the error."""
+        results = {}
+
+        def body(rank):
+            try:
+                results[rank] = [self.push(rank) for _ in range(steps)]
+            except (ParamServersError, RunStopped) as error:
+                results[rank] = error
+
+        threads = [threading.Thread(target=body, args=(rank,)) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), "a rank hangs"
+        return results
+
+    def newest(self, rank, step):
+        """What `rank` pulls when its comm thread has applied the update that leads to `step`."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (pulled := self.ranks[rank].pull()).step < step:
+            assert time.monotonic() < deadline, f"rank {rank} stays at step {pulled.step}"
+        return pulled
+
+    def die(self, rank):
+        """As if killed: its connections close, nothing is said."""
+        exchange = self.ranks.pop(rank)
+        exchange._closing = True
+        exchange._hub.drain = lambda timeout_s: exchange._hub.shut()
+        exchange.close()
+
+    def close(self):
+        for rank in sorted(self.ranks, reverse=True):
+            self.ranks[rank].close()
+
+
+@pytest.fixture
+def start(board):
+    runs = []
+
+    def begin(size, **settings):
+        runs.append(Run(board, size, **settings))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.close()
+
+
+def test_without_backup_workers_all_ranks_take_the_step_of_torch_optim(start):
+    run = start(2).start(0, 1)
+    assert isinstance(run.ranks[0], GradientExchange)
+    results = run.together([0, 1], steps=5)
+    assert all(receipt.accepted for rank in (0, 1) for receipt in results[rank])
+    pulls = [run.newest(rank, 5) for rank in (0, 1)]
+    for pulled in pulls:
+        assert torch.equal(pulled.parameters, reference([[0, 1]] * 5))
+        assert (pulled.step, pulled.data_points) == (5, 100)
+
+
+def test_a_late_rank_holds_up_nobody_and_its_gradient_is_answered_as_stale(start):
+    run = start(3, num_gradients=2).start(0, 1, 2)
+    late = run.ranks[2].pull()
+    run.together([0, 1])
+    run.newest(2, 1)
+    assert run.ranks[2].push(gradient(2, 0), late.step, 10) == (False, 1, "stale")
+    run.together([1, 2])
+    for rank in range(3):
+        pulled = run.newest(rank, 2)
+        assert torch.equal(pulled.parameters, reference([[0, 1], [1, 2]]))
+        assert (pulled.step, pulled.data_points) == (2, 40)
+
+
+def test_a_rank_that_dies_between_steps_is_replaced_by_the_backup_rank(start):
+    run = start(3, num_gradients=2).start(0, 1, 2)
+    run.together([0, 1])
+    run.die(1)
+    results = run.together([0, 2], steps=3)
+    assert all(receipt.accepted for rank in (0, 2) for receipt in results[rank])
+    assert torch.equal(run.newest(0, 4).parameters, reference([[0, 1], [0, 2], [0, 2], [0, 2]]))
+    assert "regrouping" in {event["event"] for event in run.events}
+
+
+def test_with_fewer_ranks_than_gradients_the_run_goes_on_with_those_that_are_left(start):
+    run = start(3).start(0, 1, 2)
+    run.together([0, 1, 2])
+    run.die(2)
+    results = run.together([0, 1], steps=2)
+    assert all(receipt.accepted for rank in (0, 1) for receipt in results[rank])
+    assert torch.allclose(run.newest(1, 3).parameters, reference([[0, 1, 2], [0, 1], [0, 1]]))
+    assert any(
+        event["event"] == "shrunk" and "2 ranks are left for 3 gradients" in event["message"] for event in run.events
+    )
+
+
+def test_with_the_policy_stop_the_loss_of_a_rank_ends_the_run_with_a_checkpoint(start, tmp_path):
+    run = start(2, when_workers_lost="stop").start(0, 1, checkpoint_dir=tmp_path)
+    run.together([0, 1])
+    run.die(1)
+    error = run.together([0])[0]
+    assert isinstance(error, RunBroken) and "1 ranks are left for 2 gradients" in str(error)
+    assert (tmp_path / "step-1").is_dir()
+
+
+def test_a_rank_comes_back_and_takes_over_the_newest_state(start):
+    run = start(3, num_gradients=2).start(0, 1, 2)
+    run.together([0, 1])
+    run.die(2)
+    run.together([0, 1])
+    run.start(2, incarnation=1)
+    assert run.ranks[2].pull().step == 2
+    run.together([1, 2])
+    assert torch.equal(run.newest(0, 3).parameters, reference([[0, 1], [0, 1], [1, 2]]))
+
+
+def test_a_silent_rank_is_expelled_and_the_others_go_on(start):
+    run = start(3, num_gradients=2, step_timeout_s=1).start(0, 1, 2)
+    run.together([0, 1])
+    silent = run.ranks[2]
+    release, reached = threading.Event(), threading.Event()
+
+    def stuck(event):
+        reached.set()
+        release.wait(PATIENCE_S)
+
+    silent._handle = stuck  # its comm thread no longer answers, its connections stay open
+    results = run.together([0, 1], steps=2)
+    assert reached.is_set() and all(receipt.accepted for rank in (0, 1) for receipt in results[rank])
+    assert run.newest(0, 3).step == 3
+    assert any(event["event"] == "expelled" and "rank 2" in event["message"] for event in run.events)
+    release.set()
+
+
+def test_the_loss_of_rank_0_is_told_by_the_others_and_the_next_one_writes_a_checkpoint(start, tmp_path):
+    run = start(3, num_gradients=2).start(0, 1, 2, checkpoint_dir=tmp_path)
+    run.together([0, 1])
+    run.die(0)
+    for error in run.together([1, 2]).values():
+        assert isinstance(error, PeerLost) and "rank 0, which decides who takes part, is lost" in str(error)
+    assert (tmp_path / "step-1").is_dir()
+
+
+def test_rank_0_ends_the_run_for_all_and_it_resumes_from_its_checkpoint(start, tmp_path):
+    def stop(step, data_points):
+        return "3 steps" if step >= 3 else None
+
+    run = start(2).start(0, 1, checkpoint_dir=tmp_path, should_stop=stop)
+    for outcome in run.together([0, 1], steps=10).values():
+        assert isinstance(outcome, RunStopped) and outcome.reason == "3 steps"
+    run.close()
+    run.ranks.clear()
+    run.board.addresses.clear()
+    run.start(0, 1, checkpoint_dir=tmp_path)
+    assert run.ranks[1].pull().step == 3
+    run.together([0, 1], steps=2)
+    assert torch.equal(run.newest(1, 5).parameters, reference([[0, 1]] * 5))
+
+
+def test_a_rank_with_another_model_is_turned_away(start):
+    run = start(2, join_timeout_s=2).start(0)
+    run.ranks[1] = MajorityExchange(
+        rank=1,
+        layout=LAYOUT.reordered(["bias", "weight"]),
+        initial_parameters=INITIAL,
+        optimizer_config=OPTIMIZER,
+        exchange_config=run.config,
+        secret=b"0123456789abcdef",
+        resolve=run.board.resolve,
+    )
+    with pytest.raises(ParamServersError, match="this run's is"):
+        run.ranks[1].pull()
+
+
+def test_ranks_that_do_not_come_are_named_under_the_policy_stop(start):
+    run = start(3, join_timeout_s=1, when_workers_lost="stop").start(0, 1)
+    for error in run.together([0, 1]).values():
+        assert isinstance(error, ParamServersError)
+    assert any("ranks [2] did not come within 1 s" in event["message"] for event in run.events)
+
+
+def test_a_gradient_that_is_not_finite_is_answered_and_takes_part_in_nothing(start):
+    run = start(2).start(0, 1)
+    assert run.ranks[0].push(torch.full((LAYOUT.numel,), float("nan")), run.ranks[0].pull().step, 1)[2] == "non-finite"
+    run.together([0, 1])
+    assert torch.equal(run.newest(0, 1).parameters, reference([[0, 1]]))
