@@ -164,4 +164,6 @@ def outcome(code: int, folder: RunFolder) -> tuple[str, str]:
     asked = folder.stop_reason()
     if code != 0:
         return "failed", asked or f"exit code {code}"
-    return ("stopped", asked) if asked is not None else ("finished", "the run has seen what it was to see")
+    if asked is not None and asked.startswith("SIG"):
+        return "stopped", asked
+    return "finished", asked or "the run has seen what it was to see"

@@ -69,7 +69,7 @@ class SlurmJob:
                 _end(srun)
         ended = self._ended()
         print(f"{self._now()} srun: {describe_exit(code)}; run: {ended or 'left no word'}", flush=True)
-        if self.requeue and (not ended or ended.get("outcome") != "failed"):
+        if self.requeue and (not ended or ended["reason"] == self._stop_reason):
             return self._requeue()
         if ended:
             code = 1 if ended["outcome"] == "failed" else 0

@@ -4,16 +4,19 @@ The buffer is the tensors laid end to end in the layout's order, without padding
 that any sharding is this layout plus cut points: every shard is one contiguous slice.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from param_servers.errors import ConfigError
+
+if TYPE_CHECKING:  # settings and launchers import this module, and torch costs them seconds and a hundred megabytes
+    from torch import Tensor, nn
 
 NamedShapes = Mapping[str, Sequence[int]] | Iterable[tuple[str, Sequence[int]]]
 
@@ -92,6 +95,8 @@ class FlatLayout:
 
     def flatten(self, module: nn.Module) -> Tensor:
         """A new buffer [P] float32 with the module's parameters, in this layout's order."""
+        import torch
+
         flat = torch.empty(self.numel, dtype=torch.float32)
         parameters = dict(module.named_parameters())
         with torch.no_grad():
