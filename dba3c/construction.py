@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from gymnasium import spaces
@@ -12,8 +13,9 @@ from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.networks import ActorCriticNetwork, build_network
-from param_servers.sharding import ShardPlan, plan_shards
 from param_servers.layout import FlatLayout
+from param_servers.sharding import ShardPlan, plan_shards
+from param_servers.snapshots import find_newest, load_checkpoint
 
 
 class Spaces(NamedTuple):
@@ -66,3 +68,20 @@ def build_agent(config: TrainConfig, of: Spaces) -> Agent:
         precision=config.network.precision,
         device=config.network.device,
     )
+
+
+def check_buildable(config: TrainConfig, checkpoints: Path | None = None) -> None:
+    """Build what the roles will build, so that what cannot be is one line before anything is started.
+
+    Args:
+        checkpoints: of the run to be resumed; its newest valid checkpoint must fit the network.
+
+    Raises:
+        UserError, ConfigError: an environment, network or sharding that cannot be.
+        SnapshotError: the checkpoint belongs to another network.
+    """
+    plan, _ = initial_parameters(config)
+    if checkpoints is not None and checkpoints.is_dir():
+        newest = find_newest(checkpoints)
+        if newest is not None:
+            load_checkpoint(newest).slice_for(plan, shard=0)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from dba3c.errors import UserError
-from param_servers.errors import ParamServersError
+from param_servers.errors import ConfigError, ParamServersError, SnapshotError
 
 USER_ERROR_EXIT = 2
 RUN_BROKEN_EXIT = 1
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if arguments else USER_ERROR_EXIT
     try:
         return command(arguments[0])(arguments[1:])
-    except UserError as error:
+    except (UserError, ConfigError, SnapshotError) as error:
         print(f"dba3c: {error}", file=sys.stderr)
         return USER_ERROR_EXIT
     except ParamServersError as error:

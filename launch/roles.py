@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from dba3c.run_folder import RunFolder
 from launch.cli import RUN_BROKEN_EXIT, USER_ERROR_EXIT
 from launch.network import LISTEN_HOST_VARIABLE
 from launch.processes import exit_with_parent
-from param_servers.errors import ConfigError, ParamServersError
+from param_servers.errors import ConfigError, ParamServersError, SnapshotError
 
 FOLDER_TIMEOUT_S = 30.0
 """Longest wait for the launcher's run folder to appear (a shared file system may be slow)."""
@@ -41,8 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = replace_options(config, listen_host=os.environ[LISTEN_HOST_VARIABLE])
         place = Place(folder, config, arguments.rank, arguments.incarnation)
         reason = play(arguments.role, place)
-    except (UserError, ConfigError) as error:
+    except (UserError, ConfigError, SnapshotError) as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
+        return USER_ERROR_EXIT
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+            raise
+        exchange = place.config.exchange
+        print(f"{name} cannot listen on {exchange.listen_host}:{exchange.port}: {error.strerror}", file=sys.stderr)
         return USER_ERROR_EXIT
     except ParamServersError as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)

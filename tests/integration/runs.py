@@ -1,0 +1,101 @@
+"""Whole runs in real processes: start one, wait for what it should do, look at what it left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+
+
+class Run:
+    """A `dba3c` command in a process of its own, killed with all its children when the test is over."""
+
+    def __init__(self, *words: str, folder: Path) -> None:
+        self.folder = folder
+        command = [sys.executable, "-m", "launch.cli", *words]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
+        )
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in [*self.children(), self.process]:
+            try:
+                process.kill()
+            except (psutil.NoSuchProcess, ProcessLookupError):
+                continue
+        self.process.wait(timeout=30)
+        self.process.stdout.close()
+
+    def children(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def role(self, role: str, rank: int) -> psutil.Process:
+        """The process that plays this role now."""
+        wanted = ["--role", role, "--rank", str(rank)]
+        for child in self.children():
+            command = child.cmdline()
+            if any(command[i : i + 4] == wanted for i in range(len(command))):
+                return child
+        raise AssertionError(f"no process plays {role} {rank}")
+
+    def signal(self, signum: signal.Signals) -> None:
+        self.process.send_signal(signum)
+
+    def wait(self, timeout_s: float = 90.0) -> tuple[int, str]:
+        """Exit code and everything printed."""
+        output, _ = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, output
+
+    def wait_until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+        """Poll until `condition` is true; fail with what the run printed when it ends or takes too long."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            found = condition()
+            if found:
+                return found
+            if self.process.poll() is not None:
+                raise AssertionError(f"the run ended before {what}:\n{self.process.stdout.read()}")
+            time.sleep(0.05)
+        raise AssertionError(f"{what} did not happen within {timeout_s} s")
+
+    def steps(self) -> int:
+        """Newest committed step that server 0 has reported."""
+        return max((r["step"] for r in self.records("server", 0) if r["kind"] == "server"), default=0)
+
+    def records(self, role: str, rank: int) -> list[dict[str, Any]]:
+        return records(self.folder, role, rank)
+
+
+def records(folder: Path, role: str, rank: int) -> list[dict[str, Any]]:
+    """Complete lines of one metrics file."""
+    path = folder / "metrics" / f"{role}-{rank}.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def episodes(folder: Path, workers: int) -> list[dict[str, Any]]:
+    """Finished games of all workers, in time order."""
+    found = [r for rank in range(workers) for r in records(folder, "worker", rank) if r["kind"] == "episode"]
+    return sorted(found, key=lambda record: record["time_s"])
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    """What LATEST points at."""
+    return folder / "checkpoints" / (folder / "checkpoints" / "LATEST").read_text().strip()

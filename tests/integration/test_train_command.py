@@ -1,0 +1,205 @@
+"""`dba3c train` as its users meet it: it learns, survives, stops cleanly, resumes, and says what is wrong in one line."""
+
+import json
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dba3c.run_folder import RunFolder
+from param_servers.snapshots import load_checkpoint
+from tests.integration.runs import Run, episodes, newest_checkpoint
+
+CARTPOLE = ("train", "CartPole-v1", "--workers", "2", "--servers", "2", "--track", "--seed", "1")
+CORRIDOR = (
+    "train", "tests.integration.games:make_corridor", "--workers", "2", "--servers", "2", "--track",
+    "--envs-per-worker", "2", "--metrics-window-s", "0.1",
+)  # fmt: skip
+
+
+def started(folder: Path, *words: str, base: tuple[str, ...] = CORRIDOR) -> Run:
+    return Run(*base, "--run-dir", str(folder), *words, folder=folder)
+
+
+@pytest.mark.timeout(180)
+def test_cartpole_is_learned_through_real_servers_and_workers(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with started(folder, "--total-frames", "250000", "--stop-score", "1000", base=CARTPOLE) as run:
+        code, output = run.wait(150)
+    assert code == 0, output
+    scores = [episode["score"] for episode in episodes(folder, workers=2)]
+    assert np.mean(scores[:20]) < 60
+    assert np.mean(scores[-50:]) >= 400
+
+
+def test_ctrl_c_ends_with_a_checkpoint_and_resume_goes_on_from_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with started(folder) as run:
+        run.wait_until(lambda: run.steps() > 30, "step 30")
+        run.signal(signal.SIGINT)
+        code, output = run.wait()
+    assert code == 0, output
+    first = json.loads((newest_checkpoint(folder) / "manifest.json").read_text())
+    assert first["step"] > 30
+    total_frames = first["data_points"] + 2000
+    with started(folder, "--resume", "--total-frames", str(total_frames)) as run:
+        code, output = run.wait()
+    assert code == 0, output
+    second = json.loads((newest_checkpoint(folder) / "manifest.json").read_text())
+    assert second["step"] > first["step"]
+    assert total_frames <= second["data_points"] < total_frames + 200
+    assert len(RunFolder.open(folder).meta()["lives"]) == 2
+
+
+def test_ctrl_c_twice_ends_at_once_and_leaves_no_process(tmp_path: Path) -> None:
+    with started(tmp_path / "run") as run:
+        run.wait_until(lambda: run.steps() > 5, "step 5")
+        run.role("server", 0).suspend()  # so that the clean end cannot happen in between
+        run.signal(signal.SIGINT)
+        run.wait_until(lambda: (tmp_path / "run" / "stop.json").exists(), "the request to stop")
+        run.signal(signal.SIGINT)
+        code, output = run.wait(60)
+    assert code == 128 + signal.SIGINT, output
+
+
+def test_a_worker_killed_with_kill_9_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+    with started(tmp_path / "run") as run:
+        run.wait_until(lambda: run.steps() > 5, "step 5")
+        run.role("worker", 1).kill()
+        run.wait_until(
+            lambda: any(r["incarnation"] == 1 for r in run.records("worker", 1)), "the replacement's first gradient"
+        )
+        before = run.steps()
+        run.wait_until(lambda: run.steps() > before + 20, "20 further steps")
+        run.signal(signal.SIGINT)
+        code, output = run.wait()
+    assert code == 0, output
+    assert "worker 1: killed by SIGKILL; starting it again" in output
+
+
+def test_a_server_killed_with_kill_9_comes_back_from_the_last_checkpoint(tmp_path: Path) -> None:
+    with started(tmp_path / "run", "--checkpoint-every-steps", "20") as run:
+        run.wait_until(lambda: run.steps() > 50, "step 50")
+        run.role("server", 1).kill()
+        run.wait_until(lambda: any(r["incarnation"] == 1 for r in run.records("server", 1)), "the server's return")
+        run.signal(signal.SIGINT)
+        code, output = run.wait()
+    assert code == 0, output
+    assert "server 1: killed by SIGKILL; starting it again" in output
+
+
+def test_a_run_folder_in_use_is_refused_and_the_run_in_it_is_not_disturbed(tmp_path: Path) -> None:
+    with started(tmp_path / "run") as run:
+        run.wait_until(lambda: run.steps() > 5, "step 5")
+        with started(tmp_path / "run", "--resume") as second:
+            code, output = second.wait()
+        assert code == 2
+        assert len(output.splitlines()) == 1 and str(run.process.pid) in output
+        before = run.steps()
+        run.wait_until(lambda: run.steps() > before, "a further step")
+        run.signal(signal.SIGINT)
+        assert run.wait()[0] == 0
+
+
+def test_a_torn_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with started(folder, "--checkpoint-every-steps", "10", "--total-frames", "2000") as run:
+        assert run.wait()[0] == 0
+    newest = newest_checkpoint(folder)
+    shard = next(newest.glob("shard-0*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with started(folder, "--resume", "--total-frames", "2500") as run:
+        code, output = run.wait()
+    assert code == 0, output
+    told = [r["message"] for r in run.records("server", 0) if r["kind"] == "event"]
+    assert any(newest.name in message for message in told)
+
+
+def test_a_checkpoint_of_another_network_is_refused_in_one_line_and_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with started(folder, "--total-frames", "500") as run:
+        assert run.wait()[0] == 0
+    kept = sorted(p.name for p in (folder / "checkpoints").iterdir())
+    other = ("train", "CartPole-v1", *CORRIDOR[2:])
+    with started(folder, "--resume", base=other) as run:
+        code, output = run.wait()
+    assert code == 2
+    assert "other tensors" in output and len(output.splitlines()) == 1
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == kept
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with started(tmp_path / "run", "--port", str(port), "--servers", "1") as run:
+            code, output = run.wait()
+    assert code == 2
+    assert str(port) in output and "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("game", "told"),
+    [("make_raising", "the corridor has collapsed"), ("make_nan_reward", "nan")],
+)
+def test_a_game_that_keeps_failing_ends_the_run_with_one_line_that_names_it(
+    tmp_path: Path, game: str, told: str
+) -> None:
+    base = ("train", f"tests.integration.games:{game}", *CORRIDOR[2:])
+    with started(tmp_path / "run", base=base) as run:
+        code, output = run.wait(120)
+    assert code != 0
+    assert told in output.lower() and "environment" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("train", "CartPol-v1"), "CartPole-v1"),
+        (("train", "ALE/Breakot-v5"), "ALE/Breakout-v5"),
+        (("train", "CartPole-v1", "--wrokers", "2"), "--workers"),
+        (("train", "CartPole-v1", "--workers", "4", "--gradients", "5"), "5 gradients"),
+        (("train", "no_such_package.games:make"), "no_such_package"),
+        (("train", "CartPole-v1", "--network", "natur"), "nature"),
+        (("train", "CartPole-v1", "--servers", "100000"), "100000 shards"),
+        (("trian",), "train"),
+        (("resume", "/nonexistent/run"), "/nonexistent/run"),
+    ],
+)
+def test_bad_input_is_one_line_and_a_non_zero_exit(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+    with Run(*words, folder=tmp_path) as run:
+        code, output = run.wait()
+    assert code == 2
+    assert told in output
+    assert len(output.splitlines()) == 1
+
+
+def test_nothing_but_loopback_listens_and_the_secret_is_for_its_owner_only(tmp_path: Path) -> None:
+    with started(tmp_path / "run") as run:
+        run.wait_until(lambda: run.steps() > 5, "step 5")
+        listening = [
+            c.laddr.ip for child in run.children() for c in child.net_connections(kind="tcp") if c.status == "LISTEN"
+        ]
+        assert listening and set(listening) == {"127.0.0.1"}
+        assert (tmp_path / "run" / "secret").stat().st_mode & 0o077 == 0
+        secret = (tmp_path / "run" / "secret").read_text().strip()
+        assert not any(secret in " ".join(child.cmdline()) for child in run.children())
+        run.signal(signal.SIGINT)
+        assert run.wait()[0] == 0
+    shutil.rmtree(tmp_path / "run")
+
+
+def test_the_same_seed_gives_bit_equal_parameters_with_two_workers_and_two_servers(tmp_path: Path) -> None:
+    parameters = []
+    for name in ("one", "two"):
+        with started(tmp_path / name, "--total-frames", "3000", "--seed", "7") as run:
+            code, output = run.wait()
+        assert code == 0, output
+        parameters.append(load_checkpoint(newest_checkpoint(tmp_path / name)).parameters)
+    assert torch.equal(*parameters)
