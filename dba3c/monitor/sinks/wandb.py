@@ -19,7 +19,7 @@ class WandbSink:
         self._step = 0
 
     def open(self, run: TrackedRun) -> None:
-        wandb = client("wandb", self.name)
+        wandb = self._client = client("wandb", self.name)
         self._run = wandb.init(
             mode=os.environ.get("WANDB_MODE", "offline"),
             dir=os.environ.get("WANDB_DIR", str(run.folder)),
@@ -47,3 +47,4 @@ class WandbSink:
 
     def close(self) -> None:
         self._run.finish()
+        self._client.teardown()  # ends the client's own service process, which would outlive the run

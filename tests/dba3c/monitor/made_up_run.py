@@ -45,28 +45,28 @@ def set_lives(run, *lives):
 def made_up_run(path, monkeypatch, seconds=30, workers=2, servers=2, config=CONFIG, score=float, finished=True):
     """Ten steps a second, a game a second and worker, of score `score(second)`; worker 1 is late in each tenth step."""
     clock = Clock()
-    monkeypatch.setattr(metrics, "time", clock)
-    run = RunFolder.create(path, config, cores=workers)
-    set_lives(run, (START_S, START_S + seconds if finished else None, workers))
-    worker_writers = [MetricsWriter(run, "worker", rank) for rank in range(workers)]
-    server_writers = [MetricsWriter(run, "server", rank) for rank in range(servers)]
-    for tick in range(1, seconds * 10 + 1):
-        clock.now_s = START_S + tick / 10
-        for rank, writer in enumerate(worker_writers):
-            late = rank == 1 and tick % 10 == 0
-            timed = {"environment": 0.05, "inference": 0.02, "learning": 0.02, "waiting": 0.01}
-            writer.record_step(tick, step_values(late), timed)
-            if tick % 10 == 5:
-                writer.record_episode(tick, score(tick // 10), length_steps=100)
-        for writer in server_writers:
-            figures = {"active_workers": workers, "commits": 1, "data_points_total": tick * 300, "update_norm": 3.0}
-            writer.record_server(tick, figures, {"aggregating": 0.02, "waiting": 0.08})
-    worker_writers[0].record_event("checkpoint", f"checkpoint of step {tick} written", step=tick)
-    scores = {"mean": 3.0, "median": 2.0, "iqm": 2.5, "max": 9.0}
-    worker_writers[0].record_evaluation(tick, checkpoint_step=tick - 50, games=10, interval_95=(1.0, 4.0), **scores)
-    for writer in (*worker_writers, *server_writers):
-        writer.close()
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(metrics, "time", clock)
+        run = RunFolder.create(path, config, cores=workers)
+        set_lives(run, (START_S, START_S + seconds if finished else None, workers))
+        worker_writers = [MetricsWriter(run, "worker", rank) for rank in range(workers)]
+        server_writers = [MetricsWriter(run, "server", rank) for rank in range(servers)]
+        for tick in range(1, seconds * 10 + 1):
+            clock.now_s = START_S + tick / 10
+            for rank, writer in enumerate(worker_writers):
+                late = rank == 1 and tick % 10 == 0
+                timed = {"environment": 0.05, "inference": 0.02, "learning": 0.02, "waiting": 0.01}
+                writer.record_step(tick, step_values(late), timed)
+                if tick % 10 == 5:
+                    writer.record_episode(tick, score(tick // 10), length_steps=100)
+            for writer in server_writers:
+                figures = {"active_workers": workers, "commits": 1, "data_points_total": tick * 300, "update_norm": 3.0}
+                writer.record_server(tick, figures, {"aggregating": 0.02, "waiting": 0.08})
+        worker_writers[0].record_event("checkpoint", f"checkpoint of step {tick} written", step=tick)
+        scores = {"mean": 3.0, "median": 2.0, "iqm": 2.5, "max": 9.0}
+        worker_writers[0].record_evaluation(tick, checkpoint_step=tick - 50, games=10, interval_95=(1.0, 4.0), **scores)
+        for writer in (*worker_writers, *server_writers):
+            writer.close()
     if finished:
         run.release()
     return run
