@@ -10,7 +10,6 @@ from pathlib import Path
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
-from dba3c.monitor.watch import watched
 from dba3c.run_folder import RunFolder
 from launch.role_process import RoleProcess
 from launch.supervisor import Supervisor
@@ -26,7 +25,11 @@ def train(config: TrainConfig, *, resume: bool, command: str) -> int:
     Raises:
         UserError: the run folder is in use, or holds another run.
     """
+    from dba3c.construction import check_buildable  # torch: not for the ranks of a cluster, which only start processes
+    from dba3c.monitor.watch import watched
+
     run_dir = config.run.run_dir or (newest_run_dir(config) if resume else default_run_dir(config))
+    check_buildable(config, run_dir / "checkpoints" if resume else None)
     launch_id = secrets.token_hex(4)
     life = {"launcher": "local", "topology": topology_of(config), "launch_id": launch_id, "command": command}
     with RunFolder.launch(run_dir, config.to_json(), resume, **life) as folder:
@@ -63,23 +66,31 @@ def role_processes(config: TrainConfig, run_dir: Path, launch_id: str) -> list[R
     counts = topology_of(config)
     servers = [process("server", i, max_restarts=SERVER_RESTARTS) for i in range(counts["servers"])]
     workers = [
-        process("worker", i, max_restarts=WORKER_RESTARTS, essential=False, decides=not servers)
-        for i in range(counts["workers"])
+        process(role, i, max_restarts=WORKER_RESTARTS, essential=False, decides=not servers)
+        for role in ("worker", "learner")
+        for i in range(counts[f"{role}s"])
+    ]
+    actors = [
+        process("actor", i, max_restarts=WORKER_RESTARTS, essential=False, decides=False)
+        for i in range(counts["actors"])
     ]
     helpers = [
         process(role, i, essential=False, decides=False)
         for role in ("evaluator", "recorder", "monitor")
         for i in range(counts[f"{role}s"])
     ]
-    return [*servers, *workers, *helpers]
+    return [*servers, *workers, *actors, *helpers]
 
 
 def topology_of(config: TrainConfig) -> dict[str, int]:
     """How many processes of each role."""
     has_servers = config.exchange.exchange in ("servers", "async")
+    central = config.central.mode == "central"
     return {
         "servers": config.exchange.num_servers if has_servers else 0,
-        "workers": config.exchange.num_workers,
+        "workers": 0 if central else config.exchange.num_workers,
+        "learners": config.exchange.num_workers if central else 0,
+        "actors": config.central.actors if central else 0,
         "evaluators": config.run.evaluators,
         "recorders": config.run.recorders,
         "monitors": 1,

@@ -13,7 +13,7 @@ import tyro
 
 from dba3c.config import TrainConfig, option_names
 from dba3c.errors import UserError
-from launch.presets import PRESETS, preset
+from launch.presets import PRESETS, preset, with_central_inference
 from param_servers.errors import ConfigError
 
 SHORT_NAMES = {
@@ -21,6 +21,7 @@ SHORT_NAMES = {
     "--workers": "--num-workers",
     "--servers": "--num-servers",
     "--backup-workers": "--num-backup-workers",
+    "--learners": "--num-workers",
     "--gradients": "--num-gradients",
     "--lr": "--learning-rate",
 }
@@ -56,7 +57,10 @@ def parse_train(words: Sequence[str], cores: int) -> TrainArguments:
     if words and not words[0].startswith("-"):
         words = ["--preset" if words[0] in PRESETS else "--env-id", *words]
     refuse_unknown(words)
-    default = TrainArguments(config=preset(value_of(words, "--preset"), value_of(words, "--env-id"), cores))
+    config = preset(value_of(words, "--preset"), value_of(words, "--env-id"), cores)
+    if value_of(words, "--mode") == "central":
+        config = with_central_inference(config, cores)
+    default = TrainArguments(config=config)
     return parse(TrainArguments, words, "dba3c train", default)
 
 

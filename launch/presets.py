@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
+from dba3c.central.config import CentralConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.atari_protocols import atari_2017, atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
@@ -76,6 +77,26 @@ def classic(env_id: str, cores: int) -> TrainConfig:
         ),
         exchange=exchange,
         run=RunConfig(stop_score=stop_score(env_id)),
+    )
+
+
+def with_central_inference(config: TrainConfig, cores: int) -> TrainConfig:
+    """The same agent on the same environments with central inference: an actor per core, one learner, V-trace.
+
+    The learner alternates between answering and learning, so on a small machine it lives on what the actors leave.
+    """
+    actors = max(1, cores)
+    envs = config.environment.envs_per_worker * config.exchange.gradients_per_step
+    return replace(
+        config,
+        algorithm=replace(config.algorithm, algorithm="vtrace", trace_lambda=1.0),
+        exchange=replace(config.exchange, exchange="local", num_workers=1, num_gradients=None, num_backup_workers=None),
+        central=CentralConfig(
+            mode="central",
+            actors=actors,
+            envs_per_actor=max(2, envs // actors // 2 * 2),
+            batch_unrolls=16,
+        ),
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from dba3c.agent import Agent
 from dba3c.central.inference_report import policy_lag
 from dba3c.central.serving import Serving
@@ -64,9 +62,7 @@ def replay(agent: Agent, batch: UnrollBatch, episodes: list[Episode]) -> Rollout
     """What the agent thinks now, with graph, of what was observed then: the rollout [T, N] that the loss reads."""
     length = len(batch.rewards)
     device = agent.device
-    # an observation begins an episode when the step before it was autoreset's; the stored state knows of message 0's
-    reset = torch.cat((torch.zeros_like(batch.valid[:1]), ~batch.valid)).to(device)
-    output = agent.network.unroll(batch.observation.to(device), batch.initial_state, reset)
+    output = agent.network.unroll(batch.observation.to(device), batch.initial_state, batch.first.to(device))
     logits, values = output.policy_logits, output.value
     return Rollout(
         policy_logits=logits[:length],

@@ -21,7 +21,7 @@ from dba3c.central.batching import Batcher
 from dba3c.central.inference_report import InferenceReport
 from dba3c.central.policies import Asked, Policy
 from dba3c.central.unroll_store import GroupKey, State, UnrollStore, stack_states
-from dba3c.central.wire import VALID
+from dba3c.central.wire import first_of
 from dba3c.environments.protocol import Episode
 from dba3c.metrics import Sections
 from dba3c.networks import reset_state
@@ -176,8 +176,7 @@ class InferenceService:
         if key not in self._sequences:
             return  # its actor broke the rules earlier in the same poll
         unroll = self.store.of(key)
-        # an invalid step is a reset: the observation it led to is met with fresh memory
-        self._states[key] = reset_state(self._states[key], torch.from_numpy(unroll.flags[unroll.time] & VALID == 0))
+        self._states[key] = reset_state(self._states[key], torch.from_numpy(first_of(unroll.flags[unroll.time])))
         self._episodes += self.store.arrived(key, header.length, self._states[key])
         self._batcher.offer(key, time.monotonic())
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dba3c.central.stacks import FrameRows, Whole
-from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, unpack_extras
+from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of, unpack_extras
 from dba3c.environments.protocol import Episode
 from dba3c.networks import State
 
@@ -111,6 +111,8 @@ class UnrollBatch:
     """[T, N] bool."""
     valid: Tensor
     """[T, N] bool."""
+    first: Tensor
+    """[T + 1, N] bool: observations that begin an episode; ``initial_state`` is fresh already where row 0 says so."""
     behaviour_log_probs: Tensor
     """[T, N] float32, log μ(a|x) of the policy that acted."""
     versions: np.ndarray
@@ -140,6 +142,7 @@ def batch_of(unrolls: list[Unroll]) -> UnrollBatch:
         terminated=torch.from_numpy(flags & TERMINATED != 0),
         truncated=torch.from_numpy(flags & TRUNCATED != 0),
         valid=torch.from_numpy(flags & VALID != 0),
+        first=torch.from_numpy(np.concatenate([first_of(unroll.flags) for unroll in unrolls], axis=1)),
         behaviour_log_probs=_joined([unroll.log_probs for unroll in unrolls]),
         versions=np.stack([unroll.versions for unroll in unrolls], axis=1),
         initial_state=tuple(torch.cat(parts) for parts in zip(*(u.initial_state for u in unrolls), strict=True)),

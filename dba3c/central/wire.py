@@ -117,6 +117,11 @@ class Extras(NamedTuple):
     episodes: list[Episode]
 
 
+def first_of(flags: np.ndarray) -> np.ndarray:
+    """Flags [...] → bool [...], True where the observation begins an episode (or the learner knows of none before)."""
+    return flags & (WHOLE | VALID) == WHOLE
+
+
 def pack_step(
     shape: GroupShape,
     buffer: np.ndarray,

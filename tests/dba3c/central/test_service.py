@@ -60,10 +60,10 @@ class ScriptedActor:
             return memoryview(bytearray(header.length))
         return self.buffers.setdefault(header.term, np.zeros(B, np.int64)).data.cast("B")
 
-    def say(self, group: int, sequence: int, value: float, *, valid: bool = True, extra: bytes = b"") -> None:
+    def say(self, group: int, sequence: int, value: float, *, first: bool = False, extra: bytes = b"") -> None:
         row, nothing = np.zeros(SHAPE.row_bytes, np.uint8), np.zeros(B, bool)
-        observation, ends = np.full((B, 1), value, np.float32), (nothing, nothing, np.full(B, valid))
-        length = pack_step(SHAPE, row, observation, np.zeros(B, np.float32), ends, nothing, [])
+        observation, ends = np.full((B, 1), value, np.float32), (nothing, nothing, np.full(B, not first))
+        length = pack_step(SHAPE, row, observation, np.zeros(B, np.float32), ends, np.full(B, first), [])
         payload = memoryview(row[:length].tobytes() + extra)
         self.hub.send(
             Peer(Role.SERVER, 0), Header(Kind.OBSERVATION, self.rank, self.incarnation, group, 0, sequence), payload
@@ -247,8 +247,8 @@ def test_a_second_observation_before_the_answer_ends_the_link(stage: Callable[..
 def test_memory_is_fresh_after_a_reset_and_kept_otherwise(stage: Callable[..., Stage]) -> None:
     on = stage()
     actor = on.actor(0)
-    for sequence, valid in enumerate([False, True, True, False, True]):
-        actor.say(0, sequence, 1.0, valid=valid)
+    for sequence, first in enumerate([True, False, False, True, False]):
+        actor.say(0, sequence, 1.0, first=first)
         on.until(lambda sequence=sequence: len(actor.answers) == sequence + 1)
     assert [int(asked.state[0][0, 0]) for asked in on.policy.asked] == [0, 1, 2, 0, 1]
 
