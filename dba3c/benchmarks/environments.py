@@ -1,14 +1,16 @@
 """Agent steps/s of every family, and what the factory adds: ``python -m dba3c.benchmarks.environments``.
 
 Each family is stepped with random actions, nothing else, in turn with the others, ``repeats`` times; the medians are
-printed. "per core" divides by the CPU seconds the process used, all its threads together, so it says what one busy core
-delivers whatever else the machine did. Atari is also stepped bare, without the factory, on the same seeds and actions;
-"adds" is the median of the pairwise ratios of CPU seconds. Families whose package is missing are named and skipped.
+printed. "per core" divides by the CPU seconds that this process, its threads and its child processes used, so it says
+what one busy core delivers whatever else the machine did. Atari is also stepped bare, without the factory, on the same
+seeds and actions; "adds" is the median of the pairwise ratios of CPU seconds. Families whose package is missing are
+named and skipped.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -109,9 +111,27 @@ def bare_ale(config: EnvironmentConfig, num_envs: int) -> Stepper:
 def measure(stepper: Stepper, seconds: float) -> Rate:
     """Step for `seconds` after a warm-up."""
     _step_for(stepper, seconds / 10)
-    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    wall_s, cpu_s = time.perf_counter(), _cpu_s()
     steps = _step_for(stepper, seconds) * len(stepper.actions[0])
-    return Rate(steps / (time.perf_counter() - wall_s), steps / max(time.process_time() - cpu_s, 1e-9))
+    return Rate(steps / (time.perf_counter() - wall_s), steps / max(_cpu_s() - cpu_s, 1e-9))
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and its living descendants (ViZDoom's engines are processes)."""
+    ticks, pids = 0, _children(Path("/proc/self"))
+    while pids:
+        process = Path("/proc") / pids.pop()
+        try:
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])  # utime and stime, fields 14 and 15 of proc(5)
+            pids += _children(process)
+        except OSError:  # it ended meanwhile
+            continue
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _children(process: Path) -> list[str]:
+    return [pid for task in (process / "task").glob("*/children") for pid in task.read_text().split()]
 
 
 def _step_for(stepper: Stepper, seconds: float) -> int:
