@@ -15,7 +15,7 @@ from param_servers.sharding import ShardPlan
 
 if TYPE_CHECKING:
     from dba3c.metrics import MetricsWriter
-    from dba3c.roles import Place
+    from dba3c.place import Place
 
 
 def connect(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:

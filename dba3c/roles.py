@@ -7,34 +7,12 @@ reason the run ended, or raises.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from dba3c.config import TrainConfig
 from dba3c.exchanges import connect
-from dba3c.metrics import MetricsWriter
+from dba3c.place import Place
 from dba3c.rendezvous import Rendezvous
 from dba3c.reporting import to_event_records, to_server_records
-from dba3c.run_folder import RunFolder
 from dba3c.stopping import StopRule
-
-
-@dataclass(frozen=True)
-class Place:
-    """Who this process is."""
-
-    folder: RunFolder
-    config: TrainConfig
-    rank: int
-    incarnation: int
-
-    def metrics(self, role: str) -> MetricsWriter:
-        """This process's own metrics file."""
-        return MetricsWriter(self.folder, role, self.rank, self.incarnation, self.config.run.metrics_window_s)
-
-    @property
-    def secret(self) -> bytes:
-        """What proves that a peer belongs to this run."""
-        return self.folder.secret().encode()
 
 
 def server(place: Place) -> str:
@@ -68,10 +46,10 @@ def server(place: Place) -> str:
 
 def worker(place: Place) -> str:
     """Step environments and compute gradients."""
+    from dba3c.collector import Collector
     from dba3c.construction import build_agent, initial_parameters, spaces_of
     from dba3c.environments.factory import make_vector_environment
     from dba3c.environments.seeding import worker_seed
-    from dba3c.rollout import Collector
     from dba3c.worker import run_worker
 
     config = place.config

@@ -6,17 +6,24 @@ import numpy as np
 import torch
 
 from dba3c.agent import Agent
+from dba3c.collector import Collector
 from dba3c.config import TrainConfig
 from dba3c.metrics import MetricsWriter, Sections
-from dba3c.rollout import Collector, Rollout
+from dba3c.rollout import Rollout
 from param_servers.exchange import GradientExchange, Receipt, RunStopped
 from param_servers.optimizers import clip_gradient
 from param_servers.schedules import parse_schedule
 
 
 def run_worker(
-    config: TrainConfig, agent: Agent, collector: Collector, exchange: GradientExchange, metrics: MetricsWriter, *,
-    rank: int, incarnation: int,
+    config: TrainConfig,
+    agent: Agent,
+    collector: Collector,
+    exchange: GradientExchange,
+    metrics: MetricsWriter,
+    *,
+    rank: int,
+    incarnation: int,
 ) -> str:
     """Train until the exchange says that the run has stopped.
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
-from dba3c.roles import ROLES, Place
+from dba3c.place import Place
+from dba3c.roles import ROLES
 from dba3c.run_folder import RunFolder
 from launch.cli import RUN_BROKEN_EXIT, USER_ERROR_EXIT
 from launch.network import LISTEN_HOST_VARIABLE

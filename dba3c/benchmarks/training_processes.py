@@ -17,7 +17,8 @@ def play(path: str, role: str, rank: int) -> None:
     """The body of one process."""
     import torch
 
-    from dba3c.roles import ROLES, Place
+    from dba3c.place import Place
+    from dba3c.roles import ROLES
 
     torch.set_num_threads(1)
     folder = RunFolder.open(path)
@@ -34,7 +35,9 @@ def train_for(config: TrainConfig, path: Path, seconds: float) -> None:
     roles = [("server", i) for i in range(servers)] + [("worker", i) for i in range(config.exchange.num_workers)]
     with RunFolder.create(path / "run", config.to_json()) as folder:
         processes = [
-            get_context("spawn").Process(target=play, args=(str(folder.path), role, rank), daemon=True, name=f"{role} {rank}")
+            get_context("spawn").Process(
+                target=play, args=(str(folder.path), role, rank), daemon=True, name=f"{role} {rank}"
+            )
             for role, rank in roles
         ]
         for process in processes:

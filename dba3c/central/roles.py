@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dba3c.central.wire import GroupShape
     from dba3c.construction import Spaces
     from dba3c.metrics import MetricsWriter
-    from dba3c.roles import Place
+    from dba3c.place import Place
 
 
 def learner(place: Place) -> str:
