@@ -12,6 +12,7 @@ steps before it bootstrap from the last good observation) and not `valid`.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ from dba3c.environments.seeding import environment_seed
 from dba3c.environments.spaces import ActionCodec, ObservationCodec
 from dba3c.errors import UserError
 
+_LOG = logging.getLogger(__name__)
 MakeEnv = Callable[[], "gymnasium.Env[Any, Any]"]
 
 
@@ -159,6 +161,7 @@ class LoopVectorEnvironment:
             raise EnvironmentFailed(f"{line}; given up after {self._restarts[index]} restarts") from error
         self._restarts[index] += 1
         failures.append(f"{line}; restart {self._restarts[index]} of {self._restarts_allowed}")
+        _LOG.warning(failures[-1])
         try:
             self._envs[index].close()
         except Exception as close_error:  # it is broken already; the line says that it did not close

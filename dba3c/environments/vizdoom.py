@@ -11,6 +11,9 @@ out of time is `truncated` and its last observation is the true one.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,9 @@ class VizdoomEnv(gymnasium.Env[np.ndarray, np.int64]):
         self._frame_skip = frame_skip
         self._game = vizdoom.DoomGame()
         self._game.load_config(str(scenario_file))
+        # the engine writes its settings to one file in the current directory unless told otherwise, every engine's
+        self._scratch = tempfile.TemporaryDirectory(prefix="dba3c-vizdoom-")
+        self._game.set_doom_config_path(str(Path(self._scratch.name) / "vizdoom.ini"))
         self._game.set_window_visible(False)
         self._game.set_mode(vizdoom.Mode.PLAYER)
         self._game.set_screen_format(vizdoom.ScreenFormat.RGB24)
@@ -80,6 +86,9 @@ class VizdoomEnv(gymnasium.Env[np.ndarray, np.int64]):
         if self._running:
             self._game.close()
             self._running = False
+        self._scratch.cleanup()
+        with contextlib.suppress(OSError):  # the engine also makes this empty folder in the current directory
+            os.rmdir("_vizdoom")
 
     def _observe(self) -> np.ndarray:
         """The screen, resized; after the end, which shows none, the last one."""
