@@ -1,4 +1,4 @@
-"""Whole runs of servers and workers on a simulated network, one seed a schedule; invariants are checked after each event.
+"""Whole runs of servers and workers on a simulated network: one seed, one schedule; invariants checked after each event.
 
 `python tests/param_servers/simulation.py SEED` replays one seed and prints what happened.
 """
