@@ -16,6 +16,7 @@ from param_servers.sharding import ShardPlan
 if TYPE_CHECKING:
     from dba3c.metrics import MetricsWriter
     from dba3c.place import Place
+    from param_servers.collective import Collective
 
 
 def connect(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
@@ -35,7 +36,7 @@ def _servers(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics:
         incarnation=place.incarnation,
         plan=plan,
         exchange_config=place.config.exchange,
-        resolve=Rendezvous(place.folder).address_of_server,
+        resolve=Rendezvous(place.folder).address_of("server"),
         secret=place.secret,
     )
 
@@ -49,6 +50,65 @@ def _local(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: M
         optimizer_config=place.config.optimizer,
         exchange_config=place.config.exchange,
         **_duties_of_the_chief(place, metrics),
+    )
+
+
+def _allreduce(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
+    from param_servers.allreduce import AllReduceExchange
+
+    return AllReduceExchange(
+        collective=_collective(place),
+        layout=plan.layout,
+        initial_parameters=initial_parameters,
+        optimizer_config=place.config.optimizer,
+        exchange_config=place.config.exchange,
+        **_duties_of_the_chief(place, metrics),
+    )
+
+
+def _majority(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
+    from param_servers.majority import MajorityExchange
+
+    rendezvous = Rendezvous(place.folder)
+    return MajorityExchange(
+        rank=place.rank,
+        incarnation=place.incarnation,
+        layout=plan.layout,
+        initial_parameters=initial_parameters,
+        optimizer_config=place.config.optimizer,
+        exchange_config=place.config.exchange,
+        secret=place.secret,
+        resolve=rendezvous.address_of("rank"),
+        publish_address=rendezvous.publisher("rank", place.rank, place.incarnation),
+        **_duties_of_the_chief(place, metrics),
+    )
+
+
+def _collective(place: Place) -> Collective:
+    """The carrier of an all-reduce's sums, as the configuration names it."""
+    exchange = place.config.exchange
+    timeouts = {"step_timeout_s": exchange.step_timeout_s, "join_timeout_s": exchange.join_timeout_s}
+    if exchange.collective_backend == "mpi":
+        from param_servers.collective_mpi import MpiCollective
+
+        return MpiCollective(**timeouts)
+    if exchange.collective_backend == "horovod":
+        from param_servers.collective_horovod import HorovodCollective
+
+        return HorovodCollective(**timeouts)
+    from param_servers.collective_torch import TorchCollective
+
+    rendezvous = Rendezvous(place.folder)
+    return TorchCollective.join(
+        place.rank,
+        exchange.num_workers,
+        secret=place.secret,
+        publish=rendezvous.publisher("rank", place.rank, place.incarnation),
+        resolve=rendezvous.address_of("rank"),
+        host=exchange.listen_host,
+        port=exchange.port,
+        interface=exchange.interface,
+        **timeouts,
     )
 
 
@@ -66,4 +126,6 @@ EXCHANGES: dict[str, Callable[[Place, ShardPlan, Tensor, MetricsWriter], Gradien
     "local": _local,
     "servers": _servers,
     "async": _servers,
+    "allreduce": _allreduce,
+    "majority": _majority,
 }

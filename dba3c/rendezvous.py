@@ -8,20 +8,24 @@ from dba3c.run_folder import RunFolder
 
 
 class Rendezvous:
-    """Addresses of servers, published by themselves."""
+    """Addresses of the processes that others connect to, published by themselves."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
 
-    def publish_server(self, rank: int, incarnation: int) -> Callable[[str, int], None]:
-        """What server ``rank`` calls with the host and port that it listens on."""
+    def publisher(self, kind: str, rank: int, incarnation: int) -> Callable[[str, int], None]:
+        """What a process calls with the host and port that it listens on; kind: "server", "rank", "learner"."""
 
         def publish(host: str, port: int) -> None:
-            self.folder.publish(f"server-{rank}", {"host": host, "port": port, "incarnation": incarnation})
+            self.folder.publish(f"{kind}-{rank}", {"host": host, "port": port, "incarnation": incarnation})
 
         return publish
 
-    def address_of_server(self, rank: int) -> tuple[str, int] | None:
-        """Where server ``rank`` listens now; None while it has not said so."""
-        address = self.folder.published(f"server-{rank}")
-        return None if address is None else (str(address["host"]), int(address["port"]))
+    def address_of(self, kind: str) -> Callable[[int], tuple[str, int] | None]:
+        """Rank → where the process of this kind listens now; None while it has not said so."""
+
+        def resolve(rank: int) -> tuple[str, int] | None:
+            address = self.folder.published(f"{kind}-{rank}")
+            return None if address is None else (str(address["host"]), int(address["port"]))
+
+        return resolve

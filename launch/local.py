@@ -65,8 +65,11 @@ def role_processes(config: TrainConfig, run_dir: Path, launch_id: str) -> list[R
 
     counts = topology_of(config)
     servers = [process("server", i, max_restarts=SERVER_RESTARTS) for i in range(counts["servers"])]
+    all_needed = config.exchange.exchange == "allreduce"  # nobody can take a lost rank's place in a collective
     workers = [
-        process(role, i, max_restarts=WORKER_RESTARTS, essential=False, decides=not servers)
+        process(
+            role, i, max_restarts=0 if all_needed else WORKER_RESTARTS, essential=all_needed, decides=not servers
+        )
         for role in ("worker", "learner")
         for i in range(counts[f"{role}s"])
     ]
