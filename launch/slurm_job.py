@@ -74,7 +74,7 @@ class SlurmJob:
         if ended:
             code = 1 if ended["outcome"] == "failed" else 0
         if code:
-            print(report(self.run_dir, started_s) or f"no rank noted why; see {self.run_dir / 'logs'}", flush=True)
+            print(report(self.run_dir, started_s) or "no process was started: the ranks say why above", flush=True)
         return shell_code(code)
 
     def _wait(self, srun: subprocess.Popen[bytes]) -> int:

@@ -1,0 +1,7 @@
+"""``python -m launch train …``, for launchers that start modules: ``torchrun --nnodes 4 -m launch train …``."""
+
+import sys
+
+from launch.cli import main
+
+sys.exit(main())

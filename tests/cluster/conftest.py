@@ -1,0 +1,130 @@
+"""A real Slurm of many nodes on this machine, for the tests of this folder (make test-cluster)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+NODES = 71
+NAMESPACES = 8
+PREFIX = "dba3c"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.timeout(600))
+            if os.environ.get("DBA3C_TEST_CLUSTER") != "1":
+                item.add_marker(pytest.mark.skip(reason="needs a Slurm on this machine: make test-cluster"))
+
+
+class Job:
+    """One submitted job: its output, its run folder, its end."""
+
+    def __init__(self, cluster: Cluster, number: str, folder: Path) -> None:
+        self.cluster, self.number, self.folder = cluster, number, folder
+
+    @property
+    def output(self) -> str:
+        return "".join(path.read_text(errors="replace") for path in sorted(self.folder.glob(f"*-{self.number}*.out")))
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
+
+    def lives(self) -> list[dict]:
+        path = self.run_dir / "meta.json"
+        return json.loads(path.read_text())["lives"] if path.exists() else []
+
+    def commits(self) -> list[dict]:
+        path = self.run_dir / "audit" / "commits.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [record for record in map(json.loads, lines) if record["kind"] == "commit"]
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = 300.0) -> None:
+        give_up_s = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < give_up_s, f"waited {timeout_s:.0f} s for {what}; the job said:\n{self.output}"
+            time.sleep(0.2)
+
+    def wait_for_commits(self, number: int) -> None:
+        self.wait_until(lambda: len(self.commits()) >= number, f"{number} steps")
+
+    def wait_for_end(self, timeout_s: float = 400.0) -> dict[str, str]:
+        """Exit code and state of the job when it has ended and its nodes are idle again."""
+        self.wait_until(lambda: not self.cluster.run("squeue", "-h", "-j", self.number), "the job's end", timeout_s)
+        shown = self.cluster.run("scontrol", "show", "job", self.number)
+        return dict(re.findall(r"(JobState|ExitCode|Restarts)=(\S+)", shown))
+
+
+class Cluster:
+    """Slurm's own programs, talking to this lab."""
+
+    def __init__(self, folder: Path, namespace: str = "") -> None:
+        self.folder = folder
+        self.namespace = ["ip", "netns", "exec", namespace] if namespace else []
+        self.environ = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "DBA3C_VENV": sys.prefix}
+        self.environ["PATH"] = f"{Path(sys.executable).parent}:{self.environ['PATH']}:/usr/sbin"
+
+    def run(self, *command: str, cwd: Path | None = None, **environ: str) -> str:
+        answer = subprocess.run(
+            [*self.namespace, *command],
+            env={**self.environ, **environ},
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert answer.returncode == 0, f"{command}: {answer.stderr}"
+        return answer.stdout.strip()
+
+    def submit(self, script: str, folder: Path, *options: str, args: str = "", preset: str = "CartPole-v1") -> Job:
+        """The committed script, unchanged; what is trained is reduced through the environment."""
+        environ = {"DBA3C_PRESET": preset, "DBA3C_ARGS": args, "DBA3C_RUN_DIR": str(folder / "run")}
+        said = self.run("sbatch", *options, str(ROOT / "slurm" / script), cwd=folder, **environ)
+        return Job(self, said.split()[-1], folder)
+
+    def kill_node(self, node: str) -> None:
+        self.run(str(HERE / "kill_node.sh"), node, str(self.folder))
+
+
+def _lab(folder: Path, nodes: int, prefix: str = "") -> Iterator[Cluster]:
+    log = folder / "lab.log"
+    with log.open("w") as output:
+        up = [str(HERE / "lab_up.sh"), str(nodes), str(folder), prefix]
+        code = subprocess.run(up, stdout=output, stderr=output, stdin=subprocess.DEVNULL, timeout=120).returncode
+    try:
+        assert code == 0, log.read_text()
+        yield Cluster(folder, f"{prefix}{nodes + 1}" if prefix else "")
+    finally:
+        subprocess.run([str(HERE / "lab_down.sh"), str(folder)], check=True, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """71 nodes of 12 cores."""
+    yield from _lab(tmp_path_factory.mktemp("lab"), NODES)
+
+
+@pytest.fixture(scope="session")
+def slow_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """8 nodes, each in a network namespace of its own behind 100 Mbit/s."""
+    script = str(HERE / "netns.sh")
+    subprocess.run([script, "down", PREFIX, str(NAMESPACES + 1)], check=True, timeout=60)
+    subprocess.run([script, "up", PREFIX, str(NAMESPACES + 1), "100mbit"], check=True, timeout=60)
+    try:
+        yield from _lab(tmp_path_factory.mktemp("slow-lab"), NAMESPACES, PREFIX)
+    finally:
+        subprocess.run([script, "down", PREFIX, str(NAMESPACES + 1)], check=True, timeout=60)

@@ -1,0 +1,65 @@
+"""Slurm scripts: what is committed is what the command prints, and srun gets what Slurm needs."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dba3c.errors import UserError
+from launch.sbatch import MAX_LINES, SlurmShape, main, script_text
+from launch.slurm_job import srun_command
+
+SCRIPTS = sorted((Path(__file__).resolve().parents[2] / "slurm").glob("*.sh"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_committed_script_is_what_its_second_line_prints(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(script.read_text().splitlines()[1].removeprefix("# Printed by: "))
+    assert words[:2] == ["dba3c", "sbatch"]
+    assert main(words[2:]) == 0
+    assert capsys.readouterr().out == script.read_text()
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_is_short_sound_shell_without_hyperparameters(script: Path) -> None:
+    text = script.read_text()
+    assert len(text.splitlines()) <= MAX_LINES
+    assert not any(word in text for word in ("learning", "entropy", "rollout", "discount", "--lr"))
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    command = [str(shellcheck), "--severity=warning", str(script)]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == ""
+
+
+def test_every_committed_script_is_there() -> None:
+    assert [script.name for script in SCRIPTS] == ["breakout_64nodes.sh", "dba3c_71nodes_paper.sh", "scaling_array.sh"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nodes": 4}, "4 nodes × 1 started 4 ranks, but 4 servers leave none for a worker"),
+        ({"nodes": 0}, "nodes must be at least 1"),
+        ({"scaling": True, "nodes": 48}, "a power of 2"),
+        ({"scaling": True, "recorders": 1}, "servers and workers only"),
+    ],
+)
+def test_an_impossible_shape_prints_no_script(options: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        SlurmShape(**options)  # type: ignore[arg-type]
+
+
+def test_account_and_partition_are_filled_in_when_given() -> None:
+    text = script_text(SlurmShape(account="physics", partition="long"))
+    assert "\n#SBATCH --account=physics\n#SBATCH --partition=long\n" in text
+
+
+def test_srun_gets_the_cores_of_a_task_and_the_first_nodes_only() -> None:
+    environ = {"SLURM_CPUS_PER_TASK": "12", "SLURM_NTASKS_PER_NODE": "2"}
+    command = srun_command(environ, ["dba3c", "train"], nodes=4)
+    assert command[-5:] == ["--cpus-per-task=12", "--nodes=4", "--ntasks=8", "dba3c", "train"]
+    assert "--no-kill" in command
+    assert "--kill-on-bad-exit=0" in command
