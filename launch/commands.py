@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from dba3c.errors import UserError
+from launch.viewing_commands import export, watch
 
 
 def train(words: Sequence[str]) -> int:
