@@ -64,4 +64,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "resume": resume,
     "stop": stop,
     "sbatch": sbatch,
+    "watch": watch,
+    "export": export,
 }
