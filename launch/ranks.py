@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
 from dba3c.run_folder import RunFolder
+from launch.incarnations import first_incarnation
 from launch.launchers import LaunchPlace
 from launch.local import RUNS, game_of, role_processes
 from launch.network import LISTEN_HOST_VARIABLE, listen_address
@@ -131,15 +132,21 @@ def run_rank(
         life = {"launcher": place.launcher, "launch_id": place.launch_id, "command": command}
         shape = {**asdict(topology), "nodes": nodes, "restart_count": place.restart_count}
         folder = RunFolder.launch(
-            run_dir, config.to_json(), resume, topology=shape, cores=cores * place.world_size, **life
+            run_dir,
+            config.to_json(),
+            resume or _returns(run_dir, place),
+            topology=shape,
+            cores=cores * place.world_size,
+            **life,
         )
     else:
         folder = RunFolder.open(run_dir, wait_s=config.exchange.join_timeout_s, launch_id=place.launch_id)
     with folder:
         metrics = MetricsWriter(folder, "launcher", place.rank)
         try:
+            first = first_incarnation(folder.path, place.rank)
             processes = [
-                replace(process, environ=environ)
+                replace(process, environ=environ, command=_counting_from(first, process.command))
                 for process in role_processes(config, folder.path, place.launch_id)
                 if Assignment(process.role, process.rank) in mine
             ]
@@ -157,6 +164,19 @@ def run_rank(
         finally:
             metrics.close()
     return code
+
+
+def _counting_from(first: int, command: Callable[[int], Sequence[str]]) -> Callable[[int], Sequence[str]]:
+    return lambda incarnation: command(first + incarnation)
+
+
+def _returns(run_dir: Path, place: LaunchPlace) -> bool:
+    """Whether this chief is the second of its own launch: its pod was restarted, and the run goes on."""
+    try:
+        life = RunFolder(run_dir).life()
+    except UserError:
+        return False
+    return bool(place.launch_id) and life.get("launch_id") == place.launch_id and "ended" not in life
 
 
 def outcome(code: int, folder: RunFolder) -> tuple[str, str]:

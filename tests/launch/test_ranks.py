@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dba3c.errors import UserError
+from launch.incarnations import first_incarnation
 from launch.launchers import LaunchPlace
 from launch.options import parse_train
 from launch.ranks import fit_config, run_dir_of_launch, take_counts
@@ -66,3 +69,8 @@ def test_the_ranks_of_a_launch_agree_on_a_run_folder(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("SLURM_JOB_ID")
     with pytest.raises(UserError, match="say --run-dir"):
         run_dir_of_launch(config, LaunchPlace(launcher="MPICH's mpirun", world_size=2))
+
+
+def test_a_rank_that_is_started_again_takes_incarnations_of_its_own(tmp_path: Path) -> None:
+    assert [first_incarnation(tmp_path, 3) for _ in range(3)] == [0, 100, 200]
+    assert first_incarnation(tmp_path, 4) == 0

@@ -1,0 +1,134 @@
+"""No container engine here: what can be checked is the files' rules, their commands, and the entry point itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from launch.launchers import detect
+from launch.options import parse_train
+from launch.ranks import fit_config, take_counts
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTAINERS = ROOT / "launch" / "containers"
+DOCKERFILE = (CONTAINERS / "Dockerfile").read_text()
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"\\\n\s*", "", "\n".join(line for line in DOCKERFILE.splitlines() if not line.startswith("#")))
+    return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in text.splitlines() if line.strip()]
+
+
+def manifests() -> list[dict]:
+    return [m for path in (CONTAINERS / "kubernetes").glob("*.yaml") for m in yaml.safe_load_all(path.read_text())]
+
+
+def arithmetic(words: list[str], environ: dict[str, str]) -> str:
+    """The topology of a command as a rank with this environment works it out."""
+    place = detect(environ)
+    counts, rest = take_counts(words)
+    assert rest[0] == "train"
+    return fit_config(parse_train(rest[1:], place.world_size).config, place, counts)[1].arithmetic()
+
+
+def test_the_image_follows_the_rules() -> None:
+    names = [name for name, _ in instructions()]
+    base = instructions()[0][1]
+    assert re.fullmatch(r"[\w./-]+:[\w.-]+", base), f"the base image needs a tag: {base}"
+    assert not base.endswith(":latest")
+    assert "ADD" not in names
+    assert "sudo" not in DOCKERFILE
+    assert [value for name, value in instructions() if name == "USER"][-1] == "1000:1000"
+    for name, value in instructions():
+        if name == "RUN" and "pip install" in value:
+            assert value.count("pip install") == value.count("--no-cache-dir") == value.count("--constraint")
+        if name == "RUN" and "apt-get install" in value:
+            assert "--no-install-recommends" in value
+            assert "rm -rf /var/lib/apt/lists" in value
+        if name == "WORKDIR":
+            assert value.startswith("/")
+        if name in ("ENTRYPOINT", "CMD"):
+            assert isinstance(json.loads(value), list), "exec form: signals must reach dba3c, not a shell"
+
+
+def test_what_the_image_copies_is_there_and_not_ignored() -> None:
+    ignore = (CONTAINERS / "Dockerfile.dockerignore").read_text().splitlines()
+    sources = [word for name, value in instructions() if name == "COPY" for word in value.split()[:-1]]
+    assert {"launch", "dba3c", "param_servers", "constraints.txt"} <= set(sources)
+    for source in sources:
+        assert f"!{source}" in ignore
+        if source != "README.md":
+            assert (ROOT / source).exists()
+
+
+def test_the_image_s_entry_point_starts() -> None:
+    entry_point, command = (json.loads(v) for n in ("ENTRYPOINT", "CMD") for name, v in instructions() if name == n)
+    program = Path(sys.executable).with_name(entry_point[0])
+    assert (
+        "sbatch" in subprocess.run([program, *command], capture_output=True, text=True, timeout=60, check=True).stdout
+    )
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.32"])
+def test_the_kubernetes_manifests_fit_the_schemas(version: str) -> None:
+    kinds = [manifest["kind"] for manifest in manifests()]
+    assert sorted(kinds) == ["Job", "NetworkPolicy", "PersistentVolumeClaim", "Service"]
+    for manifest in manifests():
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_kubernetes_job_adds_up_and_its_ranks_find_each_other() -> None:
+    job = next(m for m in manifests() if m["kind"] == "Job")
+    service = next(m for m in manifests() if m["kind"] == "Service")
+    spec = job["spec"]
+    pod = spec["template"]["spec"]
+    container = pod["containers"][0]
+    environ = {entry["name"]: entry.get("value", "a-uid") for entry in container["env"]}
+    assert int(environ["DBA3C_WORLD_SIZE"]) == spec["completions"] == spec["parallelism"]
+    assert environ["DBA3C_CHIEF_ADDRESS"] == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    said = arithmetic(container["args"], {**environ, "JOB_COMPLETION_INDEX": "0"})
+    assert said == "8 = 2 servers + 6 workers (5 gradients + 1 backup)"
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == manifests()[0]["metadata"]["name"]
+
+
+def test_compose_s_ranks_add_up() -> None:
+    compose = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())
+    services = compose["services"]
+    ranks = [services[name] for name in sorted(services) if name.startswith("rank-")]
+    assert [rank["environment"]["RANK"] for rank in ranks] == ["0", "1", "2"]
+    for rank in ranks:
+        words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in rank["command"]]
+        assert arithmetic(words, rank["environment"]) == "3 = 1 server + 2 workers (2 gradients + 0 backup)"
+    assert (CONTAINERS / services["train"]["build"]["context"] / services["train"]["build"]["dockerfile"]).exists()
+    assert services["train"]["stop_grace_period"] == "90s"
+
+
+def test_on_premise_the_same_script_makes_a_server_and_workers(tmp_path: Path) -> None:
+    fake = tmp_path / "dba3c"
+    fake.write_text('#!/bin/sh\necho "$RANK $WORLD_SIZE $MASTER_ADDR $*"\n')
+    fake.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    script = CONTAINERS / "on_premise.sh"
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([script, *words], env=environ, capture_output=True, text=True, timeout=30)
+
+    shape = ["ALE/Breakout-v5", "2", "7000", "a"]
+    options = "train ALE/Breakout-v5 --servers 1 --workers 2 --port 7000 --run-dir runs/on-premise"
+    assert run("server", *shape).stdout == f"0 3 a {options}\n"
+    assert run("worker", *shape, "1").stdout == f"2 3 a {options}\n"
+    assert run("worker", *shape).returncode == 2  # which worker?
+    refused = run("spectator", *shape)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("on_premise.sh server|worker GAME")
+    assert arithmetic(options.split(), {"RANK": "0", "WORLD_SIZE": "3"}).startswith("3 = 1 server + 2 workers")
