@@ -109,6 +109,15 @@ class Accumulator:
         """Drop what this and earlier incarnations of a worker pushed: the coordinator will not commit it."""
         self._release([key for key in self._slices if key[0] == worker and key[1] <= incarnation])
 
+    @property
+    def count(self) -> int:
+        """Slices held."""
+        return len(self._slices)
+
+    def held(self, worker: int, incarnation: int) -> Slice | None:
+        """The slice held of one worker's incarnation."""
+        return self._slices.get((worker, incarnation))
+
     def spare(self) -> Tensor:
         """A buffer [n] to receive a slice into; decided slices give theirs back."""
         return self._spare.pop() if self._spare else torch.empty(self.numel)

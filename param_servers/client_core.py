@@ -18,7 +18,8 @@ from param_servers.handshake import Hello, Peer, Role
 from param_servers.hub import Event, Hub, Joined, Left, Message
 from param_servers.messages import Code, Dtype, Header, Kind
 from param_servers.redial import Redial
-from param_servers.shard_node import MOST_CONTROL_BYTES, as_bytes
+from param_servers.shard import as_bytes
+from param_servers.shard_node import MOST_CONTROL_BYTES
 from param_servers.sharding import ShardPlan
 
 
@@ -151,6 +152,8 @@ class ClientCore:
     def _hear(self, shard: int, header: Header, payload: memoryview) -> None:
         if header.kind == Kind.PARAMETERS:
             self.state.arrived(shard, header)
+        elif header.kind in (Kind.SEALED, Kind.ABORTED):
+            self.state.decided(shard, header)
         elif header.kind in (Kind.STEP, Kind.RECEIPT):
             self.state.heard(header)
         elif header.kind == Kind.STOP:

@@ -74,13 +74,26 @@ class ClientState:
             raise BadMessage(f"parameters of {header.length} bytes for a slice of {4 * (part.stop - part.start)}")
         self._slots[shard] = None
         self._coming = max(self._coming, (header.term, header.step))
-        self.heard(header)
+        if header.code != Code.STREAMED:  # those do not exist before they are sealed
+            self.heard(header)
         return self._arriving[part]
 
     def arrived(self, shard: int, header: Header) -> None:
         """A shard's parameters are complete."""
+        if header.code != Code.STREAMED:
+            self._complete(shard, header)
+
+    def decided(self, shard: int, header: Header) -> None:
+        """The parameters that a shard has streamed are committed (SEALED) or void (ABORTED)."""
+        if header.kind == Kind.SEALED:
+            self._complete(shard, header)
+            self.heard(header)
+        else:
+            self._coming = self.asked_for = NOTHING
+
+    def _complete(self, shard: int, header: Header) -> None:
         self._slots[shard] = (header.term, header.step)
-        if (header.term, header.step) == self.newest:
+        if (header.term, header.step) >= self.newest:
             self._data_points = header.data_points
 
     def lost(self, shard: int) -> None:

@@ -62,7 +62,8 @@ class ServerCore:
         self._should_stop, self._on_event = should_stop, on_event
         asynchronous = exchange.exchange == "async"
         tensors = Shard(initial_parameters[plan.slice_of(shard)], optimizer_config)
-        self.node = ShardNode(shard, tensors, asynchronous, storage, self._report)
+        all_needed = 0 if asynchronous or exchange.backup_workers else exchange.num_workers
+        self.node = ShardNode(shard, tensors, asynchronous, storage, self._report, all_needed)
         self.chief: Chief | None = None
         self._audit = AuditLog(audit_path) if audit_path is not None and shard == 0 else None
         if shard == 0:
@@ -143,11 +144,12 @@ class ServerCore:
                 raise PeerLost(f"server {self.shard} was turned away by server 0: {event.reason}")
 
     def look_at_the_clock(self) -> None:
-        """To be called after each poll: disks, timeouts, redialling.
+        """To be called after each poll: what can be passed on, disks, timeouts, redialling.
 
         Raises:
             PeerLost: shard 0 is gone and did not come back.
         """
+        self.node.advance()
         self.storage.poll()
         if self.chief is not None:
             self.chief.tick(self._should_stop)

@@ -23,7 +23,8 @@ from param_servers.optimizers import (
     state_tensors,
 )
 
-_CHUNKS, _LEAST_CHUNK, _LARGEST_CHUNK = 16, 4096, 65536
+CHUNKS, LEAST_CHUNK, LARGEST_CHUNK, CHUNK_MULTIPLE = 16, 4096, 65536, 64
+"""Chunks in a slice where that leaves them between 16 KB (less does not pay) and 256 KB (more leaves the cache)."""
 
 
 class Shard:
@@ -39,8 +40,8 @@ class Shard:
         self._schedule = config.schedule
         self.parameters = parameters.detach().to(torch.float32).clone().contiguous()
         self.numel = self.parameters.numel()
-        size = min(_LARGEST_CHUNK, max(_LEAST_CHUNK, -(-self.numel // _CHUNKS)))
-        size = -(-size // 64) * 64
+        size = min(LARGEST_CHUNK, max(LEAST_CHUNK, -(-self.numel // CHUNKS)))
+        size = -(-size // CHUNK_MULTIPLE) * CHUNK_MULTIPLE
         self.chunks = [slice(start, min(start + size, self.numel)) for start in range(0, self.numel, size)]
         self._optimizers: list[Optimizer] = [build_optimizer(config, self.parameters[chunk]) for chunk in self.chunks]
         self._mean = torch.empty(size)
@@ -51,21 +52,40 @@ class Shard:
         """The learning rate of the step that begins with `data_points` committed."""
         return self._schedule(data_points)
 
-    def apply_chunk(self, index: int, gradients: list[Tensor], learning_rate: float) -> None:
-        """Average chunk `index` of `gradients` (each [n]) and step the optimizer on it."""
-        chunk = self.chunks[index]
+    def mean_of_chunk(self, index: int, gradients: list[Tensor]) -> Tensor:
+        """Average chunk `index` of `gradients` (each [n]); valid until the next call."""
         start_s = time.perf_counter()
+        chunk = self.chunks[index]
         mean = mean_into(self._mean[: chunk.stop - chunk.start], [gradient[chunk] for gradient in gradients])
-        summed_s = time.perf_counter()
-        apply_gradient(self._optimizers[index], mean, learning_rate)
-        self.aggregating_s += summed_s - start_s
-        self.applying_s += time.perf_counter() - summed_s
+        self.aggregating_s += time.perf_counter() - start_s
+        return mean
+
+    def step_chunk(self, index: int, learning_rate: float) -> None:
+        """Step chunk `index` with the mean that was just computed."""
+        start_s = time.perf_counter()
+        chunk = self.chunks[index]
+        apply_gradient(self._optimizers[index], self._mean[: chunk.stop - chunk.start], learning_rate)
+        self.applying_s += time.perf_counter() - start_s
 
     def apply(self, gradients: list[Tensor], learning_rate: float) -> None:
         """One update with the mean of `gradients`, each [n] float32, in the order given."""
         for index in range(len(self.chunks)):
-            self.apply_chunk(index, gradients, learning_rate)
+            self.mean_of_chunk(index, gradients)
+            self.step_chunk(index, learning_rate)
         self._published = None
+
+    def chunk_state(self, index: int) -> State:
+        """A copy of the optimizer's state of one chunk."""
+        return {name: tensor.clone() for name, tensor in state_tensors(self._optimizers[index]).items()}
+
+    def restore_chunk(self, index: int, parameters: Tensor, state: State) -> None:
+        """Put one chunk of `parameters` [n] and its optimizer state back."""
+        self.parameters[self.chunks[index]].copy_(parameters[self.chunks[index]])
+        load_state_tensors(self._optimizers[index], state)
+
+    def publish(self, parameters: Tensor) -> None:
+        """`parameters` [n] equal the current ones, and nobody will change them."""
+        self._published = parameters
 
     def published(self) -> Tensor:
         """The current parameters [n] in a buffer of their own that no later update touches."""
@@ -93,3 +113,8 @@ class Shard:
                     tensor.zero_()
             else:
                 load_state_tensors(optimizer, slice_state(state, chunk))
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    return tensor.detach().numpy().data.cast("B")

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from param_servers.accumulator import Accumulator
+from param_servers.cut_through import Arriving, CutThrough
 from param_servers.errors import BadMessage
 from param_servers.handshake import Hello, Peer, Role
 from param_servers.hub import Hub
 from param_servers.messages import MEMBER, RECIPIENT, Code, Dtype, Header, Kind, Row, pack_rows, unpack_rows
-from param_servers.shard import Shard
+from param_servers.shard import Shard, as_bytes
 from param_servers.storage import Storage
 
 MOST_CONTROL_BYTES = 1 << 20
@@ -33,9 +34,13 @@ class ShardNode:
         asynchronous: gradients of older versions count.
         storage: where checkpoints go and come from.
         report: how shard 0 is told.
+        all_needed: workers whose gradients every step waits for (no backup workers), so that updates can be passed on
+            while they arrive; 0: never.
     """
 
-    def __init__(self, index: int, shard: Shard, asynchronous: bool, storage: Storage, report: Report) -> None:
+    def __init__(
+        self, index: int, shard: Shard, asynchronous: bool, storage: Storage, report: Report, all_needed: int = 0
+    ) -> None:
         self.index = index
         self.shard = shard
         self.hub: Hub
@@ -52,7 +57,9 @@ class ShardNode:
         self._incoming: dict[Peer, Tensor] = {}
         self._receipts: dict[int, tuple[int, int, Code]] = {}
         """Last decided push of each worker: (incarnation, sequence, answer)."""
-        self._arrivals: list[Row] = []
+        self._all_needed = all_needed
+        self._bet: CutThrough | None = None
+        self._bet_lost_at = (0, -1)
 
     # -- links ---------------------------------------------------------------------------------------------------
 
@@ -62,6 +69,8 @@ class ShardNode:
     def left(self, worker: int) -> None:
         self.workers.pop(worker, None)
         self._incoming.pop(Peer(Role.WORKER, worker), None)
+        if self._bet is not None and not self._bet.left(worker):
+            self._abort()
 
     def receive_into(self, peer: Peer, header: Header) -> memoryview:
         """A place for the payload of a frame, or BadMessage: nothing is allocated on a stranger's word."""
@@ -92,7 +101,10 @@ class ShardNode:
         if tensor is None or header.term != self.term or self.ended:
             return  # of an earlier term: the worker was sent parameters of the new one
         code = self._accumulator.add(peer.rank, header.incarnation, header.sequence, header.step, tensor)
+        if self._bet is not None and code == Code.NONE:
+            self._bet.completed(peer.rank)
         if code in (Code.NON_FINITE, Code.WRONG_LENGTH):
+            self._abort()
             self.rejected += 1
             answer = Header(Kind.RECEIPT, self.index, 0, self.term, self.step, header.sequence, code=code)
             self.hub.send(peer, answer)
@@ -148,18 +160,73 @@ class ShardNode:
         if header.term != self.term or header.step != self.step:
             raise BadMessage(f"a commit of term {header.term} step {header.step} at {self.term}, {self.step}")
         members = [row for row in rows if row.mark & MEMBER]
-        self.shard.apply(self._accumulator.gradients(members), self.shard.learning_rate(self.data_points))
+        gradients, bet = self._accumulator.gradients(members), self._bet
+        if bet is not None and not bet.settle(members):
+            self._abort()
+        if self._bet is None:
+            self.shard.apply(gradients, self.shard.learning_rate(self.data_points))
         self.stale += self._accumulator.committed(members)
         self.commits += 1
         self.step, self.data_points = header.step + 1, header.data_points
         for row in members:
             self._receipts[row.worker] = (row.incarnation, row.sequence, Code.ACCEPTED)
-        recipients = [row for row in rows if row.mark & RECIPIENT]
+        sealed = self._seal()
+        recipients = [row for row in rows if row.mark & RECIPIENT and row.worker not in sealed]
         self._send_parameters(recipients)
         if self.index == 0 and not self._asynchronous:
-            self._announce({row.worker for row in recipients})
+            self._announce(sealed | {row.worker for row in recipients})
+
+    def _seal(self) -> set[int]:
+        """The bet is won: tell those who were streamed the version that it is committed."""
+        bet, self._bet = self._bet, None
+        if bet is None:
+            return set()
+        for worker in bet.streamed:
+            self.hub.send(Peer(Role.WORKER, worker), self._version(Kind.SEALED, worker))
+        return bet.streamed
+
+    def advance(self) -> None:
+        """Pass on what can be; to be called after each poll."""
+        if self._bet is None and self._all_needed and self._bet_lost_at != (self.term, self.step):
+            self._bet = self._new_bet()
+        if self._bet is not None and not self._bet.advance():
+            self._abort()
+
+    def _new_bet(self) -> CutThrough | None:
+        """A bet, once a gradient of this step is complete or arriving from each of exactly the workers needed."""
+        if len(self.workers) != self._all_needed or len(self._incoming) + self._accumulator.count < self._all_needed:
+            return None
+        members = []
+        for worker, incarnation in self.workers.items():
+            member = self._arriving(worker, incarnation)
+            if member is None:
+                return None
+            members.append(member)
+        version = Header(Kind.PARAMETERS, self.index, 0, self.term, self.step + 1)
+        return CutThrough(self.shard, self.hub, version, members, self.shard.learning_rate(self.data_points))
+
+    def _arriving(self, worker: int, incarnation: int) -> Arriving | None:
+        held = self._accumulator.held(worker, incarnation)
+        if held is not None:
+            return Arriving(Row(worker, incarnation, held.sequence), held.gradient, True)
+        peer = Peer(Role.WORKER, worker)
+        receiving, gradient = self.hub.receiving(peer), self._incoming.get(peer)
+        if receiving is None or gradient is None or gradient.numel() != self.shard.numel:
+            return None
+        header = receiving[0]
+        if (header.term, header.step) != (self.term, self.step):
+            return None
+        return Arriving(Row(worker, incarnation, header.sequence), gradient, False)
+
+    def _abort(self) -> None:
+        bet, self._bet = self._bet, None
+        if bet is not None:
+            self._bet_lost_at = (self.term, self.step)
+            bet.abort(Header(Kind.ABORTED, self.index, 0, self.term, self.step + 1))
 
     def _give(self, rows: list[Row]) -> None:
+        if self._bet is not None and any(row.worker in self._bet.streamed for row in rows):
+            self._abort()  # the worker's buffer will hold what is given now, not what was streamed
         for row in rows:
             if row.sequence:
                 self._accumulator.decide(row)
@@ -168,6 +235,8 @@ class ShardNode:
         self._send_parameters(rows)
 
     def _expel(self, worker: int, incarnation: int, reason: bytes) -> None:
+        if self._bet is not None and any(row.worker == worker for row in self._bet.rows):
+            self._abort()
         self._accumulator.forget(worker, incarnation)
         if self.workers.get(worker, incarnation + 1) <= incarnation:
             peer = Peer(Role.WORKER, worker)
@@ -177,6 +246,7 @@ class ShardNode:
 
     def _checkpoint(self, header: Header) -> None:
         step, term = header.step, self.term
+        self._abort()  # its optimizer state is ahead of the version to be written
 
         def written(payload: bytes) -> None:
             self._report(Header(Kind.WRITTEN, self.index, 0, term, step), payload)
@@ -184,6 +254,7 @@ class ShardNode:
         self._storage.write(step, term, self.shard.published(), self.shard.optimizer_state(), written)
 
     def _restore(self, header: Header) -> None:
+        self._abort()
         self.shard.load(*self._storage.load(header.step))
         self.term, self.step, self.data_points = header.term, header.step, header.data_points
         self._accumulator.restart(self.step)
@@ -196,8 +267,3 @@ class ShardNode:
             self.hub.send(
                 Peer(Role.WORKER, worker), Header(Kind.STOP, self.index, code=header.code), memoryview(reason)
             )
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor."""
-    return tensor.detach().numpy().data.cast("B")

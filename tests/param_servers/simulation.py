@@ -1,4 +1,4 @@
-"""Whole runs of servers and workers on a simulated network: one seed, one schedule; invariants checked after each event.
+"""Whole runs of servers and workers on a simulated network: one seed, one schedule; invariants checked at each event.
 
 `python tests/param_servers/simulation.py SEED` replays one seed and prints what happened.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import param_servers.shard
 from param_servers.audit import history
 from param_servers.client_core import ClientCore
 from param_servers.config import ExchangeConfig, OptimizerConfig
@@ -54,6 +56,7 @@ class SimServer:
             incarnation=incarnation,
         )
         self.hub = SimHub(run.network, Peer(Role.SERVER, shard), self.core.node.receive_into)
+        self._count_bets()
         self.hub.handle, self.hub.admit = self.handle, self.core.admits
         if self.core.chief is not None:
             self.core.chief._audit = run  # type: ignore[assignment]
@@ -61,6 +64,22 @@ class SimServer:
         run.network.addresses[shard] = address
         run.network.listening[address] = self.hub
         self.core.attach(self.hub)  # type: ignore[arg-type]
+
+    def _count_bets(self) -> None:
+        node, bets = self.core.node, self.run.bets
+        seal, abort = node._seal, node._abort
+
+        def counted_seal() -> set[int]:
+            bets["won"] += node._bet is not None
+            return seal()
+
+        def counted_abort() -> None:
+            if node._bet is not None:
+                bets["lost"] += 1
+                bets["lost halfway"] += bool(node._bet._undo)
+            abort()
+
+        node._seal, node._abort = counted_seal, counted_abort  # type: ignore[method-assign]
 
     def handle(self, event: Event) -> None:
         try:
@@ -173,9 +192,10 @@ class Simulation:
     def __init__(self, seed: int, verbose: bool = False) -> None:
         self.rng = rng = random.Random(seed)
         self.seed, self.verbose = seed, verbose
+        param_servers.shard.LEAST_CHUNK = param_servers.shard.CHUNK_MULTIPLE = rng.choice([2, 64])
         self.network, self.disk = SimNetwork(rng), SimDisk()
         k, n = rng.randint(1, 3), rng.randint(1, 4)
-        g = rng.randint(1, n)
+        g = rng.choice([n, rng.randint(1, n)])  # n: no backup workers, so updates are cut through
         self.asynchronous = rng.random() < 0.2
         self.exchange = ExchangeConfig(
             exchange="async" if self.asynchronous else "servers",
@@ -204,6 +224,7 @@ class Simulation:
         self.data_points: dict[tuple[int, int], int] = {}
         self.ever_committed: set[tuple[int, int, int]] = set()
         self.ended: tuple[str, bool] | None = None
+        self.bets: Counter[str] = Counter()
         self.lives: dict[Peer, int] = {}
         self.servers: dict[int, SimServer] = {}
         self.workers: list[SimWorker] = []
@@ -287,7 +308,7 @@ class Simulation:
             node = server.core.node
             if server.hub.alive and node.term:
                 expected = self.versions[node.term, node.step][self.plan.slice_of(server.shard)]
-                if not torch.equal(node.shard.parameters, expected):
+                if not torch.equal(node.shard.published(), expected):
                     raise Broken(f"server {server.shard} differs from the log at {(node.term, node.step)}")
 
     def check_pulled(self, version: tuple[int, int], parameters: Tensor, data_points: int) -> None:
