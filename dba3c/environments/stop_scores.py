@@ -5,7 +5,7 @@
 | Breakout, Pong, Riverraid, Seaquest, SpaceInvaders | 300, 10, 4000, 1830, 700 | the 2017 system's own |
 | BeamRider, Boxing | 14900, 98 | the scores it published |
 | football/academy_empty_goal_close | 0.9 goals a game | ours: nine games of ten scored |
-| vizdoom/basic | 80 | ours: shot within about 20 tics, the first shot hits |
+| vizdoom/basic | 75 | ours: a scripted player who walks until he faces the monster and shoots has 76 |
 | CartPole-v1, LunarLander-v3, Acrobot-v1, MountainCar-v0 | Gymnasium's `reward_threshold` | its registry |
 """
 
@@ -25,7 +25,7 @@ ATARI_STOP_SCORES: dict[str, float] = {
 }
 OTHER_STOP_SCORES: dict[str, float] = {
     "football/academy_empty_goal_close": 0.9,
-    "vizdoom/basic": 80.0,
+    "vizdoom/basic": 75.0,
 }
 
 

@@ -15,7 +15,7 @@ from dba3c.environments.stop_scores import ATARI_STOP_SCORES, stop_score
         ("ALE/Seaquest-v5", 1830.0),
         ("ALE/SpaceInvaders-v5", 700.0),
         ("CartPole-v1", 475.0),
-        ("vizdoom/basic", 80.0),
+        ("vizdoom/basic", 75.0),
         ("ALE/Asterix-v5", None),
         ("my_game:make_env", None),
     ],

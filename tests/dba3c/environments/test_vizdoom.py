@@ -39,6 +39,22 @@ def test_doing_nothing_runs_out_of_time_and_is_truncated_with_a_true_last_screen
     assert [episode.score for episode in transitions[74].episodes] == [-300.0, -300.0]
 
 
+def test_a_player_who_walks_to_the_red_monster_and_shoots_scores(envs):
+    """What is observed is enough to play by, and actions do what they say."""
+    observation, episodes = envs.reset(), []
+    for _ in range(200):
+        red, green, blue = observation[:, :, 20:45].astype(int).transpose(1, 0, 2, 3)
+        redness = red - (green + blue) // 2
+        weight = np.where(redness > 60, redness, 0).sum(axis=1)
+        column = (weight * np.arange(96)).sum(axis=1) / np.maximum(weight.sum(axis=1), 1)
+        action = np.where(column < 44, LEFT, np.where(column > 52, RIGHT, ATTACK))
+        transition = envs.step(np.where(weight.any(axis=1), action, NOTHING))
+        observation = transition.observation
+        episodes += transition.episodes
+    scores = [episode.score for episode in episodes]
+    assert len(scores) > 10 and np.mean(scores) > 50 and all(episode.terminated for episode in episodes)
+
+
 def test_killing_the_monster_terminates_with_its_reward(envs):
     """Shooting while walking to and fro meets the monster before long."""
     envs.reset()
