@@ -1,6 +1,6 @@
-"""Stacks of the last K frames, from single frames that travel or are stored once.
+"""Stacks of the last K frames, rebuilt from single frames that are stored once.
 
-Legend: N environments, n of them in a call, K frames of a stack, T steps, B sequences, frame shape [*F].
+Legend: K frames of a stack, T steps, B sequences, frame shape [*F].
 
 Oldest first. Before the first frame of an episode a stack holds zeros, as ale-py's vector environment has it, or that
 first frame repeated, as Gymnasium's FrameStackObservation has it.
@@ -13,24 +13,6 @@ from typing import Literal
 import numpy as np
 
 Padding = Literal["zero", "repeat"]
-
-
-class FrameStacks:
-    """The present stack of each of N environments."""
-
-    def __init__(self, environments: int, depth: int, frame_shape: tuple[int, ...], padding: Padding = "zero") -> None:
-        self.padding = padding
-        self._stacks = np.zeros((environments, depth, *frame_shape), dtype=np.uint8)
-
-    def push(self, environments: np.ndarray, frames: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """Stacks [n, K, *F] uint8 of environments [n] int after their new frames [n, *F]; first [n] bool resets."""
-        stacks = self._stacks[environments]
-        stacks[:, :-1] = stacks[:, 1:]
-        stacks[:, -1] = frames
-        if first.any():
-            stacks[first, :-1] = frames[first][:, None] if self.padding == "repeat" else 0
-        self._stacks[environments] = stacks
-        return stacks
 
 
 def rebuild_stacks(frames: np.ndarray, first: np.ndarray, depth: int, padding: Padding = "zero") -> np.ndarray:

@@ -8,7 +8,7 @@ from dba3c.algorithms.episodes import EpisodeStarts
 
 
 def firsts(*steps: str) -> list[bool]:
-    """Letters of one environment's steps: t terminated, c truncated, - ordinary, r reset, a acted by the environment."""
+    """By letters: t terminated, c truncated, l life lost, - ordinary, r reset, a acted by the environment, x broke."""
     starts = EpisodeStarts(1)
     flags = [(np.array([s in "tl"]), np.array([s in "cx"]), np.array([s in "tlc-"])) for s in steps]
     return [bool(starts(*flag)[0]) for flag in flags]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dba3c.algorithms.frame_stacks import FrameStacks
 from dba3c.algorithms.sequence_replay import Record, SequenceReplay, SequenceReplaySettings
+from tests.dba3c.algorithms.acted_stacks import FrameStacks
 
 
 def settings(**changes: object) -> SequenceReplaySettings:
