@@ -15,14 +15,13 @@ from torch import Tensor
 
 from dba3c.algorithms.actor_critic import ActorCriticLoss
 from dba3c.algorithms.distributions import Distribution, distribution
+from dba3c.flat_network import FlatNetwork
 from dba3c.networks import ActorCriticNetwork, NetworkOutput, State
 from dba3c.rollout import Rollout
 from param_servers.layout import FlatLayout
 
-COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-
-class Agent:
+class Agent(FlatNetwork):
     """Acts, and turns rollouts into flat gradients.
 
     Args:
@@ -33,6 +32,8 @@ class Agent:
         device: where the network computes.
     """
 
+    network: ActorCriticNetwork
+
     def __init__(
         self,
         network: ActorCriticNetwork,
@@ -42,20 +43,8 @@ class Agent:
         precision: str = "float32",
         device: str = "cpu",
     ) -> None:
-        self.device = torch.device(device)
-        network.torso.to(dtype=COMPUTE_DTYPES[precision])
-        self.network = network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.layout = layout
+        super().__init__(network, layout, precision=precision, device=device)
         self.loss = loss
-        self._gradient = torch.zeros(layout.numel)
-        named = dict(network.named_parameters())
-        self._parameters = [named[name] for name in layout.names]
-        self._gradient_views = list(layout.views(self._gradient).values())
-
-    def load(self, parameters: Tensor) -> None:
-        """Take the flat float32 parameters [P], casting to the compute dtype."""
-        with torch.no_grad():
-            torch._foreach_copy_(self._parameters, list(self.layout.views(parameters).values()))
 
     def initial_state(self, num_envs: int) -> State:
         """Recurrent state of ``num_envs`` fresh episodes; () when the network has none."""
@@ -84,13 +73,4 @@ class Agent:
         if behaviour_log_probs is not None:
             behaviour_log_probs = behaviour_log_probs.to(self.device)
         loss = self.loss(rollout, entropy_cost=entropy_cost, behaviour_log_probs=behaviour_log_probs)
-        for parameter in self._parameters:
-            parameter.grad = None
-        loss.total.backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            torch._foreach_copy_(self._gradient_views, [_gradient_of(p) for p in self._parameters])
-        return self._gradient, loss.metrics
-
-
-def _gradient_of(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        return self.gradient_of(loss.total), loss.metrics

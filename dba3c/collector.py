@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from dba3c.agent import Agent
+from dba3c.algorithms.episodes import EpisodeStarts
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.metrics import Sections
+from dba3c.networks import reset_state
 from dba3c.rollout import Rollout
 
 
@@ -23,6 +25,7 @@ class Collector:
         self.rollout_length = rollout_length
         self.observation: Any = environments.reset(seed)
         self.state = agent.initial_state(environments.num_envs)
+        self._starts = EpisodeStarts(environments.num_envs)
 
     def collect(self, generator: torch.Generator, sections: Sections) -> Rollout:
         """Take ``rollout_length`` steps with the agent's present parameters."""
@@ -38,7 +41,8 @@ class Collector:
             outputs.append(output)
             actions.append(action)
             transitions.append(transition)
-            self.observation, self.state = transition.observation, output.state
+            first = self._starts(transition.terminated, transition.truncated, transition.valid)
+            self.observation, self.state = transition.observation, reset_state(output.state, torch.from_numpy(first))
         with sections("inference"):
             bootstrap_value = self.agent.value(self.observation, self.state)
         return Rollout(

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_type_hints
 import cattrs
 from cattrs.errors import ForbiddenExtraKeysError
 
-from dba3c.central.config import CentralConfig
+from dba3c.central.config import CentralConfig, ReplayConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from param_servers.config import ExchangeConfig, OptimizerConfig
@@ -39,8 +39,8 @@ class NetworkConfig:
 class AlgorithmConfig:
     """The loss and the experience that one gradient is computed on."""
 
-    algorithm: Literal["actor_critic", "vtrace"] = "actor_critic"
-    """n-step actor-critic, or the V-trace form of the same loss."""
+    algorithm: Literal["actor_critic", "vtrace", "ppo", "r2d2", "sac"] = "actor_critic"
+    """n-step actor-critic, or the V-trace form of the same loss; ppo (mode worker); r2d2, sac (mode central)."""
 
     rollout_length: int = 5
     """T: agent steps each environment takes for one gradient."""
@@ -57,7 +57,19 @@ class AlgorithmConfig:
     entropy_cost: str = "0.01"
     """Weight of the policy's entropy: a schedule over data points."""
 
+    policy_clip: float = 0.2
+    """ppo: ε, how far a probability ratio may leave 1 before its gradient stops."""
+
+    ppo_epochs: int = 4
+    """ppo: passes over a rollout."""
+
+    ppo_minibatches: int = 4
+    """ppo: gradients of a pass."""
+
     def __post_init__(self) -> None:
+        _require(self.ppo_epochs >= 1, f"ppo_epochs must be at least 1, got {self.ppo_epochs}")
+        _require(self.ppo_minibatches >= 1, f"ppo_minibatches must be at least 1, got {self.ppo_minibatches}")
+        _require(self.policy_clip > 0, f"policy_clip must be greater than 0, got {self.policy_clip}")
         _require(self.rollout_length >= 1, f"rollout_length must be at least 1, got {self.rollout_length}")
         _require(0.0 <= self.discount <= 1.0, f"discount must lie in [0, 1], got {self.discount}")
         _require(0.0 <= self.trace_lambda <= 1.0, f"trace_lambda must lie in [0, 1], got {self.trace_lambda}")
@@ -125,6 +137,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     central: CentralConfig = field(default_factory=CentralConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def to_json(self) -> str:

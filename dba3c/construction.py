@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from dba3c.agent import Agent
 from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.networks import ActorCriticNetwork, build_network
+from dba3c.networks.q_networks import build_q_network
+from dba3c.networks.sac_networks import build_sac_network
 from param_servers.layout import FlatLayout
 from param_servers.sharding import ShardPlan, plan_shards
 from param_servers.snapshots import find_newest, load_checkpoint
@@ -34,19 +36,35 @@ def spaces_of(config: TrainConfig) -> Spaces:
         environments.close()
 
 
+def build_any_network(config: TrainConfig, of: Spaces) -> nn.Module:
+    """What the run's parameters are: a function of the configuration and its seed alone."""
+    if config.algorithm.algorithm == "r2d2":
+        return build_q_network(
+            of.observation,
+            of.action,
+            seed=config.run.seed,
+            lstm_size=config.replay.memory_size,
+            dueling_size=config.replay.dueling_size,
+        )
+    if config.algorithm.algorithm == "sac":
+        hidden = (config.replay.hidden_size, config.replay.hidden_size)
+        return build_sac_network(of.observation, of.action, seed=config.run.seed, hidden=hidden)
+    return build_policy_network(config, of)
+
+
 def build_policy_network(config: TrainConfig, of: Spaces) -> ActorCriticNetwork:
-    """The network with its initial parameters: a function of the configuration and its seed alone."""
+    """The actor-critic network with its initial parameters."""
     return build_network(config.network.network, of.observation, of.action, seed=config.run.seed)
 
 
-def plan_of(config: TrainConfig, network: ActorCriticNetwork) -> ShardPlan:
+def plan_of(config: TrainConfig, network: nn.Module) -> ShardPlan:
     """How the network's parameters lie in the flat buffer, and where the buffer is cut."""
     return plan_shards(FlatLayout.of_module(network), config.exchange.num_servers, config.exchange.sharding)
 
 
 def initial_parameters(config: TrainConfig) -> tuple[ShardPlan, Tensor]:
     """The shard plan and the run's first parameters [P] float32."""
-    network = build_policy_network(config, spaces_of(config))
+    network = build_any_network(config, spaces_of(config))
     plan = plan_of(config, network)
     return plan, plan.layout.flatten(network)
 

@@ -8,8 +8,8 @@ import torch
 from dba3c.agent import Agent
 from dba3c.collector import Collector
 from dba3c.config import TrainConfig
+from dba3c.environments.protocol import Episode
 from dba3c.metrics import MetricsWriter, Sections
-from dba3c.rollout import Rollout
 from param_servers.exchange import GradientExchange, Receipt, RunStopped
 from param_servers.optimizers import clip_gradient
 from param_servers.schedules import parse_schedule
@@ -33,7 +33,7 @@ def run_worker(
     Raises:
         ParamServersError: the exchange broke (a peer was lost for good, a wait ran out).
     """
-    sections, recorder = Sections(), WorkerRecorder(metrics)
+    sections, recorder = Sections(), GradientRecorder(metrics)
     entropy_cost = parse_schedule(config.algorithm.entropy_cost)
     clip = (config.optimizer.clip_rule, config.optimizer.clip_norm)
     random = RolloutRandomness(config.run.seed, rank, incarnation)
@@ -50,22 +50,31 @@ def run_worker(
                 norms = {"gradient_norm": before, "gradient_norm_clipped": after}
             with sections("pushing"):
                 receipt = exchange.push(gradient, pulled.step, rollout.data_points)
-            recorder.record(rollout, receipt, losses | {"entropy_cost": cost, **norms}, sections)
+            numbers = {"entropy_cost": cost, "reward_mean": float(rollout.rewards.mean()), **norms}
+            recorder.stepped(rollout.agent_steps, rollout.episodes)
+            recorder.record(receipt, rollout.data_points, losses | numbers, sections)
     except RunStopped as stopped:
         return stopped.reason
 
 
-class WorkerRecorder:
-    """Writes down what each rollout was: an accepted gradient is data, a dropped one only experience."""
+class GradientRecorder:
+    """Writes down what each gradient was: an accepted one is data, a dropped one only experience."""
 
     def __init__(self, metrics: MetricsWriter) -> None:
         self.metrics = metrics
         self._agent_steps = 0
+        self._new_agent_steps = 0
+        self._episodes: list[Episode] = []
 
-    def record(self, rollout: Rollout, receipt: Receipt, numbers: dict[str, float], sections: Sections) -> None:
-        """One gradient, and the games that ended while it was collected."""
-        self._agent_steps += rollout.agent_steps
-        for episode in rollout.episodes:
+    def stepped(self, agent_steps: int, episodes: list[Episode]) -> None:
+        """Experience was gathered; the next ``record`` writes it down."""
+        self._new_agent_steps += agent_steps
+        self._episodes += episodes
+
+    def record(self, receipt: Receipt, data_points: int, numbers: dict[str, float], sections: Sections) -> None:
+        """One gradient of ``data_points``, and the games that have ended since the last one."""
+        self._agent_steps += self._new_agent_steps
+        for episode in self._episodes:
             self.metrics.record_episode(
                 receipt.step,
                 episode.score,
@@ -79,11 +88,11 @@ class WorkerRecorder:
             "accepted": receipt.accepted,
             "dropped": dropped,
             "rejected": not receipt.accepted and not dropped,
-            "agent_steps": rollout.agent_steps,
-            "data_points": rollout.data_points if receipt.accepted else 0,
-            "reward_mean": float(rollout.rewards.mean()),
+            "agent_steps": self._new_agent_steps,
+            "data_points": data_points if receipt.accepted else 0,
             **numbers,
         }
+        self._new_agent_steps, self._episodes = 0, []
         self.metrics.record_step(receipt.step, values, sections.take())
 
 

@@ -72,6 +72,55 @@ class CentralConfig:
         return range(learner, self.actors, learners)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """Experience that is kept and learned from more than once (r2d2, sac), and the networks of these algorithms."""
+
+    replay_capacity: int = 1_000_000
+    """Agent steps that a learner keeps."""
+
+    replay_start: int = 10_000
+    """Agent steps to gather before the first gradient."""
+
+    replay_batch: int = 64
+    """r2d2: sequences, sac: transitions of one gradient."""
+
+    replay_ratio: float = 1.5
+    """Steps trained on per agent step gathered (a step is counted each time it is sampled)."""
+
+    burn_in: int = 40
+    """r2d2: steps before an unroll that only warm the recurrent state up."""
+
+    n_step: int = 5
+    """r2d2: n of the returns."""
+
+    target_every_steps: int = 2500
+    """r2d2: updates between copies into the target network."""
+
+    polyak: float = 0.005
+    """sac: how far the target critics move towards the critics with each update."""
+
+    memory_size: int = 512
+    """r2d2: LSTM units."""
+
+    dueling_size: int = 512
+    """r2d2: hidden units of the value and of the advantage."""
+
+    hidden_size: int = 256
+    """sac: units of both hidden layers of the actor and of the critics."""
+
+    def __post_init__(self) -> None:
+        names = ("replay_capacity", "replay_start", "replay_batch", "n_step", "target_every_steps")
+        for name in (*names, "memory_size", "dueling_size", "hidden_size"):
+            _at_least_one(name, getattr(self, name))
+        if self.burn_in < 0:
+            raise UserError(f"burn_in must not be negative, got {self.burn_in}")
+        if not 0 < self.replay_ratio < float("inf"):
+            raise UserError(f"replay_ratio must be greater than 0, got {self.replay_ratio}")
+        if not 0 < self.polyak <= 1:
+            raise UserError(f"polyak must lie in (0, 1], got {self.polyak}")
+
+
 def _at_least_one(name: str, value: int) -> None:
     if value < 1:
         raise UserError(f"{name} must be at least 1, got {value}")

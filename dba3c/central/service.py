@@ -46,6 +46,7 @@ class InferenceService:
         groups_per_actor: groups of environments of each actor.
         on_event: told (event, one line) of actors that come, leave or are turned away.
         silence_timeout_s: an actor's host that acknowledges no bytes for this long is gone.
+        most_actors: only lower ranks are let in.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class InferenceService:
         groups_per_actor: int,
         on_event: Callable[[str, str], None] = lambda event, line: None,
         silence_timeout_s: float = 60.0,
+        most_actors: int = MOST_ACTORS,
     ) -> None:
         self.hub = Hub(
             secret, self._receive_into, shard=rank, admit=self._admits, silence_timeout_s=max(1.0, silence_timeout_s)
@@ -72,7 +74,7 @@ class InferenceService:
         self._sequences: dict[GroupKey, int] = {}
         """The number that the group's next observation must bear."""
         self._batch = np.empty((0,), np.uint8)
-        self._rejected = 0
+        self._rejected, self._most_actors = 0, most_actors
 
     @property
     def actors(self) -> set[int]:
@@ -99,13 +101,15 @@ class InferenceService:
             with sections("serving"):
                 self._handle(events)
 
-    def close(self, reason: str) -> None:
-        """Tell every actor that the run is over, and why. Safe to call twice."""
-        text = memoryview(reason.encode())
-        for actor in sorted(self._present):
-            self.hub.send(Peer(Role.ACTOR, actor), Header(Kind.STOP, self._rank), text)
+    def close(self, reason: str | None) -> None:
+        """Tell every actor that the run is over and why; None only drops the links. Safe to call twice."""
+        if reason is not None:
+            text = memoryview(reason.encode())
+            for actor in sorted(self._present):
+                self.hub.send(Peer(Role.ACTOR, actor), Header(Kind.STOP, self._rank), text)
+            self.hub.drain(_LAST_WORDS_S)
         self._present.clear()
-        self.hub.drain(_LAST_WORDS_S)
+        self.hub.shut()
 
     # -- what arrives --------------------------------------------------------------------------------------------
 
@@ -127,8 +131,8 @@ class InferenceService:
                     self._on_event("rejected", f"{event.reason} ({self._rejected} turned away so far)")
 
     def _admits(self, hello: Hello) -> str:
-        if hello.role is not Role.ACTOR or hello.rank >= MOST_ACTORS:
-            return f"a learner answers actors 0 to {MOST_ACTORS - 1}, not {hello.peer}"
+        if hello.role is not Role.ACTOR or hello.rank >= self._most_actors:
+            return f"a learner answers actors 0 to {self._most_actors - 1}, not {hello.peer}"
         if hello.fingerprint != self.store.shape.fingerprint:
             return f"its environments are not this learner's, which have {self.store.shape}"
         if hello.incarnation < self._incarnations.get(hello.rank, 0):

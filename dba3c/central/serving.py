@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dba3c.agent import Agent
 from dba3c.central.service import InferenceService
 from dba3c.central.unroll_store import Unroll
+from dba3c.flat_network import FlatNetwork
 from dba3c.metrics import Sections
 from param_servers.errors import PeerLost
 
@@ -40,8 +40,11 @@ class Serving(Protocol):
         """
         ...
 
-    def close(self, reason: str) -> None:
-        """Tell the actors that the run is over. Safe to call twice."""
+    def close(self, reason: str | None) -> None:
+        """Tell the actors that the run is over, or (None) let them look for this learner's next life.
+
+        Safe to call twice.
+        """
         ...
 
 
@@ -92,7 +95,7 @@ class SharedThread:
         self._watch.batch()
         return store.take(count)
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str | None) -> None:
         """See ``Serving``."""
         self.service.close(reason)
 
@@ -104,19 +107,19 @@ class OwnThread:
         most_ready: complete unrolls that may wait for the learner; then actors wait too, so that lag stays bounded.
     """
 
-    def __init__(self, service: InferenceService, watch: ActorWatch, agent: Agent, most_ready: int) -> None:
-        self.service, self._watch, self._agent, self._most_ready = service, watch, agent, most_ready
+    def __init__(self, service: InferenceService, watch: ActorWatch, network: FlatNetwork, most_ready: int) -> None:
+        self.service, self._watch, self._network, self._most_ready = service, watch, network, most_ready
         self.sections = Sections()
         """Where the service's thread spends its time."""
         self._weights: tuple[Tensor, int] | None = None
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
-        self._reason: str | None = None
+        self._closed = False
         self._thread = threading.Thread(target=self._serve, name="inference", daemon=True)
 
     def publish(self, parameters: Tensor, step: int) -> None:
         """See ``Serving``."""
-        self._agent.load(parameters)
+        self._network.load(parameters)
         self._weights = (parameters.clone(), step)  # the exchange's own buffer changes with its next pull
         if self._thread.ident is None:
             self._thread.start()
@@ -137,10 +140,10 @@ class OwnThread:
             self._changed.notify_all()
         return taken
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str | None) -> None:
         """See ``Serving``."""
         with self._changed:
-            self._reason = reason
+            self._closed = True
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join()
@@ -157,11 +160,11 @@ class OwnThread:
 
     def _own_stream(self) -> AbstractContextManager[object]:
         """On a GPU, inference does not queue behind learning."""
-        cuda = self._agent.device.type == "cuda"
-        return torch.cuda.stream(torch.cuda.Stream(self._agent.device)) if cuda else nullcontext()
+        cuda = self._network.device.type == "cuda"
+        return torch.cuda.stream(torch.cuda.Stream(self._network.device)) if cuda else nullcontext()
 
     def _serve_until_told(self) -> None:
-        while self._reason is None:
+        while not self._closed:
             self._take_weights()
             ready = self.service.store.ready
             if ready < self._most_ready:
@@ -170,7 +173,7 @@ class OwnThread:
                     continue
             with self._changed:
                 self._changed.notify_all()
-                if self.service.store.ready >= self._most_ready and self._reason is None:
+                if self.service.store.ready >= self._most_ready and not self._closed:
                     self._changed.wait(_NAP_S)
 
     def _take_weights(self) -> None:

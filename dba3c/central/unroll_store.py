@@ -51,8 +51,17 @@ class Unroll:
         """[T] which weights chose the actions."""
         self.initial_state: State = ()
         """The recurrent state [B, ...] with which observation 0 was met."""
+        self.key = GroupKey(-1, 0, 0)
+        """Whose it is."""
+        self.continues = False
+        """Whether message 0 is the last one of an earlier unroll."""
         self.time = 0
         """t: the message that is awaited, or was the last to arrive."""
+
+    @property
+    def agent_steps(self) -> int:
+        """Steps that the environments took for a complete unroll, autoreset's extra ones included."""
+        return self.length * self.shape.num_envs
 
     def place(self, length: int) -> memoryview:
         """Where message ``time`` of ``length`` bytes is received. Raises BadMessage when it cannot be one."""
@@ -84,13 +93,15 @@ class Unroll:
     def complete(self) -> bool:
         return self.time == self.length
 
-    def begin(self, initial_state: State) -> None:
-        """Forget everything; message 0 is awaited."""
-        self.time, self.initial_state, self.frames.wholes = 0, initial_state, []
+    def begin(self, key: GroupKey, initial_state: State) -> None:
+        """Forget everything; message 0 is awaited, which no other unroll goes before."""
+        self.key, self.time, self.initial_state, self.continues = key, 0, initial_state, False
+        self.frames.wholes = []
 
     def begin_after(self, before: Unroll, initial_state: State) -> None:
         """Go on where ``before`` ended: its message T is message 0 here."""
-        self.begin(initial_state)
+        self.begin(before.key, initial_state)
+        self.continues = True
         self._raw[: self.history + 1] = before._raw[before.length :]
         before.frames.carry_over(self.frames, before.length)
 
@@ -177,7 +188,7 @@ class UnrollStore:
         """A group appears; a partial unroll under the same key is dropped."""
         self.drop(key)
         unroll = self._take_spare()
-        unroll.begin(initial_state)
+        unroll.begin(key, initial_state)
         self._partial[key] = unroll
 
     def drop(self, key: GroupKey) -> None:

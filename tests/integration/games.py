@@ -41,3 +41,9 @@ def make_raising() -> gymnasium.Env:
 
 def make_nan_reward() -> gymnasium.Env:
     return Corridor("nan", trouble_at=100)
+
+
+def make_memory_cue() -> gymnasium.Env:
+    from dba3c.environments.memory_task import MemoryCue
+
+    return MemoryCue(cues=2, delay_steps=6)

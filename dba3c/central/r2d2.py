@@ -1,0 +1,171 @@
+"""R2D2 on central inference: ε-greedy actions from a recurrent Q network, sequences replayed by their priorities.
+
+Legend: N environments of a batch, B sequences, E environments of a learner, T unroll length, K frames in a stack.
+
+Complete unrolls feed the replay: sequences begin where unrolls do, so the recurrent state that the replay stores with
+each is the one its unroll began with. A sequence is the burn-in and one unroll's length.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dba3c.algorithms.r2d2 import R2d2Settings, Sequences, exploration_rate, r2d2_loss
+from dba3c.algorithms.sequence_replay import Record, SequenceReplay, SequenceReplaySettings
+from dba3c.central.policies import Asked, Decision
+from dba3c.central.replay_debt import ReplayDebt
+from dba3c.central.trainers import Update
+from dba3c.central.unroll_store import Unroll
+from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of
+from dba3c.config import TrainConfig
+from dba3c.flat_network import FlatNetwork
+from dba3c.networks import State
+from param_servers.exchange import Pull
+
+
+class R2d2Policy:
+    """ε-greedy, each environment with an ε of its own (Horgan et al. 2018).
+
+    Its state is the LSTM's (h, c) and the previous action + 1 [N, 1], so that zeros mean none of them.
+
+    Args:
+        network: a ``RecurrentQNetwork``, its own or the learner's.
+        num_envs: of the whole run, over which ε is spread.
+        seed: of the actions.
+    """
+
+    def __init__(self, network: FlatNetwork, num_envs: int, seed: int) -> None:
+        self.version = -1
+        self._network = network
+        self._rates = np.array([exploration_rate(index, num_envs) for index in range(num_envs)])
+        self._rng = np.random.default_rng(seed)
+
+    def initial_state(self, num_envs: int) -> State:
+        """See ``Policy``."""
+        hidden, memory = self._network.network.initial_state(num_envs)
+        return hidden, memory, torch.zeros(num_envs, 1, device=hidden.device)
+
+    def load(self, parameters: Tensor, version: int) -> None:
+        """See ``Policy``."""
+        self._network.load(parameters)
+        self.version = version
+
+    @torch.no_grad()
+    def act(self, asked: Asked) -> Decision:
+        """See ``Policy``. Replay needs no behaviour probabilities: they are 0."""
+        network, device = self._network.network, self._network.device
+        hidden, memory, before = asked.state
+        previous_action = before.squeeze(-1).long() - 1
+        # the reward that led to an episode's first observation is not part of it
+        reward = torch.from_numpy(asked.reward).to(device) * (previous_action >= 0)
+        observation = torch.as_tensor(asked.observation, device=device)
+        output = network(observation, (hidden, memory), previous_action, reward)
+        actions = output.q_values.argmax(-1).cpu().numpy()
+        explores = self._rng.random(len(actions)) < self._rates[asked.environments % len(self._rates)]
+        actions = np.where(explores, self._rng.integers(network.num_actions, size=len(actions)), actions)
+        after = torch.from_numpy(actions + 1).to(device, torch.float32).unsqueeze(-1)
+        return Decision(actions, np.zeros(len(actions), np.float32), (*output.state, after))
+
+
+class R2d2Trainer:
+    """Keeps the newest sequences of every environment; owes gradients by the replay ratio.
+
+    Args:
+        shape: of an actor's group.
+        actors: ranks of the learner's actors, whose environments have a place in the replay.
+        seed: of the sampling.
+    """
+
+    def __init__(self, config: TrainConfig, network: FlatNetwork, shape: GroupShape, actors: range, seed: int) -> None:
+        replay, central, self._network = config.replay, config.central, network
+        self.groups_per_batch = 1
+        self._size, self._groups, self._actors = shape.num_envs, central.actor_groups, actors
+        self._settings = R2d2Settings(discount=config.algorithm.discount, n_step=replay.n_step, burn_in=replay.burn_in)
+        stride, envs = central.unroll_length, len(actors) * central.envs_per_actor
+        length = replay.burn_in + stride
+        least = -(-(length + 2 * stride + shape.frame_stack) // stride)
+        self._replay = SequenceReplay(
+            SequenceReplaySettings(
+                environments=envs,
+                steps_per_environment=max(least, replay.replay_capacity // envs // stride) * stride,
+                sequence_length=length,
+                stride=stride,
+                frame_stack=shape.frame_stack,
+            ),
+            self._frame_shape(shape),
+            np.dtype(shape.dtype),
+            (replay.memory_size, replay.memory_size),
+        )
+        self._debt = ReplayDebt(replay.replay_start, replay.replay_ratio, replay.replay_batch * stride)
+        self._batch_size, self._target_every_steps = replay.replay_batch, replay.target_every_steps
+        self._target = copy.deepcopy(network.network).requires_grad_(False)
+        self._target_period = -1
+        self._rng = np.random.default_rng(seed)
+
+    @staticmethod
+    def _frame_shape(shape: GroupShape) -> tuple[int, ...]:
+        """Gray frames are stacked without their single channel."""
+        gray = shape.frame_stack > 1 and shape.frame_shape[0] == 1
+        return shape.frame_shape[1:] if gray else shape.frame_shape
+
+    @property
+    def owes(self) -> bool:
+        """See ``Trainer``."""
+        return self._debt.owes and len(self._replay) > 0
+
+    def take(self, unrolls: list[Unroll]) -> None:
+        """See ``Trainer``."""
+        for unroll in unrolls:
+            environments = self._places(unroll)
+            if not unroll.continues:
+                self._replay.restart(environments)
+            state = tuple(part.cpu().numpy() for part in unroll.initial_state[:2])
+            frames = unroll.frames.frames[unroll.history :]
+            for t in range(unroll.length):
+                flags = unroll.flags[t]
+                record = Record(
+                    frame=frames[t].reshape(self._size, *self._frame_shape(unroll.shape)),
+                    reward=unroll.rewards[t],
+                    terminated=flags & TERMINATED != 0,
+                    truncated=flags & TRUNCATED != 0,
+                    valid=flags & VALID != 0,
+                    first=first_of(flags),
+                    action=unroll.actions[t],
+                )
+                self._replay.append(environments, record, state)
+            self._debt.gathered(int((unroll.flags[1:] & VALID != 0).sum()))
+
+    def _places(self, unroll: Unroll) -> np.ndarray:
+        """The environments' places in the replay [B]."""
+        group = self._actors.index(unroll.key.actor) * self._groups + unroll.key.group
+        return np.arange(group * self._size, (group + 1) * self._size)
+
+    def update(self, pulled: Pull) -> Update:
+        """See ``Trainer``. The target network is copied at every n-th step, and when a learner begins."""
+        period = pulled.step // self._target_every_steps
+        if period != self._target_period:
+            self._target.load_state_dict(self._network.network.state_dict())
+            self._target_period = period
+        sample = self._replay.sample(self._batch_size, self._rng)
+        device = self._network.device
+        sequences = _on_device(sample.sequences, device)
+        weights = sample.weights.to(device)
+        result = r2d2_loss(self._network.network, self._target, sequences, weights, self._settings)
+        gradient = self._network.gradient_of(result.loss.total)
+        self._replay.update_priorities(sample, result.priorities.cpu())
+        numbers = result.loss.metrics | {"priority_mean": float(result.priorities.mean())}
+        return Update(gradient, self._debt.paid(), numbers)
+
+
+def _on_device(sequences: Sequences, device: torch.device) -> Sequences:
+    """Where the network is; a stack of colour frames [L+1, B, K, C, H, W] becomes one image."""
+    fields = sequences._asdict()
+    state = tuple(part.to(device) for part in fields.pop("state"))
+    moved = Sequences(**{name: tensor.to(device) for name, tensor in fields.items()}, state=state)
+    if moved.observations.dim() == 6:
+        return moved._replace(observations=moved.observations.flatten(2, 3))
+    return moved

@@ -1,0 +1,113 @@
+"""Soft actor-critic on central inference: a policy that explores by its entropy, a replay, one gradient per debt.
+
+Legend: N environments or transitions of a batch, D action dimensions, T unroll length.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dba3c.algorithms.replay import UniformReplay
+from dba3c.algorithms.sac import SacSettings, Transitions, move_targets, sac_loss
+from dba3c.central.policies import Asked, Decision
+from dba3c.central.replay_debt import ReplayDebt
+from dba3c.central.trainers import Update
+from dba3c.central.unroll_store import Unroll, batch_of
+from dba3c.config import TrainConfig
+from dba3c.construction import Spaces
+from dba3c.flat_network import FlatNetwork
+from dba3c.networks import State
+from dba3c.networks.sac_networks import ActionScaling
+from param_servers.exchange import Pull
+
+
+class SacPolicy:
+    """Samples from the tanh-Gaussian; before the first update, uniformly.
+
+    Args:
+        network: a ``SacNetwork``, its own or the learner's.
+        seed: of the actions.
+    """
+
+    def __init__(self, network: FlatNetwork, spaces: Spaces, seed: int) -> None:
+        self.version = -1
+        self._network, self._scaling = network, ActionScaling.of(spaces.action)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def initial_state(self, num_envs: int) -> State:
+        """It remembers nothing."""
+        return ()
+
+    def load(self, parameters: Tensor, version: int) -> None:
+        """See ``Policy``."""
+        self._network.load(parameters)
+        self.version = version
+
+    @torch.no_grad()
+    def act(self, asked: Asked) -> Decision:
+        """See ``Policy``. Replay needs no behaviour probabilities: they are 0."""
+        size = len(asked.observation)
+        if self.version <= 0:
+            chosen = torch.rand(size, len(self._scaling.centre), generator=self._generator) * 2 - 1
+        else:
+            sac = self._network.network
+            policy = sac.policy(sac.vector(torch.as_tensor(asked.observation, device=self._network.device)))
+            chosen = policy.sample(self._generator).cpu()
+        actions = self._scaling.to_environment(chosen.numpy()).astype(np.float32)
+        return Decision(actions, np.zeros(size, np.float32), ())
+
+
+class SacTrainer:
+    """Keeps every transition; owes gradients by the replay ratio."""
+
+    def __init__(self, config: TrainConfig, network: FlatNetwork, spaces: Spaces, seed: int) -> None:
+        replay, self._network = config.replay, network
+        self.groups_per_batch = 1
+        self._batch_size = replay.replay_batch
+        self._settings = SacSettings(discount=config.algorithm.discount, polyak=replay.polyak)
+        self._scaling = ActionScaling.of(spaces.action)
+        shape, dtype = spaces.observation.shape, spaces.observation.dtype
+        assert shape is not None and dtype is not None
+        self._replay = UniformReplay(replay.replay_capacity, shape, dtype, len(self._scaling.centre))
+        self._debt = ReplayDebt(replay.replay_start, replay.replay_ratio, replay.replay_batch)
+        self._target = network.network.make_target_critics()
+        self._target_step = -1
+        self._rng, self._generator = np.random.default_rng(seed), torch.Generator(network.device).manual_seed(seed)
+
+    @property
+    def owes(self) -> bool:
+        """See ``Trainer``."""
+        return self._debt.owes
+
+    def take(self, unrolls: list[Unroll]) -> None:
+        """See ``Trainer``."""
+        batch = batch_of(unrolls)
+        observations = batch.observation.numpy()
+        steps = len(batch.rewards)
+        inserted = (
+            observations[:steps],
+            self._scaling.from_environment(batch.actions.numpy()),
+            batch.rewards.numpy(),
+            batch.terminated.numpy(),
+            observations[1:],
+            batch.valid.numpy(),
+        )
+        for t in range(steps):
+            self._replay.insert(*(part[t] for part in inserted))
+        self._debt.gathered(batch.data_points)
+
+    def update(self, pulled: Pull) -> Update:
+        """See ``Trainer``. The target critics follow each committed step; after a restart they begin as the critics."""
+        critics = self._network.network.critics
+        if self._target_step < 0:
+            move_targets(self._target, critics, 1.0)
+        elif pulled.step > self._target_step:
+            move_targets(self._target, critics, self._settings.polyak)
+        self._target_step = pulled.step
+        sampled = self._replay.sample(self._batch_size, self._rng)
+        batch = Transitions(*(part.to(self._network.device) for part in sampled))
+        loss = sac_loss(self._network.network, self._target, batch, self._settings, self._generator)
+        gradient = self._network.gradient_of(loss.total)
+        return Update(gradient, self._debt.paid(), loss.metrics | {"reward_mean": float(batch.rewards.mean())})

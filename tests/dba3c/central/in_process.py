@@ -1,0 +1,90 @@
+"""Central inference in one thread, without sockets: what actors and service do, in a fixed order, so that seeds decide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dba3c.central.actor import ActorGroup
+from dba3c.central.inference_report import InferenceReport
+from dba3c.central.policies import Asked, Policy
+from dba3c.central.roles import group_shape
+from dba3c.central.unroll_store import GroupKey, Unroll, UnrollStore
+from dba3c.central.wire import first_of
+from dba3c.config import TrainConfig
+from dba3c.construction import spaces_of
+from dba3c.environments import make_vector_environment
+from dba3c.environments.protocol import Episode
+from dba3c.environments.seeding import worker_seed
+from dba3c.metrics import Sections
+from dba3c.networks import reset_state
+
+
+class InProcessService:
+    """The part of an ``InferenceService`` that learners look at."""
+
+    def __init__(self, config: TrainConfig, policy: Policy) -> None:
+        central = config.central
+        shape = group_shape(config, spaces_of(config))
+        self.policy, self.report = policy, InferenceReport()
+        self.store = UnrollStore(shape, central.unroll_length)
+        self.episodes: list[Episode] = []
+        self.groups: dict[GroupKey, ActorGroup] = {}
+        self.states: dict[GroupKey, Any] = {}
+        for number in range(central.actors * central.actor_groups):
+            key = GroupKey(number // central.actor_groups, 0, number % central.actor_groups)
+            seed = worker_seed(config.run.seed, number)
+            environments = make_vector_environment(config.environment, shape.num_envs, seed)
+            self.groups[key] = ActorGroup(environments, shape, seed)
+            self.states[key] = policy.initial_state(shape.num_envs)
+            self.store.begin(key, self.states[key])
+
+    def turn(self) -> None:
+        """One step of every group."""
+        size = self.store.shape.num_envs
+        for number, (key, group) in enumerate(self.groups.items()):
+            unroll = self.store.of(key)
+            unroll.place(len(group.message))[:] = group.message
+            self.states[key] = reset_state(self.states[key], torch.from_numpy(first_of(unroll.flags[unroll.time])))
+            self.episodes += self.store.arrived(key, len(group.message), self.states[key])
+            unroll = self.store.of(key)
+            observation = np.empty((size, *self.store.shape.observation_shape), self.store.shape.dtype)
+            unroll.observation_into(observation)
+            numbers = np.arange(number * size, (number + 1) * size)
+            decision = self.policy.act(Asked(observation, self.states[key], unroll.reward, numbers))
+            unroll.answer(decision.actions, decision.log_probs, self.policy.version)
+            self.states[key] = decision.state
+            group.actions[:] = decision.actions
+            group.step()
+
+    def take_episodes(self) -> list[Episode]:
+        """Finished games since the last call."""
+        taken, self.episodes = self.episodes, []
+        return taken
+
+
+class InProcessServing:
+    """A ``Serving`` on it."""
+
+    def __init__(self, config: TrainConfig, policy: Policy) -> None:
+        self.service: Any = InProcessService(config, policy)
+        self.closed = ""
+
+    def publish(self, parameters: Tensor, step: int) -> None:
+        """See ``Serving``."""
+        self.service.policy.load(parameters, step)
+
+    def collect(self, count: int, sections: Sections) -> list[Unroll]:
+        """See ``Serving``."""
+        while self.service.store.ready < count:
+            self.service.turn()
+        return self.service.store.take(count)
+
+    def close(self, reason: str) -> None:
+        """See ``Serving``."""
+        self.closed = reason
+        for group in self.service.groups.values():
+            group.environments.close()
