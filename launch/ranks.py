@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from launch.supervisor import Supervisor, say_to_stderr
 from launch.topology import Assignment, Topology, fit
 
 COUNTS = ("num_workers", "num_gradients", "num_backup_workers")
+END_LOOK_S = 2.0
 COLOCATED = "--colocated-servers"
 """Servers share their ranks with workers: a matter of places only, so no part of the configuration."""
 
@@ -158,12 +161,34 @@ def run_rank(
                 say=lambda line: say_to_stderr(f"[{mine[0]} on {place.node_name}] {line}"),
                 whole_run=place.world_size == 1,
             )
-            code = supervisor.run()
+            with _told_of_the_end(supervisor, folder, place):
+                code = supervisor.run()
             if place.is_chief:
                 folder.end_life(*outcome(code, folder))
         finally:
             metrics.close()
     return code
+
+
+@contextmanager
+def _told_of_the_end(supervisor: Supervisor, folder: RunFolder, place: LaunchPlace) -> Iterator[None]:
+    """Tell a rank's supervisor when the chief notes the run's end: a worker that is still joining would not notice."""
+    left = threading.Event()
+
+    def look() -> None:
+        while not left.wait(END_LOOK_S):
+            with suppress(UserError):  # meta.json, seen while it was replaced on a slow file system
+                life = folder.life()
+                if life.get("launch_id") == place.launch_id and "ended" in life:
+                    supervisor.run_has_ended(well=life["ended"]["outcome"] != "failed")
+                    return
+
+    if not place.is_chief:
+        threading.Thread(target=look, name="end", daemon=True).start()
+    try:
+        yield
+    finally:
+        left.set()
 
 
 def _counting_from(first: int, command: Callable[[int], Sequence[str]]) -> Callable[[int], Sequence[str]]:

@@ -104,6 +104,10 @@ class Supervisor:
         """Name → pid of the processes alive now."""
         return {name: running.child.pid for name, running in list(self._live.items())}
 
+    def run_has_ended(self, well: bool) -> None:
+        """From any thread: the run is over, as its chief knows; who has not heard of it has `drain_timeout_s` left."""
+        self._happened.put(("ended", "", int(well)))
+
     # -- starting ------------------------------------------------------------------------------------------------
 
     def _start(self, spec: RoleProcess, incarnation: int) -> None:
@@ -128,6 +132,8 @@ class Supervisor:
             return
         if kind == "signal":
             self._signalled(signal.Signals(number))
+        elif kind == "ended":
+            self._ended_elsewhere(bool(number))
         else:
             self._exited(self._live.pop(name), number)
 
@@ -193,6 +199,11 @@ class Supervisor:
             self._terminate(signum.name)
         else:
             self._kill(signum.name)
+
+    def _ended_elsewhere(self, well: bool) -> None:
+        self._ended_well = self._ended_well or well
+        if self._phase == RUNNING:
+            self._enter(ENDING, self._drain_timeout_s())
 
     def _too_slow(self) -> None:
         late = ", ".join(self._live)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.cluster.conftest import Cluster
 
-ENDLESS = "--total-frames 1000000000 --envs-per-worker 2"
+ENDLESS = "--total-frames 1000000000 --stop-score 1000000 --envs-per-worker 2"
 
 
 def test_the_64_node_script_trains_with_backup_workers_and_frees_its_nodes(cluster: Cluster, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_warned_job_checkpoints_is_requeued_and_goes_on_where_it_was(cluster: 
 
 
 def test_the_time_limit_s_warning_reaches_the_run(cluster: Cluster, tmp_path: Path) -> None:
-    limit = ("--nodes=3", "--time=1", "--signal=B:USR1@30")
+    limit = ("--nodes=3", "--time=2", "--signal=B:USR1@60")
     job = cluster.submit("breakout_64nodes.sh", tmp_path, *limit, args=f"{ENDLESS} --servers 1 --backup-workers 0")
     job.wait_until(lambda: "requeueing" in job.output, "the requeue before the limit", timeout_s=150)
     cluster.run("scancel", job.number)
@@ -65,7 +65,7 @@ def test_the_time_limit_s_warning_reaches_the_run(cluster: Cluster, tmp_path: Pa
 
 
 def test_a_lost_node_costs_its_worker_not_the_run(cluster: Cluster, tmp_path: Path) -> None:
-    args = "--total-frames 400000 --envs-per-worker 8 --servers 1 --backup-workers 2 --step-timeout-s 20"
+    args = "--total-frames 400000 --stop-score 1000000 --envs-per-worker 8 --servers 1 --backup-workers 2 --step-timeout-s 20"
     job = cluster.submit("breakout_64nodes.sh", tmp_path, "--nodes=6", args=args)
     job.wait_for_commits(5)
     lost = cluster.run("scontrol", "show", "hostnames", cluster.run("squeue", "-h", "-j", job.number, "-o", "%N"))

@@ -231,6 +231,14 @@ def test_what_a_killed_process_had_started_dies_with_it(lab: Lab) -> None:
     assert lab.finish() == 0
 
 
+def test_a_rank_that_has_not_heard_of_the_run_s_end_leaves_in_bounded_time(lab: Lab) -> None:
+    lab.start(lab.process("worker", 0, "deaf", drain_timeout_s=0.2))
+    deaf = lab.pid("worker-0")
+    lab.supervisor.run_has_ended(well=True)
+    assert lab.finish() == 0
+    assert gone(deaf)
+
+
 MAIN = """
 import json, sys
 from pathlib import Path
