@@ -17,11 +17,12 @@ from torch import Tensor
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import RunBroken
-from param_servers.hub import Hub
+from param_servers.interfaces import listen_address
 from param_servers.report import Reporter
 from param_servers.server_core import Resolve, ServerCore, ShouldStop
 from param_servers.sharding import ShardPlan
 from param_servers.storage import Checkpoints
+from param_servers.transports import open_hub
 
 _LAST_WORDS_S = 5.0
 
@@ -65,7 +66,8 @@ class ParameterServer:
         on_report: Callable[[dict[str, Any]], None] = lambda report: None,
         on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     ) -> None:
-        self._address = (exchange_config.listen_host, exchange_config.port)
+        host = listen_address(exchange_config.listen_host, exchange_config.interface)
+        self._address = (host, exchange_config.port)
         self._publish_address = publish_address
         self._core = core = ServerCore(
             shard=shard,
@@ -83,8 +85,13 @@ class ParameterServer:
             checkpoint_extra=checkpoint_extra,
         )
         silence_timeout_s = max(exchange_config.step_timeout_s, 1.0)
-        self._hub = Hub(
-            secret, core.node.receive_into, shard=shard, admit=core.admits, silence_timeout_s=silence_timeout_s
+        self._hub = open_hub(
+            exchange_config.transport,
+            secret,
+            core.node.receive_into,
+            shard=shard,
+            admit=core.admits,
+            silence_timeout_s=silence_timeout_s,
         )
         self._reporter = Reporter(core.node, self._hub, core.chief, on_report)
 

@@ -58,7 +58,8 @@ class SimHub:
         wire = self.outgoing.get(peer)
         if wire is None:
             return None
-        wire.frames.append(frame)
+        if not wire.closed:  # else it is lost, and the writer will learn it
+            wire.frames.append(frame)
         return frame
 
     def grown(self, peer: Peer) -> None:
@@ -150,6 +151,7 @@ class SimNetwork:
             if wire is not None:
                 while wire.frames and self.rng.random() < 0.7:
                     wire.frames.pop()
+                    wire.header = wire.header if wire.frames else None
                 wire.closed = "connection reset"
 
     def kill(self, hub: SimHub) -> None:

@@ -1,0 +1,255 @@
+"""How long pull + push takes, beside the lower bound of the wire.
+
+    python -m param_servers.benchmarks.exchange --megabytes 1.33 6.7 --workers 8 --servers 1 2 4 8 --rate-mbit 100
+    python -m param_servers.benchmarks.exchange --exchange allreduce --workers 4          (loopback, no limit)
+
+Workers compute nothing: they push a constant gradient. With --rate-mbit each process is a host of its own in a network
+namespace (root). One JSON object a line: medians of worker 0, bytes and CPU-seconds of all processes.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+
+from param_servers.benchmarks.bounds import bound_s
+from param_servers.benchmarks.namespaces import Namespaces
+from param_servers.client import ServersExchange
+from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.exchange import GradientExchange, RunStopped
+from param_servers.layout import FlatLayout
+from param_servers.optimizers import build_optimizer
+from param_servers.server import ParameterServer
+from param_servers.sharding import ShardPlan, plan_shards
+
+WARM_UP_STEPS = 3
+PATIENCE_S = 600.0
+SECRET = os.urandom(32)
+_FORK = multiprocessing.get_context("fork")
+
+
+class Case(NamedTuple):
+    """One measurement."""
+
+    exchange: str
+    megabytes: float
+    workers: int
+    backup: int
+    servers: int
+    rate_mbit: float
+    """0: no limit, on loopback."""
+    steps: int
+
+    @property
+    def model_bytes(self) -> int:
+        return 4 * self.numel
+
+    @property
+    def numel(self) -> int:
+        return int(self.megabytes * 1e6 / 4)
+
+    @property
+    def hosts(self) -> int:
+        return self.workers + (self.servers if self.exchange != "allreduce" else 0)
+
+    def config(self, host: str) -> ExchangeConfig:
+        servers = self.exchange != "allreduce"
+        return ExchangeConfig(
+            exchange=self.exchange,  # type: ignore[arg-type]
+            num_workers=self.workers,
+            num_backup_workers=self.backup if self.exchange == "servers" else None,
+            num_servers=self.servers if servers else 1,
+            listen_host=host,
+            checkpoint_every_steps=0,
+        )
+
+
+class Bench:
+    """Runs one case in forked processes that meet in a temporary folder."""
+
+    def __init__(self, case: Case, folder: Path, hosts: Namespaces | None) -> None:
+        self.case, self.folder, self.hosts = case, folder, hosts
+        layout = FlatLayout.of({"w": (case.numel,)})
+        servers = case.servers if case.exchange != "allreduce" else 1
+        self.plan: ShardPlan = plan_shards(layout, servers)
+        self.results: Queue[Any] = _FORK.Queue()
+
+    def run(self) -> dict[str, Any]:
+        case, before = self.case, resource.getrusage(resource.RUSAGE_CHILDREN)
+        roles = [(self._worker, rank) for rank in range(case.workers)]
+        if case.exchange != "allreduce":
+            roles = [(self._server, shard) for shard in range(case.servers)] + roles
+        processes: list[BaseProcess] = []
+        for host, (role, rank) in enumerate(roles):
+            processes.append(_FORK.Process(target=self._guarded, args=(host, role, rank)))
+            processes[-1].start()
+        try:
+            found = [self.results.get(timeout=PATIENCE_S) for _ in range(case.workers)]
+            for process in processes:
+                process.join(30)
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+        return self._summary(found, resource.getrusage(resource.RUSAGE_CHILDREN), before)
+
+    def _summary(self, found: list[dict[str, Any]], after: Any, before: Any) -> dict[str, Any]:
+        case = self.case
+        times = next(result["times_s"] for result in found if result["rank"] == 0)
+        moved = sum(result["bytes"] for result in found)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        median_s = statistics.median(times)
+        summary = {
+            **case._asdict(),
+            "step_ms": 1e3 * median_s,
+            "step_p90_ms": 1e3 * statistics.quantiles(times, n=10)[-1],
+            "bytes_per_step": moved / (case.steps + WARM_UP_STEPS),
+            "cpu_s_per_gb": cpu_s / (moved / 1e9) if moved else None,
+        }
+        if case.rate_mbit:
+            bound = bound_s(case.exchange, case.model_bytes, case.workers, case.servers, case.rate_mbit * 1e6 / 8)
+            summary |= {"bound_ms": 1e3 * bound, "over_bound": median_s / bound}
+        return {name: round(value, 3) if isinstance(value, float) else value for name, value in summary.items()}
+
+    # -- the processes -------------------------------------------------------------------------------------------
+
+    def _guarded(self, host: int, role: Any, rank: int) -> None:
+        torch.set_num_threads(1)
+        address = "127.0.0.1"
+        if self.hosts is not None:
+            self.hosts.enter(host)
+            address = self.hosts.address(host)
+        role(rank, address)
+        self.results.close()
+        self.results.join_thread()
+        os._exit(0)
+
+    def _server(self, shard: int, host: str) -> None:
+        steps = WARM_UP_STEPS + self.case.steps
+        ParameterServer(
+            shard=shard,
+            plan=self.plan,
+            initial_parameters=torch.zeros(self.case.numel),
+            optimizer_config=OptimizerConfig(optimizer="rmsprop"),
+            exchange_config=self.case.config(host),
+            resolve=self._resolve,
+            secret=SECRET,
+            publish_address=lambda host, port: self._publish(shard, host, port),
+            should_stop=lambda step, data_points: "measured" if step >= steps else None,
+        ).run()
+
+    def _worker(self, rank: int, host: str) -> None:
+        exchange = self._exchange(rank, host)
+        gradient = torch.full((self.case.numel,), 1e-3)
+        ends = []
+        try:
+            while True:
+                pull = exchange.pull()
+                ends.append(time.perf_counter())
+                exchange.push(gradient, pull.step, data_points=1)
+        except RunStopped:
+            pass
+        steps = [end - start for start, end in zip(ends[:-1], ends[1:], strict=True)][WARM_UP_STEPS:]
+        moved = sum(exchange.bytes_moved) if isinstance(exchange, ServersExchange) else self._ring_bytes()
+        self.results.put({"rank": rank, "times_s": steps, "bytes": moved})
+        exchange.close()
+
+    def _ring_bytes(self) -> int:
+        case = self.case
+        return int(4 * (case.workers - 1) * case.model_bytes / case.workers * (case.steps + WARM_UP_STEPS))
+
+    def _exchange(self, rank: int, host: str) -> GradientExchange:
+        config = self.case.config(host)
+        if self.case.exchange != "allreduce":
+            return ServersExchange(
+                worker=rank, plan=self.plan, exchange_config=config, resolve=self._resolve, secret=SECRET
+            )
+        from param_servers.allreduce import AllReduceExchange
+        from param_servers.collective_torch import TorchCollective
+
+        steps = WARM_UP_STEPS + self.case.steps
+        collective = TorchCollective.join(
+            rank,
+            self.case.workers,
+            secret=SECRET,
+            publish=lambda host, port: self._publish(0, host, port),
+            resolve=self._resolve,
+            host=host,
+        )
+        return AllReduceExchange(
+            collective=collective,
+            layout=self.plan.layout,
+            initial_parameters=torch.zeros(self.case.numel),
+            optimizer_config=OptimizerConfig(optimizer="rmsprop"),
+            exchange_config=config,
+            should_stop=lambda step, data_points: "measured" if step >= steps else None,
+        )
+
+    def _publish(self, shard: int, host: str, port: int) -> None:
+        temporary = self.folder / f"server-{shard}.tmp"
+        temporary.write_text(json.dumps([host, port]))
+        temporary.replace(self.folder / f"server-{shard}.json")
+
+    def _resolve(self, shard: int) -> tuple[str, int] | None:
+        try:
+            host, port = json.loads((self.folder / f"server-{shard}.json").read_text())
+        except FileNotFoundError:
+            return None
+        return host, port
+
+
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    """All combinations asked for."""
+    for megabytes in options.megabytes:
+        for workers in options.workers:
+            for servers in options.servers if options.exchange != "allreduce" else [0]:
+                yield Case(
+                    options.exchange, megabytes, workers, options.backup, servers, options.rate_mbit, options.steps
+                )
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """One case, in processes (and namespaces) of its own."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        hosts = stack.enter_context(Namespaces(case.hosts, case.rate_mbit)) if case.rate_mbit else None
+        return Bench(case, folder, hosts).run()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--exchange", default="servers", choices=["servers", "async", "allreduce"])
+    parser.add_argument("--megabytes", type=float, nargs="+", default=[1.33], help="M, bytes of the parameters / 1e6")
+    parser.add_argument("--workers", type=int, nargs="+", default=[4], help="n, backup workers included")
+    parser.add_argument("--backup", type=int, default=0, help="b")
+    parser.add_argument("--servers", type=int, nargs="+", default=[1], help="k")
+    parser.add_argument("--rate-mbit", type=float, default=0, help="per host and direction; 0: loopback, no limit")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--output", type=Path, help="append the JSON lines there too")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    build_optimizer(OptimizerConfig(), torch.zeros(1))  # torch's late imports, before they would be timed
+    for case in cases(options):
+        line = json.dumps(measure(case))
+        print(line, flush=True)
+        if options.output is not None:
+            with options.output.open("a") as file:
+                file.write(line + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
