@@ -99,11 +99,13 @@ def evaluation_point(record: Record) -> tuple[int, dict[str, float]]:
 
 
 def _progress(summary: RunSummary) -> dict[str, float | None]:
+    hours, core_hours = summary.hours()
     return {
         "progress/games": summary.scores.count,
         "progress/frames": summary.frames,
         "progress/data_points": summary.data_points,
-        "progress/core_hours": summary.hours()[1],
+        "progress/hours": hours,
+        "progress/core_hours": core_hours,
         "cluster/dropped": summary.total("dropped"),
         "cluster/rejected": summary.total("rejected"),
     }

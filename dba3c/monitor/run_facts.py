@@ -15,10 +15,9 @@ from dba3c.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Life:
-    """One launch of a run: when it began and ended (unix seconds; None: not noted) and the cores that it held."""
+    """One launch of a run: when it began (unix seconds) and the cores that it held."""
 
     started_s: float
-    ended_s: float | None
     cores: float
 
 
@@ -49,7 +48,7 @@ class RunFacts:
         """(hours, core-hours) that the run has taken; `last_seen_s[i]`: time of the newest record of life i."""
         hours = core_hours = 0.0
         for life, seen_s in zip(self.lives, last_seen_s, strict=False):
-            spent = max(0.0, max(seen_s, life.ended_s or 0.0) - life.started_s) / 3600.0
+            spent = max(0.0, seen_s - life.started_s) / 3600.0
             hours += spent
             core_hours += spent * life.cores
         return hours, core_hours
@@ -76,8 +75,7 @@ def _lives(listed: object) -> tuple[Life, ...]:
     for entry in listed:
         started_s = _number(entry.get("started_s")) if isinstance(entry, dict) else None
         if started_s is not None:
-            ended_s = _number(_section(entry, "ended").get("time_s"))
-            lives.append(Life(started_s, ended_s, _number(entry.get("cores")) or 1.0))
+            lives.append(Life(started_s, _number(entry.get("cores")) or 1.0))
     return tuple(sorted(lives, key=lambda life: life.started_s))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
 from dba3c.errors import UserError
+from dba3c.flat_names import flat_names
 from dba3c.run_folder import RunFolder
 
 
@@ -43,9 +44,7 @@ class TrackedRun:
 
     def parameters(self) -> dict[str, str | int | float | bool]:
         """Config and facts as flat names, e.g. "optimizer/learning_rate", for trackers that know no trees."""
-        flat = dict(_flat("", self.config))
-        flat.update(_flat("facts/", self.facts))
-        return flat
+        return {**dict(flat_names(self.config)), **dict(flat_names(self.facts, "facts/"))}
 
 
 class Sink(Protocol):
@@ -76,11 +75,3 @@ def client(package: str, extra: str) -> ModuleType:
         return importlib.import_module(package)
     except ImportError as error:
         raise UserError(f"tracking with {extra} needs its client: pip install 'dba3c[{extra}]' ({error})") from error
-
-
-def _flat(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, str | int | float | bool]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(f"{prefix}{key}/", value)
-        else:
-            yield f"{prefix}{key}", value if isinstance(value, (str, int, float, bool)) else str(value)

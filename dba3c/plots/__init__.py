@@ -1,0 +1,1 @@
+"""Figures and small committed data, made from run folders and from nothing else."""

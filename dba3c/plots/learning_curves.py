@@ -1,0 +1,137 @@
+"""Learning curves: the mean score of the last 50 games against frames, hours or core-hours, one run or many."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from dba3c.errors import UserError
+from dba3c.flat_names import flat_names
+from dba3c.plots.curve import Curve
+from dba3c.plots.style import label_axis, line_of, new_figure, save
+from dba3c.score_statistics import interquartile_mean
+
+Statistic = Literal["iqm", "mean"]
+X_AXES = {"frames": "progress/frames", "hours": "progress/hours", "core-hours": "progress/core_hours"}
+_MAY_DIFFER = ("run/seed", "run/run_dir")
+_RESAMPLES = 2000
+_GRID_POINTS = 200
+
+
+@dataclass(frozen=True)
+class Band:
+    """A statistic of several runs at common places [G], with its 95 % bootstrap interval over runs."""
+
+    x: NDArray[np.float64]
+    centre: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+def plot_learning_curves(
+    groups: Mapping[str, Sequence[Curve]],
+    path: str | Path,
+    x: str = "frames",
+    y: str = "score/mean",
+    statistic: Statistic = "iqm",
+    goal: float | None = None,
+    title: str = "",
+) -> list[Path]:
+    """Draws one line for each group of runs (its seeds); returns the PNG and the SVG.
+
+    Args:
+        groups: legend to runs. One run is drawn as it is; several as a statistic with a bootstrap band, each run thin.
+        x: "frames", "hours" or "core-hours", or any chart's name.
+        y: any chart's name.
+        goal: a horizontal line, e.g. the stop score.
+    """
+    if not any(groups.values()):
+        raise UserError("no runs to draw")
+    for name, curves in groups.items():
+        check_comparable(name, curves)
+    figure, axes = new_figure()
+    x_chart = X_AXES.get(x, x)
+    for index, (name, curves) in enumerate((name, curves) for name, curves in groups.items() if curves):
+        _draw_group(axes, name, [_line(curve, x_chart, y) for curve in curves], statistic, line_of(index))
+    if goal is not None:
+        axes.axhline(goal, color="#555555", linewidth=0.9, linestyle=(0, (4, 3)))
+        axes.annotate(f"{goal:g}", (1, goal), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
+    label_axis(axes, "x", x_chart)
+    label_axis(axes, "y", y)
+    if title:
+        axes.set_title(title, fontsize=10)
+    axes.legend(frameon=False, fontsize=8)
+    return save(figure, path)
+
+
+def check_comparable(name: str, curves: Sequence[Curve]) -> None:
+    """Refuses to make one line of runs that were configured differently; seeds and folders may differ."""
+    first = dict(flat_names(curves[0].config)) if curves else {}
+    for curve in curves[1:]:
+        other = dict(flat_names(curve.config))
+        keys = sorted(set(first) | set(other))
+        differing = [key for key in keys if first.get(key) != other.get(key) and key not in _MAY_DIFFER]
+        if differing:
+            key = differing[0]
+            told = f"{key} is {first.get(key)} in {curves[0].name} and {other.get(key)} in {curve.name}"
+            more = f" (and {len(differing) - 1} more options)" if len(differing) > 1 else ""
+            raise UserError(f"the runs of {name!r} are not seeds of one configuration: {told}{more}")
+
+
+def _line(curve: Curve, x_chart: str, y_chart: str) -> NDArray[np.float64]:
+    """[2, N]: places and values where both are known, places never falling (a resumed run may step back)."""
+    line = np.stack([curve.column(x_chart), curve.column(y_chart)])
+    line = line[:, np.isfinite(line).all(axis=0)]
+    if not line.size:
+        raise UserError(f"{curve.name} has no point with both {x_chart} and {y_chart}")
+    line[0] = np.maximum.accumulate(line[0])
+    return line
+
+
+def _draw_group(
+    axes: Axes, name: str, lines: Sequence[NDArray[np.float64]], statistic: Statistic, look: dict[str, Any]
+) -> None:
+    if len(lines) == 1:
+        axes.plot(*lines[0], label=name, linewidth=1.6, **look)
+        return
+    band = aggregate(lines, statistic)
+    for line in lines:
+        axes.plot(*line, linewidth=0.5, alpha=0.35, **look)
+    axes.fill_between(band.x, band.low, band.high, color=look["color"], alpha=0.2, linewidth=0)
+    kind = "IQM" if statistic == "iqm" else "mean"
+    axes.plot(band.x, band.centre, label=f"{name} ({kind} of {len(lines)} runs, 95 % bootstrap)", linewidth=1.8, **look)
+
+
+def aggregate(lines: Sequence[NDArray[np.float64]], statistic: Statistic = "iqm", seed: int = 0) -> Band:
+    """The statistic over runs, at places that every run has reached.
+
+    The interval is the percentile bootstrap over runs: all resamples of the n runs where there are at most
+    `_RESAMPLES` of them (n ≤ 4), random ones otherwise. The IQM is the mean of the middle half of the runs
+    (Agarwal et al. 2021, arXiv 2108.13264); below four runs it is their mean.
+
+    Args:
+        lines: one [2, N] array of places and values for each run; places do not fall.
+    """
+    low_x, high_x = max(line[0, 0] for line in lines), min(line[0, -1] for line in lines)
+    if low_x > high_x:
+        raise UserError("these runs have no common range: one ends before another begins")
+    grid = np.linspace(low_x, high_x, _GRID_POINTS)
+    values = np.stack([np.interp(grid, *line) for line in lines])  # [runs, G]
+    of = interquartile_mean if statistic == "iqm" else np.mean
+    resampled = np.stack([of(values[list(chosen)], axis=0) for chosen in _resamples(len(lines), seed)])
+    low, high = np.percentile(resampled, [2.5, 97.5], axis=0)
+    return Band(grid, np.asarray(of(values, axis=0)), low, high)
+
+
+def _resamples(count: int, seed: int) -> Sequence[Sequence[int]]:
+    if count**count <= _RESAMPLES:
+        return list(itertools.product(range(count), repeat=count))
+    random = np.random.default_rng(seed)
+    return random.integers(count, size=(_RESAMPLES, count)).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,150 @@
+"""Figures and committed data, from run folders alone."""
+
+import dataclasses
+import itertools
+import xml.etree.ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from dba3c.errors import UserError
+from dba3c.plots.curve import Curve, downsample, load_curve, load_curves
+from dba3c.plots.learning_curves import aggregate, plot_learning_curves
+from dba3c.plots.time_by_section import plot_time_by_section
+from tests.dba3c.monitor.made_up_run import START_S, made_up_run, set_lives
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    return made_up_run(tmp_path / "run", monkeypatch, seconds=60)
+
+
+def curve_of(scores, name="made up"):
+    frames = np.arange(len(scores), dtype=np.float64) * 1000
+    columns = {"progress/frames": frames, "score/mean": np.array(scores, dtype=np.float64)}
+    return Curve(name, columns, {}, {})
+
+
+def test_a_curve_has_every_chart_as_a_column_against_time(run):
+    curve = load_curve(run.path, every_s=10.0)
+    assert curve.column("progress/frames")[-1] == 2 * 600 * 160 * 4
+    assert curve.column("score/mean")[-1] == pytest.approx(sum([s for s in range(60) for _ in (0, 1)][-50:]) / 50)
+    hours = curve.column("progress/hours")
+    assert (np.diff(hours) > 0).all() and hours[-1] == pytest.approx(60 / 3600)
+    assert curve.column("progress/core_hours")[-1] == pytest.approx(2 * 60 / 3600)
+
+
+def test_the_time_between_two_lives_is_not_counted(run):
+    set_lives(run, (START_S, START_S + 30, 2), (START_S + 40, None, 2))
+    hours = load_curve(run.path, every_s=5.0).column("progress/hours")
+    assert (np.diff(hours) >= 0).all() and hours[-1] == pytest.approx((40 + 20) / 3600, rel=0.02)
+
+
+def test_a_downsampled_run_is_small_draws_alike_and_holds_no_secret(run, tmp_path):
+    table = downsample(run.path, tmp_path / "small", rows=5)
+    assert len(table.read_text().splitlines()) == 1 + 5
+    assert sorted(path.name for path in (tmp_path / "small").iterdir()) == ["config.json", "curve.csv", "meta.json"]
+    whole, small = load_curve(run.path), load_curve(tmp_path / "small")
+    assert set(small.columns) == set(whole.columns) and small.config == whole.config
+    for chart in ("score/mean", "progress/frames", "loss/total"):
+        assert small.column(chart)[-1] == pytest.approx(whole.column(chart)[-1], rel=1e-6)
+
+
+def test_an_unknown_metric_names_the_nearest_and_an_unrecorded_one_says_so(run):
+    curve = load_curve(run.path)
+    with pytest.raises(UserError, match="unknown metric 'score/maen'; did you mean score/mean"):
+        curve.column("score/maen")
+    with pytest.raises(UserError, match="run never recorded policy/lag_mean"):
+        curve.column("policy/lag_mean")
+
+
+def test_broken_runs_cost_a_line_each_and_the_rest_is_drawn(run, tmp_path):
+    for name, config in (("torn", '{"env'), ("empty", "{}")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(config)
+    (tmp_path / "bad_table").mkdir()
+    (tmp_path / "bad_table" / "config.json").write_text("{}")
+    (tmp_path / "bad_table" / "curve.csv").write_text("score/mean\nhigh\n")
+    warnings = []
+    paths = [tmp_path / name for name in ("missing", "torn", "empty", "bad_table", "run")]
+    assert [curve.name for curve in load_curves(paths, warnings.append)] == ["run"]
+    for warning, expected in zip(
+        warnings,
+        ("is not a run folder", "is not valid JSON", "has recorded nothing", "not a table of numbers"),
+        strict=True,
+    ):
+        assert expected in warning and "\n" not in warning
+    with pytest.raises(UserError, match="none of these runs"):
+        load_curves(paths[:2], warnings.append)
+
+
+def test_the_figure_is_a_png_and_an_svg_and_the_same_each_time(run, tmp_path):
+    curve = load_curve(run.path)
+    groups = {"four seeds": [dataclasses.replace(curve)] * 4, "one run": [curve]}
+    first = plot_learning_curves(groups, tmp_path / "a", goal=300.0, title="made up")
+    second = plot_learning_curves(groups, tmp_path / "b", goal=300.0, title="made up")
+    assert [path.name for path in first] == ["a.png", "a.svg"]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    assert imread(first[0]).shape[:2] == (640, 1024)
+    assert xml.etree.ElementTree.parse(first[1]).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize("x", ["frames", "hours", "core-hours", "progress/data_points"])
+def test_learning_is_drawn_against_each_axis(run, tmp_path, x):
+    png, _ = plot_learning_curves({"run": [load_curve(run.path)]}, tmp_path / "figure", x=x)
+    assert png.stat().st_size > 5000
+
+
+def test_time_by_section_is_drawn(run, tmp_path):
+    png, _ = plot_time_by_section(load_curve(run.path), tmp_path / "sections")
+    assert png.stat().st_size > 5000
+    with pytest.raises(UserError, match="recorded no time by section"):
+        plot_time_by_section(curve_of([1.0]), tmp_path / "none")
+
+
+def test_runs_of_different_configurations_are_not_made_one_line(tmp_path):
+    def run_with(name, rate, seed):
+        return dataclasses.replace(
+            curve_of([1.0, 2.0], name), config={"optimizer": {"learning_rate": rate}, "run": {"seed": seed}}
+        )
+
+    seeds = [run_with("a", 0.1, seed=1), run_with("b", 0.1, seed=2)]
+    plot_learning_curves({"seeds": seeds}, tmp_path / "figure")
+    with pytest.raises(UserError, match=r"'mixed' are not seeds .* optimizer/learning_rate is 0.1 in a and 0.2 in c"):
+        plot_learning_curves({"mixed": [*seeds, run_with("c", 0.2, seed=3)]}, tmp_path / "figure")
+
+
+def test_nothing_to_draw_is_said(tmp_path):
+    with pytest.raises(UserError, match="no runs to draw"):
+        plot_learning_curves({"none": []}, tmp_path / "figure")
+
+
+def lines_of(*scores):
+    return [np.stack([np.arange(len(each), dtype=float), np.array(each, dtype=float)]) for each in scores]
+
+
+def test_the_band_is_the_percentile_bootstrap_over_runs():
+    values = [1.0, 2.0, 6.0]
+    band = aggregate(lines_of(*([v, v] for v in values)), "mean")
+    means = [np.mean(chosen) for chosen in itertools.product(values, repeat=3)]
+    assert band.centre[0] == pytest.approx(3.0)
+    assert (band.low[0], band.high[0]) == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])))
+
+
+def test_the_iqm_leaves_the_best_and_the_worst_quarter_out():
+    band = aggregate(lines_of(*([v, v] for v in (0.0, 10.0, 20.0, 1000.0))), "iqm")
+    assert band.centre[0] == 15.0
+
+
+def test_runs_are_compared_only_where_all_of_them_are():
+    band = aggregate([np.array([[0.0, 10.0], [0.0, 10.0]]), np.array([[5.0, 30.0], [5.0, 30.0]])], "mean")
+    assert (band.x[0], band.x[-1]) == (5.0, 10.0)
+    with pytest.raises(UserError, match="no common range"):
+        aggregate([np.array([[0.0, 1.0], [0.0, 1.0]]), np.array([[5.0, 6.0], [0.0, 1.0]])], "mean")
+
+
+def test_gaps_in_a_curve_are_bridged(tmp_path):
+    plot_learning_curves({"gap": [curve_of([1.0, np.nan, 3.0])]}, tmp_path / "figure")
+    with pytest.raises(UserError, match="has no point with both"):
+        plot_learning_curves({"none": [curve_of([np.nan])]}, tmp_path / "figure")
