@@ -1,4 +1,4 @@
-"""Central inference in one thread, without sockets: what actors and service do, in a fixed order, so that seeds decide."""
+"""Central inference in one thread, without sockets: what actors and service do, in a fixed order: seeds decide."""
 
 from __future__ import annotations
 

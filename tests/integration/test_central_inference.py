@@ -1,0 +1,94 @@
+"""Central inference in real processes: `dba3c train --mode central`, and the faults it must survive."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.integration.runs import Run, newest_checkpoint, records
+
+WORDS = (
+    "train", "tests.integration.games:make_corridor", "--mode", "central", "--actors", "4", "--envs-per-actor", "4",
+    "--unroll-length", "5", "--batch-unrolls", "4", "--track", "--metrics-window-s", "0.1",
+    "--checkpoint-every-steps", "20", "--step-timeout-s", "10", "--reconnect-timeout-s", "40", "--join-timeout-s", "60",
+)  # fmt: skip
+
+
+def started(folder: Path, *words: str) -> Run:
+    return Run(*WORDS, "--run-dir", str(folder), *words, folder=folder)
+
+
+def step(folder: Path) -> int:
+    """The newest step that the learner has written down."""
+    return max((record["step"] for record in records(folder, "learner", 0)), default=0)
+
+
+def events(folder: Path, kind: str) -> list[str]:
+    return [r["message"] for r in records(folder, "learner", 0) if r["kind"] == "event" and r["event"] == kind]
+
+
+def further(run: Run, folder: Path, steps: int, what: str) -> None:
+    """Wait until training has gone on by some steps."""
+    goal = step(folder) + steps
+    run.wait_until(lambda: step(folder) >= goal, f"{steps} more steps {what}", timeout_s=100.0)
+
+
+@pytest.mark.timeout(300)
+def test_training_goes_on_when_actors_are_killed_and_frozen_and_they_may_come_back(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with started(folder) as run:
+        run.wait_until(lambda: len(events(folder, "joined")) >= 4, "four actors", timeout_s=100.0)
+        further(run, folder, 5, "with all actors")
+        frozen, *killed = [run.role("actor", rank) for rank in range(4)]
+        frozen.suspend()
+        for actor in killed:
+            actor.kill()
+        run.wait_until(lambda: len(events(folder, "left")) >= 3, "the deaths to be noticed")
+        run.wait_until(
+            lambda: sum("(incarnation 1)" in line for line in events(folder, "joined")) >= 3,
+            "the killed actors' next lives",
+            timeout_s=100.0,
+        )
+        further(run, folder, 5, "beside a frozen actor")
+        frozen.resume()
+        further(run, folder, 5, "with the thawed actor")
+        assert not any("actor 0" in line for line in events(folder, "left"))
+        run.signal(signal.SIGINT)
+        code, output = run.wait()
+    assert code == 0, output
+    assert (newest_checkpoint(folder) / "manifest.json").exists()
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_learner_goes_on_from_its_checkpoint_and_its_actors_find_it_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with started(folder, "--actors", "2") as run:
+        run.wait_until(lambda: step(folder) >= 45, "step 45", timeout_s=100.0)
+        run.role("learner", 0).kill()
+        run.wait_until(
+            lambda: any(r["incarnation"] == 1 and r["kind"] == "step" for r in records(folder, "learner", 0)),
+            "the learner's next life",
+            timeout_s=100.0,
+        )
+        further(run, folder, 5, "after the learner's death")
+        run.signal(signal.SIGINT)
+        code, output = run.wait()
+    assert code == 0, output
+    lives = [r for r in records(folder, "learner", 0) if r["kind"] == "step"]
+    first_of_second_life = next(r["step"] for r in lives if r["incarnation"] == 1)
+    assert first_of_second_life > 20  # from a checkpoint, not from nothing
+    rejoined = [
+        r["message"]
+        for r in records(folder, "learner", 0)
+        if r["kind"] == "event" and r["event"] == "joined" and r["incarnation"] == 1
+    ]
+    assert sorted(rejoined) == ["actor 0 (incarnation 0)", "actor 1 (incarnation 0)"]
+
+
+@pytest.mark.timeout(120)
+def test_a_loss_that_cannot_learn_from_older_policies_is_refused_in_one_line(tmp_path: Path) -> None:
+    with started(tmp_path / "run", "--algorithm", "actor_critic") as run:
+        code, output = run.wait()
+    assert code != 0
+    assert "--algorithm vtrace or r2d2 or sac" in output
+    assert "Traceback" not in output
