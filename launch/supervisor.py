@@ -23,12 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from launch.failures import note_failure
+from launch.phases import ENDING, KILLING, RUNNING, STOPPING, TERMINATING, Phases
 from launch.processes import Child, describe_exit, shell_code, taking_signals
 from launch.role_process import USER_ERROR_EXIT, RoleProcess
-
-RUNNING, ENDING, STOPPING, TERMINATING, KILLING = range(5)
-SAME_REQUEST_S = 1.0
-"""Launchers repeat themselves: scancel tells srun and the tasks, which srun tells again. Only Ctrl-C counts at once."""
 
 
 @dataclass
@@ -77,15 +74,12 @@ class Supervisor:
         self.whole_run = whole_run
         self.stop_timeout_s = stop_timeout_s
         self.terminate_timeout_s = terminate_timeout_s
-        self._phase = RUNNING
-        self._deadline_s: float | None = None
+        self._phases = Phases()
         self._live: dict[str, _Running] = {}
         self._happened: queue.SimpleQueue[tuple[str, Any, int]] = queue.SimpleQueue()
         self._ended_well = False
         self._failure: tuple[RoleProcess, Child, int] | None = None  # what ended the run
         self._lost: tuple[RoleProcess, Child, int] | None = None  # what it went on without
-        self._last_signal = signal.SIGTERM
-        self._signalled_s = float("-inf")
         self._forced = False
 
     def run(self) -> int:
@@ -125,8 +119,7 @@ class Supervisor:
 
     def _handle_next(self) -> None:
         try:
-            timeout_s = None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
-            kind, name, number = self._happened.get(timeout=timeout_s)
+            kind, name, number = self._happened.get(timeout=self._phases.remaining_s())
         except queue.Empty:
             self._too_slow()
             return
@@ -142,19 +135,19 @@ class Supervisor:
         if code == 0:
             if spec.decides:
                 self._ended_well = True
-                if self._phase == RUNNING:
-                    self._enter(ENDING, self._drain_timeout_s())
+                if self._phases.now == RUNNING:
+                    self._phases.enter(ENDING, self._drain_timeout_s())
             return
-        if self._phase >= TERMINATING:
+        if self._phases.now >= TERMINATING:
             return
         lost = f"{spec.name}: {describe_exit(code)}"
-        if self._phase == RUNNING and code != USER_ERROR_EXIT and gone.incarnation < spec.max_restarts:
+        if self._phases.now == RUNNING and code != USER_ERROR_EXIT and gone.incarnation < spec.max_restarts:
             incarnation = gone.incarnation + 1
             self._tell("restarted", f"{lost}; starting it again ({incarnation} of at most {spec.max_restarts} times)")
             self._start(spec, incarnation)
-        elif self._phase == RUNNING and not self._may_go_on_without(spec, code):
+        elif self._phases.now == RUNNING and not self._may_go_on_without(spec, code):
             self._fail(spec, gone.child, code)
-        elif self._phase == RUNNING:
+        elif self._phases.now == RUNNING:
             self._tell("left", f"{lost}; the run goes on without it")
             if not self.whole_run:  # this rank has failed, the run has not: it learns of it through its own protocol
                 self._lost = (spec, gone.child, code)
@@ -182,34 +175,30 @@ class Supervisor:
     def _stop(self, reason: str) -> None:
         self._tell("stopping", f"{reason}; ending the run with a checkpoint")
         self.request_stop(reason)
-        self._enter(STOPPING, self.stop_timeout_s)
+        self._phases.enter(STOPPING, self.stop_timeout_s)
 
     def _signalled(self, signum: signal.Signals) -> None:
-        now_s = time.monotonic()
-        repeated = now_s - self._signalled_s < SAME_REQUEST_S and not signum == self._last_signal == signal.SIGINT
-        self._signalled_s = now_s
-        if repeated:
+        if self._phases.is_repeated(signum):
             return
-        self._last_signal = signum
-        if self._phase == RUNNING:
+        if self._phases.now == RUNNING:
             self._stop(signum.name)
             if signum == signal.SIGINT:
                 self.say("once more to end without a checkpoint")
-        elif self._phase in (ENDING, STOPPING):
+        elif self._phases.now in (ENDING, STOPPING):
             self._terminate(signum.name)
         else:
             self._kill(signum.name)
 
     def _ended_elsewhere(self, well: bool) -> None:
         self._ended_well = self._ended_well or well
-        if self._phase == RUNNING:
-            self._enter(ENDING, self._drain_timeout_s())
+        if self._phases.now == RUNNING:
+            self._phases.enter(ENDING, self._drain_timeout_s())
 
     def _too_slow(self) -> None:
         late = ", ".join(self._live)
-        if self._phase in (ENDING, STOPPING):
+        if self._phases.now in (ENDING, STOPPING):
             self._terminate(f"{late} did not end in time")
-        elif self._phase == TERMINATING:
+        elif self._phases.now == TERMINATING:
             self._kill(f"{late} did not end in time")
         else:
             self.say(f"{late} cannot be killed; leaving")
@@ -220,18 +209,14 @@ class Supervisor:
         self._tell("terminating", f"{why}: terminating {', '.join(self._live)}")
         for running in self._live.values():
             running.child.signal(signal.SIGTERM)
-        self._enter(TERMINATING, self.terminate_timeout_s)
+        self._phases.enter(TERMINATING, self.terminate_timeout_s)
 
     def _kill(self, why: str) -> None:
         self._forced = True
         self._tell("killing", f"{why}: killing {', '.join(self._live)}")
         for running in self._live.values():
             running.child.signal(signal.SIGKILL)
-        self._enter(KILLING, self.terminate_timeout_s)
-
-    def _enter(self, phase: int, timeout_s: float) -> None:
-        self._phase = phase
-        self._deadline_s = time.monotonic() + timeout_s
+        self._phases.enter(KILLING, self.terminate_timeout_s)
 
     def _drain_timeout_s(self) -> float:
         return max((running.spec.drain_timeout_s for running in self._live.values()), default=0.0)
@@ -265,5 +250,5 @@ class Supervisor:
         if self._ended_well:  # whoever had to be terminated after that was only slow to leave
             return 0
         if self._forced:
-            return 128 + int(self._last_signal)
-        return 0 if self._phase == STOPPING or not self.whole_run else 1
+            return 128 + int(self._phases.last_signal)
+        return 0 if self._phases.now == STOPPING or not self.whole_run else 1

@@ -65,7 +65,8 @@ def test_the_time_limit_s_warning_reaches_the_run(cluster: Cluster, tmp_path: Pa
 
 
 def test_a_lost_node_costs_its_worker_not_the_run(cluster: Cluster, tmp_path: Path) -> None:
-    args = "--total-frames 400000 --stop-score 1000000 --envs-per-worker 8 --servers 1 --backup-workers 2 --step-timeout-s 20"
+    args = "--total-frames 400000 --stop-score 1000000 --envs-per-worker 8 --servers 1 --backup-workers 2"
+    args += " --step-timeout-s 20"
     job = cluster.submit("breakout_64nodes.sh", tmp_path, "--nodes=6", args=args)
     job.wait_for_commits(5)
     lost = cluster.run("scontrol", "show", "hostnames", cluster.run("squeue", "-h", "-j", job.number, "-o", "%N"))

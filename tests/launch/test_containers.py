@@ -12,9 +12,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from launch.fitting import fit_config, take_counts
 from launch.launchers import detect
 from launch.options import parse_train
-from launch.ranks import fit_config, take_counts
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINERS = ROOT / "launch" / "containers"

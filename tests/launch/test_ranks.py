@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
+from launch.fitting import fit_config, run_dir_of_launch, take_counts
 from launch.incarnations import first_incarnation
 from launch.launchers import LaunchPlace
 from launch.options import parse_train
-from launch.ranks import fit_config, run_dir_of_launch, take_counts
 
 
 def fitted(world_size: int, *words: str) -> str:
