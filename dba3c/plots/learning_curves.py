@@ -20,7 +20,7 @@ from dba3c.score_statistics import interquartile_mean
 
 Statistic = Literal["iqm", "mean"]
 X_AXES = {"frames": "progress/frames", "hours": "progress/hours", "core-hours": "progress/core_hours"}
-_MAY_DIFFER = ("run/seed", "run/run_dir")
+MAY_DIFFER = ("run/seed", "run/run_dir")
 _RESAMPLES = 2000
 _GRID_POINTS = 200
 
@@ -77,7 +77,7 @@ def check_comparable(name: str, curves: Sequence[Curve]) -> None:
     for curve in curves[1:]:
         other = dict(flat_names(curve.config))
         keys = sorted(set(first) | set(other))
-        differing = [key for key in keys if first.get(key) != other.get(key) and key not in _MAY_DIFFER]
+        differing = [key for key in keys if first.get(key) != other.get(key) and key not in MAY_DIFFER]
         if differing:
             key = differing[0]
             told = f"{key} is {first.get(key)} in {curves[0].name} and {other.get(key)} in {curve.name}"

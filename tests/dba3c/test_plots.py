@@ -11,6 +11,7 @@ from matplotlib.image import imread
 from dba3c.errors import UserError
 from dba3c.plots.curve import Curve, downsample, load_curve, load_curves
 from dba3c.plots.learning_curves import aggregate, plot_learning_curves
+from dba3c.plots.of_runs import group_by_configuration, plot_runs
 from dba3c.plots.time_by_section import plot_time_by_section
 from tests.dba3c.monitor.made_up_run import START_S, made_up_run, set_lives
 
@@ -148,3 +149,21 @@ def test_gaps_in_a_curve_are_bridged(tmp_path):
     plot_learning_curves({"gap": [curve_of([1.0, np.nan, 3.0])]}, tmp_path / "figure")
     with pytest.raises(UserError, match="has no point with both"):
         plot_learning_curves({"none": [curve_of([np.nan])]}, tmp_path / "figure")
+
+
+def test_runs_of_one_configuration_are_seeds_of_one_line(run, tmp_path):
+    def run_with(name, rate, seed):
+        config = {"optimizer": {"learning_rate": rate}, "run": {"seed": seed, "run_dir": name}}
+        return dataclasses.replace(curve_of([1.0, 2.0], name), config=config)
+
+    curves = [run_with("a", 0.1, 1), run_with("b", 0.2, 1), run_with("c", 0.1, 2)]
+    groups = group_by_configuration(curves)
+    assert {name: [curve.name for curve in members] for name, members in groups.items()} == {
+        "a … c": ["a", "c"],
+        "b": ["b"],
+    }
+
+
+def test_plotting_runs_leaves_the_broken_out(run, tmp_path, capsys):
+    assert [path.name for path in plot_runs([tmp_path / "missing", run.path], tmp_path / "f.png")] == ["f.png", "f.svg"]
+    assert "left out" in capsys.readouterr().err

@@ -1,0 +1,47 @@
+"""`dba3c plot RUN...`: learning curves of any runs, those of one configuration drawn as seeds of one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dba3c.errors import UserError
+from dba3c.flat_names import flat_names
+from dba3c.plots.curve import Curve, load_curves
+from dba3c.plots.learning_curves import MAY_DIFFER, Statistic, plot_learning_curves
+
+
+def plot_runs(
+    paths: Sequence[str | Path],
+    into: str | Path,
+    x: str = "frames",
+    y: str = "score/mean",
+    statistic: Statistic = "iqm",
+    title: str = "",
+) -> list[Path]:
+    """Draws the runs into INTO.png and INTO.svg. A run that cannot be read costs one line, the rest is drawn.
+
+    Args:
+        x: "frames", "hours", "core-hours" or a chart's name.
+        y: a chart's name (docs/metrics.md).
+    """
+    groups = group_by_configuration(load_curves(paths))
+    goals = {curve.config.get("run", {}).get("stop_score") for curves in groups.values() for curve in curves}
+    goal = goals.pop() if len(goals) == 1 and y.startswith("score/") else None
+    return plot_learning_curves(groups, into, x=x, y=y, statistic=statistic, goal=goal, title=title)
+
+
+def group_by_configuration(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
+    """Runs by configuration, seeds and folders aside; a group is named after its runs' folders."""
+    alike: dict[tuple[Any, ...], list[Curve]] = {}
+    for curve in curves:
+        options = sorted((key, str(value)) for key, value in flat_names(curve.config) if key not in MAY_DIFFER)
+        alike.setdefault(tuple(options), []).append(curve)
+    groups: dict[str, list[Curve]] = {}
+    for members in alike.values():
+        name = members[0].name if len(members) == 1 else f"{members[0].name} … {members[-1].name}"
+        if name in groups:
+            raise UserError(f"two runs are called {name}: rename a folder, or draw them in two figures")
+        groups[name] = members
+    return groups
