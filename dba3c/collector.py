@@ -17,9 +17,24 @@ from dba3c.rollout import Rollout
 
 
 class Collector:
-    """Steps one vector environment with an agent, and remembers between rollouts where it stands."""
+    """Steps one vector environment with an agent, and remembers between rollouts where it stands.
 
-    def __init__(self, environments: VectorEnvironment, agent: Agent, rollout_length: int, seed: int) -> None:
+    Args:
+        rollout_length: T.
+        seed: of the environments.
+        keep_observations: for losses that see a rollout several times (PPO): its rollouts hold the observations, and no
+            graph.
+    """
+
+    def __init__(
+        self,
+        environments: VectorEnvironment,
+        agent: Agent,
+        rollout_length: int,
+        seed: int,
+        keep_observations: bool = False,
+    ) -> None:
+        self.keep_observations = keep_observations
         self.environments = environments
         self.agent = agent
         self.rollout_length = rollout_length
@@ -29,9 +44,15 @@ class Collector:
 
     def collect(self, generator: torch.Generator, sections: Sections) -> Rollout:
         """Take ``rollout_length`` steps with the agent's present parameters."""
+        with torch.set_grad_enabled(not self.keep_observations):
+            return self._collect(generator, sections)
+
+    def _collect(self, generator: torch.Generator, sections: Sections) -> Rollout:
         self.state = tuple(part.detach() for part in self.state)
-        outputs, actions, transitions = [], [], []
+        outputs, actions, transitions, observations = [], [], [], []
         for _ in range(self.rollout_length):
+            if self.keep_observations:
+                observations.append(self.observation)
             with sections("inference"):
                 output = self.agent.forward(self.observation, self.state)
                 action = self.agent.policy(output.policy_logits).sample(generator)
@@ -55,9 +76,11 @@ class Collector:
             valid=_stacked([transition.valid for transition in transitions]),
             bootstrap_value=bootstrap_value,
             episodes=[episode for transition in transitions for episode in transition.episodes],
+            observations=_stacked(observations) if self.keep_observations else None,
+            failures=tuple(failure for transition in transitions for failure in transition.failures),
         )
 
 
 def _stacked(rows: list[np.ndarray]) -> Tensor:
-    """T arrays [B] as one tensor [T, B]."""
+    """T arrays [B, ...] as one tensor [T, B, ...]."""
     return torch.from_numpy(np.stack(rows))

@@ -38,6 +38,10 @@ class Rollout:
     """[B] float32: value of the observation after the last step, without graph."""
     episodes: list[Episode]
     """Games that ended inside the rollout, with their unclipped scores."""
+    observations: Tensor | None = None
+    """[T, B, ...] that were acted on, where they are kept (PPO)."""
+    failures: tuple[str, ...] = ()
+    """One line for each environment that broke and was started anew."""
 
     @property
     def agent_steps(self) -> int:

@@ -156,6 +156,8 @@ def test_a_game_that_keeps_failing_ends_the_run_with_one_line_that_names_it(
     assert code != 0
     assert told in output.lower() and "environment" in output
     assert "Traceback" not in output
+    restarts = [r["message"] for r in run.records("worker", 0) if r.get("event") == "environment_restarted"]
+    assert restarts and all("environment" in message for message in restarts)
 
 
 @pytest.mark.parametrize(
