@@ -50,9 +50,11 @@ def worker(place: Place) -> str:
     from dba3c.construction import build_agent, initial_parameters, spaces_of
     from dba3c.environments.factory import make_vector_environment
     from dba3c.environments.seeding import worker_seed
-    from dba3c.worker import run_worker
+    from dba3c.ppo_worker import run_ppo_worker
+    from dba3c.worker import check_algorithm, run_worker
 
     config = place.config
+    check_algorithm(config)
     seed = worker_seed(config.run.seed, place.rank, place.incarnation)
     environments = make_vector_environment(config.environment, config.environment.envs_per_worker, seed)
     metrics = place.metrics("worker")
@@ -60,10 +62,10 @@ def worker(place: Place) -> str:
         agent = build_agent(config, spaces_of(config))
         exchange = connect(place, *initial_parameters(config), metrics)
         try:
-            collector = Collector(environments, agent, config.algorithm.rollout_length, seed)
-            return run_worker(
-                config, agent, collector, exchange, metrics, rank=place.rank, incarnation=place.incarnation
-            )
+            ppo = config.algorithm.algorithm == "ppo"
+            collector = Collector(environments, agent, config.algorithm.rollout_length, seed, keep_observations=ppo)
+            run = run_ppo_worker if ppo else run_worker
+            return run(config, agent, collector, exchange, metrics, rank=place.rank, incarnation=place.incarnation)
         finally:
             exchange.close()
     finally:

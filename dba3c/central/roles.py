@@ -73,7 +73,7 @@ def actor(place: Place) -> str:
             join_timeout_s=exchange.join_timeout_s,
             reconnect_timeout_s=exchange.reconnect_timeout_s,
             silence_timeout_s=exchange.step_timeout_s,
-            on_failure=lambda line: metrics.record_event("environment", line),
+            on_failure=lambda line: metrics.record_event("environment_restarted", line),
             on_steps=lambda version, sections: metrics.record_step(version, {}, sections),
         ).run()
     finally:

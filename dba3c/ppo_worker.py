@@ -1,0 +1,85 @@
+"""A worker that learns each rollout several times: proximal policy optimisation, synchronous and data-parallel.
+
+Every minibatch's gradient goes through the exchange, so that all workers take the same updates: with equal rollouts and
+minibatches, n workers of B environments learn as one with n·B does.
+"""
+
+from __future__ import annotations
+
+from dba3c.agent import Agent
+from dba3c.algorithms.ppo import PpoSettings, minibatches, ppo_batch, ppo_loss
+from dba3c.collector import Collector
+from dba3c.config import TrainConfig
+from dba3c.metrics import MetricsWriter, Sections
+from dba3c.worker import GradientRecorder, RolloutRandomness
+from param_servers.exchange import GradientExchange, RunStopped
+from param_servers.optimizers import clip_gradient
+from param_servers.schedules import parse_schedule
+
+
+def run_ppo_worker(
+    config: TrainConfig,
+    agent: Agent,
+    collector: Collector,
+    exchange: GradientExchange,
+    metrics: MetricsWriter,
+    *,
+    rank: int,
+    incarnation: int,
+) -> str:
+    """Train until the exchange says that the run has stopped; see ``run_worker``. The collector keeps observations.
+
+    Returns:
+        The reason the run stopped.
+
+    Raises:
+        ParamServersError: the exchange broke (a peer was lost for good, a wait ran out).
+    """
+    sections, recorder, settings = Sections(), GradientRecorder(metrics), settings_of(config)
+    entropy_cost = parse_schedule(config.algorithm.entropy_cost)
+    clip = (config.optimizer.clip_rule, config.optimizer.clip_norm)
+    random = RolloutRandomness(config.run.seed, rank, incarnation)
+    try:
+        while True:
+            with sections("waiting"):
+                pulled = exchange.pull()
+            agent.load(pulled.parameters)
+            generator = random.at(pulled.step)
+            rollout = collector.collect(generator, sections)
+            assert rollout.observations is not None
+            recorder.stepped(rollout.agent_steps, rollout.episodes)
+            for failure in rollout.failures:
+                metrics.record_event("environment_restarted", failure, pulled.step)
+            batch = ppo_batch(agent.policy(rollout.policy_logits), rollout, rollout.observations, settings)
+            for index, part in enumerate(minibatches(batch, settings, generator)):
+                with sections("waiting"):
+                    pulled = exchange.pull()
+                agent.load(pulled.parameters)
+                with sections("learning"):
+                    cost = entropy_cost(pulled.data_points)
+                    output = agent.forward(part.observations, ())
+                    loss = ppo_loss(agent.policy(output.policy_logits), output.value, part, settings, entropy_cost=cost)
+                    gradient = agent.gradient_of(loss.total)
+                    before, after = clip_gradient(gradient, agent.layout, *clip)
+                # a point is data when it enters its first update, not again in later epochs
+                data_points = len(part.actions) if index < settings.minibatches else 0
+                with sections("pushing"):
+                    receipt = exchange.push(gradient, pulled.step, data_points)
+                numbers = {"entropy_cost": cost, "gradient_norm": before, "gradient_norm_clipped": after}
+                numbers |= {"reward_mean": float(rollout.rewards.mean())}
+                recorder.record(receipt, data_points, loss.metrics | numbers, sections)
+    except RunStopped as stopped:
+        return stopped.reason
+
+
+def settings_of(config: TrainConfig) -> PpoSettings:
+    """PPO's coefficients, as the configuration has them."""
+    algorithm = config.algorithm
+    return PpoSettings(
+        discount=algorithm.discount,
+        trace_lambda=algorithm.trace_lambda,
+        policy_clip=algorithm.policy_clip,
+        value_cost=algorithm.value_cost,
+        epochs=algorithm.ppo_epochs,
+        minibatches=algorithm.ppo_minibatches,
+    )

@@ -1,0 +1,103 @@
+"""Learning proofs of mode worker, seeded, one worker in this thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dba3c.collector import Collector
+from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
+from dba3c.construction import build_agent, initial_parameters, spaces_of
+from dba3c.environments import EnvironmentConfig, make_vector_environment
+from dba3c.errors import UserError
+from dba3c.metrics import MetricsWriter
+from dba3c.ppo_worker import run_ppo_worker
+from dba3c.run_folder import RunFolder
+from dba3c.worker import check_algorithm, run_worker
+from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.local import LocalExchange
+from tests.integration.runs import records
+
+
+def learn(run: Callable[..., str], config: TrainConfig, agent_steps: int, folder: Path) -> list[dict[str, Any]]:
+    """Train on ``agent_steps``; all records."""
+    environments = make_vector_environment(config.environment, config.environment.envs_per_worker, seed=1)
+    agent = build_agent(config, spaces_of(config))
+    plan, parameters = initial_parameters(config)
+    exchange = LocalExchange(
+        layout=plan.layout,
+        initial_parameters=parameters,
+        optimizer_config=config.optimizer,
+        exchange_config=config.exchange,
+        should_stop=lambda step, data_points: "enough" if data_points >= agent_steps else None,
+    )
+    (folder / "metrics").mkdir(exist_ok=True, parents=True)
+    metrics = MetricsWriter(RunFolder(folder), "worker", 0)
+    keep = config.algorithm.algorithm == "ppo"
+    collector = Collector(environments, agent, config.algorithm.rollout_length, 1, keep_observations=keep)
+    try:
+        assert run(config, agent, collector, exchange, metrics, rank=0, incarnation=0) == "enough"
+    finally:
+        metrics.close()
+        exchange.close()
+        environments.close()
+    return records(folder, "worker", 0)
+
+
+def scores(found: list[dict[str, Any]]) -> list[float]:
+    return [record["score"] for record in found if record["kind"] == "episode"]
+
+
+def cartpole(algorithm: AlgorithmConfig, learning_rate: str, envs: int) -> TrainConfig:
+    return TrainConfig(
+        environment=EnvironmentConfig(env_id="CartPole-v1", envs_per_worker=envs),
+        network=NetworkConfig(network="mlp"),
+        algorithm=algorithm,
+        optimizer=OptimizerConfig(optimizer="adam", learning_rate=learning_rate, epsilon=1e-5, clip_norm=0.5),
+        exchange=ExchangeConfig(exchange="local"),
+    )
+
+
+@pytest.mark.timeout(300)
+def test_ppo_learns_cartpole(tmp_path: Path) -> None:
+    algorithm = AlgorithmConfig(algorithm="ppo", rollout_length=64, trace_lambda=0.95, entropy_cost="0.0")
+    found = learn(run_ppo_worker, cartpole(algorithm, "1e-3", envs=8), 60_000, tmp_path)
+    assert np.mean(scores(found)[:20]) < 60
+    assert np.mean(scores(found)[-20:]) > 350
+    steps = [record for record in found if record["kind"] == "step"]
+    # 16 gradients a rollout, and each step is data once
+    assert sum(record["accepted"] for record in steps) >= 16 * (60_000 // (64 * 8))
+    assert sum(record["data_points"] for record in steps) <= sum(record["agent_steps"] for record in steps)
+
+
+@pytest.mark.timeout(300)
+def test_vtrace_of_the_acting_policy_learns_cartpole_in_a_worker(tmp_path: Path) -> None:
+    algorithm = AlgorithmConfig(algorithm="vtrace", rollout_length=16, entropy_cost="0.005")
+    found = learn(run_worker, cartpole(algorithm, "2e-3", envs=8), 100_000, tmp_path)
+    assert np.mean(scores(found)[:20]) < 60
+    assert np.mean(scores(found)[-20:]) > 250
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_with_memory_answers_what_it_saw(tmp_path: Path) -> None:
+    config = TrainConfig(
+        environment=EnvironmentConfig(env_id="tests.integration.games:make_memory_cue", envs_per_worker=16),
+        network=NetworkConfig(network="mlp_lstm"),
+        algorithm=AlgorithmConfig(algorithm="vtrace", rollout_length=12, entropy_cost="0.01"),
+        optimizer=OptimizerConfig(optimizer="adam", learning_rate="3e-3", epsilon=1e-5, clip_norm=0.5),
+        exchange=ExchangeConfig(exchange="local"),
+    )
+    assert np.mean(scores(learn(run_worker, config, 30_000, tmp_path))[-200:]) > 0.95
+
+
+def test_what_a_worker_cannot_learn_by_is_refused() -> None:
+    with pytest.raises(UserError, match="--mode central"):
+        check_algorithm(TrainConfig(algorithm=AlgorithmConfig(algorithm="r2d2")))
+    with pytest.raises(UserError, match="_lstm"):
+        check_algorithm(
+            TrainConfig(algorithm=AlgorithmConfig(algorithm="ppo"), network=NetworkConfig(network="mlp_lstm"))
+        )
