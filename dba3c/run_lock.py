@@ -157,6 +157,13 @@ class RunLock:
     @classmethod
     def acquire(cls, folder: Path) -> RunLock:
         """Takes the folder, or raises UserError that names the host and pid that has it."""
+        try:
+            return cls._acquire(folder)
+        except OSError as error:  # a full or read-only disk
+            raise UserError(f"cannot write {folder / LOCK_NAME}: {error.strerror}") from error
+
+    @classmethod
+    def _acquire(cls, folder: Path) -> RunLock:
         path = folder / LOCK_NAME
         mine = Holder.this_process()
         with _takeover_guard(folder):

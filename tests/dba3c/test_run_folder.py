@@ -1,5 +1,6 @@
 """A run's folder: who may write to it, and what is in it."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -223,3 +224,12 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot make the folder"):
         RunFolder.create(tmp_path / "file" / "run", CONFIG)
+
+
+def test_a_disk_that_is_full_at_launch_is_one_clear_line(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_lock.Path, "write_text", full)
+    with pytest.raises(UserError, match=r"cannot write .*lock.json: No space left on device"):
+        RunFolder.create(tmp_path / "run", CONFIG)
