@@ -14,8 +14,8 @@ from param_servers.client_core import ClientCore
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
-from param_servers.hub import Hub
 from param_servers.sharding import ShardPlan
+from param_servers.transports import open_hub
 
 _NAP_S, _DIAL_NAP_S, _LAST_WORDS_S = 0.5, 0.05, 1.0
 
@@ -50,9 +50,9 @@ class ServersExchange:
             incarnation=incarnation,
             clock=time.monotonic,
         )
-        self._hub = core.hub = Hub(
-            secret, core.receive_into, silence_timeout_s=max(exchange_config.step_timeout_s, 1.0)
-        )
+        silence_timeout_s = max(exchange_config.step_timeout_s, 1.0)
+        transport = exchange_config.transport
+        self._hub = core.hub = open_hub(transport, secret, core.receive_into, silence_timeout_s=silence_timeout_s)
         self._answer_timeout_s = max(exchange_config.join_timeout_s, 2 * exchange_config.step_timeout_s)
         self._closed = False
 

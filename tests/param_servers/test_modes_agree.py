@@ -1,7 +1,7 @@
 """Every exchange gives the parameters of one process with torch.optim, on the same fixed stream of gradients.
 
 Bit-equal where the order of sums is the same: servers add in the order of workers, and a sum of two has only one order.
-An all-reduce of three or more ranks adds in an order of its own: then parameters of about 1 differ by up to 1e-6 a step.
+An all-reduce of three or more ranks adds in an order of its own: parameters of about 1 then differ by 1e-6 a step.
 MPI and Horovod need their launchers: tests/integration/test_allreduce_processes.py holds them to the same reference.
 """
 
