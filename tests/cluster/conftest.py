@@ -17,7 +17,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 NODES = 71
 NAMESPACES = 8
-PREFIX = "dba3c"
+PREFIX = f"d{os.getpid()}"
+"""Of namespaces and links: no one else's are touched."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
