@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from dba3c.errors import UserError
-from launch.viewing_commands import export, watch
+from launch.viewing_commands import export, plot, watch
 
 
 def train(words: Sequence[str]) -> int:
@@ -66,4 +66,5 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "sbatch": sbatch,
     "watch": watch,
     "export": export,
+    "plot": plot,
 }

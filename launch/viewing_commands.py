@@ -1,11 +1,11 @@
-"""`dba3c watch` and `dba3c export`: what reads a run and changes nothing in it."""
+"""`dba3c watch`, `dba3c export` and `dba3c plot`: what reads runs and changes nothing in them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -26,6 +26,38 @@ def watch(words: Sequence[str]) -> int:
 
     status = look(parse(WatchArguments, words, "dba3c watch").run)
     return 0 if status in ("live", "finished") else 1
+
+
+@dataclass(frozen=True)
+class PlotArguments:
+    """Draw learning curves; runs that differ only in their seeds become one line with a bootstrap band."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders."""
+
+    into: Path = Path("learning_curves")
+    """The figure, written as INTO.png and INTO.svg."""
+
+    x: str = "frames"
+    """frames, hours, core-hours, or any chart of docs/metrics.md."""
+
+    y: str = "score/mean"
+    """Any chart of docs/metrics.md."""
+
+    statistic: Literal["iqm", "mean"] = "iqm"
+    """What is drawn of several seeds."""
+
+    title: str = ""
+
+
+def plot(words: Sequence[str]) -> int:
+    """dba3c plot RUN..."""
+    from dba3c.plots.of_runs import plot_runs
+
+    arguments = parse(PlotArguments, words, "dba3c plot")
+    written = plot_runs(arguments.runs, arguments.into, arguments.x, arguments.y, arguments.statistic, arguments.title)
+    print(*written, sep="\n")
+    return 0
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,11 @@ class NoView:
 class PlainView:
     """One line every `every_s`, and each event on a line of its own: for files, pipes and CI."""
 
-    def __init__(self, every_s: float = 10.0, out: TextIO | None = None) -> None:
+    def __init__(self, every_s: float = 10.0, out: TextIO | None = None, since_s: float = float("-inf")) -> None:
         self._every_s = every_s
         self._out = out or sys.stdout
         self._next_s: float | None = None
-        self._last_event_s = float("-inf")
+        self._last_event_s = since_s
 
     def show(self, summary: RunSummary, now_s: float) -> None:
         for event in list(summary.events):
@@ -53,11 +53,14 @@ class PlainView:
         print(line, file=self._out, flush=True)
 
 
-def terminal_view(out: TextIO | None = None, every_s: float = 10.0) -> View:
-    """The live view where `out` (stdout by default) is a terminal, plain lines every `every_s` elsewhere."""
+def terminal_view(out: TextIO | None = None, every_s: float = 10.0, since_s: float = float("-inf")) -> View:
+    """The live view where `out` (stdout by default) is a terminal, plain lines every `every_s` elsewhere.
+
+    Plain lines leave out events before `since_s`: a resumed launch does not tell its earlier lives again.
+    """
     stream = out or sys.stdout
     if not stream.isatty():
-        return PlainView(every_s, stream)
+        return PlainView(every_s, stream, since_s)
     from rich.console import Console
 
     from dba3c.monitor.live import RichView

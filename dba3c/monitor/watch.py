@@ -80,7 +80,7 @@ def watched(run: RunFolder, view: View | None = None, poll_s: float = 1.0) -> It
 
 def _watch_until(over: threading.Event, run: RunFolder, view: View | None, poll_s: float) -> None:
     try:
-        watcher = Watcher(run, view)
+        watcher = Watcher(run, view or terminal_view(since_s=run.life().get("started_s", 0.0)))
         while not over.wait(poll_s):
             watcher.look(time.time())
         watcher.close()
