@@ -1,0 +1,124 @@
+"""Sharing a process between inference and learning."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from dba3c.central.serving import ActorWatch, OwnThread, SharedThread
+from dba3c.metrics import Sections
+from param_servers.errors import PeerLost
+
+PATIENCE_S = 20.0
+
+
+class CountingStore:
+    """A unroll is a number."""
+
+    def __init__(self) -> None:
+        self.unrolls: list[int] = []
+
+    @property
+    def ready(self) -> int:
+        return len(self.unrolls)
+
+    def take(self, count: int) -> list[int]:
+        taken, self.unrolls = self.unrolls[:count], self.unrolls[count:]
+        return taken
+
+
+class ScriptedService:
+    """Makes one unroll each turn, or breaks."""
+
+    def __init__(self, breaks: bool = False, silent: bool = False) -> None:
+        self.store, self.policy = CountingStore(), ScriptedPolicy()
+        self.actors, self.turns, self.most_ready = {0, 2}, 0, 0
+        self.breaks, self.silent, self.closed = breaks, silent, "not yet"
+
+    def turn(self, patience_s: float, sections: Sections) -> None:
+        if self.breaks:
+            raise PeerLost("the link layer broke")
+        if self.silent:
+            time.sleep(min(patience_s, 0.01))
+            return
+        self.turns += 1
+        self.store.unrolls.append(self.turns)
+        self.most_ready = max(self.most_ready, self.store.ready)
+
+    def close(self, reason: str | None) -> None:
+        self.closed = str(reason)
+
+
+class ScriptedPolicy:
+    def __init__(self) -> None:
+        self.version = -1
+        self.parameters = torch.zeros(0)
+
+    def load(self, parameters: torch.Tensor, version: int) -> None:
+        self.parameters, self.version = parameters, version
+
+
+class ScriptedNetwork:
+    device = torch.device("cpu")
+
+    def load(self, parameters: torch.Tensor) -> None:
+        self.parameters = parameters.clone()
+
+
+def own_thread(service: Any, timeout_s: float = PATIENCE_S, most_ready: int = 3) -> OwnThread:
+    return OwnThread(service, ActorWatch(range(3), timeout_s), ScriptedNetwork(), most_ready)  # type: ignore[arg-type]
+
+
+def test_in_one_thread_the_service_turns_until_there_are_enough_unrolls() -> None:
+    service: Any = ScriptedService()
+    serving = SharedThread(service, ActorWatch(range(3), PATIENCE_S))
+    serving.publish(torch.ones(2), 7)
+    assert serving.collect(4, Sections()) == [1, 2, 3, 4]
+    assert (service.turns, service.policy.version) == (4, 7)
+
+
+def test_in_its_own_thread_the_service_runs_ahead_but_not_further_than_allowed() -> None:
+    service: Any = ScriptedService()
+    serving = own_thread(service)
+    serving.publish(torch.ones(2), 0)
+    collected: list[Any] = []
+    for _ in range(5):
+        collected += serving.collect(3, Sections())
+    serving.close("done")
+    assert collected == list(range(1, 16))
+    assert service.most_ready <= 3
+    assert service.closed == "done"
+
+
+def test_published_weights_are_a_copy_that_the_exchange_may_overwrite() -> None:
+    service: Any = ScriptedService()
+    serving, parameters = own_thread(service), torch.ones(2)
+    serving.publish(parameters, 5)
+    parameters.fill_(9.0)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while service.policy.version != 5:
+        assert time.monotonic() < deadline_s
+        serving.collect(1, Sections())
+    serving.close(None)
+    assert service.policy.parameters.tolist() == [1.0, 1.0]
+
+
+def test_what_breaks_in_the_services_thread_is_raised_in_the_learners() -> None:
+    serving = own_thread(ScriptedService(breaks=True))
+    serving.publish(torch.ones(2), 0)
+    with pytest.raises(PeerLost, match="the link layer broke"):
+        serving.collect(1, Sections())
+    serving.close(None)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_too_long_without_a_batch_names_the_missing_actors(own: bool) -> None:
+    service: Any = ScriptedService(silent=True)
+    serving = own_thread(service, 0.1) if own else SharedThread(service, ActorWatch(range(3), 0.1))
+    serving.publish(torch.ones(2), 0)
+    with pytest.raises(PeerLost, match="actors 1 are missing"):
+        serving.collect(1, Sections())
+    serving.close(None)
