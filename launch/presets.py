@@ -12,6 +12,7 @@ from dba3c.environments.atari_protocols import atari_2017, atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.stop_scores import stop_score
 from dba3c.errors import UserError
+from launch.seed_presets import impala, ppo, r2d2, sac
 from param_servers.config import ExchangeConfig, OptimizerConfig
 
 SMALL_CLUSTER_WORKERS = 8
@@ -85,6 +86,8 @@ def with_central_inference(config: TrainConfig, cores: int) -> TrainConfig:
 
     The learner alternates between answering and learning, so on a small machine it lives on what the actors leave.
     """
+    if config.central.mode == "central":
+        return config
     actors = max(1, cores)
     envs = config.environment.envs_per_worker * config.exchange.gradients_per_step
     return replace(
@@ -108,13 +111,22 @@ def local_servers(cores: int) -> ExchangeConfig:
 
 
 PRESETS: dict[str, Callable[[str, int], TrainConfig]] = {
+    "impala": impala,
+    "r2d2": r2d2,
+    "sac": sac,
+    "ppo": ppo,
     "breakout": breakout,
     "dba3c_paper": dba3c_paper,
     "classic": classic,
 }
 
 
-DEFAULT_ENVIRONMENTS = {"breakout": "ALE/Breakout-v5", "dba3c_paper": "ALE/Breakout-v5", "classic": "CartPole-v1"}
+DEFAULT_ENVIRONMENTS = {"breakout": "ALE/Breakout-v5", "dba3c_paper": "ALE/Breakout-v5", "classic": "CartPole-v1"
+    "impala": "ALE/Breakout-v5",
+    "r2d2": "ALE/Breakout-v5",
+    "sac": "Pendulum-v1",
+    "ppo": "ALE/Breakout-v5",
+}
 
 
 def preset(name: str | None, env_id: str | None, cores: int) -> TrainConfig:

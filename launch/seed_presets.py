@@ -1,0 +1,79 @@
+"""Presets of other systems' recipes on this one: IMPALA's V-trace, R2D2 and SAC as in SEED RL, and PPO in workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dba3c.central.config import CentralConfig, ReplayConfig
+from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
+from dba3c.environments.atari_protocols import atari_v5
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.stop_scores import stop_score
+from param_servers.config import ExchangeConfig, OptimizerConfig
+
+ONE_LEARNER = ExchangeConfig(exchange="local")
+
+
+def impala(env_id: str, cores: int) -> TrainConfig:
+    """V-trace with SEED's settings (arXiv 1910.06591): 32 unrolls of 20 (short games), the residual network."""
+    environment, image = _environment(env_id)
+    return TrainConfig(
+        environment=environment,
+        network=NetworkConfig(network="resnet" if image else "mlp"),
+        algorithm=AlgorithmConfig(algorithm="vtrace", entropy_cost="0.00025"),
+        optimizer=OptimizerConfig(
+            optimizer="adam", learning_rate="4.8e-4", beta1=0.0, epsilon=3.125e-7, clip_rule="none"
+        ),
+        exchange=ONE_LEARNER,
+        central=CentralConfig(mode="central", actors=max(1, cores), unroll_length=20, batch_unrolls=32),
+        run=RunConfig(stop_score=stop_score(env_id)),
+    )
+
+
+def r2d2(env_id: str, cores: int) -> TrainConfig:
+    """R2D2 with SEED's settings: 64 sequences of 40 + 100 steps, γ 0.997, 5-step returns, replay ratio 1.5."""
+    environment, _ = _environment(env_id)
+    return TrainConfig(
+        environment=environment,
+        algorithm=AlgorithmConfig(algorithm="r2d2", discount=0.997),
+        optimizer=OptimizerConfig(optimizer="adam", learning_rate="4.8e-4", epsilon=1e-3, clip_norm=80.0),
+        exchange=ONE_LEARNER,
+        central=CentralConfig(mode="central", actors=max(1, cores), unroll_length=100),
+        replay=ReplayConfig(replay_capacity=200_000, replay_start=20_000),
+        run=RunConfig(stop_score=stop_score(env_id)),
+    )
+
+
+def sac(env_id: str, cores: int) -> TrainConfig:
+    """SAC (arXiv 1812.05905): batch 256, a million transitions, τ 0.005, one gradient per agent step."""
+    return TrainConfig(
+        environment=EnvironmentConfig(env_id=env_id),
+        algorithm=AlgorithmConfig(algorithm="sac", discount=0.99),
+        optimizer=OptimizerConfig(optimizer="adam", learning_rate="3e-4", epsilon=1e-8, clip_rule="none"),
+        exchange=ONE_LEARNER,
+        central=CentralConfig(mode="central", actors=max(1, cores), envs_per_actor=4, unroll_length=5),
+        replay=ReplayConfig(replay_batch=256, replay_ratio=256.0),
+        run=RunConfig(stop_score=stop_score(env_id)),
+    )
+
+
+def ppo(env_id: str, cores: int) -> TrainConfig:
+    """PPO (arXiv 1707.06347), synchronous in all workers: 128 steps of 8 environments, 4 epochs of 4 minibatches."""
+    environment, image = _environment(env_id)
+    workers = max(1, cores)
+    return TrainConfig(
+        environment=replace(environment, envs_per_worker=8),
+        network=NetworkConfig(network="nature" if image else "mlp"),
+        algorithm=AlgorithmConfig(algorithm="ppo", rollout_length=128, trace_lambda=0.95, entropy_cost="0.01"),
+        optimizer=OptimizerConfig(optimizer="adam", learning_rate="2.5e-4", epsilon=1e-5, clip_norm=0.5),
+        exchange=ExchangeConfig(exchange="servers", num_workers=workers, num_servers=1),
+        run=RunConfig(stop_score=stop_score(env_id)),
+    )
+
+
+def _environment(env_id: str) -> tuple[EnvironmentConfig, bool]:
+    """The environment, Atari by its v5 protocol, and whether it shows images."""
+    environment = EnvironmentConfig(env_id=env_id)
+    if environment.family == "atari":
+        return atari_v5(environment), True
+    return environment, environment.family in ("vizdoom", "dmlab", "football")
