@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from param_servers.audit import AuditLog
 from param_servers.collective import Publish, Resolve, wait_for_address
 from param_servers.collective_torch import TorchCollective, host_store, reach_store
 from param_servers.config import ExchangeConfig, OptimizerConfig
@@ -49,6 +50,7 @@ class MajorityExchange:
         checkpoint_dir: the same on all ranks; the lowest rank of the group writes there, rank 0 reads.
         secret: every rank must know it.
         publish_address, resolve: rank 0 publishes where it listens, the others resolve rank 0.
+        audit_path: rank 0 appends every commit and every return to an earlier step there; see `audit`.
         should_stop: rank 0 asks it after each step.
         on_report, on_event: see `ReplicaReport`, `Replica`.
     """
@@ -66,6 +68,7 @@ class MajorityExchange:
         publish_address: Publish = lambda host, port: None,
         incarnation: int = 0,
         checkpoint_dir: Path | None = None,
+        audit_path: Path | None = None,
         should_stop: ShouldStop = never,
         checkpoint_extra: Callable[[], dict[str, Any]] = dict,
         on_report: OnReport = unread,
@@ -92,18 +95,31 @@ class MajorityExchange:
         self._members: list[int] = []
         self._stores: dict[tuple[str, int], Any] = {}
         self._hub = WakeableHub(secret, small_payload, silence_timeout_s=max(exchange_config.step_timeout_s, 1.0))
-        self._chief_thread = self._start_chief(should_stop, on_event, publish_address) if rank == 0 else None
+        self._chief_thread: threading.Thread | None = None
+        if rank == 0:
+            audit = AuditLog(audit_path) if audit_path is not None else None
+            self._chief_thread = self._start_chief(should_stop, on_event, publish_address, audit)
         self._thread = threading.Thread(target=self._main, args=(resolve, torch.get_num_threads()), daemon=True)
         self._thread.start()
 
-    def _start_chief(self, should_stop: ShouldStop, on_event: OnEvent, publish: Publish) -> threading.Thread:
+    def _start_chief(
+        self, should_stop: ShouldStop, on_event: OnEvent, publish: Publish, audit: AuditLog | None
+    ) -> threading.Thread:
         config = self._config
         self.replica.restore_newest()
         host = listen_address(config.listen_host, config.interface)
         store, port = host_store(host, 0, self._secret, config.join_timeout_s)
         self._stores[host, port] = store
-        fingerprint = self.replica.layout.fingerprint
-        chief = MajorityChief(config, fingerprint, self._secret, (host, port), should_stop, on_event)
+        chief = MajorityChief(
+            config=config,
+            fingerprint=self.replica.layout.fingerprint,
+            secret=self._secret,
+            store=(host, port),
+            learning_rate=self.replica.shard.learning_rate,
+            should_stop=should_stop,
+            on_event=on_event,
+            audit=audit,
+        )
         self._given_up = threading.Event()
         address = chief.listen(host, config.port)
         thread = threading.Thread(target=chief.run, args=(self._given_up,), daemon=True)
@@ -116,6 +132,8 @@ class MajorityExchange:
     def pull(self) -> Pull:
         """See `GradientExchange.pull`."""
         with self._changed:
+            if self._ended is not None:
+                raise self._ended
             self._wait_for(lambda: self._formed, "the ranks to form a group")
             return self.replica.pull()
 
@@ -144,11 +162,12 @@ class MajorityExchange:
     def _wait_for(self, true: Callable[[], bool], what: str) -> None:
         # Longer than the chief waits for anybody, so that it is the chief who says who is missing.
         timeout_s = self._config.join_timeout_s + 6 * self._config.step_timeout_s
-        done = self._changed.wait_for(lambda: true() or self._ended is not None, timeout_s)
+        self._changed.wait_for(lambda: true() or self._ended is not None, timeout_s)
+        if true():
+            return
         if self._ended is not None:
             raise self._ended
-        if not done:
-            raise PeerLost(f"rank {self.rank} waited {timeout_s:g} s in vain for {what}")
+        raise PeerLost(f"rank {self.rank} waited {timeout_s:g} s in vain for {what}")
 
     def close(self) -> None:
         """See `GradientExchange.close`."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from param_servers.audit import AuditLog
 from param_servers.config import ExchangeConfig
 from param_servers.coordinator import Coordinator
 from param_servers.decisions import Commit, Decision, Expel, Note, Settings, Stop
@@ -36,21 +37,27 @@ class MajorityChief:
         config: the run's; `fingerprint` is that of its layout.
         secret: every rank must prove to know it.
         store: where the key-value store listens, which groups need to find each other.
+        learning_rate: of the step that begins with so many data points committed, for the audit log.
         should_stop: asked after each committed step and at each `tick`.
         on_event: called with {"event", "message"}.
+        audit: closed when the run has ended; None: no log.
     """
 
     def __init__(
         self,
+        *,
         config: ExchangeConfig,
         fingerprint: str,
         secret: bytes,
         store: tuple[str, int],
+        learning_rate: Callable[[int], float],
         should_stop: ShouldStop,
         on_event: OnEvent,
+        audit: AuditLog | None,
     ) -> None:
         self._config, self._fingerprint, self._store = config, fingerprint, store
-        self._should_stop, self._on_event = should_stop, on_event
+        self._learning_rate, self._should_stop = learning_rate, should_stop
+        self._on_event, self._audit = on_event, audit
         self._hub = Hub(secret, no_payload, admit=self._admits, silence_timeout_s=max(config.step_timeout_s, 1.0))
         self._coordinator: Coordinator | None = None
         self._incarnations: dict[int, int] = {}
@@ -80,6 +87,8 @@ class MajorityChief:
             self._hub.drain(_LAST_WORDS_S)
         finally:
             self._hub.shut()
+            if self._audit is not None:
+                self._audit.close()
 
     # -- what is heard -------------------------------------------------------------------------------------------
 
@@ -194,6 +203,8 @@ class MajorityChief:
         self._generation += 1
         self.phase, self._members, self._ready, self._early = "forming", set(members), set(), []
         self._deadline_s = time.monotonic() + 2 * config.step_timeout_s
+        if self._audit is not None:
+            self._audit.write("rollback", term=self._generation, step=step, data_points=data_points)
         header = Header(Kind.RESTORE, 0, term=self._generation, step=step, data_points=data_points)
         payload = pack_formation(Formation(members, source, self._store))
         for rank in members:
@@ -231,6 +242,7 @@ class MajorityChief:
         for decision in decisions:
             if isinstance(decision, Commit):
                 self._fruitless = 0
+                self._log_commit(decision)
                 header = Header(
                     Kind.COMMIT, 0, term=self._generation, step=decision.step, data_points=decision.data_points
                 )
@@ -243,6 +255,11 @@ class MajorityChief:
                 self._stop(decision.reason, decision.failed)
             elif isinstance(decision, Note):
                 self._note(decision.event, decision.message)
+
+    def _log_commit(self, commit: Commit) -> None:
+        if self._audit is not None:
+            members = [(row.worker, row.incarnation, row.sequence) for row in commit.rows if row.mark & MEMBER]
+            self._audit.commit(commit, members, self._learning_rate(commit.data_points_before))
 
     def _stop_when_asked(self, now_s: float) -> None:
         if self._coordinator is not None and self.phase == "running":
