@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from collections.abc import Mapping
 from typing import Any
 
+from dba3c.errors import UserError
 from dba3c.monitor.sinks.protocol import TrackedRun, client
 
 _IDENTITY_TAG = "dba3c.run"
@@ -32,7 +34,7 @@ class MLflowSink:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.folder / 'mlflow.db'}"
         if uri.startswith("sqlite:"):
-            client("sqlalchemy", self.name)  # mlflow-skinny alone can only talk to a server
+            _check_local_store()
         self._client = tracking.MlflowClient(uri)
         self._run_id = self._find(run) or self._create(run)
 
@@ -68,3 +70,9 @@ class MLflowSink:
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
+
+
+def _check_local_store() -> None:
+    """The client alone (mlflow-skinny) can only talk to a server."""
+    if importlib.util.find_spec("sqlalchemy") is None:
+        raise UserError("mlflow-skinny has no local store: set MLFLOW_TRACKING_URI to a server, or pip install mlflow")

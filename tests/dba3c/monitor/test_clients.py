@@ -182,3 +182,10 @@ def test_the_clients_do_not_import_torch_into_the_monitor():
     code = "import sys, dba3c.monitor.process, dba3c.monitor.sinks.tensorboard; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_mlflows_small_client_without_a_server_says_what_it_needs(make_up_run, monkeypatch):
+    pytest.importorskip("mlflow.tracking", reason="the mlflow client is not installed")
+    monkeypatch.setattr("dba3c.monitor.sinks.mlflow.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="mlflow-skinny has no local store: set MLFLOW_TRACKING_URI"):
+        export(make_up_run(seconds=2).path, "mlflow")

@@ -7,7 +7,7 @@ from dba3c.monitor.recent import RecentSums
 from dba3c.monitor.run_facts import Life, RunFacts, frames_per_step
 from dba3c.monitor.summary import RunSummary
 
-FACTS = RunFacts("run", frames_per_step=4.0, stop_games=3, lives=(Life(0.0, None, 8.0),))
+FACTS = RunFacts("run", frames_per_step=4.0, stop_games=3, lives=(Life(0.0, 8.0),))
 
 
 def record(kind, time_s, role="worker", rank=0, step=1, **fields):
@@ -89,13 +89,13 @@ def test_dropped_gradients_and_section_shares_are_known_by_worker():
 
 
 def test_core_hours_are_summed_over_lives_without_the_time_between_them():
-    facts = RunFacts("run", lives=(Life(0.0, 3600.0, 4.0), Life(100_000.0, None, 8.0)))
-    summary = summary_of(record("step", 3000.0), record("step", 101_800.0), facts=facts)
+    facts = RunFacts("run", lives=(Life(0.0, 4.0), Life(100_000.0, 8.0)))
+    summary = summary_of(record("step", 3600.0), record("step", 101_800.0), facts=facts)
     assert summary.hours() == pytest.approx((1.5, 1 * 4.0 + 0.5 * 8.0))
 
 
 def test_a_resumed_run_goes_on_from_its_checkpoints_step():
-    facts = RunFacts("run", lives=(Life(0.0, None, 1.0), Life(50.0, None, 1.0)))
+    facts = RunFacts("run", lives=(Life(0.0, 1.0), Life(50.0, 1.0)))
     summary = summary_of(record("step", 10.0, step=90), record("step", 11.0, step=80), facts=facts)
     assert summary.step == 90
     summary.add(record("step", 60.0, step=81))
