@@ -121,7 +121,10 @@ PRESETS: dict[str, Callable[[str, int], TrainConfig]] = {
 }
 
 
-DEFAULT_ENVIRONMENTS = {"breakout": "ALE/Breakout-v5", "dba3c_paper": "ALE/Breakout-v5", "classic": "CartPole-v1"
+DEFAULT_ENVIRONMENTS = {
+    "breakout": "ALE/Breakout-v5",
+    "dba3c_paper": "ALE/Breakout-v5",
+    "classic": "CartPole-v1",
     "impala": "ALE/Breakout-v5",
     "r2d2": "ALE/Breakout-v5",
     "sac": "Pendulum-v1",
