@@ -14,7 +14,8 @@ from launch.local import RUNS, game_of
 from launch.options import value_of, with_long_names
 from launch.topology import Topology, fit
 
-COUNTS = ("num_workers", "num_gradients", "num_backup_workers")
+COUNTS = ("num_workers", "num_gradients", "num_backup_workers", "actors")
+"""In central inference `num_workers` are the learners."""
 
 
 def take_counts(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
@@ -57,6 +58,17 @@ def fit_config(
     """
     exchange, run = config.exchange, config.run
     servers = exchange.num_servers if exchange.exchange in ("servers", "async") else 0
+    if config.central.mode == "central":
+        topology = fit(
+            place.world_size,
+            servers=servers,
+            learners=counts.get("num_workers", exchange.num_workers),
+            actors=counts.get("actors"),
+            evaluators=run.evaluators,
+            recorders=run.recorders,
+            started_by=place.started_by,
+        )
+        return replace_options(config, num_workers=topology.learners, actors=topology.actors), topology
     if exchange.exchange == "local" and place.world_size > 1:
         raise UserError(f"exchange local is one process, but {place.started_by} started {place.world_size} ranks")
     left = place.world_size - (0 if colocated_servers else servers) - run.evaluators - run.recorders

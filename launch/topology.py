@@ -63,8 +63,8 @@ class Topology:
             raise UserError(f"{self.servers} servers beside {self.workers} workers: at most one beside each worker")
 
     def _check_central_inference(self) -> None:
-        if self.workers or self.servers or self.backup_workers:
-            raise UserError("central inference has learners and actors, no workers or parameter servers")
+        if self.workers or self.backup_workers:
+            raise UserError("central inference has learners and actors, no workers")
         if not self.learners or not self.actors:
             raise UserError(
                 f"central inference needs a learner and an actor, got {_count(self.learners, 'learner')} + "
@@ -145,13 +145,15 @@ def fit(
     evaluators: int = 0,
     recorders: int = 0,
     learners: int = 0,
+    actors: int | None = None,
     colocated_servers: bool = False,
     started_by: str = "the launcher",
 ) -> Topology:
     """The topology of ``world_size`` ranks: what was not given follows from what was.
 
     Args:
-        workers, gradients, backup_workers: None where the command line says nothing.
+        workers, gradients, backup_workers, actors: None where the command line says nothing.
+        learners: with these it is central inference, and what is left are actors.
         started_by: what started the ranks, for the message.
 
     Raises:
@@ -159,10 +161,15 @@ def fit(
     """
     others = (0 if colocated_servers else servers) + evaluators + recorders + learners
     left = world_size - others
+    parts = [(0 if colocated_servers else servers, "server"), (learners, "learner"), (evaluators, "evaluator")]
+    asked_sum = " + ".join(_count(n, role) for n, role in [*parts, (recorders, "recorder")] if n)
     if learners:
-        return Topology(learners=learners, actors=left, evaluators=evaluators, recorders=recorders)
-    parts = [(0 if colocated_servers else servers, "server"), (evaluators, "evaluator"), (recorders, "recorder")]
-    asked_sum = " + ".join(_count(n, role) for n, role in parts if n)
+        if actors is not None and actors != left:
+            raise UserError(
+                f"{started_by} started {_count(world_size, 'rank')}, but the options ask for "
+                f"{asked_sum} + {_count(actors, 'actor')} = {others + actors}"
+            )
+        return Topology(servers=servers, learners=learners, actors=left, evaluators=evaluators, recorders=recorders)
     if workers is None and left < 1:
         raise UserError(f"{started_by} started {_count(world_size, 'rank')}, but {asked_sum} leave none for a worker")
     if workers is None:

@@ -17,6 +17,9 @@ def fitted(world_size: int, *words: str) -> str:
     place = LaunchPlace(launcher="srun", rank=1, world_size=world_size, tasks_per_node=(1,) * world_size)
     counts, rest = take_counts(words)
     config, topology = fit_config(parse_train(rest, cores=world_size).config, place, counts)
+    if topology.learners:
+        assert (config.exchange.num_workers, config.central.actors) == (topology.learners, topology.actors)
+        return topology.arithmetic()
     assert config.exchange.num_workers == topology.workers
     assert config.exchange.gradients_per_step == (1 if config.exchange.exchange == "async" else topology.gradients)
     return topology.arithmetic()
@@ -31,6 +34,7 @@ def fitted(world_size: int, *words: str) -> str:
         (64, "breakout --servers 4 --gradients 50", "64 = 4 servers + 60 workers (50 gradients + 10 backup)"),
         (8, "dba3c_paper", "8 = 4 servers + 1 evaluator + 1 recorder + 2 workers (2 gradients + 0 backup)"),
         (3, "ALE/Pong-v5 --servers 1 --workers 2", "3 = 1 server + 2 workers (2 gradients + 0 backup)"),
+        (5, "breakout --mode central", "5 = 1 learner + 4 actors"),
         (4, "CartPole-v1 --exchange allreduce", "4 = 4 workers (4 gradients + 0 backup)"),
         (4, "CartPole-v1 --exchange async --servers 1", "4 = 1 server + 3 workers (3 gradients + 0 backup)"),
     ],

@@ -72,6 +72,12 @@ def test_central_inference_has_learners_first_and_actors_in_the_rest() -> None:
     assert [rank[0].role for rank in topology.place()] == ["learner", "evaluator", *["actor"] * 4]
 
 
+def test_learners_that_exchange_through_servers_share_the_ranks_with_them() -> None:
+    assert fit(6, servers=1, learners=2).arithmetic() == "6 = 1 server + 2 learners + 3 actors"
+    with pytest.raises(UserError, match=r"started 6 ranks, but the options ask for 2 learners \+ 8 actors = 10"):
+        fit(6, learners=2, actors=8)
+
+
 @given(
     servers=st.integers(0, 5),
     evaluators=st.integers(0, 2),
