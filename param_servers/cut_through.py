@@ -21,6 +21,9 @@ from param_servers.messages import Code, Dtype, Header, Kind, Row
 from param_servers.optimizers import State
 from param_servers.shard import Shard, as_bytes
 
+STALLED_S = 0.1
+"""A worker that has sent nothing for so long is not waited for by reading less from others."""
+
 
 class Arriving(NamedTuple):
     """One worker's gradient slice, perhaps not complete yet."""
@@ -47,6 +50,9 @@ class CutThrough:
         self.rows = [member.row for member in members]
         self._gradients = [member.gradient for member in members]
         self._arriving = {member.row.worker for member in members if not member.complete}
+        self._low, self._low_s = 0, 0.0
+        self._sent_low, self._sent_low_s = 0, 0.0
+        self._ready = 0
         self._before = shard.published()
         self._undo: list[State] = []
         self._out = torch.empty(shard.numel)
@@ -84,8 +90,35 @@ class CutThrough:
             self._shard.step_chunk(done, self._learning_rate)
             self._out[chunk].copy_(self._shard.parameters[chunk])
             done += 1
-            self._release(4 * chunk.stop)
+            self._ready = 4 * chunk.stop
         return True
+
+    def even_out(self, now_s: float) -> None:
+        """Let the slowest worker catch up: the kernel's shares are unfair, and a chunk is worth what its last part is.
+
+        Whoever is more than a chunk ahead is not read from, unless the slowest does not move at all.
+        """
+        have = {}
+        for worker in self._arriving:
+            receiving = self._hub.receiving(Peer(Role.WORKER, worker))
+            have[worker] = receiving[1] if receiving is not None else 0
+        low = min(have.values(), default=0)
+        if low > self._low:
+            self._low, self._low_s = low, now_s
+        ahead = 4 * self._shard.chunks[0].stop if now_s - self._low_s < STALLED_S else 4 * self._shard.numel
+        for worker, count in have.items():
+            self._hub.pause(Peer(Role.WORKER, worker), count > low + ahead)
+        sent_low = min((frame.sent for frame in self._frames.values()), default=0)
+        if sent_low > self._sent_low:
+            self._sent_low, self._sent_low_s = sent_low, now_s
+        stalled = now_s - self._sent_low_s >= STALLED_S
+        self._release(self._ready if stalled else min(self._ready, sent_low + 4 * self._shard.chunks[0].stop))
+
+    def over(self) -> None:
+        """Read from everybody again, and send what is left."""
+        for row in self.rows:
+            self._hub.pause(Peer(Role.WORKER, row.worker), False)
+        self._release(4 * self._shard.numel)
 
     def settle(self, members: list[Row]) -> bool:
         """Shard 0 commits `members`: whether this is the set that was bet on, and then the shard holds the result."""
@@ -98,10 +131,10 @@ class CutThrough:
 
     def abort(self, answer: Header) -> None:
         """Undo everything; the frames are finished, void, and `answer` (ABORTED) follows them."""
+        self.over()
         for index, state in enumerate(self._undo):
             self._shard.restore_chunk(index, self._before, state)
         self._shard.publish(self._before)
-        self._release(4 * self._shard.numel)
         for worker in self._frames:
             self._hub.send(Peer(Role.WORKER, worker), answer)
 
@@ -114,5 +147,6 @@ class CutThrough:
 
     def _release(self, available: int) -> None:
         for worker, frame in self._frames.items():
-            frame.available = available
-            self._hub.grown(Peer(Role.WORKER, worker))
+            if available > frame.available:
+                frame.available = available
+                self._hub.grown(Peer(Role.WORKER, worker))

@@ -99,11 +99,18 @@ class Hub:
             link.bytes_received for link in self._mask
         )
 
-    def listen(self, host: str, port: int = 0) -> tuple[str, int]:
-        """Accept peers; returns the address bound. Raises OSError when it is taken."""
+    def listen(self, host: str, port: int = 0, buffer_bytes: int = 0) -> tuple[str, int]:
+        """Accept peers; returns the address bound. Raises OSError when it is taken.
+
+        Args:
+            buffer_bytes: most bytes that the kernel holds in each direction of a link; 0: the kernel's choice.
+        """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=512)
         self._listener.setblocking(False)
+        if buffer_bytes:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         address = self._listener.getsockname()
         return str(address[0]), int(address[1])
@@ -160,6 +167,13 @@ class Hub:
         """Header and bytes so far of the payload that is arriving from this peer."""
         link = self._links.get(peer)
         return link.receiving if link is not None else None
+
+    def pause(self, peer: Peer, paused: bool) -> None:
+        """Stop or go on reading from a peer; what it sends meanwhile waits in its own kernel."""
+        link = self._links.get(peer)
+        if link is not None and link.paused != paused:
+            link.paused = paused
+            self._watch(link, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_to_send else 0))
 
     def cancel(self, peer: Peer, kind: Kind) -> None:
         """Drop queued frames of a kind that have not begun."""
@@ -286,7 +300,7 @@ class Hub:
         self._events.append(Joined(peer, hello))
 
     def _linger(self, link: Link) -> None:
-        link.closing = True
+        link.closing, link.paused = True, False
         self._leaving[link] = time.monotonic() + LINGER_S
         self._flush(link)
 
@@ -322,8 +336,10 @@ class Hub:
             self._events.append(Rejected(reason))
 
     def _drop(self, link: Link) -> None:
-        if self._mask.pop(link, None) is not None:
+        mask = self._mask.pop(link, None)
+        if mask:
             self._selector.unregister(link.sock)
+        if mask is not None:
             sent, received = self._gone_bytes
             self._gone_bytes = (sent + link.bytes_sent, received + link.bytes_received)
         self._leaving.pop(link, None)
@@ -331,13 +347,17 @@ class Hub:
         link.sock.close()
 
     def _watch(self, link: Link, mask: int) -> None:
-        known = self._mask.get(link)
-        if link.sock.fileno() < 0 or known == mask:
+        known = self._mask.get(link, 0)
+        if link.paused:
+            mask &= ~selectors.EVENT_READ
+        if link.sock.fileno() < 0 or (known == mask and link in self._mask):
             return
-        if known is None:
-            self._selector.register(link.sock, mask, link)
-        else:
+        if known and mask:
             self._selector.modify(link.sock, mask, link)
+        elif mask:
+            self._selector.register(link.sock, mask, link)
+        elif known:
+            self._selector.unregister(link.sock)
         self._mask[link] = mask
 
 

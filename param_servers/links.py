@@ -24,13 +24,15 @@ ReceiveInto = Callable[[Peer, Header], memoryview]
 class Frame:
     """An outgoing frame. Its payload may still be growing: only the first `available` bytes are sent."""
 
-    __slots__ = ("available", "header", "kind", "payload")
+    __slots__ = ("available", "header", "kind", "payload", "sent")
 
     def __init__(self, header: Header, payload: memoryview | None = None, available: int | None = None) -> None:
         self.payload = payload if payload is not None else memoryview(b"")
         self.kind = header.kind
         self.header = memoryview(pack_header(header._replace(length=len(self.payload))))
         self.available = len(self.payload) if available is None else available
+        self.sent = 0
+        """Bytes of header and payload that the kernel has taken."""
 
 
 class Link:
@@ -43,7 +45,7 @@ class Link:
     def __init__(self, sock: socket.socket, handshake: Dialer | Listener, receive_into: ReceiveInto) -> None:
         self.sock = sock
         self.peer: Peer | None = None
-        self.closing = False
+        self.closing = self.paused = False
         self.refusal = ""
         self.bytes_sent = self.bytes_received = 0
         self._handshake: Dialer | Listener | None = handshake
@@ -106,6 +108,7 @@ class Link:
         else:
             sent = self.sock.send(frame.payload[self._sent - HEADER_BYTES : frame.available])
         self._sent += sent
+        frame.sent = self._sent
         self.bytes_sent += sent
         if self._sent == HEADER_BYTES + len(frame.payload):
             self._outbox.popleft()
@@ -114,7 +117,7 @@ class Link:
     def receive(self) -> Iterator[tuple[Header, memoryview]]:
         """Read what has arrived; yield each complete frame. Yields nothing during the handshake."""
         budget = READ_BUDGET_BYTES
-        while budget > 0:
+        while budget > 0 and not self.paused:
             try:
                 count = self.sock.recv_into(self._target[self._have :])
             except (BlockingIOError, InterruptedError):

@@ -74,6 +74,8 @@ class ServerCore:
         self._dialling = False
         self._alive_every_s, self._alive_s = exchange.step_timeout_s / 8, 0.0
         self._silence_s, self._heard_s = 2 * exchange.step_timeout_s, clock()
+        self.passes_on = bool(all_needed)
+        """Whether updates may be passed on while they arrive; then slow readers must hold senders back soon."""
         self.hub: Hub
 
     def attach(self, hub: Hub) -> None:
@@ -86,6 +88,8 @@ class ServerCore:
     @property
     def nap_s(self) -> float:
         """How long the loop may sleep when nothing happens."""
+        if self.node.betting:
+            return 0.002
         return 0.02 if self.storage.busy else min(0.5, self._alive_every_s)
 
     def close(self) -> None:
@@ -149,7 +153,7 @@ class ServerCore:
         Raises:
             PeerLost: shard 0 is gone and did not come back.
         """
-        self.node.advance()
+        self.node.advance(self.clock())
         self.storage.poll()
         if self.chief is not None:
             self.chief.tick(self._should_stop)

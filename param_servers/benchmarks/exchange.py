@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -89,7 +88,7 @@ class Bench:
 
     def run(self) -> dict[str, Any]:
         case, before = self.case, resource.getrusage(resource.RUSAGE_CHILDREN)
-        roles = [(self._worker, rank) for rank in range(case.workers)]
+        roles: list[tuple[Any, int]] = [(self._worker, rank) for rank in range(case.workers)]
         if case.exchange != "allreduce":
             roles = [(self._server, shard) for shard in range(case.servers)] + roles
         processes: list[BaseProcess] = []
@@ -252,4 +251,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
