@@ -41,7 +41,7 @@ class AllReduceExchange:
         layout, initial_parameters, optimizer_config, exchange_config, checkpoint_extra, on_event: see `Replica`.
         checkpoint_dir: the same on all ranks; rank 0 reads and writes there.
         should_stop: rank 0 asks it before each push; all ranks end after that step.
-        on_report: called about once a second with the figures of `ReplicaReport`.
+        on_report: called by rank 0 about once a second with the figures of `ReplicaReport`.
 
     Raises:
         PeerLost: not all ranks came.
@@ -71,6 +71,7 @@ class AllReduceExchange:
         self._buffer = torch.zeros(layout.numel + rows, dtype=dtype, device=collective.device)
         self._gradient, self._rows = self._buffer[: layout.numel], self._buffer[layout.numel :].view(-1, ROW_NUMBERS)
         self._mean = self._gradient if dtype == torch.float32 else torch.zeros_like(initial_parameters)
+        on_report = on_report if collective.rank == 0 else unread
         self._report = ReplicaReport(self.replica, on_report, workers=collective.size)
         self._rejected_in_a_row = 0
         self._ended: str | None = None

@@ -43,7 +43,7 @@ class FlatLayout:
             raise ConfigError("a layout needs at least one element, but its tensors are empty")
 
     @classmethod
-    def of(cls, named_shapes: NamedShapes, order: Sequence[str] | None = None) -> "FlatLayout":
+    def of(cls, named_shapes: NamedShapes, order: Sequence[str] | None = None) -> FlatLayout:
         """Layout of `named_shapes`, a mapping or pairs, in their own order or in the given `order` of names."""
         shapes = {}
         pairs = list(named_shapes.items() if isinstance(named_shapes, Mapping) else named_shapes)
@@ -55,11 +55,11 @@ class FlatLayout:
         return cls(names, tuple(shapes[name] for name in names))
 
     @classmethod
-    def of_module(cls, module: nn.Module) -> "FlatLayout":
+    def of_module(cls, module: nn.Module) -> FlatLayout:
         """Layout of a module's parameters, in the order of `named_parameters()`. Buffers are not exchanged."""
         return cls.of([(name, parameter.shape) for name, parameter in module.named_parameters()])
 
-    def reordered(self, order: Sequence[str]) -> "FlatLayout":
+    def reordered(self, order: Sequence[str]) -> FlatLayout:
         """The same tensors in another order."""
         return FlatLayout.of(zip(self.names, self.shapes, strict=True), order)
 

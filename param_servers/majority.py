@@ -52,7 +52,8 @@ class MajorityExchange:
         publish_address, resolve: rank 0 publishes where it listens, the others resolve rank 0.
         audit_path: rank 0 appends every commit and every return to an earlier step there; see `audit`.
         should_stop: rank 0 asks it after each step.
-        on_report, on_event: see `ReplicaReport`, `Replica`.
+        on_report: called by rank 0 about once a second with the figures of `ReplicaReport`.
+        on_event: see `Replica`; the chief on rank 0 tells it, too, who joined, left and was expelled.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class MajorityExchange:
         self.replica = Replica(
             layout, initial_parameters, optimizer_config, exchange_config, checkpoint_dir, checkpoint_extra, on_event
         )
+        on_report = on_report if rank == 0 else unread
         self._report = ReplicaReport(self.replica, on_report, workers=exchange_config.num_workers)
         self._gradient, self._buffer = torch.zeros(layout.numel), torch.zeros(layout.numel)
         self._changed = threading.Condition()
