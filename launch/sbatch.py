@@ -46,6 +46,12 @@ class SlurmShape:
     recorders: int = 0
     """Ranks that film a game of each n-th checkpoint."""
 
+    learners: int = 0
+    """With these: central inference, as a heterogeneous job of learners (a node each) and --nodes nodes of actors."""
+
+    learner_cpus: int = 24
+    """Cores of each learner."""
+
     scaling: bool = False
     """A job array over 1, 2, 4, … nodes, servers beside the workers."""
 
@@ -65,13 +71,15 @@ class SlurmShape:
     """Slurm partition; without it a line to fill in, or sbatch --partition."""
 
     def __post_init__(self) -> None:
-        for field in ("nodes", "tasks_per_node", "cpus_per_task", "warning_s"):
+        for field in ("nodes", "tasks_per_node", "cpus_per_task", "warning_s", "learner_cpus"):
             if getattr(self, field) < 1:
                 raise UserError(f"{field} must be at least 1, got {getattr(self, field)}")
         if self.scaling and (self.nodes & (self.nodes - 1) or self.evaluators or self.recorders or self.backup_workers):
             raise UserError(
                 "a scaling array runs on 1, 2, 4, … nodes with servers and workers only; nodes is a power of 2"
             )
+        if self.scaling and self.learners:
+            raise UserError("a scaling array has servers and workers, no learners")
         self.topology()
 
     @property
@@ -82,8 +90,9 @@ class SlurmShape:
     def topology(self) -> Topology:
         """The (largest) run's shape."""
         return fit(
-            self.nodes * self.tasks_per_node,
-            servers=self.servers,
+            self.learners + self.nodes * self.tasks_per_node,
+            servers=0 if self.learners else self.servers,
+            learners=self.learners,
             backup_workers=self.backup_workers,
             evaluators=self.evaluators,
             recorders=self.recorders,
@@ -94,8 +103,19 @@ class SlurmShape:
 
 def command_text(shape: SlurmShape) -> str:
     """The shell command that prints a shape's script."""
-    words = ["dba3c", "sbatch", shape.preset, "--nodes", str(shape.nodes), "--servers", str(shape.servers)]
-    for name in ("tasks_per_node", "cpus_per_task", "backup_workers", "evaluators", "recorders", "time", "warning_s"):
+    words = ["dba3c", "sbatch", shape.preset, "--nodes", str(shape.nodes)]
+    words += [] if shape.learners else ["--servers", str(shape.servers)]
+    for name in (
+        "learners",
+        "learner_cpus",
+        "tasks_per_node",
+        "cpus_per_task",
+        "backup_workers",
+        "evaluators",
+        "recorders",
+        "time",
+        "warning_s",
+    ):
         if getattr(shape, name) != getattr(SlurmShape, name):
             words += ["--" + name.replace("_", "-"), str(getattr(shape, name))]
     words += ["--scaling"] if shape.scaling else []
@@ -110,13 +130,9 @@ def script_text(shape: SlurmShape) -> str:
         f"# Printed by: {command_text(shape)}",
         f"# {shape.topology().arithmetic()}",
         "# Submit from the folder that holds .venv, shared by all nodes: sbatch --account=A --partition=P THIS_FILE",
-        f"#SBATCH --account={shape.account}" if shape.account else "##SBATCH --account=",
-        f"#SBATCH --partition={shape.partition}" if shape.partition else "##SBATCH --partition=",
+        *_place_lines(shape),
         f"#SBATCH --job-name={shape.job_name}",
-        f"#SBATCH --nodes={shape.nodes}",
-        f"#SBATCH --ntasks-per-node={shape.tasks_per_node}",
-        f"#SBATCH --cpus-per-task={shape.cpus_per_task}",
-        f"#SBATCH --time={shape.time}",
+        *_size_lines(shape),
         *([f"#SBATCH --array=0-{shape.nodes.bit_length() - 1}"] if shape.scaling else []),
         f"#SBATCH --output=%x-{'%A_%a' if shape.scaling else '%j'}.out",
         "#SBATCH --open-mode=append",
@@ -126,6 +142,11 @@ def script_text(shape: SlurmShape) -> str:
         "#SBATCH --requeue",
         "# A lost node costs its workers, not the run, while enough of them are left.",
         "#SBATCH --no-kill",
+        *(
+            ["#SBATCH hetjob", *_place_lines(shape), *_size_lines(shape, actors=True), "#SBATCH --no-kill"]
+            if shape.learners
+            else []
+        ),
         "",
         "set -eu",
         'source "${DBA3C_VENV:-.venv}/bin/activate"',
@@ -133,17 +154,36 @@ def script_text(shape: SlurmShape) -> str:
     return "\n".join([*lines, *_start_lines(shape)]) + "\n"
 
 
+def _place_lines(shape: SlurmShape) -> list[str]:
+    return [
+        f"#SBATCH --account={shape.account}" if shape.account else "##SBATCH --account=",
+        f"#SBATCH --partition={shape.partition}" if shape.partition else "##SBATCH --partition=",
+    ]
+
+
+def _size_lines(shape: SlurmShape, actors: bool = False) -> list[str]:
+    """Nodes, tasks and cores of the job, or of one part of a heterogeneous one."""
+    learners = shape.learners if not actors else 0
+    return [
+        f"#SBATCH --nodes={learners or shape.nodes}",
+        f"#SBATCH --ntasks-per-node={1 if learners else shape.tasks_per_node}",
+        f"#SBATCH --cpus-per-task={shape.learner_cpus if learners else shape.cpus_per_task}",
+        f"#SBATCH --time={shape.time}",
+    ]
+
+
 def _start_lines(shape: SlurmShape) -> list[str]:
     options = []
     for name in ("backup_workers", "evaluators", "recorders"):
         if getattr(shape, name):
             options += ["--" + name.replace("_", "-"), str(getattr(shape, name))]
+    roles = f"--mode central --learners {shape.learners}" if shape.learners else f"--servers {shape.servers}"
     train = f'dba3c train "${{DBA3C_PRESET:-{shape.preset}}}"'
     if not shape.scaling:
         return [
             "run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_JOB_ID}",
             'exec python -m launch.slurm_job --run-dir "$run_dir" -- \\',
-            f"    {train} --servers {shape.servers} {' '.join(options)}".rstrip() + " ${DBA3C_ARGS:-}",
+            f"    {train} {roles} {' '.join(options)}".rstrip() + " ${DBA3C_ARGS:-}",
         ]
     return [
         "# Task i of the array runs on 2^i nodes and gives the others back at once.",

@@ -39,6 +39,8 @@ def srun_command(environ: Mapping[str, str], train: Sequence[str], nodes: int | 
     command = ["srun", "--kill-on-bad-exit=0", "--no-kill", "--distribution=block", "--mpi=none", "--wait=0"]
     if environ.get("SLURM_CPUS_PER_TASK"):
         command += [f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}"]
+    if environ.get("SLURM_HET_SIZE"):  # one step over all parts of a heterogeneous job: ranks are counted through them
+        command.append("--het-group=" + ",".join(map(str, range(int(environ["SLURM_HET_SIZE"])))))
     if nodes is not None:
         tasks = nodes * int(environ.get("SLURM_NTASKS_PER_NODE") or 1)
         command += [f"--nodes={nodes}", f"--ntasks={tasks}"]

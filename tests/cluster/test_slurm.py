@@ -83,6 +83,15 @@ def test_the_scaling_array_runs_on_1_2_and_4_nodes(cluster: Cluster, tmp_path: P
     assert "stay idle" not in job.output  # the nodes that a smaller run does not need were given back
 
 
+def test_central_inference_is_a_heterogeneous_job(cluster: Cluster, tmp_path: Path) -> None:
+    args = "--total-frames 3000 --batch-unrolls 8 --unroll-length 5"
+    sizes = ("--nodes=1", "--cpus-per-task=4", ":", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2")
+    job = cluster.submit("central_inference.sh", tmp_path, *sizes, args=args)
+    job.wait_for_end()
+    assert "5 = 1 learner + 4 actors" in job.output
+    assert job.lives()[0].get("ended", {}).get("outcome") == "finished", job.output
+
+
 def test_eight_nodes_at_100_mbit_train(slow_network: Cluster, tmp_path: Path) -> None:
     args = "--total-frames 10000 --envs-per-worker 2 --servers 2 --backup-workers 1"
     job = slow_network.submit("breakout_64nodes.sh", tmp_path, "--nodes=8", args=args)

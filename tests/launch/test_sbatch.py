@@ -34,8 +34,11 @@ def test_a_script_is_short_sound_shell_without_hyperparameters(script: Path) -> 
     assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == ""
 
 
+OTHERS = ["dba3c_71nodes_paper.sh", "scaling_array.sh"]
+
+
 def test_every_committed_script_is_there() -> None:
-    assert [script.name for script in SCRIPTS] == ["breakout_64nodes.sh", "dba3c_71nodes_paper.sh", "scaling_array.sh"]
+    assert [script.name for script in SCRIPTS] == ["breakout_64nodes.sh", "central_inference.sh", *OTHERS]
 
 
 @pytest.mark.parametrize(
@@ -62,4 +65,5 @@ def test_srun_gets_the_cores_of_a_task_and_the_first_nodes_only() -> None:
     command = srun_command(environ, ["dba3c", "train"], nodes=4)
     assert command[-5:] == ["--cpus-per-task=12", "--nodes=4", "--ntasks=8", "dba3c", "train"]
     assert "--no-kill" in command
+    assert "--het-group=0,1" in srun_command({"SLURM_HET_SIZE": "2"}, ["dba3c", "train"])
     assert "--kill-on-bad-exit=0" in command
