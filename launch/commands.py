@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from dba3c.errors import UserError
+from launch.simulate_command import simulate
 from launch.viewing_commands import export, plot, watch
 
 
@@ -67,4 +68,5 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "watch": watch,
     "export": export,
     "plot": plot,
+    "simulate": simulate,
 }

@@ -1,0 +1,175 @@
+"""The work of a step, read from run folders: section times and counts in metrics/*.jsonl.
+
+Records are sums over windows of about a second (`--metrics-window-s`; 0 writes every step). Where a record holds c
+steps its mean varies by 1/√c as much as a step does, which is undone. The shape of the distribution can only be seen
+in records of one step: those of one worker are drawn from as they are, else steps are lognormal with stalls apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dba3c.errors import UserError
+from dba3c.monitor.reader import RunReader
+from dba3c.run_folder import RunFolder
+from dba3c.simulation.central import AgentCosts
+from dba3c.simulation.cluster import Work
+from dba3c.simulation.compute import ComputeTimes
+
+COMPUTE_SECTIONS = ("environment", "inference", "learning")
+LEAST_STEPS = 20
+_WARM_UP_RECORDS = 2
+"""Records of each worker that are left out: torch's late imports, first allocations."""
+_STALLED = 6.0
+_QUARTILES_OF_NORMAL = 1.349
+"""Between the quartiles of a normal distribution, in standard deviations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What runs say about a step."""
+
+    work: Work
+    costs: AgentCosts
+    steps: int
+    """Gradients that it rests on."""
+    aggregate_bytes_per_s: float
+    apply_bytes_per_s: float
+
+
+@dataclass
+class _Seen:
+    """Sums over one run or several."""
+
+    counts: list[int]
+    means_s: list[float]
+    workers: list[tuple[str, int]]
+    sections_s: dict[str, float]
+    agent_steps: float = 0.0
+    gradients: float = 0.0
+    commits: float = 0.0
+    aggregating_s: float = 0.0
+    applying_s: float = 0.0
+
+
+def calibrate(paths: Sequence[str | Path], model_bytes: float | None = None) -> Calibration:
+    """Measures a step from run folders of one configuration.
+
+    Args:
+        model_bytes: M; None: from a checkpoint's manifest, else from the bytes that servers received.
+
+    Raises:
+        UserError: no run, a broken one, too few steps, or M cannot be known.
+    """
+    seen = _Seen([], [], [], {})
+    sizes = set()
+    for path in paths:
+        run = RunFolder.open(path)
+        sizes.add(round(_read(run, seen)))
+    if sum(seen.counts) < LEAST_STEPS:
+        names = ", ".join(str(path) for path in paths)
+        raise UserError(
+            f"{names}: {sum(seen.counts)} gradients in all, too few to calibrate ({LEAST_STEPS} are needed)"
+        )
+    known = sizes - {0}
+    if model_bytes is None and len(known) != 1:
+        what = f"runs disagree on the model's bytes ({sorted(known)})" if known else "no server told the model's bytes"
+        raise UserError(f"{what}: give --megabytes")
+    size = model_bytes if model_bytes is not None else float(known.pop())
+    work = Work(model_bytes=size, compute=_times(seen), data_points=seen.agent_steps / sum(seen.counts))
+    costs = {f"{name}_s": seen.sections_s.get(name, 0.0) / seen.agent_steps for name in COMPUTE_SECTIONS}
+    return Calibration(
+        work=work,
+        costs=AgentCosts(**costs),
+        steps=sum(seen.counts),
+        aggregate_bytes_per_s=_rate(seen.gradients * size, seen.aggregating_s),
+        apply_bytes_per_s=_rate(seen.commits * size, seen.applying_s),
+    )
+
+
+def _read(run: RunFolder, seen: _Seen) -> float:
+    """Adds one run's records; returns M in bytes, 0 when it does not say."""
+    before: dict[tuple[str, int], int] = {}
+    received: dict[int, float] = {}
+    gradients = commits = 0.0
+    for record in RunReader(run).poll():
+        count = int(record.get("count") or 0)
+        if record["kind"] == "step" and record["role"] == "worker" and count:
+            key = (str(run.path), record["rank"])
+            gradients += count
+            before[key] = before.get(key, 0) + 1
+            if before[key] > _WARM_UP_RECORDS:
+                _add_steps(record, count, key, seen)
+        elif record["kind"] == "server":
+            sections = record.get("sections_s") or {}
+            received[record["rank"]] = received.get(record["rank"], 0.0) + (record.get("bytes_received") or 0.0)
+            commits += (record.get("commits") or 0) if record["rank"] == 0 else 0
+            seen.aggregating_s += sections.get("aggregating", 0.0)
+            seen.applying_s += sections.get("applying", 0.0)
+    size = float(_manifest_bytes(run) or (sum(received.values()) / gradients if gradients else 0.0))
+    seen.gradients += gradients
+    seen.commits += commits
+    return size
+
+
+def _add_steps(record: dict[str, Any], count: int, key: tuple[str, int], seen: _Seen) -> None:
+    sections = record.get("sections_s") or {}
+    seen.counts.append(count)
+    seen.means_s.append(sum(sections.get(name, 0.0) for name in COMPUTE_SECTIONS) / count)
+    seen.workers.append(key)
+    seen.agent_steps += record.get("agent_steps") or 0
+    for name in COMPUTE_SECTIONS:
+        seen.sections_s[name] = seen.sections_s.get(name, 0.0) + sections.get(name, 0.0)
+
+
+def _times(seen: _Seen) -> ComputeTimes:
+    """Mean and variation of ordinary steps, the variation between workers, and how often a step stalls for how long.
+
+    A record that is far above the median (6 robust standard deviations of a mean of its count) holds one stalled step.
+    """
+    counts, means = np.array(seen.counts, dtype=np.float64), np.array(seen.means_s)
+    names = list(dict.fromkeys(seen.workers))
+    worker = np.array([names.index(key) for key in seen.workers])
+    medians = np.array([np.median(means[worker == index]) for index in range(len(names))])
+    above_s = means - medians[worker]
+    low, high = np.quantile(above_s * np.sqrt(counts), [0.25, 0.75])
+    deviation_s = float(high - low) / _QUARTILES_OF_NORMAL
+    stalled = above_s > _STALLED * np.maximum(deviation_s / np.sqrt(counts), 0.01 * medians[worker])
+    ordinary = ~stalled
+    mean = float(np.average(means[ordinary], weights=counts[ordinary]))
+    if counts.max() == 1 and len(names) == 1:  # every step of one worker was written down: draw from those
+        whole = float(means.mean())
+        return ComputeTimes(mean_s=whole, variation=float(means.std()) / whole, samples_s=tuple(means.tolist()))
+    noise = deviation_s**2 * len(names) / counts.sum()
+    between = float(np.var(medians, ddof=1)) - noise if len(names) > 1 else 0.0
+    excess_s = float((above_s * counts)[stalled].mean()) if stalled.any() else 0.0
+    return ComputeTimes(
+        mean_s=mean,
+        variation=deviation_s / mean,
+        worker_variation=math.sqrt(max(0.0, between)) / mean,
+        straggler_probability=float(stalled.sum() / counts.sum()),
+        straggler_slowdown=1 + excess_s / mean,
+    )
+
+
+def _manifest_bytes(run: RunFolder) -> int | None:
+    """M from the newest checkpoint's manifest: its last cut, in float32."""
+    import json
+
+    manifests = sorted(run.checkpoints.glob("step-*/manifest.json"))
+    for manifest in reversed(manifests):
+        try:
+            return 4 * int(json.loads(manifest.read_text(encoding="utf-8"))["cuts"][-1])
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            continue  # torn: an older one has the same cuts
+    return None
+
+
+def _rate(amount: float, seconds: float) -> float:
+    return amount / seconds if amount and seconds else math.inf

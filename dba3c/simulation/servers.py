@@ -1,0 +1,228 @@
+"""Discrete events of sharded parameter servers; the protocol is param_servers' (client.py, server.py, cut_through.py).
+
+With even shards every server sees the same bytes at the same times, so one server stands for all k of them: its link
+in (gradients) and its link out (parameters), each shared by the workers' flows, while a worker's own link is shared by
+its k flows. That keeps a step of 4,096 workers at O(n log n).
+
+1. a worker computes; if a newer version is known by then it drops its gradient, else it pushes M/k to every server;
+2. the g-th complete slice of this version commits it: every shard tells shard 0 (one message for each gradient and
+   shard, served one after the other), shard 0 tells all;
+3. with backup workers, or asynchronously: the shard averages and steps, then sends the version to all (to its worker);
+   without: it has streamed the version out while the gradients came in, and only the seal is missing (cut-through).
+
+Left out: on hosts with a colocated server, late pushes and pulls that share a direction of the link.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dba3c.simulation.cluster import Cluster, Setup, Work
+from dba3c.simulation.links import SharedLink
+from dba3c.simulation.outcome import WARM_UP_STEPS, Outcome
+
+GIVEN_AHEAD = 2
+"""Versions that a worker is sent before it must have asked (param_servers.coordinator)."""
+SLICE_CHUNKS, LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES = 16, 16_384, 262_144
+"""How a slice is cut for cut-through (param_servers.shard)."""
+Kind = Literal["computed", "push", "version", "commit", "asked"]
+
+
+class _Event(NamedTuple):
+    time_s: float
+    order: int
+    kind: Kind
+    worker: int
+    version: int
+
+
+class ServerSimulation:
+    """Runs `steps` steps. `times_s` [rows, n] float64: compute time of worker w on version v."""
+
+    def __init__(self, cluster: Cluster, work: Work, setup: Setup, times_s: NDArray[np.float64]) -> None:
+        self.cluster, self.work, self.setup = cluster, work, setup
+        self._times_s = times_s
+        self._slice_bytes = work.model_bytes * setup.shard_share
+        self._cut_through = setup.exchange == "servers" and not setup.backup
+        self._ingress, self._egress = self._links()
+        self._queue: list[_Event] = []
+        self._order = self.version = self.dropped = self._arrived = 0
+        self._busy_until_s = 0.0
+        """When shard 0 has read all messages so far."""
+        self._first_chunk_s = 0.0
+        """When the slowest push of this version has brought its first chunk."""
+        n = setup.workers
+        self._working_on = [0] * n
+        self._received = [0] * n
+        self._sent = [0] * n
+        """Newest version that has been sent to each worker."""
+        self._ahead = [0] * n
+        self._idle = [False] * n
+        self.commits_s: list[float] = []
+
+    def _links(self) -> tuple[SharedLink, SharedLink]:
+        """In and out of one server."""
+        n, k, rate = self.setup.workers, self.setup.servers, self.cluster.tensor_bytes_per_s
+        ceiling = rate / k
+        if self.setup.colocated and self._cut_through and n + k > 2:
+            # Both directions carry the server's slices and the own worker's at once.
+            rate *= (n - 1) / (n + k - 2) if n > 1 else 1.0
+        return SharedLink(rate, ceiling), SharedLink(rate, ceiling)
+
+    def run(self, steps: int) -> Outcome:
+        """Until `steps` commits."""
+        for worker in range(self.setup.workers):
+            self._compute(0.0, worker, 0)
+        while len(self.commits_s) < steps:
+            ends_in_s, ends_out_s = self._ingress.next_end_s(), self._egress.next_end_s()
+            next_s = self._queue[0].time_s if self._queue else math.inf
+            if next_s <= min(ends_in_s, ends_out_s):
+                self._happen(heapq.heappop(self._queue))
+            elif ends_in_s <= ends_out_s:
+                self._slice_complete(ends_in_s, *self._ingress.end_next())
+            else:
+                workers, version = self._egress.end_next()
+                self._deliver(ends_out_s, workers, version)
+        warm_up = WARM_UP_STEPS * (self.setup.workers if self.setup.exchange == "async" else 1)
+        return Outcome(np.array(self.commits_s), self.setup.gradients, self.dropped, self.work.data_points, warm_up)
+
+    def _later(self, time_s: float, kind: Kind, worker: int, version: int) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, _Event(time_s, self._order, kind, worker, version))
+
+    def _happen(self, event: _Event) -> None:
+        if event.kind == "computed":
+            self._computed(event.time_s, event.worker, event.version)
+        elif event.kind == "push":
+            self._push(event.time_s, event.worker, event.version)
+        elif event.kind == "version":
+            self._take(event.time_s, event.worker, event.version)
+        elif event.kind == "asked":
+            self._send(event.time_s, [event.worker], self.version)
+        else:
+            self._commit(event.time_s, event.worker)
+
+    # -- workers -------------------------------------------------------------------------------------------------
+
+    def _compute(self, now_s: float, worker: int, version: int) -> None:
+        self._working_on[worker], self._idle[worker], self._ahead[worker] = version, False, 0
+        row = version % len(self._times_s)
+        self._later(now_s + float(self._times_s[row, worker]), "computed", worker, version)
+
+    def _computed(self, now_s: float, worker: int, version: int) -> None:
+        self._idle[worker] = True
+        if self._received[worker] > version and self.setup.exchange != "async":
+            self.dropped += 1
+            self._compute(now_s, worker, self._received[worker])
+        else:
+            self._later(now_s + self.cluster.latency_s, "push", worker, version)
+
+    def _take(self, now_s: float, worker: int, version: int) -> None:
+        """A version has arrived at a worker, which begins with it unless it is still computing."""
+        self._received[worker] = max(self._received[worker], version)
+        if self._idle[worker] and version > self._working_on[worker]:
+            self._compute(now_s, worker, version)
+
+    # -- the server ----------------------------------------------------------------------------------------------
+
+    def _push(self, now_s: float, worker: int, version: int) -> None:
+        """A slice begins to arrive. One of an older version is late: it still takes its bytes."""
+        if version < self.version and self.setup.exchange != "async":
+            self.dropped += 1
+            if self._sent[worker] < self.version:
+                self._later(now_s, "asked", worker, version)
+            return
+        if self.setup.colocated and worker == 0:
+            self._slice_complete(now_s, worker, version)
+            return
+        self._ingress.begin(now_s, self._slice_bytes, (worker, version))
+        share = _chunk_bytes(self._slice_bytes) / self._ingress.rate_bytes_per_s
+        self._first_chunk_s = max(self._first_chunk_s, now_s + share)
+
+    def _slice_complete(self, now_s: float, worker: int, version: int) -> None:
+        if self.setup.exchange != "async":
+            if version < self.version:  # it was late, and was told so by the newer version
+                self.dropped += 1
+                return
+            self._arrived += 1
+        told_s = now_s + (self.cluster.latency_s if self.setup.servers > 1 else 0.0)
+        self._busy_until_s = max(self._busy_until_s, told_s) + self.cluster.message_s * self.setup.servers
+        if self.setup.exchange == "async":
+            self._busy_until_s += self._update_s(self._slice_bytes)  # one update after the other
+        if self.setup.exchange == "async" or self._arrived == self.setup.gradients:
+            back_s = self.cluster.latency_s if self.setup.servers > 1 else 0.0
+            self._later(self._busy_until_s + back_s, "commit", worker, self.version)
+
+    def _commit(self, now_s: float, worker: int) -> None:
+        """Every shard hears of the commit; the next version is made, and sent or sealed."""
+        ready_s = now_s
+        if self.setup.exchange != "async":
+            ready_s = self._passed_on_s(now_s) if self._cut_through else now_s + self._update_s(self._slice_bytes)
+        self.version += 1
+        self._arrived, self._first_chunk_s = 0, 0.0
+        self.commits_s.append(now_s)
+        if self._cut_through:
+            for each in range(self.setup.workers):
+                self._sent[each] = self.version
+                self._later(ready_s + self.cluster.latency_s, "version", each, self.version)
+        elif self.setup.exchange == "async":
+            self._send(ready_s, [worker], self.version)
+        else:
+            everybody = range(self.setup.workers)
+            self._send(ready_s, [each for each in everybody if self._ahead[each] < GIVEN_AHEAD], self.version)
+
+    def _send(self, now_s: float, workers: Sequence[int], version: int) -> None:
+        """Parameters leave the server for these workers, side by side."""
+        for worker in workers:
+            self._sent[worker] = version
+            self._ahead[worker] += 1
+        remote = [worker for worker in workers if not (self.setup.colocated and worker == 0)]
+        if len(remote) < len(workers):
+            self._later(now_s, "version", 0, version)
+        if remote:
+            self._egress.begin(now_s, self._slice_bytes, (remote, version), count=len(remote))
+
+    def _deliver(self, now_s: float, workers: Sequence[int], version: int) -> None:
+        for worker in workers:
+            self._later(now_s + self.cluster.latency_s, "version", worker, version)
+
+    def _passed_on_s(self, now_s: float) -> float:
+        """Cut-through: when the last byte of the next version has left, `now_s` being the commit.
+
+        It leaves as the slowest worker's bytes come in, chunk by chunk; unfair links make that worker slower at first.
+        """
+        flows = self.setup.workers - (1 if self.setup.colocated else 0)
+        if not flows:
+            return now_s + self._update_s(self._slice_bytes)
+        rate = self._egress_rate(flows)
+        out_s = max(self._slice_bytes / rate, self._update_s(self._slice_bytes))
+        lost_s = self.cluster.overlap_lost * out_s * (1 - 1 / flows)
+        chunk_s = _chunk_bytes(self._slice_bytes) / rate + self._update_s(_chunk_bytes(self._slice_bytes))
+        return max(self._first_chunk_s + out_s, now_s + chunk_s - self._round_s()) + lost_s
+
+    def _round_s(self) -> float:
+        """The round to shard 0, during which the last chunk is already on its way."""
+        return 2 * self.cluster.latency_s if self.setup.servers > 1 else 0.0
+
+    def _egress_rate(self, flows: int) -> float:
+        n, k, rate = self.setup.workers, self.setup.servers, self.cluster.tensor_bytes_per_s
+        if self.setup.colocated:
+            return min(rate / k, rate * (n - 1) / (n + k - 2) / flows)
+        return min(rate / k, rate / flows)
+
+    def _update_s(self, size_bytes: float) -> float:
+        """To sum the gradients of a slice and to step its optimizer."""
+        cluster = self.cluster
+        return (
+            self.setup.gradients * size_bytes / cluster.aggregate_bytes_per_s + size_bytes / cluster.apply_bytes_per_s
+        )
+
+
+def _chunk_bytes(slice_bytes: float) -> float:
+    return min(slice_bytes, LARGEST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, slice_bytes / SLICE_CHUNKS))

@@ -1,0 +1,182 @@
+"""From run folders and measured points to a model, and what central inference is compared with."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dba3c import metrics
+from dba3c.errors import UserError
+from dba3c.metrics import MetricsWriter
+from dba3c.run_folder import RunFolder
+from dba3c.simulation.answers import best, options
+from dba3c.simulation.calibration import calibrate
+from dba3c.simulation.central import AgentCosts, CentralSetup, central_steps_per_s, compare
+from dba3c.simulation.cluster import Cluster, Setup, Work
+from dba3c.simulation.compute import ComputeTimes
+from dba3c.simulation.validation import MeasuredPoint, fit, predict, read_points
+from launch.cli import main
+from tests.dba3c.monitor.made_up_run import CONFIG, Clock, made_up_run, step_values
+
+TEN_GBIT = Cluster(bytes_per_s=1.25e9)
+POINT = {"exchange": "servers", "megabytes": 1.33, "workers": 4, "backup": 0, "servers": 2, "rate_mbit": 100.0}
+
+
+def run_with_times(path, monkeypatch, times_s, window_s=0.0):
+    """One worker whose n-th gradient of 160 data points took times_s[n]."""
+    clock = Clock()
+    with monkeypatch.context() as patched:
+        patched.setattr(metrics, "time", clock)
+        run = RunFolder.create(path, CONFIG)
+        with_window = MetricsWriter(run, "worker", 0, window_s=window_s)
+        for step, seconds in enumerate(times_s, start=1):
+            clock.now_s += seconds + 0.01
+            with_window.record_step(step, step_values(), {"environment": seconds, "waiting": 0.01})
+        with_window.close()
+    run.release()
+    return run
+
+
+def test_steps_written_one_by_one_are_drawn_from_as_they_are(tmp_path, monkeypatch):
+    times = np.random.default_rng(0).choice([0.1, 0.3], size=200)
+    found = calibrate([run_with_times(tmp_path / "run", monkeypatch, times).path], model_bytes=1e6)
+    assert set(np.round(found.work.compute.samples_s, 6)) == {0.1, 0.3}
+    assert found.work.compute.mean_s == pytest.approx(times[2:].mean())
+    assert found.work.data_points == 160
+    assert found.costs.environment_s == pytest.approx(times[2:].mean() / 160)
+
+
+def test_the_variation_of_a_step_is_found_behind_windows_and_stalls(tmp_path, monkeypatch):
+    times = np.random.default_rng(1).normal(0.1, 0.02, size=8000).clip(0.01)
+    times[1000::2000] = 3.0
+    found = calibrate([run_with_times(tmp_path / "run", monkeypatch, times, window_s=1.0).path], model_bytes=1e6)
+    compute = found.work.compute
+    assert compute.samples_s == ()
+    assert compute.mean_s == pytest.approx(0.1, rel=0.02)
+    assert compute.variation == pytest.approx(0.2, rel=0.2)
+    assert compute.straggler_probability == pytest.approx(4 / 8000, rel=0.01)
+    assert compute.straggler_slowdown == pytest.approx(30, rel=0.1)
+
+
+def test_what_servers_do_is_calibrated_too(tmp_path, monkeypatch):
+    run = made_up_run(tmp_path / "run", monkeypatch, seconds=60)
+    found = calibrate([run.path], model_bytes=1e6)
+    assert found.work.compute.mean_s == pytest.approx(0.09)
+    assert found.aggregate_bytes_per_s == pytest.approx(2 * 600 * 1e6 / (2 * 600 * 0.02), rel=0.01)
+
+
+def test_a_run_that_cannot_calibrate_says_why(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"is not a run folder"):
+        calibrate([tmp_path / "nothing"])
+    few = run_with_times(tmp_path / "few", monkeypatch, [0.1] * 5)
+    with pytest.raises(UserError, match="3 gradients in all, too few to calibrate"):
+        calibrate([few.path])
+    untold = run_with_times(tmp_path / "untold", monkeypatch, [0.1] * 50)
+    with pytest.raises(UserError, match="no server told the model's bytes: give --megabytes"):
+        calibrate([untold.path])
+
+
+def test_points_are_read_from_lines_and_from_csv_and_bad_ones_cost_a_line(tmp_path):
+    lines, table, warnings = tmp_path / "points.jsonl", tmp_path / "points.csv", []
+    good = {**POINT, "step_ms": 220.0}
+    bad = [{**good, "rate_mbit": 0}, {**good, "exchange": "pigeon"}, {"exchange": "servers"}]
+    lines.write_text("\n".join([json.dumps(good), "torn {", *map(json.dumps, bad), json.dumps(good)]))
+    points = read_points(lines, warnings.append)
+    assert len(points) == 2 and points[0].step_s == 0.22 and points[0].bytes_per_s == 12.5e6
+    assert len(warnings) == 4 and warnings[-1].endswith("1 more points left out")
+    table.write_text(",".join(good) + "\n" + ",".join(map(str, good.values())) + "\n")
+    assert read_points(table) == points[:1]
+    with pytest.raises(UserError, match="holds no measured point"):
+        read_points(_written(tmp_path / "none", "hello\n"), warnings.append)
+    with pytest.raises(UserError, match="cannot read .*absent"):
+        read_points(tmp_path / "absent")
+
+
+def _written(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_a_fit_finds_the_cluster_that_made_the_points():
+    hidden = Cluster(bytes_per_s=1.0, latency_s=0.004, wire_efficiency=0.9, overlap_lost=0.4)
+    points = [
+        MeasuredPoint(setup=setup, model_bytes=1.33e6, bytes_per_s=12.5e6, step_s=1.0)
+        for setup in (
+            *(Setup(workers=n, servers=k) for n in (1, 2, 4, 8) for k in (1, 2, 4)),
+            *(Setup(workers=4, servers=k, backup=1) for k in (1, 2)),
+            Setup(workers=4, exchange="allreduce"),
+        )
+    ]
+    points = [
+        MeasuredPoint(**{**vars(point), "step_s": predict(hidden, point).predicted_s}) for point in points
+    ]  # as if measured
+    found = fit(Cluster(bytes_per_s=1.0), points)
+    assert found.latency_s == pytest.approx(0.004, rel=0.05)
+    assert found.wire_efficiency == pytest.approx(0.9, rel=0.01)
+    assert found.overlap_lost == pytest.approx(0.4, abs=0.02)
+    assert max(abs(predict(found, point).error) for point in points) < 0.01
+
+
+def test_the_command_says_which_points_are_within_ten_percent(tmp_path, capsys):
+    (tmp_path / "points.jsonl").write_text(json.dumps({**POINT, "step_ms": 400.0}) + "\n")
+    assert main(["simulate", "--validate", str(tmp_path / "points.jsonl"), "--latency-us", "0"]) == 1
+    assert "0 of 1 within 10 %" in capsys.readouterr().out
+    (tmp_path / "points.jsonl").write_text(json.dumps({**POINT, "step_ms": 238.0}) + "\n")
+    assert main(["simulate", "--validate", str(tmp_path / "points.jsonl"), "--latency-us", "0"]) == 0
+    assert "1 of 1 within 10 %" in capsys.readouterr().out
+
+
+def test_the_command_prints_a_table_over_servers_and_backups_and_says_that_it_is_simulated(tmp_path, capsys):
+    words = [
+        "simulate",
+        "--nodes",
+        "8",
+        "--servers",
+        "1",
+        "2",
+        "--backup-workers",
+        "0",
+        "1",
+        "--steps",
+        "10",
+        "--bandwidth-gbit",
+        "1",
+    ]
+    assert main([*words, "--output", str(tmp_path / "table.csv")]) == 0
+    out = capsys.readouterr().out
+    assert "SIMULATED: 8 nodes, 1 Gbit/s" in out and "8 servers beside workers" in out and "best: " in out
+    assert len((tmp_path / "table.csv").read_text().splitlines()) == 1 + 2 * 4
+    assert main(["simulate", "--bandwidth-gbit", "0"]) == 2
+    assert "--bandwidth-gbit must be greater than 0" in capsys.readouterr().err
+
+
+def test_more_servers_are_advised_only_where_they_help():
+    work = Work(model_bytes=1.33e6, compute=ComputeTimes(mean_s=0.1), data_points=32)
+    fast = best(options(Cluster(bytes_per_s=1.25e11), work, 64, [1, 2, 4, 8], [0], steps=5))
+    assert fast.setup.servers == 1
+    slow = [
+        o for o in options(Cluster(bytes_per_s=1.25e7), work, 64, [1, 2, 4, 8], [0], steps=5) if o.setup.workers < 64
+    ]
+    assert best(slow).setup.servers == 8
+
+
+def test_central_inference_is_bounded_by_its_actors_and_by_its_learner():
+    costs = AgentCosts(environment_s=1e-3, inference_s=1e-4, learning_s=2e-4, observation_bytes=1.0)
+    few_actors = CentralSetup(actors=4, learner_speed=1e6)
+    assert central_steps_per_s(TEN_GBIT, costs, few_actors) == pytest.approx(4 / 1e-3, rel=0.02)
+    slow_learner = CentralSetup(actors=400, learner_speed=2.0, batch_points=64)
+    expected = 2.0 / (1e-4 + 1e-4 + 2e-4)  # inference, and the forward and backward pass of learning
+    assert central_steps_per_s(TEN_GBIT, costs, slow_learner) == pytest.approx(expected, rel=0.05)
+    narrow = AgentCosts(environment_s=1e-6, inference_s=1e-9, learning_s=1e-9, observation_bytes=1e4)
+    linked = central_steps_per_s(TEN_GBIT, narrow, CentralSetup(actors=50, learner_speed=1e3))
+    assert linked == pytest.approx(1.25e9 / 1e4, rel=0.05)
+
+
+def test_on_equal_hardware_workers_win_and_with_an_accelerator_central_inference_does():
+    costs = AgentCosts(environment_s=5e-4, inference_s=3e-4, learning_s=6e-4)
+    equal = compare(TEN_GBIT, costs, 1.33e6, nodes=8, cores=12, learner_speed=12)
+    accelerated = compare(TEN_GBIT, costs, 1.33e6, nodes=8, cores=12, learner_speed=1000)
+    assert not equal.central_wins and accelerated.central_wins
+    assert equal.workers_per_s == accelerated.workers_per_s
+    with pytest.raises(UserError, match="at least 2 nodes"):
+        compare(TEN_GBIT, costs, 1.33e6, nodes=1, cores=12, learner_speed=12)
