@@ -8,6 +8,7 @@ namespace (root). One JSON object a line: medians of worker 0, bytes and CPU-sec
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -162,7 +163,7 @@ class Bench:
                 exchange.push(gradient, pull.step, data_points=1)
         except RunStopped:
             pass
-        steps = [end - start for start, end in zip(ends[:-1], ends[1:], strict=True)][WARM_UP_STEPS:]
+        steps = [end - start for start, end in itertools.pairwise(ends)][WARM_UP_STEPS:]
         moved = sum(exchange.bytes_moved) if isinstance(exchange, ServersExchange) else self._ring_bytes()
         self.results.put({"rank": rank, "times_s": steps, "bytes": moved})
         exchange.close()

@@ -1,0 +1,29 @@
+"""What the README shows, run as a stranger would."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_digits_example_learns_although_a_worker_is_killed() -> None:
+    pytest.importorskip("sklearn")
+    command = [sys.executable, "-m", "param_servers.examples.digits"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "worker 4 left" in done.stdout
+    accuracy = re.search(r"accuracy after \d+ steps: ([0-9.]+)", done.stdout)
+    assert accuracy is not None and float(accuracy[1]) > 0.9
+    assert not done.stderr
+
+
+def test_the_benchmark_measures_a_small_case() -> None:
+    command = [sys.executable, "-m", "param_servers.benchmarks.exchange", "--megabytes", "0.1", "--workers", "2"]
+    command += ["--servers", "2", "--steps", "5"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert '"step_ms"' in done.stdout
