@@ -91,15 +91,11 @@ class InferenceService:
         if self._batcher.wait_s(now_s) == 0.0:
             with sections("inference"):
                 self._answer(now_s)
+        wait_s = self._batcher.wait_s(time.monotonic())
+        with sections("waiting"):
+            events = self.hub.poll(patience_s if wait_s is None else min(wait_s, patience_s))
         with sections("serving"):
-            events = self.hub.poll(0.0)
             self._handle(events)
-        if not events:
-            wait_s = self._batcher.wait_s(time.monotonic())
-            with sections("waiting"):
-                events = self.hub.poll(patience_s if wait_s is None else min(wait_s, patience_s))
-            with sections("serving"):
-                self._handle(events)
 
     def close(self, reason: str | None) -> None:
         """Tell every actor that the run is over and why; None only drops the links. Safe to call twice."""
@@ -180,7 +176,9 @@ class InferenceService:
         if key not in self._sequences:
             return  # its actor broke the rules earlier in the same poll
         unroll = self.store.of(key)
-        self._states[key] = reset_state(self._states[key], torch.from_numpy(first_of(unroll.flags[unroll.time])))
+        if self._states[key]:
+            first = torch.from_numpy(first_of(unroll.flags[unroll.time]))
+            self._states[key] = reset_state(self._states[key], first)
         self._episodes += self.store.arrived(key, header.length, self._states[key])
         self._batcher.offer(key, time.monotonic())
 

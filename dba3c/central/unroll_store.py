@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dba3c.central.stacks import FrameRows, Whole
-from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of, unpack_extras
+from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, WHOLE, GroupShape, first_of, unpack_extras
 from dba3c.environments.protocol import Episode
 from dba3c.networks import State
 
@@ -41,7 +41,7 @@ class Unroll:
         self._raw = np.zeros((rows, shape.row_bytes), np.uint8)
         frames = self._raw[:, : shape.num_envs * shape.frame_bytes].view(shape.dtype)
         frames = frames.reshape(rows, shape.num_envs, *shape.frame_shape)
-        assert np.shares_memory(frames, self._raw)
+        assert np.may_share_memory(frames, self._raw)  # a view: messages are received into it
         self.frames = FrameRows(frames, shape.frame_stack)
         self.rewards = self._raw[self.history :, shape.reward_at : shape.flags_at].view(np.float32)
         self.flags = self._raw[self.history :, shape.flags_at : shape.fixed_bytes]
@@ -71,6 +71,8 @@ class Unroll:
     def arrived(self, length: int) -> list[Episode]:
         """Message ``time`` is in its place; the episodes that it reports. Raises BadMessage when it is malformed."""
         row = self.history + self.time
+        if length == self.shape.fixed_bytes and not (self.flags[self.time] & WHOLE).any():
+            return []  # nearly always: nothing began and nothing ended
         extras = unpack_extras(self.shape, self._raw[row, :length], self.flags[self.time])
         self.frames.mark_whole(Whole(row, extras.whole, extras.older))
         return extras.episodes
