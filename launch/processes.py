@@ -34,6 +34,7 @@ class Child:
         environ: Mapping[str, str],
         on_exit: Callable[[int], None],
         cores: Sequence[int] | None = None,
+        orphan_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
         self.command = list(command)
         self.log = log
@@ -48,7 +49,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env={**environ, PARENT_VARIABLE: str(os.getpid())},
                 start_new_session=True,  # a terminal's Ctrl-C is for the parent, which decides
-                preexec_fn=_before_exec(os.getpid(), cores),
+                preexec_fn=_before_exec(os.getpid(), cores, orphan_signal),
             )
         self.pid = self._process.pid
         self._thread = threading.Thread(target=self._wait, args=(on_exit,), name=f"wait-{self.pid}", daemon=True)
@@ -77,9 +78,9 @@ class Child:
         return "\n".join(text.splitlines()[-lines:])
 
 
-def _before_exec(parent: int, cores: Sequence[int] | None) -> Callable[[], None]:
+def _before_exec(parent: int, cores: Sequence[int] | None, orphan_signal: signal.Signals) -> Callable[[], None]:
     """Runs in the child between fork and exec: only system calls."""
-    die = int(signal.SIGTERM)
+    die = int(orphan_signal)
 
     def prepare() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, die, 0, 0, 0)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,3 +45,50 @@ def test_a_launcher_s_ranks_train_together(name: str, tmp_path: Path) -> None:
     members = [record["members"] for record in map(json.loads, lines) if record["kind"] == "commit"]
     assert members
     assert all(len(step) == 2 for step in members)
+
+
+def commits(run_dir: Path) -> list[list[list[int]]]:
+    """Members (worker, incarnation, …) of each step so far."""
+    path = run_dir / "audit" / "commits.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [record["members"] for record in map(json.loads, lines) if record["kind"] == "commit"]
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:
+    give_up_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_s, f"waited {timeout_s} s for {what}"
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_that_dies_costs_only_itself_and_rejoins_as_a_new_incarnation(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    endless = ["--total-frames", "1000000000", "--stop-score", "1000000", "--gradients", "1", "--run-dir", str(run_dir)]
+
+    def start(rank: int) -> subprocess.Popen[bytes]:
+        environ = {
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": "3",
+            "LOCAL_WORLD_SIZE": "3",
+            "DBA3C_LAUNCH_ID": "one",
+        }
+        with (tmp_path / f"rank-{rank}.log").open("a") as log:
+            command = [BIN / "dba3c", *TRAIN[:-2], *endless]
+            return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    ranks = [start(rank) for rank in range(3)]
+    try:
+        wait_until(lambda: any(member[0] == 1 for step in commits(run_dir) for member in step), "worker 1 to take part")
+        ranks[2].kill()
+        ranks[2].wait(20)
+        before = len(commits(run_dir))
+        wait_until(lambda: len(commits(run_dir)) > before + 20, "steps without the dead rank")
+        ranks[2] = start(2)
+        wait_until(lambda: any(m[:2] == [1, 100] for step in commits(run_dir) for m in step), "worker 1 to come back")
+        ranks[0].send_signal(signal.SIGINT)
+        assert [rank.wait(60) for rank in ranks] == [0, 0, 0], (tmp_path / "rank-0.log").read_text()
+    finally:
+        for rank in ranks:
+            rank.kill()
