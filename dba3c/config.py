@@ -21,6 +21,10 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.schedules import parse_schedule
 
 
+ALGORITHMS_OF_MODES = {"worker": ("actor_critic", "vtrace", "ppo"), "central": ("vtrace", "r2d2", "sac")}
+WHY_NOT = {"worker": "which replays experience that workers do not keep", "central": "which needs its own actions"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
     """Which function maps observations to a policy and a value, and in what arithmetic."""
@@ -139,6 +143,18 @@ class TrainConfig:
     central: CentralConfig = field(default_factory=CentralConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        mode, algorithm = self.central.mode, self.algorithm.algorithm
+        possible = ALGORITHMS_OF_MODES[mode]
+        _require(
+            algorithm in possible,
+            f"mode {mode} cannot learn by {algorithm}, {WHY_NOT[mode]}: use --algorithm {' or '.join(possible)}",
+        )
+        _require(
+            algorithm != "ppo" or not self.network.network.endswith("_lstm"),
+            "ppo draws its minibatches step by step: choose a network without _lstm, or --algorithm vtrace",
+        )
 
     def to_json(self) -> str:
         """The resolved tree as indented JSON; ``from_json`` gives an equal tree back."""

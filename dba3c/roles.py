@@ -51,10 +51,9 @@ def worker(place: Place) -> str:
     from dba3c.environments.factory import make_vector_environment
     from dba3c.environments.seeding import worker_seed
     from dba3c.ppo_worker import run_ppo_worker
-    from dba3c.worker import check_algorithm, run_worker
+    from dba3c.worker import run_worker
 
     config = place.config
-    check_algorithm(config)
     seed = worker_seed(config.run.seed, place.rank, place.incarnation)
     environments = make_vector_environment(config.environment, config.environment.envs_per_worker, seed)
     metrics = place.metrics("worker")

@@ -9,13 +9,10 @@ from dba3c.agent import Agent
 from dba3c.collector import Collector
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Episode
-from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter, Sections
 from param_servers.exchange import GradientExchange, Receipt, RunStopped
 from param_servers.optimizers import clip_gradient
 from param_servers.schedules import parse_schedule
-
-WORKER_ALGORITHMS = ("actor_critic", "vtrace", "ppo")
 
 
 def run_worker(
@@ -60,15 +57,6 @@ def run_worker(
             recorder.record(receipt, rollout.data_points, losses | numbers, sections)
     except RunStopped as stopped:
         return stopped.reason
-
-
-def check_algorithm(config: TrainConfig) -> None:
-    """Refuse what a worker cannot learn by. Raises UserError."""
-    algorithm = config.algorithm.algorithm
-    if algorithm not in WORKER_ALGORITHMS:
-        raise UserError(f"{algorithm} replays experience, which workers do not keep: use --mode central")
-    if algorithm == "ppo" and config.network.network.endswith("_lstm"):
-        raise UserError("ppo draws its minibatches step by step: choose a network without _lstm, or algorithm vtrace")
 
 
 class GradientRecorder:

@@ -80,6 +80,7 @@ class Actor:
     secret: the run's secret.
     join_timeout_s: longest wait for the learner at the start, and for an answer of a learner that is connected.
     reconnect_timeout_s: longest wait for a learner that was lost.
+    stop_reason: why the run was asked to end, or None; looked at while there is no learner to say so.
     on_failure: told one line of each environment that broke.
     on_steps: told (newest version heard of, seconds by section) after each step.
     """
@@ -96,11 +97,12 @@ class Actor:
         join_timeout_s: float,
         reconnect_timeout_s: float,
         silence_timeout_s: float = 60.0,
+        stop_reason: Callable[[], str | None] = lambda: None,
         on_failure: Callable[[str], None] = lambda line: None,
         on_steps: Callable[[int, dict[str, float]], None] = lambda version, sections: None,
     ) -> None:
         self._groups, self._resolve = groups, resolve
-        self._on_failure, self._on_steps = on_failure, on_steps
+        self._stop_reason, self._on_failure, self._on_steps = stop_reason, on_failure, on_steps
         self._join_timeout_s, self._reconnect_timeout_s = join_timeout_s, reconnect_timeout_s
         self._hello = Hello(Role.ACTOR, rank, incarnation, learner, groups[0].shape.fingerprint)
         self._learner = Peer(Role.SERVER, learner)
@@ -123,6 +125,8 @@ class Actor:
         try:
             while True:
                 self._keep_in_touch(time.monotonic())
+                if not self._hub.connected(self._learner) and (reason := self._stop_reason()) is not None:
+                    return reason
                 with self._sections("waiting"):
                     events = deque(self._hub.poll(_NAP_S))
                 while events:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dba3c.config import TrainConfig
-from dba3c.errors import UserError
-
-CENTRAL_ALGORITHMS = ("vtrace", "r2d2", "sac")
 
 if TYPE_CHECKING:
     from dba3c.central.wire import GroupShape
@@ -25,7 +22,6 @@ def learner(place: Place) -> str:
     from param_servers.interfaces import listen_address
 
     config, rendezvous = place.config, Rendezvous(place.folder)
-    check_algorithm(config)
     metrics = place.metrics("learner")
     try:
         learner = assemble(place, metrics)
@@ -73,6 +69,7 @@ def actor(place: Place) -> str:
             join_timeout_s=exchange.join_timeout_s,
             reconnect_timeout_s=exchange.reconnect_timeout_s,
             silence_timeout_s=exchange.step_timeout_s,
+            stop_reason=place.folder.stop_reason,
             on_failure=lambda line: metrics.record_event("environment_restarted", line),
             on_steps=lambda version, sections: metrics.record_step(version, {}, sections),
         ).run()
@@ -89,13 +86,3 @@ def group_shape(config: TrainConfig, spaces: Spaces) -> GroupShape:
     environment = config.environment
     stack = environment.frame_stack if environment.family == "atari" else 1
     return GroupShape.of(spaces.observation, spaces.action, config.central.envs_per_group, stack)
-
-
-def check_algorithm(config: TrainConfig) -> None:
-    """Refuse losses that need the policy itself to have acted."""
-    algorithm = config.algorithm.algorithm
-    if algorithm not in CENTRAL_ALGORITHMS:
-        raise UserError(
-            f"mode central learns from what older policies did, which {algorithm} cannot: "
-            f"use --algorithm {' or '.join(CENTRAL_ALGORITHMS)}"
-        )

@@ -17,7 +17,7 @@ from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
 from dba3c.ppo_worker import run_ppo_worker
 from dba3c.run_folder import RunFolder
-from dba3c.worker import check_algorithm, run_worker
+from dba3c.worker import run_worker
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.local import LocalExchange
 from tests.integration.runs import records
@@ -95,9 +95,7 @@ def test_a_worker_with_memory_answers_what_it_saw(tmp_path: Path) -> None:
 
 
 def test_what_a_worker_cannot_learn_by_is_refused() -> None:
-    with pytest.raises(UserError, match="--mode central"):
-        check_algorithm(TrainConfig(algorithm=AlgorithmConfig(algorithm="r2d2")))
+    with pytest.raises(UserError, match="mode worker cannot learn by r2d2"):
+        TrainConfig(algorithm=AlgorithmConfig(algorithm="r2d2"))
     with pytest.raises(UserError, match="_lstm"):
-        check_algorithm(
-            TrainConfig(algorithm=AlgorithmConfig(algorithm="ppo"), network=NetworkConfig(network="mlp_lstm"))
-        )
+        TrainConfig(algorithm=AlgorithmConfig(algorithm="ppo"), network=NetworkConfig(network="mlp_lstm"))

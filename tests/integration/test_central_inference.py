@@ -27,6 +27,12 @@ def events(folder: Path, kind: str) -> list[str]:
     return [r["message"] for r in records(folder, "learner", 0) if r["kind"] == "event" and r["event"] == kind]
 
 
+def rejoined(folder: Path) -> list[str]:
+    """Actors that came to the learner's second life."""
+    found = [r for r in records(folder, "learner", 0) if r["kind"] == "event" and r["event"] == "joined"]
+    return sorted({r["message"] for r in found if r["incarnation"] == 1})
+
+
 def further(run: Run, folder: Path, steps: int, what: str) -> None:
     """Wait until training has gone on by some steps."""
     goal = step(folder) + steps
@@ -70,6 +76,10 @@ def test_a_killed_learner_goes_on_from_its_checkpoint_and_its_actors_find_it_aga
             "the learner's next life",
             timeout_s=100.0,
         )
+        run.wait_until(
+            lambda: rejoined(folder) == ["actor 0 (incarnation 0)", "actor 1 (incarnation 0)"],
+            "both actors at the new learner",
+        )
         further(run, folder, 5, "after the learner's death")
         run.signal(signal.SIGINT)
         code, output = run.wait()
@@ -77,12 +87,6 @@ def test_a_killed_learner_goes_on_from_its_checkpoint_and_its_actors_find_it_aga
     lives = [r for r in records(folder, "learner", 0) if r["kind"] == "step"]
     first_of_second_life = next(r["step"] for r in lives if r["incarnation"] == 1)
     assert first_of_second_life > 20  # from a checkpoint, not from nothing
-    rejoined = [
-        r["message"]
-        for r in records(folder, "learner", 0)
-        if r["kind"] == "event" and r["event"] == "joined" and r["incarnation"] == 1
-    ]
-    assert sorted(rejoined) == ["actor 0 (incarnation 0)", "actor 1 (incarnation 0)"]
 
 
 @pytest.mark.timeout(120)

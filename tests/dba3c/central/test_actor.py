@@ -145,6 +145,10 @@ def test_a_learner_that_no_longer_answers_is_given_up_and_named() -> None:
     assert "connected but has not answered" in str(acting.result)
 
 
+def test_without_a_learner_an_actor_hears_from_the_run_folder_that_the_run_is_over() -> None:
+    assert make_actor(make_groups(), lambda: None, stop_reason=lambda: "Ctrl-C").run() == "Ctrl-C"
+
+
 def test_an_actor_that_was_superseded_does_not_try_again() -> None:
     groups = make_groups()
     service = make_service(groups[0].shape)
