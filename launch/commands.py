@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 from dba3c.errors import UserError
 from launch.simulate_command import simulate
-from launch.viewing_commands import export, plot, watch
+from launch.study_command import plot, study
+from launch.viewing_commands import export, watch
 
 
 def train(words: Sequence[str]) -> int:
@@ -60,6 +61,20 @@ def sbatch(words: Sequence[str]) -> int:
     return slurm.main(words)
 
 
+def evaluate(words: Sequence[str]) -> int:
+    """dba3c evaluate RUN"""
+    from launch.evaluate_command import run
+
+    return run(words)
+
+
+def record(words: Sequence[str]) -> int:
+    """dba3c record RUN"""
+    from launch.record_command import run
+
+    return run(words)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": train,
     "resume": resume,
@@ -69,4 +84,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "export": export,
     "plot": plot,
     "simulate": simulate,
+    "study": study,
+    "evaluate": evaluate,
+    "record": record,
 }

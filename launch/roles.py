@@ -60,10 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def play(role: str, place: Place) -> str:
-    """Run the role with one compute thread: a worker per core is faster than threads that wait for each other."""
+    """Run the role on as many compute threads as its launcher gave it; alone, on one: a worker per core is faster
+    than threads that wait for each other."""
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
     return ROLES[role](place)
 
 
