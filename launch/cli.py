@@ -22,7 +22,9 @@ usage: dba3c COMMAND [OPTIONS]        (dba3c COMMAND --help lists a command's op
   watch RUN      look at a live or finished run
   stop RUN       ask a run to end with a checkpoint
   export RUN     replay a run's metrics into TensorBoard, Neptune, MLflow or Weights & Biases
-  plot RUN...    learning curves of runs
+  study NAME     run a grid of runs: scaling, parameter_servers, stragglers, learning_curves, architectures, games
+  plot STUDY     figures and a report of a study; dba3c plot RUN... draws learning curves of any runs
+  simulate       what a cluster would do: how many servers and backup workers it needs
   sbatch PRESET  print a Slurm script
 """
 

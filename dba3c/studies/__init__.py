@@ -1,0 +1,1 @@
+"""Declared grids of runs (points × seeds), what they add up to, and the figures made of them."""

@@ -1,0 +1,194 @@
+"""The figures of a study. Measured: filled marks with error bars. Simulated: dotted, hollow, and said in the legend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, ScalarFormatter
+
+from dba3c.errors import UserError
+from dba3c.plots.curve import Curve
+from dba3c.plots.learning_curves import plot_learning_curves
+from dba3c.plots.style import PALETTE, new_figure, save
+from dba3c.studies.results import (
+    Estimate,
+    StudyResults,
+    best_mean_score,
+    data_points_per_s,
+    dropped_share,
+    each,
+    hours_to_stop_score,
+    steps_per_s,
+)
+
+Pairs = Sequence[tuple[float, Estimate]]
+IDEAL: dict[str, Any] = {"color": "#555555", "linestyle": (0, (4, 3)), "linewidth": 1.0}
+
+
+def draw_measured(axes: Axes, pairs: Pairs, label: str, index: int = 0) -> None:
+    """Marks at the interquartile mean over seeds, with 95 % bootstrap intervals and each seed as a dot."""
+    colour = PALETTE[index % len(PALETTE)]
+    x, y = [x for x, _ in pairs], [e.centre for _, e in pairs]
+    spread = [[e.centre - e.low for _, e in pairs], [e.high - e.centre for _, e in pairs]]
+    axes.errorbar(x, y, yerr=spread, marker="o", color=colour, capsize=3, linewidth=1.6, label=f"{label} (measured)")
+    for place, estimate in pairs:
+        axes.plot([place] * len(estimate.values), estimate.values, ".", color=colour, alpha=0.35, markersize=4)
+
+
+def draw_simulated(axes: Axes, x: Sequence[float], y: Sequence[float], label: str, index: int = 0) -> None:
+    """A dotted line with hollow marks, and a legend that says that it is simulated."""
+    colour = PALETTE[index % len(PALETTE)]
+    axes.plot(
+        x, y, ":", marker="o", markerfacecolor="white", markersize=5, color=colour, linewidth=1.4,
+        label=f"{label} (SIMULATED)",
+    )  # fmt: skip
+
+
+def finish(axes: Axes, x_name: str, y_name: str, x: Sequence[float], log: bool = False) -> None:
+    """Labels, ticks at the points, legend."""
+    axes.set_xlabel(x_name)
+    axes.set_ylabel(y_name)
+    if log:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_xticks(sorted(set(x)))
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.minorticks_off()
+    axes.legend(frameon=False, fontsize=8)
+
+
+def draw(results: StudyResults, into: str | Path) -> list[Path]:
+    """Every figure of a study, PNG and SVG. One that cannot be drawn costs a line in `results.problems`."""
+    folder, written = Path(into), []
+    for name, figure in FIGURES[results.study.kind].items():
+        try:
+            written += figure(results, folder / name)
+        except UserError as error:
+            results.problems.append(f"figure {name}: {error}")
+    return written
+
+
+def _pairs(results: StudyResults, measure: Callable[[Curve], float], what: str) -> Pairs:
+    pairs = each(results.points, measure)
+    if not pairs:
+        raise UserError(f"no run has {what}")
+    return pairs
+
+
+def speed(results: StudyResults, path: Path) -> list[Path]:
+    """Data points per second against the study's axis."""
+    pairs = _pairs(results, data_points_per_s, "a rate of data points")
+    x = [x for x, _ in pairs]
+    figure, axes = new_figure()
+    draw_measured(axes, pairs, "data points per second")
+    scaling = results.study.kind == "scaling"
+    if scaling:
+        axes.plot(x, [pairs[0][1].centre * one / x[0] for one in x], label="linear", **IDEAL)
+    else:
+        axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+    finish(axes, results.study.x_name, "data points/s", x, log=scaling)
+    return save(figure, path)
+
+
+def efficiency(results: StudyResults, path: Path) -> list[Path]:
+    """Data points per second and worker, as a share of the smallest point's."""
+    pairs = _pairs(results, data_points_per_s, "a rate of data points")
+    x0, one = pairs[0][0], pairs[0][1].centre
+    share = [(x, e.times(x0 / x / one)) for x, e in pairs]
+    figure, axes = new_figure()
+    draw_measured(axes, share, "efficiency")
+    axes.axhline(1.0, **IDEAL)
+    axes.set_ylim(0, 1.2)
+    finish(
+        axes,
+        results.study.x_name,
+        f"data points/s per worker, {x0:g} worker{'s' if x0 > 1 else ''} = 1",
+        [x for x, _ in share],
+    )
+    return save(figure, path)
+
+
+def time_to_score(results: StudyResults, path: Path) -> list[Path]:
+    """Minutes to the stop score against the number of workers, with the theoretical line T(1) / n."""
+    pairs = _pairs(results, lambda curve: 60 * hours_to_stop_score(curve), "reached its stop score")
+    x = [x for x, _ in pairs]
+    figure, axes = new_figure()
+    draw_measured(axes, pairs, "time to the stop score")
+    axes.plot(x, [pairs[0][1].centre * x[0] / one for one in x], label="theoretical", **IDEAL)
+    finish(axes, results.study.x_name, "minutes to the stop score", x, log=True)
+    return save(figure, path)
+
+
+def steps(results: StudyResults, path: Path) -> list[Path]:
+    """Steps per second against the study's axis."""
+    pairs = _pairs(results, steps_per_s, "a rate of steps")
+    figure, axes = new_figure()
+    draw_measured(axes, pairs, "steps per second")
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+    finish(axes, results.study.x_name, "steps/s", [x for x, _ in pairs])
+    return save(figure, path)
+
+
+def dropped(results: StudyResults, path: Path) -> list[Path]:
+    """Share of gradients that came too late."""
+    pairs = _pairs(results, dropped_share, "a share of dropped gradients")
+    figure, axes = new_figure()
+    draw_measured(axes, pairs, "dropped gradients")
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+    finish(axes, results.study.x_name, "share of gradients", [x for x, _ in pairs])
+    return save(figure, path)
+
+
+def scores(x: str, y: str = "score/mean") -> Callable[[StudyResults, Path], list[Path]]:
+    """Learning curves, a line with its band for each point."""
+
+    def figure(results: StudyResults, path: Path) -> list[Path]:
+        groups, goals = {}, set()
+        for result in results.points:
+            drawable = [curve for curve in result.curves if y in curve.columns]
+            results.problems.extend(
+                f"{result.point.name}/{curve.name}: never recorded {y}"
+                for curve in result.curves
+                if curve not in drawable
+            )
+            if drawable:
+                groups[result.point.name] = drawable
+            goals |= {curve.config.get("run", {}).get("stop_score") for curve in drawable}
+        goal = goals.pop() if len(goals) == 1 else None
+        return plot_learning_curves(groups, path, x=x, y=y, goal=goal)
+
+    return figure
+
+
+def each_game(results: StudyResults, path: Path) -> list[Path]:
+    """A figure of learning curves for each game: their scores share no axis."""
+    written = []
+    for result in results.points:
+        alone = StudyResults(results.study, [result], results.problems)
+        try:
+            written += scores("frames")(alone, path.with_name(f"{path.name}-{result.point.name}"))
+        except UserError as error:
+            results.problems.append(f"figure of {result.point.name}: {error}")
+    return written
+
+
+FIGURES: dict[str, dict[str, Callable[[StudyResults, Path], list[Path]]]] = {
+    "scaling": {"time_to_score": time_to_score, "speed": speed, "efficiency": efficiency, "scores": scores("hours")},
+    "parameter_servers": {"speed": speed},
+    "stragglers": {"speed": speed, "steps": steps, "dropped": dropped},
+    "learning_curves": {"scores": scores("frames"), "scores_by_hours": scores("hours")},
+    "architectures": {"scores": scores("frames"), "scores_by_hours": scores("hours")},
+    "games": {"scores": each_game},
+}
+
+MEASURES: dict[str, Callable[[Curve], float]] = {
+    "data points/s": data_points_per_s,
+    "hours to the stop score": hours_to_stop_score,
+    "best mean score": best_mean_score,
+    "dropped share": dropped_share,
+}
+"""Columns of a report's table."""

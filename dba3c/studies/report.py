@@ -1,0 +1,107 @@
+"""One HTML file that opens without a server: figures inlined, a table, and what is missing."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from dba3c.atomic_files import write_atomically
+from dba3c.errors import UserError
+from dba3c.line_file import warn_on_stderr
+from dba3c.studies.builtin import DBA3C_SCORES
+from dba3c.studies.figures import MEASURES, draw
+from dba3c.studies.results import Estimate, PointResult, StudyResults, read_results
+
+_STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
+img{max-width:100%}table{border-collapse:collapse}
+td,th{padding:.2rem .8rem;border-bottom:1px solid #ddd;text-align:right}
+td:first-child,th:first-child{text-align:left}.problems{color:#8a3b00}"""
+
+
+def plot_study(folder: str | Path, into: str | Path | None = None) -> list[Path]:
+    """Draws a study's figures and its report.html; returns what was written.
+
+    Args:
+        into: a folder; None for FOLDER/figures.
+
+    Raises:
+        UserError: no study, or nothing that can be drawn.
+    """
+    results = read_results(folder)
+    target = Path(folder) / "figures" if into is None else Path(into)
+    told = len(results.problems)
+    written = draw(results, target)
+    report = target / "report.html"
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        write_atomically(report, report_text(results, written, Path(folder).resolve().name))
+    except OSError as error:
+        raise UserError(f"cannot write {report}: {error.strerror}") from error
+    for line in results.problems[told:]:
+        warn_on_stderr(line)
+    return [*written, report]
+
+
+def report_text(results: StudyResults, figures: Sequence[Path], title: str) -> str:
+    """The whole page. `figures`: files as `draw` returned them; the SVGs are inlined."""
+    runs = sum(len(result.curves) for result in results.points)
+    total = len(results.study.points) * len(results.study.seeds)
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>",
+        f"<h1>{escape(title)}</h1><p>Study <b>{escape(results.study.kind)}</b>: {runs} of {total} runs, "
+        f"{len(results.points)} of {len(results.study.points)} points. Intervals are 95 % bootstrap over seeds, "
+        "centres interquartile means (means below four seeds).</p>",
+        *(_image(path) for path in figures if path.suffix == ".svg"),
+        _table(results),
+        _problems(results.problems),
+        f"<h2>Made by</h2><pre>{escape(_origins(results))}</pre></html>",
+    ]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def _image(path: Path) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<p><img alt="{escape(path.stem)}" src="data:image/svg+xml;base64,{data}"></p>'
+
+
+def _table(results: StudyResults) -> str:
+    games = results.study.kind == "games"
+    names = ["point", "runs", *MEASURES, *(["DBA3C's score"] if games else [])]
+    rows = ["<tr>" + "".join(f"<th>{escape(name)}</th>" for name in names) + "</tr>"]
+    for result in results.points:
+        cells = [result.point.name, str(len(result.curves))]
+        cells += [_text(result.estimate(measure)) for measure in MEASURES.values()]
+        cells += [_published(result)] if games else []
+        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    return "<table>" + "\n".join(rows) + "</table>"
+
+
+def _text(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "–"
+    spread = f" [{estimate.low:.4g}, {estimate.high:.4g}]" if len(estimate.values) > 1 else ""
+    return f"{estimate.centre:.4g}{spread}"
+
+
+def _published(result: PointResult) -> str:
+    score = DBA3C_SCORES.get(f"ALE/{result.point.name}-v5")
+    return "not published" if score is None else f"{score:g}"
+
+
+def _problems(problems: Sequence[str]) -> str:
+    if not problems:
+        return ""
+    return "<h2>Left out</h2><ul class=problems>" + "".join(f"<li>{escape(line)}</li>" for line in problems) + "</ul>"
+
+
+def _origins(results: StudyResults) -> str:
+    """Command, machine, commit and date of each point's first run, as its meta.json says."""
+    lines = []
+    for result in results.points:
+        lives = result.curves[0].meta.get("lives") or [{}]
+        host, source = lives[0].get("host") or {}, lives[0].get("source")
+        lines.append(f"{result.point.name}: {lives[0].get('command') or 'dba3c train ' + ' '.join(result.point.words)}")
+        lines.append(f"    {lives[0].get('cores', '?')} cores, {host.get('cpu', host)}, source {source}")
+    return "\n".join(lines)

@@ -1,0 +1,178 @@
+"""What the runs of a study add up to. Whatever is missing or broken is one line, and the rest is used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dba3c.errors import UserError
+from dba3c.line_file import warn_on_stderr
+from dba3c.plots.curve import Curve, downsample, load_curve
+from dba3c.plots.of_runs import group_by_configuration
+from dba3c.score_statistics import interquartile_mean
+from dba3c.studies.study import STUDY_FILE, Point, Study, load
+
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A statistic over seeds with its 95 % bootstrap interval (a point for one seed)."""
+
+    centre: float
+    low: float
+    high: float
+    values: tuple[float, ...]
+
+    def times(self, factor: float) -> Estimate:
+        """In another unit."""
+        return Estimate(
+            factor * self.centre, factor * self.low, factor * self.high, tuple(factor * value for value in self.values)
+        )
+
+
+@dataclass(frozen=True)
+class PointResult:
+    """One point's runs that could be read."""
+
+    point: Point
+    curves: tuple[Curve, ...]
+
+    def estimate(self, measure: Callable[[Curve], float]) -> Estimate | None:
+        """The interquartile mean (mean below four seeds) of a measure that is finite, None where no run has it."""
+        values = np.array([value for value in map(measure, self.curves) if math.isfinite(value)])
+        if not values.size:
+            return None
+        chosen = np.random.default_rng(0).integers(0, values.size, size=(_RESAMPLES, values.size))
+        low, high = np.quantile(interquartile_mean(values[chosen], axis=1), [0.025, 0.975])
+        return Estimate(float(interquartile_mean(values, axis=0)), float(low), float(high), tuple(values.tolist()))
+
+
+@dataclass
+class StudyResults:
+    """Everything that figures and report are made of."""
+
+    study: Study
+    points: list[PointResult] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Lines for people: what is missing and why."""
+
+
+def read_results(folder: str | Path, warn: Callable[[str], None] = warn_on_stderr) -> StudyResults:
+    """Reads a study's run folders, or the small ones that were committed in their place.
+
+    Raises UserError when there is no study, or nothing of it can be drawn.
+    """
+    study = load(folder)
+    results = StudyResults(study)
+    for point in study.points:
+        curves: list[Curve] = []
+        for run in study.runs(folder):
+            if run.point.name != point.name:
+                continue
+            try:
+                if not run.folder.exists():
+                    raise UserError("this seed has not been run")
+                curves.append(load_curve(run.folder))
+            except UserError as error:
+                results.problems.append(f"{run.name}: {error}")
+        alike = _of_one_configuration(point, curves, results.problems)
+        if alike:
+            results.points.append(PointResult(point, tuple(alike)))
+    for line in results.problems:
+        warn(line)
+    if not results.points:
+        raise UserError(f"nothing of the study in {folder} can be drawn")
+    return results
+
+
+def _of_one_configuration(point: Point, curves: list[Curve], problems: list[str]) -> list[Curve]:
+    """The largest group of runs that differ in nothing but their seeds; the others cost a line."""
+    if len(curves) < 2:
+        return curves
+    renamed = [Curve(f"{index}", c.columns, c.config, c.meta) for index, c in enumerate(curves)]
+    groups = sorted(group_by_configuration(renamed).values(), key=len, reverse=True)
+    for group in groups[1:]:
+        names = ", ".join(curves[int(curve.name)].name for curve in group)
+        problems.append(f"{point.name}: {names} left out: configured unlike the other {len(groups[0])}")
+    return [curves[int(curve.name)] for curve in groups[0]]
+
+
+def commit_into(folder: str | Path, into: str | Path, warn: Callable[[str], None] = warn_on_stderr) -> int:
+    """Copies what is worth committing of a study: study.json and its runs, downsampled; returns how many runs."""
+    study, copied = load(folder), 0
+    for run in study.runs(folder):
+        try:
+            downsample(run.folder, Path(into) / run.name)
+            copied += 1
+        except UserError as error:
+            warn(f"{run.name}: {error}")
+    if not copied:
+        raise UserError(f"nothing of the study in {folder} could be copied")
+    (Path(into) / STUDY_FILE).write_text((Path(folder) / STUDY_FILE).read_text(encoding="utf-8"), encoding="utf-8")
+    return copied
+
+
+# -- measures of one run, NaN where it has none ------------------------------------------------------------------------
+
+
+def data_points_per_s(curve: Curve) -> float:
+    """Data points per second of wall clock, without the first tenth of the run (start-up)."""
+    return _per_s(curve, "progress/data_points")
+
+
+def steps_per_s(curve: Curve) -> float:
+    """Committed steps per second: the mean of the run, without its first tenth."""
+    values = _column(curve, "speed/steps_per_s")
+    late = values[len(values) // 10 :]
+    return float(np.nanmean(late)) if np.isfinite(late).any() else math.nan
+
+
+def dropped_share(curve: Curve) -> float:
+    """Gradients dropped as stale among all: mean over the run."""
+    values = _column(curve, "cluster/dropped_share")
+    return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
+
+
+def best_mean_score(curve: Curve) -> float:
+    """Best mean over consecutive games; the newest mean where there were too few games."""
+    best = _column(curve, "score/best_mean")
+    best = best if np.isfinite(best).any() else _column(curve, "score/mean")
+    return float(np.nanmax(best)) if np.isfinite(best).any() else math.nan
+
+
+def hours_to_stop_score(curve: Curve) -> float:
+    """Hours until the mean score first reached the configured stop score; NaN when it did not."""
+    stop = curve.config.get("run", {}).get("stop_score")
+    hours, best = _column(curve, "progress/hours"), _column(curve, "score/best_mean")
+    if stop is None or not hours.size or not best.size:
+        return math.nan
+    reached = np.flatnonzero(best >= stop)
+    return float(hours[reached[0]]) if reached.size else math.nan
+
+
+def _per_s(curve: Curve, chart: str) -> float:
+    counts, hours = _column(curve, chart), _column(curve, "progress/hours")
+    if not counts.size or not hours.size:
+        return math.nan
+    known = np.isfinite(counts) & np.isfinite(hours)
+    counts, hours = counts[known], hours[known]
+    start = len(counts) // 10
+    if len(counts) < 2 or hours[-1] <= hours[start]:  # a run too short to leave anything out of it
+        return float(counts[-1] / (3600 * hours[-1])) if len(counts) and hours[-1] > 0 else math.nan
+    return float((counts[-1] - counts[start]) / (3600 * (hours[-1] - hours[start])))
+
+
+def _column(curve: Curve, chart: str) -> NDArray[np.float64]:
+    return curve.columns.get(chart, np.empty(0))
+
+
+def each(points: Sequence[PointResult], measure: Callable[[Curve], float]) -> list[tuple[float, Estimate]]:
+    """(x, estimate) of the points that have the measure, by x."""
+    found = [(result.point.x, result.estimate(measure)) for result in points]
+    return sorted(((x, estimate) for x, estimate in found if estimate is not None), key=lambda pair: pair[0])

@@ -1,0 +1,138 @@
+"""Declaring, reading and drawing studies; whatever is broken costs a line and nothing else."""
+
+import json
+
+import pytest
+
+from dba3c.errors import UserError
+from dba3c.studies.builtin import STUDIES, Shape, build
+from dba3c.studies.figures import FIGURES
+from dba3c.studies.report import plot_study
+from dba3c.studies.results import best_mean_score, commit_into, data_points_per_s, hours_to_stop_score, read_results
+from dba3c.studies.study import Point, Study, load
+from launch.cli import main
+from launch.options import parse_train
+from tests.dba3c.monitor.made_up_run import CONFIG, made_up_run
+
+
+def config_of(seed, **others):
+    run = {"stop_score": 30.0, "stop_games": 50, "seed": seed}
+    return {**CONFIG, "run": run, **others}
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A scaling study of two points × two seeds, all runs there."""
+    points = tuple(Point(name=f"workers-{n}", words=("breakout",), x=n) for n in (1, 2))
+    made = Study(kind="scaling", points=points, seeds=(0, 1), x_name="workers")
+    folder = tmp_path / "study"
+    made.save(folder)
+    for run in made.runs(folder):
+        made_up_run(run.folder, monkeypatch, seconds=60, workers=int(run.point.x), config=config_of(run.seed))
+    return folder
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_point_of_every_built_in_study_is_a_run_that_could_start(name):
+    declared = build(name, Shape(workers=4))
+    assert declared.kind == name and name in FIGURES
+    for point in declared.points:
+        assert parse_train(list(point.words), cores=4).config is not None
+        assert point.cluster_words and "--workers" not in point.cluster_words and point.nodes >= 1
+
+
+def test_an_unknown_study_names_those_that_are_close():
+    with pytest.raises(UserError, match="no study is called 'scalng'; there are scaling"):
+        build("scalng", Shape())
+
+
+def test_a_study_comes_back_as_it_was_declared_and_grows_but_does_not_change(tmp_path):
+    first = build("parameter_servers", Shape(values=(1, 4), seeds=2))
+    first.save(tmp_path)
+    assert load(tmp_path) == first
+    build("parameter_servers", Shape(values=(2,), seeds=3)).save(tmp_path)
+    assert [point.x for point in load(tmp_path).points] == [1, 2, 4] and load(tmp_path).seeds == (0, 1, 2)
+    with pytest.raises(UserError, match="already holds point servers-1 with other options"):
+        build("parameter_servers", Shape(values=(1,), workers=3)).save(tmp_path)
+    with pytest.raises(UserError, match="already holds study parameter_servers"):
+        build("stragglers", Shape()).save(tmp_path)
+
+
+def test_a_broken_declaration_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="is no study"):
+        load(tmp_path)
+    for text in ("{", "[]", '{"points": [{"nam": 1}], "seeds": [0], "kind": "scaling"}'):
+        (tmp_path / "study.json").write_text(text)
+        with pytest.raises(UserError, match="does not declare a study"):
+            load(tmp_path)
+
+
+def test_the_runs_of_a_point_become_an_estimate_with_an_interval(study):
+    results = read_results(study)
+    assert [result.point.name for result in results.points] == ["workers-1", "workers-2"] and not results.problems
+    speed = results.points[0].estimate(data_points_per_s)
+    assert speed.centre == pytest.approx(300 * 10, rel=0.02) and speed.low <= speed.centre <= speed.high
+    assert results.points[0].estimate(best_mean_score).centre == pytest.approx(34.5, abs=0.1)
+    # the mean of the last 50 of scores 0, 1, 2, … reaches 30 with the game of second 55, looked at every 5 s
+    assert results.points[0].estimate(hours_to_stop_score).centre * 3600 == pytest.approx(57.5, abs=3)
+
+
+def test_figures_and_a_report_that_needs_no_server_are_written(study):
+    written = {path.name for path in plot_study(study)}
+    assert {"speed.png", "speed.svg", "efficiency.svg", "time_to_score.png", "scores.png", "report.html"} == (
+        written & {"speed.png", "speed.svg", "efficiency.svg", "time_to_score.png", "scores.png", "report.html"}
+    )
+    page = (study / "figures" / "report.html").read_text()
+    assert page.count("data:image/svg+xml;base64,") == 4 and "4 of 4 runs" in page
+    assert "http://" not in page and "https://" not in page and "Left out" not in page
+
+
+def test_a_broken_run_and_a_missing_seed_are_named_and_the_rest_is_drawn(study, capsys):
+    (study / "workers-1" / "seed-1" / "config.json").write_text("not JSON")
+    for path in sorted((study / "workers-2" / "seed-0").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    (study / "workers-2" / "seed-0").rmdir()
+    before = sorted(path for path in study.rglob("*.jsonl"))
+    assert main(["plot", str(study)]) == 0
+    told = capsys.readouterr().err
+    assert "workers-1/seed-1: " in told and "is not valid JSON" in told
+    assert "workers-2/seed-0: this seed has not been run" in told
+    page = (study / "figures" / "report.html").read_text()
+    assert "2 of 4 runs" in page and "this seed has not been run" in page
+    assert sorted(path for path in study.rglob("*.jsonl")) == before
+
+
+def test_a_run_that_is_configured_otherwise_is_left_out_of_its_point(study, capsys):
+    path = study / "workers-2" / "seed-1" / "config.json"
+    path.write_text(json.dumps(config_of(1, optimizer={"learning_rate": "1e-2"})))
+    results = read_results(study)
+    assert len(results.points[1].curves) == 1
+    assert "workers-2: seed-1 left out: configured unlike the other 1" in results.problems
+    assert "left out" in capsys.readouterr().err
+
+
+def test_a_study_without_one_readable_run_is_an_error_of_one_line(tmp_path, capsys):
+    build("scaling", Shape(values=(1, 2), seeds=1)).save(tmp_path)
+    assert main(["plot", str(tmp_path)]) == 2
+    assert "nothing of the study" in capsys.readouterr().err
+
+
+def test_what_is_committed_is_small_and_draws_the_same_figures(study, tmp_path):
+    small = tmp_path / "small"
+    assert commit_into(study, small) == 4
+    assert not list(small.rglob("*.jsonl")) and not list(small.rglob("secret"))
+    whole, copied = read_results(study), read_results(small)
+    for one, other in zip(whole.points, copied.points, strict=True):
+        assert other.estimate(data_points_per_s).centre == pytest.approx(
+            one.estimate(data_points_per_s).centre, rel=1e-5
+        )
+    plot_study(small, tmp_path / "drawn")
+    assert (tmp_path / "drawn" / "speed.svg").exists()
+
+
+def test_plot_still_draws_plain_runs_and_refuses_an_unknown_metric(study, tmp_path, capsys):
+    run = str(study / "workers-1" / "seed-0")
+    assert main(["plot", run, "--into", str(tmp_path / "curve")]) == 0
+    assert (tmp_path / "curve.png").exists()
+    assert main(["plot", run, "--into", str(tmp_path / "curve"), "--y", "score/maen"]) == 2
+    assert "did you mean score/mean" in capsys.readouterr().err
