@@ -1,10 +1,10 @@
 """One environment played in the evaluation view, and the pictures that people see of it.
 
-| environment                     | picture                                                                             |
-|---------------------------------|-------------------------------------------------------------------------------------|
-| Atari                           | the console's own screen in colour (mostly 160×210), never the agent's 84×84 view   |
-| with `render_mode="rgb_array"`  | its `render()`                                                                      |
-| whose observation is an image   | the observation                                                                     |
+| environment                     | picture|
+|--------------------------------|------------------------------------------------------------------------------------|
+| Atari                           | the console's own screen in colour (mostly 160×210), never the agent's 84×84 view|
+| with `render_mode="rgb_array"`  | its `render()`|
+| whose observation is an image   | the observation|
 
 ale-py's vector environment, which makes the agent's observations, cannot show its screens. But a game is a function of
 its seed and actions (tested: observation, reward, lives, frame by frame), so a second one runs in lock step with half

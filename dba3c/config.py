@@ -1,6 +1,6 @@
-"""The one configuration tree: frozen, validated, documented; the CLI, the Slurm scripts and the run folder all speak it.
+"""The one configuration tree: frozen, validated, documented; CLI, Slurm scripts and run folder all speak it.
 
-Field names are unique across the tree, so that the command line needs no prefixes (``--workers 4 --entropy-cost 0.01``).
+Field names are unique across the tree, so the command line needs no prefixes (``--workers 4 --entropy-cost 0.01``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.schedules import parse_schedule
-
 
 ALGORITHMS_OF_MODES = {"worker": ("actor_critic", "vtrace", "ppo"), "central": ("vtrace", "r2d2", "sac")}
 WHY_NOT = {"worker": "which replays experience that workers do not keep", "central": "which needs its own actions"}

@@ -87,15 +87,15 @@ def _majority(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics
 def _collective(place: Place) -> Collective:
     """The carrier of an all-reduce's sums, as the configuration names it."""
     exchange = place.config.exchange
-    timeouts = {"step_timeout_s": exchange.step_timeout_s, "join_timeout_s": exchange.join_timeout_s}
+    step_timeout_s, join_timeout_s = exchange.step_timeout_s, exchange.join_timeout_s
     if exchange.collective_backend == "mpi":
         from param_servers.collective_mpi import MpiCollective
 
-        return MpiCollective(**timeouts)
+        return MpiCollective(step_timeout_s=step_timeout_s, join_timeout_s=join_timeout_s)
     if exchange.collective_backend == "horovod":
         from param_servers.collective_horovod import HorovodCollective
 
-        return HorovodCollective(**timeouts)
+        return HorovodCollective(step_timeout_s=step_timeout_s, join_timeout_s=join_timeout_s)
     from param_servers.collective_torch import TorchCollective
 
     rendezvous = Rendezvous(place.folder)
@@ -108,7 +108,8 @@ def _collective(place: Place) -> Collective:
         host=exchange.listen_host,
         port=exchange.port,
         interface=exchange.interface,
-        **timeouts,
+        step_timeout_s=step_timeout_s,
+        join_timeout_s=join_timeout_s,
     )
 
 

@@ -42,9 +42,7 @@ class Film:
     score: float
 
 
-def film_game(
-    config: TrainConfig, policy: Policy, *, actions: Actions | None = None, seed_index: int = 0
-) -> Film:
+def film_game(config: TrainConfig, policy: Policy, *, actions: Actions | None = None, seed_index: int = 0) -> Film:
     """Play one full game with a policy, in the evaluation view, and keep what it looked like.
 
     Raises:
@@ -80,7 +78,9 @@ def save_mp4(film: Film, path: Path, *, scale: int = 2) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with imageio.get_writer(part, fps=film.pictures_per_s, macro_block_size=1, quality=7) as writer:
         for picture in film.pictures:
-            writer.append_data(np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.NEAREST)))
+            writer.append_data(  # type: ignore[attr-defined]
+                np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.NEAREST))
+            )
     os.replace(part, path)
 
 
@@ -127,5 +127,3 @@ def _every_kth(watch: CheckpointWatch, k: int) -> Iterator[Policy]:
         if seen % k == 0:
             yield policy
         seen += 1
-
-

@@ -1,7 +1,7 @@
 """What each process of a run does, once it knows its place; the run folder says the rest.
 
-server (one shard of the parameters), worker (environments and gradients), evaluator, recorder, monitor. Each returns the
-reason the run ended, or raises.
+server (one shard of the parameters), worker (environments and gradients), evaluator, recorder, monitor. Each returns
+the reason the run ended, or raises.
 """
 
 from __future__ import annotations

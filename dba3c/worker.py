@@ -99,7 +99,7 @@ class GradientRecorder:
 
 
 class RolloutRandomness:
-    """Action randomness as a function of (run seed, worker, incarnation, step): resuming restores it, nothing is stored."""
+    """Action randomness as a function of (run seed, worker, incarnation, step): resuming restores it exactly."""
 
     def __init__(self, seed: int, rank: int, incarnation: int) -> None:
         self._identity = (seed, rank, incarnation)

@@ -67,9 +67,7 @@ def role_processes(config: TrainConfig, run_dir: Path, launch_id: str) -> list[R
     servers = [process("server", i, max_restarts=SERVER_RESTARTS) for i in range(counts["servers"])]
     all_needed = config.exchange.exchange == "allreduce"  # nobody can take a lost rank's place in a collective
     workers = [
-        process(
-            role, i, max_restarts=0 if all_needed else WORKER_RESTARTS, essential=all_needed, decides=not servers
-        )
+        process(role, i, max_restarts=0 if all_needed else WORKER_RESTARTS, essential=all_needed, decides=not servers)
         for role in ("worker", "learner")
         for i in range(counts[f"{role}s"])
     ]
@@ -113,7 +111,9 @@ def newest_run_dir(config: TrainConfig) -> Path:
     """
     found = sorted(RUNS.glob(f"{game_of(config)}-[0-9]*-[0-9]*/config.json"))
     if not found:
-        raise UserError(f"nothing to resume: no run of {config.environment.env_id} under {RUNS}/; name one with --run-dir")
+        raise UserError(
+            f"nothing to resume: no run of {config.environment.env_id} under {RUNS}/; name one with --run-dir"
+        )
     return found[-1].parent
 
 

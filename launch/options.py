@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -44,7 +44,7 @@ class TrainArguments:
     """breakout, dba3c_paper or classic; without it the one that fits the environment."""
 
     resume: bool = False
-    """Go on from the newest checkpoint of the run in --run-dir, or else of this environment's newest run under runs/."""
+    """Go on from the newest checkpoint of the run in --run-dir, or of this environment's newest run under runs/."""
 
 
 def parse_train(words: Sequence[str], cores: int) -> TrainArguments:
@@ -71,10 +71,13 @@ def parse(kind: type[Parsed], words: Sequence[str], program: str, default: Parse
         UserError: what tyro, or the configuration itself, refuses.
     """
     complaint = StringIO()
-    options: dict[str, Parsed] = {} if default is None else {"default": default}
+    options: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with redirect_stderr(complaint):
-            return tyro.cli(kind, args=list(words), prog=program, config=(tyro.conf.OmitArgPrefixes,), **options)
+            parsed: Parsed = tyro.cli(
+                kind, args=list(words), prog=program, config=(tyro.conf.OmitArgPrefixes,), **options
+            )
+            return parsed
     except ConfigError as error:
         raise UserError(str(error)) from error
     except SystemExit as ended:
@@ -88,7 +91,9 @@ def _one_line(complaint: str) -> str:
     rows = [row.strip("│╭╮╰╯ ").strip() for row in complaint.splitlines()]
     rows = [row for row in rows if row and not row.startswith("─")]
     close = [row for row in rows if row.startswith("--")]
-    sentences = [row for row in rows if not row.startswith(("--", "(", "For full helptext", "Perhaps", "Argument help"))]
+    sentences = [
+        row for row in rows if not row.startswith(("--", "(", "For full helptext", "Perhaps", "Argument help"))
+    ]
     text = " ".join(sentences[:2]).strip() or "bad options"
     return text + (f" (close: {', '.join(close[:3])})" if close else "")
 

@@ -146,7 +146,8 @@ def measure_training(config: TrainConfig, seconds: float) -> tuple[float, dict[s
 
 def rates_of(folder: Path, seconds: float) -> tuple[float, dict[str, float]]:
     """Agent steps/s summed over workers and shares of their time, over the last ``seconds`` of a run."""
-    rate, sections = 0.0, {}
+    rate = 0.0
+    sections: dict[str, float] = {}
     for file in sorted(folder.glob("metrics/worker-*.jsonl")):
         records = [record for record in map(json.loads, file.open()) if record["kind"] == "step"]
         records = [record for record in records if record["time_s"] > records[-1]["time_s"] - seconds]

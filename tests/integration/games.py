@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 
 class Corridor(gymnasium.Env):
-    """Walk right for a reward; 20 steps long. `trouble_at`: the step, counted over all games, at which it misbehaves."""
+    """Walk right for a reward; 20 steps long. It misbehaves from step `trouble_at` on, counted over all games."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)

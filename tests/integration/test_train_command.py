@@ -1,4 +1,4 @@
-"""`dba3c train` as its users meet it: it learns, survives, stops cleanly, resumes, and says what is wrong in one line."""
+"""`dba3c train` as its users meet it: it learns, survives, stops, resumes, and says what is wrong in one line."""
 
 import json
 import shutil
