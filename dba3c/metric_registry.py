@@ -185,6 +185,7 @@ _CHARTS = (
     _chart("progress/data_points", "data points", "agent steps that entered an update"),
     _chart("progress/hours", "hours", "wall clock, over all lives of the run, without the time between them"),
     _chart("progress/core_hours", "core-hours", "cores held × hours, over all lives of the run"),
+    _chart("progress/cpu_hours", "core-hours", "processor time used by all processes of the run"),
     _chart("speed/data_points_per_s", "data points/s", "data points of accepted gradients, mean of 10 s"),
     _chart("speed/frames_per_s", "frames/s", "emulator frames stepped, mean of 10 s"),
     _chart("speed/steps_per_s", "steps/s", "steps committed, mean of 10 s"),

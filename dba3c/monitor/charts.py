@@ -106,6 +106,7 @@ def _progress(summary: RunSummary) -> dict[str, float | None]:
         "progress/data_points": summary.data_points,
         "progress/hours": hours,
         "progress/core_hours": core_hours,
+        "progress/cpu_hours": summary.cpu_hours,
         "cluster/dropped": summary.total("dropped"),
         "cluster/rejected": summary.total("rejected"),
     }

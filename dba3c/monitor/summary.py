@@ -156,6 +156,11 @@ class RunSummary:
         return sum(process.recent.per_second(now_s, name) for process in processes)
 
     @property
+    def cpu_hours(self) -> float:
+        """Processor time of all processes that wrote a record, in hours."""
+        return sum(process.totals.get("cpu_s", 0.0) for process in self.processes.values()) / 3600
+
+    @property
     def data_points(self) -> float:
         """Agent steps that entered an update: the servers' count where there is one."""
         return self.data_points_committed or self.total("data_points")
