@@ -27,6 +27,7 @@ class Chief:
         audit: None: no log.
         keep: checkpoints to keep.
         extra: called when a checkpoint is published; its JSON goes into the manifest.
+        should_stop: asked after every step and at every tick.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Chief:
         audit: AuditLog | None = None,
         keep: int = 5,
         extra: Callable[[], dict[str, Any]] = dict,
+        should_stop: Callable[[int, int], str | None] = lambda step, data_points: None,
     ) -> None:
         self.coordinator = coordinator
         self.hub: Hub
@@ -46,6 +48,7 @@ class Chief:
         """Of the gradients committed since the last report."""
         self._node, self._storage, self._clock = node, storage, clock
         self._on_event, self._audit, self._keep, self._extra = on_event, audit, keep, extra
+        self._should_stop = should_stop
         self._servers: set[int] = set()
         self._files: dict[int, dict[str, Any]] = {}
         self._todo: deque[Decision] = deque()
@@ -99,12 +102,14 @@ class Chief:
         elif header.kind == Kind.WRITTEN:
             self._written(shard, header.step, json.loads(bytes(payload)))
 
-    def tick(self, should_stop: Callable[[int, int], str | None]) -> None:
+    def tick(self) -> None:
         """Look at the clock and ask whether to stop."""
-        coordinator, now_s = self.coordinator, self._clock()
-        self._carry_out(coordinator.tick(now_s))
-        if coordinator.state == "running":
-            reason = should_stop(coordinator.step, coordinator.data_points)
+        self._carry_out(self.coordinator.tick(self._clock()))
+        self._ask_whether_to_stop()
+
+    def _ask_whether_to_stop(self) -> None:
+        if self.coordinator.state == "running":
+            reason = self._should_stop(self.coordinator.step, self.coordinator.data_points)
             if reason:
                 self.stop(reason)
 
@@ -163,6 +168,7 @@ class Chief:
             self._audit.commit(commit, members, self._node.shard.learning_rate(commit.data_points_before))
         header = Header(Kind.COMMIT, 0, 0, commit.term, commit.step, data_points=commit.data_points)
         self._order(header, pack_rows(commit.rows))
+        self._ask_whether_to_stop()
 
     def _order(self, header: Header, payload: bytes = b"") -> None:
         """Every shard obeys, in the order of these calls; the others are told first, they have further to go."""

@@ -51,6 +51,8 @@ class ClientState:
         self._arriving = torch.zeros(plan.layout.numel)
         self._data_points = 0
         self._slots: list[Version | None] = [None] * plan.num_shards
+        self._begun: list[Version] = [NOTHING] * plan.num_shards
+        """The version whose parameters began to arrive last: they overwrite what arrived before."""
         self._coming = NOTHING
         """The newest version whose parameters have begun to arrive."""
         self._sequence = 0
@@ -73,6 +75,7 @@ class ClientState:
         if header.length != 4 * (part.stop - part.start):
             raise BadMessage(f"parameters of {header.length} bytes for a slice of {4 * (part.stop - part.start)}")
         self._slots[shard] = None
+        self._begun[shard] = (header.term, header.step)
         self._coming = max(self._coming, (header.term, header.step))
         if header.code != Code.STREAMED:  # those do not exist before they are sealed
             self.heard(header)
@@ -92,6 +95,8 @@ class ClientState:
             self._coming = self.asked_for = NOTHING
 
     def _complete(self, shard: int, header: Header) -> None:
+        if self._begun[shard] != (header.term, header.step):
+            return  # a newer version has begun to arrive in the same poll
         self._slots[shard] = (header.term, header.step)
         if (header.term, header.step) >= self.newest:
             self._data_points = header.data_points

@@ -42,7 +42,10 @@ class Left(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A complete frame; `payload` lies where `receive_into` put it and is valid until the next poll."""
+    """A complete frame; `payload` lies where `receive_into` put it.
+
+    The peer's next frame may have begun to arrive before this event is seen: `receive_into` was called for it already.
+    """
 
     peer: Peer
     header: Header

@@ -59,7 +59,7 @@ class ServerCore:
         self.shard = shard
         self.storage, self.clock = storage, clock
         self._plan, self._resolve, self._incarnation = plan, resolve, incarnation
-        self._should_stop, self._on_event = should_stop, on_event
+        self._on_event = on_event
         asynchronous = exchange.exchange == "async"
         tensors = Shard(initial_parameters[plan.slice_of(shard)], optimizer_config)
         all_needed = 0 if asynchronous or exchange.backup_workers else exchange.num_workers
@@ -69,7 +69,7 @@ class ServerCore:
         if shard == 0:
             coordinator = self._coordinator(exchange, asynchronous)
             keep, extra = exchange.keep_checkpoints, checkpoint_extra
-            self.chief = Chief(coordinator, self.node, storage, clock, on_event, self._audit, keep, extra)
+            self.chief = Chief(coordinator, self.node, storage, clock, on_event, self._audit, keep, extra, should_stop)
         self._redial = Redial(exchange.reconnect_timeout_s + exchange.join_timeout_s, seed=shard)
         self._dialling = False
         self._alive_every_s, self._alive_s = exchange.step_timeout_s / 8, 0.0
@@ -114,7 +114,7 @@ class ServerCore:
         peer, header = message.peer, message.header
         if peer.role is Role.WORKER:
             if header.kind == Kind.GRADIENT:
-                self.node.gradient(peer, header)
+                self.node.gradient(peer, header, message.payload)
             elif header.kind == Kind.PULL and self.chief is not None:
                 self.chief.pull(peer, header)
         elif self.chief is not None:
@@ -156,7 +156,7 @@ class ServerCore:
         self.node.advance(self.clock())
         self.storage.poll()
         if self.chief is not None:
-            self.chief.tick(self._should_stop)
+            self.chief.tick()
         else:
             self._keep_in_touch(self.clock())
 

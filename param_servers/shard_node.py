@@ -14,7 +14,7 @@ from param_servers.errors import BadMessage
 from param_servers.handshake import Hello, Peer, Role
 from param_servers.hub import Hub
 from param_servers.messages import MEMBER, RECIPIENT, Code, Dtype, Header, Kind, Row, pack_rows, unpack_rows
-from param_servers.shard import Shard, as_bytes
+from param_servers.shard import Shard, as_bytes, tensor_of
 from param_servers.storage import Storage
 
 MOST_CONTROL_BYTES = 1 << 20
@@ -55,6 +55,7 @@ class ShardNode:
         self._storage = storage
         self._report = report
         self._incoming: dict[Peer, Tensor] = {}
+        """Where the slice goes that is arriving from a worker now."""
         self._receipts: dict[int, tuple[int, int, Code]] = {}
         """Last decided push of each worker: (incarnation, sequence, answer)."""
         self._all_needed = all_needed
@@ -89,17 +90,19 @@ class ShardNode:
         if header.incarnation != self.workers.get(peer.rank):
             raise BadMessage(f"it signs as incarnation {header.incarnation}")
         whole = header.length == 4 * self.shard.numel
-        tensor = self._accumulator.spare() if whole else torch.empty(header.length // 4)
-        self._incoming[peer] = tensor
-        return as_bytes(tensor)
+        place = as_bytes(self._accumulator.spare() if whole else torch.empty(header.length // 4))
+        self._incoming[peer] = tensor_of(place)
+        return place
 
     # -- workers -------------------------------------------------------------------------------------------------
 
-    def gradient(self, peer: Peer, header: Header) -> None:
-        """A slice is complete."""
-        tensor = self._incoming.pop(peer, None)
-        if tensor is None or header.term != self.term or self.ended:
+    def gradient(self, peer: Peer, header: Header, payload: memoryview) -> None:
+        """A slice is complete. The next one of this worker may have begun to arrive in the same poll."""
+        if header.term != self.term or self.ended or not header.length:
             return  # of an earlier term: the worker was sent parameters of the new one
+        tensor = tensor_of(payload)
+        if self._incoming.get(peer) is tensor:
+            del self._incoming[peer]
         code = self._accumulator.add(peer.rank, header.incarnation, header.sequence, header.step, tensor)
         if self._bet is not None and code == Code.NONE:
             self._bet.completed(peer.rank)

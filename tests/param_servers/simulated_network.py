@@ -189,10 +189,19 @@ class SimNetwork:
         return wire.header is None or wire.have < frame.available or frame.available == len(frame.payload)
 
     def move(self, wire: Wire) -> None:
-        """A piece of a frame arrives; or the news that the link is gone."""
-        if not wire.frames or (wire.closed and not self._ready(wire)):
+        """A piece of a frame arrives, or several frames before the reader looks; or the news that the link is gone."""
+        messages: list[Message] = []
+        while wire.frames and self._ready(wire) and (not messages or self.rng.random() < 0.5):
+            if not self._read(wire, messages):
+                break
+        if not messages and (not wire.frames or (wire.closed and not self._ready(wire))):
             self._gone(wire)
-            return
+        for message in messages:
+            if wire.reader.alive:
+                wire.reader.handle(message)
+
+    def _read(self, wire: Wire, messages: list[Message]) -> bool:
+        """Read on in the first frame; whether it is complete."""
         frame = wire.frames[0]
         if wire.header is None:
             wire.header, wire.have = unpack_header(frame.header[:HEADER_BYTES]), 0
@@ -202,7 +211,7 @@ class SimNetwork:
                 except BadMessage as error:
                     wire.closed = str(error)
                     wire.frames.clear()
-                    return
+                    return False
         end = frame.available
         if wire.target is not None:
             if self.rng.random() < 0.3:
@@ -210,13 +219,14 @@ class SimNetwork:
             wire.target[wire.have : end] = frame.payload[wire.have : end]
             wire.have = end
             if end < len(frame.payload):
-                return
+                return False
         header, payload = wire.header, wire.target if wire.target is not None else memoryview(b"")
         wire.frames.popleft()
         wire.header = wire.target = None
         if header.kind == Kind.GRADIENT and self.rng.random() < self.duplicates:
             wire.frames.append(frame)
-        wire.reader.handle(Message(wire.writer_peer, header, payload))
+        messages.append(Message(wire.writer_peer, header, payload))
+        return True
 
     def _gone(self, wire: Wire) -> None:
         self.wires.remove(wire)
