@@ -15,6 +15,11 @@ FORBIDDEN = {
 }
 
 
+def called_name(call: ast.Call) -> str:
+    """ "f" for f(...) and for module.f(...)."""
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
 def imported_roots(source: str) -> set[str]:
     """Top-level names that a module imports anywhere, also inside functions and as `importlib.import_module("x")`."""
     roots = set()
@@ -23,12 +28,10 @@ def imported_roots(source: str) -> set[str]:
             roots.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             roots.add(node.module.split(".")[0])
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in {
-            "import_module",
-            "__import__",
-        }:
-            if node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
-                roots.add(node.args[0].value.split(".")[0])
+        elif isinstance(node, ast.Call) and node.args and called_name(node) in ("import_module", "__import__"):
+            argument = node.args[0]
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                roots.add(argument.value.split(".")[0])
     return roots
 
 
