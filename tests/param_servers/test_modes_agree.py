@@ -252,8 +252,11 @@ class Regression(Stream):
         generator = torch.Generator().manual_seed(step)
         inputs, targets = torch.randn(24, 6, generator=generator), torch.randn(24, 1, generator=generator)
         part = slice(worker * 24 // self.workers, (worker + 1) * 24 // self.workers)
-        torch.manual_seed(0)
         model = torch.nn.Linear(6, 1)
+        fixed = torch.Generator().manual_seed(0)  # workers are threads here: the global generator is not a worker's own
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(generator=fixed)
         loss = (model(inputs[part]) - targets[part]).square().mean()
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         names = [name for name, _ in model.named_parameters()]
