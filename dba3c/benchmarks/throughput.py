@@ -46,7 +46,7 @@ class Arguments:
     env: str = "ALE/Breakout-v5"
     network: str = "nature"
     precision: str = "bfloat16"
-    envs_per_worker: int = 32
+    envs_per_worker: int = 64
     rollout_length: int = 5
     workers: int = 2
     servers: int = 2
