@@ -57,6 +57,6 @@ def run(words: Sequence[str]) -> int:
             env_threads=given_cores(os.environ),
             on_game=lambda episode: progress.advance(task),
         )
-    print(f"step {policy.step}, {evaluation.protocol}, {evaluation.actions} actions: {evaluation.summary}")
+    print(f"step {policy.step}, {evaluation.protocol}: {evaluation.summary}")
     print(evaluation.save(folder))
     return 0
