@@ -53,6 +53,8 @@ class ClientState:
         self._slots: list[Version | None] = [None] * plan.num_shards
         self._begun: list[Version] = [NOTHING] * plan.num_shards
         """The version whose parameters began to arrive last: they overwrite what arrived before."""
+        self._unfinished = [0] * plan.num_shards
+        """Frames of parameters that have begun to arrive and whose end has not been handled."""
         self._coming = NOTHING
         """The newest version whose parameters have begun to arrive."""
         self._sequence = 0
@@ -76,6 +78,7 @@ class ClientState:
             raise BadMessage(f"parameters of {header.length} bytes for a slice of {4 * (part.stop - part.start)}")
         self._slots[shard] = None
         self._begun[shard] = (header.term, header.step)
+        self._unfinished[shard] += 1
         self._coming = max(self._coming, (header.term, header.step))
         if header.code != Code.STREAMED:  # those do not exist before they are sealed
             self.heard(header)
@@ -83,6 +86,7 @@ class ClientState:
 
     def arrived(self, shard: int, header: Header) -> None:
         """A shard's parameters are complete."""
+        self._unfinished[shard] -= 1
         if header.code != Code.STREAMED:
             self._complete(shard, header)
 
@@ -95,8 +99,8 @@ class ClientState:
             self._coming = self.asked_for = NOTHING
 
     def _complete(self, shard: int, header: Header) -> None:
-        if self._begun[shard] != (header.term, header.step):
-            return  # a newer version has begun to arrive in the same poll
+        if self._unfinished[shard] or self._begun[shard] != (header.term, header.step):
+            return  # another frame has begun to arrive in the same poll: perhaps this version again, into this buffer
         self._slots[shard] = (header.term, header.step)
         if (header.term, header.step) >= self.newest:
             self._data_points = header.data_points
@@ -104,6 +108,7 @@ class ClientState:
     def lost(self, shard: int) -> None:
         """The link to a shard broke; what was arriving is void."""
         self._slots[shard] = None
+        self._begun[shard], self._unfinished[shard] = NOTHING, 0
         self._coming = self.asked_for = NOTHING
 
     @property
