@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 USER_ERROR_EXIT = 2
 """Bad input: starting the process again would not help."""
 
+TRAINING_ROLES = ("server", "worker", "learner", "actor")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoleProcess:
@@ -32,7 +34,7 @@ class RoleProcess:
     @property
     def takes_part(self) -> bool:
         """Whether it trains: bad input to it is bad input to the run, which a monitor's or recorder's need not be."""
-        return self.role in ("server", "worker", "learner", "actor")
+        return self.role in TRAINING_ROLES
 
     @property
     def name(self) -> str:

@@ -35,6 +35,12 @@ class _Running:
     incarnation: int
 
 
+def refusal(name: str, tail: str) -> str:
+    """Why a role refused its input: the last line it said."""
+    line = (tail.splitlines() or ["no word of it in its log"])[-1]
+    return line if line.startswith(name) else f"{name}: {line}"
+
+
 def say_to_stderr(line: str) -> None:
     """The default `say`."""
     print(line, file=sys.stderr, flush=True)
@@ -50,6 +56,8 @@ class Supervisor:
         whole_run: these are all the processes of the run; False where other ranks have others, which go on without
             these if they may.
         stop_timeout_s: bound of a clean stop; a checkpoint has to be written in it.
+        refused_timeout_s: bound of a clean stop when a role refused its input before the run was as old as
+            `stop_timeout_s`: there is nothing yet to save.
     """
 
     def __init__(
@@ -64,6 +72,7 @@ class Supervisor:
         whole_run: bool = True,
         stop_timeout_s: float = 60.0,
         terminate_timeout_s: float = 5.0,
+        refused_timeout_s: float = 3.0,
     ) -> None:
         self.run_dir = run_dir
         self.processes = list(processes)
@@ -74,6 +83,8 @@ class Supervisor:
         self.whole_run = whole_run
         self.stop_timeout_s = stop_timeout_s
         self.terminate_timeout_s = terminate_timeout_s
+        self.refused_timeout_s = refused_timeout_s
+        self._started_s = time.monotonic()
         self._phases = Phases()
         self._live: dict[str, _Running] = {}
         self._happened: queue.SimpleQueue[tuple[str, Any, int]] = queue.SimpleQueue()
@@ -81,6 +92,7 @@ class Supervisor:
         self._failure: tuple[RoleProcess, Child, int] | None = None  # what ended the run
         self._lost: tuple[RoleProcess, Child, int] | None = None  # what it went on without
         self._forced = False
+        self._nothing_to_save = False  # refused before it began, or over elsewhere: who is late need not be asked again
 
     def run(self) -> int:
         """Blocks until every process is gone; returns the exit code. Call it in the main thread: it takes signals."""
@@ -168,16 +180,20 @@ class Supervisor:
     def _fail(self, spec: RoleProcess, child: Child, code: int) -> None:
         self._failure = (spec, child, code)
         self._note(spec, child, code)
-        self._stop(f"{spec.name} failed ({describe_exit(code)})")
+        if code == USER_ERROR_EXIT and time.monotonic() - self._started_s < self.stop_timeout_s:
+            self._nothing_to_save = True
+            self._stop(refusal(spec.name, child.tail()))
+        else:
+            self._stop(f"{spec.name} failed ({describe_exit(code)})")
 
     def _note(self, spec: RoleProcess, child: Child, code: int) -> None:
         node = self.environ.get("SLURMD_NODENAME")
         note_failure(self.run_dir, spec.role, spec.rank, code, child.tail(), node)
 
     def _stop(self, reason: str) -> None:
-        self._tell("stopping", f"{reason}; ending the run with a checkpoint")
+        self._tell("stopping", f"{reason}; ending the run" + ("" if self._nothing_to_save else " with a checkpoint"))
         self.request_stop(reason)
-        self._phases.enter(STOPPING, self.stop_timeout_s)
+        self._phases.enter(STOPPING, self.refused_timeout_s if self._nothing_to_save else self.stop_timeout_s)
 
     def _signalled(self, signum: signal.Signals) -> None:
         if self._phases.is_repeated(signum):
@@ -193,14 +209,15 @@ class Supervisor:
 
     def _ended_elsewhere(self, well: bool) -> None:
         self._ended_well = self._ended_well or well
+        self._nothing_to_save = not well
         if self._phases.now == RUNNING:
-            self._phases.enter(ENDING, self._drain_timeout_s())
+            self._phases.enter(ENDING, self._drain_timeout_s() if well else self.refused_timeout_s)
 
     def _too_slow(self) -> None:
         late = ", ".join(self._live)
-        if self._phases.now in (ENDING, STOPPING):
+        if self._phases.now in (ENDING, STOPPING) and not self._nothing_to_save:
             self._terminate(f"{late} did not end in time")
-        elif self._phases.now == TERMINATING:
+        elif self._phases.now < KILLING:
             self._kill(f"{late} did not end in time")
         else:
             self.say(f"{late} cannot be killed; leaving")

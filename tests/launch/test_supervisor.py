@@ -62,6 +62,7 @@ class Lab:
             say=self.said.append,
             stop_timeout_s=stop_timeout_s,
             terminate_timeout_s=1.0,
+            refused_timeout_s=1.0,
         )
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
@@ -153,6 +154,15 @@ def test_bad_input_is_not_tried_again(lab: Lab) -> None:
     )
     assert lab.finish() == 2
     assert "restarted" not in lab.events
+    assert lab.said[-1].splitlines()[-1] == "no such game"
+
+
+def test_a_refused_input_ends_those_that_nobody_else_would_end_within_seconds(lab: Lab) -> None:
+    lab.start(lab.process("server", 0, "bad-input"), lab.process("worker", 0, "deaf"))
+    lab.pid("worker-0")
+    assert lab.finish() == 2
+    assert lab.events == ["stopping", "killing"]  # not terminating: a worker takes that for a request it has heard
+    assert json.loads((lab.run_dir / "stop.json").read_text())["reason"] == "server 0: no such game"
     assert lab.said[-1].splitlines()[-1] == "no such game"
 
 
