@@ -29,7 +29,8 @@ class NetworkConfig:
     """Which function maps observations to a policy and a value, and in what arithmetic."""
 
     network: str = "nature"
-    """One of dba3c.networks.NETWORKS: dba3c, nature, small, mlp, …"""
+    """One of dba3c.networks.NETWORKS: dba3c, nature, small, resnet, football, mlp, each also as <name>_lstm; auto is
+    small where observations are images and mlp where they are not."""
 
     precision: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype of the torso; heads, losses, parameters and gradients that travel stay float32."""

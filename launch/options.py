@@ -41,7 +41,8 @@ class TrainArguments:
     config: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
 
     preset: str | None = None
-    """breakout, dba3c_paper or classic; without it the one that fits the environment."""
+    """breakout, dba3c_paper, classic, football, vizdoom, mujoco, impala, r2d2, sac or ppo; without it the one that fits
+    the environment."""
 
     resume: bool = False
     """Go on from the newest checkpoint of the run in --run-dir, or of this environment's newest run under runs/."""

@@ -12,6 +12,7 @@ from dba3c.environments.atari_protocols import atari_2017, atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.stop_scores import stop_score
 from dba3c.errors import UserError
+from launch.environment_presets import fitting_preset, football, mujoco, vizdoom
 from launch.seed_presets import impala, ppo, r2d2, sac
 from param_servers.config import ExchangeConfig, OptimizerConfig
 
@@ -67,11 +68,12 @@ def dba3c_paper(env_id: str, cores: int) -> TrainConfig:
 
 
 def classic(env_id: str, cores: int) -> TrainConfig:
-    """Small problems with vector observations (CartPole, LunarLander, MuJoCo): the MLP, 8-step rollouts, Adam."""
+    """Small problems (CartPole, LunarLander, your own): 8-step rollouts, Adam, the MLP, or the small network where
+    observations are images."""
     exchange = local_servers(cores)
     return TrainConfig(
         environment=EnvironmentConfig(env_id=env_id, envs_per_worker=max(2, 16 // exchange.gradients_per_step)),
-        network=NetworkConfig(network="mlp"),
+        network=NetworkConfig(network="auto"),
         algorithm=AlgorithmConfig(rollout_length=8, trace_lambda=0.95, entropy_cost="0"),
         optimizer=OptimizerConfig(
             optimizer="adam", learning_rate="linear:3e-3->3e-4@400000", epsilon=1e-5, clip_norm=0.5
@@ -118,6 +120,9 @@ PRESETS: dict[str, Callable[[str, int], TrainConfig]] = {
     "breakout": breakout,
     "dba3c_paper": dba3c_paper,
     "classic": classic,
+    "football": football,
+    "vizdoom": vizdoom,
+    "mujoco": mujoco,
 }
 
 
@@ -129,6 +134,9 @@ DEFAULT_ENVIRONMENTS = {
     "r2d2": "ALE/Breakout-v5",
     "sac": "Pendulum-v1",
     "ppo": "ALE/Breakout-v5",
+    "football": "football/academy_empty_goal_close",
+    "vizdoom": "vizdoom/basic",
+    "mujoco": "HalfCheetah-v5",
 }
 
 
@@ -140,7 +148,7 @@ def preset(name: str | None, env_id: str | None, cores: int) -> TrainConfig:
     """
     if name is None:
         env_id = env_id or EnvironmentConfig().env_id
-        name = "breakout" if EnvironmentConfig(env_id=env_id).family == "atari" else "classic"
+        name = fitting_preset(env_id)
     if name not in PRESETS:
         close = difflib.get_close_matches(name, PRESETS) or list(PRESETS)
         raise UserError(f"no preset is called {name!r}; there are {', '.join(close)}")

@@ -19,7 +19,7 @@ def impala(env_id: str, cores: int) -> TrainConfig:
     environment, image = _environment(env_id)
     return TrainConfig(
         environment=environment,
-        network=NetworkConfig(network="resnet" if image else "mlp"),
+        network=NetworkConfig(network="resnet" if image else "auto"),
         algorithm=AlgorithmConfig(algorithm="vtrace", entropy_cost="0.00025"),
         optimizer=OptimizerConfig(
             optimizer="adam", learning_rate="4.8e-4", beta1=0.0, epsilon=3.125e-7, clip_rule="none"
@@ -63,7 +63,7 @@ def ppo(env_id: str, cores: int) -> TrainConfig:
     workers = max(1, cores)
     return TrainConfig(
         environment=replace(environment, envs_per_worker=8),
-        network=NetworkConfig(network="nature" if image else "mlp"),
+        network=NetworkConfig(network="nature" if image else "auto"),
         algorithm=AlgorithmConfig(algorithm="ppo", rollout_length=128, trace_lambda=0.95, entropy_cost="0.01"),
         optimizer=OptimizerConfig(optimizer="adam", learning_rate="2.5e-4", epsilon=1e-5, clip_norm=0.5),
         exchange=ExchangeConfig(exchange="servers", num_workers=workers, num_servers=1),

@@ -99,9 +99,13 @@ def build_network(
 ) -> ActorCriticNetwork:
     """The network called ``name`` for single (unbatched) spaces; the same seed gives the same parameters.
 
+    "auto" is ``default_network`` of the observations.
+
     Raises UserError for an unknown name (naming the nearest), an option the network does not have, or spaces it
     cannot serve.
     """
+    if name == "auto":
+        name = default_network(observation_space)
     if name not in NETWORKS:
         near = difflib.get_close_matches(name, NETWORKS, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""

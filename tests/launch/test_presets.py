@@ -1,0 +1,49 @@
+"""Presets: which one fits an environment, and what each refuses."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+from dba3c.construction import Spaces, build_policy_network
+from dba3c.errors import UserError
+from dba3c.networks.convolutional import ConvolutionalTorso
+from dba3c.networks.vectors import PerceptronTorso
+from launch.environment_presets import fitting_preset
+from launch.presets import preset
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name"),
+    [
+        ("ALE/Pong-v5", "breakout"),
+        ("CartPole-v1", "classic"),
+        ("HalfCheetah-v5", "mujoco"),
+        ("football/academy_empty_goal_close", "football"),
+        ("vizdoom/basic", "vizdoom"),
+        ("dmlab/lt_chasm", "impala"),
+        ("my_game:make_env", "classic"),
+    ],
+)
+def test_every_family_has_a_preset_that_fits(env_id: str, name: str) -> None:
+    assert fitting_preset(env_id) == name
+    assert preset(None, env_id, cores=2).environment.env_id == env_id
+
+
+@pytest.mark.parametrize("name", ["football", "vizdoom"])
+def test_a_family_s_preset_refuses_another_family_in_one_line(name: str) -> None:
+    with pytest.raises(UserError, match=f"the preset {name} is for {name}/<scenario>, not CartPole-v1") as refused:
+        preset(name, "CartPole-v1", cores=2)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("space", "torso"),
+    [
+        (gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8), ConvolutionalTorso),
+        (gymnasium.spaces.Box(-1, 1, (4,), np.float32), PerceptronTorso),
+    ],
+)
+def test_classic_chooses_its_network_by_what_is_observed(space: gymnasium.Space, torso: type) -> None:
+    config = preset("classic", "my_game:make_env", cores=2)
+    network = build_policy_network(config, Spaces(space, gymnasium.spaces.Discrete(2)))
+    assert isinstance(network.torso, torso)
