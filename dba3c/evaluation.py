@@ -6,18 +6,17 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-import torch
-
 from dba3c.checkpoints import Policy
 from dba3c.config import TrainConfig
-from dba3c.construction import Spaces, build_agent
+from dba3c.construction import Spaces
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from dba3c.evaluation_protocol import protocol_for, stream_seeds
 from dba3c.evaluation_result import Evaluation, evaluated_policies, evaluation_of
-from dba3c.full_games import Actions, GamesAbandoned, play_full_games
+from dba3c.full_games import GamesAbandoned, play_full_games
 from dba3c.metrics import MetricsWriter
+from dba3c.players import Actions, make_player
 from dba3c.run_folder import RunFolder
 from dba3c.run_watch import LOOK_S, CheckpointWatch, RunEnd
 
@@ -59,18 +58,9 @@ def evaluate(
     environment = dataclasses.replace(protocol.environment, env_threads=threads)
     environments = make_vector_environment(environment, num_envs, environment_seed, view="evaluation")
     try:
-        agent = build_agent(config, Spaces(environments.observation_space, environments.action_space))
-        agent.load(policy.parameters_for(agent.layout))
-        generator = torch.Generator(device=agent.device).manual_seed(action_seed)
-        played = play_full_games(
-            agent,
-            environments,
-            games,
-            actions=protocol.actions,
-            generator=generator,
-            on_game=on_game,
-            should_stop=should_stop,
-        )
+        spaces = Spaces(environments.observation_space, environments.action_space)
+        player = make_player(config, spaces, policy, protocol.actions, action_seed)
+        played = play_full_games(player, environments, games, on_game=on_game, should_stop=should_stop)
     finally:
         environments.close()
     return evaluation_of(config, policy, protocol, played, seed_index, num_envs, time.monotonic() - started_s)
@@ -113,13 +103,18 @@ def run_evaluator(
         tell(f"will not stop the run: {games} games are fewer than the {config.run.stop_games} of the stop rule")
     try:
         while (policy := watch.wait()) is not None:
+            if watch.passed_over:
+                tell(f"passed over steps {', '.join(map(str, watch.passed_over))}: {policy.step} is newer")
             try:
                 evaluation = evaluate(config, policy, games=games, num_envs=num_envs, should_stop=run_end)
             except GamesAbandoned as gave_up:
                 tell(f"step {policy.step}: gave up after {gave_up.played} of {games} games, since the run ended")
                 break
-            evaluation.save(folder)
             report(evaluation, metrics, say)
+            try:
+                evaluation.save(folder)
+            except UserError as error:  # a full disk: the record above has the statistics
+                tell(str(error))
             stop_when_solved(evaluation, folder, config, tell)
     finally:
         metrics.close()

@@ -19,7 +19,7 @@ from dba3c.config import TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.seeding import MAX_SEED
 from dba3c.errors import UserError
-from dba3c.full_games import Actions
+from dba3c.players import R2D2_EVALUATION_EPSILON, Actions
 
 LIMIT_2017_STEPS = 40_000
 
@@ -55,7 +55,10 @@ def protocol_for(config: TrainConfig, actions: Actions | None = None) -> Evaluat
         environment = replace(environment, max_episode_frames=frames)
         name += f", at most {LIMIT_2017_STEPS:,} steps a game"
     actions = actions or ("greedy" if is_2017 else "sampled")
-    return EvaluationProtocol(name=f"{name}, {actions} actions", environment=environment, actions=actions)
+    chosen = f"{actions} actions"
+    if config.algorithm.algorithm == "r2d2" and actions == "sampled":
+        chosen = f"greedy actions but for {R2D2_EVALUATION_EPSILON:.1%} random ones"
+    return EvaluationProtocol(name=f"{name}, {chosen}", environment=environment, actions=actions)
 
 
 def stream_seeds(run_seed: int, purpose: str, index: int) -> tuple[int, int]:

@@ -19,7 +19,8 @@ from dba3c.checkpoints import Policy
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.evaluation_protocol import EvaluationProtocol
-from dba3c.full_games import Actions, PlayedGames
+from dba3c.full_games import PlayedGames
+from dba3c.players import Actions
 from dba3c.run_folder import RunFolder
 from dba3c.score_statistics import ScoreSummary, summarise
 

@@ -1,4 +1,4 @@
-"""Playing full games with an agent, several at once, without favouring short ones.
+"""Playing full games with a policy, several at once, without favouring short ones.
 
 Counting the first N games to *finish* in a vector of environments favours short games: while one environment plays a
 long, good game, its neighbours finish several short ones. So every environment has a fixed quota: which games count is
@@ -8,19 +8,16 @@ settled before any is played, and each of them is played to its end.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from dba3c.agent import Agent
-from dba3c.algorithms.distributions import Distribution
 from dba3c.environments.protocol import Episode, VectorEnvironment
 from dba3c.errors import UserError
 from dba3c.networks import State
+from dba3c.players import Player
 
-Actions = Literal["sampled", "greedy"]
 LONGEST_GAME_STEPS = 250_000
 """No game is waited for longer (agent steps). Atari is cut by its own limit well before."""
 
@@ -55,19 +52,16 @@ def quotas(games: int, num_envs: int) -> np.ndarray:
 
 
 def play_full_games(
-    agent: Agent,
+    player: Player,
     environments: VectorEnvironment,
     games: int,
     *,
-    actions: Actions,
-    generator: torch.Generator,
     on_game: Callable[[Episode], None] = lambda episode: None,
     should_stop: Callable[[], str | None] = lambda: None,
 ) -> PlayedGames:
     """Play exactly `games` games from reset, each to its end, in environments of the evaluation view.
 
     Args:
-        generator: for the sampled actions, on the agent's device.
         on_game: called with each counted game when it ends.
         should_stop: asked after every step; a reason ends the playing.
 
@@ -82,11 +76,12 @@ def play_full_games(
     running_steps = np.zeros_like(quota)
     steps = 0
     observation = environments.reset()
-    state = agent.initial_state(environments.num_envs)
+    reward = np.zeros(environments.num_envs, dtype=np.float32)
+    state = player.initial_state(environments.num_envs)
     while len(done) < games:
-        policy, state = decide(agent, observation, state)
-        transition = environments.step(act(policy, actions, generator))
-        observation = transition.observation
+        choice = player.choose(observation, reward, state)
+        transition = environments.step(choice.actions)
+        observation, reward = transition.observation, transition.reward
         steps += environments.num_envs
         failures += transition.failures
         for episode in transition.episodes:
@@ -96,7 +91,7 @@ def play_full_games(
                 played[index] += 1
                 on_game(episode)
         # the step that is not valid was a reset: what it returned is a new game's first observation
-        state = restarted(agent, state, ~transition.valid)
+        state = restarted(player, choice.state, ~transition.valid)
         running_steps = np.where(transition.valid, running_steps + 1, 0)
         _check_that_games_end(running_steps, played < quota)
         reason = should_stop()
@@ -106,26 +101,12 @@ def play_full_games(
     return PlayedGames([episode for _, _, episode in in_order], steps, failures)
 
 
-def decide(agent: Agent, observation: np.ndarray, state: State) -> tuple[Distribution, State]:
-    """The agent's policy for observations [B, ...], without graph, and its next state."""
-    with torch.no_grad():
-        output = agent.forward(observation, state)
-        return agent.policy(output.policy_logits), output.state
-
-
-def act(policy: Distribution, actions: Actions, generator: torch.Generator) -> np.ndarray:
-    """Actions [B] (or [B, D]) drawn from the policy, or its likeliest ones."""
-    with torch.no_grad():
-        chosen: Tensor = policy.mode() if actions == "greedy" else policy.sample(generator)
-    return chosen.cpu().numpy()
-
-
-def restarted(agent: Agent, state: State, fresh: np.ndarray) -> State:
+def restarted(player: Player, state: State, fresh: np.ndarray) -> State:
     """The recurrent state with the rows of `fresh` (bool [B]) environments as at a game's start."""
     if not state or not fresh.any():
         return state
     rows = torch.from_numpy(fresh)
-    initial = agent.initial_state(len(fresh))
+    initial = player.initial_state(len(fresh))
     return tuple(
         torch.where(rows.to(part.device).view(-1, *[1] * (part.dim() - 1)), start, part)
         for part, start in zip(state, initial, strict=True)

@@ -1,129 +1,198 @@
-"""Films of games: mp4 (and GIF for READMEs) of one full game with a checkpoint, and the role that makes them.
+"""Films of games: one full game with a checkpoint as mp4 (and GIF), and the role that films as a run goes on.
 
-Encoded by the ffmpeg that the package imageio-ffmpeg carries; GIFs by Pillow through imageio.
+videos/step-N.mp4     a game of the checkpoint of step N
+videos/step-N.json    its score, length, protocol and seed
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import imageio.v2 as imageio
 import numpy as np
-import torch
-from PIL import Image
 
-from dba3c.cameras import make_camera
+from dba3c.atomic_files import write_atomically
+from dba3c.cameras import Camera, make_camera
 from dba3c.checkpoints import Policy
 from dba3c.config import TrainConfig
-from dba3c.construction import Spaces, build_agent
+from dba3c.construction import Spaces
+from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from dba3c.evaluation_protocol import protocol_for, stream_seeds
-from dba3c.full_games import Actions, act, decide
+from dba3c.full_games import LONGEST_GAME_STEPS, GamesAbandoned
 from dba3c.metrics import MetricsWriter
+from dba3c.overlay import Overlay
+from dba3c.players import Actions, Choice, Player, make_player
 from dba3c.run_folder import RunFolder
-from dba3c.run_watch import CheckpointWatch, RunEnd
+from dba3c.run_watch import LOOK_S, CheckpointWatch, RunEnd
+from dba3c.videos import GifWriter, Mp4Writer, enlarge
 
-GIF_PICTURES_PER_S = 15
-GIF_MOST_PICTURES = 400
-"""A GIF of more is thinned out, so that it stays small enough for a README."""
-LONGEST_GAME_STEPS = 30_000
+_OVERLAID_HEIGHT = 400
+OnPicture = Callable[[np.ndarray, float, int, Choice | None], None]
+"""Called with each picture, the score and the agent steps so far, and the choice that led to it."""
 
 
-@dataclass(frozen=True)
-class Film:
-    """One game as it was filmed."""
+@dataclass(frozen=True, kw_only=True)
+class RecordedGame:
+    """What a film shows."""
 
-    pictures: list[np.ndarray]
-    """uint8 [H, W, 3] each."""
-    pictures_per_s: float
+    checkpoint_step: int
+    env_id: str
+    protocol: str
+    seed: int
+    """The run's."""
+    seed_index: int
+    """Which of the run's streams of recording seeds; the same index films the same game."""
     score: float
+    length_steps: int
+    truncated: bool
+    pictures: int
+    pictures_per_s: float
 
 
-def film_game(config: TrainConfig, policy: Policy, *, actions: Actions | None = None, seed_index: int = 0) -> Film:
-    """Play one full game with a policy, in the evaluation view, and keep what it looked like.
+def record_game(
+    config: TrainConfig,
+    policy: Policy,
+    path: Path,
+    *,
+    gif: Path | None = None,
+    overlay: bool = False,
+    actions: Actions | None = None,
+    seed_index: int = 0,
+    should_stop: Callable[[], str | None] = lambda: None,
+) -> RecordedGame:
+    """Play one full game with a policy in the evaluation view and film it.
+
+    Args:
+        path: the mp4; a file beside it with the suffix .json says what it shows.
+        gif: where to put a GIF of at most 2 MB, without overlay.
+        overlay: draw score, value and action probabilities beside the game.
+        actions: "sampled" or "greedy"; None as the protocol has it.
 
     Raises:
-        UserError: the policy is of another network, the environment has no picture, or the game does not end.
+        UserError: the policy is of another network, the environment cannot be drawn, or the file not written.
+        GamesAbandoned: `should_stop` gave a reason; no file is left.
     """
     environment_seed, action_seed = stream_seeds(config.run.seed, "recording", seed_index)
     protocol = protocol_for(config, actions)
+    for file in (path, gif):
+        if file is not None:
+            _make_folder(file.parent)
     camera = make_camera(protocol.environment, environment_seed)
     try:
-        of = Spaces(camera.environments.observation_space, camera.environments.action_space)
-        agent = build_agent(config, of)
-        agent.load(policy.parameters_for(agent.layout))
-        generator = torch.Generator(device=agent.device).manual_seed(action_seed)
-        pictures: list[np.ndarray] = []
-        observation, state = camera.environments.reset(), agent.initial_state(1)
-        pictures += camera.pictures(observation)
-        for _ in range(LONGEST_GAME_STEPS):
-            chosen, state = decide(agent, observation, state)
-            transition = camera.environments.step(act(chosen, protocol.actions, generator))
-            observation = transition.observation
-            pictures += camera.pictures(observation)
-            if transition.episodes:
-                return Film(pictures, camera.pictures_per_s, transition.episodes[0].score)
+        spaces = Spaces(camera.environments.observation_space, camera.environments.action_space)
+        player = make_player(config, spaces, policy, protocol.actions, action_seed)
+        panel = Overlay(camera.action_names) if overlay else None
+        small = GifWriter(camera.pictures_per_s) if gif is not None else None
+        with Mp4Writer(path, camera.pictures_per_s) as video:
+
+            def keep(picture: np.ndarray, score: float, step: int, choice: Choice | None) -> None:
+                if small is not None:
+                    small.add(picture)
+                if panel is not None:
+                    picture = panel.beside(enlarge(picture, _OVERLAID_HEIGHT), score, step, choice)
+                video.add(picture)
+
+            episode = play_and_show(player, camera, keep, should_stop)
     finally:
         camera.environments.close()
+    game = RecordedGame(
+        checkpoint_step=policy.step,
+        env_id=config.environment.env_id,
+        protocol=protocol.name,
+        seed=config.run.seed,
+        seed_index=seed_index,
+        score=episode.score,
+        length_steps=episode.length_steps,
+        truncated=episode.truncated,
+        pictures=video.pictures,
+        pictures_per_s=camera.pictures_per_s,
+    )
+    write_atomically(path.with_suffix(".json"), json.dumps(asdict(game), indent=1) + "\n")
+    if small is not None and gif is not None:
+        small.save(gif)
+    return game
+
+
+def play_and_show(
+    player: Player, camera: Camera, on_picture: OnPicture, should_stop: Callable[[], str | None]
+) -> Episode:
+    """Play the camera's first game to its end; see `record_game` for what it raises."""
+    environments = camera.environments
+    observation, reward, score = environments.reset(), np.zeros(1, np.float32), 0.0
+    state = player.initial_state(1)
+    for picture in camera.pictures(observation):
+        on_picture(picture, score, 0, None)
+    for step in range(1, LONGEST_GAME_STEPS + 1):
+        choice = player.choose(observation, reward, state)
+        transition = environments.step(choice.actions)
+        if transition.failures:
+            raise UserError(f"the game cannot be filmed: {transition.failures[0]}")
+        observation, reward, state = transition.observation, transition.reward, choice.state
+        score += float(reward[0])
+        for picture in camera.pictures(observation):
+            on_picture(picture, score, step, choice)
+        if transition.episodes:
+            return transition.episodes[0]
+        reason = should_stop()
+        if reason is not None:
+            raise GamesAbandoned(reason, played=0)
     raise UserError(f"the game did not end within {LONGEST_GAME_STEPS} steps: give the environment a time limit")
 
 
-def save_mp4(film: Film, path: Path, *, scale: int = 2) -> None:
-    """Encode a film as H.264; the file appears whole or not at all."""
-    height, width = (size * scale - size * scale % 2 for size in film.pictures[0].shape[:2])
-    part = path.with_name(f".{path.stem}.part.mp4")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with imageio.get_writer(part, fps=film.pictures_per_s, macro_block_size=1, quality=7) as writer:
-        for picture in film.pictures:
-            writer.append_data(  # type: ignore[attr-defined]
-                np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.NEAREST))
-            )
-    os.replace(part, path)
-
-
-def save_gif(film: Film, path: Path) -> None:
-    """Encode a film as a small GIF: the game's own size, 32 colours, at most `GIF_MOST_PICTURES` pictures."""
-    step = max(1, round(film.pictures_per_s / GIF_PICTURES_PER_S), -(-len(film.pictures) // GIF_MOST_PICTURES))
-    frames = [Image.fromarray(picture).quantize(32) for picture in film.pictures[::step]]
-    part = path.with_name(f".{path.stem}.part.gif")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    frames[0].save(
-        part, save_all=True, append_images=frames[1:], duration=round(1000 / GIF_PICTURES_PER_S), loop=0, optimize=True
-    )
-    os.replace(part, path)
-
-
-def run_recorder(folder: RunFolder, config: TrainConfig, rank: int) -> str:
+def run_recorder(
+    folder: RunFolder,
+    config: TrainConfig,
+    rank: int,
+    *,
+    incarnation: int = 0,
+    look_s: float = LOOK_S,
+    say: Callable[[str], None] | None = None,
+) -> str:
     """The recording node's whole life: film a game of every `recording_every`-th checkpoint until the run ends.
+
+    The first checkpoint it sees is filmed, and then the newest as soon as `recording_every` have come since; one that
+    an earlier life filmed is not filmed again.
 
     Returns:
         The reason the run ended.
+
+    Raises:
+        RunBroken: the launch is gone without a word.
     """
-    metrics = MetricsWriter(folder, "recorder", rank)
+    say = say or (lambda line: print(f"recorder {rank}: {line}", flush=True))
+    metrics = MetricsWriter(folder, "recorder", rank, incarnation)
+    run_end = RunEnd(folder, look_s=look_s)
 
     def tell(line: str) -> None:
-        print(f"recorder {rank}: {line}", flush=True)
+        say(line)
         metrics.record_event("recording", line)
 
-    run_end = RunEnd(folder)
+    watch = CheckpointWatch(folder, run_end, say=tell, look_s=look_s)
+    due = 1
     try:
-        for policy in _every_kth(CheckpointWatch(folder, run_end, say=tell), config.run.recording_every):
-            film = film_game(config, policy)
+        while (policy := watch.wait()) is not None:
+            due -= 1 + len(watch.passed_over)
             path = folder.videos / f"step-{policy.step}.mp4"
-            save_mp4(film, path)
-            tell(f"step {policy.step}: a game of {film.score:g} points in {path.name}")
+            if due > 0 or path.exists():
+                continue
+            due = config.run.recording_every
+            try:
+                game = record_game(config, policy, path, should_stop=run_end)
+                tell(f"step {policy.step}: filmed a game of {game.score:g} points in {path.name}")
+            except UserError as error:  # a full disk, say: the run goes on, and so do the films when it can be
+                tell(f"step {policy.step}: no film: {error}")
+            except GamesAbandoned:
+                tell(f"step {policy.step}: gave up the film, since the run ended")
     finally:
         metrics.close()
     return run_end() or "the run has ended"
 
 
-def _every_kth(watch: CheckpointWatch, k: int) -> Iterator[Policy]:
-    """The first of every k new policies."""
-    seen = 0
-    while (policy := watch.wait()) is not None:
-        if seen % k == 0:
-            yield policy
-        seen += 1
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from error

@@ -58,7 +58,10 @@ class CheckpointWatch:
     Args:
         run_end: ends the waiting.
         is_done: whether a policy was dealt with already, in an earlier life of this role.
-        say: called with one line for each torn checkpoint, and for those passed over.
+        say: called with one line for each torn checkpoint.
+
+    Attributes:
+        passed_over: steps that came since the last policy was handed out and are older than the one handed out now.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class CheckpointWatch:
         self._look_s = look_s
         self._seen: set[tuple[int, int]] = set()
         self._first_look = True
+        self.passed_over: list[int] = []
 
     def wait(self) -> Policy | None:
         """The next new policy; None when the run has ended. Bounded by the run's life, which `run_end` watches."""
@@ -102,8 +106,7 @@ class CheckpointWatch:
                 continue
             if self._is_done(policy):
                 return None
-            if steps and not first_look:
-                self._say(f"passed over {', '.join(f'step-{older}' for older in steps)}: step-{step} is newer")
+            self.passed_over = [] if first_look else steps
             return policy
         return None
 

@@ -36,6 +36,7 @@ class EvaluateArguments:
 
 def run(words: Sequence[str]) -> int:
     """dba3c evaluate RUN [OPTIONS]"""
+    from rich.console import Console
     from rich.progress import Progress
 
     from dba3c.checkpoints import find_policy
@@ -46,7 +47,8 @@ def run(words: Sequence[str]) -> int:
     arguments = parse(EvaluateArguments, words, "dba3c evaluate")
     folder = RunFolder.open(arguments.run)
     policy = find_policy(folder.checkpoints, arguments.step, on_skip=print)
-    with Progress(transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(transient=True, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"step {policy.step}", total=arguments.games)
         evaluation = evaluate(
             TrainConfig.from_json(folder.config_text()),

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from dba3c.errors import UserError
 from launch.options import parse
 
 
@@ -28,26 +29,39 @@ class RecordArguments:
     seed_index: int = 0
     """Which stream of seeds: the same index plays the same game."""
 
+    output: Path | None = None
+    """Where the mp4 goes; None: videos/step-N.mp4 in the run's folder."""
+
+    overlay: bool = False
+    """Draw score, value and action probabilities beside the game."""
+
     gif: Path | None = None
-    """Write a small GIF here as well."""
+    """Write a GIF of at most 2 MB here as well, without overlay."""
 
 
 def run(words: Sequence[str]) -> int:
     """dba3c record RUN [OPTIONS]"""
     from dba3c.checkpoints import find_policy
     from dba3c.config import TrainConfig
-    from dba3c.recording import film_game, save_gif, save_mp4
+    from dba3c.recording import record_game
     from dba3c.run_folder import RunFolder
 
     arguments = parse(RecordArguments, words, "dba3c record")
     folder = RunFolder.open(arguments.run)
     policy = find_policy(folder.checkpoints, arguments.step, on_skip=print)
     config = TrainConfig.from_json(folder.config_text())
-    film = film_game(config, policy, actions=arguments.actions, seed_index=arguments.seed_index)
-    path = folder.videos / f"step-{policy.step}.mp4"
-    save_mp4(film, path)
-    print(f"step {policy.step}: {film.score:g} points, {len(film.pictures)} pictures: {path}")
-    if arguments.gif is not None:
-        save_gif(film, arguments.gif)
-        print(arguments.gif)
+    path = arguments.output or folder.videos / f"step-{policy.step}.mp4"
+    if path.suffix != ".mp4":
+        raise UserError(f"a film is an .mp4 file, not {path.name}")
+    game = record_game(
+        config,
+        policy,
+        path,
+        gif=arguments.gif,
+        overlay=arguments.overlay,
+        actions=arguments.actions,
+        seed_index=arguments.seed_index,
+    )
+    print(f"step {policy.step}, {game.protocol}: {game.score:g} points in {game.length_steps} steps")
+    print("\n".join(str(file) for file in (path, arguments.gif) if file is not None))
     return 0

@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from dba3c import full_games
-from dba3c.algorithms.distributions import Categorical
 from dba3c.environments.protocol import Episode, Transition
 from dba3c.errors import UserError
 from dba3c.full_games import GamesAbandoned, play_full_games, quotas
-from dba3c.networks import NetworkOutput
+from dba3c.players import Choice
 
 
 class LongGamesScoreMore:
@@ -44,29 +43,24 @@ class LongGamesScoreMore:
         return Transition(observation, np.ones(self.num_envs, np.float32), ended, ~valid & ended, valid, episodes)
 
 
-class CountingAgent:
-    """Its recurrent state counts the observations it has seen of a game; its policy prefers action 1."""
-
-    device = torch.device("cpu")
+class CountingPlayer:
+    """Its recurrent state counts the observations it has seen of a game."""
 
     def __init__(self):
         self.states = []
+        self.rewards = []
 
     def initial_state(self, num_envs):
         return (torch.zeros(num_envs, 2),)
 
-    def forward(self, observation, state):
+    def choose(self, observation, reward, state):
         self.states.append(state[0][:, 0].tolist())
-        logits = torch.tensor([[0.0, 2.0]]).repeat(len(observation), 1)
-        return NetworkOutput(logits, torch.zeros(len(observation)), (state[0] + 1,))
-
-    def policy(self, logits):
-        return Categorical(logits)
+        self.rewards.append(reward.tolist())
+        return Choice(np.zeros(len(observation), np.int64), (state[0] + 1,))
 
 
 def played(environments, games, **options):
-    options = {"actions": "greedy", "generator": torch.Generator(), **options}
-    return play_full_games(CountingAgent(), environments, games, **options)
+    return play_full_games(CountingPlayer(), environments, games, **options)
 
 
 def test_quotas_are_as_equal_as_they_can_be():
@@ -99,25 +93,11 @@ def test_lengths_that_correlate_with_scores_do_not_bias_the_mean():
 
 
 def test_the_recurrent_state_is_a_fresh_one_where_a_game_starts():
-    agent = CountingAgent()
-    environments = LongGamesScoreMore([2], [3])
-    play_full_games(agent, environments, 4, actions="greedy", generator=torch.Generator())
+    player = CountingPlayer()
+    play_full_games(player, LongGamesScoreMore([2], [3]), 4)
     # a game of 2: observations 0 1 2(last), whose step is the reset, then 0 again
-    assert [states[0] for states in agent.states] == [0, 1, 2, 0, 1, 2, 0]
-    assert [states[1] for states in agent.states] == [0, 1, 2, 3, 0, 1, 2]
-
-
-def test_greedy_takes_the_likeliest_and_sampled_follows_the_generator():
-    greedy = LongGamesScoreMore([50])
-    played(greedy, 1)
-    assert {int(action[0]) for action in greedy.actions} == {1}
-    runs = []
-    for seed in (1, 1, 2):
-        environments = LongGamesScoreMore([50])
-        played(environments, 1, actions="sampled", generator=torch.Generator().manual_seed(seed))
-        runs.append(np.concatenate(environments.actions).tolist())
-    assert runs[0] == runs[1] != runs[2]
-    assert set(runs[0]) == {0, 1}
+    assert [states[0] for states in player.states] == [0, 1, 2, 0, 1, 2, 0]
+    assert [states[1] for states in player.states] == [0, 1, 2, 3, 0, 1, 2]
 
 
 def test_a_reason_to_stop_ends_the_playing_and_says_how_far_it_came():

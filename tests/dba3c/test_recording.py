@@ -1,5 +1,6 @@
 """Films: every picture of the game, whole files or none."""
 
+import json
 from pathlib import Path
 
 import imageio.v2 as imageio
@@ -10,7 +11,10 @@ from dba3c.checkpoints import Policy
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.construction import initial_parameters
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.recording import Film, film_game, save_gif, save_mp4
+from dba3c.errors import UserError
+from dba3c.full_games import GamesAbandoned
+from dba3c.recording import record_game
+from dba3c.videos import GifWriter, Mp4Writer
 
 
 @pytest.fixture(scope="module")
@@ -24,26 +28,71 @@ def untrained(config: TrainConfig) -> Policy:
     return Policy(step=0, data_points=0, layout=plan.layout, parameters=parameters)
 
 
-def test_a_film_shows_the_whole_game_in_colour_and_the_same_seed_films_the_same_game(config: TrainConfig) -> None:
+def decoded(path: Path) -> list[np.ndarray]:
+    with imageio.get_reader(path) as reader:
+        return list(reader.iter_data())
+
+
+def test_a_film_shows_the_whole_game_in_colour_and_the_same_seed_films_the_same_game(
+    config: TrainConfig, tmp_path: Path
+) -> None:
     policy = untrained(config)
-    film, again = film_game(config, policy), film_game(config, policy)
-    assert film.pictures[0].shape == (210, 160, 3)
-    assert len({picture.tobytes() for picture in film.pictures}) > 20
-    assert film.score == again.score
-    assert all(np.array_equal(a, b) for a, b in zip(film.pictures, again.pictures, strict=True))
+    game = record_game(config, policy, tmp_path / "videos" / "a.mp4")
+    again = record_game(config, policy, tmp_path / "videos" / "b.mp4")
+    assert game == again
+    assert json.loads((tmp_path / "videos" / "a.json").read_text())["score"] == game.score
+    pictures = decoded(tmp_path / "videos" / "a.mp4")
+    assert len(pictures) == game.pictures == 2 * game.length_steps + 1  # 2 a step of 4 frames, and the first
+    assert pictures[0].shape == (420, 320, 3)
+    assert len({picture.tobytes() for picture in pictures}) > 20
+    assert any(np.ptp(picture.astype(int), axis=2).max() > 60 for picture in pictures)  # not grey
+
+
+def test_the_overlay_stands_beside_the_game_and_the_gif_goes_without(config: TrainConfig, tmp_path: Path) -> None:
+    gif = tmp_path / "game.gif"
+    game = record_game(config, untrained(config), tmp_path / "game.mp4", gif=gif, overlay=True)
+    picture = decoded(tmp_path / "game.mp4")[10]
+    assert picture.shape[0] == 420 and picture.shape[1] > 320
+    assert picture[:, 320:].max() > 100  # something is written there
+    assert game.pictures > len(imageio.mimread(gif, memtest=False)) > 20
+    assert imageio.mimread(gif, memtest=False)[0].shape[:2] == (210, 160)
+
+
+def test_a_film_that_is_given_up_leaves_no_file(config: TrainConfig, tmp_path: Path) -> None:
+    with pytest.raises(GamesAbandoned):
+        record_game(config, untrained(config), tmp_path / "game.mp4", should_stop=lambda: "enough")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_mp4_decodes_to_as_many_pictures_as_were_filmed(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
-    pictures = [random.integers(0, 255, (48, 32, 3), dtype=np.uint8) for _ in range(17)]
-    save_mp4(Film(pictures, 30.0, score=1.0), tmp_path / "game.mp4")
-    with imageio.get_reader(tmp_path / "game.mp4") as reader:
-        decoded = list(reader.iter_data())
-    assert len(decoded) == 17 and decoded[0].shape == (96, 64, 3)
+    with Mp4Writer(tmp_path / "game.mp4", 30.0, least_height=96) as video:
+        for _ in range(17):
+            video.add(random.integers(0, 255, (48, 31, 3), dtype=np.uint8))
+    pictures = decoded(tmp_path / "game.mp4")
+    assert len(pictures) == video.pictures == 17 and pictures[0].shape == (96, 62, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["game.mp4"]
 
 
-def test_a_gif_of_a_long_game_is_thinned_out(tmp_path: Path) -> None:
-    pictures = [np.full((20, 16, 3), value % 255, np.uint8) for value in range(2000)]
-    save_gif(Film(pictures, 30.0, score=1.0), tmp_path / "game.gif")
-    assert len(imageio.mimread(tmp_path / "game.gif", memtest=False)) <= 400
+def test_an_mp4_of_nothing_is_an_error_and_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="0 of 0 pictures"), Mp4Writer(tmp_path / "game.mp4", 30.0):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gif_of_a_long_game_is_thinned_out_and_stays_below_its_limit(tmp_path: Path) -> None:
+    gif, random = GifWriter(30.0), np.random.default_rng(0)
+    for _ in range(2000):
+        gif.add(random.integers(0, 255, (60, 48, 3), dtype=np.uint8))
+    kept = gif.save(tmp_path / "game.gif", limit_bytes=100_000)
+    assert len(imageio.mimread(tmp_path / "game.gif", memtest=False)) == kept <= 600
+    assert (tmp_path / "game.gif").stat().st_size <= 100_000
+
+
+def test_a_gif_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    gif = GifWriter(30.0)
+    with pytest.raises(UserError, match="no pictures"):
+        gif.save(tmp_path / "game.gif")
+    gif.add(np.zeros((20, 16, 3), np.uint8))
+    with pytest.raises(UserError, match="cannot write"):
+        gif.save(tmp_path / "missing" / "game.gif")

@@ -1,0 +1,151 @@
+"""Who plays evaluated and filmed games: a checkpoint's policy, whatever algorithm trained it.
+
+Legend: N environments of a batch, A actions. Rewards are those of the evaluation view: raw.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dba3c.agent import Agent
+from dba3c.algorithms.distributions import Categorical
+from dba3c.checkpoints import Policy
+from dba3c.config import TrainConfig
+from dba3c.construction import Spaces, build_agent, build_any_network, plan_of
+from dba3c.flat_network import FlatNetwork
+from dba3c.networks import State
+from dba3c.networks.sac_networks import ActionScaling
+
+Actions = Literal["sampled", "greedy"]
+R2D2_EVALUATION_EPSILON = 0.001
+"""R2D2's "sampled" actions: greedy ones, but for this share of random ones (Kapturowski et al. 2019)."""
+
+
+class Choice(NamedTuple):
+    """What a player does about a batch of observations."""
+
+    actions: np.ndarray
+    """[N] int64, [N, D] int64 or float32: as the environments take them."""
+    state: State
+    """Recurrent state after these observations."""
+    value: Tensor | None = None
+    """[N] float32: what it expects to gain."""
+    probabilities: Tensor | None = None
+    """[N, A] float32, of one discrete action."""
+
+
+class Player(Protocol):
+    """Plays N environments at once; randomness is its own."""
+
+    def initial_state(self, num_envs: int) -> State:
+        """Recurrent state at the start of games, [N, ...] each."""
+        ...
+
+    def choose(self, observation: np.ndarray, reward: np.ndarray, state: State) -> Choice:
+        """Observations [N, ...], float32 rewards [N] of the steps that led to them."""
+        ...
+
+
+def make_player(config: TrainConfig, of: Spaces, policy: Policy, actions: Actions, seed: int) -> Player:
+    """The player that the run's algorithm trained, with a checkpoint's parameters.
+
+    Raises:
+        UserError: the checkpoint is of another network.
+    """
+    algorithm = config.algorithm.algorithm
+    if algorithm not in ("r2d2", "sac"):
+        agent = build_agent(config, of)
+        agent.load(policy.parameters_for(agent.layout))
+        return AgentPlayer(agent, actions, seed)
+    network = build_any_network(config, of)
+    flat = FlatNetwork(
+        network, plan_of(config, network).layout, precision=config.network.precision, device=config.network.device
+    )
+    flat.load(policy.parameters_for(flat.layout))
+    if algorithm == "sac":
+        return SacPlayer(flat, ActionScaling.of(of.action), actions, seed)
+    return R2d2Player(flat, actions, seed, clip_reward=config.environment.clips_reward)
+
+
+class AgentPlayer:
+    """An actor-critic: draws from its policy, or takes the likeliest action."""
+
+    def __init__(self, agent: Agent, actions: Actions, seed: int) -> None:
+        self._agent = agent
+        self._actions = actions
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def initial_state(self, num_envs: int) -> State:
+        """See `Player`."""
+        return self._agent.initial_state(num_envs)
+
+    @torch.no_grad()
+    def choose(self, observation: np.ndarray, reward: np.ndarray, state: State) -> Choice:
+        """See `Player`."""
+        output = self._agent.forward(observation, state)
+        policy = self._agent.policy(output.policy_logits.cpu())  # the generator lives on the CPU
+        actions = policy.mode() if self._actions == "greedy" else policy.sample(self._generator)
+        probabilities = policy.log_probabilities.exp() if isinstance(policy, Categorical) else None
+        return Choice(actions.numpy(), output.state, output.value.cpu(), probabilities)
+
+
+class R2d2Player:
+    """Takes the action of the highest value. State: the LSTM's (h, c) and the previous action + 1, [N, 1]."""
+
+    def __init__(self, network: FlatNetwork, actions: Actions, seed: int, *, clip_reward: bool) -> None:
+        self._flat = network
+        self._epsilon = 0.0 if actions == "greedy" else R2D2_EVALUATION_EPSILON
+        self._clip_reward = clip_reward
+        self._random = np.random.default_rng(seed)
+
+    def initial_state(self, num_envs: int) -> State:
+        """See `Player`."""
+        hidden, memory = self._flat.network.initial_state(num_envs)
+        return hidden, memory, torch.zeros(num_envs, 1, device=hidden.device)
+
+    @torch.no_grad()
+    def choose(self, observation: np.ndarray, reward: np.ndarray, state: State) -> Choice:
+        """See `Player`."""
+        network, device = self._flat.network, self._flat.device
+        hidden, memory, before = state
+        previous_action = before.squeeze(-1).long() - 1
+        seen = np.clip(reward, -1.0, 1.0) if self._clip_reward else reward  # as it was trained
+        previous_reward = torch.as_tensor(seen, device=device) * (previous_action >= 0)
+        output = network(
+            torch.as_tensor(observation, device=device), (hidden, memory), previous_action, previous_reward
+        )
+        values, greedy = output.q_values.cpu().max(-1)
+        explores = self._random.random(len(greedy)) < self._epsilon
+        actions = np.where(explores, self._random.integers(network.num_actions, size=len(greedy)), greedy.numpy())
+        after = torch.from_numpy(actions + 1).to(device, torch.float32).unsqueeze(-1)
+        return Choice(actions, (*output.state, after), values)
+
+
+class SacPlayer:
+    """Draws from its squashed Gaussian, or takes the tanh of its mean."""
+
+    def __init__(self, network: FlatNetwork, scaling: ActionScaling, actions: Actions, seed: int) -> None:
+        self._flat = network
+        self._scaling = scaling
+        self._actions = actions
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def initial_state(self, num_envs: int) -> State:
+        """See `Player`."""
+        return ()
+
+    @torch.no_grad()
+    def choose(self, observation: np.ndarray, reward: np.ndarray, state: State) -> Choice:
+        """See `Player`."""
+        sac = self._flat.network
+        vector = sac.vector(torch.as_tensor(observation, device=self._flat.device))
+        policy = sac.policy(vector)
+        greedy = self._actions == "greedy"
+        chosen = policy.mode() if greedy else policy.sample(self._generator)
+        value = sac.critics(vector, chosen).amin(0)
+        actions = self._scaling.to_environment(chosen.cpu().numpy()).astype(np.float32)
+        return Choice(actions, (), value.cpu())

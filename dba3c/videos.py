@@ -1,0 +1,173 @@
+"""Video files out of pictures, one at a time: H.264 in mp4, and GIFs small enough for a README.
+
+mp4 is encoded by the ffmpeg that the package imageio-ffmpeg carries, GIFs by Pillow. A game of half an hour has 54,000
+pictures (5 GB): neither writer keeps them. Pictures are uint8 [H, W, 3]; files appear whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import imageio_ffmpeg
+import numpy as np
+from PIL import Image
+
+from dba3c.errors import UserError
+
+_QUALITY = 7  # of imageio-ffmpeg's 1 … 10: no blocks to be seen in pixel graphics
+_FFMPEG_END_S = 120.0
+GIF_LIMIT_BYTES = 2_000_000
+_GIF_MOST_PICTURES = 600
+_GIF_LARGEST_WIDTH = 240
+_GIF_COLOURS = 32
+_GIF_LEAST_PICTURES = 40
+_GIF_SHORTEST_S = 1 / 15
+_GIF_LONGEST_S = 1 / 10
+
+
+class Mp4Writer:
+    """Writes an mp4; use it with `with`. An exception inside leaves no file.
+
+    Args:
+        path: the file, in an existing folder.
+        pictures_per_s: for playing at the game's own speed.
+        least_height: pictures are enlarged by a whole factor until they are this high, pixels kept sharp.
+    """
+
+    def __init__(self, path: Path, pictures_per_s: float, *, least_height: int = 400) -> None:
+        self.path = path
+        self.pictures = 0
+        self._pictures_per_s = pictures_per_s
+        self._least_height = least_height
+        self._temporary = path.with_name(f".{path.stem}-{os.getpid()}-{secrets.token_hex(4)}.mp4")
+        self._ffmpeg: Generator[None, Any, None] | None = None
+
+    def add(self, picture: np.ndarray) -> None:
+        """The next picture; all of one size. Raises UserError when ffmpeg stopped taking them."""
+        enlarged = even_sized(enlarge(picture, self._least_height))
+        try:
+            if self._ffmpeg is None:
+                self._ffmpeg = self._start(enlarged)
+            self._ffmpeg.send(enlarged)
+        except OSError as error:
+            raise UserError(f"cannot encode {self.path}: ffmpeg ended after {self.pictures} pictures") from error
+        self.pictures += 1
+
+    def __enter__(self) -> Mp4Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if self._ffmpeg is not None:
+                self._ffmpeg.close()  # waits for ffmpeg
+            if kind is None:
+                self._publish()
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def _start(self, picture: np.ndarray) -> Generator[None, Any, None]:
+        height, width = picture.shape[:2]
+        writer: Generator[None, Any, None] = imageio_ffmpeg.write_frames(
+            str(self._temporary),
+            (width, height),
+            fps=self._pictures_per_s,
+            quality=_QUALITY,
+            codec="libx264",
+            macro_block_size=2,
+            ffmpeg_log_level="error",
+            ffmpeg_timeout=_FFMPEG_END_S,
+            # one thread: the cores are the workers'; the index first: a browser plays it while it loads
+            output_params=["-threads", "1", "-movflags", "+faststart"],
+        )
+        writer.send(None)
+        return writer
+
+    def _publish(self) -> None:
+        # ffmpeg's exit code is not handed on: a full disk shows in the number of pictures
+        written = 0
+        if self._temporary.exists():
+            with contextlib.suppress(OSError, RuntimeError):
+                written, _ = imageio_ffmpeg.count_frames_and_secs(str(self._temporary))
+        if written != self.pictures or written == 0:
+            raise UserError(f"cannot write {self.path}: {written} of {self.pictures} pictures were encoded")
+        os.replace(self._temporary, self.path)
+
+
+def enlarge(picture: np.ndarray, least_height: int) -> np.ndarray:
+    """The picture times the smallest whole factor that makes it `least_height` high."""
+    factor = -(-least_height // picture.shape[0])
+    return picture.repeat(factor, axis=0).repeat(factor, axis=1) if factor > 1 else picture
+
+
+def even_sized(picture: np.ndarray) -> np.ndarray:
+    """Contiguous, odd sides made even by repeating the last row or column: H.264's colours are halved."""
+    height, width = picture.shape[:2]
+    if height % 2 or width % 2:
+        picture = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    return np.ascontiguousarray(picture)
+
+
+class GifWriter:
+    """Keeps every k-th picture of a game of any length, k doubling as it grows, and saves them below a limit.
+
+    A game that needs few pictures is shown at its own speed; otherwise a second shows ten of them.
+    """
+
+    def __init__(self, pictures_per_s: float) -> None:
+        self._pictures_per_s = pictures_per_s
+        self._every = max(1, int(pictures_per_s * _GIF_SHORTEST_S))
+        self._kept: list[Image.Image] = []
+        self._seen = 0
+
+    def add(self, picture: np.ndarray) -> None:
+        """The next picture; all of one size."""
+        if self._seen % self._every == 0:
+            image = Image.fromarray(picture)
+            image.thumbnail((_GIF_LARGEST_WIDTH, 2 * _GIF_LARGEST_WIDTH), Image.Resampling.BOX)
+            self._kept.append(image)
+        self._seen += 1
+        if len(self._kept) > _GIF_MOST_PICTURES:
+            self._thin_out()
+
+    def save(self, path: Path, limit_bytes: int = GIF_LIMIT_BYTES) -> int:
+        """Write at most `limit_bytes`; returns the number of pictures. Leaves out pictures first, then pixels.
+
+        Raises:
+            UserError: there are no pictures, or the file cannot be written.
+        """
+        if not self._kept:
+            raise UserError(f"no pictures for {path}")
+        temporary = path.with_name(f".{path.stem}-{os.getpid()}-{secrets.token_hex(4)}.gif")
+        try:
+            while self._encode(temporary) > limit_bytes and self._kept[0].width > 1:
+                if len(self._kept) >= 2 * _GIF_LEAST_PICTURES:
+                    self._thin_out()
+                else:
+                    self._kept = [image.reduce(2) for image in self._kept]
+            os.replace(temporary, path)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        return len(self._kept)
+
+    def _thin_out(self) -> None:
+        self._kept = self._kept[::2]
+        self._every *= 2
+
+    def _encode(self, path: Path) -> int:
+        """Write the kept pictures with one palette of their own; returns the file's bytes."""
+        sample = self._kept[:: max(1, len(self._kept) // 16)]
+        # the rarest colours, a ball's, must not be averaged away: median cut on unscaled pictures keeps them
+        palette = Image.fromarray(np.concatenate([np.asarray(image) for image in sample])).quantize(_GIF_COLOURS)
+        frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in self._kept]
+        duration_s = min(self._every / self._pictures_per_s, max(_GIF_LONGEST_S, 1 / self._pictures_per_s))
+        frames[0].save(
+            path, save_all=True, append_images=frames[1:], duration=round(1000 * duration_s), loop=0, optimize=False
+        )
+        return path.stat().st_size

@@ -1,0 +1,174 @@
+"""What is filmed is the game that the agent plays: observation for observation, and each picture its own moment."""
+
+import sys
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from dba3c.cameras import make_camera
+from dba3c.environments import EnvironmentConfig, atari_2017, atari_v4_no_sticky, atari_v5, make_vector_environment
+from dba3c.environments.errors import EnvironmentFailed
+from dba3c.errors import UserError
+
+BREAKOUT = EnvironmentConfig()
+GAMES = {
+    "v4": atari_v4_no_sticky(BREAKOUT),
+    "v5, sticky": atari_v5(BREAKOUT),
+    "2017": atari_2017(BREAKOUT),
+    "fixed RGB": replace(atari_v5(BREAKOUT), grayscale=False, frame_skip=3, noop_max=0),
+    "flicker": atari_v5(EnvironmentConfig(env_id="ALE/SpaceInvaders-v5")),
+    "cut": replace(atari_v5(BREAKOUT), max_episode_frames=101),
+    "guarded": replace(atari_v4_no_sticky(BREAKOUT), stuck_guard_steps=5, noop_max=0),
+}
+
+
+@pytest.fixture
+def opened():
+    """Closes what is appended to it."""
+    environments = []
+    yield environments
+    for envs in environments:
+        envs.close()
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_the_filmed_game_is_that_of_the_vector_environment(name, opened):
+    config, seed, random = GAMES[name], 7, np.random.default_rng(3)
+    camera = make_camera(config, seed)
+    vector = make_vector_environment(config, 3, seed, view="evaluation")
+    opened += [camera.environments, vector]
+    assert np.array_equal(camera.environments.reset()[0], vector.reset()[0])
+    action = 0
+    for _ in range(700):  # on into a second game, where autoreset is one step of both
+        action = int(random.integers(vector.action_space.n)) if random.random() < 0.3 else action
+        filmed = camera.environments.step(np.full(1, action))
+        played = vector.step(np.full(3, action))
+        assert np.array_equal(filmed.observation[0], played.observation[0])
+        assert (filmed.reward[0], filmed.terminated[0], filmed.truncated[0]) == (
+            played.reward[0],
+            played.terminated[0],
+            played.truncated[0],
+        )
+        assert [e[:4] for e in filmed.episodes] == [e[:4] for e in played.episodes if e.environment == 0]
+        pictures = camera.pictures(filmed.observation)
+        assert {picture.shape for picture in pictures} == {(210, 160, 3)}
+
+
+@pytest.mark.parametrize("name", ["v4", "2017", "fixed RGB", "flicker"])
+def test_the_newest_picture_shows_what_the_agent_sees(name, opened):
+    config = GAMES[name]
+    camera = make_camera(config, 1)
+    opened.append(camera.environments)
+    observation, random = camera.environments.reset(), np.random.default_rng(0)
+    resized_by = "bilinear" if name == "2017" else "area"  # its protocol samples pixels, ale-py averages areas
+    for _ in range(60):
+        observation = camera.environments.step(random.integers(3, size=1)).observation
+        picture = torch.from_numpy(camera.pictures(observation)[-1].copy()).permute(2, 0, 1)[None].float()
+        small = torch.nn.functional.interpolate(picture, (84, 84), mode=resized_by)[0]
+        if config.grayscale:
+            seen, small = observation[0, -1], (small * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0)
+        else:
+            seen = observation[0, -3:]
+        # resized by other means: edges differ a little, a picture of another moment would by more at the sprites
+        assert np.abs(seen.astype(float) - small.numpy()).mean() < 2.5
+
+
+def test_a_step_of_four_frames_is_two_pictures_and_the_speed_is_the_console_s(opened):
+    for name, pictures, per_s in (("v4", 2, 30.0), ("fixed RGB", 3, 60.0), ("2017", 1, 20.0)):
+        camera = make_camera(GAMES[name], 0)
+        opened.append(camera.environments)
+        observation = camera.environments.reset()
+        assert len(camera.pictures(observation)) == 1
+        observation = camera.environments.step(np.zeros(1, int)).observation
+        assert (len(camera.pictures(observation)), camera.pictures_per_s) == (pictures, per_s)
+        assert camera.action_names == ["NOOP", "FIRE", "RIGHT", "LEFT"]
+
+
+def test_pictures_that_come_apart_from_the_game_are_an_error(opened):
+    camera = make_camera(GAMES["v4"], 0)
+    opened.append(camera.environments)
+    camera.environments.reset()
+    camera._consoles._screens.reset(seed=np.array([99], np.int32))  # another game
+    with pytest.raises(EnvironmentFailed, match="came apart"):
+        for _ in range(500):
+            camera.environments.step(np.ones(1, int))
+
+
+class Drawn(gymnasium.Env):
+    """Draws what it observed as a shade; 5 steps."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
+    observation_space = gymnasium.spaces.Box(0, 255, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    mode = "rgb_array"
+
+    def __init__(self):
+        self.render_mode = self.mode
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.full(1, self.t, np.float32), 1.0, self.t == 5, False, {}
+
+    def render(self):
+        return np.full((21, 31, 3), 10 * self.t, np.uint8)
+
+
+class Undrawn(Drawn):
+    mode = None
+
+
+class Pictured(Undrawn):
+    observation_space = gymnasium.spaces.Box(0, 255, (24, 32, 3), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset()
+        return self.render_as_observation(), {}
+
+    def step(self, action):
+        return self.render_as_observation(), *super().step(action)[1:]
+
+    def render_as_observation(self):
+        return np.arange(24 * 32 * 3, dtype=np.uint8).reshape(24, 32, 3)
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """This file as a module that configurations can name."""
+    monkeypatch.setitem(sys.modules, "filmed_games", sys.modules[__name__])
+
+
+def test_an_environment_that_draws_itself_is_filmed_by_its_own_pictures(opened):
+    camera = make_camera(EnvironmentConfig(env_id="filmed_games:Drawn"), 0)
+    opened.append(camera.environments)
+    observation = camera.environments.reset()
+    assert camera.pictures(observation)[0][0, 0].tolist() == [0, 0, 0]
+    observation = camera.environments.step(np.zeros(1, int)).observation
+    assert camera.pictures(observation)[0][0, 0].tolist() == [10, 10, 10]
+    assert camera.pictures_per_s == 7.0 and camera.action_names == ["0", "1"]
+
+
+def test_an_environment_whose_observation_is_a_picture_is_filmed_by_it(opened):
+    camera = make_camera(EnvironmentConfig(env_id="filmed_games:Pictured"), 0)
+    opened.append(camera.environments)
+    picture = camera.pictures(camera.environments.reset())[0]
+    assert np.array_equal(picture, Pictured().render_as_observation())
+
+
+def test_an_environment_with_nothing_to_see_is_refused_in_one_line():
+    with pytest.raises(UserError, match="render_mode='rgb_array'"):
+        make_camera(EnvironmentConfig(env_id="filmed_games:Undrawn"), 0)
+
+
+def test_a_registered_environment_is_made_to_draw(opened):
+    pytest.importorskip("pygame")
+    camera = make_camera(EnvironmentConfig(env_id="CartPole-v1"), 0)
+    opened.append(camera.environments)
+    picture = camera.pictures(camera.environments.reset())[0]
+    assert picture.shape == (400, 600, 3) and len(np.unique(picture)) > 2

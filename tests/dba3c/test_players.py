@@ -1,0 +1,98 @@
+"""A checkpoint of every algorithm plays full games, and its choices are those that its training meant."""
+
+import numpy as np
+import pytest
+import torch
+
+from dba3c.central.config import CentralConfig
+from dba3c.checkpoints import Policy
+from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig, replace_options
+from dba3c.construction import initial_parameters, spaces_of
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.errors import UserError
+from dba3c.evaluation import evaluate
+from dba3c.evaluation_protocol import protocol_for
+from dba3c.players import make_player
+
+CARTPOLE = EnvironmentConfig(env_id="CartPole-v1")
+
+
+def central(env_id, algorithm):
+    return TrainConfig(
+        environment=EnvironmentConfig(env_id=env_id),
+        algorithm=AlgorithmConfig(algorithm=algorithm),
+        central=CentralConfig(mode="central", actors=1),
+    )
+
+
+A2C = TrainConfig(environment=CARTPOLE, network=NetworkConfig(network="mlp"))
+R2D2 = replace_options(central("CartPole-v1", "r2d2"), memory_size=8, dueling_size=8)
+SAC = replace_options(central("Pendulum-v1", "sac"), hidden_size=8)
+
+
+def policy_of(config, seed=0):
+    plan, parameters = initial_parameters(config)
+    noise = torch.randn(parameters.shape, generator=torch.Generator().manual_seed(seed))
+    return Policy(parameters=parameters + 0.1 * noise, layout=plan.layout, step=1, data_points=0)
+
+
+def player_of(config, actions, seed=0):
+    return make_player(config, spaces_of(config), policy_of(config), actions, seed)
+
+
+def choices(player, config, steps=40, num_envs=2):
+    """Actions for a fixed sequence of observations."""
+    random = np.random.default_rng(0)
+    shape = spaces_of(config).observation.shape
+    state, chosen = player.initial_state(num_envs), []
+    for _ in range(steps):
+        observation = random.normal(size=(num_envs, *shape)).astype(np.float32)
+        choice = player.choose(observation, np.ones(num_envs, np.float32), state)
+        state = choice.state
+        chosen.append(choice.actions)
+        assert choice.value is not None and choice.value.shape == (num_envs,)
+    return np.stack(chosen)
+
+
+@pytest.mark.parametrize("config", [A2C, R2D2, SAC], ids=["actor_critic", "r2d2", "sac"])
+def test_every_algorithm_plays_full_games(config):
+    evaluation = evaluate(config, policy_of(config), games=3, num_envs=2)
+    assert len(evaluation.scores) == 3 and min(evaluation.lengths_steps) > 5
+
+
+@pytest.mark.parametrize("config", [A2C, SAC], ids=["actor_critic", "sac"])
+def test_sampled_actions_follow_their_seed_and_greedy_ones_need_none(config):
+    first, again, other = (choices(player_of(config, "sampled", seed), config) for seed in (1, 1, 2))
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    greedy = [choices(player_of(config, "greedy", seed), config) for seed in (1, 2)]
+    assert np.array_equal(*greedy)
+
+
+def test_greedy_takes_the_likeliest_action():
+    player = player_of(A2C, "greedy")
+    observation = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    choice = player.choose(observation, np.zeros(20, np.float32), player.initial_state(20))
+    assert choice.probabilities.sum(-1).numpy() == pytest.approx(np.ones(20))
+    assert choice.actions.tolist() == choice.probabilities.argmax(-1).tolist()
+
+
+def test_r2d2_sees_rewards_as_it_was_trained_and_none_before_a_game_s_first_action():
+    clipped = replace_options(R2D2, clip_reward=True)
+    observation = np.ones((1, 4), np.float32)
+    values = {}
+    for name, config, reward in (("clipped", clipped, 7.0), ("one", clipped, 1.0), ("raw", R2D2, 7.0)):
+        player = player_of(config, "greedy")
+        start = player.choose(observation, np.full(1, reward, np.float32), player.initial_state(1))
+        after = player.choose(observation, np.full(1, reward, np.float32), start.state)
+        values[name] = float(start.value), float(after.value)
+    assert values["clipped"] == values["one"]
+    assert values["raw"][0] == values["one"][0] and values["raw"][1] != values["one"][1]
+
+
+def test_r2d2_s_protocol_names_its_random_actions():
+    assert protocol_for(R2D2).name.endswith("greedy actions but for 0.1% random ones")
+
+
+def test_a_checkpoint_of_another_algorithm_is_another_network():
+    with pytest.raises(UserError, match="another network"):
+        make_player(A2C, spaces_of(A2C), policy_of(R2D2), "greedy", 0)
