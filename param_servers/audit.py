@@ -40,6 +40,7 @@ class AuditLog:
             data_points_before=commit.data_points_before,
             data_points=commit.data_points,
             learning_rate=learning_rate,
+            **({"staleness": list(commit.staleness)} if any(commit.staleness) else {}),  # async only
         )
 
     def write(self, kind: str, **fields: Any) -> None:

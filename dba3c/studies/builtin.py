@@ -85,20 +85,40 @@ def learning_curves(shape: Shape) -> Study:
     return Study(kind="learning_curves", points=(point,), seeds=_seeds(shape, 10))
 
 
+NETWORK_SIZES = ("small", "nature", "resnet")
+"""Of the comparison of architectures, whose answer depends on it."""
+_ENVIRONMENTS, _UNROLL = 32, 5
+
+
 def architectures(shape: Shape) -> Study:
-    """The same agent trained in four ways: sync servers, sync all-reduce, async servers, central inference."""
-    n, k, extra = str(shape.workers), str(shape.servers), shape.words
-    ranks = shape.workers + shape.servers
+    """The same agent trained in four ways: sync servers, sync all-reduce, async servers, central inference.
+
+    For each size of network the same environments in the same number, unrolls of one length, and (but for async, where
+    each worker's gradient is an update) the same number of samples in an update.
+    """
+    n = shape.workers
+    each = max(4, _ENVIRONMENTS // n)
+    of_workers = ("--envs-per-worker", str(each), "--rollout-length", str(_UNROLL))
+    of_actors = ("--envs-per-actor", str(each), "--unroll-length", str(_UNROLL), "--batch-unrolls", str(n * each))
+    workers, k = ("--workers", str(n)), ("--servers", str(shape.servers))
+    ranks = n + shape.servers
+    sync, majority, free = (("--exchange", name) for name in ("servers", "allreduce", "async"))
+    central = ("--mode", "central", *of_actors)
     made: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
-        "sync-servers": (("--exchange", "servers", "--workers", n), ("--exchange", "servers", "--servers", k), ranks),
-        "sync-allreduce": (("--exchange", "allreduce", "--workers", n), ("--exchange", "allreduce"), shape.workers),
-        "async-servers": (("--exchange", "async", "--workers", n), ("--exchange", "async", "--servers", k), ranks),
-        "central": (("--mode", "central", "--actors", n), ("--mode", "central"), shape.workers + 1),
+        "sync-servers": ((*sync, *workers, *k, *of_workers), (*sync, *k, *of_workers), ranks),
+        "sync-allreduce": ((*majority, *workers, *of_workers), (*majority, *of_workers), n),
+        "async-servers": ((*free, *workers, *k, *of_workers), (*free, *k, *of_workers), ranks),
+        "central": ((*central, "--actors", str(n)), central, n + 1),
     }
-    points = []
-    for place, (name, (here, there, nodes)) in enumerate(made.items()):
-        local = (shape.env, *here, *(("--servers", k) if "servers" in name else ()), *extra)
-        points.append(Point(name=name, x=place, words=local, nodes=nodes, cluster_words=(shape.env, *there, *extra)))
+    points: list[Point] = []
+    for network in NETWORK_SIZES:
+        for name, (here, there, nodes) in made.items():
+            words = (shape.env, "--network", network, *here, *shape.words)
+            cluster_words = (shape.env, "--network", network, *there, *shape.words)
+            point = Point(
+                name=f"{name}-{network}", x=len(points), words=words, nodes=nodes, cluster_words=cluster_words
+            )
+            points.append(point)
     return Study(kind="architectures", points=tuple(points), seeds=_seeds(shape, 3))
 
 

@@ -1,0 +1,190 @@
+"""What an architecture costs: agent steps/s, core-seconds for a million frames, and how old the acting weights were.
+
+All numbers are of one stretch at the end of a run, so that starting up and warming up are not in them.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dba3c.config import TrainConfig
+from dba3c.errors import UserError
+from dba3c.monitor.reader import Record, RunReader
+from dba3c.plots.style import PALETTE, new_figure, save
+from dba3c.run_folder import RunFolder
+from param_servers.audit import history, read_audit
+
+STEPPING = ("worker", "learner")
+"""Roles whose records count agent steps."""
+ARCHITECTURES = {
+    "sync-servers": "workers + servers",
+    "sync-allreduce": "workers + all-reduce",
+    "async-servers": "workers + async servers",
+    "central": "central inference",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """One run's row of the table."""
+
+    architecture: str
+    network: str
+    agent_steps_per_s: float
+    frames_per_s: float
+    updates_per_s: float
+    core_s_per_million_frames: float
+    """Processor time of servers, workers, learners and actors; not of the monitor."""
+    cores_used: float
+    lag_p50: float
+    """Updates between the weights that acted and those that were updated."""
+    lag_p99: float
+    seconds: float
+    """Of the stretch."""
+
+
+def cost_of(path: Path, architecture: str, network: str, seconds: float) -> Cost:
+    """The numbers of a run's last ``seconds``.
+
+    Raises UserError when it did not train for so long.
+    """
+    run = RunFolder.open(path)
+    config = TrainConfig.from_json(run.config_text())
+    by_process: dict[tuple[str, int], list[Record]] = {}
+    for record in RunReader(run).poll():
+        if record["kind"] in ("step", "server"):
+            by_process.setdefault((record["role"], record["rank"]), []).append(record)
+    stepping = [found for (role, _), found in by_process.items() if role in STEPPING]
+    if not stepping:
+        raise UserError(f"{path} has no record of a step")
+    # the last window is cut short by the end
+    end_s = min(_steps(records)[-1]["time_s"] for records in stepping)
+    began_s = max(_steps(records)[0]["time_s"] for records in stepping)
+    if end_s - began_s < seconds:
+        raise UserError(f"{path} trained for {end_s - began_s:.0f} s, which is less than {seconds:g} s")
+    late = {
+        who: [record for record in records if end_s - seconds < record["time_s"] <= end_s]
+        for who, records in by_process.items()
+    }
+    steps_per_s = sum(_rate(_steps(records), "agent_steps") for (role, _), records in late.items() if role in STEPPING)
+    cores = sum(map(_cores, late.values()))
+    frames_per_s = steps_per_s * config.environment.frames_per_step
+    committed = sorted(record["step"] for records in late.values() for record in records)
+    lag_p50, lag_p99 = _policy_lag(run, config, late)
+    return Cost(
+        architecture=architecture,
+        network=network,
+        agent_steps_per_s=round(steps_per_s, 1),
+        frames_per_s=round(frames_per_s, 1),
+        updates_per_s=round((committed[-1] - committed[0]) / seconds, 2),
+        core_s_per_million_frames=round(1e6 * cores / frames_per_s, 1),
+        cores_used=round(cores, 3),
+        lag_p50=round(lag_p50, 2),
+        lag_p99=round(lag_p99, 2),
+        seconds=seconds,
+    )
+
+
+def _steps(records: Iterable[Record]) -> list[Record]:
+    return [record for record in records if record["kind"] == "step"]
+
+
+def _rate(records: Sequence[Record], name: str) -> float:
+    """Per second of these windows."""
+    return float(sum(record[name] for record in records) / max(1e-9, sum(record["window_s"] for record in records)))
+
+
+def _cores(records: Sequence[Record]) -> float:
+    """Processor seconds per second of one process, which may write two kinds of records about the same time."""
+    windows = _steps(records) or records
+    spent_s = sum(record["cpu_s"] for record in records)
+    return float(spent_s / max(1e-9, sum(record["window_s"] for record in windows)))
+
+
+def _policy_lag(
+    run: RunFolder, config: TrainConfig, late: Mapping[tuple[str, int], Sequence[Record]]
+) -> tuple[float, float]:
+    """Median and 99th percentile: of the learners' records, or of the gradients that asynchronous servers took."""
+    if config.central.mode == "central":
+        windows = [r for (role, _), records in late.items() if role == "learner" for r in _steps(records)]
+        p50s, p99s = ([r[name] for r in windows if name in r] for name in ("policy_lag_p50", "policy_lag_p99"))
+        return (float(np.median(p50s)), float(np.percentile(p99s, 99))) if p50s else (float("nan"), float("nan"))
+    audit = run.audit / "commits.jsonl"
+    if not audit.exists():
+        return 0.0, 0.0  # a collective: everybody computes on the parameters of the step
+    lags = [lag for commit in history(read_audit(audit)) for lag in commit.get("staleness", [0])]
+    p50, p99 = np.percentile(lags or [0], (50, 99))
+    return float(p50), float(p99)
+
+
+def write_csv(costs: Sequence[Cost], path: Path) -> None:
+    """One line a row."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Cost)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(cost) for cost in costs)
+
+
+def read_csv(path: Path) -> list[Cost]:
+    """What ``write_csv`` wrote."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            Cost(**{key: value if key in ("architecture", "network") else float(value) for key, value in row.items()})  # type: ignore[arg-type]
+            for row in csv.DictReader(file)
+        ]
+
+
+def table(costs: Sequence[Cost]) -> str:
+    """The rows in Markdown, by network."""
+    lines = [
+        "| network | architecture | agent steps/s | frames/s | updates/s | core-seconds per million frames | cores used"
+        " | policy lag p50 | p99 |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for cost in costs:
+        lines.append(
+            f"| {cost.network} | {ARCHITECTURES.get(cost.architecture, cost.architecture)} "
+            f"| {cost.agent_steps_per_s:,.0f} | {cost.frames_per_s:,.0f} | {cost.updates_per_s:.1f} "
+            f"| {cost.core_s_per_million_frames:,.0f} | {cost.cores_used:.2f} "
+            f"| {cost.lag_p50:g} | {cost.lag_p99:g} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def plot_costs(costs: Sequence[Cost], folder: Path) -> list[Path]:
+    """Bars by network: agent steps/s, and core-seconds for a million frames."""
+    written = []
+    for field, name, title in (
+        ("agent_steps_per_s", "speed", "agent steps/s"),
+        ("core_s_per_million_frames", "cost", "core-seconds per million frames"),
+    ):
+        figure, axes = new_figure()
+        networks = list(dict.fromkeys(cost.network for cost in costs))
+        architectures = list(dict.fromkeys(cost.architecture for cost in costs))
+        width = 0.8 / len(architectures)
+        for index, architecture in enumerate(architectures):
+            rows = [cost for cost in costs if cost.architecture == architecture]
+            places = [networks.index(cost.network) - 0.4 + (index + 0.5) * width for cost in rows]
+            heights: list[Any] = [getattr(cost, field) for cost in rows]
+            label = ARCHITECTURES.get(architecture, architecture)
+            bars = axes.bar(places, heights, width * 0.92, color=PALETTE[index % len(PALETTE)], label=label)
+            axes.bar_label(bars, [f"{height:,.0f}" for height in heights], fontsize=6)
+        axes.set_xticks(range(len(networks)), [f"{network} network" for network in networks])
+        axes.grid(False, axis="x")
+        axes.set_ylabel(title)
+        axes.legend(frameon=False, fontsize=8)
+        written += save(figure, folder / name)
+    return written
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """Machine, commit and versions of a run, as its first life wrote them down."""
+    lives = json.loads((path / "meta.json").read_text(encoding="utf-8")).get("lives") or [{}]
+    return {name: lives[0].get(name) for name in ("command", "cores", "host", "versions", "source")}

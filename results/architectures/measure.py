@@ -1,0 +1,114 @@
+"""What each architecture costs on this machine: ``python results/architectures/measure.py``, about 13 minutes.
+
+It runs the grid of ``dba3c study architectures`` (three sizes of network, four architectures) one after the other on
+the same cores and writes everything in this folder: costs.csv, config and machine of each run, figures, README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from dba3c.errors import UserError
+from dba3c.studies.architectures import Cost, cost_of, facts_of, plot_costs, table, write_csv
+from dba3c.studies.study import load
+from launch.study_command import study
+
+HERE = Path(__file__).parent
+START_S = 20.0
+"""Of each run that are not measured: its processes start, and warm up."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What to measure."""
+
+    env: str = "ALE/Breakout-v5"
+    seconds: float = 45.0
+    """Measured time of each of the twelve runs."""
+    cores: int = 2
+    """All processes of a run share them; as many workers or actors are started."""
+    servers: int = 2
+    into: Path = HERE
+    runs: Path | None = None
+    """Keep the run folders here; runs that are finished already are not repeated."""
+    train: Annotated[tuple[str, ...], tyro.conf.arg(name="train")] = ()
+    """Further options of `dba3c train`, for every run: --train=--device --train=cuda"""
+
+
+def main() -> int:
+    """Run, read, write."""
+    arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.UseAppendAction,))
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])  # the runs inherit it
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.runs or Path(temporary) / "study"
+        code = study(
+            [
+                *("architectures", "--env", arguments.env, "--seeds", "1", "--into", str(folder)),
+                *("--workers", str(arguments.cores), "--servers", str(arguments.servers), "--"),
+                *("--max-hours", f"{(START_S + arguments.seconds) / 3600:.6f}", "--track", "tensorboard"),
+                *arguments.train,
+            ]
+        )
+        costs = read_costs(folder, arguments)
+    if not costs:
+        return 1
+    write_csv(costs, arguments.into / "costs.csv")
+    plot_costs(costs, arguments.into)
+    (arguments.into / "README.md").write_text(readme(costs, arguments), encoding="utf-8")
+    print(table(costs))
+    return code
+
+
+def read_costs(folder: Path, arguments: Arguments) -> list[Cost]:
+    """The table's rows; config.json and facts of each run are copied beside them."""
+    costs, facts = [], {}
+    for run in load(folder).runs(folder):
+        architecture, _, network = run.point.name.rpartition("-")
+        try:
+            costs.append(cost_of(run.folder, architecture, network, arguments.seconds))
+        except (UserError, OSError) as error:
+            print(f"left out: {run.name}: {error}", file=sys.stderr)
+            continue
+        configs = arguments.into / "configs"
+        configs.mkdir(parents=True, exist_ok=True)
+        (configs / f"{run.point.name}.json").write_text((run.folder / "config.json").read_text())
+        facts[run.point.name] = facts_of(run.folder)
+    (arguments.into / "machine.json").write_text(json.dumps(facts, indent=1) + "\n")
+    return costs
+
+
+def readme(costs: list[Cost], arguments: Arguments) -> str:
+    """The page."""
+    facts = json.loads((arguments.into / "machine.json").read_text())
+    first = next(iter(facts.values()))
+    host, source = first["host"], first["source"]
+    text = (HERE / "README.in.md").read_text(encoding="utf-8")
+    command = shlex.join(["python", "results/architectures/measure.py", *sys.argv[1:]])
+    return (
+        text.replace("TABLE", table(costs))
+        .replace("COMMAND", command)
+        .replace("SECONDS", f"{arguments.seconds:g}")
+        .replace("ENV", arguments.env)
+        .replace("COUNT", str(arguments.cores))
+        .replace("SERVERS", str(arguments.servers))
+        .replace(
+            "MACHINE",
+            f"{time.strftime('%Y-%m-%d')}, {arguments.cores} cores of {host['processor']} ({host['cores']} there), "
+            f"Python {first['versions']['python']}, torch {first['versions']['torch']}, commit "
+            f"{str(source.get('commit', 'unknown'))[:12]}{' with local changes' if source.get('dirty') else ''}.",
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
