@@ -20,7 +20,7 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.decisions import Commit
 from param_servers.errors import PeerLost, Refused
 from param_servers.handshake import Peer, Role
-from param_servers.hub import Event
+from param_servers.hub import Event, Message
 from param_servers.layout import FlatLayout
 from param_servers.server_core import ServerCore
 from param_servers.shard import Shard
@@ -42,6 +42,8 @@ class SimServer:
     def __init__(self, run: Simulation, shard: int, incarnation: int) -> None:
         self.run, self.shard = run, shard
         storage: Any = SimStorage(run.disk, run.rng, shard, run.initial[run.plan.slice_of(shard)])
+        if shard == 0:
+            run.chief_storage = storage
         self.core = ServerCore(
             shard=shard,
             plan=run.plan,
@@ -126,10 +128,14 @@ class SimWorker:
         self.why_dead = ""
 
     def handle(self, event: Event) -> None:
+        push = self.core.state.push
+        unanswered = push is not None and push.receipt is None
         try:
             self.core.handle(event)
         except Refused as error:
             self.die(str(error))
+        if unanswered and push is not None and push.receipt and push.receipt.accepted and isinstance(event, Message):
+            self.run.check_accepted((self.worker, self.incarnation, push.sequence), event.header.term)
 
     def die(self, why: str) -> None:
         self.why_dead = why
@@ -226,6 +232,7 @@ class Simulation:
         self.ended: tuple[str, bool] | None = None
         self.bets: Counter[str] = Counter()
         self.lives: dict[Peer, int] = {}
+        self.chief_storage: Any = None
         self.servers: dict[int, SimServer] = {}
         self.workers: list[SimWorker] = []
         for shard in range(k):
@@ -285,6 +292,7 @@ class Simulation:
         self.lines.append({"kind": kind, **fields})
         if kind == "rollback":
             self.log(f"term {fields['term']} begins at step {fields['step']}")
+            self._check_disk(fields["step"])
             self.reference = Shard(self.initial, self.optimizer)
             commits = history(self.lines)
             for line in commits:
@@ -310,6 +318,26 @@ class Simulation:
                 expected = self.versions[node.term, node.step][self.plan.slice_of(server.shard)]
                 if not torch.equal(node.shard.published(), expected):
                     raise Broken(f"server {server.shard} differs from the log at {(node.term, node.step)}")
+        chief = self.servers[0].core.chief
+        if chief is not None and not self.asynchronous:
+            for key, push in chief.coordinator._pushes.items():
+                if push.step != chief.coordinator.step:
+                    raise Broken(f"step {chief.coordinator.step} counts {key}'s push of step {push.step}")
+
+    def _check_disk(self, step: int) -> None:
+        """A roll-back to `step`: no checkpoint of what it undoes is left, nor can one still come."""
+        later = sorted(saved for saved in self.disk.finished if saved > step)
+        if later or self.chief_storage.busy:
+            raise Broken(
+                f"a roll-back to step {step} leaves checkpoints of the undone steps {later or 'being written'}"
+            )
+
+    def check_accepted(self, key: tuple[int, int, int], term: int) -> None:
+        """A server in `term` has just called a push accepted."""
+        rollbacks = (i for i, line in enumerate(self.lines) if line["kind"] == "rollback" and line["term"] > term)
+        lines = self.lines[: next(rollbacks, len(self.lines))]
+        if not any(list(key) in line["members"] for line in history(lines)):
+            raise Broken(f"push {key} is called accepted in term {term}, in whose history it is not")
 
     def check_pulled(self, version: tuple[int, int], parameters: Tensor, data_points: int) -> None:
         if not torch.equal(parameters, self.versions[version]):

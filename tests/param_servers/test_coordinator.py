@@ -80,11 +80,20 @@ def test_a_rejected_push_is_replaced_by_the_next_one() -> None:
     assert [row.sequence for row in commit.rows if row.mark & MEMBER] == [2, 1]
 
 
-def test_a_late_report_of_an_older_step_is_nothing() -> None:
-    coordinator = running()
+@pytest.mark.parametrize("step", [0, 2])
+def test_reports_of_another_step_than_the_open_one_never_count(step: int) -> None:
+    coordinator = running(workers=4)
     push(coordinator, 0, 1, 0), push(coordinator, 1, 1, 0)
     assert coordinator.step == 1
-    assert push(coordinator, 2, 1, 0) == []
+    assert push(coordinator, 2, 1, step) + push(coordinator, 3, 1, step) == []  # g = 2 of them, complete everywhere
+    assert push(coordinator, 0, 2, 1) == []
+    (commit,) = push(coordinator, 1, 2, 1)
+    assert isinstance(commit, Commit) and members(commit) == [0, 1]
+
+
+def test_an_asynchronous_report_of_a_step_to_come_does_not_count() -> None:
+    coordinator = running(num_gradients=1, asynchronous=True)
+    assert push(coordinator, 0, 1, 1) == []
 
 
 def test_a_busy_worker_is_sent_two_versions_at_most() -> None:

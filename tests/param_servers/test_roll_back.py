@@ -1,0 +1,77 @@
+"""What a shard and shard 0's chief do when everybody goes back to a checkpoint."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from param_servers.chief import Chief
+from param_servers.config import OptimizerConfig
+from param_servers.coordinator import Coordinator
+from param_servers.decisions import Settings
+from param_servers.handshake import Hello, Peer, Role
+from param_servers.messages import MEMBER, RECIPIENT, Code, Dtype, Header, Kind, Row, pack_rows
+from param_servers.shard import Shard, as_bytes
+from param_servers.shard_node import ShardNode
+
+WORKER = Peer(Role.WORKER, 0)
+
+
+class Recorder:
+    """A hub and a storage that write down what they are asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def send(self, peer: Peer, header: Header, payload: Any = None) -> None:
+        self.calls.append(("send", peer, header))
+
+    def flush(self) -> None:
+        pass
+
+    def discard_after(self, step: int) -> None:
+        self.calls.append(("discard_after", step))
+
+    def load(self, step: int) -> tuple[Tensor, None]:
+        self.calls.append(("load", step))
+        return torch.zeros(2), None
+
+
+def shard_node(recorder: Any) -> ShardNode:
+    shard = Shard(torch.zeros(2), OptimizerConfig(optimizer="sgd", learning_rate="1"))
+    node = ShardNode(0, shard, False, recorder, lambda header, payload: None)
+    node.hub = recorder
+    node.joined(Hello(Role.WORKER, 0, 0, 0, ""))
+    return node
+
+
+def answers(recorder: Recorder) -> list[tuple[int, int, Code]]:
+    """(term, sequence, code) of the parameters sent."""
+    sent = [call[2] for call in recorder.calls if call[0] == "send" and call[2].kind == Kind.PARAMETERS]
+    return [(header.term, header.sequence, header.code) for header in sent]
+
+
+def test_a_roll_back_takes_back_the_answers_of_the_history_that_it_undoes() -> None:
+    recorder = Recorder()
+    node = shard_node(recorder)
+    node.obey(Header(Kind.RESTORE, 0, 0, 1, 0), b"")
+    header = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dtype.FLOAT32, length=8)
+    place = node.receive_into(WORKER, header)
+    place[:] = as_bytes(torch.ones(2))
+    node.gradient(WORKER, header, place)
+    rows = pack_rows([Row(0, 0, 1, MEMBER | RECIPIENT)])
+    node.obey(Header(Kind.COMMIT, 0, 0, 1, 0, data_points=5), rows)
+    assert answers(recorder) == [(1, 1, Code.ACCEPTED)]
+    node.obey(Header(Kind.RESTORE, 0, 0, 2, 0), b"")
+    node.obey(Header(Kind.GIVE, 0, 0, 2, 0), pack_rows([Row(0, 0, 0)]))
+    assert answers(recorder)[1:] == [(2, 0, Code.NONE)]  # push 1 is in no step any more
+
+
+def test_later_checkpoints_are_discarded_before_anybody_goes_back() -> None:
+    recorder: Any = Recorder()
+    settings = Settings(num_shards=1, num_gradients=1)
+    coordinator = Coordinator(settings, 0.0, saved=(40, 400), term=3)
+    chief = Chief(coordinator, shard_node(recorder), recorder, lambda: 0.0, lambda event: None)
+    chief.hub = recorder
+    chief.begin()
+    assert recorder.calls == [("discard_after", 40), ("load", 40)]
