@@ -18,7 +18,7 @@ import numpy as np
 from dba3c.atari_camera import AtariCamera
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.custom import load_make_env
-from dba3c.environments.factory import make_vector_environment
+from dba3c.environments.factory import make_vector_environment, with_normalization
 from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError
@@ -66,7 +66,8 @@ class RenderCamera:
             self._env = make_env()  # a broken one is replaced: the newest is the one that plays
             return self._env
 
-        self.environments: VectorEnvironment = LoopVectorEnvironment(config, make_and_keep, 1, seed, "evaluation")
+        environments = LoopVectorEnvironment(config, make_and_keep, 1, seed, "evaluation")
+        self.environments = with_normalization(config, environments, "evaluation")
         self.pictures_per_s = float(self._env.metadata.get("render_fps") or _DEFAULT_PICTURES_PER_S)
         self.action_names = _numbered_actions(self.environments)
         self._draws = self._env.render_mode == "rgb_array"

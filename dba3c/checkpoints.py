@@ -9,11 +9,13 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dba3c.errors import UserError
+from dba3c.observation_statistics import statistics_of
 from param_servers.errors import SnapshotError
 from param_servers.layout import FlatLayout
 from param_servers.snapshots import load_checkpoint
@@ -33,6 +35,8 @@ class Policy:
     """Updates that made them."""
     data_points: int
     """Data points in those updates."""
+    observation_statistics: dict[str, Any] | None = None
+    """What observations are normalised by, where the run kept any (`dba3c.observation_statistics`)."""
 
     @property
     def sha256(self) -> str:
@@ -74,7 +78,13 @@ def load_policy(checkpoint: Path) -> Policy:
         SnapshotError: it is torn, or gone.
     """
     loaded = load_checkpoint(checkpoint)
-    return Policy(parameters=loaded.parameters, layout=loaded.layout, step=loaded.step, data_points=loaded.data_points)
+    return Policy(
+        parameters=loaded.parameters,
+        layout=loaded.layout,
+        step=loaded.step,
+        data_points=loaded.data_points,
+        observation_statistics=statistics_of(checkpoint.parent.parent, loaded.step),
+    )
 
 
 def checkpoint_steps(checkpoints: Path) -> list[int]:

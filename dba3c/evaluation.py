@@ -16,6 +16,7 @@ from dba3c.evaluation_protocol import protocol_for, stream_seeds
 from dba3c.evaluation_result import Evaluation, evaluated_policies, evaluation_of
 from dba3c.full_games import GamesAbandoned, play_full_games
 from dba3c.metrics import MetricsWriter
+from dba3c.observation_statistics import use_statistics
 from dba3c.players import Actions, make_player
 from dba3c.run_folder import RunFolder
 from dba3c.run_watch import LOOK_S, CheckpointWatch, RunEnd
@@ -58,6 +59,7 @@ def evaluate(
     environment = dataclasses.replace(protocol.environment, env_threads=threads)
     environments = make_vector_environment(environment, num_envs, environment_seed, view="evaluation")
     try:
+        use_statistics(environments, policy.observation_statistics, f"checkpoint step-{policy.step}")
         spaces = Spaces(environments.observation_space, environments.action_space)
         player = make_player(config, spaces, policy, protocol.actions, action_seed)
         played = play_full_games(player, environments, games, on_game=on_game, should_stop=should_stop)

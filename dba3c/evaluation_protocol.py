@@ -18,7 +18,6 @@ import numpy as np
 from dba3c.config import TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.seeding import MAX_SEED
-from dba3c.errors import UserError
 from dba3c.players import R2D2_EVALUATION_EPSILON, Actions
 
 LIMIT_2017_STEPS = 40_000
@@ -38,16 +37,8 @@ def protocol_for(config: TrainConfig, actions: Actions | None = None) -> Evaluat
 
     The 2017 limit is set in frames, as consoles count them: 40,000 steps of its mean frame skip of 3 (the frame skip
     is drawn at random, so a game is cut within 1 % of 40,000 steps).
-
-    Raises:
-        UserError: observations are normalised with statistics that no checkpoint holds.
     """
     environment = config.environment
-    if environment.normalize_observations:
-        raise UserError(
-            "normalize_observations keeps its statistics in each worker, not in checkpoints: "
-            "such a policy cannot be evaluated or filmed"
-        )
     name = environment.protocol_name
     is_2017 = name.split(" ")[0] == "2017"
     if is_2017:

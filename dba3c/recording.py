@@ -23,6 +23,7 @@ from dba3c.errors import UserError
 from dba3c.evaluation_protocol import protocol_for, stream_seeds
 from dba3c.full_games import LONGEST_GAME_STEPS, GamesAbandoned
 from dba3c.metrics import MetricsWriter
+from dba3c.observation_statistics import use_statistics
 from dba3c.overlay import Overlay
 from dba3c.players import Actions, Choice, Player, make_player
 from dba3c.run_folder import RunFolder
@@ -82,6 +83,7 @@ def record_game(
             _make_folder(file.parent)
     camera = make_camera(protocol.environment, environment_seed)
     try:
+        use_statistics(camera.environments, policy.observation_statistics, f"checkpoint step-{policy.step}")
         spaces = Spaces(camera.environments.observation_space, camera.environments.action_space)
         player = make_player(config, spaces, policy, protocol.actions, action_seed)
         panel = Overlay(camera.action_names) if overlay else None

@@ -51,6 +51,7 @@ def worker(place: Place) -> str:
     from dba3c.environments.factory import make_vector_environment
     from dba3c.environments.seeding import worker_seed
     from dba3c.ppo_worker import run_ppo_worker
+    from dba3c.statistics_keeper import KeepingExchange, StatisticsKeeper
     from dba3c.worker import run_worker
 
     config = place.config
@@ -59,12 +60,15 @@ def worker(place: Place) -> str:
     metrics = place.metrics("worker")
     try:
         agent = build_agent(config, spaces_of(config))
-        exchange = connect(place, *initial_parameters(config), metrics)
+        keeper = StatisticsKeeper(place, "worker", [environments])
+        exchange = KeepingExchange(connect(place, *initial_parameters(config), metrics), keeper.at)
         try:
             ppo = config.algorithm.algorithm == "ppo"
             collector = Collector(environments, agent, config.algorithm.rollout_length, seed, keep_observations=ppo)
             run = run_ppo_worker if ppo else run_worker
-            return run(config, agent, collector, exchange, metrics, rank=place.rank, incarnation=place.incarnation)
+            reason = run(config, agent, collector, exchange, metrics, rank=place.rank, incarnation=place.incarnation)
+            keeper.finish()
+            return reason
         finally:
             exchange.close()
     finally:

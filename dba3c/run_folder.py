@@ -4,6 +4,7 @@ config.json            the resolved, complete configuration
 meta.json              versions, commit, host facts, topology and one entry for each life (launch) of the run
 metrics/ROLE-RANK.jsonl  append-only records: the truth
 tensorboard/  checkpoints/  videos/  audit/
+observations/          statistics that observations are normalised by, where they are
 rendezvous/NAME.json   where a server listens, in this life
 secret                 0600, made once: shared by the processes of the run
 stop.json              {"reason": ...}: whoever wants the run to end writes it once; the coordinator looks for it
@@ -28,7 +29,7 @@ from dba3c.run_lock import RunLock, living_holder
 
 FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "audit")
 SECRET_VARIABLE = "DBA3C_SECRET"
-_OURS = {*FOLDERS, "secret", "stop.json", "meta.json", "lock.json", ".lock-guard"}
+_OURS = {*FOLDERS, "observations", "secret", "stop.json", "meta.json", "lock.json", ".lock-guard"}
 
 
 class RunFolder:

@@ -9,6 +9,7 @@ from dba3c.config import TrainConfig
 if TYPE_CHECKING:
     from dba3c.central.wire import GroupShape
     from dba3c.construction import Spaces
+    from dba3c.environments.protocol import VectorEnvironment
     from dba3c.place import Place
 
 
@@ -46,20 +47,29 @@ def actor(place: Place) -> str:
     from dba3c.environments.factory import make_vector_environment
     from dba3c.environments.seeding import worker_seed
     from dba3c.rendezvous import Rendezvous
+    from dba3c.statistics_keeper import StatisticsKeeper
 
     config, central, exchange = place.config, place.config.central, place.config.exchange
     learner_rank = place.rank % exchange.num_workers
     metrics = place.metrics("actor")
-    groups: list[ActorGroup] = []
+    vectors: list[VectorEnvironment] = []
     try:
-        for index in range(central.actor_groups):
-            seed = worker_seed(config.run.seed, place.rank * central.actor_groups + index, place.incarnation)
-            environments = make_vector_environment(config.environment, central.envs_per_group, seed)
-            shape = group_shape(config, Spaces(environments.observation_space, environments.action_space))
-            groups.append(ActorGroup(environments, shape, seed))
+        seeds = [
+            worker_seed(config.run.seed, place.rank * central.actor_groups + index, place.incarnation)
+            for index in range(central.actor_groups)
+        ]
+        for seed in seeds:
+            vectors.append(make_vector_environment(config.environment, central.envs_per_group, seed))
+        keeper = StatisticsKeeper(place, "actor", vectors)
+        shape = group_shape(config, Spaces(vectors[0].observation_space, vectors[0].action_space))
+        groups = [ActorGroup(vector, shape, seed) for vector, seed in zip(vectors, seeds, strict=True)]
+
+        def stepped(version: int, sections: dict[str, float]) -> None:
+            keeper.at(version)
+            metrics.record_step(version, {}, sections)
 
         address_of = Rendezvous(place.folder).address_of("learner")
-        return Actor(
+        reason = Actor(
             rank=place.rank,
             incarnation=place.incarnation,
             learner=learner_rank,
@@ -71,11 +81,13 @@ def actor(place: Place) -> str:
             silence_timeout_s=exchange.step_timeout_s,
             stop_reason=place.folder.stop_reason,
             on_failure=lambda line: metrics.record_event("environment_restarted", line),
-            on_steps=lambda version, sections: metrics.record_step(version, {}, sections),
+            on_steps=stepped,
         ).run()
+        keeper.finish()
+        return reason
     finally:
-        for group in groups:
-            group.environments.close()
+        for vector in vectors:
+            vector.close()
         metrics.close()
 
 

@@ -29,7 +29,11 @@ def make_vector_environment(
         raise UserError(f"a vector environment needs at least 1 environment, not {num_envs}")
     if view not in ("training", "evaluation"):
         raise UserError(f"view must be training or evaluation, not {view}")
-    envs = _make(config, num_envs, seed, view)
+    return with_normalization(config, _make(config, num_envs, seed, view), view)
+
+
+def with_normalization(config: EnvironmentConfig, envs: VectorEnvironment, view: str) -> VectorEnvironment:
+    """The environments, normalising their observations where `config` says so."""
     if not config.normalize_observations:
         return envs
     from dba3c.environments.normalization import NormalizedObservations
@@ -67,6 +71,10 @@ def maker_of(config: EnvironmentConfig, view: str) -> MakeEnv:
         from dba3c.environments.dmlab import dmlab_maker
 
         return dmlab_maker(config, view)
+
+    from dba3c.environments.memory_task import register_memory_task
+
+    register_memory_task()
 
     def make_registered() -> gymnasium.Env[Any, Any]:
         try:

@@ -40,7 +40,16 @@ class RunningStatistics:
         if count == 0:
             return
         mean = rows.mean(axis=0, dtype=np.float64)
-        squares = ((rows - mean) ** 2).sum(axis=0, dtype=np.float64)
+        self._add(count, mean, ((rows - mean) ** 2).sum(axis=0, dtype=np.float64))
+
+    def merge(self, other: RunningStatistics) -> None:
+        """As if this had also seen everything that `other` has."""
+        if other.count:
+            self._add(other.count, other.mean, other.squares)
+
+    def _add(self, count: float, mean: np.ndarray, squares: np.ndarray) -> None:
+        if mean.shape != self.mean.shape:
+            raise UserError(f"observation statistics of {len(mean)} numbers, but observations have {len(self.mean)}")
         total, shift = self.count + count, mean - self.mean
         self.squares += squares + shift**2 * (self.count * count / total)
         self.mean += shift * (count / total)
@@ -54,6 +63,13 @@ class RunningStatistics:
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint's JSON."""
         return {"count": self.count, "mean": self.mean.tolist(), "squares": self.squares.tolist()}
+
+    @classmethod
+    def of_dict(cls, stored: dict[str, Any]) -> RunningStatistics:
+        """What `to_dict` gave."""
+        statistics = cls(len(stored["mean"]))
+        statistics.load_dict(stored)
+        return statistics
 
     def load_dict(self, stored: dict[str, Any]) -> None:
         """Go on from what `to_dict` gave; raises `UserError` where it is of another size."""

@@ -98,7 +98,7 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line(cartpole):
         evaluate(replace_options(CARTPOLE, env_id="Acrobot-v1"), policy, games=1)
     with pytest.raises(UserError, match="at least 1"):
         evaluate(CARTPOLE, policy, games=0)
-    with pytest.raises(UserError, match="normalize_observations"):
+    with pytest.raises(UserError, match="its run kept no observation statistics"):
         evaluate(replace_options(CARTPOLE, normalize_observations=True), policy, games=1)
     with pytest.raises(GamesAbandoned):
         evaluate(CARTPOLE, policy, games=2, should_stop=lambda: "enough")

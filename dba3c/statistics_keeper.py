@@ -1,0 +1,98 @@
+"""A worker's or an actor's observation statistics, kept beside the checkpoints; see `dba3c.observation_statistics`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from torch import Tensor
+
+from dba3c.atomic_files import write_atomically
+from dba3c.checkpoints import checkpoint_steps
+from dba3c.environments.normalization import NormalizedObservations
+from dba3c.environments.protocol import VectorEnvironment
+from dba3c.observation_statistics import FOLDER, read_snapshots, statistics_of
+from dba3c.place import Place
+from param_servers.exchange import GradientExchange, Pull, Receipt
+from param_servers.snapshots import find_newest
+
+
+class StatisticsKeeper:
+    """Keeps one process's statistics beside the checkpoints; does nothing where observations are not normalised.
+
+    Args:
+        place: of the process.
+        role: "worker" or "actor".
+        groups: its vector environments, which from now on share one set of statistics: what the newest checkpoint's
+            was, in a run that is resumed.
+    """
+
+    def __init__(self, place: Place, role: str, groups: list[VectorEnvironment]) -> None:
+        normalized = [group for group in groups if isinstance(group, NormalizedObservations)]
+        self._shared = normalized[0].statistics if normalized else None
+        self._run, self._name = place.folder.path, f"{role}-{place.rank}"
+        self._every = place.config.exchange.checkpoint_every_steps
+        self._saved_step: int | None = None
+        self._step = 0
+        for group in normalized:
+            group.statistics = normalized[0].statistics
+        if self._shared is not None:
+            self._go_on()
+
+    def at(self, step: int) -> None:
+        """The process has parameters of `step`: a snapshot is due when a checkpoint's step was passed."""
+        self._step = step
+        if self._shared is None:
+            return
+        due = step - step % self._every if self._every else 0
+        if self._saved_step is None:
+            self._save(step)
+        elif due > self._saved_step:
+            self._save(due)
+
+    def finish(self) -> None:
+        """The last snapshot, for the checkpoint that ends the run."""
+        if self._shared is not None:
+            self._save(self._step)
+
+    def _go_on(self) -> None:
+        assert self._shared is not None
+        newest = find_newest(self._run / "checkpoints")
+        if newest is None:
+            return
+        step = int(newest.name.removeprefix("step-"))
+        stored = statistics_of(self._run, step, self._name) or statistics_of(self._run, step)
+        if stored is not None:
+            self._shared.load_dict(stored)
+
+    def _save(self, step: int) -> None:
+        assert self._shared is not None
+        path = self._run / FOLDER / f"{self._name}.json"
+        path.parent.mkdir(exist_ok=True)
+        oldest = min(checkpoint_steps(self._run / "checkpoints"), default=0)
+        snapshots = {s: stored for s, stored in (read_snapshots(path) or {}).items() if s <= step}
+        needed = max((s for s in snapshots if s <= oldest), default=0)  # the oldest checkpoint's
+        kept = {str(s): stored for s, stored in snapshots.items() if s >= needed}
+        write_atomically(path, json.dumps(kept | {str(step): self._shared.to_dict()}) + "\n")
+        self._saved_step = step
+
+
+class KeepingExchange:
+    """A gradient exchange that tells a function the step of every pull."""
+
+    def __init__(self, exchange: GradientExchange, at: Callable[[int], None]) -> None:
+        self._exchange, self._at = exchange, at
+
+    def pull(self) -> Pull:
+        """See `GradientExchange`."""
+        pulled = self._exchange.pull()
+        self._at(pulled.step)
+        return pulled
+
+    def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
+        """See `GradientExchange`."""
+        return self._exchange.push(gradient, step, data_points)
+
+    def close(self) -> None:
+        """See `GradientExchange`."""
+        self._exchange.close()
