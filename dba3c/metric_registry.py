@@ -41,162 +41,144 @@ class Metric:
     chart: str = ""
 
 
-def _step(name: str, unit: str, reduction: Reduction, meaning: str, chart: str = "") -> Metric:
-    return Metric(name, "step", unit, reduction, meaning, chart)
+Row = tuple[str, str, Reduction, str, str]
+"""name, unit, reduction, meaning, chart ("": not drawn)."""
 
 
-def _server(name: str, unit: str, reduction: Reduction, meaning: str, chart: str = "") -> Metric:
-    return Metric(name, "server", unit, reduction, meaning, chart)
+def _metrics(kind: Kind, *rows: Row) -> tuple[Metric, ...]:
+    return tuple(Metric(name, kind, unit, reduction, meaning, chart) for name, unit, reduction, meaning, chart in rows)
 
 
-def _episode(name: str, unit: str, reduction: Reduction, meaning: str, chart: str = "") -> Metric:
-    return Metric(name, "episode", unit, reduction, meaning, chart)
-
-
-def _evaluation(name: str, unit: str, meaning: str, chart: str = "") -> Metric:
-    return Metric(name, "evaluation", unit, "last", meaning, chart)
-
-
-def _chart(name: str, unit: str, meaning: str) -> Metric:
-    return Metric(name, "chart", unit, "last", meaning, name)
-
-
-_STEP = (
-    _step("accepted", "gradients", "sum", "gradients that entered an update"),
-    _step("dropped", "gradients", "sum", "gradients that came too late for their step (stale)"),
-    _step("rejected", "gradients", "sum", "gradients refused for another reason (not finite, wrong length)"),
-    _step("agent_steps", "agent steps", "sum", "agent steps taken, whether or not they entered an update"),
-    _step("data_points", "data points", "sum", "agent steps of the gradients that were accepted"),
-    _step("loss_total", "loss", "mean", "the loss as it is optimised", "loss/total"),
-    _step("loss_policy", "loss", "mean", "its policy gradient term", "loss/policy"),
-    _step("loss_value", "loss", "mean", "its value term, weighted as it is optimised", "loss/value"),
-    _step("loss_critic", "loss", "mean", "the critics' loss (SAC, R2D2)", "loss/critic"),
-    _step("loss_temperature", "loss", "mean", "the entropy temperature's loss (SAC)", "loss/temperature"),
-    _step("entropy", "nats", "mean", "mean entropy of the policy", "policy/entropy"),
-    _step("temperature", "nats⁻¹", "mean", "entropy temperature (SAC)", "policy/temperature"),
-    _step(
-        "max_probability", "probability", "mean", "mean probability of the likeliest action", "policy/max_probability"
-    ),
-    _step("value_mean", "return", "mean", "mean predicted value: the predicted reward", "value/predicted_reward"),
-    _step("advantage_mean", "return", "mean", "mean advantage", "value/advantage"),
-    _step(
+_STEP = _metrics(
+    "step",
+    ("accepted", "gradients", "sum", "gradients that entered an update", ""),
+    ("dropped", "gradients", "sum", "gradients that came too late for their step (stale)", ""),
+    ("rejected", "gradients", "sum", "gradients refused for another reason (not finite, wrong length)", ""),
+    ("agent_steps", "agent steps", "sum", "agent steps taken, whether or not they entered an update", ""),
+    ("data_points", "data points", "sum", "agent steps of the gradients that were accepted", ""),
+    ("loss_total", "loss", "mean", "the loss as it is optimised", "loss/total"),
+    ("loss_policy", "loss", "mean", "its policy gradient term", "loss/policy"),
+    ("loss_value", "loss", "mean", "its value term, weighted as it is optimised", "loss/value"),
+    ("loss_critic", "loss", "mean", "the critics' loss (SAC, R2D2)", "loss/critic"),
+    ("loss_temperature", "loss", "mean", "the entropy temperature's loss (SAC)", "loss/temperature"),
+    ("entropy", "nats", "mean", "mean entropy of the policy", "policy/entropy"),
+    ("temperature", "nats⁻¹", "mean", "entropy temperature (SAC)", "policy/temperature"),
+    ("max_probability", "probability", "mean", "mean probability of the likeliest action", "policy/max_probability"),
+    ("value_mean", "return", "mean", "mean predicted value: the predicted reward", "value/predicted_reward"),
+    ("advantage_mean", "return", "mean", "mean advantage", "value/advantage"),
+    (
         "reward_mean",
         "reward per agent step",
         "mean",
         "mean reward as trained on (clipped when configured)",
         "value/reward",
     ),
-    _step(
+    (
         "importance_mean",
         "ratio",
         "mean",
         "mean importance ratio of target to behaviour policy",
         "policy/importance_ratio",
     ),
-    _step("td_error_mean", "|TD error|", "mean", "mean error of rescaled action values (R2D2)", "value/td_error"),
-    _step("clip_fraction", "share", "mean", "data points whose ratio was clipped (PPO)", "policy/clip_fraction"),
-    _step("kl_divergence", "nats", "mean", "estimated KL(old‖new) while a rollout is learned (PPO)", "policy/kl"),
-    _step("priority_mean", "|TD error|", "mean", "mean replay priority (R2D2)", "replay/priority"),
-    _step("active_relus", "share", "mean", "share of hidden ReLU units that are above zero", "network/active_relus"),
-    _step("gradient_norm", "L2 norm", "mean", "norm of the gradient before clipping", "gradient/norm_before_clipping"),
-    _step(
-        "gradient_norm_clipped",
-        "L2 norm",
-        "mean",
-        "norm of the gradient after clipping",
-        "gradient/norm_after_clipping",
-    ),
-    _step("learning_rate", "rate", "last", "learning rate that the schedule gives", "schedule/learning_rate"),
-    _step(
-        "entropy_cost", "factor", "last", "weight of the entropy term that the schedule gives", "schedule/entropy_cost"
-    ),
-    _step(
+    ("td_error_mean", "|TD error|", "mean", "mean error of rescaled action values (R2D2)", "value/td_error"),
+    ("clip_fraction", "share", "mean", "data points whose ratio was clipped (PPO)", "policy/clip_fraction"),
+    ("kl_divergence", "nats", "mean", "estimated KL(old‖new) while a rollout is learned (PPO)", "policy/kl"),
+    ("priority_mean", "|TD error|", "mean", "mean replay priority (R2D2)", "replay/priority"),
+    ("active_relus", "share", "mean", "share of hidden ReLU units that are above zero", "network/active_relus"),
+    ("gradient_norm", "L2 norm", "mean", "norm of the gradient before clipping", "gradient/norm_before_clipping"),
+    ("gradient_norm_clipped", "L2 norm", "mean", "norm of the gradient after clipping", "gradient/norm_after_clipping"),
+    ("learning_rate", "rate", "last", "learning rate that the schedule gives", "schedule/learning_rate"),
+    ("entropy_cost", "factor", "last", "weight of the entropy term that the schedule gives", "schedule/entropy_cost"),
+    (
         "staleness_mean",
         "steps",
         "mean",
-        "steps committed between a gradient's parameters and its answer",
+        "updates by others between a gradient's parameters and its answer",
         "gradient/delay_mean",
     ),
-    _step("staleness_min", "steps", "min", "the least of them", "gradient/delay_min"),
-    _step("staleness_max", "steps", "max", "the most of them", "gradient/delay_max"),
-    _step(
+    ("staleness_min", "steps", "min", "the least of them", "gradient/delay_min"),
+    ("staleness_max", "steps", "max", "the most of them", "gradient/delay_max"),
+    (
         "policy_lag_mean",
         "steps",
         "mean",
         "updates between the weights that acted and the weights that learn",
         "policy/lag_mean",
     ),
-    _step("policy_lag_p50", "steps", "mean", "the median of them", "policy/lag_p50"),
-    _step("policy_lag_p99", "steps", "max", "their 99th percentile", "policy/lag_p99"),
-    _step("policy_lag_max", "steps", "max", "the most of them", "policy/lag_max"),
-    _step("inference_batch", "environments", "mean", "mean size of a central inference batch", "inference/batch"),
-    _step(
+    ("policy_lag_p50", "steps", "mean", "the median of them", "policy/lag_p50"),
+    ("policy_lag_p99", "steps", "max", "their 99th percentile", "policy/lag_p99"),
+    ("policy_lag_max", "steps", "max", "the most of them", "policy/lag_max"),
+    ("inference_batch", "environments", "mean", "mean size of a central inference batch", "inference/batch"),
+    (
         "inference_occupancy",
         "share",
         "mean",
         "share of a learner's environments that a batch answers",
         "inference/occupancy",
     ),
-    _step(
+    (
         "inference_latency_p50_ms",
         "ms",
         "mean",
         "median time from an observation's arrival to its answer",
         "inference/latency_p50_ms",
     ),
-    _step("inference_latency_p99_ms", "ms", "max", "its 99th percentile", "inference/latency_p99_ms"),
-    _step("unroll_queue", "unrolls", "mean", "complete unrolls that wait for the learner", "inference/unroll_queue"),
+    ("inference_latency_p99_ms", "ms", "max", "its 99th percentile", "inference/latency_p99_ms"),
+    ("unroll_queue", "unrolls", "mean", "complete unrolls that wait for the learner", "inference/unroll_queue"),
 )
-_SERVER = (
-    _server("active_workers", "workers", "last", "live members of the run"),
-    _server("num_gradients", "gradients", "last", "g: gradients that make an update", "cluster/num_gradients"),
-    _server("commits", "steps", "sum", "steps committed"),
-    _server("stale", "gradients", "sum", "gradients answered as stale"),
-    _server("rejected", "gradients", "sum", "gradients rejected"),
-    _server("data_points_total", "data points", "last", "data points committed since the run began"),
-    _server("update_norm", "L2 norm", "norm", "norm of the parameter change", "optimizer/update_norm"),
-    _server("first_moment_norm", "L2 norm", "norm", "norm of the Adam m (momentum)", "optimizer/m_norm"),
-    _server("second_moment_norm", "L2 norm", "norm", "norm of the Adam v (mean square)", "optimizer/v_norm"),
-    _server("learning_rate", "rate", "last", "learning rate of the last step", "schedule/learning_rate"),
-    _server("bytes_received", "bytes", "sum", "bytes of gradients received"),
-    _server("bytes_sent", "bytes", "sum", "bytes of parameters sent"),
+_SERVER = _metrics(
+    "server",
+    ("active_workers", "workers", "last", "live members of the run", ""),
+    ("num_gradients", "gradients", "last", "g: gradients that make an update", "cluster/num_gradients"),
+    ("commits", "steps", "sum", "steps committed", ""),
+    ("stale", "gradients", "sum", "gradients answered as stale", ""),
+    ("rejected", "gradients", "sum", "gradients rejected", ""),
+    ("data_points_total", "data points", "last", "data points committed since the run began", ""),
+    ("update_norm", "L2 norm", "norm", "norm of the parameter change", "optimizer/update_norm"),
+    ("first_moment_norm", "L2 norm", "norm", "norm of the Adam m (momentum)", "optimizer/m_norm"),
+    ("second_moment_norm", "L2 norm", "norm", "norm of the Adam v (mean square)", "optimizer/v_norm"),
+    ("learning_rate", "rate", "last", "learning rate of the last step", "schedule/learning_rate"),
+    ("bytes_received", "bytes", "sum", "bytes of gradients received", ""),
+    ("bytes_sent", "bytes", "sum", "bytes of parameters sent", ""),
 )
-_EPISODE = (
-    _episode("score", "game points", "mean", "unclipped sum of a whole game's rewards"),
-    _episode("length_steps", "agent steps", "mean", "length of the game", "game/length_steps"),
-    _episode("agent_steps_total", "agent steps", "last", "agent steps that this worker had taken"),
+_EPISODE = _metrics(
+    "episode",
+    ("score", "game points", "mean", "unclipped sum of a whole game's rewards", ""),
+    ("length_steps", "agent steps", "mean", "length of the game", "game/length_steps"),
+    ("agent_steps_total", "agent steps", "last", "agent steps that this worker had taken", ""),
 )
-_EVALUATION = (
-    _evaluation("checkpoint_step", "steps", "step of the evaluated checkpoint", "evaluation/checkpoint_step"),
-    _evaluation("games", "games", "full games played"),
-    _evaluation("mean", "game points", "mean score", "evaluation/mean"),
-    _evaluation("median", "game points", "median score", "evaluation/median"),
-    _evaluation("iqm", "game points", "interquartile mean of the scores", "evaluation/iqm"),
-    _evaluation("max", "game points", "highest score", "evaluation/max"),
+_EVALUATION = _metrics(
+    "evaluation",
+    ("checkpoint_step", "steps", "last", "step of the evaluated checkpoint", "evaluation/checkpoint_step"),
+    ("games", "games", "last", "full games played", ""),
+    ("mean", "game points", "last", "mean score", "evaluation/mean"),
+    ("median", "game points", "last", "median score", "evaluation/median"),
+    ("iqm", "game points", "last", "interquartile mean of the scores", "evaluation/iqm"),
+    ("max", "game points", "last", "highest score", "evaluation/max"),
 )
-_CHARTS = (
-    _chart("score/online", "game points", "mean score of the games that ended since the last point"),
-    _chart("score/mean", "game points", "mean score of the last 50 finished games"),
-    _chart("score/max", "game points", "highest score of the last 50 finished games"),
-    _chart("score/best", "game points", "highest score of any game so far"),
-    _chart("score/best_mean", "game points", "highest mean over 50 consecutive games so far"),
-    _chart("progress/games", "games", "games finished"),
-    _chart("progress/frames", "frames", "emulator frames stepped (agent steps × frame skip)"),
-    _chart("progress/data_points", "data points", "agent steps that entered an update"),
-    _chart("progress/hours", "hours", "wall clock, over all lives of the run, without the time between them"),
-    _chart("progress/core_hours", "core-hours", "cores held × hours, over all lives of the run"),
-    _chart("progress/cpu_hours", "core-hours", "processor time used by all processes of the run"),
-    _chart("speed/data_points_per_s", "data points/s", "data points of accepted gradients, mean of 10 s"),
-    _chart("speed/frames_per_s", "frames/s", "emulator frames stepped, mean of 10 s"),
-    _chart("speed/steps_per_s", "steps/s", "steps committed, mean of 10 s"),
-    _chart("speed/cpu_cores", "cores", "processor time used by all processes of the run, mean of 10 s"),
-    _chart("cluster/active_workers", "workers", "live workers: the server's count, else those heard of in 10 s"),
-    _chart("cluster/dropped_share", "share", "dropped gradients among all, mean of 10 s"),
-    _chart("cluster/dropped", "gradients", "gradients dropped as stale so far"),
-    _chart("cluster/rejected", "gradients", "gradients rejected so far"),
-    *(_chart(f"sections/worker_{name}", "share", f"share of the workers' time: {text}, mean of 10 s")
+_CHARTS: tuple[tuple[str, str, str], ...] = (
+    ("score/online", "game points", "mean score of the games that ended since the last point"),
+    ("score/mean", "game points", "mean score of the last 50 finished games"),
+    ("score/max", "game points", "highest score of the last 50 finished games"),
+    ("score/best", "game points", "highest score of any game so far"),
+    ("score/best_mean", "game points", "highest mean over 50 consecutive games so far"),
+    ("progress/games", "games", "games finished"),
+    ("progress/frames", "frames", "emulator frames stepped (agent steps × frame skip)"),
+    ("progress/data_points", "data points", "agent steps that entered an update"),
+    ("progress/hours", "hours", "wall clock, over all lives of the run, without the time between them"),
+    ("progress/core_hours", "core-hours", "cores held × hours, over all lives of the run"),
+    ("progress/cpu_hours", "core-hours", "processor time used by all processes of the run"),
+    ("speed/data_points_per_s", "data points/s", "data points of accepted gradients, mean of 10 s"),
+    ("speed/frames_per_s", "frames/s", "emulator frames stepped, mean of 10 s"),
+    ("speed/steps_per_s", "steps/s", "steps committed, mean of 10 s"),
+    ("speed/cpu_cores", "cores", "processor time used by all processes of the run, mean of 10 s"),
+    ("cluster/active_workers", "workers", "live workers: the server's count, else those heard of in 10 s"),
+    ("cluster/dropped_share", "share", "dropped gradients among all, mean of 10 s"),
+    ("cluster/dropped", "gradients", "gradients dropped as stale so far"),
+    ("cluster/rejected", "gradients", "gradients rejected so far"),
+    *((f"sections/worker_{name}", "share", f"share of the workers' time: {text}, mean of 10 s")
       for name, text in SECTIONS.items() if name not in ("aggregating", "applying", "other")),
-    *(_chart(f"sections/server_{name}", "share", f"share of the servers' time: {text}, mean of 10 s")
+    *((f"sections/server_{name}", "share", f"share of the servers' time: {text}, mean of 10 s")
       for name, text in SECTIONS.items() if name in ("aggregating", "applying", "waiting", "other")),
 )  # fmt: skip
 PER_WORKER_CHARTS = {
@@ -208,7 +190,13 @@ PER_WORKER_CHARTS = {
 }
 """Drawn once for each worker, as ROLE-RANK/NAME, e.g. worker-3/score."""
 
-METRICS: tuple[Metric, ...] = (*_STEP, *_SERVER, *_EPISODE, *_EVALUATION, *_CHARTS)
+METRICS: tuple[Metric, ...] = (
+    *_STEP,
+    *_SERVER,
+    *_EPISODE,
+    *_EVALUATION,
+    *(Metric(chart, "chart", unit, "last", meaning, chart) for chart, unit, meaning in _CHARTS),
+)
 _BY_KIND: dict[str, dict[str, Metric]] = {}
 for _metric in METRICS:
     if _metric.name in _BY_KIND.setdefault(_metric.kind, {}):

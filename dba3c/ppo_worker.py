@@ -6,6 +6,7 @@ minibatches, n workers of B environments learn as one with n·B does.
 
 from __future__ import annotations
 
+from dba3c.active_relus import ActiveRelus
 from dba3c.agent import Agent
 from dba3c.algorithms.ppo import PpoSettings, minibatches, ppo_batch, ppo_loss
 from dba3c.collector import Collector
@@ -36,6 +37,7 @@ def run_ppo_worker(
         ParamServersError: the exchange broke (a peer was lost for good, a wait ran out).
     """
     sections, recorder, settings = Sections(), GradientRecorder(metrics), settings_of(config)
+    relus = ActiveRelus()
     entropy_cost = parse_schedule(config.algorithm.entropy_cost)
     clip = (config.optimizer.clip_rule, config.optimizer.clip_norm)
     random = RolloutRandomness(config.run.seed, rank, incarnation)
@@ -45,7 +47,8 @@ def run_ppo_worker(
                 pulled = exchange.pull()
             agent.load(pulled.parameters)
             generator = random.at(pulled.step)
-            rollout = collector.collect(generator, sections)
+            with relus.watch():
+                rollout = collector.collect(generator, sections)
             assert rollout.observations is not None
             recorder.stepped(rollout.agent_steps, rollout.episodes)
             for failure in rollout.failures:
@@ -67,7 +70,7 @@ def run_ppo_worker(
                     receipt = exchange.push(gradient, pulled.step, data_points)
                 numbers = {"entropy_cost": cost, "gradient_norm": before, "gradient_norm_clipped": after}
                 numbers |= {"reward_mean": float(rollout.rewards.mean())}
-                recorder.record(receipt, data_points, loss.metrics | numbers, sections)
+                recorder.record(receipt, pulled.step, data_points, loss.metrics | numbers | relus.take(), sections)
     except RunStopped as stopped:
         return stopped.reason
 

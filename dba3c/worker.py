@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from dba3c.active_relus import ActiveRelus
 from dba3c.agent import Agent
 from dba3c.collector import Collector
 from dba3c.config import TrainConfig
@@ -33,7 +34,7 @@ def run_worker(
     Raises:
         ParamServersError: the exchange broke (a peer was lost for good, a wait ran out).
     """
-    sections, recorder = Sections(), GradientRecorder(metrics)
+    sections, recorder, relus = Sections(), GradientRecorder(metrics), ActiveRelus()
     entropy_cost = parse_schedule(config.algorithm.entropy_cost)
     clip = (config.optimizer.clip_rule, config.optimizer.clip_norm)
     random = RolloutRandomness(config.run.seed, rank, incarnation)
@@ -42,7 +43,8 @@ def run_worker(
             with sections("waiting"):
                 pulled = exchange.pull()
             agent.load(pulled.parameters)
-            rollout = collector.collect(random.at(pulled.step), sections)
+            with relus.watch():
+                rollout = collector.collect(random.at(pulled.step), sections)
             with sections("learning"):
                 cost = entropy_cost(pulled.data_points)
                 gradient, losses = agent.gradient(rollout, entropy_cost=cost)
@@ -51,10 +53,11 @@ def run_worker(
             with sections("pushing"):
                 receipt = exchange.push(gradient, pulled.step, rollout.data_points)
             numbers = {"entropy_cost": cost, "reward_mean": float(rollout.rewards.mean()), **norms}
+            numbers |= relus.take()
             recorder.stepped(rollout.agent_steps, rollout.episodes)
             for failure in rollout.failures:
                 metrics.record_event("environment_restarted", failure, pulled.step)
-            recorder.record(receipt, rollout.data_points, losses | numbers, sections)
+            recorder.record(receipt, pulled.step, rollout.data_points, losses | numbers, sections)
     except RunStopped as stopped:
         return stopped.reason
 
@@ -73,8 +76,10 @@ class GradientRecorder:
         self._new_agent_steps += agent_steps
         self._episodes += episodes
 
-    def record(self, receipt: Receipt, data_points: int, numbers: dict[str, float], sections: Sections) -> None:
-        """One gradient of ``data_points``, and the games that have ended since the last one."""
+    def record(
+        self, receipt: Receipt, pulled_step: int, data_points: int, numbers: dict[str, float], sections: Sections
+    ) -> None:
+        """One gradient of ``data_points`` on the parameters of ``pulled_step``, and the games that have ended since."""
         self._agent_steps += self._new_agent_steps
         for episode in self._episodes:
             self.metrics.record_episode(
@@ -86,12 +91,15 @@ class GradientRecorder:
                 truncated=episode.truncated,
             )
         dropped = not receipt.accepted and receipt.reason == "stale"
+        # an update does not count for its own gradient's delay: on time is 0
+        delay = max(0, receipt.step - pulled_step - receipt.accepted)
         values = {
             "accepted": receipt.accepted,
             "dropped": dropped,
             "rejected": not receipt.accepted and not dropped,
             "agent_steps": self._new_agent_steps,
             "data_points": data_points if receipt.accepted else 0,
+            **dict.fromkeys(("staleness_mean", "staleness_min", "staleness_max"), delay),
             **numbers,
         }
         self._new_agent_steps, self._episodes = 0, []

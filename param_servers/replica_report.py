@@ -20,7 +20,8 @@ class ReplicaReport:
     """Counts, and calls `on_report` with what was counted since the last time.
 
     Keys: step, term, data_points_total, active_workers, num_gradients, commits, stale, rejected, update_norm (L2, of
-    all updates since the last report), learning_rate, sections_s {waiting (the collective), applying}, window_s.
+    all updates since the last report), first_moment_norm and second_moment_norm (L2, where the optimizer keeps them),
+    learning_rate, sections_s {waiting (the collective), applying}, window_s.
     """
 
     def __init__(self, replica: Replica, on_report: OnReport, *, workers: int = 1) -> None:
@@ -51,6 +52,7 @@ class ReplicaReport:
                 "stale": self.stale,
                 "rejected": self.rejected,
                 "update_norm": torch.dist(replica.shard.parameters, self._before).item(),
+                **replica.shard.moment_norms(),
                 "learning_rate": replica.learning_rate,
                 "sections_s": {"waiting": self.waiting_s, "applying": self.applying_s},
                 "window_s": window_s,

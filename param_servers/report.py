@@ -18,7 +18,8 @@ class Reporter:
     """Calls `on_report` with counts since the last report and with what is now.
 
     Keys: step, term, data_points_total, active_workers, num_gradients (shard 0), commits, stale, rejected,
-    update_norm (L2, of all updates since the last report, this shard), learning_rate, bytes_sent, bytes_received,
+    update_norm (L2, of all updates since the last report, this shard), first_moment_norm and second_moment_norm
+    (L2, this shard's; where the optimizer keeps them), learning_rate, bytes_sent, bytes_received,
     staleness_mean/min/max (shard 0, async), sections_s {aggregating, applying, waiting, other}, window_s.
     """
 
@@ -62,6 +63,7 @@ class Reporter:
             "active_workers": len(node.workers),
             **change,
             "update_norm": torch.dist(node.shard.parameters, self._before).item(),
+            **node.shard.moment_norms(),
             "learning_rate": node.shard.learning_rate(node.data_points),
             "sections_s": sections_s,
             "window_s": window_s,

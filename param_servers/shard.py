@@ -4,6 +4,7 @@ The slice is updated in chunks that stay in the processor's cache while they are
 optimizer here works element by element, chunks change nothing in the result.
 """
 
+import math
 import time
 
 import torch
@@ -25,6 +26,14 @@ from param_servers.optimizers import (
 
 CHUNKS, LEAST_CHUNK, LARGEST_CHUNK, CHUNK_MULTIPLE = 16, 4096, 65536, 64
 """Chunks in a slice where that leaves them between 16 KB (less does not pay) and 256 KB (more leaves the cache)."""
+MOMENTS = {
+    "exp_avg": "first_moment_norm",
+    "momentum_buffer": "first_moment_norm",
+    "exp_avg_sq": "second_moment_norm",
+    "square_avg": "second_moment_norm",
+    "sum": "second_moment_norm",
+}
+"""torch.optim's names of running means of the gradient, and of its square."""
 
 
 class Shard:
@@ -96,6 +105,19 @@ class Shard:
     def optimizer_state(self) -> State:
         """A copy of the optimizer's state: moments [n], counters []."""
         return merge_states([state_tensors(optimizer) for optimizer in self._optimizers])
+
+    def moment_norms(self) -> dict[str, float]:
+        """L2 norms of the optimizer's moments over this shard, by `first_moment_norm` and `second_moment_norm`.
+
+        Empty for a rule that keeps none. Reads the state once: milliseconds for a million parameters.
+        """
+        squares: dict[str, float] = {}
+        for optimizer in self._optimizers:
+            for name, tensor in state_tensors(optimizer).items():
+                if name in MOMENTS:
+                    norm = float(torch.linalg.vector_norm(tensor))
+                    squares[MOMENTS[name]] = squares.get(MOMENTS[name], 0.0) + norm**2
+        return {name: math.sqrt(square) for name, square in squares.items()}
 
     def load(self, parameters: Tensor, state: State | None) -> None:
         """Go back to saved parameters [n] and optimizer state; None: a fresh optimizer.

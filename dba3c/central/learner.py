@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dba3c.active_relus import ActiveRelus
 from dba3c.central.serving import Serving
 from dba3c.central.trainers import Trainer
 from dba3c.config import TrainConfig
@@ -29,6 +30,7 @@ def run_learner(
         ParamServersError: the exchange broke, or no actor came in time.
     """
     sections, recorder, service = Sections(), GradientRecorder(metrics), serving.service
+    relus = ActiveRelus()
     clip = (config.optimizer.clip_rule, config.optimizer.clip_norm)
     try:
         while True:
@@ -45,13 +47,15 @@ def run_learner(
                 if not trainer.owes:
                     continue
             with sections("learning"):
-                update = trainer.update(pulled)
+                with relus.watch():
+                    update = trainer.update(pulled)
                 before, after = clip_gradient(update.gradient, layout, *clip)
             with sections("pushing"):
                 receipt = exchange.push(update.gradient, pulled.step, update.data_points)
             numbers = update.numbers | {"gradient_norm": before, "gradient_norm_clipped": after}
-            numbers |= {"unroll_queue": service.store.ready} | service.report.take()
-            recorder.record(receipt, update.data_points, numbers, sections)
+            numbers |= {"unroll_queue": service.store.ready} | service.report.take() | relus.take()
+            recorder.record(receipt, pulled.step, update.data_points, numbers, sections)
     except RunStopped as stopped:
         serving.close(stopped.reason)
+        trainer.stopped()
         return stopped.reason

@@ -74,3 +74,17 @@ def test_a_replay_sums_in_ascending_worker_order() -> None:
     got = replay(torch.zeros(50), OptimizerConfig(optimizer="sgd"), lines, lambda *key: gradients[key])
     expected = -(gradients[0, 0, 1] + gradients[2, 0, 1] + gradients[3, 0, 1]) / 3
     assert torch.equal(got, expected)
+
+
+def test_the_norms_of_the_moments_of_all_shards_add_up_to_the_whole() -> None:
+    config = OptimizerConfig(optimizer="adam", beta1=0.5, beta2=0.75)
+    gradient = torch.arange(1.0, 10_001.0)
+    shards = [Shard(torch.zeros(6000), config), Shard(torch.zeros(4000), config)]
+    for shard, part in zip(shards, (gradient[:6000], gradient[6000:]), strict=True):
+        shard.apply([part], 0.1)
+    norms = [shard.moment_norms() for shard in shards]
+    assert set(norms[0]) == {"first_moment_norm", "second_moment_norm"}
+    first, second = (sum(one[name] ** 2 for one in norms) ** 0.5 for name in sorted(norms[0]))
+    assert first == pytest.approx(float((0.5 * gradient).norm()), rel=1e-5)
+    assert second == pytest.approx(float((0.25 * gradient**2).norm()), rel=1e-5)
+    assert Shard(torch.zeros(3), OptimizerConfig(optimizer="sgd")).moment_norms() == {}
