@@ -11,6 +11,7 @@ from dba3c.central.roles import group_shape
 from dba3c.central.sac import SacPolicy, SacTrainer
 from dba3c.central.service import MOST_ACTORS, InferenceService
 from dba3c.central.serving import ActorWatch, OwnThread, Serving, SharedThread
+from dba3c.central.target_store import TargetStore
 from dba3c.central.trainers import ActorCriticTrainer, Trainer
 from dba3c.central.unroll_store import GroupKey, UnrollStore
 from dba3c.config import TrainConfig
@@ -55,7 +56,8 @@ def assemble(place: Place, metrics: MetricsWriter) -> Learner:
         # the replay has places for the environments that were announced; V-trace takes whoever comes
         most_actors=central.actors if config.algorithm.algorithm == "r2d2" else MOST_ACTORS,
     )
-    trainer = build_trainer(config, network, spaces, actors, seed)
+    targets = target_store(place, metrics)
+    trainer = build_trainer(config, network, spaces, actors, seed, targets)
     watch = ActorWatch(actors, exchange.join_timeout_s)
     if own:
         return Learner(trainer, network.layout, OwnThread(service, watch, network, trainer.groups_per_batch))
@@ -80,10 +82,24 @@ def build_policy(config: TrainConfig, network: FlatNetwork, spaces: Spaces, seed
     return ActorCriticPolicy(network, seed)  # type: ignore[arg-type]
 
 
-def build_trainer(config: TrainConfig, network: FlatNetwork, spaces: Spaces, actors: range, seed: int) -> Trainer:
+def target_store(place: Place, metrics: MetricsWriter) -> TargetStore:
+    """Where this learner's target networks are: as many as the run's checkpoints may go back to."""
+    exchange, period = place.config.exchange, place.config.replay.target_every_steps
+    keep = exchange.keep_checkpoints * max(1, -(-(exchange.checkpoint_every_steps or 1) // period)) + 2
+    return TargetStore(place.folder.path / "targets" / f"learner-{place.rank}", keep, metrics.record_event)
+
+
+def build_trainer(
+    config: TrainConfig,
+    network: FlatNetwork,
+    spaces: Spaces,
+    actors: range,
+    seed: int,
+    targets: TargetStore | None = None,
+) -> Trainer:
     """How unrolls become gradients."""
     if config.algorithm.algorithm == "r2d2":
-        return R2d2Trainer(config, network, group_shape(config, spaces), actors, seed)
+        return R2d2Trainer(config, network, group_shape(config, spaces), actors, seed, targets)
     if config.algorithm.algorithm == "sac":
-        return SacTrainer(config, network, spaces, seed)
+        return SacTrainer(config, network, spaces, seed, targets)
     return ActorCriticTrainer(config, network)  # type: ignore[arg-type]

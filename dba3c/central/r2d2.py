@@ -18,6 +18,7 @@ from dba3c.algorithms.r2d2 import R2d2Settings, Sequences, exploration_rate, r2d
 from dba3c.algorithms.sequence_replay import Record, SequenceReplay, SequenceReplaySettings
 from dba3c.central.policies import Asked, Decision
 from dba3c.central.replay_debt import ReplayDebt
+from dba3c.central.target_store import TargetStore
 from dba3c.central.trainers import Update
 from dba3c.central.unroll_store import Unroll
 from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of
@@ -78,9 +79,18 @@ class R2d2Trainer:
         shape: of an actor's group.
         actors: ranks of the learner's actors, whose environments have a place in the replay.
         seed: of the sampling.
+        targets: keeps the target network for the learner's next life; None keeps nothing.
     """
 
-    def __init__(self, config: TrainConfig, network: FlatNetwork, shape: GroupShape, actors: range, seed: int) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        network: FlatNetwork,
+        shape: GroupShape,
+        actors: range,
+        seed: int,
+        targets: TargetStore | None = None,
+    ) -> None:
         replay, central, self._network = config.replay, config.central, network
         self.groups_per_batch = 1
         self._size, self._groups, self._actors = shape.num_envs, central.actor_groups, actors
@@ -103,7 +113,7 @@ class R2d2Trainer:
         self._debt = ReplayDebt(replay.replay_start, replay.replay_ratio, replay.replay_batch * stride)
         self._batch_size, self._target_every_steps = replay.replay_batch, replay.target_every_steps
         self._target = copy.deepcopy(network.network).requires_grad_(False)
-        self._target_period = -1
+        self._target_period, self._targets = -1, targets
         self._rng = np.random.default_rng(seed)
 
     @staticmethod
@@ -145,11 +155,8 @@ class R2d2Trainer:
         return np.arange(group * self._size, (group + 1) * self._size)
 
     def update(self, pulled: Pull) -> Update:
-        """See ``Trainer``. The target network is copied at every n-th step, and when a learner begins."""
-        period = pulled.step // self._target_every_steps
-        if period != self._target_period:
-            self._target.load_state_dict(self._network.network.state_dict())
-            self._target_period = period
+        """See ``Trainer``. The target network is copied at every n-th step."""
+        self._follow(pulled.step)
         sample = self._replay.sample(self._batch_size, self._rng)
         device = self._network.device
         sequences = _on_device(sample.sequences, device)
@@ -159,6 +166,23 @@ class R2d2Trainer:
         self._replay.update_priorities(sample, result.priorities.cpu())
         numbers = result.loss.metrics | {"priority_mean": float(result.priorities.mean())}
         return Update(gradient, self._debt.paid(), numbers)
+
+    def _follow(self, step: int) -> None:
+        """Copy into the target network when a period begins; a learner that begins within one takes what it had."""
+        period = step // self._target_every_steps
+        if period == self._target_period:
+            return
+        begins = self._target_period < 0
+        self._target_period = period
+        restored = self._targets.restore(step, self._target) if begins and self._targets is not None else None
+        if restored is not None and restored // self._target_every_steps == period:
+            return
+        self._target.load_state_dict(self._network.network.state_dict())
+        if self._targets is not None:
+            self._targets.save(step, self._target)
+
+    def stopped(self) -> None:
+        """See ``Trainer``."""
 
 
 def _on_device(sequences: Sequences, device: torch.device) -> Sequences:

@@ -13,6 +13,7 @@ from dba3c.algorithms.replay import UniformReplay
 from dba3c.algorithms.sac import SacSettings, Transitions, move_targets, sac_loss
 from dba3c.central.policies import Asked, Decision
 from dba3c.central.replay_debt import ReplayDebt
+from dba3c.central.target_store import TargetStore
 from dba3c.central.trainers import Update
 from dba3c.central.unroll_store import Unroll, batch_of
 from dba3c.config import TrainConfig
@@ -60,9 +61,21 @@ class SacPolicy:
 
 
 class SacTrainer:
-    """Keeps every transition; owes gradients by the replay ratio."""
+    """Keeps every transition; owes gradients by the replay ratio.
 
-    def __init__(self, config: TrainConfig, network: FlatNetwork, spaces: Spaces, seed: int) -> None:
+    Args:
+        seed: of the sampling.
+        targets: keeps the target critics for the learner's next life; None keeps nothing.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        network: FlatNetwork,
+        spaces: Spaces,
+        seed: int,
+        targets: TargetStore | None = None,
+    ) -> None:
         replay, self._network = config.replay, network
         self.groups_per_batch = 1
         self._batch_size = replay.replay_batch
@@ -73,7 +86,8 @@ class SacTrainer:
         self._replay = UniformReplay(replay.replay_capacity, shape, dtype, len(self._scaling.centre))
         self._debt = ReplayDebt(replay.replay_start, replay.replay_ratio, replay.replay_batch)
         self._target = network.network.make_target_critics()
-        self._target_step = -1
+        self._target_step, self._targets = -1, targets
+        self._keep_every_steps = config.exchange.checkpoint_every_steps
         self._rng, self._generator = np.random.default_rng(seed), torch.Generator(network.device).manual_seed(seed)
 
     @property
@@ -99,15 +113,31 @@ class SacTrainer:
         self._debt.gathered(batch.data_points)
 
     def update(self, pulled: Pull) -> Update:
-        """See ``Trainer``. The target critics follow each committed step; after a restart they begin as the critics."""
-        critics = self._network.network.critics
-        if self._target_step < 0:
-            move_targets(self._target, critics, 1.0)
-        elif pulled.step > self._target_step:
-            move_targets(self._target, critics, self._settings.polyak)
-        self._target_step = pulled.step
+        """See ``Trainer``. The target critics follow each committed step."""
+        self._follow(pulled.step)
         sampled = self._replay.sample(self._batch_size, self._rng)
         batch = Transitions(*(part.to(self._network.device) for part in sampled))
         loss = sac_loss(self._network.network, self._target, batch, self._settings, self._generator)
         gradient = self._network.gradient_of(loss.total)
         return Update(gradient, self._debt.paid(), loss.metrics | {"reward_mean": float(batch.rewards.mean())})
+
+    def _follow(self, step: int) -> None:
+        """Move the target critics, once for each step; a learner that begins takes those it had."""
+        if step == self._target_step:
+            return
+        critics, before = self._network.network.critics, self._target_step
+        if before < 0 and self._targets is not None:
+            restored = self._targets.restore(step, self._target)
+            before = -1 if restored is None else restored
+        if before < 0:
+            move_targets(self._target, critics, 1.0)
+        elif step > before:
+            move_targets(self._target, critics, self._settings.polyak)
+        self._target_step = step
+        if self._keep_every_steps and step % self._keep_every_steps == 0:
+            self.stopped()
+
+    def stopped(self) -> None:
+        """See ``Trainer``."""
+        if self._targets is not None and self._target_step >= 0:
+            self._targets.save(self._target_step, self._target)

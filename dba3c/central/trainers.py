@@ -48,6 +48,10 @@ class Trainer(Protocol):
         """A gradient at the pulled parameters, which the trainer's network holds already."""
         ...
 
+    def stopped(self) -> None:
+        """The run has ended: keep what the next life needs and no checkpoint holds."""
+        ...
+
 
 class ActorCriticTrainer:
     """V-trace: each batch of unrolls makes one gradient."""
@@ -77,6 +81,9 @@ class ActorCriticTrainer:
         )
         numbers |= {"entropy_cost": cost, "reward_mean": float(batch.rewards.mean())}
         return Update(gradient, batch.data_points, numbers | policy_lag(batch.versions, pulled.step))
+
+    def stopped(self) -> None:
+        """See ``Trainer``."""
 
 
 def replay(agent: Agent, batch: UnrollBatch) -> Rollout:
