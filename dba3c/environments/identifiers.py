@@ -67,6 +67,9 @@ def _registered_ids() -> list[str]:
     """Gymnasium's ids, without the Atari ones that importing ale-py may have added: those go through `atari`."""
     import gymnasium
 
+    from dba3c.environments.memory_task import register_memory_task
+
+    register_memory_task()
     return [name for name, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("ale_py")]
 
 

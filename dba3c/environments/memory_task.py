@@ -1,6 +1,6 @@
 """A task that needs memory and nothing else: a cue is shown once, and asked for at the end.
 
-    id `dba3c/MemoryCue-v0`, after `register_memory_task()`; options `cues`, `delay_steps`
+    id `dba3c/MemoryCue-v0`; options `cues`, `delay_steps`
 
 Without memory no policy does better than chance, a mean score of 0; with it the score is 1.
 """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
@@ -43,6 +46,16 @@ def test_gymnasium_accepts_it_by_its_id() -> None:
     register_memory_task()
     env = gymnasium.make(MEMORY_TASK_ID, delay_steps=3)
     check_env(env.unwrapped, skip_render_check=True)
+
+
+def test_the_factory_makes_it_by_its_id_alone() -> None:
+    code = (
+        "from dba3c.environments import EnvironmentConfig, make_vector_environment\n"
+        "envs = make_vector_environment(EnvironmentConfig(env_id='dba3c/MemoryCue-v0'), 2, seed=0)\n"
+        "print(envs.reset(0).shape)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert said.stdout.strip() == "(2, 3)", said.stderr
 
 
 def test_impossible_options_are_refused() -> None:
