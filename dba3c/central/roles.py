@@ -97,4 +97,5 @@ def group_shape(config: TrainConfig, spaces: Spaces) -> GroupShape:
 
     environment = config.environment
     stack = environment.frame_stack if environment.family == "atari" else 1
-    return GroupShape.of(spaces.observation, spaces.action, config.central.envs_per_group, stack)
+    envs = config.central.envs_per_group
+    return GroupShape.of(spaces.observation, spaces.action, envs, stack, environment.shows_binary_planes)

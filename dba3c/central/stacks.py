@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dba3c.environments.bitpacking import unpack_planes
+
 
 class Whole(NamedTuple):
     """Environments whose stack at one row is not made of the rows before it."""
@@ -22,12 +24,20 @@ class FrameRows:
     """Frames [R, B, C, ...] of consecutive steps, and where stacks began anew.
 
     frames: may be a view with strides; the owner writes to it, row by row.
+    bits_of_planes: C where each frame is C planes kept as bits (`bitpacking`), else None.
     """
 
-    def __init__(self, frames: np.ndarray, frame_stack: int) -> None:
+    def __init__(self, frames: np.ndarray, frame_stack: int, bits_of_planes: int | None = None) -> None:
         self.frames = frames
         self.frame_stack = frame_stack
         self.wholes: list[Whole] = []
+        self._bits_of_planes = bits_of_planes
+
+    def frame(self, row: int) -> np.ndarray:
+        """The newest frames [B, C, ...] of one row."""
+        if self._bits_of_planes is None:
+            return self.frames[row]
+        return unpack_planes(self.frames[row], self._bits_of_planes)
 
     def mark_whole(self, whole: Whole) -> None:
         """Stacks that begin at a row; rows must come in order."""
@@ -40,6 +50,9 @@ class FrameRows:
         The K − 1 rows before ``row`` must exist; what they hold does not matter where a whole stack covers it.
         """
         depth = self.frame_stack
+        if depth == 1:
+            np.copyto(out, self.frame(row))
+            return
         parts = out.reshape(len(out), depth, *self.frames.shape[2:])  # a view: out is contiguous in its last dimensions
         for k in range(depth):
             np.copyto(parts[:, k], self.frames[row - depth + 1 + k])

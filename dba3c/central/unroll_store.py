@@ -40,9 +40,10 @@ class Unroll:
         rows = self.history + length + 1
         self._raw = np.zeros((rows, shape.row_bytes), np.uint8)
         frames = self._raw[:, : shape.num_envs * shape.frame_bytes].view(shape.dtype)
-        frames = frames.reshape(rows, shape.num_envs, *shape.frame_shape)
+        frames = frames.reshape(rows, shape.num_envs, *shape.wire_frame_shape)
         assert np.may_share_memory(frames, self._raw)  # a view: messages are received into it
-        self.frames = FrameRows(frames, shape.frame_stack)
+        planes = shape.observation_shape[0] if shape.binary_planes else None
+        self.frames = FrameRows(frames, shape.frame_stack, planes)
         self.rewards = self._raw[self.history :, shape.reward_at : shape.flags_at].view(np.float32)
         self.flags = self._raw[self.history :, shape.flags_at : shape.fixed_bytes]
         self.actions = np.zeros((length, shape.num_envs, *shape.action_shape), shape.action_dtype)

@@ -141,6 +141,11 @@ class EnvironmentConfig:
         return round((low + high) / 2)
 
     @property
+    def shows_binary_planes(self) -> bool:
+        """Whether observations are planes of 0 and 255 only, which may travel as bits (`bitpacking`)."""
+        return self.family == "football" and self.football_observation == "extracted"
+
+    @property
     def protocol_name(self) -> str:
         """How the game is played, in one line: what a score must be quoted with."""
         from dba3c.environments.atari_protocols import protocol_name
