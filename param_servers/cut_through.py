@@ -68,9 +68,10 @@ class CutThrough:
         """Workers that were sent the frame on the link they have now."""
         return set(self._frames)
 
-    def completed(self, worker: int) -> None:
-        """A worker's slice has arrived whole."""
+    def completed(self, worker: int, gradient: Tensor) -> bool:
+        """A worker's slice has arrived whole; False when the bet is on another one (a repetition, or an older push)."""
         self._arriving.discard(worker)
+        return any(gradient is expected for expected in self._gradients)
 
     def left(self, worker: int) -> bool:
         """A worker's link is gone; False when its gradient will never be complete and the bet is lost."""

@@ -104,8 +104,8 @@ class ShardNode:
         if self._incoming.get(peer) is tensor:
             del self._incoming[peer]
         code = self._accumulator.add(peer.rank, header.incarnation, header.sequence, header.step, tensor)
-        if self._bet is not None and code == Code.NONE:
-            self._bet.completed(peer.rank)
+        if self._bet is not None and code == Code.NONE and not self._bet.completed(peer.rank, tensor):
+            self._abort()
         if code in (Code.NON_FINITE, Code.WRONG_LENGTH):
             self._abort()
             self.rejected += 1

@@ -21,6 +21,11 @@ def test_ten_thousand_schedules_break_no_invariant(first: int) -> None:
         play(seed)
 
 
+@pytest.mark.parametrize("seed", [9009, 13091, 14983])
+def test_schedules_that_once_broke_an_invariant_do_not(seed: int) -> None:
+    play(seed)
+
+
 def test_a_schedule_replays_exactly() -> None:
     first, second = play(12345), play(12345)
     assert first.lines == second.lines
