@@ -223,6 +223,12 @@ class PlotStudyArguments:
     into: Path | None = None
     """Where the figures go; STUDY/figures by default."""
 
+    y: str | None = None
+    """Draw this chart of docs/metrics.md alone, e.g. optimizer/v_norm."""
+
+    x: str | None = None
+    """With --y: frames, hours, core-hours or a chart; None: the study's axis, where it has one, else frames."""
+
     commit_into: Path | None = None
     """Also copy the study's data there, downsampled: small enough to commit, and drawn from like the study itself."""
 
@@ -233,12 +239,17 @@ def plot(words: Sequence[str]) -> int:
         from launch.viewing_commands import plot as plot_runs
 
         return plot_runs(words)
-    from dba3c.studies.report import plot_study
+    from dba3c.studies.report import plot_metric, plot_study
     from dba3c.studies.results import commit_into
 
     arguments = parse(PlotStudyArguments, words, "dba3c plot")
     if arguments.commit_into is not None:
         copied = commit_into(arguments.study, arguments.commit_into)
         print(f"{copied} runs copied to {arguments.commit_into}")
+    if arguments.y is not None:
+        print(*plot_metric(arguments.study, arguments.y, arguments.x, arguments.into), sep="\n")
+        return 0
+    if arguments.x is not None:
+        raise UserError("--x goes with --y")
     print(*plot_study(arguments.study, arguments.into), sep="\n")
     return 0

@@ -34,13 +34,18 @@ class Curve:
 
     def column(self, chart: str) -> NDArray[np.float64]:
         """The values [N] of one chart. Raises UserError for an unknown one (nearest named), or one never recorded."""
-        if chart not in metric_registry.charts():
-            near = difflib.get_close_matches(chart, metric_registry.charts(), n=3, cutoff=0.4)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
-            raise UserError(f"unknown metric {chart!r}{hint} (all of them: docs/metrics.md)")
+        check_chart(chart)
         if chart not in self.columns:
             raise UserError(f"{self.name} never recorded {chart}")
         return self.columns[chart]
+
+
+def check_chart(chart: str) -> None:
+    """Raises UserError for a chart that docs/metrics.md does not have, naming the nearest."""
+    if chart not in metric_registry.charts():
+        near = difflib.get_close_matches(chart, metric_registry.charts(), n=3, cutoff=0.4)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise UserError(f"unknown metric {chart!r}{hint} (all of them: docs/metrics.md)")
 
 
 def load_curve(path: str | Path, every_s: float = _POINTS_EVERY_S) -> Curve:

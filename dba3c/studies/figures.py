@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, ScalarFormatter
 
+from dba3c import metric_registry
 from dba3c.errors import UserError
 from dba3c.plots.curve import Curve
 from dba3c.plots.learning_curves import plot_learning_curves
@@ -21,6 +22,7 @@ from dba3c.studies.results import (
     dropped_share,
     each,
     hours_to_stop_score,
+    mean_of,
     steps_per_s,
 )
 
@@ -158,8 +160,21 @@ def scores(x: str, y: str = "score/mean") -> Callable[[StudyResults, Path], list
             if drawable:
                 groups[result.point.name] = drawable
             goals |= {curve.config.get("run", {}).get("stop_score") for curve in drawable}
-        goal = goals.pop() if len(goals) == 1 else None
+        goal = goals.pop() if len(goals) == 1 and y.startswith("score/") else None
         return plot_learning_curves(groups, path, x=x, y=y, goal=goal)
+
+    return figure
+
+
+def against_axis(chart: str) -> Callable[[StudyResults, Path], list[Path]]:
+    """The mean of any chart against the study's axis."""
+
+    def figure(results: StudyResults, path: Path) -> list[Path]:
+        pairs = _pairs(results, mean_of(chart), f"recorded {chart}")
+        drawn, axes = new_figure()
+        draw_measured(axes, pairs, f"{chart}, mean of the run")
+        finish(axes, results.study.x_name, f"{chart} ({metric_registry.charts()[chart].unit})", [x for x, _ in pairs])
+        return save(drawn, path)
 
     return figure
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from dba3c.atomic_files import write_atomically
 from dba3c.errors import UserError
 from dba3c.line_file import warn_on_stderr
+from dba3c.plots.curve import check_chart
+from dba3c.plots.learning_curves import X_AXES
 from dba3c.studies.builtin import DBA3C_SCORES
-from dba3c.studies.figures import MEASURES, draw
+from dba3c.studies.figures import MEASURES, against_axis, draw, scores
 from dba3c.studies.results import Estimate, PointResult, StudyResults, read_results
 
 _STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
@@ -42,6 +44,31 @@ def plot_study(folder: str | Path, into: str | Path | None = None) -> list[Path]
     for line in results.problems[told:]:
         warn_on_stderr(line)
     return [*written, report]
+
+
+def plot_metric(folder: str | Path, y: str, x: str | None = None, into: str | Path | None = None) -> list[Path]:
+    """Draws one chart of a study into INTO/Y.png and .svg; a broken or missing run costs a line.
+
+    Args:
+        y: a chart's name (docs/metrics.md).
+        x: "frames", "hours", "core-hours" or a chart: a line for each point; None: the study's own axis, where it has
+            one, else "frames".
+
+    Raises:
+        UserError: no study, an unknown chart, or no run that recorded it.
+    """
+    check_chart(y)
+    if x is not None:
+        check_chart(X_AXES.get(x, x))
+    results = read_results(folder)
+    told = len(results.problems)
+    target = Path(folder) / "figures" if into is None else Path(into)
+    by_axis = x is None and bool(results.study.x_name)
+    figure = against_axis(y) if by_axis else scores(x or "frames", y)
+    written = figure(results, target / y.replace("/", "_"))
+    for line in results.problems[told:]:
+        warn_on_stderr(line)
+    return written
 
 
 def report_text(results: StudyResults, figures: Sequence[Path], title: str) -> str:

@@ -128,9 +128,7 @@ def data_points_per_s(curve: Curve) -> float:
 
 def steps_per_s(curve: Curve) -> float:
     """Committed steps per second: the mean of the run, without its first tenth."""
-    values = _column(curve, "speed/steps_per_s")
-    late = values[len(values) // 10 :]
-    return float(np.nanmean(late)) if np.isfinite(late).any() else math.nan
+    return mean_of("speed/steps_per_s")(curve)
 
 
 def dropped_share(curve: Curve) -> float:
@@ -154,6 +152,17 @@ def hours_to_stop_score(curve: Curve) -> float:
         return math.nan
     reached = np.flatnonzero(best >= stop)
     return float(hours[reached[0]]) if reached.size else math.nan
+
+
+def mean_of(chart: str) -> Callable[[Curve], float]:
+    """A run's mean of any chart, without its first tenth."""
+
+    def mean(curve: Curve) -> float:
+        values = _column(curve, chart)
+        late = values[len(values) // 10 :]
+        return float(np.nanmean(late)) if np.isfinite(late).any() else math.nan
+
+    return mean
 
 
 def _per_s(curve: Curve, chart: str) -> float:

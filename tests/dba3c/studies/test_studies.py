@@ -130,6 +130,22 @@ def test_what_is_committed_is_small_and_draws_the_same_figures(study, tmp_path):
     assert (tmp_path / "drawn" / "speed.svg").exists()
 
 
+def test_any_metric_of_a_study_is_drawn_against_its_axis_or_over_time(study, tmp_path, capsys):
+    assert main(["plot", str(study), "--y", "optimizer/update_norm", "--into", str(tmp_path / "axis")]) == 0
+    assert {path.name for path in (tmp_path / "axis").iterdir()} == {
+        "optimizer_update_norm.png",
+        "optimizer_update_norm.svg",
+    }
+    words = ["plot", str(study), "--y", "loss/total", "--x", "hours", "--into", str(tmp_path / "time")]
+    assert main(words) == 0
+    assert "workers-2" in (tmp_path / "time" / "loss_total.svg").read_text()
+    capsys.readouterr()
+    assert main(["plot", str(study), "--y", "loss/totl"]) == 2
+    assert "unknown metric 'loss/totl'; did you mean loss/total" in capsys.readouterr().err
+    assert main(["plot", str(study), "--y", "inference/batch"]) == 2
+    assert "no run has recorded inference/batch" in capsys.readouterr().err
+
+
 def test_plot_still_draws_plain_runs_and_refuses_an_unknown_metric(study, tmp_path, capsys):
     run = str(study / "workers-1" / "seed-0")
     assert main(["plot", run, "--into", str(tmp_path / "curve")]) == 0
