@@ -36,7 +36,7 @@ def _servers(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics:
         incarnation=place.incarnation,
         plan=plan,
         exchange_config=place.config.exchange,
-        resolve=Rendezvous(place.folder).address_of("server"),
+        resolve=Rendezvous(place.folder).address_until_the_end("server"),
         secret=place.secret,
     )
 

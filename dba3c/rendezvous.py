@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dba3c.run_folder import RunFolder
+from param_servers.errors import RunBroken, RunStopped
 
 
 class Rendezvous:
@@ -27,5 +28,25 @@ class Rendezvous:
         def resolve(rank: int) -> tuple[str, int] | None:
             address = self.folder.published(f"{kind}-{rank}")
             return None if address is None else (str(address["host"]), int(address["port"]))
+
+        return resolve
+
+    def address_until_the_end(self, kind: str) -> Callable[[int], tuple[str, int] | None]:
+        """As `address_of`, for those who join or look for a lost peer: nobody comes back once the run has ended.
+
+        Raises (when called):
+            RunStopped: the run was asked to end.
+            RunBroken: it ended because it could not go on.
+        """
+        address_of = self.address_of(kind)
+
+        def resolve(rank: int) -> tuple[str, int] | None:
+            reason = self.folder.stop_reason()
+            if reason is not None:
+                raise RunStopped(reason)
+            ended = self.folder.life().get("ended")
+            if ended is not None:
+                raise RunBroken(f"the run has ended ({ended['outcome']}): {ended['reason']}")
+            return address_of(rank)
 
         return resolve

@@ -28,7 +28,8 @@ class ServersExchange:
         incarnation: how many times this worker has been started again; an older one is turned away.
         plan: layout and cuts, as in the servers; gradients and parameters are [P] in the order of `plan.layout`.
         exchange_config: settings.
-        resolve: server number -> (host, port) or None while unknown; asked again before every attempt.
+        resolve: server number -> (host, port) or None while unknown; asked again before every attempt. It may raise
+            RunStopped or RunBroken to say that nobody is there any more.
         secret: the run's secret.
     """
 

@@ -190,6 +190,8 @@ class ServerCore:
 
     def admits(self, hello: Hello) -> str:
         """ "" or one line why this peer may not join."""
+        if self.node.ended is not None:
+            return f"the run has ended: {self.node.ended[0]}"
         if hello.fingerprint != self._plan.fingerprint:
             return f"its layout is {hello.fingerprint}, this run's is {self._plan.fingerprint}"
         if hello.role is Role.WORKER and hello.incarnation < self.node.workers.get(hello.rank, 0):

@@ -1,0 +1,37 @@
+"""How processes find each other, and learn that there is nobody to be found any more."""
+
+from pathlib import Path
+
+import pytest
+
+from dba3c.rendezvous import Rendezvous
+from dba3c.run_folder import RunFolder
+from param_servers.errors import RunBroken, RunStopped
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "rendezvous").mkdir()
+    folder = RunFolder(tmp_path)
+    folder.begin_life()
+    return folder
+
+
+def test_an_address_is_known_once_it_is_published(folder: RunFolder) -> None:
+    rendezvous = Rendezvous(folder)
+    resolve = rendezvous.address_until_the_end("server")
+    assert resolve(0) is None
+    rendezvous.publisher("server", 0, 0)("127.0.0.1", 4000)
+    assert resolve(0) == ("127.0.0.1", 4000)
+
+
+def test_who_joins_a_run_that_was_stopped_hears_the_reason(folder: RunFolder) -> None:
+    folder.request_stop("score 300 reached")
+    with pytest.raises(RunStopped, match="score 300 reached"):
+        Rendezvous(folder).address_until_the_end("server")(0)
+
+
+def test_who_joins_a_run_that_broke_hears_why(folder: RunFolder) -> None:
+    folder.end_life("failed", "server 1 did not come within 30 s")
+    with pytest.raises(RunBroken, match=r"ended \(failed\): server 1 did not come"):
+        Rendezvous(folder).address_until_the_end("server")(0)
