@@ -32,7 +32,18 @@ class Launcher:
     restart_count: tuple[str, ...] = ()
 
 
+REPLACEMENT = "a replacement of a lost node"
+
 LAUNCHERS = (
+    Launcher(
+        name=REPLACEMENT,
+        sign="DBA3C_REPLACES_RANK",
+        rank=("DBA3C_REPLACES_RANK",),
+        world_size=("DBA3C_WORLD_SIZE",),
+        local_world_size=("DBA3C_LOCAL_WORLD_SIZE",),
+        address=("DBA3C_CHIEF_ADDRESS",),
+        launch_id=("DBA3C_LAUNCH_ID",),
+    ),
     Launcher(
         name="torchrun",
         sign="TORCHELASTIC_RUN_ID",
@@ -154,6 +165,8 @@ def detect(environ: Mapping[str, str]) -> LaunchPlace:
         return PLAIN
     inner = present[0]
     place = read_place(inner, environ)
+    if inner.name == REPLACEMENT:  # what started it is a job of its own
+        return place
     for outer in present[1:]:
         if outer.name != "the environment":
             _refuse_contradiction(inner, place, outer, environ)

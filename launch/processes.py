@@ -33,7 +33,6 @@ class Child:
         log: Path,
         environ: Mapping[str, str],
         on_exit: Callable[[int], None],
-        cores: Sequence[int] | None = None,
         orphan_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
         self.command = list(command)
@@ -49,7 +48,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env={**environ, PARENT_VARIABLE: str(os.getpid())},
                 start_new_session=True,  # a terminal's Ctrl-C is for the parent, which decides
-                preexec_fn=_before_exec(os.getpid(), cores, orphan_signal),
+                preexec_fn=_before_exec(os.getpid(), orphan_signal),
             )
         self.pid = self._process.pid
         self._thread = threading.Thread(target=self._wait, args=(on_exit,), name=f"wait-{self.pid}", daemon=True)
@@ -78,7 +77,7 @@ class Child:
         return "\n".join(text.splitlines()[-lines:])
 
 
-def _before_exec(parent: int, cores: Sequence[int] | None, orphan_signal: signal.Signals) -> Callable[[], None]:
+def _before_exec(parent: int, orphan_signal: signal.Signals) -> Callable[[], None]:
     """Runs in the child between fork and exec: only system calls."""
     die = int(orphan_signal)
 
@@ -86,8 +85,6 @@ def _before_exec(parent: int, cores: Sequence[int] | None, orphan_signal: signal
         _LIBC.prctl(_PR_SET_PDEATHSIG, die, 0, 0, 0)
         if os.getppid() != parent:  # the parent died before the line above
             os._exit(1)
-        if cores:
-            os.sched_setaffinity(0, cores)
 
     return prepare
 

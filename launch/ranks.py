@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
 from dba3c.run_folder import RunFolder
+from launch import first_node
 from launch.failures import failures
 from launch.fitting import fit_config, run_dir_of_launch, take_counts
 from launch.incarnations import first_incarnation
@@ -25,12 +27,15 @@ from launch.launchers import LaunchPlace
 from launch.local import role_processes
 from launch.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.options import parse_train
-from launch.resources import given_cores, thread_environment
+from launch.resources import bind_to_own_cores, given_cores, thread_environment
 from launch.role_process import TRAINING_ROLES, USER_ERROR_EXIT
 from launch.supervisor import Supervisor, say_to_stderr
 from launch.topology import Assignment, Topology
 
 END_LOOK_S = 2.0
+FIRST_NODE_LOST_LOOKS = 3
+PROGRESS_EVERY_S = 30.0
+"""Between lines in the output of a job."""
 COLOCATED = "--colocated-servers"
 """Servers share their ranks with workers: a matter of places only, so no part of the configuration."""
 
@@ -44,8 +49,13 @@ def train(words: Sequence[str], place: LaunchPlace, command: str) -> int:
     counts, words = take_counts(words)
     colocated = COLOCATED in words
     words = [word for word in words if word != COLOCATED]
-    arguments = parse_train(words, cores=place.world_size)
-    config, topology = fit_config(arguments.config, place, counts, colocated)
+    try:
+        arguments = parse_train(words, cores=place.world_size)
+        config, topology = fit_config(arguments.config, place, counts, colocated)
+    except UserError:
+        if place.is_chief:
+            raise
+        return USER_ERROR_EXIT  # the same words in every rank: the chief says it once
     run_dir = config.run.run_dir or run_dir_of_launch(config, place)
     if place.is_chief:
         say_to_stderr(f"{topology.arithmetic()}; run folder: {run_dir}")
@@ -64,6 +74,8 @@ def run_rank(
     nodes = len(place.tasks_per_node)
     listen_host = listen_address(config.exchange.interface, place.address, nodes)
     cores = given_cores(os.environ, place.tasks_per_node[place.node_rank])
+    if place.launcher == "srun":
+        bind_to_own_cores(os.environ, place.local_rank, place.tasks_per_node[place.node_rank])
     environ = {**thread_environment(max(1, cores // len(mine)), os.environ), LISTEN_HOST_VARIABLE: listen_host}
     if place.is_chief:
         mine = (*mine, Assignment("monitor", 0))
@@ -96,26 +108,48 @@ def run_rank(
                 say=lambda line: say_to_stderr(f"[{mine[0]} on {place.node_name}] {line}"),
                 whole_run=place.world_size == 1,
             )
-            with _told_of_the_end(supervisor, folder, place):
+            with _told_of_the_end(supervisor, folder, place), _showing_progress(folder, place):
                 code = supervisor.run()
             if place.is_chief:
                 folder.end_life(*outcome(code, folder))
+            elif place.launcher == "srun" and first_node.is_lost(folder.path):
+                first_node.requeue(folder.path, place.launch_id, os.environ, supervisor.say)
         finally:
             metrics.close()
     return code
 
 
 @contextmanager
+def _showing_progress(folder: RunFolder, place: LaunchPlace) -> Iterator[None]:
+    """The chief prints a line now and then, and each event."""
+    if not place.is_chief:
+        yield
+        return
+    from dba3c.monitor.views import PlainView
+    from dba3c.monitor.watch import watched
+
+    with watched(folder, PlainView(PROGRESS_EVERY_S, sys.stderr, folder.life().get("started_s", 0.0)), poll_s=5.0):
+        yield
+
+
+@contextmanager
 def _told_of_the_end(supervisor: Supervisor, folder: RunFolder, place: LaunchPlace) -> Iterator[None]:
     """Tell a rank's supervisor when the chief notes the run's end: a worker that is still joining would not notice."""
     left = threading.Event()
+    by_slurm = place.launcher == "srun"  # elsewhere a chief may come back (a restarted pod)
 
     def look() -> None:
+        looks_lost = 0
         while not left.wait(END_LOOK_S):
+            looks_lost = looks_lost + 1 if by_slurm and first_node.is_lost(folder.path) else 0
+            if looks_lost >= FIRST_NODE_LOST_LOOKS:
+                supervisor.run_has_ended(well=False)
+                return
             with suppress(UserError):  # meta.json, seen while it was replaced on a slow file system
                 life = folder.life()
-                if life.get("launch_id") == place.launch_id and "ended" in life:
-                    supervisor.run_has_ended(well=life["ended"]["outcome"] != "failed")
+                is_ours = life.get("launch_id") == place.launch_id
+                if "ended" in life or not is_ours:  # a further life has no place for what is left of this one
+                    supervisor.run_has_ended(well=is_ours and life["ended"]["outcome"] != "failed")
                     return
 
     if not place.is_chief:

@@ -125,17 +125,16 @@ def thread_environment(threads: int, environ: Mapping[str, str]) -> dict[str, st
     return {name: environ.get(name, value) for name, value in wanted.items()}
 
 
-def bind(cores: Sequence[int]) -> None:
-    """Pin this process, and what it starts from now on, to ``cores``. Does nothing where the system cannot.
+def bind_to_own_cores(environ: Mapping[str, str], local_rank: int, local_world_size: int) -> list[int]:
+    """Pin this process, and what it starts from now on, to its own part of the cores that all ranks of this node see.
 
-    Raises:
-        UserError: a core that this process was not given.
+    Only where Slurm says that these cores are the job's alone: as many as its tasks here were promised together. With
+    fewer, Slurm has pinned each task itself; with more, other jobs may sit on any of them. Returns the cores, [] when
+    nothing was done.
     """
-    if not hasattr(os, "sched_setaffinity"):
-        return
-    try:
-        os.sched_setaffinity(0, cores)
-    except OSError as error:
-        raise UserError(
-            f"cannot bind to cores {list(cores)}, given are {affinity_cores()}: {error.strerror}"
-        ) from error
+    seen, promised = affinity_cores(), slurm_cores_per_task(environ)
+    if promised is None or local_world_size < 2 or len(seen) != promised * local_world_size:
+        return []
+    own = divide_cores(seen, local_world_size)[local_rank]
+    os.sched_setaffinity(0, own)
+    return own

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 USER_ERROR_EXIT = 2
 """Bad input: starting the process again would not help."""
+RUN_ENDED_BROKEN_EXIT = 3
+"""The run has ended, not as asked (a server did not come back, too few workers are left): it would end so again."""
+FINAL_EXITS = (USER_ERROR_EXIT, RUN_ENDED_BROKEN_EXIT)
 
 TRAINING_ROLES = ("server", "worker", "learner", "actor")
 
@@ -20,14 +23,13 @@ class RoleProcess:
     command: Callable[[int], Sequence[str]]
     """Incarnation → command line."""
     max_restarts: int = 0
-    """How often it is started again after it was lost; an exit with code 2 (bad input) is final."""
+    """How often it is started again after it was lost; an exit with one of `FINAL_EXITS` is final."""
     essential: bool = True
     """Lost for good, it ends the run; otherwise the run goes on without it."""
     decides: bool = True
     """Its exit with 0 means that the run has ended."""
     drain_timeout_s: float = 30.0
     """How long it may go on after the run has ended."""
-    cores: tuple[int, ...] | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     """Added to the supervisor's own environment."""
 

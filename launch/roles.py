@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from dba3c.config import TrainConfig, replace_options
@@ -16,9 +17,10 @@ from dba3c.place import Place
 from dba3c.roles import ROLES
 from dba3c.run_folder import RunFolder
 from launch.cli import RUN_BROKEN_EXIT, USER_ERROR_EXIT
-from launch.network import LISTEN_HOST_VARIABLE
+from launch.network import LISTEN_HOST_VARIABLE, free_port
 from launch.processes import exit_with_parent
-from param_servers.errors import ConfigError, ParamServersError, SnapshotError
+from launch.role_process import RUN_ENDED_BROKEN_EXIT
+from param_servers.errors import ConfigError, ParamServersError, RunBroken, SnapshotError
 
 FOLDER_TIMEOUT_S = 30.0
 """Longest wait for the launcher's run folder to appear (a shared file system may be slow)."""
@@ -39,10 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = RunFolder.open(arguments.run_dir, wait_s=FOLDER_TIMEOUT_S, launch_id=arguments.launch_id)
         stop_on_signal(folder, name)
         config = TrainConfig.from_json(folder.config_text())
-        if os.environ.get(LISTEN_HOST_VARIABLE):
-            config = replace_options(config, listen_host=os.environ[LISTEN_HOST_VARIABLE])
         place = Place(folder, config, arguments.rank, arguments.incarnation)
-        reason = play(arguments.role, place)
+        reason = play_where_it_can_listen(arguments.role, place, f"{arguments.launch_id}-{name}")
     except (UserError, ConfigError, SnapshotError) as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         return USER_ERROR_EXIT
@@ -54,9 +54,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USER_ERROR_EXIT
     except ParamServersError as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
-        return RUN_BROKEN_EXIT
+        servers_ended_it = isinstance(error, RunBroken) and place.config.exchange.exchange in ("servers", "async")
+        return RUN_ENDED_BROKEN_EXIT if servers_ended_it else RUN_BROKEN_EXIT
     print(f"{name}: {reason}", flush=True)
     return 0
+
+
+def play_where_it_can_listen(role: str, place: Place, job: str) -> str:
+    """`play` on this node's address and, without --port, on a port derived from the job: a firewall can be told them.
+
+    The port was free when it was probed; should another take it before this process does, the next one is tried.
+    """
+    host = os.environ.get(LISTEN_HOST_VARIABLE)
+    if not host:
+        return play(role, place)
+    given = place.config.exchange.port
+    for last in (False, False, True):
+        port = given or free_port(host, job)
+        here = replace(place, config=replace_options(place.config, listen_host=host, port=port))
+        try:
+            return play(role, here)
+        except OSError as error:
+            if given or last or error.errno != errno.EADDRINUSE:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def play(role: str, place: Place) -> str:

@@ -5,6 +5,8 @@
   Slurm's own business then.
 - The job's outcome is the run's, noted in its folder, not srun's: after a node's loss srun may hang, or report the lost
   rank of a run that went on well. So once the run has ended srun has only so long to follow.
+- A node that is lost is replaced (`launch.slurm_nodes`); the loss of this first node is for the others to see
+  (`launch.first_node`).
 - A run that failed prints who failed first, and that one's traceback, as the last thing in the job's output.
 """
 
@@ -23,15 +25,17 @@ from pathlib import Path
 
 from dba3c.errors import UserError
 from dba3c.run_folder import RunFolder
+from dba3c.run_lock import living_holder
 from launch.failures import report
+from launch.first_node import MAX_RESTARTS, hold, scontrol
 from launch.processes import describe_exit, shell_code, taking_signals
+from launch.slurm_nodes import LostNodes
 
 LOOK_S = 1.0
 SRUN_FOLLOWS_S = 60.0
 """How long srun may take to return when the run has ended."""
-MAX_RESTARTS = 100
-"""Lives of one job; more would mean that a life is too short to get anywhere."""
-SCONTROL_TIMEOUT_S = 60.0
+CHIEF_DEAD_LOOKS = 5
+"""Looks that must find the chief dead in a life that has not ended before the others are ended too."""
 
 
 def srun_command(environ: Mapping[str, str], train: Sequence[str], nodes: int | None = None) -> list[str]:
@@ -50,8 +54,11 @@ def srun_command(environ: Mapping[str, str], train: Sequence[str], nodes: int | 
 class SlurmJob:
     """One life of a job. `run` returns its exit code."""
 
-    def __init__(self, run_dir: Path, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, run_dir: Path, command: Sequence[str], environ: Mapping[str, str], lost_nodes: LostNodes
+    ) -> None:
         self.run_dir = run_dir
+        self.lost_nodes = lost_nodes
         self.command = list(command)
         self.environ = environ
         self.requeue = False
@@ -63,32 +70,49 @@ class SlurmJob:
         """Start the ranks, wait for the run's end, requeue if that is due."""
         started_s = time.time()
         print(f"{self._now()} life {self._restart_count() + 1}: {' '.join(self.command)}", flush=True)
-        with taking_signals(self._signals.put):
-            srun = subprocess.Popen(self.command, start_new_session=True)
-            try:
-                code = self._wait(srun)
-            finally:
-                _end(srun)
+        lock = hold(self.run_dir)
+        try:
+            with taking_signals(self._signals.put):
+                srun = subprocess.Popen(self.command, start_new_session=True)
+                try:
+                    code = self._wait(srun)
+                finally:
+                    _end(srun)
+                    self.lost_nodes.end()
+        finally:
+            lock.release()
         ended = self._ended()
         print(f"{self._now()} srun: {describe_exit(code)}; run: {ended or 'left no word'}", flush=True)
         if self.requeue and (not ended or ended["reason"] == self._stop_reason):
             return self._requeue()
         if ended:
             code = 1 if ended["outcome"] == "failed" else 0
+        else:
+            code = code or 1  # every rank has left, and none could say that the run has ended
         if code:
-            print(report(self.run_dir, started_s) or "no process was started: the ranks say why above", flush=True)
+            print(
+                report(self.run_dir, started_s) or "no rank noted why: see above, and the logs of the run", flush=True
+            )
         return shell_code(code)
 
     def _wait(self, srun: subprocess.Popen[bytes]) -> int:
         """srun's exit code; when the run has ended and srun has not within a minute, it is ended."""
         follow_until_s = float("inf")
+        dead_looks = 0
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return srun.wait(timeout=LOOK_S)
             with contextlib.suppress(queue.Empty):
                 self._signalled(signal.Signals(self._signals.get_nowait()))
             self._ask_to_stop()
-            if follow_until_s == float("inf") and self._ended():
+            begun, ended = self._lives() > self._lives_before, self._ended()
+            if begun and not ended:
+                self.lost_nodes.look()
+            dead_looks = dead_looks + 1 if begun and not ended and living_holder(self.run_dir) is None else 0
+            if dead_looks >= CHIEF_DEAD_LOOKS:
+                print(f"{self._now()} the run's chief has died: ending the others", flush=True)
+                return _end(srun)
+            if follow_until_s == float("inf") and ended:
                 follow_until_s = time.monotonic() + SRUN_FOLLOWS_S
             if time.monotonic() > follow_until_s:
                 print(f"{self._now()} the run has ended, srun has not: ending it", flush=True)
@@ -110,7 +134,10 @@ class SlurmJob:
             return 1
         job = self.environ["SLURM_JOB_ID"]
         print(f"{self._now()} requeueing job {job}", flush=True)
-        return subprocess.run(["scontrol", "requeue", job], timeout=SCONTROL_TIMEOUT_S).returncode
+        answer = scontrol("requeue", job)
+        if answer.returncode:
+            print(f"{self._now()} Slurm refuses: {answer.stderr.strip()}", flush=True)
+        return answer.returncode
 
     def _restart_count(self) -> int:
         return int(self.environ.get("SLURM_RESTART_COUNT") or 0)
@@ -148,8 +175,7 @@ def give_back_nodes(environ: Mapping[str, str], nodes: int) -> None:
     """Shrink the job to its first ``nodes`` nodes, so that the others serve somebody else. Failing is no harm."""
     if nodes >= int(environ.get("SLURM_NNODES") or nodes):
         return
-    command = ["scontrol", "update", f"JobId={environ['SLURM_JOB_ID']}", f"NumNodes={nodes}"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=SCONTROL_TIMEOUT_S)
+    answer = scontrol("update", f"JobId={environ['SLURM_JOB_ID']}", f"NumNodes={nodes}")
     if answer.returncode:
         print(f"the other nodes stay idle, Slurm does not take them back: {answer.stderr.strip()}", flush=True)
 
@@ -169,7 +195,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         train.append("--resume")
     if arguments.nodes is not None:
         give_back_nodes(os.environ, arguments.nodes)
-    return SlurmJob(arguments.run_dir, srun_command(os.environ, train, arguments.nodes), os.environ).run()
+    command = srun_command(os.environ, train, arguments.nodes)
+    lost_nodes = LostNodes(os.environ, arguments.run_dir, train, arguments.nodes, lambda line: print(line, flush=True))
+    try:
+        return SlurmJob(arguments.run_dir, command, os.environ, lost_nodes).run()
+    except UserError as error:
+        print(f"dba3c: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 from launch.failures import note_failure
 from launch.phases import ENDING, KILLING, RUNNING, STOPPING, TERMINATING, Phases
 from launch.processes import Child, describe_exit, shell_code, taking_signals
-from launch.role_process import USER_ERROR_EXIT, RoleProcess
+from launch.role_process import FINAL_EXITS, USER_ERROR_EXIT, RoleProcess
 
 
 @dataclass
@@ -123,7 +123,6 @@ class Supervisor:
             log=self.run_dir / "logs" / f"{spec.role}-{spec.rank}.log",
             environ={**self.environ, **spec.environ},
             on_exit=lambda code: self._happened.put(("exit", name, code)),
-            cores=spec.cores,
             # SIGTERM asks the whole run to end. One of many ranks that loses its launcher should only cost itself.
             orphan_signal=signal.SIGTERM if self.whole_run or spec.essential else signal.SIGKILL,
         )
@@ -155,7 +154,7 @@ class Supervisor:
         if self._phases.now >= TERMINATING:
             return
         lost = f"{spec.name}: {describe_exit(code)}"
-        if self._phases.now == RUNNING and code != USER_ERROR_EXIT and gone.incarnation < spec.max_restarts:
+        if self._phases.now == RUNNING and code not in FINAL_EXITS and gone.incarnation < spec.max_restarts:
             incarnation = gone.incarnation + 1
             self._tell("restarted", f"{lost}; starting it again ({incarnation} of at most {spec.max_restarts} times)")
             self._start(spec, incarnation)

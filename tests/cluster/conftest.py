@@ -13,19 +13,24 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import leftovers
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 NODES = 71
+SMALL = 5
 NAMESPACES = 8
-PREFIX = f"d{os.getpid()}"
+PREFIX = leftovers.prefix_of(os.getpid())
 """Of namespaces and links: no one else's are touched."""
+PATIENCE_S = 1200.0
+"""Bound of every wait: 64 ranks start in 2 minutes on two idle cores, and in 10 on busy ones."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(2 * PATIENCE_S))
             if os.environ.get("DBA3C_TEST_CLUSTER") != "1":
                 item.add_marker(pytest.mark.skip(reason="needs a Slurm on this machine: make test-cluster"))
 
@@ -49,11 +54,23 @@ class Job:
         return json.loads(path.read_text())["lives"] if path.exists() else []
 
     def commits(self) -> list[dict]:
-        path = self.run_dir / "audit" / "commits.jsonl"
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        return [record for record in map(json.loads, lines) if record["kind"] == "commit"]
+        return [record for record in self.records("audit/commits.jsonl") if record["kind"] == "commit"]
 
-    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = 300.0) -> None:
+    def members(self) -> list[list[int]]:
+        """[worker, incarnation, …] of the newest commit's members."""
+        commits = self.commits()
+        return commits[-1]["members"] if commits else []
+
+    def records(self, name: str) -> list[dict]:
+        path = self.run_dir / name
+        return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+    def nodes(self) -> list[str]:
+        """In the order of the ranks."""
+        listed = self.cluster.run("squeue", "-h", "-j", self.number, "-o", "%N")
+        return self.cluster.run("scontrol", "show", "hostnames", listed).split()
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
         give_up_s = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < give_up_s, f"waited {timeout_s:.0f} s for {what}; the job said:\n{self.output}"
@@ -62,7 +79,7 @@ class Job:
     def wait_for_commits(self, number: int) -> None:
         self.wait_until(lambda: len(self.commits()) >= number, f"{number} steps")
 
-    def wait_for_end(self, timeout_s: float = 400.0) -> dict[str, str]:
+    def wait_for_end(self, timeout_s: float = PATIENCE_S) -> dict[str, str]:
         """Exit code and state of the job when it has ended and its nodes are idle again."""
         self.wait_until(lambda: not self.cluster.run("squeue", "-h", "-j", self.number), "the job's end", timeout_s)
         shown = self.cluster.run("scontrol", "show", "job", self.number)
@@ -93,6 +110,7 @@ class Cluster:
 
     def submit(self, script: str, folder: Path, *options: str, args: str = "", preset: str = "CartPole-v1") -> Job:
         """The committed script, unchanged; what is trained is reduced through the environment."""
+        args = f"--envs-per-worker 2 --join-timeout-s {PATIENCE_S:.0f} --step-timeout-s 300 {args}"
         environ = {"DBA3C_PRESET": preset, "DBA3C_ARGS": args, "DBA3C_RUN_DIR": str(folder / "run")}
         said = self.run("sbatch", *options, str(ROOT / "slurm" / script), cwd=folder, **environ)
         return Job(self, said.split()[-1], folder)
@@ -100,17 +118,33 @@ class Cluster:
     def kill_node(self, node: str) -> None:
         self.run(str(HERE / "kill_node.sh"), node, str(self.folder))
 
+    def revive_node(self, node: str) -> None:
+        self.run(str(HERE / "revive_node.sh"), node, str(self.folder))
+
 
 def _lab(folder: Path, nodes: int, prefix: str = "") -> Iterator[Cluster]:
+    (folder / leftovers.OWNER).write_text(str(os.getpid()))
     log = folder / "lab.log"
     with log.open("w") as output:
         up = [str(HERE / "lab_up.sh"), str(nodes), str(folder), prefix]
-        code = subprocess.run(up, stdout=output, stderr=output, stdin=subprocess.DEVNULL, timeout=120).returncode
+        code = subprocess.run(up, stdout=output, stderr=output, stdin=subprocess.DEVNULL, timeout=300).returncode
     try:
         assert code == 0, log.read_text()
         yield Cluster(folder, f"{prefix}{nodes + 1}" if prefix else "")
     finally:
         subprocess.run([str(HERE / "lab_down.sh"), str(folder)], check=True, timeout=60)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_over() -> None:
+    if os.environ.get("DBA3C_TEST_CLUSTER") == "1":
+        leftovers.clear()
+
+
+@pytest.fixture
+def small_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """5 nodes for one test, which may break them."""
+    yield from _lab(tmp_path_factory.mktemp("small-lab"), SMALL)
 
 
 @pytest.fixture(scope="session")

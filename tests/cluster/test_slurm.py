@@ -7,14 +7,16 @@ from pathlib import Path
 
 from tests.cluster.conftest import Cluster
 
-ENDLESS = "--total-frames 1000000000 --stop-score 1000000 --envs-per-worker 2"
+ENDLESS = "--total-frames 1000000000 --stop-score 1000000"
+SMALL_STEPS = "--rollout-length 5"
 
 
 def test_the_64_node_script_trains_with_backup_workers_and_frees_its_nodes(cluster: Cluster, tmp_path: Path) -> None:
-    job = cluster.submit("breakout_64nodes.sh", tmp_path, args="--total-frames 40000 --envs-per-worker 2")
+    job = cluster.submit("breakout_64nodes.sh", tmp_path, args=f"{SMALL_STEPS} --total-frames 14000")
     end = job.wait_for_end()
     assert end["JobState"] == "COMPLETED", job.output
     assert "64 = 4 servers + 60 workers (56 gradients + 4 backup)" in job.output
+    assert "frames trained on" in job.output
     commits = job.commits()
     assert len(commits) >= 20
     assert {len(commit["members"]) for commit in commits} == {56}
@@ -25,7 +27,7 @@ def test_the_64_node_script_trains_with_backup_workers_and_frees_its_nodes(clust
 
 
 def test_the_paper_s_71_nodes(cluster: Cluster, tmp_path: Path) -> None:
-    args = "--total-frames 20000 --envs-per-worker 2 --evaluation-games 2"
+    args = f"{SMALL_STEPS} --total-frames 12000 --evaluation-games 2"
     job = cluster.submit("dba3c_71nodes_paper.sh", tmp_path, args=args)
     end = job.wait_for_end()
     assert end["JobState"] == "COMPLETED", job.output
@@ -33,34 +35,24 @@ def test_the_paper_s_71_nodes(cluster: Cluster, tmp_path: Path) -> None:
     assert {len(commit["members"]) for commit in job.commits()} == {60}
 
 
-def test_a_warned_job_checkpoints_is_requeued_and_goes_on_where_it_was(cluster: Cluster, tmp_path: Path) -> None:
-    args = f"{ENDLESS} --servers 2 --backup-workers 1"
-    job = cluster.submit("breakout_64nodes.sh", tmp_path, "--nodes=6", args=args)
-    job.wait_for_commits(5)
-    cluster.run("scancel", "--batch", "--signal=USR1", job.number)
-    job.wait_until(lambda: "requeueing" in job.output, "the requeue")
+def test_the_time_limit_s_warning_checkpoints_requeues_and_the_next_life_goes_on(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    limit = ("--nodes=6", "--time=4", "--signal=B:USR1@180")
+    job = cluster.submit("breakout_64nodes.sh", tmp_path, *limit, args=f"{ENDLESS} --servers 2 --backup-workers 1")
+    job.wait_until(lambda: "requeueing" in job.output, "the requeue before the limit")
     first_life = job.commits()[-1]["step"]
     job.wait_until(lambda: "BeginTime" in cluster.run("squeue", "-h", "-o", "%r"), "the job to be held")
     cluster.run("scontrol", "update", f"jobid={job.number}", "starttime=now")
-    job.wait_until(lambda: job.commits()[-1]["step"] > first_life + 5, "steps of the second life")
+    job.wait_until(lambda: job.commits()[-1]["step"] > first_life + 2, "steps of the second life")
     cluster.run("scancel", job.number)
     job.wait_for_end()
-    first, second = job.lives()
+    first, second = job.lives()[:2]
     assert first["ended"] == {**first["ended"], "outcome": "stopped", "reason": "SIGUSR1 at the Slurm job"}
     assert second["topology"]["restart_count"] == 1
     assert second["ended"]["outcome"] == "stopped"  # scancel, too, leaves a checkpoint
     steps = [commit["step"] for commit in job.commits()]
     assert steps == list(range(len(steps)))  # nothing twice, nothing left out
-
-
-def test_the_time_limit_s_warning_reaches_the_run(cluster: Cluster, tmp_path: Path) -> None:
-    limit = ("--nodes=3", "--time=2", "--signal=B:USR1@60")
-    job = cluster.submit("breakout_64nodes.sh", tmp_path, *limit, args=f"{ENDLESS} --servers 1 --backup-workers 0")
-    job.wait_until(lambda: "requeueing" in job.output, "the requeue before the limit", timeout_s=150)
-    cluster.run("scancel", job.number)
-    job.wait_for_end()
-    assert job.lives()[0]["ended"]["outcome"] == "stopped"
-    assert (job.run_dir / "checkpoints" / "LATEST").exists()
 
 
 def test_bad_input_fails_the_job_and_says_why(cluster: Cluster, tmp_path: Path) -> None:
@@ -73,7 +65,7 @@ def test_bad_input_fails_the_job_and_says_why(cluster: Cluster, tmp_path: Path) 
 
 
 def test_the_scaling_array_runs_on_1_2_and_4_nodes(cluster: Cluster, tmp_path: Path) -> None:
-    args = "--total-frames 5000 --envs-per-worker 2"
+    args = f"{SMALL_STEPS} --total-frames 2000"
     job = cluster.submit("scaling_array.sh", tmp_path, "--array=0-2", "--nodes=4", args=args)
     job.wait_for_end()
     for nodes in (1, 2, 4):
@@ -93,7 +85,7 @@ def test_central_inference_is_a_heterogeneous_job(cluster: Cluster, tmp_path: Pa
 
 
 def test_eight_nodes_at_100_mbit_train(slow_network: Cluster, tmp_path: Path) -> None:
-    args = "--total-frames 10000 --envs-per-worker 2 --servers 2 --backup-workers 1"
+    args = f"{SMALL_STEPS} --total-frames 5000 --servers 2 --backup-workers 1"
     job = slow_network.submit("breakout_64nodes.sh", tmp_path, "--nodes=8", args=args)
     end = job.wait_for_end()
     assert end["JobState"] == "COMPLETED", job.output
@@ -102,21 +94,3 @@ def test_eight_nodes_at_100_mbit_train(slow_network: Cluster, tmp_path: Path) ->
         path.read_text().split('"host": "')[1].split('"')[0] for path in (job.run_dir / "rendezvous").glob("*.json")
     }
     assert addresses == {"10.78.0.1", "10.78.0.2"}
-
-
-def test_a_lost_node_costs_its_worker_not_the_run(cluster: Cluster, tmp_path: Path) -> None:
-    """The last test of this file: afterwards the cluster has a node less."""
-    args = "--total-frames 400000 --stop-score 1000000 --envs-per-worker 8 --servers 1 --backup-workers 2"
-    args += " --step-timeout-s 20"
-    job = cluster.submit("breakout_64nodes.sh", tmp_path, "--nodes=6", args=args)
-    job.wait_for_commits(5)
-    lost = cluster.run("scontrol", "show", "hostnames", cluster.run("squeue", "-h", "-j", job.number, "-o", "%N"))
-    node = lost.split()[-1]
-    cluster.kill_node(node)
-    before = len(job.commits())
-    job.wait_until(lambda: len(job.commits()) > before + 5, "steps without the node")
-    end = job.wait_for_end()
-    assert job.lives()[0]["ended"]["outcome"] == "finished", job.output
-    assert end["ExitCode"] == "0:0", job.output
-    last = {member[0] for member in job.commits()[-1]["members"]}
-    assert 4 not in last  # worker 4 was on the last node

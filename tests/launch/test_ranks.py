@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from dba3c.errors import UserError
+from dba3c.run_folder import RunFolder
+from dba3c.run_lock import LOCK_NAME
+from launch import first_node
+from launch.failures import note_failure
 from launch.fitting import fit_config, run_dir_of_launch, take_counts
 from launch.incarnations import first_incarnation
 from launch.launchers import LaunchPlace
 from launch.options import parse_train
+from launch.ranks import _returns, outcome, train
 
 
 def fitted(world_size: int, *words: str) -> str:
@@ -78,3 +84,58 @@ def test_the_ranks_of_a_launch_agree_on_a_run_folder(monkeypatch: pytest.MonkeyP
 def test_a_rank_that_is_started_again_takes_incarnations_of_its_own(tmp_path: Path) -> None:
     assert [first_incarnation(tmp_path, 3) for _ in range(3)] == [0, 100, 200]
     assert first_incarnation(tmp_path, 4) == 0
+
+
+def chief_of(launch_id: str) -> LaunchPlace:
+    return LaunchPlace(launcher="an indexed Kubernetes Job", world_size=3, launch_id=launch_id)
+
+
+def test_a_chief_whose_pod_is_restarted_goes_on_with_its_run(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    assert not _returns(run_dir, chief_of("uid-1"))
+    folder = RunFolder.create(run_dir, {}, launch_id="uid-1")
+    folder.release()
+    assert _returns(run_dir, chief_of("uid-1"))
+    assert not _returns(run_dir, chief_of("uid-2"))  # another Job into the same folder must say --resume
+    folder.end_life("finished", "score reached")
+    assert not _returns(run_dir, chief_of("uid-1"))
+
+
+def test_what_a_role_refused_makes_the_run_a_failed_one(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", {}, launch_id="1")
+    folder.release()
+    folder.request_stop("worker 3: no such game")
+    assert outcome(0, folder) == ("finished", "worker 3: no such game")
+    note_failure(folder.path, "recorder", 0, 2, "no camera")
+    note_failure(folder.path, "worker", 2, 1, "lost, the run went on")
+    assert outcome(0, folder)[0] == "finished"
+    note_failure(folder.path, "worker", 3, 2, "no such game")
+    assert outcome(0, folder) == ("failed", "worker 3: no such game")
+
+
+def test_a_contradiction_is_said_by_one_rank_only() -> None:
+    words = ["breakout", "--servers", "2", "--workers", "4"]
+    others = [LaunchPlace(launcher="srun", rank=rank, world_size=8, tasks_per_node=(1,) * 8) for rank in range(8)]
+    assert [train(words, place, "dba3c") for place in others[1:]] == [2] * 7
+    with pytest.raises(UserError, match="2 servers"):
+        train(words, others[0], "dba3c")
+
+
+def test_only_the_death_of_both_script_and_chief_is_the_loss_of_the_first_node(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    chief = RunFolder.create(run_dir, {})
+    assert not first_node.is_lost(run_dir)  # no script of ours
+    script = first_node.hold(run_dir)
+    assert not first_node.is_lost(run_dir)
+    die(run_dir / first_node.FOLDER)
+    assert not first_node.is_lost(run_dir)  # srun's own affair: the chief lives
+    die(run_dir)
+    assert first_node.is_lost(run_dir)
+    chief.release()
+    script.release()
+
+
+def die(folder: Path) -> None:
+    """As if the lock's holder were a process that is no more."""
+    holder = json.loads((folder / LOCK_NAME).read_text())
+    (folder / LOCK_NAME).write_text(json.dumps({**holder, "process_started": "-1"}))

@@ -9,7 +9,7 @@ import pytest
 
 from dba3c.errors import UserError
 from launch import resources
-from launch.resources import bind, cgroup_quota_cores, divide_cores, given_cores, thread_environment
+from launch.resources import bind_to_own_cores, cgroup_quota_cores, divide_cores, given_cores, thread_environment
 
 
 def write(path: Path, text: str) -> None:
@@ -71,12 +71,27 @@ def test_the_user_s_own_thread_variables_stay() -> None:
     assert environment["MKL_NUM_THREADS"] == "7"
 
 
-def test_binding_takes_effect_and_a_core_that_was_not_given_is_named() -> None:
+def test_ranks_that_share_the_job_s_cores_take_a_part_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[list[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 4, 5})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: pinned.append(cores))
+    two = {"SLURM_CPUS_PER_TASK": "2"}
+    assert [bind_to_own_cores(two, rank, 2) for rank in (0, 1)] == [[2, 3], [4, 5]]
+    assert pinned == [[2, 3], [4, 5]]
+    assert bind_to_own_cores({}, 0, 2) == []  # not Slurm: others may be here
+    assert bind_to_own_cores({"SLURM_CPUS_PER_TASK": "4"}, 0, 2) == []  # Slurm has pinned each task
+    assert bind_to_own_cores({"SLURM_CPUS_PER_TASK": "1"}, 0, 2) == []  # some of these cores are another job's
+    assert bind_to_own_cores({"SLURM_CPUS_PER_TASK": "4"}, 0, 1) == []  # nobody to share with
+    assert len(pinned) == 2
+
+
+def test_a_core_is_really_taken() -> None:
     before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("one core")
     try:
-        bind([min(before)])
-        assert os.sched_getaffinity(0) == {min(before)}
+        own = bind_to_own_cores({"SLURM_CPUS_PER_TASK": "1"}, 1, len(before))
+        assert own == [sorted(before)[1]]
+        assert os.sched_getaffinity(0) == set(own)
     finally:
         os.sched_setaffinity(0, before)
-    with pytest.raises(UserError, match=r"cannot bind to cores \[1023\], given are"):
-        bind([1023])

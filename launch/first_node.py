@@ -1,0 +1,53 @@
+"""The first node of a Slurm job holds its script and the run's chief. What is left when it is lost ends by itself.
+
+With ``--no-kill`` Slurm takes the node out of the job and lets the other ranks run, without a script that would ever
+end them. So the script holds a lock in the run folder, like the chief; a rank that finds both of them dead stops its
+processes, and one rank asks Slurm to requeue the job, which resumes from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from dba3c.atomic_files import write_once
+from dba3c.run_lock import LOCK_NAME, RunLock, living_holder
+
+FOLDER = ".slurm"
+SCONTROL_TIMEOUT_S = 60.0
+MAX_RESTARTS = 100
+"""Lives of one job; more would mean that a life is too short to get anywhere."""
+
+
+def hold(run_dir: Path) -> RunLock:
+    """The script's lock, which dies with its node. Raises UserError when another job's script holds it."""
+    (run_dir / FOLDER).mkdir(parents=True, exist_ok=True)
+    return RunLock.acquire(run_dir / FOLDER)
+
+
+def is_lost(run_dir: Path) -> bool:
+    """Whether the script and the chief are both dead without having ended the run; false where no script of ours is."""
+    if not (run_dir / FOLDER / LOCK_NAME).exists():
+        return False
+    return living_holder(run_dir / FOLDER) is None and living_holder(run_dir) is None
+
+
+def requeue(run_dir: Path, launch_id: str, environ: Mapping[str, str], say: Callable[[str], object]) -> None:
+    """Have Slurm start the job again; of many ranks that ask the first one does it. Where it may not, end the job."""
+    if not write_once(run_dir / FOLDER / f"requeued-{launch_id}", "the first node was lost\n"):
+        return
+    job = environ["SLURM_JOB_ID"]
+    say(f"the first node is lost, and with it the run's chief: requeueing job {job}")
+    if int(environ.get("SLURM_RESTART_COUNT") or 0) < MAX_RESTARTS:
+        answer = scontrol("requeue", job)
+        if answer.returncode == 0:
+            return
+        say(f"Slurm does not requeue job {job} ({answer.stderr.strip()}): ending it; resume the run folder by hand")
+    subprocess.run(["scancel", job], timeout=SCONTROL_TIMEOUT_S, check=False)
+
+
+def scontrol(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run scontrol; its answer."""
+    command = ["scontrol", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=SCONTROL_TIMEOUT_S, check=False)

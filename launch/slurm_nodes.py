@@ -1,0 +1,146 @@
+"""A node that a job loses is replaced: a job of one node, of the same size, plays the lost node's ranks.
+
+Slurm takes a lost node out of a ``--no-kill`` job for good; when it comes back it is idle, but not the job's. A running
+job cannot grow on most clusters either. So the script submits a job of its own, which waits until a node is free (the
+returned one, or another) and joins the run as the next incarnation of those ranks. It ends with the run.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from dba3c.run_folder import RunFolder
+from launch.nodelist import hostnames
+
+LOOK_S = 10.0
+SLURM_TIMEOUT_S = 60.0
+
+
+class LostNodes:
+    """The nodes of a job, those it has lost, and the jobs that replace them.
+
+    Args:
+        environ: the batch script's.
+        train: what every rank runs.
+        nodes: how many of the job's nodes, from the first on, the run uses; None: all.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        run_dir: Path,
+        train: Sequence[str],
+        nodes: int | None = None,
+        say: Callable[[str], object] = print,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.environ, self.run_dir, self.train = environ, run_dir, list(train)
+        self.say, self._clock = say, clock
+        # A heterogeneous job is no matter of whole nodes with equal ranks: its lost actors stay lost.
+        nodelist = "" if environ.get("SLURM_HET_SIZE") else environ.get("SLURM_JOB_NODELIST", "")
+        self.nodes = hostnames(nodelist)[:nodes] if nodelist else []
+        self.replacements: dict[str, str] = {}
+        """Lost node → job that replaces it."""
+        self._next_look_s = 0.0
+
+    def look(self) -> None:
+        """Replace what has been lost since the last look; does nothing before `LOOK_S` have passed."""
+        if not self.nodes or self._clock() < self._next_look_s:
+            return
+        self._next_look_s = self._clock() + LOOK_S
+        answer = self._slurm(["squeue", "--noheader", f"--jobs={self.environ['SLURM_JOB_ID']}", "--format=%N|%L"])
+        nodelist, _, time_left = answer.stdout.strip().partition("|")
+        if answer.returncode or not nodelist:  # Slurm's controller may be away for a while
+            return
+        left = set(hostnames(nodelist))
+        for number, node in enumerate(self.nodes):
+            if number and node not in left and node not in self.replacements:  # the first one's loss is not seen here
+                self._replace(number, node, time_left)
+
+    def _replace(self, number: int, node: str, time_left: str) -> None:
+        command = ["sbatch", "--parsable", *sbatch_options(self.environ, self.run_dir, node, time_left)]
+        environ = {name: value for name, value in self.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+        environ |= rank_environment(self.environ, self.run_dir, number, len(self.nodes))
+        if "SLURM_CONF" in self.environ:
+            environ["SLURM_CONF"] = self.environ["SLURM_CONF"]
+        answer = self._slurm(command, environ, script_text(self.environ, self.train))
+        if answer.returncode:
+            self.replacements[node] = ""
+            self.say(f"node {node} is lost and cannot be replaced: {answer.stderr.strip()}")
+            return
+        self.replacements[node] = answer.stdout.strip().split(";")[0]
+        self.say(f"node {node} is lost; job {self.replacements[node]} takes its place as soon as a node is free")
+
+    def end(self) -> None:
+        """The run is over, and so are its replacements, begun or not."""
+        jobs = [job for job in self.replacements.values() if job]
+        if jobs:
+            self._slurm(["scancel", *jobs])
+
+    def _slurm(
+        self, command: Sequence[str], environ: Mapping[str, str] | None = None, script: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env=dict(environ if environ is not None else os.environ),
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=SLURM_TIMEOUT_S,
+            check=False,
+        )
+
+
+def tasks_per_node(environ: Mapping[str, str]) -> int:
+    """Ranks on each node of a job of ours."""
+    return int(environ.get("SLURM_NTASKS_PER_NODE") or 1)
+
+
+def rank_environment(environ: Mapping[str, str], run_dir: Path, number: int, nodes: int) -> dict[str, str]:
+    """Tells the ranks of a replacement whom they replace (`launch.launchers`): node ``number`` of ``nodes``."""
+    tasks = tasks_per_node(environ)
+    folder = RunFolder(run_dir)
+    server = folder.published("server-0") or {}
+    return {
+        "DBA3C_REPLACES_RANK": str(number * tasks),
+        "DBA3C_WORLD_SIZE": str(nodes * tasks),
+        "DBA3C_LOCAL_WORLD_SIZE": str(tasks),
+        "DBA3C_LAUNCH_ID": str(folder.life().get("launch_id", "")),
+        "DBA3C_CHIEF_ADDRESS": str(server.get("host") or socket.gethostname()),
+    }
+
+
+def sbatch_options(environ: Mapping[str, str], run_dir: Path, node: str, time_left: str) -> list[str]:
+    """One node like the lost one, for as long as the job may still run."""
+    options = [
+        f"--job-name={environ.get('SLURM_JOB_NAME', 'dba3c')}-{node}",
+        "--nodes=1",
+        f"--ntasks-per-node={tasks_per_node(environ)}",
+        f"--time={time_left or 'UNLIMITED'}",
+        f"--output={run_dir.absolute() / 'logs' / f'replacement-of-{node}.out'}",
+        "--open-mode=append",
+        "--no-requeue",
+    ]
+    for name, option in (
+        ("SLURM_CPUS_PER_TASK", "--cpus-per-task"),
+        ("SLURM_JOB_ACCOUNT", "--account"),
+        ("SLURM_JOB_PARTITION", "--partition"),
+        ("SLURM_JOB_QOS", "--qos"),
+    ):
+        if environ.get(name):
+            options.append(f"{option}={environ[name]}")
+    return options
+
+
+def script_text(environ: Mapping[str, str], train: Sequence[str]) -> str:
+    """What the replacement runs: its n-th task is the n-th rank of the lost node."""
+    cpus = f" --cpus-per-task={environ['SLURM_CPUS_PER_TASK']}" if environ.get("SLURM_CPUS_PER_TASK") else ""
+    rank = "export DBA3C_REPLACES_RANK=$((DBA3C_REPLACES_RANK + SLURM_PROCID))"
+    each = shlex.quote(f'{rank}; exec "$@"')
+    return f"#!/bin/bash\nexec srun --kill-on-bad-exit=0 --mpi=none{cpus} bash -c {each} rank {shlex.join(train)}\n"

@@ -1,0 +1,95 @@
+"""A lost node's replacement: when it is asked for, and what it is told."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from dba3c.run_folder import RunFolder
+from launch.launchers import detect
+from launch.nodelist import expand
+from launch.slurm_nodes import LOOK_S, LostNodes, rank_environment, sbatch_options, script_text
+
+JOB = {
+    "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_NTASKS_PER_NODE": "2", "SLURM_CPUS_PER_TASK": "4",
+    "SLURM_JOB_NAME": "breakout", "SLURM_JOB_PARTITION": "short", "SLURM_STEP_ID": "0", "HOME": "/home/a",
+}  # fmt: skip
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = RunFolder.create(tmp_path / "run", {}, launch_id="7-0")
+    folder.publish("server-0", {"host": "10.0.0.1", "port": 1})
+    folder.release()
+    return folder.path
+
+
+class FakeSlurm(LostNodes):
+    nodes_left = "n[1-3]"
+
+    def __init__(self, run_dir: Path) -> None:
+        self.now_s, self.said, self.asked = 0.0, [], []  # type: ignore[var-annotated]
+        super().__init__(JOB, run_dir, ["dba3c", "train", "x y"], say=self.said.append, clock=lambda: self.now_s)
+
+    def _slurm(
+        self, command: Sequence[str], environ: Mapping[str, str] | None = None, script: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        self.asked.append((command[0], environ, script))
+        answers = {"squeue": f"{self.nodes_left}|1:02:03", "sbatch": "8"}
+        return subprocess.CompletedProcess(command, 0, answers.get(command[0], "") + "\n", "")
+
+    def look_later(self) -> None:
+        self.now_s += LOOK_S
+        self.look()
+
+
+def test_a_lost_node_is_replaced_once_and_its_replacement_ends_with_the_run(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.slurm_nodes.hostnames", expand)
+    slurm = FakeSlurm(run_dir)
+    slurm.look_later()
+    slurm.look()  # at once: Slurm is not asked again
+    assert [asked[0] for asked in slurm.asked] == ["squeue"]
+    slurm.nodes_left = "n[1-2]"
+    slurm.look_later()
+    slurm.look_later()
+    assert [asked[0] for asked in slurm.asked] == ["squeue"] * 2 + ["sbatch", "squeue"]
+    assert slurm.said == ["node n3 is lost; job 8 takes its place as soon as a node is free"]
+    environ = slurm.asked[2][1]
+    assert {name for name in environ if name.startswith("SLURM_")} == set()
+    slurm.end()
+    assert slurm.asked[-1][0] == "scancel"
+
+
+def test_a_replacement_is_told_whose_place_it_takes(run_dir: Path) -> None:
+    environ = rank_environment(JOB, run_dir, number=2, nodes=3)
+    second_task = {
+        **environ,
+        "DBA3C_REPLACES_RANK": "5",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "1",
+        "SLURM_NTASKS": "2",
+    }
+    place = detect(second_task)
+    assert (place.rank, place.world_size, place.tasks_per_node, place.node_rank) == (5, 6, (2, 2, 2), 2)
+    assert (place.launch_id, place.address) == ("7-0", "10.0.0.1")
+
+
+def test_a_replacement_is_a_node_of_the_same_kind_for_the_time_that_is_left(run_dir: Path) -> None:
+    options = sbatch_options(JOB, run_dir, "n3", "1:02:03")
+    wanted = {"--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=4", "--partition=short", "--time=1:02:03"}
+    assert wanted <= set(options)
+
+
+def test_a_replacement_s_tasks_are_the_lost_ranks_in_order(tmp_path: Path) -> None:
+    text = script_text(JOB, ["sh", "-c", 'echo "$DBA3C_REPLACES_RANK $1"', "rank", "x y"])
+    fake = tmp_path / "srun"
+    fake.write_text('#!/bin/sh\nshift 3\nexport SLURM_PROCID=1\nexec "$@"\n')
+    fake.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "DBA3C_REPLACES_RANK": "4"}
+    said = subprocess.run(["bash"], input=text, env=environ, capture_output=True, text=True, timeout=30, check=True)
+    assert said.stdout == "5 x y\n"
