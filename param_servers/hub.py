@@ -12,6 +12,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from param_servers.errors import BadMessage, Refused
@@ -170,6 +171,13 @@ class Hub:
         """Header and bytes so far of the payload that is arriving from this peer."""
         link = self._links.get(peer)
         return link.receiving if link is not None else None
+
+    def expect(self, peer: Peer, least_bytes: int) -> None:
+        """Nothing shorter than this comes from a peer: do not wake up for less (where the kernel can do that)."""
+        link = self._links.get(peer)
+        if link is not None and hasattr(socket, "SO_RCVLOWAT"):
+            with suppress(OSError):  # a broken link is noticed by the next poll
+                link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least_bytes)
 
     def pause(self, peer: Peer, paused: bool) -> None:
         """Stop or go on reading from a peer; what it sends meanwhile waits in its own kernel."""

@@ -20,7 +20,7 @@ import torch
 from dba3c.central.batching import Batcher
 from dba3c.central.inference_report import InferenceReport
 from dba3c.central.policies import Asked, Policy
-from dba3c.central.unroll_store import GroupKey, State, UnrollStore, stack_states
+from dba3c.central.unroll_store import GroupKey, State, Unroll, UnrollStore, stack_states
 from dba3c.central.wire import first_of
 from dba3c.environments.protocol import Episode
 from dba3c.metrics import Sections
@@ -28,7 +28,7 @@ from dba3c.networks import reset_state
 from param_servers.errors import BadMessage
 from param_servers.handshake import Hello, Peer, Role
 from param_servers.hub import Event, Hub, Joined, Left, Message, Rejected
-from param_servers.messages import Header, Kind
+from param_servers.messages import HEADER_BYTES, Header, Kind
 
 MOST_ACTORS = 4096
 _LAST_WORDS_S = 2.0
@@ -73,6 +73,8 @@ class InferenceService:
         self._states: dict[GroupKey, State] = {}
         self._sequences: dict[GroupKey, int] = {}
         """The number that the group's next observation must bear."""
+        self._numbers: dict[GroupKey, np.ndarray] = {}
+        """Of its environments, in the whole run."""
         self._batch = np.empty((0,), np.uint8)
         self._rejected, self._most_actors = 0, most_actors
 
@@ -148,6 +150,9 @@ class InferenceService:
             self.store.begin(key, self._states[key])
             self._batcher.join(key, size, now_s)
             self._sequences[key] = 0
+            first = (key.actor * self._groups_per_actor + key.group) * size
+            self._numbers[key] = np.arange(first, first + size)
+        self.hub.expect(hello.peer, HEADER_BYTES + self.store.shape.fixed_bytes)  # one wake-up for a whole message
         self._on_event("joined", f"actor {hello.rank} (incarnation {hello.incarnation})")
 
     def _forget(self, actor: int, reason: str) -> None:
@@ -157,6 +162,7 @@ class InferenceService:
             self._batcher.leave(key)
             self._states.pop(key, None)
             self._sequences.pop(key, None)
+            self._numbers.pop(key, None)
         self._on_event("left", f"actor {actor}: {reason}")
 
     def _receive_into(self, peer: Peer, header: Header) -> memoryview:
@@ -188,37 +194,39 @@ class InferenceService:
         queued = self._batcher.queued
         waited_s = self._batcher.take(now_s)
         keys, size = list(waited_s), self.store.shape.num_envs
-        batch = self._room_for(len(keys) * size)
-        for i, key in enumerate(keys):
-            self.store.of(key).observation_into(batch[i * size : (i + 1) * size])
+        unrolls = [self.store.of(key) for key in keys]
         decision = self.policy.act(
             Asked(
-                observation=batch,
+                observation=self._observations(unrolls),
                 state=stack_states([self._states[key] for key in keys]),
-                reward=np.concatenate([self.store.of(key).reward for key in keys]),
-                environments=np.concatenate([self._numbers(key) for key in keys]),
+                reward=_joined([unroll.reward for unroll in unrolls]),
+                environments=_joined([self._numbers[key] for key in keys]),
             )
         )
-        for i, key in enumerate(keys):
+        for i, (key, unroll) in enumerate(zip(keys, unrolls, strict=True)):
             part = slice(i * size, (i + 1) * size)
             self._states[key] = tuple(whole[part] for whole in decision.state)
-            self._send(key, decision.actions[part], decision.log_probs[part])
+            self._send(key, unroll, decision.actions[part], decision.log_probs[part])
         took_s = time.monotonic() - now_s
         self.report.batch(queued, self._batcher.environments, [wait_s + took_s for wait_s in waited_s.values()])
 
-    def _send(self, key: GroupKey, actions: np.ndarray, log_probs: np.ndarray) -> None:
-        unroll, sequence = self.store.of(key), self._sequences[key]
-        time_ = unroll.time
+    def _observations(self, unrolls: list[Unroll]) -> np.ndarray:
+        """[N, ...] of their newest messages; a view where nothing has to be put together."""
+        if len(unrolls) == 1 and (view := unrolls[0].observation_view()) is not None:
+            return view
+        size = self.store.shape.num_envs
+        batch = self._room_for(len(unrolls) * size)
+        for i, unroll in enumerate(unrolls):
+            unroll.observation_into(batch[i * size : (i + 1) * size])
+        return batch
+
+    def _send(self, key: GroupKey, unroll: Unroll, actions: np.ndarray, log_probs: np.ndarray) -> None:
+        time_, sequence = unroll.time, self._sequences[key]
         unroll.answer(actions, log_probs, self.policy.version)
         self._sequences[key] = sequence + 1
         header = Header(Kind.ACTION, self._rank, 0, key.group, self.policy.version, sequence)
         # the unroll keeps the actions' bytes as they are until long after they are sent
         self.hub.send(Peer(Role.ACTOR, key.actor), header, unroll.actions[time_].data.cast("B"))
-
-    def _numbers(self, key: GroupKey) -> np.ndarray:
-        size = self.store.shape.num_envs
-        first = (key.actor * self._groups_per_actor + key.group) * size
-        return np.arange(first, first + size)
 
     def _room_for(self, num_envs: int) -> np.ndarray:
         """[num_envs, ...] for stacked observations, in memory that is used again."""
@@ -226,3 +234,7 @@ class InferenceService:
         if len(self._batch) < num_envs:
             self._batch = np.empty((num_envs, *shape.observation_shape), shape.dtype)
         return self._batch[:num_envs]
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -87,6 +87,10 @@ class Unroll:
         """Observation ``time`` [B, ...], stacked."""
         self.frames.stacks_into(self.history + self.time, out)
 
+    def observation_view(self) -> np.ndarray | None:
+        """Observation ``time`` [B, ...] where it lies, valid until the next message; None when it lies in pieces."""
+        return self.frames.stacks_view(self.history + self.time)
+
     def answer(self, actions: np.ndarray, log_probs: np.ndarray, version: int) -> None:
         """What was decided for observation ``time``, which ends its turn."""
         self.actions[self.time], self.log_probs[self.time], self.versions[self.time] = actions, log_probs, version
@@ -233,4 +237,6 @@ class UnrollStore:
 
 def stack_states(states: list[State]) -> State:
     """Recurrent states of several groups [B, ...] as one [ΣB, ...]; () for feed-forward networks."""
+    if len(states) == 1:
+        return states[0]
     return tuple(torch.cat(parts) for parts in zip(*states, strict=True))

@@ -55,13 +55,16 @@ def test_stacks_of_real_atari_are_equal_bit_for_bit_while_acting_and_in_batches(
         shape = GroupShape.of(environments.observation_space, environments.action_space, 3, config.frame_stack)
         group, store, key = ActorGroup(environments, shape, seed=1), UnrollStore(shape, length=7), GroupKey(0, 0, 0)
         store.begin(key, ())
-        random, resets = np.random.default_rng(0), 0
+        random, resets, views = np.random.default_rng(0), 0, 0
         seen, rebuilt = [twins.reset(seed=1)], np.empty((3, *shape.observation_shape), np.uint8)
         for _ in range(7 * 12 + 1):
             store.of(key).place(len(group.message))[:] = group.message
             store.arrived(key, len(group.message), ())
             store.of(key).observation_into(rebuilt)
             assert np.array_equal(rebuilt, seen[-1])
+            view = store.of(key).observation_view()
+            assert view is None or np.array_equal(view, seen[-1])
+            views += view is not None
             group.actions[:] = random.integers(0, environments.action_space.n, 3)
             store.of(key).answer(group.actions, np.zeros(3, np.float32), version=0)
             step = twins.step(group.actions)
@@ -69,6 +72,7 @@ def test_stacks_of_real_atari_are_equal_bit_for_bit_while_acting_and_in_batches(
             resets += int((~step.valid).sum())
             group.step()
         assert resets >= 3
+        assert views > 20 if config.grayscale or config.frame_stack == 1 else views == 0
         for index, unroll in enumerate(store.take(12)):
             assert np.array_equal(batch_of([unroll]).observation.numpy(), np.stack(seen[7 * index : 7 * index + 8]))
     finally:
