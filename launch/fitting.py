@@ -45,6 +45,16 @@ def run_dir_of_launch(config: TrainConfig, place: LaunchPlace) -> Path:
     return RUNS / f"{game_of(config)}-{re.sub(r'[^A-Za-z0-9.-]+', '-', name)}"
 
 
+def actors_beside_learners(config: TrainConfig) -> bool:
+    """Whether actors get no ranks of their own: MPI and Horovod sum over all ranks, and an actor has nothing to add."""
+    exchange = config.exchange
+    return (
+        config.central.mode == "central"
+        and exchange.exchange == "allreduce"
+        and exchange.collective_backend in ("mpi", "horovod")
+    )
+
+
 def fit_config(
     config: TrainConfig, place: LaunchPlace, counts: Mapping[str, int], colocated_servers: bool = False
 ) -> tuple[TrainConfig, Topology]:
@@ -59,6 +69,22 @@ def fit_config(
     exchange, run = config.exchange, config.run
     servers = exchange.num_servers if exchange.exchange in ("servers", "async") else 0
     if config.central.mode == "central":
+        if actors_beside_learners(config):
+            learners = place.world_size - run.evaluators - run.recorders
+            if counts.get("num_workers", learners) != learners:
+                raise UserError(
+                    f"{exchange.collective_backend} sums over all ranks, so each is a learner with actors beside it:"
+                    f" {counts['num_workers']} learners need as many ranks, not {place.world_size}"
+                )
+            actors = counts.get("actors", config.central.actors)
+            beside = Topology(
+                learners=learners,
+                actors=actors,
+                evaluators=run.evaluators,
+                recorders=run.recorders,
+                colocated_actors=True,
+            )
+            return replace_options(config, num_workers=learners, actors=actors), beside
         topology = fit(
             place.world_size,
             servers=servers,

@@ -48,6 +48,8 @@ class Topology:
     actors: int = 0
     colocated_servers: bool = False
     """Servers run beside workers, in the same ranks, instead of in ranks of their own."""
+    colocated_actors: bool = False
+    """Each learner's actors run beside it."""
 
     def __post_init__(self) -> None:
         for name in ("servers", "workers", "backup_workers", "evaluators", "recorders", "learners", "actors"):
@@ -87,7 +89,8 @@ class Topology:
 
     def _dealt(self) -> list[str]:
         """Roles that have ranks of their own."""
-        return [role for role in NAMES if self.count(role) and not (role == "server" and self.colocated_servers)]
+        beside = {"server": self.colocated_servers, "actor": self.colocated_actors}
+        return [role for role in NAMES if self.count(role) and not beside.get(role, False)]
 
     def _sum_text(self) -> str:
         return " + ".join(_count(self.count(role), role) for role in self._dealt()) or "nothing"
@@ -99,6 +102,8 @@ class Topology:
             text += f" ({_count(self.gradients, 'gradient')} + {self.backup_workers} backup)"
         if self.colocated_servers and self.servers:
             text += f", {_count(self.servers, 'server')} beside workers"
+        if self.colocated_actors:
+            text += f", {_count(self.actors, 'actor')} beside learners"
         return text
 
     def place(self, tasks_per_node: Sequence[int] | None = None) -> list[tuple[Assignment, ...]]:
@@ -128,11 +133,17 @@ class Topology:
         return [Assignment(role, i) for role in self._dealt() for i in range(self.count(role))]
 
     def _with_colocated(self, ranks: list[Assignment], order: list[int]) -> list[tuple[Assignment, ...]]:
+        if self.colocated_actors:
+            return [(own, *self._actors_of(own)) for own in ranks]
         if not self.colocated_servers:
             return [(assignment,) for assignment in ranks]
         hosts = [rank for rank in order if ranks[rank].role == "worker"][: self.servers]
         beside = {rank: Assignment("server", i) for i, rank in enumerate(hosts)}
         return [(own, beside[rank]) if rank in beside else (own,) for rank, own in enumerate(ranks)]
+
+    def _actors_of(self, own: Assignment) -> list[Assignment]:
+        mine = range(own.rank, self.actors, self.learners) if own.role == "learner" else ()
+        return [Assignment("actor", actor) for actor in mine]
 
 
 def fit(

@@ -1,0 +1,107 @@
+"""Several learners, each with its own actors, train one set of parameters: over every exchange, in real processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from param_servers.snapshots import load_checkpoint
+from tests.integration.runs import ROOT, Run, newest_checkpoint, records
+
+BIN = Path(sys.executable).parent
+CENTRAL = (
+    "train", "CartPole-v1", "--mode", "central", "--actors", "2", "--envs-per-actor", "4", "--unroll-length", "5",
+    "--batch-unrolls", "4", "--total-frames", "2000", "--track", "--metrics-window-s", "0.1",
+    "--step-timeout-s", "30", "--join-timeout-s", "100",
+)  # fmt: skip
+AS_ROOT = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1")
+
+
+def check_that_both_learned(folder: Path) -> None:
+    """Both learners' gradients, of their own actors' experience, are in every update."""
+    steps = [[r for r in records(folder, "learner", rank) if r["kind"] == "step"] for rank in range(2)]
+    accepted = [sum(r["accepted"] for r in of_learner) for of_learner in steps]
+    taken = [sum(r["agent_steps"] for r in of_learner) for of_learner in steps]
+    assert min(accepted) > 20 and abs(accepted[0] - accepted[1]) <= 2, accepted
+    assert min(taken) >= 20 * min(accepted), taken
+    for rank in range(2):
+        joined = [r["message"] for r in records(folder, "learner", rank) if r.get("event") == "joined"]
+        # its own actor only; (a number of the exchange's own events may be there as well)
+        assert any(f"actor {rank} " in line for line in joined), joined
+        assert not any(f"actor {1 - rank} " in line for line in joined), joined
+    updates = load_checkpoint(newest_checkpoint(folder)).step
+    assert abs(updates - accepted[0]) <= 2
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "words", [("--exchange", "servers", "--servers", "2"), ("--exchange", "allreduce")], ids=["servers", "allreduce"]
+)
+def test_two_learners_share_every_update(words: tuple[str, ...], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with Run(*CENTRAL, "--learners", "2", *words, "--run-dir", str(folder), folder=folder) as run:
+        code, output = run.wait(timeout_s=280)
+    assert code == 0, output
+    check_that_both_learned(folder)
+    if words[1] == "servers":
+        lines = [json.loads(line) for line in (folder / "audit" / "commits.jsonl").read_text().splitlines()]
+        members = [[member[0] for member in line["members"]] for line in lines if line["kind"] == "commit"]
+        assert members and all(sorted(step) == [0, 1] for step in members)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("launcher", "backend"),
+    [
+        (("mpirun", *AS_ROOT, "-n", "2"), "mpi"),
+        (("horovodrun", "--gloo", "-np", "2", "-H", "localhost:2"), "horovod"),
+    ],
+    ids=["mpi", "horovod"],
+)
+def test_two_learners_with_their_actors_beside_them_sum_over_all_ranks(
+    launcher: tuple[str, ...], backend: str, tmp_path: Path
+) -> None:
+    module = {"mpi": "mpi4py", "horovod": "horovod"}[backend]
+    if shutil.which(launcher[0], path=str(BIN)) is None or importlib.util.find_spec(module) is None:
+        pytest.skip(f"{launcher[0]} or {module} is not installed")
+    folder = tmp_path / "run"
+    environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = ("--exchange", "allreduce", "--collective-backend", backend, "--run-dir", str(folder))
+    command = [*launcher, str(BIN / "dba3c"), *CENTRAL, *words]
+    answer = subprocess.run(
+        command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, cwd=tmp_path
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    check_that_both_learned(folder)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ("torchrun", "--standalone", "--nproc-per-node", "3", "-m", "launch"),
+        ("mpirun", *AS_ROOT, "-n", "3", str(BIN / "dba3c")),
+    ],
+    ids=["torchrun", "mpirun"],
+)
+def test_a_launcher_s_ranks_are_a_learner_and_its_actors(launcher: tuple[str, ...], tmp_path: Path) -> None:
+    if shutil.which(launcher[0], path=str(BIN)) is None:
+        pytest.skip(f"{launcher[0]} is not installed")
+    folder = tmp_path / "run"
+    environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [*launcher, *CENTRAL, "--learners", "1", "--run-dir", str(folder)]
+    answer = subprocess.run(
+        command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, cwd=tmp_path
+    )
+    said = answer.stdout + answer.stderr
+    assert answer.returncode == 0, said
+    assert "3 = 1 learner + 2 actors" in said
+    joined = [r["message"] for r in records(folder, "learner", 0) if r.get("event") == "joined"]
+    assert {line[:7] for line in joined if line.startswith("actor")} == {"actor 0", "actor 1"}
