@@ -1,0 +1,109 @@
+"""A whole run of servers and workers as processes of this machine, to try things out and to learn how the parts fit."""
+
+import multiprocessing
+import secrets
+from collections.abc import Callable
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import Tensor
+
+from param_servers.client import ServersExchange
+from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.errors import RunBroken, RunStopped
+from param_servers.exchange import GradientExchange
+from param_servers.server import ParameterServer
+from param_servers.server_core import ShouldStop
+from param_servers.sharding import ShardPlan
+from param_servers.snapshots import Checkpoint, find_newest, load_checkpoint
+
+Worker = Callable[[GradientExchange, int], None]
+"""(exchange, rank): pulls and pushes until RunStopped, which is caught for it."""
+
+
+def run_on_one_machine(
+    worker: Worker,
+    *,
+    plan: ShardPlan,
+    initial_parameters: Tensor,
+    optimizer_config: OptimizerConfig,
+    exchange_config: ExchangeConfig,
+    should_stop: ShouldStop,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> Checkpoint:
+    """Start `num_servers` servers and `num_workers` workers, wait for the end, return what was learned.
+
+    The processes are forked, so `worker` may be any function; what it changes is lost with its process. Workers that
+    die are not started again: the run goes on without them as `exchange_config` says.
+
+    Args:
+        plan, initial_parameters, optimizer_config, exchange_config, should_stop, on_event: see `ParameterServer`.
+
+    Raises:
+        RunBroken: a server failed; its process has printed why.
+    """
+    context, secret = multiprocessing.get_context("fork"), secrets.token_bytes(32)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def address_of(shard: int) -> tuple[str, int] | None:
+            path = folder / f"server-{shard}"
+            host, _, port = path.read_text().partition(" ") if path.exists() else ("", "", "")
+            return (host, int(port)) if host else None
+
+        def serve(shard: int) -> None:
+            def publish(host: str, port: int) -> None:
+                (folder / f"new.{shard}").write_text(f"{host} {port}")
+                (folder / f"new.{shard}").rename(folder / f"server-{shard}")
+
+            ParameterServer(
+                shard=shard,
+                plan=plan,
+                initial_parameters=initial_parameters,
+                optimizer_config=optimizer_config,
+                exchange_config=exchange_config,
+                resolve=address_of,
+                secret=secret,
+                publish_address=publish,
+                checkpoint_dir=folder / "checkpoints",
+                should_stop=should_stop,
+                on_event=on_event,
+            ).run()
+
+        def work(rank: int) -> None:
+            exchange = ServersExchange(
+                worker=rank, plan=plan, exchange_config=exchange_config, resolve=address_of, secret=secret
+            )
+            try:
+                worker(exchange, rank)
+            except RunStopped:
+                pass
+            finally:
+                exchange.close()
+
+        servers = [context.Process(target=serve, args=(shard,)) for shard in range(exchange_config.num_servers)]
+        workers = [context.Process(target=work, args=(rank,)) for rank in range(exchange_config.num_workers)]
+        _run(servers, workers)
+        path = find_newest(folder / "checkpoints")
+        if path is None:
+            raise RunBroken("the run ended before its first step")
+        return load_checkpoint(path)
+
+
+def _run(servers: list[ForkProcess], workers: list[ForkProcess]) -> None:
+    """Start all, wait for the servers, then for the workers; nobody is left behind."""
+    try:
+        for process in [*servers, *workers]:
+            process.start()
+        for process in [*servers, *workers]:
+            process.join()
+    finally:
+        for process in [*servers, *workers]:
+            if process.is_alive():
+                process.kill()
+                process.join()
+    failed = [str(shard) for shard, process in enumerate(servers) if process.exitcode != 0]
+    if failed:
+        raise RunBroken(f"server {', '.join(failed)} failed")
