@@ -21,6 +21,14 @@ def test_the_digits_example_learns_although_a_worker_is_killed() -> None:
     assert not done.stderr
 
 
+def test_what_the_readme_shows_runs_as_it_stands() -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "param_servers" / "README.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    loss = re.fullmatch(r"enough: loss ([0-9.]+) after 200 steps\n", done.stdout)
+    assert loss is not None and float(loss[1]) < 0.01, done.stdout
+
+
 def test_the_benchmark_measures_a_small_case() -> None:
     command = [sys.executable, "-m", "param_servers.benchmarks.exchange", "--megabytes", "0.1", "--workers", "2"]
     command += ["--servers", "2", "--steps", "5"]
