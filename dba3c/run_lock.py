@@ -52,12 +52,13 @@ class Holder:
 
 
 def _process_started(pid: int) -> str:
-    """Start time of a process in kernel ticks since boot; "" when it is gone or the system does not say."""
+    """Start time of a process in kernel ticks since boot; "" when it is dead or the system does not say."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
-    return stat.rpartition(")")[2].split()[19]
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] in "ZX" else fields[19]  # a zombie is dead, though its number is not free yet
 
 
 def _pid_space() -> str:

@@ -8,7 +8,7 @@ processes, and one rank asks Slurm to requeue the job, which resumes from the ne
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from dba3c.atomic_files import write_once
@@ -33,18 +33,22 @@ def is_lost(run_dir: Path) -> bool:
     return living_holder(run_dir / FOLDER) is None and living_holder(run_dir) is None
 
 
-def requeue(run_dir: Path, launch_id: str, environ: Mapping[str, str], say: Callable[[str], object]) -> None:
-    """Have Slurm start the job again; of many ranks that ask the first one does it. Where it may not, end the job."""
+def requeue(run_dir: Path, launch_id: str, environ: Mapping[str, str]) -> str:
+    """Have Slurm start the job again, or end it where it may not; of many ranks that ask the first one does it.
+
+    Returns what was done, for the run's metrics.
+    """
     if not write_once(run_dir / FOLDER / f"requeued-{launch_id}", "the first node was lost\n"):
-        return
+        return "the first node is lost; another rank has asked for the requeue"
     job = environ["SLURM_JOB_ID"]
-    say(f"the first node is lost, and with it the run's chief: requeueing job {job}")
+    refusal = f"it has had {MAX_RESTARTS} restarts"
     if int(environ.get("SLURM_RESTART_COUNT") or 0) < MAX_RESTARTS:
         answer = scontrol("requeue", job)
         if answer.returncode == 0:
-            return
-        say(f"Slurm does not requeue job {job} ({answer.stderr.strip()}): ending it; resume the run folder by hand")
+            return f"the first node is lost, and with it the run's chief: job {job} is requeued"
+        refusal = answer.stderr.strip()
     subprocess.run(["scancel", job], timeout=SCONTROL_TIMEOUT_S, check=False)
+    return f"the first node is lost and job {job} is not requeued ({refusal}): ended; resume the run folder by hand"
 
 
 def scontrol(*words: str) -> subprocess.CompletedProcess[str]:

@@ -113,7 +113,8 @@ def run_rank(
             if place.is_chief:
                 folder.end_life(*outcome(code, folder))
             elif place.launcher == "srun" and first_node.is_lost(folder.path):
-                first_node.requeue(folder.path, place.launch_id, os.environ, supervisor.say)
+                why = first_node.requeue(folder.path, place.launch_id, os.environ)
+                metrics.record_event("first_node_lost", why)  # srun, which would pass on what is printed, is dead too
         finally:
             metrics.close()
     return code

@@ -13,6 +13,12 @@ def replacement_is_announced(job: Job, node: str) -> None:
     job.wait_until(lambda: f"node {node} is lost; job " in job.output, f"a replacement of {node}")
 
 
+def told(job: Job) -> set[str]:
+    """Events that the ranks have recorded."""
+    files = [path.relative_to(job.run_dir) for path in (job.run_dir / "metrics").glob("launcher-*.jsonl")]
+    return {record["event"] for name in files for record in job.records(str(name)) if record["kind"] == "event"}
+
+
 def server_incarnation(job: Job, rank: int) -> int:
     return max((record["incarnation"] for record in job.records(f"metrics/server-{rank}.jsonl")), default=-1)
 
@@ -65,7 +71,7 @@ def test_the_loss_of_the_first_node_requeues_the_job_which_resumes(small_cluster
     )
     job.wait_for_commits(10)
     small_cluster.kill_node(job.nodes()[0])
-    job.wait_until(lambda: "the first node is lost" in job.output, "a rank to requeue the job")
+    job.wait_until(lambda: "first_node_lost" in told(job), "a rank to requeue the job")
     job.wait_until(lambda: "BeginTime" in small_cluster.run("squeue", "-h", "-o", "%r"), "the job to be held")
     small_cluster.run("scontrol", "update", f"jobid={job.number}", "starttime=now")
     before = job.commits()[-1]["step"]
