@@ -29,6 +29,11 @@ class SharedLink:
         """What each flow gets now."""
         return min(self._ceiling, self._capacity / max(1, self._flows))
 
+    @property
+    def flows(self) -> int:
+        """Active ones."""
+        return self._flows
+
     def begin(self, now_s: float, size_bytes: float, what: Any, count: int = 1) -> None:
         """`count` equal flows of `size_bytes` each begin; they end together."""
         self._advance(now_s)

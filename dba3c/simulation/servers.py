@@ -57,6 +57,8 @@ class ServerSimulation:
         """When shard 0 has read all messages so far."""
         self._first_chunk_s = 0.0
         """When the slowest push of this version has brought its first chunk."""
+        self._beside = 0
+        """Pushes that it found on the link, itself included."""
         n = setup.workers
         self._working_on = [0] * n
         self._received = [0] * n
@@ -143,7 +145,8 @@ class ServerSimulation:
             return
         self._ingress.begin(now_s, self._slice_bytes, (worker, version))
         share = _chunk_bytes(self._slice_bytes) / self._ingress.rate_bytes_per_s
-        self._first_chunk_s = max(self._first_chunk_s, now_s + share)
+        if now_s + share >= self._first_chunk_s:
+            self._first_chunk_s, self._beside = now_s + share, self._ingress.flows
 
     def _slice_complete(self, now_s: float, worker: int, version: int) -> None:
         if self.setup.exchange != "async":
@@ -195,14 +198,15 @@ class ServerSimulation:
     def _passed_on_s(self, now_s: float) -> float:
         """Cut-through: when the last byte of the next version has left, `now_s` being the commit.
 
-        It leaves as the slowest worker's bytes come in, chunk by chunk; unfair links make that worker slower at first.
+        It leaves as the slowest worker's bytes come in, chunk by chunk. Unfair links make that worker slower at first,
+        as far as others send at the same time; a straggler has the link to itself.
         """
         flows = self.setup.workers - (1 if self.setup.colocated else 0)
         if not flows:
             return now_s + self._update_s(self._slice_bytes)
         rate = self._egress_rate(flows)
         out_s = max(self._slice_bytes / rate, self._update_s(self._slice_bytes))
-        lost_s = self.cluster.overlap_lost * out_s * (1 - 1 / flows)
+        lost_s = self.cluster.overlap_lost * out_s * (1 - 1 / max(1, self._beside))
         chunk_s = _chunk_bytes(self._slice_bytes) / rate + self._update_s(_chunk_bytes(self._slice_bytes))
         return max(self._first_chunk_s + out_s, now_s + chunk_s - self._round_s()) + lost_s
 

@@ -21,6 +21,12 @@ from dba3c.simulation.simulate import simulate
 
 _STEPS = 12
 _MOST_WARNINGS = 3
+_FITTED = {  # start, lower and upper bound, unit
+    "latency_s": (0.5, 0.0, 50.0, 1e-3),
+    "message_s": (0.05, 0.0, 20.0, 1e-3),
+    "wire_efficiency": (0.95, 0.5, 1.0, 1.0),
+    "overlap_lost": (0.2, 0.0, 1.0, 1.0),
+}
 KINDS = ("servers", "async", "allreduce", "majority")
 
 
@@ -126,16 +132,21 @@ def predict(cluster: Cluster, point: MeasuredPoint) -> Checked:
     return Checked(point=point, predicted_s=outcome.step_s)
 
 
-def fit(cluster: Cluster, points: Sequence[MeasuredPoint]) -> Cluster:
-    """The cluster with the latency, wire efficiency and lost overlap that fit best (least squares of logs)."""
+def fit(
+    cluster: Cluster,
+    points: Sequence[MeasuredPoint],
+    names: Sequence[str] = ("latency_s", "wire_efficiency", "overlap_lost"),
+) -> Cluster:
+    """The cluster with the named values that fit best (least squares of logs). `message_s` can be fitted too."""
 
     def with_values(values: Sequence[float]) -> Cluster:
-        latency_ms, efficiency, lost = (float(value) for value in values)
-        return replace(cluster, latency_s=latency_ms / 1e3, wire_efficiency=efficiency, overlap_lost=lost)
+        units = (_FITTED[name][3] for name in names)
+        found = {name: float(value) * unit for name, value, unit in zip(names, values, units, strict=True)}
+        return replace(cluster, **found)
 
     def errors(values: Sequence[float]) -> list[float]:
         return [float(np.log1p(predict(with_values(values), point).error)) for point in points]
 
-    bounds = ([0.0, 0.5, 0.0], [50.0, 1.0, 1.0])
-    found = least_squares(errors, [0.5, 0.95, 0.2], bounds=bounds, loss="soft_l1", diff_step=0.02)
+    start, lower, upper = ([_FITTED[name][column] for name in names] for column in range(3))
+    found = least_squares(errors, start, bounds=(lower, upper), loss="soft_l1", diff_step=0.02)
     return with_values(found.x)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from dba3c.plots.style import new_figure, save
+from dba3c.simulation.validation_report import draw as draw_validation
 from dba3c.studies.figures import IDEAL, draw_simulated, finish
 
 HERE = Path(__file__).resolve().parent
@@ -59,3 +60,5 @@ if __name__ == "__main__":
     scaling(json.loads((HERE / "config.json").read_text()))
     servers()
     clusters()
+    if (HERE / "validation.csv").exists():
+        draw_validation(HERE)

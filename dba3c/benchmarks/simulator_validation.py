@@ -1,0 +1,242 @@
+"""The simulator against real steps: workers and servers in network namespaces, each a host with a slow link (root).
+
+    python -m dba3c.benchmarks.simulator_validation --output results/simulation
+
+1. A short run of Breakout on this machine, every step written down: the distribution of compute times.
+2. Calibration points without compute: latency, time per message, bytes on the wire, unfairness of the links.
+3. Validation points, none of which was calibrated on: n, k, b, stragglers. Workers sleep for times drawn from (1), so
+   that two cores can stand for many hosts; the model is given the same times, and predicts each point.
+
+Writes validation.csv, .json, .md, .png and .svg; about 10 minutes on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dba3c.host_facts import git_commit, host
+from dba3c.simulation.calibration import calibrate
+from dba3c.simulation.cluster import Cluster, Setup, Work
+from dba3c.simulation.compute import ComputeTimes
+from dba3c.simulation.outcome import Outcome
+from dba3c.simulation.simulate import simulate_times
+from dba3c.simulation.validation import MeasuredPoint, fit
+from dba3c.simulation.validation_report import draw, page
+from param_servers.benchmarks.exchange import WARM_UP_STEPS, Bench, Case
+from param_servers.benchmarks.namespaces import Namespaces
+from param_servers.config import OptimizerConfig
+from param_servers.exchange import RunStopped
+from param_servers.optimizers import build_optimizer
+
+PREFIX = "dbsim"
+RATE_MBIT = 100.0
+MEGABYTES = 1.33
+WIRE_EFFICIENCY = 1448 / 1514
+"""Payload of a full TCP segment / bytes of its Ethernet frame, as a token bucket counts them."""
+STRAGGLERS = (0.05, 3.0)
+"""Share of steps, and by how much they are longer: added to what one quiet machine shows."""
+CALIBRATION = (
+    (1, 1, 0, 0.004), (8, 4, 0, 0.004), (1, 1, 0, 4.0), (2, 1, 0, 1.33), (6, 1, 0, 1.33), (6, 3, 0, 1.33),
+    (4, 1, 2, 1.33), (6, 2, 1, 1.33),
+)  # fmt: skip
+"""(n, k, b, megabytes), without compute."""
+VALIDATION = (
+    (1, 1, 0), (2, 1, 0), (3, 2, 0), (4, 1, 0), (4, 4, 0), (5, 3, 0), (8, 1, 0), (8, 2, 0), (8, 4, 0),
+    (3, 1, 1), (4, 2, 2), (6, 4, 1), (7, 3, 2), (8, 1, 2), (8, 2, 1), (8, 4, 2),
+)  # fmt: skip
+"""(n, k, b), with compute."""
+COLUMNS = (
+    "part", "workers", "servers", "backup", "megabytes", "rate_mbit", "compute_ms", "steps",
+    "measured_ms", "predicted_ms", "error", "measured_dropped", "predicted_dropped",
+)  # fmt: skip
+
+
+class Point(NamedTuple):
+    """What is measured and predicted."""
+
+    part: str
+    setup: Setup
+    megabytes: float
+    steps: int
+    times_s: NDArray[np.float64]
+    """[rows, n]: the compute time of worker w on version v is times_s[v % rows, w]."""
+
+
+class Measured(NamedTuple):
+    """What was found."""
+
+    step_s: float
+    dropped_share: float
+
+
+class SleepingBench(Bench):
+    """The exchange's benchmark with workers that take their time."""
+
+    def __init__(self, point: Point, folder: Path, hosts: Namespaces) -> None:
+        setup = point.setup
+        case = Case("servers", point.megabytes, setup.workers, setup.backup, setup.servers, RATE_MBIT, point.steps)
+        super().__init__(case, folder, hosts)
+        self._times_s = point.times_s
+
+    def _worker(self, rank: int, host: str) -> None:
+        exchange = self._exchange(rank, host)
+        gradient = torch.full((self.case.numel,), 1e-3)
+        pulls, dropped = [], 0
+        try:
+            while True:
+                pull = exchange.pull()
+                pulls.append((pull.step, time.perf_counter()))
+                time.sleep(self._times_s[pull.step % len(self._times_s), rank])
+                receipt = exchange.push(gradient, pull.step, data_points=1)
+                dropped += not receipt.accepted
+        except RunStopped:
+            pass
+        self.results.put({"rank": rank, "pulls": pulls, "dropped": dropped})
+        exchange.close()
+
+    def _summary(self, found: list[dict[str, Any]], after: Any, before: Any) -> dict[str, Any]:
+        """Seconds between commits, as the median worker saw them, and the share of dropped gradients."""
+        means = []
+        for worker in found:
+            pulls = [pull for pull in worker["pulls"] if pull[0] >= WARM_UP_STEPS]
+            (first, began_s), (last, ended_s) = pulls[0], pulls[-1]
+            means.append((ended_s - began_s) / (last - first))
+        dropped = sum(worker["dropped"] for worker in found)
+        accepted = (self.case.steps + WARM_UP_STEPS) * (self.case.workers - self.case.backup)
+        return {"step_s": statistics.median(means), "dropped_share": dropped / (dropped + accepted)}
+
+
+def measure(point: Point) -> Measured:
+    """One point, in processes and namespaces of its own."""
+    setup = point.setup
+    hosts = Namespaces(setup.workers + setup.servers, RATE_MBIT, PREFIX)
+    with TemporaryDirectory() as folder, hosts:
+        return Measured(**SleepingBench(point, Path(folder), hosts).run())
+
+
+def predict(cluster: Cluster, point: Point) -> Outcome:
+    """The model's answer, from the same compute times."""
+    work = Work(model_bytes=point.megabytes * 1e6, compute=ComputeTimes(mean_s=float(point.times_s.mean())))
+    return simulate_times(cluster, work, point.setup, point.times_s, point.steps + WARM_UP_STEPS)
+
+
+def compute_times(frames: int) -> ComputeTimes:
+    """From the run folder of a real run on this machine; stragglers are added."""
+    with TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        words = "train ALE/Breakout-v5 --exchange local --workers 1 --envs-per-worker 16 --metrics-window-s 0 --track"
+        command = [sys.executable, "-m", "launch.cli", *words.split(), "--seed", "1", "--total-frames", str(frames)]
+        subprocess.run([*command, "--run-dir", str(run)], check=True, stdout=subprocess.DEVNULL, timeout=600)
+        found = calibrate([run]).work.compute
+    quantiles = np.quantile(found.samples_s, (np.arange(100) + 0.5) / 100)
+    probability, slowdown = STRAGGLERS
+    return ComputeTimes(
+        mean_s=float(quantiles.mean()),
+        variation=float(quantiles.std() / quantiles.mean()),
+        samples_s=tuple(float(f"{value:.5g}") for value in quantiles),
+        straggler_probability=probability,
+        straggler_slowdown=slowdown,
+    )
+
+
+def calibrated(points: list[tuple[Point, Measured]]) -> Cluster:
+    """A cluster whose links have the stated rate; the rest is fitted to the calibration points."""
+    cluster = Cluster(bytes_per_s=RATE_MBIT * 1e6 / 8, wire_efficiency=WIRE_EFFICIENCY)
+    seen = [
+        MeasuredPoint(
+            setup=point.setup,
+            model_bytes=point.megabytes * 1e6,
+            bytes_per_s=RATE_MBIT * 1e6 / 8,
+            step_s=measured.step_s,
+        )
+        for point, measured in points
+    ]
+    return fit(cluster, seen, ("latency_s", "message_s", "wire_efficiency", "overlap_lost"))
+
+
+def row_of(point: Point, measured: Measured, outcome: Outcome) -> dict[str, object]:
+    setup = point.setup
+    values = (
+        point.part, setup.workers, setup.servers, setup.backup, point.megabytes, RATE_MBIT,
+        round(1e3 * float(point.times_s.mean()), 2), point.steps, round(1e3 * measured.step_s, 2),
+        round(1e3 * outcome.step_s, 2), round(outcome.step_s / measured.step_s - 1, 4),
+        round(measured.dropped_share, 4), round(outcome.dropped_share, 4),
+    )  # fmt: skip
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def run(output: Path, seconds: float, frames: int, only: int | None, seed: int) -> None:
+    """Measures everything and writes the two files; each row as soon as it is there."""
+    compute = compute_times(frames)
+    print(f"compute: mean {1e3 * compute.mean_s:.1f} ms, variation {compute.variation:.2f}", flush=True)
+    calibration = []
+    for n, k, b, megabytes in CALIBRATION:
+        point = Point("calibration", Setup(workers=n, servers=k, backup=b), megabytes, 20, np.zeros((1, n)))
+        calibration.append((point, measure(point)))
+        print(f"calibration n={n} k={k} b={b} {megabytes} MB: {1e3 * calibration[-1][1].step_s:.2f} ms", flush=True)
+    cluster = calibrated(calibration)
+    print(cluster, flush=True)
+    rows = [row_of(point, measured, predict(cluster, point)) for point, measured in calibration]
+    for n, k, b in VALIDATION[:only]:
+        setup = Setup(workers=n, servers=k, backup=b)
+        draft = Point("validation", setup, MEGABYTES, 30, compute.draw(1000, n, seed))
+        steps = max(20, min(300, round(seconds / predict(cluster, draft).step_s)))
+        point = draft._replace(steps=steps, times_s=draft.times_s[: steps + WARM_UP_STEPS])
+        rows.append(row_of(point, measure(point), predict(cluster, point)))
+        print(" ".join(f"{name}={value}" for name, value in rows[-1].items()), flush=True)
+        write(output, rows, cluster, compute, seed)
+    draw(output)
+    text = page(output)
+    (output / "validation.md").write_text(text, encoding="utf-8")
+    print(text.splitlines()[2])
+
+
+def write(output: Path, rows: list[dict[str, object]], cluster: Cluster, compute: ComputeTimes, seed: int) -> None:
+    """validation.csv, and validation.json with everything that the predictions rest on."""
+    with (output / "validation.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    facts = {
+        "command": "python -m dba3c.benchmarks.simulator_validation --output results/simulation",
+        **git_commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "host": host(),
+        "seed": seed,
+        "rate_mbit": RATE_MBIT,
+        "calibrated": {name: value for name, value in asdict(cluster).items() if np.isfinite(value)},
+        "compute": asdict(compute),
+    }
+    (output / "validation.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("results/simulation"))
+    parser.add_argument("--seconds", type=float, default=25.0, help="per validation point")
+    parser.add_argument("--frames", type=int, default=150_000, help="of the run that is calibrated from")
+    parser.add_argument("--only", type=int, help="so many validation points")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(words)
+    options.output.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    build_optimizer(OptimizerConfig(), torch.zeros(1))  # torch's late imports, before they would be timed
+    run(options.output, options.seconds, options.frames, options.only, options.seed)
+
+
+if __name__ == "__main__":
+    main()
