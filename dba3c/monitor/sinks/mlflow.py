@@ -73,6 +73,8 @@ class MLflowSink:
 
 
 def _check_local_store() -> None:
-    """The client alone (mlflow-skinny) can only talk to a server."""
+    """The client alone (mlflow-skinny without what the extra adds) can only talk to a server."""
     if importlib.util.find_spec("sqlalchemy") is None:
-        raise UserError("mlflow-skinny has no local store: set MLFLOW_TRACKING_URI to a server, or pip install mlflow")
+        raise UserError(
+            "mlflow-skinny has no local store: set MLFLOW_TRACKING_URI to a server, or pip install 'dba3c[mlflow]'"
+        )
