@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dba3c.errors import UserError
-from launch.topology import Assignment, fit
+from launch.topology import Assignment, Topology, fit
 
 PAPER = {"servers": 4, "evaluators": 1, "recorders": 1}
 
@@ -76,6 +76,15 @@ def test_learners_that_exchange_through_servers_share_the_ranks_with_them() -> N
     assert fit(6, servers=1, learners=2).arithmetic() == "6 = 1 server + 2 learners + 3 actors"
     with pytest.raises(UserError, match=r"started 6 ranks, but the options ask for 2 learners \+ 8 actors = 10"):
         fit(6, learners=2, actors=8)
+
+
+def test_actors_may_sit_beside_their_learners() -> None:
+    topology = Topology(learners=2, actors=3, colocated_actors=True)
+    assert topology.arithmetic() == "2 = 2 learners, 3 actors beside learners"
+    assert topology.place() == [
+        (Assignment("learner", 0), Assignment("actor", 0), Assignment("actor", 2)),
+        (Assignment("learner", 1), Assignment("actor", 1)),
+    ]
 
 
 @given(

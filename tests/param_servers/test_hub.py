@@ -86,6 +86,20 @@ def test_frames_cross_in_both_directions_without_waiting_for_each_other(pair: Pa
     pair.until(lambda: count(pair.server) == 4 and count(pair.worker) == 4)
 
 
+def test_a_message_that_is_expected_whole_wakes_nobody_before_its_end(pair: Pair) -> None:
+    pair.connect()
+    pair.server.expect(WORKER, HEADER_BYTES + 1000)
+    frame = Frame(Header(Kind.GRADIENT, 3), memoryview(bytes(1000)), available=500)
+    pair.worker.stream(SERVER, frame)
+    pair.until(lambda: frame.sent == HEADER_BYTES + 500)
+    assert pair.server.poll(0.05) == [] and pair.server.receiving(WORKER) is None
+    frame.available = 1000
+    pair.worker.grown(SERVER)
+    assert isinstance(pair.wait_for(pair.server, Message), Message)
+    pair.worker.close(SERVER)
+    pair.wait_for(pair.server, Left)  # an end is noticed all the same
+
+
 def test_a_growing_frame_is_sent_as_it_grows(pair: Pair) -> None:
     pair.connect()
     frame = Frame(Header(Kind.PARAMETERS), memoryview(bytes(1000)), available=0)
