@@ -184,9 +184,9 @@ class Chief:
             self._carry_out(self.coordinator.checkpoint_done(step, error))
             return
         self._files[shard] = entry
-        if self.coordinator.slice_written(shard, step, ""):
+        if self.coordinator.checkpointing.slice_written(shard, step):
             files = [self._files[index] for index in sorted(self._files)]
-            term, data_points = self.coordinator.term, self.coordinator.writing_data_points
+            term, data_points = self.coordinator.term, self.coordinator.checkpointing.data_points
 
             def published(payload: bytes) -> None:
                 failure = str(json.loads(payload).get("error", ""))

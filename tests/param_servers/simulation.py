@@ -320,7 +320,7 @@ class Simulation:
                     raise Broken(f"server {server.shard} differs from the log at {(node.term, node.step)}")
         chief = self.servers[0].core.chief
         if chief is not None and not self.asynchronous:
-            for key, push in chief.coordinator._pushes.items():
+            for key, push in chief.coordinator.gradients.pushes.items():
                 if push.step != chief.coordinator.step:
                     raise Broken(f"step {chief.coordinator.step} counts {key}'s push of step {push.step}")
 

@@ -154,8 +154,8 @@ def test_the_policy_stop_ends_the_run_with_a_checkpoint() -> None:
         coordinator.server_heard(shard, 20.0)
     decisions = coordinator.tick(20.0)
     assert only(decisions, Checkpoint) == [Checkpoint(1, 20)]
-    assert coordinator.slice_written(0, 1, "") is False
-    assert coordinator.slice_written(1, 1, "") is True
+    assert coordinator.checkpointing.slice_written(0, 1) is False
+    assert coordinator.checkpointing.slice_written(1, 1) is True
     (stop,) = only(coordinator.checkpoint_done(1, ""), Stop)
     assert stop.failed and "2 gradients" in stop.reason
 
@@ -184,7 +184,7 @@ def test_a_server_that_returns_takes_everybody_back_to_the_checkpoint() -> None:
         push(coordinator, 0, step + 1, step)
         decisions = push(coordinator, 1, step + 1, step)
         if only(decisions, Checkpoint):
-            coordinator.slice_written(0, 2, ""), coordinator.slice_written(1, 2, "")
+            coordinator.checkpointing.slice_written(0, 2), coordinator.checkpointing.slice_written(1, 2)
             coordinator.checkpoint_done(2, "")
     assert coordinator.step == 3
     coordinator.server_left(1, 5.0)
