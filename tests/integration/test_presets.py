@@ -1,0 +1,80 @@
+"""Every preset trains, from the command line: real processes, small numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from param_servers.snapshots import load_checkpoint
+from tests.integration.runs import Run, newest_checkpoint, records
+
+ONE_ACTOR = ("--actors", "1", "--envs-per-actor", "4")
+MEMORY = "dba3c/MemoryCue-v0"
+SAC = (
+    "Pendulum-v1", "--preset", "sac", *ONE_ACTOR, "--replay-start", "40", "--replay-batch", "16", "--hidden-size", "8",
+    "--replay-ratio", "4",
+)  # fmt: skip
+R2D2 = (
+    MEMORY, "--preset", "r2d2", *ONE_ACTOR, "--unroll-length", "6", "--burn-in", "2", "--replay-start", "50",
+    "--replay-capacity", "4000", "--replay-batch", "4", "--memory-size", "8", "--dueling-size", "8",
+)  # fmt: skip
+PRESETS = {
+    "impala": (
+        "ALE/Breakout-v5", "--preset", "impala", "--network", "small", *ONE_ACTOR, "--unroll-length", "5",
+        "--batch-unrolls", "4",
+    ),
+    "r2d2": R2D2,
+    "sac": SAC,
+    "ppo": (
+        "CartPole-v1", "--preset", "ppo", "--workers", "2", "--envs-per-worker", "2", "--rollout-length", "16",
+        "--ppo-epochs", "2", "--ppo-minibatches", "2",
+    ),
+}  # fmt: skip
+COMMON = ("--track", "--metrics-window-s", "0.1", "--step-timeout-s", "30")
+
+
+def trained(folder: Path, *words: str) -> str:
+    with Run("train", *words, *COMMON, "--run-dir", str(folder), folder=folder) as run:
+        code, output = run.wait(timeout_s=280)
+    assert code == 0, output
+    return output
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_trains_from_the_command_line(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    trained(folder, *PRESETS[name], "--total-frames", "1000" if name == "impala" else "300")
+    found = [r for role in ("worker", "learner") for r in records(folder, role, 0) if r["kind"] == "step"]
+    assert sum(record["accepted"] for record in found) >= 5
+    losses = [record["loss_total"] for record in found if "loss_total" in record]
+    assert losses and all(loss is not None for loss in losses)
+    assert load_checkpoint(newest_checkpoint(folder)).step >= 5
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("words", [R2D2, SAC], ids=["r2d2", "sac"])
+def test_replay_algorithms_resume_with_their_targets_and_say_what_is_lost(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    trained(folder, *words, "--total-frames", "300")
+    before = load_checkpoint(newest_checkpoint(folder)).step
+    trained(folder, *words, "--total-frames", "450", "--resume")
+    assert load_checkpoint(newest_checkpoint(folder)).step > before
+    (said,) = [
+        r["message"] for r in records(folder, "learner", 0) if r.get("event") == "resumed" and "target" in r["message"]
+    ]
+    assert said.startswith(f"at step {before}: the target network is that of step")
+    assert said.endswith("the replay begins empty")
+
+
+@pytest.mark.timeout(60)
+def test_ppo_with_memory_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ("train", MEMORY, "--preset", "ppo", "--network", "mlp_lstm", "--run-dir", str(folder))
+    with Run(*words, folder=folder) as run:
+        code, output = run.wait(timeout_s=60)
+    assert code == 2
+    assert "choose a network without _lstm" in output and len(output.strip().splitlines()) == 1
