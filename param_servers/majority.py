@@ -22,7 +22,7 @@ from torch import Tensor
 
 from param_servers.audit import AuditLog
 from param_servers.collective import Publish, Resolve, wait_for_address
-from param_servers.collective_torch import TorchCollective, host_store, reach_store
+from param_servers.collective_torch import host_store
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
@@ -32,6 +32,7 @@ from param_servers.interfaces import listen_address
 from param_servers.layout import FlatLayout
 from param_servers.local import ShouldStop, check_rejected, never, refusal
 from param_servers.majority_chief import MajorityChief
+from param_servers.majority_group import MajorityGroup
 from param_servers.majority_messages import Formation, small_payload, unpack_formation
 from param_servers.messages import Code, Header, Kind, Row, unpack_rows
 from param_servers.replica import OnEvent, Replica, silent
@@ -92,10 +93,8 @@ class MajorityExchange:
         self._closing = self._formed = False
         self._sequence = self._rejected_in_a_row = 0
         # Of the comm thread alone:
-        self._group: TorchCollective | None = None
-        self._generation = self._announced = 0
-        self._members: list[int] = []
-        self._stores: dict[tuple[str, int], Any] = {}
+        self._group = MajorityGroup(rank, exchange_config, secret)
+        self._announced = 0
         self._hub = WakeableHub(secret, small_payload, silence_timeout_s=max(exchange_config.step_timeout_s, 1.0))
         self._chief_thread: threading.Thread | None = None
         if rank == 0:
@@ -111,7 +110,7 @@ class MajorityExchange:
         self.replica.restore_newest()
         host = listen_address(config.listen_host, config.interface)
         store, port = host_store(host, 0, self._secret, config.join_timeout_s)
-        self._stores[host, port] = store
+        self._group.knows_store(host, port, store)
         chief = MajorityChief(
             config=config,
             fingerprint=self.replica.layout.fingerprint,
@@ -198,8 +197,7 @@ class MajorityExchange:
         except (ParamServersError, OSError, RuntimeError) as error:
             self._end(error if isinstance(error, ParamServersError) else RunBroken(f"rank {self.rank}: {error}"))
         finally:
-            if self._group is not None:
-                self._group.close()
+            self._group.leave()
             self._hub.drain(1.0)
 
     def _join_chief(self, resolve: Resolve) -> None:
@@ -215,7 +213,7 @@ class MajorityExchange:
             self._chief_lost(event.reason)
         elif not isinstance(event, Message):
             self._stand()  # joined: the chief learns how far this rank is
-        elif event.header.kind == Kind.COMMIT and event.header.term == self._generation:
+        elif event.header.kind == Kind.COMMIT and event.header.term == self._group.generation:
             self._commit(event.header, unpack_rows(event.payload))
         elif event.header.kind == Kind.RESTORE:
             self._form(event.header, unpack_formation(bytes(event.payload)))
@@ -229,7 +227,7 @@ class MajorityExchange:
             self._end(RunBroken(f"rank {self.rank} was expelled: {reason}"))
 
     def _say(self, kind: Kind, step: int = 0, sequence: int = 0, data_points: int = 0) -> None:
-        header = Header(kind, self.rank, self._incarnation, self._generation, step, sequence, data_points)
+        header = Header(kind, self.rank, self._incarnation, self._group.generation, step, sequence, data_points)
         self._hub.send(self._hub.chief, header)
 
     def _stand(self) -> None:
@@ -239,7 +237,7 @@ class MajorityExchange:
         """Tell the chief, once in each generation, that a gradient waits here."""
         with self._changed:
             pending = self._pending
-            if pending is None or self._group is None or self._announced == pending.sequence:
+            if pending is None or not self._group.formed or self._announced == pending.sequence:
                 return
             self._announced = pending.sequence
             step, data_points = self._pending_step, self._pending_points
@@ -247,7 +245,7 @@ class MajorityExchange:
 
     def _commit(self, header: Header, members: list[Row]) -> None:
         """One step: all ranks of the group are here."""
-        if self._group is None:
+        if not self._group.formed:
             return
         with self._changed:
             member = self._pending is not None and self._pending in [row._replace(mark=0) for row in members]
@@ -259,7 +257,7 @@ class MajorityExchange:
                 self._accepted_step = -1
         start_s = time.perf_counter()
         try:
-            self._group.all_reduce_sum_(self._buffer)
+            self._group.sum_(self._buffer)
         except PeerLost:
             self._leave_group()
             return
@@ -271,7 +269,7 @@ class MajorityExchange:
         self._report.applying_s += time.perf_counter() - summed_s
         self._report.commits += 1
         self._report.num_gradients = len(members)
-        if self.rank == self._members[0]:
+        if self._group.is_first:
             self.replica.checkpoint_when_due()
         self._report.maybe()
 
@@ -282,57 +280,33 @@ class MajorityExchange:
         self._changed.notify_all()
 
     def _leave_group(self) -> None:
-        """Closing our connections lets ranks that wait for us fail at once, too."""
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        self._group.leave()
         self._stand()
 
     def _form(self, header: Header, formation: Formation) -> None:
         """Build a group with the other members, and take over the state of the one that is furthest."""
-        self._generation_begins(header.term, formation)
-        rank, timeout_s = formation.members.index(self.rank), self._config.step_timeout_s
-        host = listen_address(self._config.listen_host, self._config.interface)
+        with self._changed:
+            self._group.begin(header.term, formation.members)
+            self._announced = 0
+        self._report.active_workers = len(formation.members)
         try:
-            if formation.store not in self._stores:
-                self._stores[formation.store] = reach_store(*formation.store, self._secret, timeout_s)
-            self._group = TorchCollective(
-                rank,
-                len(formation.members),
-                self._stores[formation.store],
-                host=host,
-                interface=self._config.interface,
-                step_timeout_s=timeout_s,
-                join_timeout_s=timeout_s,
-                generation=header.term,
-                roll_call_s=0.0,
-            )
+            self._group.form(formation)
             with self._changed:
                 counters, packed = self.replica.counters(), self.replica.packed()
-            source = formation.members.index(formation.source)
-            self._group.broadcast_(counters, source)
-            self._group.broadcast_(packed, source)
+            self._group.broadcast_(counters, formation.source)
+            self._group.broadcast_(packed, formation.source)
         except PeerLost:
             self._leave_group()
             return
         with self._changed:
-            if rank != source:
+            if self.rank != formation.source:
                 self.replica.unpack(counters, packed)
             self._formed = True
             self._settle()
         self._say(Kind.READY)
 
-    def _generation_begins(self, generation: int, formation: Formation) -> None:
-        if self._group is not None:
-            self._group.close()
-            self._group = None
-        with self._changed:
-            self._generation, self._members = generation, formation.members
-            self._announced = 0
-        self._report.active_workers = len(formation.members)
-
     def _chief_lost(self, reason: str) -> None:
-        if self.rank == next((rank for rank in self._members if rank != 0), -1):
+        if self.rank == next((rank for rank in self._group.members if rank != 0), -1):
             self.replica.term += 1  # should rank 0 be alive behind a broken link, it writes under another name
             self.replica.finish()
         self._end(PeerLost(f"rank 0, which decides who takes part, is lost: {reason}"))
