@@ -10,7 +10,8 @@ import subprocess
 from pathlib import Path
 
 PACKAGES = (
-    "dba3c", "torch", "numpy", "gymnasium", "ale-py", "envpool", "mujoco", "mpi4py", "horovod", "tensorboard", "rich",
+    "dba3c", "torch", "numpy", "gymnasium", "ale-py", "envpool", "mujoco", "vizdoom", "gfootball", "mpi4py", "horovod",
+    "tensorboard", "rich",
 )  # fmt: skip
 
 

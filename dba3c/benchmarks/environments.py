@@ -1,50 +1,34 @@
 """Agent steps/s of every family, and what the factory adds: ``python -m dba3c.benchmarks.environments``.
 
-Each family is stepped with random actions, nothing else, in turn with the others, ``repeats`` times; the medians are
-printed. "per core" divides by the CPU seconds that this process, its threads and its child processes used, so it says
-what one busy core delivers whatever else the machine did. Atari is also stepped bare, without the factory, on the same
-seeds and actions; "adds" is the median of the pairwise ratios of CPU seconds. Families whose package is missing are
-named and skipped.
+Each family is stepped with random actions, nothing else, in turn with the others and with its native vector
+environment (`native_environments`) on the same seeds and actions, ``repeats`` times; the medians are printed.
+"per core" divides by the CPU seconds that this process, its threads and its child processes used, so it says what one
+busy core delivers whatever else the machine did. "factory adds" is the median of the repeats' ratios of CPU seconds per
+step. Families whose package is missing are named and skipped. With ``--output results/environments`` it writes
+``environments.json`` and ``README.md`` there.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
+import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 import tyro
 
+from dba3c.benchmarks.environments_report import Family, Rate, table, write_results
+from dba3c.benchmarks.native_environments import ACTION_BATCHES, Stepper, native, random_actions
 from dba3c.environments.atari_protocols import atari_2017, atari_v5
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.identifiers import atari_games
-from dba3c.environments.seeding import environment_seeds
 from dba3c.errors import UserError
 
-_ACTION_BATCHES = 64  # random actions are drawn before the clock starts
-
-
-class Stepper(NamedTuple):
-    """Something with B environments that can be stepped."""
-
-    step: Callable[[np.ndarray], Any]
-    actions: list[np.ndarray]
-    close: Callable[[], None]
-
-
-class Rate(NamedTuple):
-    """Agent steps per second of wall time and per second of CPU time."""
-
-    per_second: float
-    per_core: float
+_SEED = 1
 
 
 @dataclass(frozen=True)
@@ -57,19 +41,28 @@ class Arguments:
     """Environments stepped together; slow families take 4."""
     threads: int = 1
     """C++ threads of the Atari families."""
-    seconds: float = 3.0
+    seconds: float = 2.0
     """Of each measurement, after a tenth of it as warm-up."""
     repeats: int = 5
     only: tuple[str, ...] = ()
     """Names of the families to measure; all without it."""
-    json: Path | None = None
-    """Write the measurements here as well."""
+    output: Path | None = None
+    """Write environments.json and README.md into this folder as well."""
+
+
+class Pair(NamedTuple):
+    """One family through the factory, and bare (None where no native environment plays the same)."""
+
+    env_id: str
+    ours: Stepper
+    native: Stepper | None
 
 
 def families(arguments: Arguments) -> dict[str, tuple[EnvironmentConfig, int]]:
     """(configuration, number of environments) of everything there is to measure, by name."""
     ale = atari_v5(EnvironmentConfig(env_id=arguments.game, env_threads=arguments.threads))
     many, few = arguments.envs, min(arguments.envs, 4)
+    football = EnvironmentConfig(env_id="football/academy_empty_goal_close")
     return {
         "ale": (ale, many),
         "envpool": (replace(ale, atari_backend="envpool"), many),
@@ -77,35 +70,16 @@ def families(arguments: Arguments) -> dict[str, tuple[EnvironmentConfig, int]]:
         "classic control": (EnvironmentConfig(env_id="CartPole-v1"), many),
         "mujoco": (EnvironmentConfig(env_id="HalfCheetah-v5"), few),
         "vizdoom": (EnvironmentConfig(env_id="vizdoom/basic"), few),
-        "football": (EnvironmentConfig(env_id="football/academy_empty_goal_close"), few),
+        "football map": (football, few),
+        "football numbers": (replace(football, football_observation="simple115v2"), few),
     }
 
 
 def through_factory(config: EnvironmentConfig, num_envs: int) -> Stepper:
     """The family as training steps it."""
-    envs = make_vector_environment(config, num_envs, seed=1)
+    envs = make_vector_environment(config, num_envs, seed=_SEED)
     envs.reset()
-    envs.action_space.seed(0)
-    actions = [np.stack([envs.action_space.sample() for _ in range(num_envs)]) for _ in range(_ACTION_BATCHES)]
-    return Stepper(envs.step, actions, envs.close)
-
-
-def bare_ale(config: EnvironmentConfig, num_envs: int) -> Stepper:
-    """ale-py's vector environment with nothing around it, on the seeds and actions of the factory's."""
-    from ale_py.vector_env import AtariVectorEnv
-
-    envs = AtariVectorEnv(
-        atari_games()[config.env_id],
-        num_envs,
-        num_threads=config.env_threads,
-        repeat_action_probability=config.repeat_action_probability,
-        reward_clipping=False,
-    )
-    envs.reset(seed=environment_seeds(1, num_envs))
-    envs.single_action_space.seed(0)
-    sample = envs.single_action_space.sample
-    actions = [np.stack([sample() for _ in range(num_envs)]) for _ in range(_ACTION_BATCHES)]
-    return Stepper(envs.step, actions, envs.close)
+    return Stepper(envs.step, random_actions(envs.action_space, num_envs), envs.close)
 
 
 def measure(stepper: Stepper, seconds: float) -> Rate:
@@ -137,47 +111,58 @@ def _children(process: Path) -> list[str]:
 def _step_for(stepper: Stepper, seconds: float) -> int:
     deadline, count = time.perf_counter() + seconds, 0
     while time.perf_counter() < deadline:
-        stepper.step(stepper.actions[count % _ACTION_BATCHES])
+        stepper.step(stepper.actions[count % ACTION_BATCHES])
         count += 1
     return count
 
 
-def make_all(arguments: Arguments) -> dict[str, Stepper]:
-    """What could be made, by name; what could not is said."""
-    made: dict[str, Stepper] = {}
+def make_all(arguments: Arguments) -> tuple[dict[str, Pair], dict[str, str]]:
+    """What could be made, by name; and of what could not, why."""
+    made: dict[str, Pair] = {}
+    missing: dict[str, str] = {}
     for name, (config, num_envs) in families(arguments).items():
         if arguments.only and name not in arguments.only:
             continue
         try:
-            if name == "ale":
-                made["ale, bare"] = bare_ale(config, num_envs)
-            made[name] = through_factory(config, num_envs)
-        except UserError as error:
+            bare = None if name == "ale 2017" else native(config, num_envs, _SEED)  # its random skip is our own
+            made[name] = Pair(config.env_id, through_factory(config, num_envs), bare)
+        except (UserError, ImportError) as error:
+            missing[name] = str(error)
             print(f"{name:16} skipped: {error}")
-    return made
+    return made, missing
 
 
-def main(arguments: Arguments) -> None:
-    """Measure in turn and print a table."""
+def measure_in_turn(pairs: dict[str, Pair], seconds: float, repeats: int) -> list[Family]:
+    """Every family and its native environment, one after the other, `repeats` times."""
+    ours: dict[str, list[Rate]] = {name: [] for name in pairs}
+    bare: dict[str, list[Rate]] = {name: [] for name in pairs}
+    for repeat in range(repeats):
+        for name, pair in pairs.items():
+            both = [(ours, pair.ours), (bare, pair.native)]
+            for rates, stepper in both if repeat % 2 else reversed(both):  # who comes second finds warmer caches
+                if stepper is not None:
+                    rates[name].append(measure(stepper, seconds))
+    return [
+        Family(name, pair.env_id, len(pair.ours.actions[0]), ours[name], bare[name]) for name, pair in pairs.items()
+    ]
+
+
+def main(arguments: Arguments, command: str) -> None:
+    """Measure in turn, print a table, write the results."""
     torch.set_num_threads(1)
-    steppers = make_all(arguments)
-    rates: dict[str, list[Rate]] = {name: [] for name in steppers}
-    for _ in range(arguments.repeats):
-        for name, stepper in steppers.items():
-            rates[name].append(measure(stepper, arguments.seconds))
-    for stepper in steppers.values():
-        stepper.close()
-    print(f"{'family':16} {'environments':>12} {'agent steps/s':>14} {'per core':>10}")
-    for name, measured in rates.items():
-        per_second, per_core = (statistics.median(values) for values in zip(*measured, strict=True))
-        print(f"{name:16} {len(steppers[name].actions[0]):>12} {per_second:>14,.0f} {per_core:>10,.0f}")
-    if "ale" in rates:
-        pairs = zip(rates["ale, bare"], rates["ale"], strict=True)
-        added = statistics.median(bare.per_core / ours.per_core - 1 for bare, ours in pairs)
-        print(f"the factory adds {added:+.1%} to ale-py's vector environment (median of {arguments.repeats} pairs)")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({name: [r._asdict() for r in rates[name]] for name in rates}, indent=1))
+    pairs, missing = make_all(arguments)
+    measured = measure_in_turn(pairs, arguments.seconds, arguments.repeats)
+    for pair in pairs.values():
+        pair.ours.close()
+        if pair.native is not None:
+            pair.native.close()
+    print(table(measured))
+    added = [family.added for family in measured if family.added is not None]
+    if added:
+        print(f"the factory adds {statistics.median(added):+.1%} (median of families), {max(added):+.1%} at most")
+    if arguments.output is not None:
+        write_results(arguments.output, measured, missing, command, arguments.seconds, arguments.repeats)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments, description=__doc__))
+    main(tyro.cli(Arguments, description=__doc__), "python -m dba3c.benchmarks.environments " + " ".join(sys.argv[1:]))

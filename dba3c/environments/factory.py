@@ -78,7 +78,7 @@ def maker_of(config: EnvironmentConfig, view: str) -> MakeEnv:
 
     def make_registered() -> gymnasium.Env[Any, Any]:
         try:
-            return gymnasium.make(config.env_id)
+            return gymnasium.make(config.env_id, disable_env_checker=True)  # what it looks at, the codecs refuse
         except (gymnasium.error.Error, ImportError) as error:
             raise UserError(f"{config.env_id} cannot be made: {' '.join(str(error).split())}") from error
 

@@ -26,7 +26,7 @@ from dba3c.environments.errors import EnvironmentFailed, failure_line
 from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import Episode, Transition
 from dba3c.environments.seeding import environment_seed
-from dba3c.environments.spaces import ActionCodec, ObservationCodec
+from dba3c.environments.spaces import BROKEN_NUMBERS, ActionCodec, ObservationCodec
 from dba3c.errors import UserError
 
 _LOG = logging.getLogger(__name__)
@@ -83,34 +83,46 @@ class LoopVectorEnvironment:
             raise RuntimeError("reset() must come before step()")
         actions = self._actions.check(actions, self.num_envs)
         observation = self._new_batch() if out is None else out
-        reward = np.zeros(self.num_envs, dtype=np.float32)
-        terminated = np.zeros(self.num_envs, dtype=bool)
-        truncated = np.zeros(self.num_envs, dtype=bool)
-        valid = ~self._resetting
-        episodes: list[Episode] = []
+        reward = [0.0] * self.num_envs
+        raw = [0.0] * self.num_envs  # what counts as score
+        terminated, truncated = [False] * self.num_envs, [False] * self.num_envs
+        broken: dict[int, Exception] = {}
         failures: list[str] = []
+        resetting = self._resetting
         self._send_ahead(actions)
-        for index in range(self.num_envs):
-            row = observation[index]
-            if self._resetting[index]:
-                self._reset_one(index, row, failures)
+        write, any_resets = self._observations.write, bool(resetting.any())
+        for index, (env, action) in enumerate(zip(self._envs, self._actions.read_all(actions), strict=True)):
+            if any_resets and resetting[index]:
+                self._reset_one(index, observation[index], failures)
                 continue
             try:
-                reward[index], terminated[index], truncated[index] = self._step_one(index, actions, row)
+                shown, gained, terminated[index], truncated[index], info = env.step(action)
+                reward[index] = gained = float(gained)
+                raw[index] = float(info["score_reward"]) if "score_reward" in info else gained
+                write(shown, observation[index])
             except Exception as error:  # whatever a stranger's environment raises is named and bounded
-                self._restart(index, error, failures)
-                row[...] = self._last[index]
-                valid[index], truncated[index] = False, True
-                continue
-            if terminated[index] or truncated[index]:
-                episodes.append(self._finish(index, bool(terminated[index])))
-        self._resetting = terminated | truncated
+                broken[index] = error
+        valid = ~resetting
+        self._life_steps += valid
+        rewards = np.array(reward, dtype=np.float32)
+        self._name_broken_numbers(observation, rewards, broken)
+        for index, why in broken.items():
+            terminated[index], truncated[index], rewards[index], raw[index] = False, True, 0.0, 0.0
+            observation[index] = self._last[index]
+            valid[index] = False
+            self._restart(index, why, failures)
+        self._score += raw
+        self._length_steps += valid
+        ended, cut = np.array(terminated, dtype=bool), np.array(truncated, dtype=bool)
+        self._resetting = ended | cut
+        finished = [int(index) for index in np.flatnonzero(self._resetting) if index not in broken]
+        episodes = [self._finish(index, terminated=bool(ended[index])) for index in finished]
         self._last = observation
         if self._reward_scale != 1.0:
-            reward *= np.float32(self._reward_scale)
+            rewards *= np.float32(self._reward_scale)
         if self._clip_reward:
-            np.clip(reward, -1.0, 1.0, out=reward)
-        return Transition(observation, reward, terminated, truncated & ~terminated, valid, episodes, failures)
+            np.clip(rewards, -1.0, 1.0, out=rewards)
+        return Transition(observation, rewards, ended, cut & ~ended, valid, episodes, failures)
 
     def close(self) -> None:
         """Close every environment."""
@@ -120,6 +132,8 @@ class LoopVectorEnvironment:
 
     def _send_ahead(self, actions: np.ndarray | None) -> None:
         """Let environments that are processes start on this step, or without actions on their reset, all at once."""
+        if not isinstance(self._envs[0], ProcessEnv):
+            return
         for index, env in enumerate(self._envs):
             if isinstance(env, ProcessEnv):
                 if actions is None or self._resetting[index]:
@@ -130,16 +144,16 @@ class LoopVectorEnvironment:
     def _new_batch(self) -> np.ndarray:
         return np.empty((self.num_envs, *self._observations.space.shape), dtype=self._observations.space.dtype)
 
-    def _step_one(self, index: int, actions: np.ndarray, row: np.ndarray) -> tuple[float, bool, bool]:
-        self._life_steps[index] += 1
-        observation, reward, terminated, truncated, info = self._envs[index].step(self._actions.read(actions, index))
-        reward = float(reward)
-        if not math.isfinite(reward):
-            raise ValueError(f"reward {reward}")
-        self._observations.write(observation, row)
-        self._score[index] += float(info.get("score_reward", reward))
-        self._length_steps[index] += 1
-        return reward, bool(terminated), bool(truncated)
+    def _name_broken_numbers(self, observation: np.ndarray, rewards: np.ndarray, broken: dict[int, Exception]) -> None:
+        """Add to `broken` the environments whose observation or reward is no finite number; one look at all of them."""
+        if not math.isfinite(rewards.sum()):
+            for index in range(self.num_envs):
+                if not math.isfinite(rewards[index]):
+                    broken.setdefault(index, ValueError(f"reward {rewards[index]}"))
+        if self._observations.may_be_broken(observation):
+            for index in range(self.num_envs):
+                if not np.isfinite(observation[index]).all():
+                    broken.setdefault(index, ValueError(BROKEN_NUMBERS))
 
     def _reset_one(self, index: int, row: np.ndarray, failures: list[str]) -> None:
         """Start a new game; an environment that cannot is restarted while it may be."""
@@ -148,6 +162,7 @@ class LoopVectorEnvironment:
                 seed = self._seed_of(index) if self._unseeded[index] else None
                 observation, _ = self._envs[index].reset(seed=seed)
                 self._observations.write(observation, row)
+                self._observations.check_finite(row)
                 self._unseeded[index] = False
                 return
             except Exception as error:  # as in step

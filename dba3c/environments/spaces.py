@@ -20,6 +20,7 @@ from gymnasium import spaces
 
 from dba3c.errors import UserError
 
+BROKEN_NUMBERS = "observation with NaN or infinite numbers"
 _LARGEST_CHANNEL_COUNT = 64  # between a stack of frames and the side of a small image
 
 
@@ -34,18 +35,35 @@ class ObservationCodec:
             self._use_image(original)
         else:
             self._use_vector(env_id, original)
+        self._is_box = isinstance(original, spaces.Box)
+        self._shape: Any = original.shape
+        self._dtype: Any = original.dtype
+        self._as_it_is = self._is_box and self._shape == self.space.shape
+        self._is_float = self.space.dtype == np.float32
 
     def write(self, observation: Any, row: np.ndarray) -> None:
-        """Put `observation` into `row` (shape and dtype of `space`). Raises ValueError saying what does not fit."""
-        if isinstance(self.original, spaces.Box):
+        """Put `observation` into `row` (shape and dtype of `space`). Raises ValueError saying what does not fit.
+
+        Whether its numbers are finite is not looked at here but for a whole batch: see `may_be_broken`.
+        """
+        if self._is_box:
             array = np.asarray(observation)
-            if array.shape != self.original.shape:
-                raise ValueError(f"observation of shape {array.shape} instead of {self.original.shape}")
-            if not np.can_cast(array.dtype, self.original.dtype, casting="same_kind"):
-                raise ValueError(f"observation of dtype {array.dtype} instead of {self.original.dtype}")
-        row[...] = self._to_row(observation)
-        if row.dtype == np.float32 and not np.isfinite(row).all():
-            raise ValueError("observation with NaN or infinite numbers")
+            if array.shape != self._shape:
+                raise ValueError(f"observation of shape {array.shape} instead of {self._shape}")
+            if array.dtype != self._dtype and not np.can_cast(array.dtype, self._dtype, casting="same_kind"):
+                raise ValueError(f"observation of dtype {array.dtype} instead of {self._dtype}")
+            row[...] = array if self._as_it_is else self._to_row(array)
+        else:
+            row[...] = self._to_row(observation)
+
+    def may_be_broken(self, batch: np.ndarray) -> bool:
+        """Whether observations [B, ...] may hold NaN or infinite numbers; sums of huge ones are suspected too."""
+        return self._is_float and not np.isfinite(np.add.reduce(batch, axis=None))
+
+    def check_finite(self, row: np.ndarray) -> None:
+        """Raise ValueError where `row` holds NaN or infinite numbers."""
+        if self._is_float and not np.isfinite(row).all():
+            raise ValueError(BROKEN_NUMBERS)
 
     def _use_image(self, original: Any) -> None:
         shape = original.shape
@@ -72,13 +90,15 @@ class ActionCodec:
 
     def __init__(self, env_id: str, original: spaces.Space[Any]) -> None:
         self.space = original
+        self._read_all: Callable[[np.ndarray], list[Any]]
         if isinstance(original, spaces.Discrete):
-            self._read: Callable[[Any], Any] = lambda action: int(action) + int(original.start)
+            start = int(original.start)
+            self._read_all = lambda actions: (actions + start).tolist()
         elif isinstance(original, spaces.MultiDiscrete) and len(original.shape) == 1:
-            self._read = lambda action: np.asarray(action, dtype=original.dtype) + original.start
+            self._read_all = lambda actions: list(actions.astype(original.dtype) + original.start)
         elif isinstance(original, spaces.Box) and len(original.shape) == 1 and original.dtype.kind == "f":
             low, high = original.low, original.high
-            self._read = lambda action: np.clip(action, low, high).astype(original.dtype, copy=False)
+            self._read_all = lambda actions: list(np.clip(actions, low, high).astype(original.dtype, copy=False))
         else:
             raise UserError(
                 f"{env_id}: actions {original} are not supported; Discrete, MultiDiscrete [K] and float Box [A] are"
@@ -94,9 +114,13 @@ class ActionCodec:
             raise UserError(f"actions must be {wanted} {list(shape)}, not {actions.dtype} {list(actions.shape)}")
         return actions
 
+    def read_all(self, actions: np.ndarray) -> list[Any]:
+        """The actions [B, ...] one by one, as the environments take them."""
+        return self._read_all(actions)
+
     def read(self, actions: np.ndarray, index: int) -> Any:
         """The action of environment `index`, as that environment takes it."""
-        return self._read(actions[index])
+        return self._read_all(actions[index : index + 1])[0]
 
 
 def is_image(space: spaces.Space[Any]) -> bool:

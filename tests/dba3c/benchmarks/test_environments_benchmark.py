@@ -5,19 +5,32 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from dba3c.benchmarks import environments as benchmark
+from dba3c.benchmarks.environments_report import Family, Rate
 
 
 def test_it_measures_in_turn_and_writes_what_it_measured(tmp_path, capsys):
-    file = tmp_path / "rates.json"
     arguments = benchmark.Arguments(
-        envs=2, seconds=0.05, repeats=2, only=("ale", "ale 2017", "classic control"), json=file
+        envs=2, seconds=0.05, repeats=2, only=("ale", "ale 2017", "classic control"), output=tmp_path
     )
-    benchmark.main(arguments)
-    rates = json.loads(file.read_text())
-    assert list(rates) == ["ale, bare", "ale", "ale 2017", "classic control"]
-    assert all(len(measured) == 2 and measured[0]["per_second"] > 0 for measured in rates.values())
+    benchmark.main(arguments, "the command")
+    written = json.loads((tmp_path / "environments.json").read_text())
+    assert [family["name"] for family in written["families"]] == ["ale", "ale 2017", "classic control"]
+    assert [len(family["native"]) for family in written["families"]] == [2, 0, 2]
+    assert all(len(family["factory"]) == 2 for family in written["families"])
+    assert all(family["factory"][0]["per_core"] > 0 for family in written["families"])
+    readme = (tmp_path / "README.md").read_text()
+    assert "the command" in readme and "classic control (`CartPole-v1`)" in readme
     assert "the factory adds" in capsys.readouterr().out
+
+
+def test_what_the_factory_adds_is_the_median_of_ratios_of_cpu_time():
+    rates = [Rate(1.0, per_core) for per_core in (100.0, 100.0, 50.0)]
+    family = Family("ale", "ALE/Pong-v5", 2, ours=rates, native=[Rate(1.0, c) for c in (102.0, 150.0, 55.0)])
+    assert family.added == pytest.approx(0.1)  # of 2 %, 50 % and 10 %
+    assert Family("ale 2017", "ALE/Pong-v5", 2, ours=rates, native=[]).added is None
 
 
 def test_cpu_seconds_of_living_children_count():
