@@ -101,11 +101,15 @@ def _readme(families: list[Family], missing: dict[str, str], command: str, secon
 
 {table(families)}
 
-Random actions, nothing else; medians of {repeats} repeats of {seconds:g} s, families in turn. *Per core*: per second
-of CPU time of the process, its threads and its child processes, so it sizes a cluster: workers × cores × this,
-less inference and learning. *Native*: ale-py's or EnvPool's own vector environment, or Gymnasium's `SyncVectorEnv` over the same
-environments, on the same seeds and actions. *Factory adds*: median of the repeats' ratios of CPU time per step; what
-the protocol of `docs/environments.md` costs (checks, whole-game scores, named failures). {verdict}{skipped}
+Random actions, nothing else; medians of {repeats} repeats of {seconds:g} s, families in turn.
+- *Per core*: per second of CPU time of the process, its threads and its child processes, so it sizes a cluster:
+  workers × cores × this, less inference and learning.
+- *Native*: ale-py's or EnvPool's own vector environment, or Gymnasium's `SyncVectorEnv` over the same environments,
+  on the same seeds and actions.
+- *Factory adds*: median of the repeats' ratios of CPU time per step; what the protocol of `docs/environments.md`
+  costs (checks, whole-game scores, named failures).
+
+{verdict}{skipped}
 
 {time.strftime("%Y-%m-%d", time.gmtime())}, {machine}; {packages}; commit {commit}.
 Raw numbers: `environments.json`.
