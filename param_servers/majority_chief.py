@@ -17,10 +17,11 @@ from param_servers.audit import AuditLog
 from param_servers.config import ExchangeConfig
 from param_servers.coordinator import Coordinator
 from param_servers.decisions import Commit, Decision, Expel, Note, Settings, Stop
-from param_servers.handshake import Hello, Peer, Role
+from param_servers.handshake import Peer, Role
 from param_servers.hub import Event, Hub, Joined, Left, Message, Rejected
 from param_servers.majority_messages import Formation, no_payload, pack_formation
 from param_servers.messages import MEMBER, Code, Header, Kind, Row, pack_rows
+from param_servers.roll_call import RollCall
 
 OnEvent = Callable[[dict[str, Any]], None]
 ShouldStop = Callable[[int, int], str | None]
@@ -55,15 +56,12 @@ class MajorityChief:
         on_event: OnEvent,
         audit: AuditLog | None,
     ) -> None:
-        self._config, self._fingerprint, self._store = config, fingerprint, store
+        self._config, self._store = config, store
+        self._roll = roll = RollCall(config.num_workers, fingerprint)
         self._learning_rate, self._should_stop = learning_rate, should_stop
         self._on_event, self._audit = on_event, audit
-        self._hub = Hub(secret, no_payload, admit=self._admits, silence_timeout_s=max(config.step_timeout_s, 1.0))
+        self._hub = Hub(secret, no_payload, admit=roll.admits, silence_timeout_s=max(config.step_timeout_s, 1.0))
         self._coordinator: Coordinator | None = None
-        self._incarnations: dict[int, int] = {}
-        """Of the ranks that are connected."""
-        self._standing: dict[int, tuple[int, int]] = {}
-        """(step, data points) of the ranks that have said so since gathering began."""
         self._ready: set[int] = set()
         self._early: list[tuple[int, Header]] = []
         """Gradients that were ready before the last rank had joined the group."""
@@ -97,7 +95,7 @@ class MajorityChief:
         if isinstance(event, Message):
             self._hear(event.peer.rank, event.header)
         elif isinstance(event, Joined):
-            self._incarnations[event.peer.rank] = event.hello.incarnation
+            self._roll.incarnations[event.peer.rank] = event.hello.incarnation
             self._note("joined", f"rank {event.peer.rank} joined (incarnation {event.hello.incarnation})")
         elif isinstance(event, Left):
             self._left(event.peer.rank, event.reason)
@@ -109,7 +107,7 @@ class MajorityChief:
         if header.kind == Kind.ABORTED and (newcomer or header.term == self._generation):
             if self.phase != "gathering":
                 self._gather(f"rank {rank} {'came' if newcomer else 'found its group broken'}")
-            self._standing[rank] = (header.step, header.data_points)
+            self._roll.standing[rank] = (header.step, header.data_points)
             self._form_when_complete()
         elif header.kind == Kind.READY and header.term == self._generation and self.phase == "forming":
             self._ready.add(rank)
@@ -122,14 +120,13 @@ class MajorityChief:
                 self._gradient_is_ready(self._coordinator, rank, header)
 
     def _gradient_is_ready(self, coordinator: Coordinator, rank: int, header: Header) -> None:
-        row = Row(rank, self._incarnations.get(rank, 0), header.sequence)
+        row = Row(rank, self._roll.incarnations.get(rank, 0), header.sequence)
         now_s = time.monotonic()
         self._carry_out(coordinator.arrived(0, row, header.step, header.data_points, coordinator.term, now_s))
 
     def _left(self, rank: int, reason: str) -> None:
-        if self._incarnations.pop(rank, None) is None:
+        if not self._roll.leave(rank):
             return
-        self._standing.pop(rank, None)
         self._note("left", f"rank {rank} left: {reason}")
         if rank in self._members and self.phase != "gathering":
             self._gather(f"rank {rank} is lost")
@@ -156,37 +153,33 @@ class MajorityChief:
     def _gather(self, why: str) -> None:
         self._note("regrouping", f"{why}; the others form a new group")
         self.phase, self._coordinator = "gathering", None
-        self._standing.clear()
+        self._roll.standing.clear()
         self._deadline_s = time.monotonic() + self._config.step_timeout_s
-        for rank in self._incarnations:
+        for rank in self._roll.incarnations:
             self._send(rank, Header(Kind.ABORTED, 0, term=self._generation))
 
     def _form_when_complete(self) -> None:
-        """All connected ranks have answered (at the start: all ranks of the run are connected)."""
-        connected = set(self._incarnations)
-        enough = self._generation > 0 or len(connected) >= self._config.num_workers
-        if self.phase == "gathering" and enough and connected and connected == set(self._standing):
+        if self.phase == "gathering" and self._roll.complete(first=not self._generation):
             self._form()
 
     def _go_on_without_the_silent(self) -> None:
-        answered = set(self._standing) if self.phase == "gathering" else self._ready
-        everyone = set(range(self._config.num_workers)) if not self._generation else set(self._incarnations)
-        silent = sorted(everyone - answered)
+        answered = set(self._roll.standing) if self.phase == "gathering" else self._ready
+        silent = self._roll.silent(answered, first=not self._generation)
         why = f"ranks {silent} did not answer" if self._generation else f"ranks {silent} did not come"
-        for rank in sorted(set(self._incarnations) - answered):
+        for rank in sorted(set(self._roll.incarnations) - answered):
             self._expel(rank, "it did not answer in time")
         if self.phase == "forming":
             self._gather(why)
         elif not self._generation and self._config.when_workers_lost == "stop":
             self._stop(f"{why} within {self._config.join_timeout_s:g} s", failed=True)
-        elif self._standing:
+        elif self._roll.standing:
             self._form()
         else:
             self._stop(why, failed=True)
 
     def _form(self) -> None:
         """Step 2: a group of all ranks that answered, at the step of the one that is furthest."""
-        config, members = self._config, sorted(self._standing)
+        config, members = self._config, sorted(self._roll.standing)
         self._fruitless += 1
         short = len(members) < config.gradients_per_step
         too_few = f"{len(members)} ranks are left for {config.gradients_per_step} gradients"
@@ -198,8 +191,8 @@ class MajorityChief:
             return
         if short:
             self._note("shrunk", f"{too_few}; steps average {len(members)} from now on")
-        source = max(members, key=lambda rank: (self._standing[rank][0], -rank))
-        step, data_points = self._standing[source]
+        source = self._roll.furthest()
+        step, data_points = self._roll.standing[source]
         self._generation += 1
         self.phase, self._members, self._ready, self._early = "forming", set(members), set(), []
         self._deadline_s = time.monotonic() + 2 * config.step_timeout_s
@@ -222,10 +215,10 @@ class MajorityChief:
             when_lost=config.when_workers_lost,
             min_workers=config.min_workers,
         )
-        start = max(self._standing.values())
+        start = max(self._roll.standing.values())
         coordinator = Coordinator(settings, now_s, start)
         for rank in sorted(self._members):
-            coordinator.worker_joined(rank, self._incarnations[rank], -1, now_s)
+            coordinator.worker_joined(rank, self._roll.incarnations[rank], -1, now_s)
         # The group of replicas is the one server, and their common state its checkpoint.
         coordinator.server_joined(0, 0, now_s)
         coordinator.server_ready(0, coordinator.term, now_s)
@@ -272,24 +265,14 @@ class MajorityChief:
             return
         self.phase, self._coordinator = "stopped", None
         self._note("stopping", f"stopping: {reason}")
-        for rank in self._incarnations:
+        for rank in self._roll.incarnations:
             self._send(rank, Header(Kind.STOP, 0, code=Code.FAILED if failed else Code.NONE), reason.encode())
 
     def _expel(self, rank: int, reason: str) -> None:
         self._note("expelled", f"rank {rank} expelled: {reason}")
         self._send(rank, Header(Kind.EXPELLED, 0), reason.encode())
         self._hub.close(Peer(Role.WORKER, rank))
-        self._incarnations.pop(rank, None)
-        self._standing.pop(rank, None)
-
-    def _admits(self, hello: Hello) -> str:
-        if hello.fingerprint != self._fingerprint:
-            return f"its layout is {hello.fingerprint}, this run's is {self._fingerprint}"
-        if hello.rank >= self._config.num_workers:
-            return f"there is no rank {hello.rank} in this run of {self._config.num_workers}"
-        if hello.incarnation < self._incarnations.get(hello.rank, 0):
-            return f"a newer incarnation of rank {hello.rank} is here"
-        return ""
+        self._roll.leave(rank)
 
     def _send(self, rank: int, header: Header, payload: bytes = b"") -> None:
         self._hub.send(Peer(Role.WORKER, rank), header, memoryview(payload))

@@ -1,0 +1,49 @@
+"""Which ranks of a majority all-reduce are connected, and how far each says it is. Pure."""
+
+from param_servers.handshake import Hello
+
+
+class RollCall:
+    """Begun anew whenever the ranks have to form another group.
+
+    Args:
+        num_ranks: of the run.
+        fingerprint: of the layout that all must have.
+    """
+
+    def __init__(self, num_ranks: int, fingerprint: str) -> None:
+        self.incarnations: dict[int, int] = {}
+        """Of the ranks that are connected."""
+        self.standing: dict[int, tuple[int, int]] = {}
+        """(step, data points) of the ranks that have answered."""
+        self._num_ranks, self._fingerprint = num_ranks, fingerprint
+
+    def admits(self, hello: Hello) -> str:
+        """ "" or one line why this rank may not join."""
+        if hello.fingerprint != self._fingerprint:
+            return f"its layout is {hello.fingerprint}, this run's is {self._fingerprint}"
+        if hello.rank >= self._num_ranks:
+            return f"there is no rank {hello.rank} in this run of {self._num_ranks}"
+        if hello.incarnation < self.incarnations.get(hello.rank, 0):
+            return f"a newer incarnation of rank {hello.rank} is here"
+        return ""
+
+    def leave(self, rank: int) -> bool:
+        """A rank is gone; whether it was connected."""
+        self.standing.pop(rank, None)
+        return self.incarnations.pop(rank, None) is not None
+
+    def complete(self, first: bool) -> bool:
+        """Whether all connected ranks have answered; the first time, all ranks of the run have to be connected."""
+        connected = set(self.incarnations)
+        enough = not first or len(connected) >= self._num_ranks
+        return enough and bool(connected) and connected == set(self.standing)
+
+    def silent(self, answered: set[int], first: bool) -> list[int]:
+        """Who should have answered and did not."""
+        everyone = set(range(self._num_ranks)) if first else set(self.incarnations)
+        return sorted(everyone - answered)
+
+    def furthest(self) -> int:
+        """The rank at the newest step, the lowest of them: its state is taken over by the others."""
+        return max(self.standing, key=lambda rank: (self.standing[rank][0], -rank))
