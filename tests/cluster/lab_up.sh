@@ -1,5 +1,5 @@
 #!/bin/bash
-# lab_up.sh NODES DIR [PREFIX]: starts a Slurm of NODES nodes of 12 cores on this machine and waits (2 min) until all are idle.
+# lab_up.sh NODES DIR [PREFIX]: starts a Slurm of NODES nodes of 12 cores on this machine and waits (4 min) until all are idle.
 # With PREFIX, node i lives in the network namespace PREFIXi at 10.78.0.i (netns.sh makes them), the controller in the
 # last one, PREFIX(NODES+1). Then: export SLURM_CONF=DIR/slurm.conf
 set -euo pipefail
@@ -47,10 +47,10 @@ in_namespace() { local i=$1; shift; if [ -n "$prefix" ]; then ip netns exec "$pr
 in_namespace $((nodes + 1)) slurmctld -c -f "$SLURM_CONF"
 for i in $(seq "$nodes"); do in_namespace "$i" slurmd -f "$SLURM_CONF" -N "node$i" & done
 wait
-for _ in $(seq 600); do
+for _ in $(seq 1200); do
     idle=$(in_namespace $((nodes + 1)) sinfo -h -t idle -o %D 2>/dev/null | awk '{n += $1} END {print n + 0}')
     [ "$idle" = "$nodes" ] && exit 0
     sleep 0.2
 done
-echo "only ${idle:-0} of $nodes nodes are idle after 2 minutes; see $dir/log" >&2
+echo "only ${idle:-0} of $nodes nodes are idle after 4 minutes; see $dir/log" >&2
 exit 1

@@ -1,0 +1,105 @@
+"""How long 64 ranks take to start, and what memory each takes: the committed 64-node script with CartPole."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from launch.benchmarks.lab import ROOT, Lab
+
+PATIENCE_S = 1800.0
+STEPS_BEFORE_MEMORY = 10
+
+
+def measure_startup(lab: Lab) -> dict[str, Any]:
+    """Seconds since the submission to each milestone, and memory of the processes by kind, in MB."""
+    run_dir = lab.folder / "startup"
+    args = (
+        f"--envs-per-worker 2 --total-frames 1000000000 --stop-score 1000000 --join-timeout-s {PATIENCE_S:.0f} "
+        "--step-timeout-s 300"
+    )
+    submitted_s = time.time()
+    said = lab.run(
+        "sbatch", "--nodes=64", str(ROOT / "slurm" / "breakout_64nodes.sh"),
+        DBA3C_PRESET="CartPole-v1", DBA3C_ARGS=args, DBA3C_RUN_DIR=str(run_dir),
+    )  # fmt: skip
+    job = said.split()[-1]
+    _wait_until(lambda: _commits(run_dir) > 0, "the first step")
+    first_step_s = time.time()
+    _wait_until(lambda: _commits(run_dir) >= STEPS_BEFORE_MEMORY and len(_joined_s(run_dir)) == 60, "all workers")
+    memory = memory_by_kind(lab, job)
+    lab.run("scancel", job)
+    _wait_until(lambda: not lab.run("squeue", "--noheader", f"--jobs={job}"), "the job's end")
+    joined_s = [moment_s - submitted_s for moment_s in _joined_s(run_dir)]
+    begun_s = json.loads((run_dir / "meta.json").read_text())["lives"][0]["started_s"]
+    return {
+        "chief_up_s": begun_s - submitted_s,
+        "first_worker_joined_s": joined_s[0],
+        "half_of_the_workers_joined_s": median(joined_s),
+        "first_step_s": first_step_s - submitted_s,
+        "last_worker_joined_s": joined_s[-1],
+        "memory_mb": memory,
+    }
+
+
+def memory_by_kind(lab: Lab, job: str) -> dict[str, dict[str, float]]:
+    """Kind of process → count, median resident and proportional set size (shared pages divided by their users)."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for process in psutil.process_iter():
+        try:
+            environ = process.environ()
+            if environ.get("SLURM_CONF") == lab.slurm_conf and environ.get("SLURM_JOB_ID") == job:
+                memory = process.memory_full_info()
+                found.setdefault(kind_of(process.cmdline()), []).append((memory.rss / 1e6, memory.pss / 1e6))
+        except psutil.Error:
+            continue
+    return {
+        kind: {
+            "processes": len(sizes),
+            "rss_mb": round(median(rss for rss, _ in sizes), 1),
+            "pss_mb": round(median(pss for _, pss in sizes), 1),
+            "pss_sum_mb": round(sum(pss for _, pss in sizes), 1),
+        }
+        for kind, sizes in sorted(found.items())
+    }
+
+
+def kind_of(command: list[str]) -> str:
+    """A role, "rank" for the launcher of a rank, or Slurm's own."""
+    if "--role" in command:
+        return command[command.index("--role") + 1]
+    if "train" in command and not any(word.endswith(("srun", "slurm_job")) for word in command):
+        return "rank"
+    return "job script and srun"
+
+
+def _joined_s(run_dir: Path) -> list[float]:
+    return sorted({r["worker"]: r["time_s"] for r in reversed(_events(run_dir)) if r["event"] == "joined"}.values())
+
+
+def _events(run_dir: Path) -> list[dict[str, Any]]:
+    path = run_dir / "metrics" / "server-0.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    events = [record for record in map(json.loads, lines) if record["kind"] == "event"]
+    for record in events:
+        record["worker"] = record["message"].split(" joined")[0]
+    return events
+
+
+def _commits(run_dir: Path) -> int:
+    path = run_dir / "audit" / "commits.jsonl"
+    return path.read_text().count('"commit"') if path.exists() else 0
+
+
+def _wait_until(condition: Callable[[], bool], what: str) -> None:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > give_up_s:
+            raise TimeoutError(f"waited {PATIENCE_S:.0f} s for {what}")
+        time.sleep(0.1)
