@@ -1,7 +1,10 @@
 """The same seed gives the same first 1,000 observations; different numbers give different ones."""
 
 import hashlib
+import importlib
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +23,8 @@ FAMILIES = {
     "mujoco": EnvironmentConfig(env_id="HalfCheetah-v5", normalize_observations=True),
     "vizdoom": EnvironmentConfig(env_id="vizdoom/basic"),
     "football": EnvironmentConfig(env_id="football/academy_empty_goal_close"),
+    "dmlab": EnvironmentConfig(env_id="dmlab/explore_goal_locations_small"),
+    "your own": EnvironmentConfig(env_id="gymnasium.envs.classic_control:CartPoleEnv"),
 }
 NEEDS = {"envpool": "envpool", "mujoco": "mujoco", "vizdoom": "vizdoom", "football": "gfootball"}
 
@@ -38,7 +43,10 @@ def first_thousand(config, seed):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_same_seed_gives_the_same_first_thousand_observations(family):
+def test_the_same_seed_gives_the_same_first_thousand_observations(family, monkeypatch):
+    if family == "dmlab":
+        monkeypatch.syspath_prepend(Path(__file__).parent)
+        monkeypatch.setitem(sys.modules, "deepmind_lab", importlib.import_module("fake_deepmind_lab"))
     if family in NEEDS:
         pytest.importorskip(NEEDS[family])
     config = FAMILIES[family]
