@@ -79,6 +79,16 @@ class Job:
     def wait_for_commits(self, number: int) -> None:
         self.wait_until(lambda: len(self.commits()) >= number, f"{number} steps")
 
+    def wait_for_life(self, number: int) -> None:
+        """Until a requeued job has begun its next life; Slurm would hold it for two minutes."""
+
+        def begun() -> bool:
+            if "BeginTime" in self.cluster.run("squeue", "-h", "-j", self.number, "-o", "%r"):
+                self.cluster.run("scontrol", "update", f"jobid={self.number}", "starttime=now")
+            return len(self.lives()) == number
+
+        self.wait_until(begun, f"life {number}")
+
     def wait_for_end(self, timeout_s: float = PATIENCE_S) -> dict[str, str]:
         """Exit code and state of the job when it has ended and its nodes are idle again."""
         self.wait_until(lambda: not self.cluster.run("squeue", "-h", "-j", self.number), "the job's end", timeout_s)

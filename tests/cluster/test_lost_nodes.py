@@ -72,10 +72,9 @@ def test_the_loss_of_the_first_node_requeues_the_job_which_resumes(small_cluster
     job.wait_for_commits(10)
     small_cluster.kill_node(job.nodes()[0])
     job.wait_until(lambda: "first_node_lost" in told(job), "a rank to requeue the job")
-    job.wait_until(lambda: "BeginTime" in small_cluster.run("squeue", "-h", "-o", "%r"), "the job to be held")
-    small_cluster.run("scontrol", "update", f"jobid={job.number}", "starttime=now")
     before = job.commits()[-1]["step"]
-    job.wait_until(lambda: len(job.lives()) == 2 and job.commits()[-1]["step"] > before, "steps of the second life")
+    job.wait_for_life(2)
+    job.wait_until(lambda: job.commits()[-1]["step"] > before, "steps of the second life")
     small_cluster.run("scancel", job.number)
     job.wait_for_end()
     first, second = job.lives()

@@ -42,8 +42,7 @@ def test_the_time_limit_s_warning_checkpoints_requeues_and_the_next_life_goes_on
     job = cluster.submit("breakout_64nodes.sh", tmp_path, *limit, args=f"{ENDLESS} --servers 2 --backup-workers 1")
     job.wait_until(lambda: "requeueing" in job.output, "the requeue before the limit")
     first_life = job.commits()[-1]["step"]
-    job.wait_until(lambda: "BeginTime" in cluster.run("squeue", "-h", "-o", "%r"), "the job to be held")
-    cluster.run("scontrol", "update", f"jobid={job.number}", "starttime=now")
+    job.wait_for_life(2)
     job.wait_until(lambda: job.commits()[-1]["step"] > first_life + 2, "steps of the second life")
     cluster.run("scancel", job.number)
     job.wait_for_end()
