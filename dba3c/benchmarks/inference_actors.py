@@ -67,11 +67,12 @@ class Played(NamedTuple):
     wall_s: float
 
 
-def play(name: str, num_envs: int, rank: int, port: int, secret: bytes, seconds: float, told: Any) -> None:
-    """An actor's process; port 0: no service, for so many seconds."""
+def play(name: str, num_envs: int, rank: int, port: int, secret: bytes, seconds: float, told: Any, begin: Any) -> None:
+    """An actor's process, which begins when all are ready; port 0: no service, for so many seconds."""
     size = num_envs // GROUPS
     shape = shape_of(name, size)
     groups = [ActorGroup(make_environments(name, size, rank * 10 + i), shape, rank * 10 + i) for i in range(GROUPS)]
+    begin.wait(JOIN_TIMEOUT_S)
     told.put(_through(port, rank, secret, groups) if port else _bare(groups, seconds))
     for group in groups:
         group.environments.close()
@@ -119,9 +120,11 @@ class Actors:
     def __init__(self, name: str, num_envs: int, count: int, port: int, secret: bytes, seconds: float) -> None:
         context = get_context("forkserver")  # what they import is imported once
         context.set_forkserver_preload([__name__, "dba3c.environments.atari"])
-        self._told = context.Queue()
+        self._told, self._begin = context.Queue(), context.Barrier(count)
         self._processes = [
-            context.Process(target=play, args=(name, num_envs, rank, port, secret, seconds, self._told), daemon=True)
+            context.Process(
+                target=play, args=(name, num_envs, rank, port, secret, seconds, self._told, self._begin), daemon=True
+            )
             for rank in range(count)
         ]
 
