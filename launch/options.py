@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
 from dba3c.config import TrainConfig, option_names
+from dba3c.environments.atari_protocols import with_protocol
 from dba3c.errors import UserError
 from launch.presets import PRESETS, preset, with_central_inference
 from param_servers.errors import ConfigError
@@ -44,6 +45,9 @@ class TrainArguments:
     """breakout, dba3c_paper, classic, football, vizdoom, mujoco, impala, r2d2, sac or ppo; without it the one that fits
     the environment."""
 
+    protocol: str | None = None
+    """Atari: how the game is played, which its score is quoted with: v5, v4-no-sticky or 2017. None: the preset's."""
+
     resume: bool = False
     """Go on from the newest checkpoint of the run in --run-dir, or of this environment's newest run under runs/."""
 
@@ -61,6 +65,9 @@ def parse_train(words: Sequence[str], cores: int) -> TrainArguments:
     config = preset(value_of(words, "--preset"), value_of(words, "--env-id"), cores)
     if value_of(words, "--mode") == "central":
         config = with_central_inference(config, cores)
+    protocol = value_of(words, "--protocol")
+    if protocol is not None:
+        config = replace(config, environment=with_protocol(config.environment, protocol))
     default = TrainArguments(config=config)
     return parse(TrainArguments, words, "dba3c train", default)
 
@@ -113,7 +120,7 @@ def with_long_names(words: Sequence[str]) -> list[str]:
 
 def refuse_unknown(words: Sequence[str]) -> None:
     """Raise UserError for an option that dba3c train does not have, naming the close ones, short names too."""
-    known = {*option_names(), "preset", "resume", "help"}
+    known = {*option_names(), "preset", "protocol", "resume", "help"}
     shorts = [short[2:] for short in SHORT_NAMES]
     for word in words:
         if word.startswith("--") and word[2:].removeprefix("no-").replace("-", "_") not in known:

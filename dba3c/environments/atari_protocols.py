@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from dba3c.environments.config import EnvironmentConfig
+from dba3c.errors import UserError
 
 _SHARED: dict[str, Any] = {
     "frame_stack": 4,
@@ -61,6 +62,16 @@ def atari_v5(config: EnvironmentConfig) -> EnvironmentConfig:
 def atari_v4_no_sticky(config: EnvironmentConfig) -> EnvironmentConfig:
     """The protocol of most deep reinforcement learning before 2018: no sticky actions, frame skip 4."""
     return replace(config, **ATARI_PROTOCOLS["v4-no-sticky"])
+
+
+def with_protocol(config: EnvironmentConfig, name: str) -> EnvironmentConfig:
+    """The environment played by the named protocol. Raises `UserError` for another name, or another family."""
+    makers = {"2017": atari_2017, "v5": atari_v5, "v4-no-sticky": atari_v4_no_sticky}
+    if name not in makers:
+        raise UserError(f"no Atari protocol is called {name!r}; there are {', '.join(makers)}")
+    if config.family != "atari":
+        raise UserError(f"--protocol {name} is for Atari games, and {config.env_id} is not one")
+    return makers[name](config)
 
 
 def protocol_name(config: EnvironmentConfig) -> str:

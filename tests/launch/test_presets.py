@@ -9,6 +9,7 @@ from dba3c.errors import UserError
 from dba3c.networks.convolutional import ConvolutionalTorso
 from dba3c.networks.vectors import PerceptronTorso
 from launch.environment_presets import fitting_preset
+from launch.options import parse_train
 from launch.presets import preset
 
 
@@ -47,3 +48,18 @@ def test_classic_chooses_its_network_by_what_is_observed(space: gymnasium.Space,
     config = preset("classic", "my_game:make_env", cores=2)
     network = build_policy_network(config, Spaces(space, gymnasium.spaces.Discrete(2)))
     assert isinstance(network.torso, torso)
+
+
+@pytest.mark.parametrize("name", ["2017", "v5", "v4-no-sticky"])
+def test_a_protocol_is_chosen_by_its_name_and_options_still_change_it(name: str) -> None:
+    words = ["ALE/Pong-v5", "--protocol", name]
+    assert parse_train(words, cores=2).config.environment.protocol_name == name
+    changed = parse_train([*words, "--noop-max", "7"], cores=2).config.environment
+    assert changed.protocol_name == f"{name} but noop_max=7"
+
+
+def test_a_protocol_that_does_not_exist_or_fit_is_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match="no Atari protocol is called 'v6'; there are 2017, v5, v4-no-sticky"):
+        parse_train(["ALE/Pong-v5", "--protocol", "v6"], cores=2)
+    with pytest.raises(UserError, match="is for Atari games, and CartPole-v1 is not one"):
+        parse_train(["CartPole-v1", "--protocol", "v5"], cores=2)
