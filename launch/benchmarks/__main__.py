@@ -29,11 +29,11 @@ def main() -> None:
     parser.add_argument("--sleep-s", type=float, default=0.1)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--cases", type=Case.parse, nargs="+", default=list(map(Case.parse, CASES)))
-    parser.add_argument("--no-startup", action="store_true", help="overhead only")
+    parser.add_argument("--startup-ranks", type=int, default=64, help="0: overhead only")
     options = parser.parse_args()
-    nodes = max(0 if options.no_startup else 64, options.workers + max(case.servers for case in options.cases))
+    nodes = max(options.startup_ranks, options.workers + max(case.servers for case in options.cases))
     with slurm_lab(nodes) as lab:
-        startup = {} if options.no_startup else measure_startup(lab)
+        startup = measure_startup(lab, options.startup_ranks) if options.startup_ranks else {}
         print(startup, flush=True)
         overhead = measure_overhead(
             lab, options.cases, workers=options.workers, sleep_s=options.sleep_s, steps=options.steps

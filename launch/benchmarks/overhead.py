@@ -35,11 +35,11 @@ def row(case: Case, folder: Path, workers: int, sleep_s: float, steps: int) -> d
     of_workers = [json.loads((folder / f"worker-{rank}.json").read_text()) for rank in range(workers)]
     of_servers = [json.loads((folder / f"server-{shard}.json").read_text()) for shard in range(case.servers)]
     first = of_workers[0]["steps_s"]
-    in_all = steps + WARM_UP_STEPS
+    in_all = steps + WARM_UP_STEPS  # bytes are counted from the first step on, the rest after the warm-up
     sections: dict[str, float] = {}
     for server in of_servers:
         for name, seconds in server["sections_s"].items():
-            sections[name] = sections.get(name, 0.0) + 1e3 * seconds / in_all
+            sections[name] = sections.get(name, 0.0) + 1e3 * seconds / steps
     return {
         "workers": workers,
         "servers": case.servers,
@@ -50,10 +50,10 @@ def row(case: Case, folder: Path, workers: int, sleep_s: float, steps: int) -> d
         "step_p90_ms": 1e3 * quantiles(first, n=10)[-1],
         "over_sleep": median(first) / sleep_s,
         "moved_mb_per_step": sum(worker["bytes"] for worker in of_workers) / 1e6 / in_all,
-        "workers_cpu_ms_per_step": 1e3 * sum(worker["cpu_s"] for worker in of_workers) / in_all,
-        "servers_cpu_ms_per_step": 1e3 * sum(server["cpu_s"] for server in of_servers) / in_all,
-        "worker_waits_per_step": median(worker["waits"] for worker in of_workers) / in_all,
-        "server_waits_per_step": sum(server["waits"] for server in of_servers) / in_all,
+        "workers_cpu_ms_per_step": 1e3 * sum(worker["cpu_s"] for worker in of_workers) / steps,
+        "servers_cpu_ms_per_step": 1e3 * sum(server["cpu_s"] for server in of_servers) / steps,
+        "worker_waits_per_step": median(worker["waits"] for worker in of_workers) / steps,
+        "server_waits_per_step": sum(server["waits"] for server in of_servers) / steps,
         "threads_per_worker": median(worker["threads"] for worker in of_workers),
         "servers_sections_ms_per_step": {name: round(ms, 2) for name, ms in sorted(sections.items())},
     }

@@ -51,7 +51,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     axes.axhline(BOUND * sleep_ms, color="red", linestyle="--", label=f"{BOUND} × the sleep")
     axes.set(xscale="log", xlabel="parameters, MB", ylabel="step, ms (median)", ylim=(0, None))
     axes.set_title(f"{rows[0]['workers']} workers that sleep {sleep_ms:.0f} ms, on this machine's cores")
-    axes.legend()
+    axes.legend(loc="upper left")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
@@ -82,7 +82,7 @@ def page(measured: dict[str, Any]) -> str:
         "![step time](overhead.png)",
     ]
     if startup:
-        lines += ["", "## Start-up of `slurm/breakout_64nodes.sh` with CartPole: 4 servers + 60 workers", ""]
+        lines += ["", f"## Start-up of `slurm/breakout_64nodes.sh` with CartPole, {startup['ranks']} ranks", ""]
         lines += ["| since sbatch | s |", "|---|---|"]
         lines += [
             f"| {name.removesuffix('_s').replace('_', ' ')} | {value:.1f} |"
@@ -107,4 +107,6 @@ def _rounded(value: Any) -> Any:
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, float) and value < 1:
+        return f"{value:.3g}"
     return f"{value:.2f}" if isinstance(value, float) and value < 10 else f"{value:,.0f}"

@@ -15,10 +15,13 @@ from launch.benchmarks.lab import ROOT, Lab
 
 PATIENCE_S = 1800.0
 STEPS_BEFORE_MEMORY = 10
+SERVERS = 4
+"""Of slurm/breakout_64nodes.sh."""
 
 
-def measure_startup(lab: Lab) -> dict[str, Any]:
+def measure_startup(lab: Lab, nodes: int = 64) -> dict[str, Any]:
     """Seconds since the submission to each milestone, and memory of the processes by kind, in MB."""
+    workers = nodes - SERVERS
     run_dir = lab.folder / "startup"
     args = (
         f"--envs-per-worker 2 --total-frames 1000000000 --stop-score 1000000 --join-timeout-s {PATIENCE_S:.0f} "
@@ -26,19 +29,20 @@ def measure_startup(lab: Lab) -> dict[str, Any]:
     )
     submitted_s = time.time()
     said = lab.run(
-        "sbatch", "--nodes=64", str(ROOT / "slurm" / "breakout_64nodes.sh"),
+        "sbatch", f"--nodes={nodes}", str(ROOT / "slurm" / "breakout_64nodes.sh"),
         DBA3C_PRESET="CartPole-v1", DBA3C_ARGS=args, DBA3C_RUN_DIR=str(run_dir),
     )  # fmt: skip
     job = said.split()[-1]
     _wait_until(lambda: _commits(run_dir) > 0, "the first step")
     first_step_s = time.time()
-    _wait_until(lambda: _commits(run_dir) >= STEPS_BEFORE_MEMORY and len(_joined_s(run_dir)) == 60, "all workers")
+    _wait_until(lambda: _commits(run_dir) >= STEPS_BEFORE_MEMORY and len(_joined_s(run_dir)) == workers, "all workers")
     memory = memory_by_kind(lab, job)
     lab.run("scancel", job)
     _wait_until(lambda: not lab.run("squeue", "--noheader", f"--jobs={job}"), "the job's end")
     joined_s = [moment_s - submitted_s for moment_s in _joined_s(run_dir)]
     begun_s = json.loads((run_dir / "meta.json").read_text())["lives"][0]["started_s"]
     return {
+        "ranks": nodes,
         "chief_up_s": begun_s - submitted_s,
         "first_worker_joined_s": joined_s[0],
         "half_of_the_workers_joined_s": median(joined_s),

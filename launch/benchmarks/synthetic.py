@@ -73,7 +73,14 @@ class Rank:
 
     def serve(self, shard: int) -> None:
         reports: list[dict[str, Any]] = []
-        before = _usage()
+        usage = [_usage()]
+
+        def should_stop(step: int, data_points: int) -> str | None:
+            if step == WARM_UP_STEPS:
+                usage[0] = _usage()
+                reports.clear()
+            return "measured" if step >= self.steps else None
+
         ParameterServer(
             shard=shard,
             plan=self.plan,
@@ -83,10 +90,10 @@ class Rank:
             resolve=self._resolve,
             secret=SECRET,
             publish_address=lambda host, port: self._write(f"address-{shard}", {"host": host, "port": port}),
-            should_stop=lambda step, data_points: "measured" if step >= self.steps else None,
+            should_stop=should_stop,
             on_report=reports.append,
         ).run()
-        self._write(f"server-{shard}", {**_spent(before), "sections_s": _sections(reports)})
+        self._write(f"server-{shard}", {**_spent(usage[0]), "sections_s": _sections(reports)})
 
     def work(self, rank: int) -> None:
         exchange = ServersExchange(
@@ -98,6 +105,8 @@ class Rank:
             while True:
                 pull = exchange.pull()
                 starts.append(time.perf_counter())
+                if len(starts) == WARM_UP_STEPS:
+                    before = _usage()
                 time.sleep(self.sleep_s)
                 accepted += exchange.push(gradient, pull.step, data_points=1).accepted
         except RunStopped:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 BIN = Path(sys.executable).parent
@@ -61,34 +62,72 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 90.0
         time.sleep(0.05)
 
 
+class Ranks:
+    """Three ranks of one launch, started one by one."""
+
+    def __init__(self, folder: Path, **environ: str) -> None:
+        self.folder, self.run_dir, self.environ = folder, folder / "run", environ
+        self.running = [self.start(rank) for rank in range(3)]
+
+    def start(self, rank: int) -> subprocess.Popen[bytes]:
+        endless = ["--total-frames", "1000000000", "--stop-score", "1000000", "--checkpoint-every-steps", "5"]
+        command = [BIN / "dba3c", *TRAIN[:-2], *endless, "--gradients", "1", "--run-dir", self.run_dir]
+        own = {name: value.replace("RANK", str(rank)) for name, value in self.environ.items()}
+        with (self.folder / f"rank-{rank}.log").open("a") as log:
+            return subprocess.Popen(
+                command, env={**os.environ, **own}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def kill(self, rank: int) -> None:
+        self.running[rank].kill()
+        self.running[rank].wait(20)
+
+    def kill_pod(self, rank: int) -> None:
+        """All its processes at once: the launcher must not see the others die, nor they its death."""
+        launcher = psutil.Process(self.running[rank].pid)
+        launcher.suspend()
+        for process in launcher.children(recursive=True):
+            process.kill()
+        self.kill(rank)
+
+    def end(self) -> None:
+        self.running[0].send_signal(signal.SIGINT)
+        codes = [rank.wait(90) for rank in self.running]
+        assert codes == [0, 0, 0], (self.folder / "rank-0.log").read_text()
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in self.running:
+            rank.kill()
+            rank.wait(20)
+
+
 @pytest.mark.timeout(300)
 def test_a_rank_that_dies_costs_only_itself_and_rejoins_as_a_new_incarnation(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    endless = ["--total-frames", "1000000000", "--stop-score", "1000000", "--gradients", "1", "--run-dir", str(run_dir)]
-
-    def start(rank: int) -> subprocess.Popen[bytes]:
-        environ = {
-            **os.environ,
-            "RANK": str(rank),
-            "WORLD_SIZE": "3",
-            "LOCAL_WORLD_SIZE": "3",
-            "DBA3C_LAUNCH_ID": "one",
-        }
-        with (tmp_path / f"rank-{rank}.log").open("a") as log:
-            command = [BIN / "dba3c", *TRAIN[:-2], *endless]
-            return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    ranks = [start(rank) for rank in range(3)]
-    try:
+    with Ranks(tmp_path, RANK="RANK", WORLD_SIZE="3", LOCAL_WORLD_SIZE="3", DBA3C_LAUNCH_ID="one") as ranks:
+        run_dir = ranks.run_dir
         wait_until(lambda: any(member[0] == 1 for step in commits(run_dir) for member in step), "worker 1 to take part")
-        ranks[2].kill()
-        ranks[2].wait(20)
+        ranks.kill(2)
         before = len(commits(run_dir))
         wait_until(lambda: len(commits(run_dir)) > before + 20, "steps without the dead rank")
-        ranks[2] = start(2)
+        ranks.running[2] = ranks.start(2)
         wait_until(lambda: any(m[:2] == [1, 100] for step in commits(run_dir) for m in step), "worker 1 to come back")
-        ranks[0].send_signal(signal.SIGINT)
-        assert [rank.wait(60) for rank in ranks] == [0, 0, 0], (tmp_path / "rank-0.log").read_text()
-    finally:
-        for rank in ranks:
-            rank.kill()
+        ranks.end()
+
+
+@pytest.mark.timeout(400)
+def test_a_pod_of_the_chief_that_is_restarted_goes_on_with_the_run(tmp_path: Path) -> None:
+    """As Kubernetes does it: restartPolicy OnFailure, the same index, the same Job."""
+    pod = {"JOB_COMPLETION_INDEX": "RANK", "DBA3C_WORLD_SIZE": "3", "DBA3C_CHIEF_ADDRESS": "127.0.0.1"}
+    with Ranks(tmp_path, **pod, DBA3C_LAUNCH_ID="uid-of-the-job") as ranks:
+        run_dir = ranks.run_dir
+        wait_until(lambda: len(commits(run_dir)) > 20, "steps")
+        ranks.kill_pod(0)
+        before = len(commits(run_dir))
+        ranks.running[0] = ranks.start(0)
+        wait_until(lambda: len(commits(run_dir)) > before + 20, "steps with the second chief", timeout_s=200)
+        lives = json.loads((run_dir / "meta.json").read_text())["lives"]
+        assert [life["launch_id"] for life in lives] == ["uid-of-the-job"] * 2
+        ranks.end()
