@@ -51,9 +51,9 @@ class Cost:
 
 
 def cost_of(path: Path, architecture: str, network: str, seconds: float) -> Cost:
-    """The numbers of a run's last ``seconds``.
+    """The numbers of a run's last ``seconds``, or of all that it trained.
 
-    Raises UserError when it did not train for so long.
+    Raises UserError when that was less than half of it.
     """
     run = RunFolder.open(path)
     config = TrainConfig.from_json(run.config_text())
@@ -67,8 +67,9 @@ def cost_of(path: Path, architecture: str, network: str, seconds: float) -> Cost
     # the last window is cut short by the end
     end_s = min(_steps(records)[-1]["time_s"] for records in stepping)
     began_s = max(_steps(records)[0]["time_s"] for records in stepping)
-    if end_s - began_s < seconds:
-        raise UserError(f"{path} trained for {end_s - began_s:.0f} s, which is less than {seconds:g} s")
+    if end_s - began_s < seconds / 2:
+        raise UserError(f"{path} trained for {end_s - began_s:.0f} s, which is less than half of {seconds:g} s")
+    seconds = min(seconds, end_s - began_s)
     late = {
         who: [record for record in records if end_s - seconds < record["time_s"] <= end_s]
         for who, records in by_process.items()
@@ -88,7 +89,7 @@ def cost_of(path: Path, architecture: str, network: str, seconds: float) -> Cost
         cores_used=round(cores, 3),
         lag_p50=round(lag_p50, 2),
         lag_p99=round(lag_p99, 2),
-        seconds=seconds,
+        seconds=round(seconds, 1),
     )
 
 

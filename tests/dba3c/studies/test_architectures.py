@@ -49,7 +49,7 @@ def test_steps_and_processor_time_are_those_of_the_last_seconds_of_all_processes
     assert cost.cores_used == pytest.approx(1.7)
     assert cost.core_s_per_million_frames == pytest.approx(1e6 * 1.7 / 4000)
     assert cost.lag_p50 == 1 and 4 < cost.lag_p99 <= 5
-    with pytest.raises(UserError, match="trained for 20 s, which is less than 45 s"):
+    with pytest.raises(UserError, match="trained for 20 s, which is less than half of 45 s"):
         cost_of(folder.path, "async-servers", "small", seconds=45)
 
 
