@@ -55,7 +55,8 @@ class Collector:
                 observations.append(self.observation)
             with sections("inference"):
                 output = self.agent.forward(self.observation, self.state)
-                action = self.agent.policy(output.policy_logits).sample(generator)
+                # the generator lives on the CPU
+                action = self.agent.policy(output.policy_logits.detach().cpu()).sample(generator)
                 chosen = action.numpy()
             with sections("environment"):
                 transition = self.environments.step(chosen)
@@ -64,19 +65,20 @@ class Collector:
             transitions.append(transition)
             first = self._starts(transition.terminated, transition.truncated, transition.valid)
             self.observation, self.state = transition.observation, reset_state(output.state, torch.from_numpy(first))
+        device = self.agent.device
         with sections("inference"):
             bootstrap_value = self.agent.value(self.observation, self.state)
         return Rollout(
             policy_logits=torch.stack([output.policy_logits for output in outputs]),
             values=torch.stack([output.value for output in outputs]),
-            actions=torch.stack(actions),
-            rewards=_stacked([transition.reward for transition in transitions]),
-            terminated=_stacked([transition.terminated for transition in transitions]),
-            truncated=_stacked([transition.truncated for transition in transitions]),
-            valid=_stacked([transition.valid for transition in transitions]),
+            actions=torch.stack(actions).to(device),
+            rewards=_stacked([transition.reward for transition in transitions]).to(device),
+            terminated=_stacked([transition.terminated for transition in transitions]).to(device),
+            truncated=_stacked([transition.truncated for transition in transitions]).to(device),
+            valid=_stacked([transition.valid for transition in transitions]).to(device),
             bootstrap_value=bootstrap_value,
             episodes=[episode for transition in transitions for episode in transition.episodes],
-            observations=_stacked(observations) if self.keep_observations else None,
+            observations=_stacked(observations).to(device) if self.keep_observations else None,
             failures=tuple(failure for transition in transitions for failure in transition.failures),
         )
 

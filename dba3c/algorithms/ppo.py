@@ -90,7 +90,7 @@ def minibatches(batch: PpoBatch, settings: PpoSettings, generator: torch.Generat
     """
     size = batch.actions.shape[0]
     for _ in range(settings.epochs):
-        order = torch.randperm(size, generator=generator)
+        order = torch.randperm(size, generator=generator).to(batch.actions.device)
         for part in torch.tensor_split(order, settings.minibatches):
             yield PpoBatch(*(tensor[part] for tensor in batch))
 

@@ -134,11 +134,10 @@ class R2d2Trainer:
             if not unroll.continues:
                 self._replay.restart(environments)
             state = tuple(part.cpu().numpy() for part in unroll.initial_state[:2])
-            frames = unroll.frames.frames[unroll.history :]
             for t in range(unroll.length):
                 flags = unroll.flags[t]
                 record = Record(
-                    frame=frames[t].reshape(self._size, *self._frame_shape(unroll.shape)),
+                    frame=unroll.frames.frame(unroll.history + t).reshape(self._size, *self._frame_shape(unroll.shape)),
                     reward=unroll.rewards[t],
                     terminated=flags & TERMINATED != 0,
                     truncated=flags & TRUNCATED != 0,

@@ -35,7 +35,7 @@ class SacPolicy:
     def __init__(self, network: FlatNetwork, spaces: Spaces, seed: int) -> None:
         self.version = -1
         self._network, self._scaling = network, ActionScaling.of(spaces.action)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator(network.device).manual_seed(seed)
 
     def initial_state(self, num_envs: int) -> State:
         """It remembers nothing."""
@@ -51,12 +51,13 @@ class SacPolicy:
         """See ``Policy``. Replay needs no behaviour probabilities: they are 0."""
         size = len(asked.observation)
         if self.version <= 0:
-            chosen = torch.rand(size, len(self._scaling.centre), generator=self._generator) * 2 - 1
+            shape = (size, len(self._scaling.centre))
+            chosen = torch.rand(shape, generator=self._generator, device=self._network.device) * 2 - 1
         else:
             sac = self._network.network
             policy = sac.policy(sac.vector(torch.as_tensor(asked.observation, device=self._network.device)))
-            chosen = policy.sample(self._generator).cpu()
-        actions = self._scaling.to_environment(chosen.numpy()).astype(np.float32)
+            chosen = policy.sample(self._generator)
+        actions = self._scaling.to_environment(chosen.cpu().numpy()).astype(np.float32)
         return Decision(actions, np.zeros(size, np.float32), ())
 
 

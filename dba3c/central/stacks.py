@@ -62,13 +62,13 @@ class FrameRows:
                 parts[whole.environments, : depth - 1 - age] = whole.older[:, age:]
 
     def stacks_view(self, row: int) -> np.ndarray | None:
-        """The observations [B, K·C, ...] of one row as a view with strides, or None.
+        """The observations [B, K·C, ...] of one row as a view with strides (of planes kept as bits: anew), or None.
 
         There is none for frames of several channels, nor while a stack is not made of the rows before it.
         """
         depth = self.frame_stack
         if depth == 1:
-            return self.frames[row]
+            return self.frame(row)
         if self.frames.shape[2] != 1 or any(0 <= row - whole.row < depth - 1 for whole in self.wholes):
             return None
         return self.frames[row - depth + 1 : row + 1, :, 0].swapaxes(0, 1)

@@ -153,6 +153,7 @@ def batch_of(unrolls: list[Unroll]) -> UnrollBatch:
         for t in range(length + 1):
             unroll.frames.stacks_into(unroll.history + t, observation[t, i * size : (i + 1) * size])
     flags = np.concatenate([unroll.flags[1:] for unroll in unrolls], axis=1)
+    _keep_for_this_stream(unrolls)
     return UnrollBatch(
         observation=torch.from_numpy(observation),
         actions=_joined([unroll.actions for unroll in unrolls]),
@@ -165,6 +166,14 @@ def batch_of(unrolls: list[Unroll]) -> UnrollBatch:
         versions=np.stack([unroll.versions for unroll in unrolls], axis=1),
         initial_state=tuple(torch.cat(parts) for parts in zip(*(u.initial_state for u in unrolls), strict=True)),
     )
+
+
+def _keep_for_this_stream(unrolls: list[Unroll]) -> None:
+    """On a GPU, states come from the inference thread's stream: their memory is not free before this one has read."""
+    for unroll in unrolls:
+        for part in unroll.initial_state:
+            if part.is_cuda:
+                part.record_stream(torch.cuda.current_stream(part.device))  # type: ignore[no-untyped-call]
 
 
 def _joined(parts: list[np.ndarray]) -> Tensor:

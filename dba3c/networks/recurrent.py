@@ -28,7 +28,7 @@ def lstm_cell(inputs: int, size: int, generator: torch.Generator) -> nn.LSTMCell
 
 def reset_state(state: State, reset: Tensor) -> State:
     """The state with zeros in the rows where ``reset`` [B] is set; () stays (). Gradients stop at a reset."""
-    return tuple(part.masked_fill(reset.unsqueeze(-1), 0) for part in state)
+    return tuple(part.masked_fill(reset.to(part.device).unsqueeze(-1), 0) for part in state)
 
 
 class Core(nn.Module):
