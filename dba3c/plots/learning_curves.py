@@ -119,15 +119,24 @@ def aggregate(lines: Sequence[NDArray[np.float64]], statistic: Statistic = "iqm"
     Args:
         lines: one [2, N] array of places and values for each run; places do not fall.
     """
-    low_x, high_x = max(line[0, 0] for line in lines), min(line[0, -1] for line in lines)
-    if low_x > high_x:
-        raise UserError("these runs have no common range: one ends before another begins")
-    grid = np.linspace(low_x, high_x, _GRID_POINTS)
+    grid = np.linspace(*_common_range(lines), _GRID_POINTS)
     values = np.stack([np.interp(grid, *line) for line in lines])  # [runs, G]
     of = interquartile_mean if statistic == "iqm" else np.mean
     resampled = np.stack([of(values[list(chosen)], axis=0) for chosen in _resamples(len(lines), seed)])
     low, high = np.percentile(resampled, [2.5, 97.5], axis=0)
     return Band(grid, np.asarray(of(values, axis=0)), low, high)
+
+
+def check_drawable(curves: Sequence[Curve], x: str, y: str) -> None:
+    """Raises UserError when runs cannot become one line: a chart is unknown or missing, or they share no range."""
+    _common_range([_line(curve, X_AXES.get(x, x), y) for curve in curves])
+
+
+def _common_range(lines: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
+    low_x, high_x = max(line[0, 0] for line in lines), min(line[0, -1] for line in lines)
+    if low_x > high_x:
+        raise UserError("these runs have no common range: one ends before another begins")
+    return float(low_x), float(high_x)
 
 
 def _resamples(count: int, seed: int) -> Sequence[Sequence[int]]:

@@ -93,6 +93,9 @@ class Setup:
     colocated: bool = False
     """servers: on the hosts of the first k workers, not on hosts of their own."""
 
+    cut_through: bool = True
+    """servers without backup workers: parameters leave while gradients arrive; False: after the update, as in 2017."""
+
     largest_share: float = 0.0
     """Part of the model on the fullest shard; 0: even, 1/k."""
 

@@ -49,7 +49,7 @@ class ServerSimulation:
         self.cluster, self.work, self.setup = cluster, work, setup
         self._times_s = times_s
         self._slice_bytes = work.model_bytes * setup.shard_share
-        self._cut_through = setup.exchange == "servers" and not setup.backup
+        self._cut_through = setup.exchange == "servers" and not setup.backup and setup.cut_through
         self._ingress, self._egress = self._links()
         self._queue: list[_Event] = []
         self._order = self.version = self.dropped = self._arrived = 0

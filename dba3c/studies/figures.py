@@ -12,7 +12,7 @@ from matplotlib.ticker import EngFormatter, ScalarFormatter
 from dba3c import metric_registry
 from dba3c.errors import UserError
 from dba3c.plots.curve import Curve
-from dba3c.plots.learning_curves import plot_learning_curves
+from dba3c.plots.learning_curves import check_drawable, plot_learning_curves
 from dba3c.plots.style import PALETTE, new_figure, save
 from dba3c.studies.results import (
     Estimate,
@@ -157,8 +157,14 @@ def scores(x: str, y: str = "score/mean") -> Callable[[StudyResults, Path], list
                 for curve in result.curves
                 if curve not in drawable
             )
-            if drawable:
-                groups[result.point.name] = drawable
+            if not drawable:
+                continue
+            try:
+                check_drawable(drawable, x, y)
+            except UserError as error:
+                results.problems.append(f"figure {path.name}: {result.point.name}: {error}")
+                continue
+            groups[result.point.name] = drawable
             goals |= {curve.config.get("run", {}).get("stop_score") for curve in drawable}
         goal = goals.pop() if len(goals) == 1 and y.startswith("score/") else None
         return plot_learning_curves(groups, path, x=x, y=y, goal=goal)

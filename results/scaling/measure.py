@@ -1,6 +1,6 @@
 """A small measured scaling study, and what the simulator makes of it for more nodes.
 
-    python results/scaling/measure.py          (about 11 minutes on an idle machine of 2 cores)
+    python results/scaling/measure.py          (about 13 minutes on an idle machine of 2 cores)
 
 1. `dba3c study scaling`: Breakout with 1 and 2 workers, real training on this machine, 3 seeds each.
 2. A gradient's time is calibrated from the runs of one worker, and 1 … 64 workers on own hosts are simulated.
@@ -103,7 +103,7 @@ DBA3C's second plot for this work: 64 workers against the number of servers.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=1.5, help="of training for each run")
+    parser.add_argument("--minutes", type=float, default=2.0, help="of each run, its start included")
     parser.add_argument("--seeds", type=int, default=3)
     options, train = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as temporary:

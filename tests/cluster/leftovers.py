@@ -34,7 +34,7 @@ def clear() -> None:
 def _lab_is_orphaned(process: psutil.Process) -> bool:
     """Whether one of its arguments, or its SLURM_CONF, lies in a lab whose owner is dead."""
     try:
-        places = [*process.info["cmdline"], process.environ().get("SLURM_CONF", "")]
+        places = [*(process.info["cmdline"] or []), process.environ().get("SLURM_CONF", "")]
     except (psutil.Error, OSError):
         return False
     for place in places:

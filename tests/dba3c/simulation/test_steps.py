@@ -66,6 +66,11 @@ def test_with_backup_workers_pushing_and_pulling_do_not_overlap():
     assert without.step_s == pytest.approx(2 * dedicated_servers_s(M, 64, 2, TEN_GBIT), rel=0.06)
 
 
+def test_servers_that_send_after_the_update_take_both_ways_one_after_the_other():
+    found = simulate(WIRE, NO_COMPUTE, Setup(workers=8, servers=2, cut_through=False), steps=10)
+    assert found.step_s == pytest.approx(2 * dedicated_servers_s(M, 8, 2, TEN_GBIT))
+
+
 @pytest.mark.parametrize("exchange", ["servers", "allreduce"])
 def test_without_backup_a_step_waits_for_the_slowest_of_n(exchange):
     work = Work(model_bytes=M, compute=UNIFORM)
