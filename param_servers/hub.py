@@ -103,18 +103,19 @@ class Hub:
             link.bytes_received for link in self._mask
         )
 
-    def listen(self, host: str, port: int = 0, buffer_bytes: int = 0) -> tuple[str, int]:
+    def listen(self, host: str, port: int = 0, buffer_bytes: tuple[int, int] | None = None) -> tuple[str, int]:
         """Accept peers; returns the address bound. Raises OSError when it is taken.
 
         Args:
-            buffer_bytes: most bytes that the kernel holds in each direction of a link; 0: the kernel's choice.
+            buffer_bytes: most bytes (received, to be sent) that the kernel holds for a link that comes from another
+                host; None: the kernel's choice, as always on loopback, which has no queue that could overflow.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=512)
         self._listener.setblocking(False)
-        if buffer_bytes:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        if buffer_bytes is not None and not host.startswith(("127.", "::1", "localhost")):
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes[0])
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes[1])
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         address = self._listener.getsockname()
         return str(address[0]), int(address[1])
@@ -178,13 +179,6 @@ class Hub:
         if link is not None and hasattr(socket, "SO_RCVLOWAT"):
             with suppress(OSError):  # a broken link is noticed by the next poll
                 link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least_bytes)
-
-    def pause(self, peer: Peer, paused: bool) -> None:
-        """Stop or go on reading from a peer; what it sends meanwhile waits in its own kernel."""
-        link = self._links.get(peer)
-        if link is not None and link.paused != paused:
-            link.paused = paused
-            self._watch(link, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_to_send else 0))
 
     def cancel(self, peer: Peer, kind: Kind) -> None:
         """Drop queued frames of a kind that have not begun."""
@@ -311,7 +305,7 @@ class Hub:
         self._events.append(Joined(peer, hello))
 
     def _linger(self, link: Link) -> None:
-        link.closing, link.paused = True, False
+        link.closing = True
         self._leaving[link] = time.monotonic() + LINGER_S
         self._flush(link)
 
@@ -359,8 +353,6 @@ class Hub:
 
     def _watch(self, link: Link, mask: int) -> None:
         known = self._mask.get(link, 0)
-        if link.paused:
-            mask &= ~selectors.EVENT_READ
         if link.sock.fileno() < 0 or (known == mask and link in self._mask):
             return
         if known and mask:

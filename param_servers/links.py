@@ -45,7 +45,7 @@ class Link:
     def __init__(self, sock: socket.socket, handshake: Dialer | Listener, receive_into: ReceiveInto) -> None:
         self.sock = sock
         self.peer: Peer | None = None
-        self.closing = self.paused = False
+        self.closing = False
         self.refusal = ""
         self.bytes_sent = self.bytes_received = 0
         self._handshake: Dialer | Listener | None = handshake
@@ -117,7 +117,7 @@ class Link:
     def receive(self) -> Iterator[tuple[Header, memoryview]]:
         """Read what has arrived; yield each complete frame. Yields nothing during the handshake."""
         budget = READ_BUDGET_BYTES
-        while budget > 0 and not self.paused:
+        while budget > 0:
             try:
                 count = self.sock.recv_into(self._target[self._have :])
             except (BlockingIOError, InterruptedError):

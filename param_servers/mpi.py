@@ -79,7 +79,7 @@ class MpiHub:
         """Bytes sent and received so far."""
         return self._sent, self._received
 
-    def listen(self, host: str, port: int = 0, buffer_bytes: int = 0) -> tuple[str, int]:
+    def listen(self, host: str, port: int = 0, buffer_bytes: tuple[int, int] | None = None) -> tuple[str, int]:
         """The address of this rank; MPI chooses where it listens."""
         return "mpi", int(self._comm.Get_rank())
 
@@ -121,9 +121,6 @@ class MpiHub:
 
     def cancel(self, peer: Peer, kind: Kind) -> None:
         """Nothing to do: what was sent is with MPI."""
-
-    def pause(self, peer: Peer, paused: bool) -> None:
-        """Nothing to do: MPI holds back large messages until they are received."""
 
     def flush(self) -> None:
         """Nothing to do: `send` sends."""

@@ -66,6 +66,31 @@ def apply_gradient(optimizer: Optimizer, gradient: Tensor, learning_rate: float)
     group["params"][0].grad = None
 
 
+def apply_to_part(optimizer: Optimizer, part: slice, gradient: Tensor, learning_rate: float) -> None:
+    """Update only elements `part` with their mean gradient [stop - start].
+
+    One update of the whole slice is one call for each of its parts in order; the last moves the counters.
+    """
+    group = optimizer.param_groups[0]
+    (whole,) = group["params"]
+    view = nn.Parameter(whole.detach()[part])
+    # Rules replace counters and moments in place, so views of the moments are enough; counters are copies.
+    state = {
+        name: tensor[part] if tensor.dim() else tensor.clone() for name, tensor in state_tensors(optimizer).items()
+    }
+    optimizer.state[view] = {**optimizer.state.get(whole, {}), **state}
+    group["params"] = [view]
+    try:
+        apply_gradient(optimizer, gradient, learning_rate)
+    finally:
+        group["params"] = [whole]
+        del optimizer.state[view]
+    if part.stop == len(whole):
+        for name, tensor in state_tensors(optimizer).items():
+            if not tensor.dim():
+                tensor.copy_(state[name])
+
+
 def state_tensors(optimizer: Optimizer) -> State:
     """The optimizer's own state: moments [n] float32 and, where the rule counts, `step` [] float32."""
     (parameter,) = optimizer.param_groups[0]["params"]

@@ -25,8 +25,6 @@ from param_servers.storage import Checkpoints
 from param_servers.transports import open_hub
 
 _LAST_WORDS_S = 5.0
-HELD_BACK_BYTES = 1 << 17
-"""Kernel buffer of a link from a worker that may be told to wait; see `cut_through`."""
 
 
 class ParameterServer:
@@ -107,8 +105,7 @@ class ParameterServer:
         """
         core = self._core
         try:
-            buffer_bytes = HELD_BACK_BYTES if core.passes_on else 0
-            self._publish_address(*self._hub.listen(*self._address, buffer_bytes))
+            self._publish_address(*self._hub.listen(*self._address, core.buffer_bytes))
             core.attach(self._hub)
             while core.node.ended is None:
                 for event in self._reporter.timed(self._hub.poll, core.nap_s):

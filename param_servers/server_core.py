@@ -13,6 +13,7 @@ from param_servers.audit import AuditLog
 from param_servers.chief import Chief
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.coordinator import Coordinator
+from param_servers.cut_through import buffer_bytes
 from param_servers.decisions import Settings
 from param_servers.errors import PeerLost
 from param_servers.handshake import Hello, Peer, Role
@@ -74,8 +75,8 @@ class ServerCore:
         self._dialling = False
         self._alive_every_s, self._alive_s = exchange.step_timeout_s / 8, 0.0
         self._silence_s, self._heard_s = 2 * exchange.step_timeout_s, clock()
-        self.passes_on = bool(all_needed)
-        """Whether updates may be passed on while they arrive; then slow readers must hold senders back soon."""
+        self.buffer_bytes = buffer_bytes(4 * tensors.numel, all_needed) if all_needed else None
+        """Kernel buffers (receive, send) of a link; None: the kernel's choice."""
         self.hub: Hub
 
     def attach(self, hub: Hub) -> None:
@@ -88,8 +89,6 @@ class ServerCore:
     @property
     def nap_s(self) -> float:
         """How long the loop may sleep when nothing happens."""
-        if self.node.betting:
-            return 0.002
         return 0.02 if self.storage.busy else min(0.5, self._alive_every_s)
 
     def close(self) -> None:
@@ -153,7 +152,7 @@ class ServerCore:
         Raises:
             PeerLost: shard 0 is gone and did not come back.
         """
-        self.node.advance(self.clock())
+        self.node.advance()
         self.storage.poll()
         if self.chief is not None:
             self.chief.tick()

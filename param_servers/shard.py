@@ -1,31 +1,29 @@
 """One shard's tensors: its slice of the parameters, its optimizer, and the update. No sockets.
 
-The slice is updated in chunks that stay in the processor's cache while they are summed and stepped; since every
-optimizer here works element by element, chunks change nothing in the result.
+The slice is updated in parts: no more at once than stays in the processor's cache, and as little as has arrived. Since
+every optimizer here works element by element, parts change nothing in the result.
 """
 
-import math
 import time
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from param_servers.accumulator import mean_into
 from param_servers.config import OptimizerConfig
 from param_servers.errors import SnapshotError
 from param_servers.optimizers import (
     State,
-    apply_gradient,
+    apply_to_part,
     build_optimizer,
     load_state_tensors,
-    merge_states,
     slice_state,
     state_tensors,
 )
 
-CHUNKS, LEAST_CHUNK, LARGEST_CHUNK, CHUNK_MULTIPLE = 16, 4096, 65536, 64
-"""Chunks in a slice where that leaves them between 16 KB (less does not pay) and 256 KB (more leaves the cache)."""
+LARGEST_PART, PART_MULTIPLE = 65536, 64
+"""Elements: 256 KB stay in the cache; a multiple, so that vector instructions do the same everywhere."""
 MOMENTS = {
     "exp_avg": "first_moment_norm",
     "momentum_buffer": "first_moment_norm",
@@ -49,11 +47,8 @@ class Shard:
         self._schedule = config.schedule
         self.parameters = parameters.detach().to(torch.float32).clone().contiguous()
         self.numel = self.parameters.numel()
-        size = min(LARGEST_CHUNK, max(LEAST_CHUNK, -(-self.numel // CHUNKS)))
-        size = -(-size // CHUNK_MULTIPLE) * CHUNK_MULTIPLE
-        self.chunks = [slice(start, min(start + size, self.numel)) for start in range(0, self.numel, size)]
-        self._optimizers: list[Optimizer] = [build_optimizer(config, self.parameters[chunk]) for chunk in self.chunks]
-        self._mean = torch.empty(size)
+        self._optimizer = build_optimizer(config, self.parameters)
+        self._mean = torch.empty(min(self.numel, LARGEST_PART))
         self._published: Tensor | None = None
         self.aggregating_s = self.applying_s = 0.0
 
@@ -61,36 +56,41 @@ class Shard:
         """The learning rate of the step that begins with `data_points` committed."""
         return self._schedule(data_points)
 
-    def mean_of_chunk(self, index: int, gradients: list[Tensor]) -> Tensor:
-        """Average chunk `index` of `gradients` (each [n]); valid until the next call."""
+    def parts(self, start: int, stop: int) -> Iterator[slice]:
+        """[start, stop) in pieces of at most `LARGEST_PART`."""
+        for begin in range(start, stop, LARGEST_PART):
+            yield slice(begin, min(begin + LARGEST_PART, stop))
+
+    def mean_of(self, part: slice, gradients: list[Tensor]) -> Tensor:
+        """Average a part of `gradients` (each [n]); valid until the next call."""
         start_s = time.perf_counter()
-        chunk = self.chunks[index]
-        mean = mean_into(self._mean[: chunk.stop - chunk.start], [gradient[chunk] for gradient in gradients])
+        mean = mean_into(self._mean[: part.stop - part.start], [gradient[part] for gradient in gradients])
         self.aggregating_s += time.perf_counter() - start_s
         return mean
 
-    def step_chunk(self, index: int, learning_rate: float) -> None:
-        """Step chunk `index` with the mean that was just computed."""
+    def step_part(self, part: slice, learning_rate: float) -> None:
+        """Step a part with its mean that was just computed; an update is all parts in order."""
         start_s = time.perf_counter()
-        chunk = self.chunks[index]
-        apply_gradient(self._optimizers[index], self._mean[: chunk.stop - chunk.start], learning_rate)
+        apply_to_part(self._optimizer, part, self._mean[: part.stop - part.start], learning_rate)
         self.applying_s += time.perf_counter() - start_s
 
     def apply(self, gradients: list[Tensor], learning_rate: float) -> None:
         """One update with the mean of `gradients`, each [n] float32, in the order given."""
-        for index in range(len(self.chunks)):
-            self.mean_of_chunk(index, gradients)
-            self.step_chunk(index, learning_rate)
+        for part in self.parts(0, self.numel):
+            self.mean_of(part, gradients)
+            self.step_part(part, learning_rate)
         self._published = None
 
-    def chunk_state(self, index: int) -> State:
-        """A copy of the optimizer's state of one chunk."""
-        return {name: tensor.clone() for name, tensor in state_tensors(self._optimizers[index]).items()}
+    def part_state(self, part: slice) -> State:
+        """A copy of the optimizer's state of one part."""
+        state = slice_state(state_tensors(self._optimizer), part)
+        return {name: tensor.clone() for name, tensor in state.items()}
 
-    def restore_chunk(self, index: int, parameters: Tensor, state: State) -> None:
-        """Put one chunk of `parameters` [n] and its optimizer state back."""
-        self.parameters[self.chunks[index]].copy_(parameters[self.chunks[index]])
-        load_state_tensors(self._optimizers[index], state)
+    def restore_part(self, part: slice, parameters: Tensor, state: State) -> None:
+        """Put one part of `parameters` [n] and its optimizer state back."""
+        self.parameters[part].copy_(parameters[part])
+        for name, tensor in slice_state(state_tensors(self._optimizer), part).items():
+            tensor.copy_(state[name])
 
     def publish(self, parameters: Tensor) -> None:
         """`parameters` [n] equal the current ones, and nobody will change them."""
@@ -104,20 +104,15 @@ class Shard:
 
     def optimizer_state(self) -> State:
         """A copy of the optimizer's state: moments [n], counters []."""
-        return merge_states([state_tensors(optimizer) for optimizer in self._optimizers])
+        return {name: tensor.clone() for name, tensor in state_tensors(self._optimizer).items()}
 
     def moment_norms(self) -> dict[str, float]:
         """L2 norms of the optimizer's moments over this shard, by `first_moment_norm` and `second_moment_norm`.
 
         Empty for a rule that keeps none. Reads the state once: milliseconds for a million parameters.
         """
-        squares: dict[str, float] = {}
-        for optimizer in self._optimizers:
-            for name, tensor in state_tensors(optimizer).items():
-                if name in MOMENTS:
-                    norm = float(torch.linalg.vector_norm(tensor))
-                    squares[MOMENTS[name]] = squares.get(MOMENTS[name], 0.0) + norm**2
-        return {name: math.sqrt(square) for name, square in squares.items()}
+        state = state_tensors(self._optimizer)
+        return {MOMENTS[name]: float(torch.linalg.vector_norm(state[name])) for name in state if name in MOMENTS}
 
     def load(self, parameters: Tensor, state: State | None) -> None:
         """Go back to saved parameters [n] and optimizer state; None: a fresh optimizer.
@@ -129,12 +124,11 @@ class Shard:
             raise SnapshotError(f"a slice of {parameters.numel()} elements cannot be loaded into {self.numel}")
         self.parameters.copy_(parameters)
         self._published = None
-        for chunk, optimizer in zip(self.chunks, self._optimizers, strict=True):
-            if state is None:
-                for tensor in state_tensors(optimizer).values():
-                    tensor.zero_()
-            else:
-                load_state_tensors(optimizer, slice_state(state, chunk))
+        if state is None:
+            for tensor in state_tensors(self._optimizer).values():
+                tensor.zero_()
+        else:
+            load_state_tensors(self._optimizer, state)
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

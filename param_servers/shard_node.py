@@ -189,20 +189,12 @@ class ShardNode:
             self.hub.send(Peer(Role.WORKER, worker), self._version(Kind.SEALED, worker))
         return bet.streamed
 
-    def advance(self, now_s: float) -> None:
+    def advance(self) -> None:
         """Pass on what can be; to be called after each poll."""
         if self._bet is None and self._all_needed and self._bet_lost_at != (self.term, self.step):
             self._bet = self._new_bet()
-        if self._bet is not None:
-            if self._bet.advance():
-                self._bet.even_out(now_s)
-            else:
-                self._abort()
-
-    @property
-    def betting(self) -> bool:
-        """Whether an update is being passed on."""
-        return self._bet is not None
+        if self._bet is not None and not self._bet.advance():
+            self._abort()
 
     def _new_bet(self) -> CutThrough | None:
         """A bet, once a gradient of this step is complete or arriving from each of exactly the workers needed."""

@@ -120,7 +120,8 @@ class Bench:
             "bytes_per_step": moved / (case.steps + WARM_UP_STEPS),
             "cpu_s_per_gb": cpu_s / (moved / 1e9) if moved else None,
         }
-        if case.rate_mbit:
+        if self.hosts is not None:
+            summary["congestion_control"] = self.hosts.congestion_control
             bound = bound_s(case.exchange, case.model_bytes, case.workers, case.servers, case.rate_mbit * 1e6 / 8)
             summary |= {"bound_ms": 1e3 * bound, "over_bound": median_s / bound}
         return {name: round(value, 3) if isinstance(value, float) else value for name, value in summary.items()}

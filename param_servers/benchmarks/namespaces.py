@@ -9,6 +9,9 @@ from types import TracebackType
 
 _CLONE_NEWNET = 0x40000000
 _NET = "10.78.0"
+_CONTROL_KEY = "net.ipv4.tcp_congestion_control"
+_CONGESTION_CONTROLS = ("cubic", "reno")
+"""The first that may be set: Linux' default, as on most clusters, not what this machine happens to use (BBR, say)."""
 
 
 class Namespaces:
@@ -20,6 +23,7 @@ class Namespaces:
 
     def __init__(self, count: int, rate_mbit: float, prefix: str = "dba3c") -> None:
         self.count, self.rate_mbit, self.prefix = count, rate_mbit, prefix
+        self.congestion_control = "the machine's own"
 
     def __enter__(self) -> Namespaces:
         self._remove()
@@ -60,6 +64,10 @@ class Namespaces:
         _ip("-n", name, "link", "set", "lo", "up")
         _ip("-n", name, "addr", "add", f"{_NET}.{host}/24", "dev", "eth0")
         _ip("-n", name, "link", "set", "eth0", "up")
+        for control in _CONGESTION_CONTROLS:
+            if _run("ip", "netns", "exec", name, "sysctl", "-qw", f"{_CONTROL_KEY}={control}", check=False):
+                self.congestion_control = control
+                break
         _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", *limit)
         _run("tc", "qdisc", "add", "dev", outside, *limit)
 
@@ -74,8 +82,9 @@ def _ip(*arguments: str) -> None:
     _run("ip", *arguments)
 
 
-def _run(*command: str, check: bool = True) -> None:
+def _run(*command: str, check: bool = True) -> bool:
     environment = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, env=environment, check=False)
     if check and done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()} (network namespaces need root)")
+    return done.returncode == 0

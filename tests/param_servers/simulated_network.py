@@ -44,7 +44,6 @@ class SimHub:
         self.outgoing: dict[Peer, Wire] = {}
         self.incoming: dict[Peer, Wire] = {}
         self.alive, self.frozen = True, False
-        self.paused: set[Peer] = set()
 
     def connected(self, peer: Peer) -> bool:
         return peer in self.outgoing
@@ -68,12 +67,6 @@ class SimHub:
 
     def flush(self) -> None:
         pass
-
-    def pause(self, peer: Peer, paused: bool) -> None:
-        if paused:
-            self.paused.add(peer)
-        else:
-            self.paused.discard(peer)
 
     def cancel(self, peer: Peer, kind: Kind) -> None:
         wire = self.outgoing.get(peer)
@@ -142,7 +135,6 @@ class SimNetwork:
 
     def cut(self, hub: SimHub, peer: Peer, reason: str, lossy: bool = False) -> None:
         """`hub` lets go of its link: the other side learns it after what is in flight, some of which may be lost."""
-        hub.paused.discard(peer)
         out, back = hub.outgoing.pop(peer, None), hub.incoming.pop(peer, None)
         if back is not None and back in self.wires:
             self.wires.remove(back)
@@ -176,10 +168,7 @@ class SimNetwork:
         return [
             wire
             for wire in self.wires
-            if wire.reader.alive
-            and not wire.reader.frozen
-            and wire.writer_peer not in wire.reader.paused
-            and (wire.closed or self._ready(wire))
+            if wire.reader.alive and not wire.reader.frozen and (wire.closed or self._ready(wire))
         ]
 
     def _ready(self, wire: Wire) -> bool:
@@ -233,7 +222,6 @@ class SimNetwork:
         hub, peer = wire.reader, wire.writer_peer
         if hub.incoming.get(peer) is wire:
             del hub.incoming[peer]
-            hub.paused.discard(peer)
             back = hub.outgoing.pop(peer)
             back.closed = back.closed or wire.closed
             hub.handle(Left(peer, wire.closed))

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from param_servers.config import OptimizerConfig
+from param_servers.cut_through import buffer_bytes
 from param_servers.handshake import Hello, Peer, Role
 from param_servers.links import Frame
 from param_servers.messages import MEMBER, RECIPIENT, Dtype, Header, Kind, Row, pack_rows
@@ -35,9 +36,6 @@ class OneWorker:
     def grown(self, peer: Peer) -> None:
         pass
 
-    def pause(self, peer: Peer, paused: bool) -> None:
-        pass
-
     def load(self, step: int) -> tuple[torch.Tensor, None]:
         return torch.zeros(2), None
 
@@ -61,7 +59,7 @@ def test_an_update_is_streamed_while_it_arrives_and_sealed_by_the_commit() -> No
     place = node.receive_into(WORKER, GRADIENT)
     place[:] = as_bytes(torch.tensor([1.0, 2.0]))
     hub.arriving = (GRADIENT, 4)
-    node.advance(0.0)
+    node.advance()
     hub.arriving = None
     node.gradient(WORKER, GRADIENT, place)
     commit(node)
@@ -78,8 +76,14 @@ def test_a_repetition_that_is_arriving_is_not_taken_for_the_slice_that_is_comple
     second = node.receive_into(WORKER, GRADIENT)
     second[:] = as_bytes(torch.tensor([1.0, 99.0]))  # its second half is not here yet
     hub.arriving = (GRADIENT, 4)
-    node.advance(0.0)
+    node.advance()
     node.gradient(WORKER, GRADIENT, first)
     commit(node)
     assert hub.sent == [Kind.PARAMETERS, Kind.ABORTED, Kind.PARAMETERS]
     assert node.shard.parameters.tolist() == [-1.0, -2.0]
+
+
+def test_all_receive_windows_together_are_bounded_but_none_is_too_small_to_move_bytes() -> None:
+    assert buffer_bytes(1_330_000, 8)[0] == (192 << 10) // 8
+    assert buffer_bytes(332_500, 8)[0] == 332_500 // 32
+    assert buffer_bytes(1000, 64)[0] == 8 << 10

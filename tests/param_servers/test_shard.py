@@ -21,9 +21,7 @@ def randn(seed: int, *shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @settings(max_examples=10, deadline=None)
 @given(numel=st.integers(1, 20_000), shards=st.integers(1, 4), workers=st.integers(1, 5))
-def test_shards_and_chunks_change_nothing_in_the_result(
-    name: OptimizerName, numel: int, shards: int, workers: int
-) -> None:
+def test_shards_change_nothing_in_the_result(name: OptimizerName, numel: int, shards: int, workers: int) -> None:
     config = OptimizerConfig(optimizer=name, learning_rate="0.01")
     plan = plan_shards(FlatLayout.of({"w": (numel,)}), min(shards, numel))
     initial = randn(numel, numel)
@@ -47,6 +45,37 @@ def test_shards_and_chunks_change_nothing_in_the_result(
         for shard, part in zip(parts, plan.slices, strict=True):
             shard.apply([gradient[part] for gradient in gradients], 0.01)
     assert torch.equal(torch.cat([shard.parameters for shard in parts]), parameter.detach())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@settings(max_examples=10, deadline=None)
+@given(numel=st.integers(1, 2_000), cuts=st.lists(st.integers(1, 30), max_size=6))
+def test_an_update_in_parts_is_the_whole_update_and_can_be_undone(
+    name: OptimizerName, numel: int, cuts: list[int]
+) -> None:
+    config = OptimizerConfig(optimizer=name, learning_rate="0.01")
+    initial, gradients = randn(numel, numel), [randn(worker, numel) for worker in range(3)]
+    whole, parted = Shard(initial, config), Shard(initial, config)
+    stops = [*sorted({64 * cut for cut in cuts if 64 * cut < numel}), numel]
+    whole.apply(gradients, 0.01)
+    for undo in (False, True, False):  # the second update is taken back, then made
+        if not undo:
+            before = None
+        else:
+            whole.apply(gradients, 0.01)
+            before = parted.parameters.clone()
+        states = []
+        for start, stop in zip([0, *stops], stops, strict=False):
+            for part in parted.parts(start, stop):
+                states.append((part, parted.part_state(part)))
+                parted.mean_of(part, gradients)
+                parted.step_part(part, 0.01)
+        assert torch.equal(parted.parameters, whole.parameters)
+        if before is not None:
+            for part, state in reversed(states):
+                parted.restore_part(part, before, state)
+            assert torch.equal(parted.parameters, before)
+    assert all(map(torch.equal, parted.optimizer_state().values(), whole.optimizer_state().values()))
 
 
 def test_what_was_published_does_not_change_with_the_next_step() -> None:
