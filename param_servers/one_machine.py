@@ -49,6 +49,8 @@ def run_on_one_machine(
         folder = Path(name)
 
         def address_of(shard: int) -> tuple[str, int] | None:
+            if (folder / "ended").exists():
+                raise RunStopped("all servers have ended")
             path = folder / f"server-{shard}"
             host, _, port = path.read_text().partition(" ") if path.exists() else ("", "", "")
             return (host, int(port)) if host else None
@@ -85,19 +87,22 @@ def run_on_one_machine(
 
         servers = [context.Process(target=serve, args=(shard,)) for shard in range(exchange_config.num_servers)]
         workers = [context.Process(target=work, args=(rank,)) for rank in range(exchange_config.num_workers)]
-        _run(servers, workers)
+        _run(servers, workers, folder / "ended")
         path = find_newest(folder / "checkpoints")
         if path is None:
             raise RunBroken("the run ended before its first step")
         return load_checkpoint(path)
 
 
-def _run(servers: list[ForkProcess], workers: list[ForkProcess]) -> None:
-    """Start all, wait for the servers, then for the workers; nobody is left behind."""
+def _run(servers: list[ForkProcess], workers: list[ForkProcess], ended: Path) -> None:
+    """Start all, wait for the servers, tell workers that come late, wait for them; nobody is left behind."""
     try:
         for process in [*servers, *workers]:
             process.start()
-        for process in [*servers, *workers]:
+        for process in servers:
+            process.join()
+        ended.touch()
+        for process in workers:
             process.join()
     finally:
         for process in [*servers, *workers]:

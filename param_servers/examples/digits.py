@@ -23,7 +23,7 @@ def worker(exchange: GradientExchange, rank: int) -> None:
     generator = torch.Generator().manual_seed(rank)
     while True:  # until the servers say that the run has ended
         parameters, step, _ = exchange.pull()  # [650], the newest committed version
-        if rank == 4 and step >= 50:
+        if rank == 4 and step >= 20:
             os.kill(os.getpid(), signal.SIGKILL)  # nobody is told
         leaf = parameters.clone().requires_grad_()
         batch = torch.randint(len(INPUT), (64,), generator=generator)
@@ -37,9 +37,9 @@ if __name__ == "__main__":
         worker,
         plan=plan_shards(LAYOUT, 2),
         initial_parameters=torch.zeros(LAYOUT.numel),
-        optimizer_config=OptimizerConfig(optimizer="adam", learning_rate="0.01"),
+        optimizer_config=OptimizerConfig(optimizer="adam", learning_rate="0.03"),
         exchange_config=ExchangeConfig(exchange="servers", num_servers=2, num_workers=5, num_backup_workers=1),
-        should_stop=lambda step, data_points: "300 steps" if step >= 300 else None,
+        should_stop=lambda step, data_points: "100 steps" if step >= 100 else None,
         on_event=lambda event: print(event["message"], flush=True),
     )
     right = linear(INPUT, **LAYOUT.views(learned.parameters)).argmax(1) == LABELS
