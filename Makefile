@@ -8,13 +8,16 @@ BIN         := $(VENV)/bin
 PIP         := $(BIN)/python -m pip --disable-pip-version-check
 TORCH       := $(shell grep '^torch==' constraints.txt)
 INSTALLED   := $(VENV)/.installed
+# Tested where they are installed. Not among them: football, whose wheel takes 7 minutes to build (docs/environments.md).
+OPTIONAL    := mpi,envpool,vizdoom,mujoco,neptune,mlflow,wandb
+COMPLETE    := $(VENV)/.installed-all
 
-.PHONY: breakout test check format test-cluster results install clean
+.PHONY: breakout test check format test-cluster results install install-all clean
 
 breakout: $(INSTALLED)  ## train Breakout on this machine; Ctrl-C ends it with a checkpoint; ARGS=--resume goes on
 	$(BIN)/dba3c train breakout $(ARGS)
 
-test: $(INSTALLED)  ## the whole test suite (ARGS="tests/launch -k topology" for a part)
+test: $(if $(CI),$(COMPLETE),$(INSTALLED))  ## the whole test suite (ARGS="tests/launch -k topology" for a part); CI=true: nothing optional left out
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(INSTALLED)  ## what pre-commit and the reviewers run
@@ -35,12 +38,20 @@ results: $(INSTALLED)  ## redraw every plot under results/ from the data beside 
 
 install: $(INSTALLED)
 
+install-all: $(COMPLETE)  ## and what is optional: MPI, Horovod (built once, 4 minutes), EnvPool, ViZDoom, MuJoCo, trackers
+
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v <= (3, 13) or sys.exit(f"Python 3.10 to 3.13 is needed; $(PYTHON) is {v[0]}.{v[1]}. Choose another: make PYTHON=python3.12 ...")'
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) has no venv module. On Debian and Ubuntu: sudo apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(COMPLETE): $(INSTALLED) launch/install/horovod.sh
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,$(OPTIONAL)]'
+	@echo "launch/install/horovod.sh $(VENV)   # its words are in $(VENV)/horovod.log"
+	@launch/install/horovod.sh $(VENV) >$(VENV)/horovod.log 2>&1 || echo "Horovod is not installed, its tests are skipped: $$(tail -n 1 $(VENV)/horovod.log)"
 	touch $@
 
 clean:

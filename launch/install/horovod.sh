@@ -1,18 +1,17 @@
 #!/bin/bash
 # Install Horovod into a virtual environment: horovod.sh VENV [gloo|mpi] [CACHE_DIR]
 # Horovod has no wheels. The first call builds one against the torch of VENV (4 to 5 minutes on one core) and keeps it in
-# CACHE_DIR (default ~/.cache/dba3c/wheels), under a folder named after everything it was built against; later calls install it.
+# CACHE_DIR (default ${XDG_CACHE_HOME:-~/.cache}/dba3c/wheels), under a folder named after all it was built against.
 set -euo pipefail
 
 VERSION=0.28.1
 [ $# -ge 1 ] || { sed -n '2,4s/^# //p' "$0" >&2; exit 2; }
 venv=$(realpath "$1")
 mode=${2:-mpi}
-cache=${3:-$HOME/.cache/dba3c/wheels}
+cache=${3:-${XDG_CACHE_HOME:-$HOME/.cache}/dba3c/wheels}
 python=$venv/bin/python
 [ -x "$python" ] || { echo "horovod.sh: $venv is not a virtual environment" >&2; exit 2; }
 case $mode in gloo | mpi) ;; *) echo "horovod.sh: mode must be gloo or mpi, got $mode" >&2; exit 2 ;; esac
-command -v g++ >/dev/null || { echo "horovod.sh: g++ is needed to build Horovod" >&2; exit 2; }
 
 pip=("$python" -m pip --disable-pip-version-check -q)
 "${pip[@]}" install numpy 'setuptools<81' wheel cloudpickle psutil pyyaml packaging 'cffi>=1.4.0' 'cmake<4'
@@ -23,6 +22,7 @@ fi
 built_against=$("$python" -c 'import sys, torch; print(f"python{sys.version_info[0]}.{sys.version_info[1]}-torch{torch.__version__}")')
 folder=$cache/horovod$VERSION-$mode-$built_against-$(uname -m)
 if ! compgen -G "$folder/*.whl" >/dev/null; then
+    command -v g++ >/dev/null || { echo "horovod.sh: g++ is needed to build Horovod" >&2; exit 2; }
     scratch=$(mktemp -d)
     trap 'rm -rf "$scratch"' EXIT
     # Horovod's CMake asks for C++14, torch's headers need C++17; the last -std wins.
