@@ -26,6 +26,7 @@ from param_servers.client import ServersExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import RunStopped
 from param_servers.layout import FlatLayout
+from param_servers.optimizers import build_optimizer
 from param_servers.server import ParameterServer
 from param_servers.sharding import plan_shards
 
@@ -75,7 +76,7 @@ class Rank:
         reports: list[dict[str, Any]] = []
         usage = [_usage()]
 
-        def should_stop(step: int, data_points: int) -> str | None:
+        def should_stop(step: int, data_points: int) -> str | None:  # asked of shard 0; the others count the start too
             if step == WARM_UP_STEPS:
                 usage[0] = _usage()
                 reports.clear()
@@ -159,6 +160,7 @@ def main() -> None:
     parser.add_argument("--cases", type=Case.parse, nargs="+", required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    build_optimizer(OptimizerConfig(), torch.zeros(1))  # torch's late imports, before their time would be counted
     place = detect(os.environ)
     for case in options.cases:
         rank = Rank(case, options.folder, options.workers, options.sleep_s, options.steps)
