@@ -1,10 +1,17 @@
 """ViZDoom, where it is installed: its screens, its actions, and why a game ended."""
 
+import json
+
 import numpy as np
 import pytest
 
+from dba3c import roles
+from dba3c.config import replace_options
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.errors import UserError
+from dba3c.place import Place
+from dba3c.run_folder import RunFolder
+from launch.presets import preset
 
 pytest.importorskip("vizdoom")
 
@@ -70,3 +77,24 @@ def test_killing_the_monster_terminates_with_its_reward(envs):
 def test_an_unknown_scenario_names_the_close_ones():
     with pytest.raises(UserError, match="did you mean vizdoom/basic"):
         make_vector_environment(EnvironmentConfig(env_id="vizdoom/basik"), 1, seed=0)
+
+
+def test_the_preset_trains_the_network_with_memory_on_real_games(tmp_path):
+    """How well it learns is in results/vizdoom: here a few real updates, with games that end within them."""
+    config = replace_options(
+        preset("vizdoom", "vizdoom/basic", cores=1),
+        exchange="local",
+        num_workers=1,
+        envs_per_worker=4,
+        total_frames=4 * 4 * 10 * 12,
+        track=(),
+        metrics_window_s=0.0,
+    )
+    assert config.network.network == "small_lstm"
+    with RunFolder.create(tmp_path / "run", config.to_json()) as folder:
+        roles.worker(Place(folder, config, rank=0, incarnation=0))
+        records = [json.loads(line) for line in folder.metrics_file("worker", 0).open()]
+    steps = [record for record in records if record["kind"] == "step"]
+    scores = [record["score"] for record in records if record["kind"] == "episode"]
+    assert len(steps) >= 12 and all(np.isfinite(record["loss_total"]) for record in steps)
+    assert scores and all(-410 <= score <= 100 for score in scores)  # unscaled: −300 to −400 where nothing was hit
