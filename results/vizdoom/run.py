@@ -1,0 +1,26 @@
+"""Train the preset's network with memory and keep its curve here: ``python results/vizdoom/run.py RUN_FOLDER``.
+
+Ends at the stop score, or after 8 minutes. Writes ``small_lstm/`` with the processor time of all processes, the engines'
+too, and redraws the figure.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+from dba3c.plots.curve import downsample
+
+HERE = Path(__file__).parent
+
+if __name__ == "__main__":
+    run = sys.argv[1]
+    words = ["train", "vizdoom/basic", "--preset", "vizdoom", "--max-hours", "0.13", "--run-dir", run]
+    ended = subprocess.run([sys.executable, "-m", "launch", *words], check=False).returncode
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    downsample(run, HERE / "small_lstm", rows=150)
+    minutes = {"processor_core_minutes": round((used.ru_utime + used.ru_stime) / 60, 2), "exit_code": ended}
+    (HERE / "small_lstm" / "processor_time.json").write_text(json.dumps(minutes) + "\n")
+    subprocess.run([sys.executable, str(HERE / "plot.py")], check=True)
+    print(minutes)
