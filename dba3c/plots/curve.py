@@ -84,12 +84,15 @@ def load_curves(
     return curves
 
 
-def downsample(path: str | Path, into: str | Path, rows: int = 400) -> Path:
+def downsample(path: str | Path, into: str | Path, rows: int = 400, every_s: float = _POINTS_EVERY_S) -> Path:
     """Writes what is worth committing of a run: curve.csv of at most `rows` rows, config.json and meta.json.
+
+    Args:
+        every_s: seconds of the run between two points, before rows are left out; short runs need fewer.
 
     The folder `into` can be drawn like the run itself; it has no secret, checkpoints or records. Returns the CSV.
     """
-    curve, run, folder = load_curve(path), RunFolder.open(path), Path(into)
+    curve, run, folder = load_curve(path, every_s), RunFolder.open(path), Path(into)
     folder.mkdir(parents=True, exist_ok=True)
     count = len(next(iter(curve.columns.values())))
     kept = np.unique(np.linspace(0, count - 1, min(rows, count)).round().astype(int))

@@ -103,12 +103,14 @@ def _of_one_configuration(point: Point, curves: list[Curve], problems: list[str]
     return [curves[int(curve.name)] for curve in groups[0]]
 
 
-def commit_into(folder: str | Path, into: str | Path, warn: Callable[[str], None] = warn_on_stderr) -> int:
+def commit_into(
+    folder: str | Path, into: str | Path, warn: Callable[[str], None] = warn_on_stderr, every_s: float = 5.0
+) -> int:
     """Copies what is worth committing of a study: study.json and its runs, downsampled; returns how many runs."""
     study, copied = load(folder), 0
     for run in study.runs(folder):
         try:
-            downsample(run.folder, Path(into) / run.name)
+            downsample(run.folder, Path(into) / run.name, every_s=every_s)
             copied += 1
         except UserError as error:
             warn(f"{run.name}: {error}")

@@ -85,7 +85,7 @@ def main() -> None:
             command = [sys.executable, "-m", "launch", *WORDS, "--into", str(study), "--", *TRAIN]
             subprocess.run(command, check=True)
         shutil.rmtree(HERE / "learning", ignore_errors=True)
-        commit_into(study, HERE)
+        commit_into(study, HERE, every_s=1.0)
     (HERE / "README.md").write_text(page(), encoding="utf-8")
     subprocess.run([sys.executable, str(HERE / "plot.py")], check=True)
 

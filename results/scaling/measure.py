@@ -111,7 +111,7 @@ def main() -> None:
         command = run_study(folder, options.minutes, options.seeds, train)
         work = calibrate([folder / "workers-1" / f"seed-{seed}" for seed in range(options.seeds)]).work
         shutil.rmtree(HERE / "study", ignore_errors=True)
-        commit_into(folder, HERE / "study")
+        commit_into(folder, HERE / "study", every_s=1.0)
     (HERE / "simulated.json").write_text(json.dumps(simulated(work), indent=1) + "\n", encoding="utf-8")
     text = page(command, 1e3 * work.compute.mean_s, work.compute.variation)
     (HERE / "README.md").write_text(text, encoding="utf-8")
