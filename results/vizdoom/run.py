@@ -1,7 +1,7 @@
 """Train the preset's network with memory and keep its curve here: ``python results/vizdoom/run.py RUN_FOLDER``.
 
-Ends at the stop score, or after 8 minutes. Writes ``small_lstm/`` with the processor time of all processes, the engines'
-too, and redraws the figure.
+Ends at the stop score, or after 8 minutes. Writes ``small_lstm/`` with the processor time of all processes and engines,
+and redraws the figure.
 """
 
 import json
