@@ -65,10 +65,11 @@ def plot_metric(folder: str | Path, y: str, x: str | None = None, into: str | Pa
     target = Path(folder) / "figures" if into is None else Path(into)
     by_axis = x is None and bool(results.study.x_name)
     figure = against_axis(y) if by_axis else scores(x or "frames", y)
-    written = figure(results, target / y.replace("/", "_"))
-    for line in results.problems[told:]:
-        warn_on_stderr(line)
-    return written
+    try:
+        return figure(results, target / y.replace("/", "_"))
+    finally:
+        for line in results.problems[told:]:
+            warn_on_stderr(line)
 
 
 def report_text(results: StudyResults, figures: Sequence[Path], title: str) -> str:
