@@ -23,7 +23,7 @@ from param_servers.shard import PART_MULTIPLE, Shard, as_bytes
 
 PARTS, LEAST_PART = 64, 1024
 """A part is worth its work when it is a 64th of the slice and 4 KB."""
-WINDOWS, LEAST_WINDOW, ALL_WINDOWS, SEND_BUFFER = 32, 8 << 10, 192 << 10, 32 << 10
+WINDOWS, LEAST_WINDOW, ALL_WINDOWS, SEND_BUFFER = 32, 8 << 10, 256 << 10, 64 << 10
 
 
 def buffer_bytes(slice_bytes: int, workers: int) -> tuple[int, int]:

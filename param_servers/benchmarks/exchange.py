@@ -63,15 +63,18 @@ class Case(NamedTuple):
 
     @property
     def hosts(self) -> int:
-        return self.workers + (self.servers if self.exchange != "allreduce" else 0)
+        return self.workers + (self.servers if self.has_servers else 0)
+
+    @property
+    def has_servers(self) -> bool:
+        return self.exchange in ("servers", "async")
 
     def config(self, host: str) -> ExchangeConfig:
-        servers = self.exchange != "allreduce"
         return ExchangeConfig(
             exchange=self.exchange,  # type: ignore[arg-type]
             num_workers=self.workers,
-            num_backup_workers=self.backup if self.exchange == "servers" else None,
-            num_servers=self.servers if servers else 1,
+            num_backup_workers=self.backup if self.exchange in ("servers", "majority") else None,
+            num_servers=self.servers if self.has_servers else 1,
             listen_host=host,
             checkpoint_every_steps=0,
         )
@@ -83,14 +86,14 @@ class Bench:
     def __init__(self, case: Case, folder: Path, hosts: Namespaces | None) -> None:
         self.case, self.folder, self.hosts = case, folder, hosts
         layout = FlatLayout.of({"w": (case.numel,)})
-        servers = case.servers if case.exchange != "allreduce" else 1
+        servers = case.servers if case.has_servers else 1
         self.plan: ShardPlan = plan_shards(layout, servers)
         self.results: Queue[Any] = _FORK.Queue()
 
     def run(self) -> dict[str, Any]:
         case, before = self.case, resource.getrusage(resource.RUSAGE_CHILDREN)
         roles: list[tuple[Any, int]] = [(self._worker, rank) for rank in range(case.workers)]
-        if case.exchange != "allreduce":
+        if case.has_servers:
             roles = [(self._server, shard) for shard in range(case.servers)] + roles
         processes: list[BaseProcess] = []
         for host, (role, rank) in enumerate(roles):
@@ -175,7 +178,7 @@ class Bench:
 
     def _exchange(self, rank: int, host: str) -> GradientExchange:
         config = self.case.config(host)
-        if self.case.exchange != "allreduce":
+        if self.case.has_servers:
             return ServersExchange(
                 worker=rank, plan=self.plan, exchange_config=config, resolve=self._resolve, secret=SECRET
             )
