@@ -1,0 +1,63 @@
+"""How near the exchanges come to the wire: `python results/communication/measure.py` (root; about 6 minutes, idle)."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from dba3c.host_facts import git_commit, host, versions
+from param_servers.benchmarks import link
+from param_servers.benchmarks.exchange import Case, measure
+from param_servers.config import OptimizerConfig
+from param_servers.optimizers import build_optimizer
+
+HERE = Path(__file__).resolve().parent
+WORKERS, RATE_MBIT = 8, 100.0
+STEPS = {1.33: 30, 6.7: 12}
+SERVERS = (1, 2, 4, 8)
+
+
+def cases() -> list[Case]:
+    """Slow links first, then loopback without limit."""
+    found = []
+    for megabytes, steps in STEPS.items():
+        found += [Case("servers", megabytes, WORKERS, 0, k, RATE_MBIT, steps) for k in SERVERS]
+        found.append(Case("allreduce", megabytes, WORKERS, 0, 0, RATE_MBIT, steps))
+    for megabytes in STEPS:
+        found += [Case("servers", megabytes, workers, 0, 1, 0.0, 100) for workers in (1, 2)]
+    return found
+
+
+def main() -> None:
+    """Measure, write exchange.csv, link.json and meta.json, draw."""
+    torch.set_num_threads(1)
+    build_optimizer(OptimizerConfig(), torch.zeros(1))  # torch's late imports, before they would be timed
+    rows = []
+    for case in cases():
+        rows.append(measure(case))
+        print(json.dumps(rows[-1]), flush=True)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with (HERE / "exchange.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    links = [link.measure(megabytes, steps=100, repeats=5) for megabytes in STEPS]
+    print(json.dumps(links))
+    (HERE / "link.json").write_text(json.dumps(links, indent=1) + "\n", encoding="utf-8")
+    facts = {
+        "command": "python results/communication/measure.py",
+        **git_commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "host": host(),
+        "versions": versions(),
+    }
+    (HERE / "meta.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
