@@ -40,8 +40,9 @@ class Reporter:
         return events
 
     def maybe(self, now_s: float) -> None:
-        """Report if it is time and something was committed."""
-        if now_s - self._since_s >= EVERY_S and self._node.commits > self._counts["commits"]:
+        """Report if it is time and something was committed; of whole versions only."""
+        due = now_s - self._since_s >= EVERY_S and self._node.commits > self._counts["commits"]
+        if due and not self._node.betting:
             self._send(now_s)
 
     def close(self) -> None:

@@ -196,6 +196,11 @@ class ShardNode:
         if self._bet is not None and not self._bet.advance():
             self._abort()
 
+    @property
+    def betting(self) -> bool:
+        """Whether an update is being passed on: then the shard's tensors are between two versions."""
+        return self._bet is not None
+
     def _new_bet(self) -> CutThrough | None:
         """A bet, once a gradient of this step is complete or arriving from each of exactly the workers needed."""
         if len(self.workers) != self._all_needed or len(self._incoming) + self._accumulator.count < self._all_needed:
@@ -266,6 +271,7 @@ class ShardNode:
         self._report(Header(Kind.READY, self.index, 0, self.term, self.step), b"")
 
     def _stop(self, header: Header, reason: bytes) -> None:
+        self._abort()
         self.ended = (reason.decode("utf-8", "replace"), header.code == Code.FAILED)
         for worker in list(self.workers):
             self.hub.send(
