@@ -38,7 +38,7 @@ def test_every_command_of_the_guide_does_what_it_says(tmp_path: Path) -> None:
     assert len(said) == len(commands()) >= 9
     figures = {path.name for path in (tmp_path / "studies" / "small" / "figures").iterdir()}
     assert {"report.html", "speed.png", "efficiency.svg", "optimizer_update_norm.svg"} <= figures
-    assert (tmp_path / "figures" / "loss_total.png").exists()
+    assert (tmp_path / "figures" / "speed_data_points_per_s.png").exists()
     assert len((tmp_path / "table.csv").read_text().splitlines()) > 5
     (array,) = (text for words, text in said.items() if "--slurm" in words)
     assert "#SBATCH --array=0-11" in array
