@@ -1,7 +1,9 @@
 """A whole run of servers and workers as processes of this machine, to try things out and to learn how the parts fit."""
 
 import multiprocessing
+import os
 import secrets
+import time
 from collections.abc import Callable
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -19,6 +21,8 @@ from param_servers.server_core import ShouldStop
 from param_servers.sharding import ShardPlan
 from param_servers.snapshots import Checkpoint, find_newest, load_checkpoint
 
+LAST_WORDS_S = 60.0
+"""Longest wait for a worker after the servers have ended."""
 Worker = Callable[[GradientExchange, int], None]
 """(exchange, rank): pulls and pushes until RunStopped, which is caught for it."""
 
@@ -42,9 +46,13 @@ def run_on_one_machine(
         plan, initial_parameters, optimizer_config, exchange_config, should_stop, on_event: see `ParameterServer`.
 
     Raises:
-        RunBroken: a server failed; its process has printed why.
+        RunBroken: a server failed (its process has printed why), or a worker did not end within `LAST_WORDS_S`.
     """
-    context, secret = multiprocessing.get_context("fork"), secrets.token_bytes(32)
+    context, secret, parent = multiprocessing.get_context("fork"), secrets.token_bytes(32), os.getpid()
+
+    def stop_or_orphaned(step: int, data_points: int) -> str | None:
+        return "the process that started this run is gone" if os.getppid() != parent else should_stop(step, data_points)
+
     with TemporaryDirectory() as name:
         folder = Path(name)
 
@@ -70,7 +78,7 @@ def run_on_one_machine(
                 secret=secret,
                 publish_address=publish,
                 checkpoint_dir=folder / "checkpoints",
-                should_stop=should_stop,
+                should_stop=stop_or_orphaned,
                 on_event=on_event,
             ).run()
 
@@ -99,11 +107,13 @@ def _run(servers: list[ForkProcess], workers: list[ForkProcess], ended: Path) ->
     try:
         for process in [*servers, *workers]:
             process.start()
-        for process in servers:
+        for process in servers:  # bounded by the servers' own timeouts
             process.join()
         ended.touch()
+        give_up_s = time.monotonic() + LAST_WORDS_S
         for process in workers:
-            process.join()
+            process.join(max(0.0, give_up_s - time.monotonic()))
+        late = [str(rank) for rank, process in enumerate(workers) if process.is_alive()]
     finally:
         for process in [*servers, *workers]:
             if process.is_alive():
@@ -112,3 +122,5 @@ def _run(servers: list[ForkProcess], workers: list[ForkProcess], ended: Path) ->
     failed = [str(shard) for shard, process in enumerate(servers) if process.exitcode != 0]
     if failed:
         raise RunBroken(f"server {', '.join(failed)} failed")
+    if late:
+        raise RunBroken(f"worker {', '.join(late)} did not end within {LAST_WORDS_S:g} s of the run's end")

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dba3c.plots.style import line_of, new_figure, save
+
 BOUND = 1.15
 COLUMNS = {
     "servers": "servers",
@@ -23,7 +25,7 @@ COLUMNS = {
 
 
 def write_report(out: Path, measured: dict[str, Any]) -> None:
-    """Write launch.json, overhead.csv, overhead.png and README.md into ``out``."""
+    """Write launch.json, overhead.csv, overhead.png, overhead.svg and README.md into ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "launch.json").write_text(json.dumps(measured, indent=2) + "\n")
     rows = measured["overhead"]
@@ -37,23 +39,20 @@ def write_report(out: Path, measured: dict[str, Any]) -> None:
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Step time over the size of the parameters, a line for each number of servers."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    for servers in sorted({row["servers"] for row in rows}):
+    figure, axes = new_figure()
+    for index, servers in enumerate(sorted({row["servers"] for row in rows})):
         line = sorted((r for r in rows if r["servers"] == servers and not r["backup_workers"]), key=_megabytes)
-        axes.plot([_megabytes(r) for r in line], [r["step_ms"] for r in line], marker="o", label=f"{servers} servers")
+        label = f"{servers} server{'s' if servers > 1 else ''}"
+        axes.plot(
+            [_megabytes(r) for r in line], [r["step_ms"] for r in line], marker="o", label=label, **line_of(index)
+        )
     sleep_ms = rows[0]["sleep_ms"]
     axes.axhline(sleep_ms, color="grey", linestyle=":", label="the sleep")
-    axes.axhline(BOUND * sleep_ms, color="red", linestyle="--", label=f"{BOUND} × the sleep")
+    axes.axhline(BOUND * sleep_ms, color="black", linestyle="--", label=f"{BOUND} × the sleep")
     axes.set(xscale="log", xlabel="parameters, MB", ylabel="step, ms (median)", ylim=(0, None))
     axes.set_title(f"{rows[0]['workers']} workers that sleep {sleep_ms:.0f} ms, on this machine's cores")
-    axes.legend(loc="upper left")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    axes.legend(loc="lower right", frameon=False)
+    save(figure, path)
 
 
 def page(measured: dict[str, Any]) -> str:

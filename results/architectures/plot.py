@@ -19,13 +19,16 @@ LONG_RUNS = {
     "worker + servers": HERE.parent / "breakout_2cores",
     "central inference": HERE.parent / "breakout_central",
 }
-AXES = {"score_cpu_hours": "progress/cpu_hours", "score_core_hours": "core-hours", "score_frames": "frames"}
+AXES = {"score_cpu_hours": "progress/cpu_hours", "score_frames": "frames"}
+"""Not core-hours held: the long runs shared their machine with other work."""
 
 
 def main(words: list[str]) -> None:
     """Draw what there is."""
-    if (HERE / "costs.csv").exists():
-        plot_costs(read_csv(HERE / "costs.csv"), HERE)
+    if not (HERE / "costs.csv").exists():
+        print("not measured yet: python results/architectures/measure.py", file=sys.stderr)
+        return
+    plot_costs(read_csv(HERE / "costs.csv"), HERE)
     named = {label: Path(folder) for label, _, folder in (word.partition("=") for word in words)}
     groups: dict[str, list[Curve]] = {}
     for label, folder in (named or LONG_RUNS).items():

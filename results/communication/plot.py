@@ -25,6 +25,7 @@ def main() -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     finish(axes, "parameter servers (8 workers, 100 Mbit/s per host)", "gradients/s", x)
+    axes.set_yticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"])
     save(figure, HERE / "servers")
 
     figure, axes = new_figure()
