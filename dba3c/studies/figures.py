@@ -27,6 +27,7 @@ from dba3c.studies.results import (
 )
 
 Pairs = Sequence[tuple[float, Estimate]]
+Draw = Callable[[StudyResults, Path], list[Path]]
 IDEAL: dict[str, Any] = {"color": "#555555", "linestyle": (0, (4, 3)), "linewidth": 1.0}
 
 
@@ -125,27 +126,25 @@ def time_to_score(results: StudyResults, path: Path) -> list[Path]:
     return save(figure, path)
 
 
-def steps(results: StudyResults, path: Path) -> list[Path]:
-    """Steps per second against the study's axis."""
-    pairs = _pairs(results, steps_per_s, "a rate of steps")
-    figure, axes = new_figure()
-    draw_measured(axes, pairs, "steps per second")
-    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
-    finish(axes, results.study.x_name, "steps/s", [x for x, _ in pairs])
-    return save(figure, path)
+def from_zero(measure: Callable[[Curve], float], what: str, y_name: str) -> Draw:
+    """A quantity from 0 up, against the study's axis."""
+
+    def figure_of(results: StudyResults, path: Path) -> list[Path]:
+        pairs = _pairs(results, measure, f"a figure for {what}")
+        figure, axes = new_figure()
+        draw_measured(axes, pairs, what)
+        axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+        finish(axes, results.study.x_name, y_name, [x for x, _ in pairs])
+        return save(figure, path)
+
+    return figure_of
 
 
-def dropped(results: StudyResults, path: Path) -> list[Path]:
-    """Share of gradients that came too late."""
-    pairs = _pairs(results, dropped_share, "a share of dropped gradients")
-    figure, axes = new_figure()
-    draw_measured(axes, pairs, "dropped gradients")
-    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
-    finish(axes, results.study.x_name, "share of gradients", [x for x, _ in pairs])
-    return save(figure, path)
+steps = from_zero(steps_per_s, "steps per second", "steps/s")
+dropped = from_zero(dropped_share, "dropped gradients", "share of gradients")
 
 
-def scores(x: str, y: str = "score/mean") -> Callable[[StudyResults, Path], list[Path]]:
+def scores(x: str, y: str = "score/mean") -> Draw:
     """Learning curves, a line with its band for each point."""
 
     def figure(results: StudyResults, path: Path) -> list[Path]:
@@ -172,7 +171,7 @@ def scores(x: str, y: str = "score/mean") -> Callable[[StudyResults, Path], list
     return figure
 
 
-def against_axis(chart: str) -> Callable[[StudyResults, Path], list[Path]]:
+def against_axis(chart: str) -> Draw:
     """The mean of any chart against the study's axis."""
 
     def figure(results: StudyResults, path: Path) -> list[Path]:
@@ -197,7 +196,7 @@ def each_game(results: StudyResults, path: Path) -> list[Path]:
     return written
 
 
-FIGURES: dict[str, dict[str, Callable[[StudyResults, Path], list[Path]]]] = {
+FIGURES: dict[str, dict[str, Draw]] = {
     "scaling": {"time_to_score": time_to_score, "speed": speed, "efficiency": efficiency, "scores": scores("hours")},
     "parameter_servers": {"speed": speed},
     "stragglers": {"speed": speed, "steps": steps, "dropped": dropped},
