@@ -21,9 +21,16 @@ from param_servers.messages import Code, Dtype, Header, Kind, Row
 from param_servers.optimizers import State
 from param_servers.shard import PART_MULTIPLE, Shard, as_bytes
 
-PARTS, LEAST_PART = 64, 1024
-"""A part is worth its work when it is a 64th of the slice and 4 KB."""
-WINDOWS, LEAST_WINDOW, ALL_WINDOWS, SEND_BUFFER = 32, 8 << 10, 256 << 10, 64 << 10
+PARTS, LEAST_PART = 64, 1536
+"""A part is worth its work when it is a 64th of the slice and 6 KB."""
+LEAST_BYTES = 256 << 10
+"""Of all slices of a step: below that the wire is no match for the second message that a bet costs each worker."""
+WINDOWS, LEAST_WINDOW, ALL_WINDOWS, SEND_BUFFER = 48, 7 << 10, 384 << 10, 64 << 10
+
+
+def is_worthwhile(slice_bytes: int, workers: int) -> bool:
+    """Whether passing on saves more than it costs: a shard of a small model has nothing to overlap."""
+    return slice_bytes * workers >= LEAST_BYTES
 
 
 def buffer_bytes(slice_bytes: int, workers: int) -> tuple[int, int]:

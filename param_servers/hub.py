@@ -12,12 +12,11 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NamedTuple
 
 from param_servers.errors import BadMessage, Refused
 from param_servers.handshake import Dialer, Hello, Listener, Peer
-from param_servers.links import Frame, Link, ReceiveInto, tune
+from param_servers.links import WAKE_BYTES, Frame, Link, ReceiveInto, tune
 from param_servers.messages import Code, Header, Kind
 
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -94,6 +93,7 @@ class Hub:
         self._dirty: set[Link] = set()
         self._events: list[Event] = []
         self._gone_bytes = (0, 0)
+        self._wake_bytes = WAKE_BYTES
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
@@ -113,6 +113,8 @@ class Hub:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=512)
         self._listener.setblocking(False)
+        if buffer_bytes is not None:
+            self._wake_bytes = 1
         if buffer_bytes is not None and not host.startswith(("127.", "::1", "localhost")):
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes[0])
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes[1])
@@ -176,9 +178,9 @@ class Hub:
     def expect(self, peer: Peer, least_bytes: int) -> None:
         """Nothing shorter than this comes from a peer: do not wake up for less (where the kernel can do that)."""
         link = self._links.get(peer)
-        if link is not None and hasattr(socket, "SO_RCVLOWAT"):
-            with suppress(OSError):  # a broken link is noticed by the next poll
-                link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least_bytes)
+        if link is not None:
+            link.least_frame_bytes = least_bytes
+            link.wake_for_enough()
 
     def cancel(self, peer: Peer, kind: Kind) -> None:
         """Drop queued frames of a kind that have not begun."""
@@ -251,6 +253,7 @@ class Hub:
             return
         tune(sock, self._silence_timeout_s)
         link = Link(sock, Listener(self._secret, self._shard, self._admit), self._receive_into)
+        link.wake_bytes = self._wake_bytes
         self._leaving[link] = time.monotonic() + self._handshake_timeout_s
         self._watch(link, selectors.EVENT_READ)
 

@@ -9,6 +9,7 @@ thread per peer; and a stream of bytes can be passed on before its end has arriv
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from param_servers.errors import BadMessage
 from param_servers.handshake import Dialer, Hello, Listener, Peer, Role
@@ -16,6 +17,8 @@ from param_servers.messages import HEADER_BYTES, Header, Kind, pack_header, unpa
 
 READ_BUDGET_BYTES = 4 << 20
 """Most bytes read from one link before the others have their turn."""
+WAKE_BYTES = 256 << 10
+"""Of a longer payload, so many bytes are let come together before this process wakes up for them."""
 
 ReceiveInto = Callable[[Peer, Header], memoryview]
 """Checks the header of a frame with a payload and gives the `length` bytes to receive it into, or raises BadMessage."""
@@ -48,6 +51,10 @@ class Link:
         self.closing = False
         self.refusal = ""
         self.bytes_sent = self.bytes_received = 0
+        self.wake_bytes = WAKE_BYTES
+        self.least_frame_bytes = 1
+        """Shortest frame that the peer sends, its header included: nothing less wakes this process up."""
+        self._woken_by = 1
         self._handshake: Dialer | Listener | None = handshake
         self._receive_into = receive_into
         self._outbox: deque[Frame] = deque()
@@ -116,6 +123,24 @@ class Link:
 
     def receive(self) -> Iterator[tuple[Header, memoryview]]:
         """Read what has arrived; yield each complete frame. Yields nothing during the handshake."""
+        yield from self._read()
+        self.wake_for_enough()
+
+    def wake_for_enough(self) -> None:
+        """Let the kernel report this socket once there is enough to read, where it can do that.
+
+        A wake-up for each packet of a long payload costs more than the packet. What is asked for is never more than
+        what the frame still lacks, or its end would be waited for in vain.
+        """
+        enough = self.least_frame_bytes if not self._have else 1
+        if self._header is not None:
+            enough = min(self.wake_bytes, len(self._target) - self._have)
+        if enough != self._woken_by and hasattr(socket, "SO_RCVLOWAT"):
+            self._woken_by = enough
+            with suppress(OSError):  # a broken link is noticed by the next poll
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, enough)
+
+    def _read(self) -> Iterator[tuple[Header, memoryview]]:
         budget = READ_BUDGET_BYTES
         while budget > 0:
             try:
@@ -127,12 +152,13 @@ class Link:
             self._have += count
             self.bytes_received += count
             budget -= count
-            if self._have == len(self._target):
-                if self.peer is None:
-                    if self._advance_handshake():
-                        return
-                else:
-                    yield from self._advance_frame()
+            if self._have < len(self._target):
+                return  # the kernel has no more: asking again would only be told so
+            if self.peer is None:
+                if self._advance_handshake():
+                    return
+            else:
+                yield from self._advance_frame()
 
     def _advance_handshake(self) -> bool:
         """Feed the handshake; True when it has just been completed."""

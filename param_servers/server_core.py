@@ -13,7 +13,7 @@ from param_servers.audit import AuditLog
 from param_servers.chief import Chief
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.coordinator import Coordinator
-from param_servers.cut_through import buffer_bytes
+from param_servers.cut_through import buffer_bytes, is_worthwhile
 from param_servers.decisions import Settings
 from param_servers.errors import PeerLost
 from param_servers.handshake import Hello, Peer, Role
@@ -63,7 +63,8 @@ class ServerCore:
         self._on_event = on_event
         asynchronous = exchange.exchange == "async"
         tensors = Shard(initial_parameters[plan.slice_of(shard)], optimizer_config)
-        all_needed = 0 if asynchronous or exchange.backup_workers else exchange.num_workers
+        worthwhile = is_worthwhile(4 * tensors.numel, exchange.num_workers)
+        all_needed = exchange.num_workers if worthwhile and not asynchronous and not exchange.backup_workers else 0
         self.node = ShardNode(shard, tensors, asynchronous, storage, self._report, all_needed)
         self.chief: Chief | None = None
         self._audit = AuditLog(audit_path) if audit_path is not None and shard == 0 else None
@@ -73,6 +74,8 @@ class ServerCore:
             self.chief = Chief(coordinator, self.node, storage, clock, on_event, self._audit, keep, extra, should_stop)
         self._redial = Redial(exchange.reconnect_timeout_s + exchange.join_timeout_s, seed=shard)
         self._dialling = False
+        self._arrived: dict[Header, list[bytes]] = {}
+        """What shard 0 is to be told of gradients, told once after each poll."""
         self._alive_every_s, self._alive_s = exchange.step_timeout_s / 8, 0.0
         self._silence_s, self._heard_s = 2 * exchange.step_timeout_s, clock()
         self.buffer_bytes = buffer_bytes(4 * tensors.numel, all_needed) if all_needed else None
@@ -147,12 +150,13 @@ class ServerCore:
                 raise PeerLost(f"server {self.shard} was turned away by server 0: {event.reason}")
 
     def look_at_the_clock(self) -> None:
-        """To be called after each poll: what can be passed on, disks, timeouts, redialling.
+        """To be called after each poll: what can be passed on or told, disks, timeouts, redialling.
 
         Raises:
             PeerLost: shard 0 is gone and did not come back.
         """
         self.node.advance()
+        self._tell_arrived()
         self.storage.poll()
         if self.chief is not None:
             self.chief.tick()
@@ -182,8 +186,17 @@ class ServerCore:
     def _report(self, header: Header, payload: bytes) -> None:
         if self.chief is not None:
             self.chief.report(header, payload)
+        elif header.kind == Kind.ARRIVED:
+            self._arrived.setdefault(header, []).append(payload)
         else:
+            self._tell_arrived()
             self.hub.send(_SHARD_0, header, memoryview(payload))
+
+    def _tell_arrived(self) -> None:
+        """64 workers that finish together are one message, not 64."""
+        arrived, self._arrived = self._arrived, {}
+        for header, rows in arrived.items():
+            self.hub.send(_SHARD_0, header, memoryview(b"".join(rows)))
 
     # -- who may join --------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import select
 import socket
 import statistics
 import time
@@ -21,6 +22,7 @@ import numpy as np
 import tyro
 
 HEADER_BYTES = 64
+PATIENCE_S = 30.0
 _FRAME_BYTES = 84 * 84 + 5
 _SPARE_ROWS = 24  # an unroll's rows: the learner writes to memory that is not in its cache
 
@@ -56,8 +58,8 @@ def measure(transport: str, arguments: Arguments) -> Rate:
     theirs.close()
     learner_s, steps = _learner(ours, segment if shared else None, arguments)
     ours.close()
-    actor_s, round_trip_s = told.get(timeout=30)
-    process.join(timeout=30)
+    actor_s, round_trip_s = told.get(timeout=PATIENCE_S)
+    process.join(timeout=PATIENCE_S)
     return Rate(1e6 * actor_s / steps, 1e6 * learner_s / steps, 1e6 * round_trip_s)
 
 
@@ -97,7 +99,8 @@ def _learner(link: socket.socket, segment: mmap.mmap | None, arguments: Argument
     if segment is None:  # one wake-up for a whole message
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, HEADER_BYTES + size)
     steps, cpu_s = 0, time.process_time()
-    while _receive(link, header):
+    # A read that begins before the whole message is there would wait for its rest, of which the kernel does not tell.
+    while select.select([link], [], [], PATIENCE_S)[0] and _receive(link, header):
         row = rows[steps % _SPARE_ROWS]
         if segment is None:
             _receive(link, row)

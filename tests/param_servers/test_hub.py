@@ -107,13 +107,21 @@ def test_a_growing_frame_is_sent_as_it_grows(pair: Pair) -> None:
     for available in (300, 700, 1000):
         frame.available = available
         pair.server.grown(WORKER)
-        pair.until(
-            lambda available=available: (
-                pair.last(pair.worker, Message) is not None
-                or (pair.worker.receiving(SERVER) or (None, 0))[1] == available
-            )
-        )
+        pair.until(lambda available=available: frame.sent == HEADER_BYTES + available)
     assert isinstance(pair.wait_for(pair.worker, Message), Message)
+
+
+def test_a_frame_longer_than_the_shortest_is_read_to_its_end_however_it_comes_in_pieces(pair: Pair) -> None:
+    pair.connect()
+    pair.server.expect(WORKER, HEADER_BYTES + 100)
+    frame = Frame(Header(Kind.GRADIENT, sender=3), memoryview(bytes(150)), available=0)
+    pair.worker.stream(SERVER, frame)
+    for available in (130, 150):  # the rest is less than what the server waits for
+        frame.available = available
+        pair.worker.grown(SERVER)
+        pair.until(lambda: frame.sent == HEADER_BYTES + frame.available)
+        pair.heard[pair.server] += pair.server.poll(0.05)
+    assert isinstance(pair.wait_for(pair.server, Message), Message)
 
 
 def test_frames_that_have_not_begun_can_be_taken_back(pair: Pair) -> None:
