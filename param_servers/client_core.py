@@ -14,8 +14,9 @@ from torch import Tensor
 from param_servers.client_state import ClientState, Push
 from param_servers.config import ExchangeConfig
 from param_servers.errors import PeerLost, Refused
+from param_servers.events import Event, Joined, Left, Message
 from param_servers.handshake import Hello, Peer, Role
-from param_servers.hub import Event, Hub, Joined, Left, Message
+from param_servers.hub import Hub
 from param_servers.messages import Code, Dtype, Header, Kind
 from param_servers.redial import Redial
 from param_servers.shard import as_bytes

@@ -25,7 +25,7 @@ PARTS, LEAST_PART = 64, 1536
 """A part is worth its work when it is a 64th of the slice and 6 KB."""
 LEAST_BYTES = 256 << 10
 """Of all slices of a step: below that the wire is no match for the second message that a bet costs each worker."""
-WINDOWS, LEAST_WINDOW, ALL_WINDOWS, SEND_BUFFER = 48, 7 << 10, 384 << 10, 64 << 10
+WINDOWS, LEAST_WINDOW, ALL_WINDOWS, SEND_BUFFER = 32, 7 << 10, 384 << 10, 64 << 10
 
 
 def is_worthwhile(slice_bytes: int, workers: int) -> bool:

@@ -8,14 +8,14 @@ Nothing above this knows sockets, so another transport (MPI with any-source rece
 
 import errno
 import os
-import selectors
 import socket
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from param_servers.errors import BadMessage, Refused
+from param_servers.events import Event, Joined, Left, Message, Rejected
 from param_servers.handshake import Dialer, Hello, Listener, Peer
+from param_servers.link_selector import READ, WRITE, LinkSelector
 from param_servers.links import WAKE_BYTES, Frame, Link, ReceiveInto, tune
 from param_servers.messages import Code, Header, Kind
 
@@ -23,42 +23,6 @@ HANDSHAKE_TIMEOUT_S = 10.0
 LINGER_S = 2.0
 MOST_STRANGERS = 512
 """Connections whose handshake is not done; beyond this the newest are closed."""
-
-
-class Joined(NamedTuple):
-    """A peer proved itself. A second one of the same role and rank replaces the first, which is Left before."""
-
-    peer: Peer
-    hello: Hello
-
-
-class Left(NamedTuple):
-    """A link is gone, or could not be made."""
-
-    peer: Peer
-    reason: str
-    refused: bool = False
-    """The other side turned this process away: dialling again is useless."""
-
-
-class Message(NamedTuple):
-    """A complete frame; `payload` lies where `receive_into` put it.
-
-    The peer's next frame may have begun to arrive before this event is seen: `receive_into` was called for it already.
-    """
-
-    peer: Peer
-    header: Header
-    payload: memoryview
-
-
-class Rejected(NamedTuple):
-    """A stranger was turned away."""
-
-    reason: str
-
-
-Event = Joined | Left | Message | Rejected
 
 
 class Hub:
@@ -83,25 +47,20 @@ class Hub:
     ) -> None:
         self._secret, self._receive_into, self._shard, self._admit = secret, receive_into, shard, admit
         self._silence_timeout_s, self._handshake_timeout_s = silence_timeout_s, handshake_timeout_s
-        self._selector = selectors.DefaultSelector()
+        self._selector = LinkSelector()
         self._listener: socket.socket | None = None
         self._links: dict[Peer, Link] = {}
         self._leaving: dict[Link, float] = {}
         """Links in their handshake or their last words, with the time when patience ends."""
         self._wanted: dict[Link, Peer] = {}
-        self._mask: dict[Link, int] = {}
         self._dirty: set[Link] = set()
         self._events: list[Event] = []
-        self._gone_bytes = (0, 0)
         self._wake_bytes = WAKE_BYTES
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes sent and received so far, over all links."""
-        sent, received = self._gone_bytes
-        return sent + sum(link.bytes_sent for link in self._mask), received + sum(
-            link.bytes_received for link in self._mask
-        )
+        return self._selector.bytes_moved
 
     def listen(self, host: str, port: int = 0, buffer_bytes: tuple[int, int] | None = None) -> tuple[str, int]:
         """Accept peers; returns the address bound. Raises OSError when it is taken.
@@ -118,7 +77,7 @@ class Hub:
         if buffer_bytes is not None and not host.startswith(("127.", "::1", "localhost")):
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes[0])
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes[1])
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._selector.listen(self._listener)
         address = self._listener.getsockname()
         return str(address[0]), int(address[1])
 
@@ -140,7 +99,7 @@ class Hub:
             self._events.append(Left(dialer.peer, f"cannot connect to {address[0]}:{address[1]}: {_text(code)}"))
             return
         self._leaving[link] = time.monotonic() + self._handshake_timeout_s
-        self._watch(link, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        self._selector.watch(link, READ | WRITE)
 
     def connected(self, peer: Peer) -> bool:
         return peer in self._links
@@ -201,14 +160,13 @@ class Hub:
             timeout_s = 0.0
         elif self._leaving:
             timeout_s = min(timeout_s, max(0.0, min(self._leaving.values()) - time.monotonic()))
-        for key, mask in self._selector.select(timeout_s):
-            if key.data is None:
+        for link, mask in self._selector.select(timeout_s):
+            if link is None:
                 self._accept()
                 continue
-            link = key.data
-            if mask & selectors.EVENT_WRITE:
+            if mask & WRITE:
                 self._flush(link)
-            if mask & selectors.EVENT_READ and link in self._mask:
+            if mask & READ and link in self._selector:
                 self._read(link)
         self._cut_off_the_slow()
         events, self._events = self._events, []
@@ -231,7 +189,7 @@ class Hub:
 
     def shut(self) -> None:
         """Close everything at once. Safe to call twice."""
-        for link in list(self._mask):
+        for link in self._selector:
             self._drop(link)
         self._links.clear()
         self._leaving.clear()
@@ -255,10 +213,10 @@ class Hub:
         link = Link(sock, Listener(self._secret, self._shard, self._admit), self._receive_into)
         link.wake_bytes = self._wake_bytes
         self._leaving[link] = time.monotonic() + self._handshake_timeout_s
-        self._watch(link, selectors.EVENT_READ)
+        self._selector.watch(link, READ)
 
     def _flush(self, link: Link) -> None:
-        if link not in self._mask:
+        if link not in self._selector:
             return
         try:
             link.flush()
@@ -267,7 +225,7 @@ class Hub:
             return
         if link.closing and link.idle:
             self._half_close(link)
-        self._watch(link, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_to_send else 0))
+        self._selector.watch(link, READ | (WRITE if link.wants_to_send else 0))
 
     def _read(self, link: Link) -> None:
         try:
@@ -281,7 +239,7 @@ class Hub:
                 self._events.append(Message(link.peer, header, payload))
             if was_stranger:
                 self._flush(link)
-                if link.peer is not None and link in self._mask:
+                if link.peer is not None and link in self._selector:
                     self._welcome(link, link.peer)
         except BlockingIOError:
             return
@@ -344,27 +302,9 @@ class Hub:
             self._events.append(Rejected(reason))
 
     def _drop(self, link: Link) -> None:
-        mask = self._mask.pop(link, None)
-        if mask:
-            self._selector.unregister(link.sock)
-        if mask is not None:
-            sent, received = self._gone_bytes
-            self._gone_bytes = (sent + link.bytes_sent, received + link.bytes_received)
         self._leaving.pop(link, None)
         self._wanted.pop(link, None)
-        link.sock.close()
-
-    def _watch(self, link: Link, mask: int) -> None:
-        known = self._mask.get(link, 0)
-        if link.sock.fileno() < 0 or (known == mask and link in self._mask):
-            return
-        if known and mask:
-            self._selector.modify(link.sock, mask, link)
-        elif mask:
-            self._selector.register(link.sock, mask, link)
-        elif known:
-            self._selector.unregister(link.sock)
-        self._mask[link] = mask
+        self._selector.drop(link)
 
 
 def _reason(error: Exception) -> str:

@@ -25,9 +25,9 @@ from param_servers.collective import Publish, Resolve, wait_for_address
 from param_servers.collective_torch import host_store
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ParamServersError, PeerLost, RunBroken, RunStopped
+from param_servers.events import Event, Left, Message
 from param_servers.exchange import Pull, Receipt
 from param_servers.handshake import Hello, Role
-from param_servers.hub import Event, Left, Message
 from param_servers.interfaces import listen_address
 from param_servers.layout import FlatLayout
 from param_servers.local import ShouldStop, check_rejected, never, refusal

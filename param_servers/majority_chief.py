@@ -17,8 +17,9 @@ from param_servers.audit import AuditLog
 from param_servers.config import ExchangeConfig
 from param_servers.coordinator import Coordinator
 from param_servers.decisions import Commit, Decision, Expel, Note, Settings, Stop
+from param_servers.events import Event, Joined, Left, Message, Rejected
 from param_servers.handshake import Peer, Role
-from param_servers.hub import Event, Hub, Joined, Left, Message, Rejected
+from param_servers.hub import Hub
 from param_servers.majority_messages import Formation, no_payload, pack_formation
 from param_servers.messages import MEMBER, Code, Header, Kind, Row, pack_rows
 from param_servers.roll_call import RollCall

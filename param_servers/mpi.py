@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from param_servers.errors import BadMessage
+from param_servers.events import Event, Joined, Left, Message, Rejected
 from param_servers.handshake import Hello, Peer, Role, pack_hello, unpack_hello
-from param_servers.hub import HANDSHAKE_TIMEOUT_S, Event, Joined, Left, Message, Rejected
+from param_servers.hub import HANDSHAKE_TIMEOUT_S
 from param_servers.links import Frame, ReceiveInto
 from param_servers.messages import HEADER_BYTES, Header, Kind, unpack_header
 

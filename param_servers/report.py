@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from param_servers.chief import Chief
-from param_servers.hub import Event, Hub
+from param_servers.events import Event
+from param_servers.hub import Hub
 from param_servers.shard_node import ShardNode
 
 EVERY_S = 1.0

@@ -16,8 +16,9 @@ from param_servers.coordinator import Coordinator
 from param_servers.cut_through import buffer_bytes, is_worthwhile
 from param_servers.decisions import Settings
 from param_servers.errors import PeerLost
+from param_servers.events import Event, Joined, Left, Message, Rejected
 from param_servers.handshake import Hello, Peer, Role
-from param_servers.hub import Event, Hub, Joined, Left, Message, Rejected
+from param_servers.hub import Hub
 from param_servers.messages import Header, Kind
 from param_servers.redial import Redial
 from param_servers.shard import Shard

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from param_servers.accumulator import Accumulator
-from param_servers.cut_through import Arriving, CutThrough
+from param_servers.betting import Bets, Version
 from param_servers.errors import BadMessage
 from param_servers.handshake import Hello, Peer, Role
 from param_servers.hub import Hub
@@ -43,7 +43,7 @@ class ShardNode:
     ) -> None:
         self.index = index
         self.shard = shard
-        self.hub: Hub
+        self._hub: Hub
         self.term = self.step = self.data_points = 0
         self.ended: tuple[str, bool] | None = None
         """(reason, failed) once the run is over."""
@@ -58,9 +58,16 @@ class ShardNode:
         """Where the slice goes that is arriving from a worker now."""
         self._receipts: dict[int, tuple[int, int, Code]] = {}
         """Last decided push of each worker: (incarnation, sequence, answer)."""
-        self._all_needed = all_needed
-        self._bet: CutThrough | None = None
-        self._bet_lost_at = (0, -1)
+        self._bets = Bets(index, shard, self._accumulator, all_needed)
+
+    @property
+    def hub(self) -> Hub:
+        """The way out; to be set before anything else is called."""
+        return self._hub
+
+    @hub.setter
+    def hub(self, hub: Hub) -> None:
+        self._hub = self._bets.hub = hub
 
     # -- links ---------------------------------------------------------------------------------------------------
 
@@ -70,8 +77,7 @@ class ShardNode:
     def left(self, worker: int) -> None:
         self.workers.pop(worker, None)
         self._incoming.pop(Peer(Role.WORKER, worker), None)
-        if self._bet is not None and not self._bet.left(worker):
-            self._abort()
+        self._bets.left(worker)
 
     def receive_into(self, peer: Peer, header: Header) -> memoryview:
         """A place for the payload of a frame, or BadMessage: nothing is allocated on a stranger's word."""
@@ -104,10 +110,10 @@ class ShardNode:
         if self._incoming.get(peer) is tensor:
             del self._incoming[peer]
         code = self._accumulator.add(peer.rank, header.incarnation, header.sequence, header.step, tensor)
-        if self._bet is not None and code == Code.NONE and not self._bet.completed(peer.rank, tensor):
-            self._abort()
+        if code == Code.NONE:
+            self._bets.completed(peer.rank, tensor)
         if code in (Code.NON_FINITE, Code.WRONG_LENGTH):
-            self._abort()
+            self._bets.abort()
             self.rejected += 1
             answer = Header(Kind.RECEIPT, self.index, 0, self.term, self.step, header.sequence, code=code)
             self.hub.send(peer, answer)
@@ -163,79 +169,34 @@ class ShardNode:
         if header.term != self.term or header.step != self.step:
             raise BadMessage(f"a commit of term {header.term} step {header.step} at {self.term}, {self.step}")
         members = [row for row in rows if row.mark & MEMBER]
-        gradients, bet = self._accumulator.gradients(members), self._bet
-        if bet is not None and not bet.settle(members):
-            self._abort()
-        if self._bet is None:
+        gradients = self._accumulator.gradients(members)
+        streamed = self._bets.settle(members)
+        if streamed is None:
             self.shard.apply(gradients, self.shard.learning_rate(self.data_points))
         self.stale += self._accumulator.committed(members)
         self.commits += 1
         self.step, self.data_points = header.step + 1, header.data_points
         for row in members:
             self._receipts[row.worker] = (row.incarnation, row.sequence, Code.ACCEPTED)
-        sealed = self._seal()
+        sealed = streamed or set()
+        for worker in sealed:
+            self.hub.send(Peer(Role.WORKER, worker), self._version(Kind.SEALED, worker))
         recipients = [row for row in rows if row.mark & RECIPIENT and row.worker not in sealed]
         self._send_parameters(recipients)
         if self.index == 0 and not self._asynchronous:
             self._announce(sealed | {row.worker for row in recipients})
 
-    def _seal(self) -> set[int]:
-        """The bet is won: tell those who were streamed the version that it is committed."""
-        bet, self._bet = self._bet, None
-        if bet is None:
-            return set()
-        bet.over()
-        for worker in bet.streamed:
-            self.hub.send(Peer(Role.WORKER, worker), self._version(Kind.SEALED, worker))
-        return bet.streamed
-
     def advance(self) -> None:
         """Pass on what can be; to be called after each poll."""
-        if self._bet is None and self._all_needed and self._bet_lost_at != (self.term, self.step):
-            self._bet = self._new_bet()
-        if self._bet is not None and not self._bet.advance():
-            self._abort()
+        self._bets.advance(Version(self.term, self.step), self.workers, self._incoming, self.data_points)
 
     @property
     def betting(self) -> bool:
         """Whether an update is being passed on: then the shard's tensors are between two versions."""
-        return self._bet is not None
-
-    def _new_bet(self) -> CutThrough | None:
-        """A bet, once a gradient of this step is complete or arriving from each of exactly the workers needed."""
-        if len(self.workers) != self._all_needed or len(self._incoming) + self._accumulator.count < self._all_needed:
-            return None
-        members = []
-        for worker, incarnation in self.workers.items():
-            member = self._arriving(worker, incarnation)
-            if member is None:
-                return None
-            members.append(member)
-        version = Header(Kind.PARAMETERS, self.index, 0, self.term, self.step + 1)
-        return CutThrough(self.shard, self.hub, version, members, self.shard.learning_rate(self.data_points))
-
-    def _arriving(self, worker: int, incarnation: int) -> Arriving | None:
-        held = self._accumulator.held(worker, incarnation)
-        if held is not None:
-            return Arriving(Row(worker, incarnation, held.sequence), held.gradient, True)
-        peer = Peer(Role.WORKER, worker)
-        receiving, gradient = self.hub.receiving(peer), self._incoming.get(peer)
-        if receiving is None or gradient is None or gradient.numel() != self.shard.numel:
-            return None
-        header = receiving[0]
-        if (header.term, header.step) != (self.term, self.step):
-            return None
-        return Arriving(Row(worker, incarnation, header.sequence), gradient, False)
-
-    def _abort(self) -> None:
-        bet, self._bet = self._bet, None
-        if bet is not None:
-            self._bet_lost_at = (self.term, self.step)
-            bet.abort(Header(Kind.ABORTED, self.index, 0, self.term, self.step + 1))
+        return self._bets.open
 
     def _give(self, rows: list[Row]) -> None:
-        if self._bet is not None and any(row.worker in self._bet.streamed for row in rows):
-            self._abort()  # the worker's buffer will hold what is given now, not what was streamed
+        self._bets.abort_if_streamed_to({row.worker for row in rows})
         for row in rows:
             if row.sequence:
                 self._accumulator.decide(row)
@@ -244,8 +205,7 @@ class ShardNode:
         self._send_parameters(rows)
 
     def _expel(self, worker: int, incarnation: int, reason: bytes) -> None:
-        if self._bet is not None and any(row.worker == worker for row in self._bet.rows):
-            self._abort()
+        self._bets.abort_if_on(worker)
         self._accumulator.forget(worker, incarnation)
         if self.workers.get(worker, incarnation + 1) <= incarnation:
             peer = Peer(Role.WORKER, worker)
@@ -255,7 +215,7 @@ class ShardNode:
 
     def _checkpoint(self, header: Header) -> None:
         step, term = header.step, self.term
-        self._abort()  # its optimizer state is ahead of the version to be written
+        self._bets.abort()  # its optimizer state is ahead of the version to be written
 
         def written(payload: bytes) -> None:
             self._report(Header(Kind.WRITTEN, self.index, 0, term, step), payload)
@@ -263,7 +223,7 @@ class ShardNode:
         self._storage.write(step, term, self.shard.published(), self.shard.optimizer_state(), written)
 
     def _restore(self, header: Header) -> None:
-        self._abort()
+        self._bets.abort()
         self.shard.load(*self._storage.load(header.step))
         self.term, self.step, self.data_points = header.term, header.step, header.data_points
         self._accumulator.restart(self.step)
@@ -271,7 +231,7 @@ class ShardNode:
         self._report(Header(Kind.READY, self.index, 0, self.term, self.step), b"")
 
     def _stop(self, header: Header, reason: bytes) -> None:
-        self._abort()
+        self._bets.abort()
         self.ended = (reason.decode("utf-8", "replace"), header.code == Code.FAILED)
         for worker in list(self.workers):
             self.hub.send(

@@ -1,12 +1,12 @@
 """A hub whose poll another thread can end early."""
 
 import contextlib
-import selectors
 import socket
 from typing import Any
 
+from param_servers.events import Event
 from param_servers.handshake import Peer, Role
-from param_servers.hub import Event, Hub
+from param_servers.hub import Hub
 
 
 class WakeableHub(Hub):
@@ -20,7 +20,7 @@ class WakeableHub(Hub):
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
         self._ear.setblocking(False)
-        self._selector.register(self._ear, selectors.EVENT_READ, self._ear)
+        self._selector.wake_for(self._ear)
 
     def wake(self) -> None:
         """Let a running or the next `poll` return at once. May be called from any thread."""

@@ -18,8 +18,9 @@ from dba3c.central.wire import GroupShape, pack_step
 from dba3c.environments.protocol import Episode, VectorEnvironment
 from dba3c.metrics import Sections
 from param_servers.errors import BadMessage, PeerLost, Refused
+from param_servers.events import Event, Joined, Left, Message
 from param_servers.handshake import Hello, Peer, Role
-from param_servers.hub import Event, Hub, Joined, Left, Message
+from param_servers.hub import Hub
 from param_servers.messages import Header, Kind
 from param_servers.redial import Redial
 

@@ -26,8 +26,9 @@ from dba3c.environments.protocol import Episode
 from dba3c.metrics import Sections
 from dba3c.networks import reset_state
 from param_servers.errors import BadMessage
+from param_servers.events import Event, Joined, Left, Message, Rejected
 from param_servers.handshake import Hello, Peer, Role
-from param_servers.hub import Event, Hub, Joined, Left, Message, Rejected
+from param_servers.hub import Hub
 from param_servers.messages import HEADER_BYTES, Header, Kind
 
 MOST_ACTORS = 4096

@@ -90,18 +90,20 @@ class LoopVectorEnvironment:
         failures: list[str] = []
         resetting = self._resetting
         self._send_ahead(actions)
-        write, any_resets = self._observations.write, bool(resetting.any())
+        shown: list[Any] = list(self._last)  # of a broken environment nothing newer is known
+        any_resets = bool(resetting.any())
         for index, (env, action) in enumerate(zip(self._envs, self._actions.read_all(actions), strict=True)):
             if any_resets and resetting[index]:
-                self._reset_one(index, observation[index], failures)
+                shown[index] = observation[index]
+                self._reset_one(index, shown[index], failures)
                 continue
             try:
-                shown, gained, terminated[index], truncated[index], info = env.step(action)
+                shown[index], gained, terminated[index], truncated[index], info = env.step(action)
                 reward[index] = gained = float(gained)
                 raw[index] = float(info["score_reward"]) if "score_reward" in info else gained
-                write(shown, observation[index])
             except Exception as error:  # whatever a stranger's environment raises is named and bounded
                 broken[index] = error
+        self._write(shown, observation, broken)
         valid = ~resetting
         self._life_steps += valid
         rewards = np.array(reward, dtype=np.float32)
@@ -143,6 +145,16 @@ class LoopVectorEnvironment:
 
     def _new_batch(self) -> np.ndarray:
         return np.empty((self.num_envs, *self._observations.space.shape), dtype=self._observations.space.dtype)
+
+    def _write(self, shown: list[Any], observation: np.ndarray, broken: dict[int, Exception]) -> None:
+        """Put what was shown into `observation` [B, ...], and add to `broken` whose does not fit."""
+        if self._observations.write_all(shown, observation):
+            return
+        for index in np.flatnonzero(~self._resetting):
+            try:
+                self._observations.write(shown[index], observation[index])
+            except Exception as error:  # as in step: a stranger's observation may be anything
+                broken.setdefault(int(index), error)
 
     def _name_broken_numbers(self, observation: np.ndarray, rewards: np.ndarray, broken: dict[int, Exception]) -> None:
         """Add to `broken` the environments whose observation or reward is no finite number; one look at all of them."""

@@ -56,6 +56,16 @@ class ObservationCodec:
         else:
             row[...] = self._to_row(observation)
 
+    def write_all(self, observations: list[Any], batch: np.ndarray) -> bool:
+        """Put all into `batch` [B, ...] at once; False where one does not fit as it is: `write` says which, and why."""
+        if not self._as_it_is:
+            return False
+        try:
+            np.stack(observations, out=batch, casting="no")
+        except (TypeError, ValueError):
+            return False
+        return True
+
     def may_be_broken(self, batch: np.ndarray) -> bool:
         """Whether observations [B, ...] may hold NaN or infinite numbers; sums of huge ones are suspected too."""
         return self._is_float and not np.isfinite(np.add.reduce(batch, axis=None))

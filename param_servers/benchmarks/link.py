@@ -18,8 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from param_servers.events import Message
 from param_servers.handshake import Hello, Peer, Role
-from param_servers.hub import Hub, Message
+from param_servers.hub import Hub
 from param_servers.messages import Dtype, Header, Kind
 from param_servers.shard import as_bytes
 

@@ -12,16 +12,17 @@ import shlex
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from dba3c.errors import UserError
-from dba3c.studies.architectures import Cost, cost_of, facts_of, plot_costs, table, write_csv
+from dba3c.studies.architectures import ARCHITECTURES, Cost, cost_of, facts_of, plot_costs, read_csv, table, write_csv
+from dba3c.studies.builtin import NETWORK_SIZES, Shape, build
 from dba3c.studies.study import load
-from launch.study_command import study
+from launch.study_command import run_all
 
 HERE = Path(__file__).parent
 START_S = 20.0
@@ -39,6 +40,8 @@ class Arguments:
     """All processes of a run share them; as many workers or actors are started."""
     servers: int = 2
     into: Path = HERE
+    only: tuple[str, ...] = tuple(ARCHITECTURES)
+    """Measure these; the rows of the others stay as they are."""
     runs: Path | None = None
     """Keep the run folders here; runs that are finished already are not repeated."""
     train: Annotated[tuple[str, ...], tyro.conf.arg(name="train")] = ()
@@ -51,17 +54,14 @@ def main() -> int:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])  # the runs inherit it
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.runs or Path(temporary) / "study"
-        code = study(
-            [
-                *("architectures", "--env", arguments.env, "--seeds", "1", "--into", str(folder)),
-                *("--workers", str(arguments.cores), "--servers", str(arguments.servers), "--"),
-                *("--max-hours", f"{(START_S + arguments.seconds) / 3600:.6f}", "--track", "tensorboard"),
-                *arguments.train,
-            ]
-        )
-        costs = read_costs(folder, arguments)
-    if not costs:
+        declared = build("architectures", shape_of(arguments))
+        points = tuple(point for point in declared.points if point.name.rpartition("-")[0] in arguments.only)
+        replace(declared, points=points).save(folder)
+        code = run_all(list(load(folder).runs(folder)))
+        measured = read_costs(folder, arguments)
+    if not measured:
         return 1
+    costs = in_order([*measured, *kept_costs(arguments)])
     write_csv(costs, arguments.into / "costs.csv")
     plot_costs(costs, arguments.into)
     (arguments.into / "README.md").write_text(readme(costs, arguments), encoding="utf-8")
@@ -69,9 +69,28 @@ def main() -> int:
     return code
 
 
+def shape_of(arguments: Arguments) -> Shape:
+    """What `dba3c study architectures` is asked for."""
+    words = ("--max-hours", f"{(START_S + arguments.seconds) / 3600:.6f}", "--track", "tensorboard", *arguments.train)
+    return Shape(env=arguments.env, values=(), workers=arguments.cores, servers=arguments.servers, seeds=1, words=words)
+
+
+def kept_costs(arguments: Arguments) -> list[Cost]:
+    """Rows of an earlier measurement of what is not measured now."""
+    path = arguments.into / "costs.csv"
+    return [cost for cost in read_csv(path) if cost.architecture not in arguments.only] if path.exists() else []
+
+
+def in_order(costs: list[Cost]) -> list[Cost]:
+    """By size of the network, then as the architectures are named."""
+    names = list(ARCHITECTURES)
+    return sorted(costs, key=lambda cost: (NETWORK_SIZES.index(cost.network), names.index(cost.architecture)))
+
+
 def read_costs(folder: Path, arguments: Arguments) -> list[Cost]:
     """The table's rows; config.json and facts of each run are copied beside them."""
-    costs, facts = [], {}
+    machine = arguments.into / "machine.json"
+    costs, facts = [], json.loads(machine.read_text()) if machine.exists() else {}
     for run in load(folder).runs(folder):
         architecture, _, network = run.point.name.rpartition("-")
         try:
@@ -83,7 +102,7 @@ def read_costs(folder: Path, arguments: Arguments) -> list[Cost]:
         configs.mkdir(parents=True, exist_ok=True)
         (configs / f"{run.point.name}.json").write_text((run.folder / "config.json").read_text())
         facts[run.point.name] = facts_of(run.folder)
-    (arguments.into / "machine.json").write_text(json.dumps(facts, indent=1) + "\n")
+    machine.write_text(json.dumps(facts, indent=1) + "\n")
     return costs
 
 

@@ -17,17 +17,17 @@ def main() -> None:
     tables = json.loads((HERE / "simulated.json").read_text(encoding="utf-8"))
     measured = each(read_results(HERE / "study").points, data_points_per_s)
     rates = dict.fromkeys(gbit for gbit, _, _ in tables["workers"])
-    for name, y_name in (("speed", "data points/s"), ("time_to_300", "hours to a mean score of 300")):
+    for name, y_name in (("speed", "data points/s"), ("time_to_300", "minutes to a mean score of 300")):
         figure, axes = new_figure()
-        hours = name == "time_to_300"
-        if not hours:
+        minutes = name == "time_to_300"
+        if not minutes:
             draw_measured(axes, measured, "on two cores")
         for index, gbit in enumerate(rates, start=1):
             mine = [(n, rate) for of, n, rate in tables["workers"] if of == gbit]
             x = [n for n, _ in mine]
-            y = [DATA_POINTS_TO_300 / rate / 3600 if hours else rate for _, rate in mine]
+            y = [DATA_POINTS_TO_300 / rate / 60 if minutes else rate for _, rate in mine]
             draw_simulated(axes, x, y, f"{gbit:g} Gbit/s", index)
-        ideal = [y[0] / n if hours else y[0] * n for n in x]
+        ideal = [y[0] / n if minutes else y[0] * n for n in x]
         axes.plot(x, ideal, label="theoretical", **IDEAL)
         finish(axes, "workers", y_name, x, log=True)
         save(figure, HERE / name)

@@ -14,6 +14,7 @@ import pytest
 
 from param_servers.snapshots import load_checkpoint
 from tests.integration.runs import ROOT, Run, newest_checkpoint, records
+from tests.integration.test_presets import R2D2, SAC
 
 BIN = Path(sys.executable).parent
 CENTRAL = (
@@ -54,6 +55,25 @@ def test_two_learners_share_every_update(words: tuple[str, ...], tmp_path: Path)
         lines = [json.loads(line) for line in (folder / "audit" / "commits.jsonl").read_text().splitlines()]
         members = [[member[0] for member in line["members"]] for line in lines if line["kind"] == "commit"]
         assert members and all(sorted(step) == [0, 1] for step in members)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("exchange", ["servers", "allreduce"])
+@pytest.mark.parametrize("algorithm", [R2D2, SAC], ids=["r2d2", "sac"])
+def test_two_learners_with_a_replay_each_share_every_update(
+    algorithm: tuple[str, ...], exchange: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    words = (*algorithm, "--actors", "2", "--learners", "2", "--exchange", exchange, "--total-frames", "800")
+    with Run("train", *words, *CENTRAL[-7:], "--run-dir", str(folder), folder=folder) as run:
+        code, output = run.wait(timeout_s=280)
+    assert code == 0, output
+    steps = [[r for r in records(folder, "learner", rank) if r["kind"] == "step"] for rank in range(2)]
+    accepted = [sum(r["accepted"] for r in of_learner) for of_learner in steps]
+    taken = [sum(r["agent_steps"] for r in of_learner) for of_learner in steps]
+    assert min(accepted) >= 5 and abs(accepted[0] - accepted[1]) <= 2, accepted
+    assert min(taken) >= 100, taken
+    assert abs(load_checkpoint(newest_checkpoint(folder)).step - accepted[0]) <= 2
 
 
 @pytest.mark.timeout(300)

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from param_servers.errors import BadMessage
+from param_servers.events import Event, Joined, Left, Message
 from param_servers.handshake import Hello, Peer, Role
-from param_servers.hub import Event, Joined, Left, Message
 from param_servers.links import Frame
 from param_servers.messages import HEADER_BYTES, Code, Header, Kind, unpack_header
 

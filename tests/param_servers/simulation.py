@@ -19,9 +19,10 @@ from param_servers.client_core import ClientCore
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.decisions import Commit
 from param_servers.errors import PeerLost, Refused
+from param_servers.events import Event, Message
 from param_servers.handshake import Peer, Role
-from param_servers.hub import Event, Message
 from param_servers.layout import FlatLayout
+from param_servers.messages import Row
 from param_servers.server_core import ServerCore
 from param_servers.shard import Shard
 from param_servers.sharding import plan_shards
@@ -68,20 +69,21 @@ class SimServer:
         self.core.attach(self.hub)  # type: ignore[arg-type]
 
     def _count_bets(self) -> None:
-        node, bets = self.core.node, self.run.bets
-        seal, abort = node._seal, node._abort
+        bets, counts = self.core.node._bets, self.run.bets
+        settle, abort = bets.settle, bets.abort
 
-        def counted_seal() -> set[int]:
-            bets["won"] += node._bet is not None
-            return seal()
+        def counted_settle(members: list[Row]) -> set[int] | None:
+            streamed = settle(members)
+            counts["won"] += streamed is not None
+            return streamed
 
         def counted_abort() -> None:
-            if node._bet is not None:
-                bets["lost"] += 1
-                bets["lost halfway"] += bool(node._bet._undo)
+            if bets._bet is not None:
+                counts["lost"] += 1
+                counts["lost halfway"] += bool(bets._bet._undo)
             abort()
 
-        node._seal, node._abort = counted_seal, counted_abort  # type: ignore[method-assign]
+        bets.settle, bets.abort = counted_settle, counted_abort  # type: ignore[method-assign]
 
     def handle(self, event: Event) -> None:
         try:

@@ -11,6 +11,7 @@ from param_servers.client import ServersExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.exchange import GradientExchange, Receipt, RunStopped
 from param_servers.layout import FlatLayout
+from param_servers.messages import Row
 from param_servers.server import ParameterServer
 from param_servers.sharding import ShardPlan, plan_shards
 
@@ -123,29 +124,30 @@ def test_servers_take_the_same_steps_as_one_process_bit_by_bit(tmp_path: Path, s
 
 def test_passing_on_and_waiting_take_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from param_servers import cut_through
-    from param_servers.shard_node import ShardNode
+    from param_servers.betting import Bets
     from param_servers.snapshots import find_newest, load_checkpoint
 
-    monkeypatch.setattr(cut_through, "LEAST_BYTES", 0)
-    bets = []
-    new_bet = ShardNode._new_bet
+    won = []
+    settle = Bets.settle
 
-    def counted(node: ShardNode) -> object:
-        bet = new_bet(node)
-        bets.append(bet is not None)
-        return bet
+    def counted(bets: Bets, members: list[Row]) -> set[int] | None:
+        streamed = settle(bets, members)
+        won.append(streamed is not None)
+        return streamed
 
+    monkeypatch.setattr(Bets, "settle", counted)
     plan = plan_shards(LAYOUT, 2)
     results = []
     for passes_on in (True, False):
-        monkeypatch.setattr(ShardNode, "_new_bet", counted if passes_on else lambda node: None)
+        monkeypatch.setattr(cut_through, "LEAST_BYTES", 0 if passes_on else 1 << 40)
         folder = tmp_path / str(passes_on)
         Threads(plan, ExchangeConfig(exchange="servers", num_workers=2, num_servers=2), folder).run(data_points=10)
         path = find_newest(folder)
         assert path is not None
         results.append(load_checkpoint(path).parameters)
+        assert any(won) is passes_on
+        won.clear()
     assert torch.equal(*results)
-    assert any(bets)
 
 
 def test_asynchronous_training_counts_every_gradient_once(tmp_path: Path) -> None:

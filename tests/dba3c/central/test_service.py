@@ -15,8 +15,9 @@ from dba3c.central.service import InferenceService
 from dba3c.central.unroll_store import GroupKey, UnrollStore, batch_of
 from dba3c.central.wire import GroupShape, pack_step
 from dba3c.metrics import Sections
+from param_servers.events import Joined, Left, Message
 from param_servers.handshake import Hello, Peer, Role
-from param_servers.hub import Hub, Joined, Left, Message
+from param_servers.hub import Hub
 from param_servers.messages import Header, Kind
 
 SHAPE = GroupShape(2, 1, (1,), "float32", (), "int64")
