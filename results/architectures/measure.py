@@ -40,8 +40,8 @@ class Arguments:
     """All processes of a run share them; as many workers or actors are started."""
     servers: int = 2
     into: Path = HERE
-    only: tuple[str, ...] = tuple(ARCHITECTURES)
-    """Measure these; the rows of the others stay as they are."""
+    only: tuple[str, ...] = ()
+    """Measure these alone; the rows of the others stay as they are."""
     runs: Path | None = None
     """Keep the run folders here; runs that are finished already are not repeated."""
     train: Annotated[tuple[str, ...], tyro.conf.arg(name="train")] = ()
@@ -55,7 +55,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.runs or Path(temporary) / "study"
         declared = build("architectures", shape_of(arguments))
-        points = tuple(point for point in declared.points if point.name.rpartition("-")[0] in arguments.only)
+        points = tuple(point for point in declared.points if is_measured(point.name.rpartition("-")[0], arguments))
         replace(declared, points=points).save(folder)
         code = run_all(list(load(folder).runs(folder)))
         measured = read_costs(folder, arguments)
@@ -75,10 +75,15 @@ def shape_of(arguments: Arguments) -> Shape:
     return Shape(env=arguments.env, values=(), workers=arguments.cores, servers=arguments.servers, seeds=1, words=words)
 
 
+def is_measured(architecture: str, arguments: Arguments) -> bool:
+    """Whether it is one of those asked for."""
+    return not arguments.only or architecture in arguments.only
+
+
 def kept_costs(arguments: Arguments) -> list[Cost]:
     """Rows of an earlier measurement of what is not measured now."""
     path = arguments.into / "costs.csv"
-    return [cost for cost in read_csv(path) if cost.architecture not in arguments.only] if path.exists() else []
+    return [cost for cost in read_csv(path) if not is_measured(cost.architecture, arguments)] if path.exists() else []
 
 
 def in_order(costs: list[Cost]) -> list[Cost]:
