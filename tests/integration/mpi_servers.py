@@ -3,6 +3,7 @@
 The first ranks are servers, the others workers. Worker DIES kills itself when it has begun its push number AT.
 """
 
+import faulthandler
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from param_servers.selftest import BATCH, LAYOUT, OPTIMIZER, gradient, initial_p
 from param_servers.server import ParameterServer
 from param_servers.sharding import plan_shards
 
+faulthandler.dump_traceback_later(70, exit=True)  # before the test's patience ends: says where a rank hangs
 torch.set_num_threads(1)
 folder, servers, backup, steps = Path(sys.argv[1]), *map(int, sys.argv[2:5])
 dies, at = map(int, sys.argv[5:7]) if len(sys.argv) > 5 else (-1, -1)
