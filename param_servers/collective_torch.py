@@ -165,15 +165,19 @@ class TorchCollective:
             raise PeerLost(describe_lost(self.lost, self.size, "this group is closed"))
         try:
             call(self._group)
+            return
         except RuntimeError as error:
-            # Our connections close first: ranks that wait for us then fail at once too and answer the roll call.
-            self.close()
-            self.lost = self._missing("survived", self._roll_call_s)
-            raise PeerLost(describe_lost(self.lost, self.size, first_line(error))) from error
+            why = first_line(error)
+        # Our connections close first: ranks that wait for us then fail at once too and answer the roll call. Not
+        # within `except`, for the error's trace holds the group, and a group closes with its last holder.
+        self.close()
+        self.lost = self._missing("survived", self._roll_call_s)
+        raise PeerLost(describe_lost(self.lost, self.size, why))
 
     def _missing(self, call: str, timeout_s: float) -> set[int]:
         """Answer a roll call in the store; returns the ranks that did not within `timeout_s`."""
         keys = {rank: f"{call}/{rank}" for rank in range(self.size)}
+        missing = {0}  # should the store be gone before it is asked: rank 0 held it
         deadline_s = time.monotonic() + timeout_s
         try:
             self._store.set(keys[self.rank], "1")
@@ -182,5 +186,5 @@ class TorchCollective:
                     return missing
                 time.sleep(0.01)
         except (RuntimeError, dist.DistError):
-            return {0}  # the store died, and with it rank 0, which held it
+            return missing  # rank 0 left with the store: lost, unless it had answered
         return set()

@@ -73,7 +73,7 @@ class Hub:
         self._listener = socket.create_server((host, port), family=family, backlog=512)
         self._listener.setblocking(False)
         if buffer_bytes is not None:
-            self._wake_bytes = 1
+            self._wake_bytes = 1  # what arrives is passed on at once
         if buffer_bytes is not None and not host.startswith(("127.", "::1", "localhost")):
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes[0])
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes[1])

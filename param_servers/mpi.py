@@ -32,6 +32,7 @@ SPIN_S = 0.002
 _NAP_S = 0.0002
 _LOOK_FOR_DEAD_S = 0.05
 FINALIZE_TIMEOUT_S = 45
+"""Longest wait for MPI's own end, where a rank has died."""
 _MOST_MATCHED = 256
 """Messages taken in one poll, so that sends have their turn."""
 _VERDICT = struct.Struct("<4sB3x248s")

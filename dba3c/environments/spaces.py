@@ -40,6 +40,7 @@ class ObservationCodec:
         self._dtype: Any = original.dtype
         self._as_it_is = self._is_box and self._shape == self.space.shape
         self._is_float = self.space.dtype == np.float32
+        self._at_once = self._as_it_is and np.dtype(self._dtype).kind == self.space.dtype.kind
 
     def write(self, observation: Any, row: np.ndarray) -> None:
         """Put `observation` into `row` (shape and dtype of `space`). Raises ValueError saying what does not fit.
@@ -58,11 +59,11 @@ class ObservationCodec:
 
     def write_all(self, observations: list[Any], batch: np.ndarray) -> bool:
         """Put all into `batch` [B, ...] at once; False where one does not fit as it is: `write` says which, and why."""
-        if not self._as_it_is:
+        if not self._at_once:
             return False
         try:
-            np.stack(observations, out=batch, casting="no")
-        except (TypeError, ValueError):
+            np.stack(observations, out=batch, casting="same_kind")
+        except Exception:  # whatever a stranger's observation raises, `write` raises for that one alone
             return False
         return True
 

@@ -17,10 +17,10 @@ from tests.integration.runs import ROOT, Run, newest_checkpoint, records
 from tests.integration.test_presets import R2D2, SAC
 
 BIN = Path(sys.executable).parent
+COMMON = ("--track", "--metrics-window-s", "0.1", "--step-timeout-s", "30", "--join-timeout-s", "100")
 CENTRAL = (
     "train", "CartPole-v1", "--mode", "central", "--actors", "2", "--envs-per-actor", "4", "--unroll-length", "5",
-    "--batch-unrolls", "4", "--total-frames", "2000", "--track", "--metrics-window-s", "0.1",
-    "--step-timeout-s", "30", "--join-timeout-s", "100",
+    "--batch-unrolls", "4", "--total-frames", "2000", *COMMON,
 )  # fmt: skip
 AS_ROOT = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1")
 
@@ -65,7 +65,7 @@ def test_two_learners_with_a_replay_each_share_every_update(
 ) -> None:
     folder = tmp_path / "run"
     words = (*algorithm, "--actors", "2", "--learners", "2", "--exchange", exchange, "--total-frames", "800")
-    with Run("train", *words, *CENTRAL[-7:], "--run-dir", str(folder), folder=folder) as run:
+    with Run("train", *words, *COMMON, "--run-dir", str(folder), folder=folder) as run:
         code, output = run.wait(timeout_s=280)
     assert code == 0, output
     steps = [[r for r in records(folder, "learner", rank) if r["kind"] == "step"] for rank in range(2)]

@@ -199,6 +199,25 @@ def test_a_rank_that_leaves_is_named_and_a_survivor_writes_a_checkpoint(run_rank
     assert (tmp_path / "step-2").is_dir()
 
 
+def test_a_rank_that_waited_for_a_survivor_is_not_called_lost(run_ranks):
+    leaves, has_left = threading.Event(), threading.Event()
+
+    def body(collective):
+        """Rank 0 waits for rank 1, which waits for rank 2, which leaves: 0 hears of it only as 1 closes its group."""
+        collective.broadcast_(torch.zeros(1))
+        if collective.rank == 2:
+            leaves.wait(10)
+            collective.close()
+            return has_left.set()
+        leaves.set()
+        collective.broadcast_(torch.zeros(1_000_000), root=collective.rank + 1)
+
+    errors = run_ranks(3, body)
+    assert has_left.is_set()
+    for error in errors[:2]:
+        assert isinstance(error, PeerLost) and str(error).startswith("rank 2 of 3 lost: ")
+
+
 def test_a_rank_that_never_comes_is_named(board):
     errors = {}
 

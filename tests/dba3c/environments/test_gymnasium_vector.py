@@ -9,6 +9,7 @@ from gymnasium.spaces import Box, Discrete
 
 from dba3c.environments import EnvironmentConfig, EnvironmentFailed, make_vector_environment
 from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
+from dba3c.environments.spaces import ObservationCodec
 
 CONFIG = EnvironmentConfig(env_id="tests.game:make", environment_restarts=2)
 
@@ -86,6 +87,52 @@ def test_an_environment_that_breaks_is_named_and_restarted(what):
     assert [t.valid.tolist() for t in after] == [[True, False], [True, True]]
     assert [t.observation[:, 0].tolist() for t in after] == [[3, 0], [4, 1]]
     assert not broken.episodes
+
+
+class Float64(Counting):
+    """As MuJoCo's."""
+
+    observation_space = Box(0, 100, (2,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0].astype(np.float64), {}
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return observation.astype(np.float64), *rest
+
+
+def test_float64_observations_are_written_all_at_once(monkeypatch):
+    envs = loop(Float64(), Float64())
+    monkeypatch.setattr(ObservationCodec, "write", lambda *_: pytest.fail("one by one"))
+    transition = envs.step(np.array([0, 0]))
+    assert transition.observation.dtype == np.float32
+    assert transition.observation.tolist() == [[1, 1], [1, 1]]
+
+
+class Hostile:
+    """An observation that cannot even be looked at."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("this buffer is gone")
+
+
+def test_an_observation_that_raises_when_read_is_named_and_its_environment_restarted():
+    envs = loop(Counting(length=100), Counting(length=100, fault=lambda _, reward: (Hostile(), reward)))
+    envs.step(np.array([0, 0]))
+    (line,) = envs.step(np.array([0, 0])).failures
+    assert "environment 1 (seed" in line and "this buffer is gone" in line and "restart 1 of 2" in line
+
+
+def test_floats_from_a_space_of_integers_are_refused():
+    class Whole(Counting):
+        observation_space = Box(0, 100, (2,), np.int64)
+
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)[0].astype(np.int64), {}
+
+    (line,) = loop(Whole()).step(np.array([0])).failures
+    assert "observation of dtype float32 instead of int64" in line
 
 
 def test_an_environment_that_keeps_breaking_is_given_up_with_index_seed_and_step():
