@@ -41,9 +41,9 @@ class Arguments:
     """Environments stepped together; slow families take 4."""
     threads: int = 1
     """C++ threads of the Atari families."""
-    seconds: float = 2.0
-    """Of each measurement, after a tenth of it as warm-up."""
-    repeats: int = 5
+    seconds: float = 0.5
+    """Of each measurement, after a tenth of it as warm-up. Short and often: the machine's speed drifts over seconds."""
+    repeats: int = 24
     only: tuple[str, ...] = ()
     """Names of the families to measure; all without it."""
     output: Path | None = None

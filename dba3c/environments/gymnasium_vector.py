@@ -90,10 +90,10 @@ class LoopVectorEnvironment:
         failures: list[str] = []
         resetting = self._resetting
         self._send_ahead(actions)
-        shown: list[Any] = list(self._last)  # of a broken environment nothing newer is known
-        any_resets = bool(resetting.any())
+        shown: list[Any] = [None] * self.num_envs
+        at_reset = resetting.tolist()
         for index, (env, action) in enumerate(zip(self._envs, self._actions.read_all(actions), strict=True)):
-            if any_resets and resetting[index]:
+            if at_reset[index]:
                 shown[index] = observation[index]
                 self._reset_one(index, shown[index], failures)
                 continue
@@ -102,7 +102,7 @@ class LoopVectorEnvironment:
                 reward[index] = gained = float(gained)
                 raw[index] = float(info["score_reward"]) if "score_reward" in info else gained
             except Exception as error:  # whatever a stranger's environment raises is named and bounded
-                broken[index] = error
+                broken[index], shown[index] = error, self._last[index]
         self._write(shown, observation, broken)
         valid = ~resetting
         self._life_steps += valid

@@ -62,7 +62,10 @@ class ObservationCodec:
         if not self._at_once:
             return False
         try:
-            np.stack(observations, out=batch, casting="same_kind")
+            if {observation.shape for observation in observations} != {self._shape}:
+                return False
+            rows = batch.reshape(-1, *self._shape[1:])  # what np.stack does in twice the time
+            np.concatenate(observations, out=rows, casting="same_kind")
         except Exception:  # whatever a stranger's observation raises, `write` raises for that one alone
             return False
         return True
@@ -104,7 +107,8 @@ class ActionCodec:
         self._read_all: Callable[[np.ndarray], list[Any]]
         if isinstance(original, spaces.Discrete):
             start = int(original.start)
-            self._read_all = lambda actions: (actions + start).tolist()
+            # not as Python's int: Discrete.contains, which many environments ask, takes twice as long for one
+            self._read_all = lambda actions: list((actions + start).astype(original.dtype, copy=False))
         elif isinstance(original, spaces.MultiDiscrete) and len(original.shape) == 1:
             self._read_all = lambda actions: list(actions.astype(original.dtype) + original.start)
         elif isinstance(original, spaces.Box) and len(original.shape) == 1 and original.dtype.kind == "f":
