@@ -2,107 +2,29 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dba3c.errors import UserError
 from launch.options import parse
+from launch.simulate_options import SimulateArguments, calibration_of, cluster_of, work_of
+from launch.simulate_tables import cells, print_table, write_table
 
 if TYPE_CHECKING:
-    from dba3c.simulation.answers import Option
     from dba3c.simulation.calibration import Calibration
     from dba3c.simulation.cluster import Cluster, Work
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimulateArguments:
-    """How many servers and backup workers for a cluster, simulated: dba3c simulate --nodes 64 --bandwidth-gbit 10.
-
-    With --validate it compares the model with measured points instead, with --central it says when central inference
-    wins. Everything it prints is simulated, and says so.
-    """
-
-    run: tuple[Path, ...] = ()
-    """Run folders of one configuration to calibrate the step's work from: compute time, its variation, M, batch."""
-
-    nodes: tuple[int, ...] = (64,)
-    """Nodes of the cluster, servers' hosts included; with several, one table for each."""
-
-    bandwidth_gbit: float = 10.0
-    """Of each node's link, in each direction, in Gbit/s."""
-
-    latency_us: float = 50.0
-    """One way between two processes, in µs."""
-
-    wire_efficiency: float = 0.95
-    """Tensor bytes / bytes on the wire."""
-
-    message_us: float = 5.0
-    """Processor time of the coordinator for one message, in µs."""
-
-    overlap_lost: float = 0.0
-    """Share of an update's transfer that unfair links keep from overlapping with its gradients (see --fit)."""
-
-    megabytes: float | None = None
-    """M: gradient bytes / 1e6; 1.33 (the 2017 network) without a run."""
-
-    compute_ms: float | None = None
-    """Mean time of a gradient, in ms; 100 without a run."""
-
-    compute_variation: float | None = None
-    """Standard deviation / mean of that; 0.1 without a run."""
-
-    straggler_probability: float | None = None
-    """Share of gradients that take --straggler-slowdown times as long; 0 without a run."""
-
-    straggler_slowdown: float | None = None
-    """By how much; 3 without a run."""
-
-    data_points: float | None = None
-    """In one gradient; 32 without a run."""
-
-    servers: tuple[int, ...] = (1, 2, 4, 8, 16)
-    """k to try."""
-
-    backup_workers: tuple[int, ...] = (0, 1, 2, 4)
-    """b to try."""
-
-    steps: int = 50
-    """Simulated steps of each case."""
-
-    seed: int = 0
-    """Of the compute times."""
-
-    output: Path | None = None
-    """Write the table there as CSV too."""
-
-    validate: Path | None = None
-    """Points measured by `python -m param_servers.benchmarks.exchange` (JSON lines, CSV): predict and compare them."""
-
-    fit: Path | None = None
-    """Fit latency, wire efficiency and lost overlap to these measured points first."""
-
-    central: bool = False
-    """Compare synchronous workers with central inference on the same nodes."""
-
-    node_cores: int = 12
-    """Cores of a node, for --central."""
-
-    learner_speeds: tuple[float, ...] = (12.0, 50.0, 200.0, 1000.0, 5000.0)
-    """Speeds of the learner's node in cores, for --central."""
 
 
 def simulate(words: Sequence[str]) -> int:
     """dba3c simulate [OPTIONS]"""
     arguments = parse(SimulateArguments, words, "dba3c simulate")
-    cluster = _cluster(arguments)
+    cluster = cluster_of(arguments)
     if arguments.validate is not None:
         return _validate(arguments.validate, cluster)
-    calibration = _calibration(arguments)
+    calibration = calibration_of(arguments)
     if calibration is not None:
         cluster = replace(
             cluster,
@@ -111,74 +33,8 @@ def simulate(words: Sequence[str]) -> int:
         )
     if arguments.central:
         return _central(arguments, cluster, calibration)
-    work = _work(arguments, calibration)
+    work = work_of(arguments, calibration)
     return _tables(arguments, cluster, work)
-
-
-def _cluster(arguments: SimulateArguments) -> Cluster:
-    from dba3c.simulation.cluster import Cluster
-    from dba3c.simulation.validation import fit, read_points
-
-    if not arguments.bandwidth_gbit > 0:
-        raise UserError(f"--bandwidth-gbit must be greater than 0, got {arguments.bandwidth_gbit:g}")
-    cluster = Cluster(
-        bytes_per_s=arguments.bandwidth_gbit * 1e9 / 8,
-        latency_s=arguments.latency_us / 1e6,
-        wire_efficiency=arguments.wire_efficiency,
-        message_s=arguments.message_us / 1e6,
-        overlap_lost=arguments.overlap_lost,
-    )
-    if arguments.fit is None:
-        return cluster
-    fitted = fit(cluster, read_points(arguments.fit))
-    print(
-        f"fitted to {arguments.fit}: --latency-us {fitted.latency_s * 1e6:.0f} --wire-efficiency "
-        f"{fitted.wire_efficiency:.3f} --overlap-lost {fitted.overlap_lost:.2f}"
-    )
-    return fitted
-
-
-def _calibration(arguments: SimulateArguments) -> Calibration | None:
-    from dba3c.simulation.calibration import calibrate
-
-    if not arguments.run:
-        return None
-    size = None if arguments.megabytes is None else arguments.megabytes * 1e6
-    found = calibrate(arguments.run, size)
-    compute = found.work.compute
-    print(
-        f"{found.steps} gradients measured: {1e3 * compute.mean_s:.1f} ms ± {compute.variation:.0%} between steps, "
-        f"± {compute.worker_variation:.0%} between workers, {compute.straggler_probability:.2%} stall for "
-        f"{compute.straggler_slowdown:.1f} times that; {found.work.data_points:.0f} data points, "
-        f"M {found.work.model_bytes / 1e6:.3f} MB"
-    )
-    return found
-
-
-def _work(arguments: SimulateArguments, calibration: Calibration | None) -> Work:
-    from dba3c.simulation.cluster import Work
-    from dba3c.simulation.compute import ComputeTimes
-
-    known = calibration.work if calibration is not None else Work(
-        model_bytes=1.33e6, compute=ComputeTimes(mean_s=0.1, variation=0.1, straggler_slowdown=3.0), data_points=32
-    )  # fmt: skip
-    compute = replace(
-        known.compute,
-        mean_s=_either(arguments.compute_ms, known.compute.mean_s * 1e3) / 1e3,
-        variation=_either(arguments.compute_variation, known.compute.variation),
-        samples_s=known.compute.samples_s if arguments.compute_variation is None else (),
-        straggler_probability=_either(arguments.straggler_probability, known.compute.straggler_probability),
-        straggler_slowdown=_either(arguments.straggler_slowdown, known.compute.straggler_slowdown),
-    )
-    return Work(
-        model_bytes=_either(arguments.megabytes, known.model_bytes / 1e6) * 1e6,
-        compute=compute,
-        data_points=_either(arguments.data_points, known.data_points),
-    )
-
-
-def _either(given: float | None, known: float) -> float:
-    return known if given is None else given
 
 
 def _tables(arguments: SimulateArguments, cluster: Cluster, work: Work) -> int:
@@ -193,52 +49,16 @@ def _tables(arguments: SimulateArguments, cluster: Cluster, work: Work) -> int:
             f"\nSIMULATED: {nodes} nodes, {cluster.bytes_per_s * 8 / 1e9:g} Gbit/s, M {work.model_bytes / 1e6:g} MB, "
             f"a gradient {1e3 * work.compute.mean_s:g} ms. Data points/s (ms a step, dropped):"
         )
-        _print_table(found, arguments.backup_workers)
+        print_table(found, arguments.backup_workers)
         one = best(found)
         print(
             f"best: {one.name}, {one.setup.workers} workers of which {one.setup.backup} backup: "
             f"{one.data_points_per_s:.0f} data points/s (fewer servers win where the difference is below 2 %)"
         )
-        rows += [[nodes, *_cells(option)] for option in found]
+        rows += [[nodes, *cells(option)] for option in found]
     if arguments.output is not None:
-        _write(arguments.output, rows)
+        write_table(arguments.output, rows)
     return 0
-
-
-COLUMNS = (
-    "nodes", "exchange", "servers", "colocated", "workers", "backup", "step_ms", "data_points_per_s", "dropped_share",
-)  # fmt: skip
-
-
-def _cells(option: Option) -> list[object]:
-    setup = option.setup
-    servers = setup.servers if setup.exchange in ("servers", "async") else 0
-    numbers = [f"{1e3 * option.step_s:.4g}", f"{option.data_points_per_s:.6g}", f"{option.dropped_share:.4g}"]
-    return [setup.exchange, servers, int(setup.colocated), setup.workers, setup.backup, *numbers]
-
-
-def _print_table(found: Sequence[Option], backups: Sequence[int]) -> None:
-    names = {option.name.replace("majority", "all-reduce"): None for option in found}
-    print(f"{'':>24}" + "".join(f"{f'b = {backup}':>26}" for backup in backups))
-    for name in names:
-        cells = []
-        for backup in backups:
-            here = [o for o in found if o.name.replace("majority", "all-reduce") == name and o.setup.backup == backup]
-            cells.append(
-                f"{here[0].data_points_per_s:.0f} ({1e3 * here[0].step_s:.1f} ms, {here[0].dropped_share:.0%})"
-                if here
-                else "-"
-            )
-        print(f"{name:>24}" + "".join(f"{cell:>26}" for cell in cells))
-
-
-def _write(path: Path, rows: Sequence[Sequence[object]]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _validate(path: Path, cluster: Cluster) -> int:

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.failures import note_failure
 from launch.phases import ENDING, KILLING, RUNNING, STOPPING, TERMINATING, Phases
-from launch.processes import Child, describe_exit, shell_code, taking_signals
+from launch.processes import Child, describe_exit, taking_signals
 from launch.role_process import FINAL_EXITS, USER_ERROR_EXIT, RoleProcess
+from launch.verdict import Failed, Verdict
 
 
 @dataclass
@@ -88,10 +88,7 @@ class Supervisor:
         self._phases = Phases()
         self._live: dict[str, _Running] = {}
         self._happened: queue.SimpleQueue[tuple[str, Any, int]] = queue.SimpleQueue()
-        self._ended_well = False
-        self._failure: tuple[RoleProcess, Child, int] | None = None  # what ended the run
-        self._lost: tuple[RoleProcess, Child, int] | None = None  # what it went on without
-        self._forced = False
+        self._verdict = Verdict(run_dir, self.environ.get("SLURMD_NODENAME"))
         self._nothing_to_save = False  # refused before it began, or over elsewhere: who is late need not be asked again
 
     def run(self) -> int:
@@ -104,7 +101,12 @@ class Supervisor:
                     self._handle_next()
             finally:
                 self._kill_rest()
-        return self._exit_code()
+        return self._verdict.exit_code(
+            self.say,
+            stopped=self._phases.now == STOPPING,
+            whole_run=self.whole_run,
+            last_signal=int(self._phases.last_signal),
+        )
 
     def pids(self) -> dict[str, int]:
         """Name → pid of the processes alive now."""
@@ -147,7 +149,7 @@ class Supervisor:
         spec = gone.spec
         if code == 0:
             if spec.decides:
-                self._ended_well = True
+                self._verdict.ended_well = True
                 if self._phases.now == RUNNING:
                     self._phases.enter(ENDING, self._drain_timeout_s())
             return
@@ -159,35 +161,29 @@ class Supervisor:
             self._tell("restarted", f"{lost}; starting it again ({incarnation} of at most {spec.max_restarts} times)")
             self._start(spec, incarnation)
         elif self._phases.now == RUNNING and not self._may_go_on_without(spec, code):
-            self._fail(spec, gone.child, code)
+            self._fail(Failed(spec, gone.child, code))
         elif self._phases.now == RUNNING:
             self._tell("left", f"{lost}; the run goes on without it")
             if not self.whole_run:  # this rank has failed, the run has not: it learns of it through its own protocol
-                self._lost = (spec, gone.child, code)
-                self._note(*self._lost)
+                self._verdict.lose(Failed(spec, gone.child, code))
         else:
             self._tell("killed", f"{lost} while the run was ending")
-            if spec.essential and not self._ended_well and self._failure is None:
-                self._failure = (spec, gone.child, code)
-                self._note(*self._failure)
+            if spec.essential and not self._verdict.ended_well and not self._verdict.failed:
+                self._verdict.fail(Failed(spec, gone.child, code))
 
     def _may_go_on_without(self, spec: RoleProcess, code: int) -> bool:
         """Whether the run can: it is not needed, its input was not refused, and somebody is left to end the run."""
         still_decides = not self.whole_run or any(running.spec.decides for running in self._live.values())
         return not spec.essential and still_decides and not (code == USER_ERROR_EXIT and spec.takes_part)
 
-    def _fail(self, spec: RoleProcess, child: Child, code: int) -> None:
-        self._failure = (spec, child, code)
-        self._note(spec, child, code)
+    def _fail(self, failed: Failed) -> None:
+        self._verdict.fail(failed)
+        spec, child, code = failed
         if code == USER_ERROR_EXIT and time.monotonic() - self._started_s < self.stop_timeout_s:
             self._nothing_to_save = True
             self._stop(refusal(spec.name, child.tail()))
         else:
             self._stop(f"{spec.name} failed ({describe_exit(code)})")
-
-    def _note(self, spec: RoleProcess, child: Child, code: int) -> None:
-        node = self.environ.get("SLURMD_NODENAME")
-        note_failure(self.run_dir, spec.role, spec.rank, code, child.tail(), node)
 
     def _stop(self, reason: str) -> None:
         self._tell("stopping", f"{reason}; ending the run" + ("" if self._nothing_to_save else " with a checkpoint"))
@@ -207,7 +203,7 @@ class Supervisor:
             self._kill(signum.name)
 
     def _ended_elsewhere(self, well: bool) -> None:
-        self._ended_well = self._ended_well or well
+        self._verdict.ended_well |= well
         self._nothing_to_save = not well
         if self._phases.now == RUNNING:
             self._phases.enter(ENDING, self._drain_timeout_s() if well else self.refused_timeout_s)
@@ -223,14 +219,14 @@ class Supervisor:
             self._live.clear()
 
     def _terminate(self, why: str) -> None:
-        self._forced = True
+        self._verdict.forced = True
         self._tell("terminating", f"{why}: terminating {', '.join(self._live)}")
         for running in self._live.values():
             running.child.signal(signal.SIGTERM)
         self._phases.enter(TERMINATING, self.terminate_timeout_s)
 
     def _kill(self, why: str) -> None:
-        self._forced = True
+        self._verdict.forced = True
         self._tell("killing", f"{why}: killing {', '.join(self._live)}")
         for running in self._live.values():
             running.child.signal(signal.SIGKILL)
@@ -257,16 +253,3 @@ class Supervisor:
                 return
             if kind == "exit":
                 self._live.pop(name, None)
-
-    def _exit_code(self) -> int:
-        failure = self._failure or (None if self._ended_well else self._lost)
-        if failure is not None:
-            spec, child, code = failure
-            self.say(f"dba3c: {spec.name} failed ({describe_exit(code)}); the end of its log {child.log}:")
-            self.say(child.tail())
-            return shell_code(code)
-        if self._ended_well:  # whoever had to be terminated after that was only slow to leave
-            return 0
-        if self._forced:
-            return 128 + int(self._phases.last_signal)
-        return 0 if self._phases.now == STOPPING or not self.whole_run else 1

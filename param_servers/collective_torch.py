@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore
 
 from param_servers.collective import Publish, Resolve, describe_lost, first_line, wait_for_address
 from param_servers.errors import PeerLost

@@ -1,0 +1,76 @@
+"""How a supervised run ended: what failed, what it went on without, and the exit code that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from launch.failures import note_failure
+from launch.processes import Child, describe_exit, shell_code
+from launch.role_process import RoleProcess
+
+
+class Failed(NamedTuple):
+    """A process that ended otherwise than with 0."""
+
+    spec: RoleProcess
+    child: Child
+    code: int
+
+
+class Verdict:
+    """Collects while the run goes on.
+
+    Args:
+        run_dir: failures are noted in it, for the other ranks of the run to read.
+        node: the cluster's name of this machine, where it has one.
+    """
+
+    def __init__(self, run_dir: Path, node: str | None) -> None:
+        self.run_dir = run_dir
+        self.node = node
+        self.ended_well = False
+        """A process that decides ended with 0."""
+        self.forced = False
+        """Somebody had to be terminated."""
+        self._failure: Failed | None = None
+        self._lost: Failed | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is known what ended the run."""
+        return self._failure is not None
+
+    def fail(self, failed: Failed) -> None:
+        """This is what ended the run."""
+        self._failure = failed
+        self._note(failed)
+
+    def lose(self, failed: Failed) -> None:
+        """The run goes on without this one; the rank does not."""
+        self._lost = failed
+        self._note(failed)
+
+    def exit_code(self, say: Callable[[str], Any], *, stopped: bool, whole_run: bool, last_signal: int) -> int:
+        """The supervisor's own. Says what failed, with the end of its log.
+
+        Args:
+            stopped: the run was asked to end and did.
+            whole_run, last_signal: see `Supervisor`, `Phases`.
+        """
+        failure = self._failure or (None if self.ended_well else self._lost)
+        if failure is not None:
+            spec, child, code = failure
+            say(f"dba3c: {spec.name} failed ({describe_exit(code)}); the end of its log {child.log}:")
+            say(child.tail())
+            return shell_code(code)
+        if self.ended_well:  # whoever had to be terminated after that was only slow to leave
+            return 0
+        if self.forced:
+            return 128 + last_signal
+        return 0 if stopped or not whole_run else 1
+
+    def _note(self, failed: Failed) -> None:
+        spec, child, code = failed
+        note_failure(self.run_dir, spec.role, spec.rank, code, child.tail(), self.node)
