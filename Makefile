@@ -9,7 +9,7 @@ PIP         := $(BIN)/python -m pip --disable-pip-version-check
 TORCH       := $(shell grep '^torch==' constraints.txt)
 INSTALLED   := $(VENV)/.installed
 # Tested where they are installed. Not among them: football, whose wheel takes 7 minutes to build (docs/environments.md).
-OPTIONAL    := mpi,envpool,vizdoom,mujoco,neptune,mlflow,wandb
+OPTIONAL    := mpi,envpool,vizdoom,mujoco,neptune,mlflow-server,wandb
 COMPLETE    := $(VENV)/.installed-all
 
 .PHONY: breakout test check format test-cluster results install install-all clean

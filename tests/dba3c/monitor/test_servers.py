@@ -51,8 +51,8 @@ def serving(command, url, log):
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("mlflow", "flask", "sqlalchemy"))),
-    reason="MLflow's server is not installed (pip install mlflow; mlflow-skinny is the client only)",
+    not all(map(importlib.util.find_spec, ("mlflow", "flask", "flask_cors", "huey", "aiohttp", "sqlalchemy"))),
+    reason='the server of MLflow is not installed: pip install "dba3c[mlflow-server]"',
 )
 def test_a_real_mlflow_server_gets_the_whole_run(make_up_run, tmp_path, monkeypatch):
     from mlflow.tracking import MlflowClient
