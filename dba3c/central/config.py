@@ -40,9 +40,9 @@ class CentralConfig:
     inference_timeout_ms: float = 10.0
     """central: longest wait of an observation for its batch to fill; a dead actor costs no more than this."""
 
-    inference_thread: InferenceThread = "shared"
-    """central: one thread that alternates between actors and learning, or an own one for inference, with its own copy
-    of the network (worth it where the learner has cores to spare, or a GPU)."""
+    inference_thread: InferenceThread = "own"
+    """central: own: actors are answered by a thread of its own, with its own copy of the network, while the other
+    learns; shared: one thread does both in turn, which is slower but acts with the newest weights."""
 
     def __post_init__(self) -> None:
         for name in ("actors", "envs_per_actor", "actor_groups", "unroll_length", "batch_unrolls"):

@@ -103,8 +103,7 @@ def architectures(shape: Shape) -> Study:
     workers, k = ("--workers", str(n)), ("--servers", str(shape.servers))
     ranks = n + shape.servers
     sync, majority, free = (("--exchange", name) for name in ("servers", "allreduce", "async"))
-    # a second thread, or actors would wait for the learner's every update
-    central = ("--mode", "central", "--inference-thread", "own", *of_actors)
+    central = ("--mode", "central", *of_actors)
     made: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
         "sync-servers": ((*sync, *workers, *k, *of_workers), (*sync, *k, *of_workers), ranks),
         "sync-allreduce": ((*majority, *workers, *of_workers), (*majority, *of_workers), n),
