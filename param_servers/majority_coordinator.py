@@ -37,7 +37,7 @@ class MajorityCoordinator:
         self.generation = 0
         """Of the newest group; 0 before the first one."""
         self.members: set[int] = set()
-        """Ranks of that group."""
+        """Of that group, without those that are gone since."""
         self._config = config
         self._coordinator: Coordinator | None = None
         """Of the steps of this generation, while running."""
@@ -61,10 +61,11 @@ class MajorityCoordinator:
 
     def left(self, rank: int, reason: str, now_s: float) -> list[MajorityDecision]:
         """A rank's link is gone."""
-        if not self.roll.leave(rank):
+        lost = rank in self.members and self.phase in ("forming", "running")
+        if not self._remove(rank):
             return []
         note = Note("left", f"rank {rank} left: {reason}")
-        if rank in self.members and self.phase != "gathering":
+        if lost:
             return [note, *self._gather(f"rank {rank} is lost", now_s)]
         if self.phase == "gathering" and self.generation:
             return [note, *self._form_when_complete(now_s)]
@@ -73,7 +74,7 @@ class MajorityCoordinator:
     def stands(self, rank: int, generation: int, step: int, data_points: int, now_s: float) -> list[MajorityDecision]:
         """A rank is in no group, or its group of `generation` broke, and it is at (`step`, `data_points`)."""
         newcomer = rank not in self.members
-        if not newcomer and generation != self.generation:
+        if self.phase == "stopped" or (not newcomer and generation != self.generation):
             return []
         decisions: list[MajorityDecision] = []
         if self.phase != "gathering":
@@ -83,8 +84,13 @@ class MajorityCoordinator:
 
     def _expel(self, rank: int, reason: str) -> Expel:
         incarnation = self.roll.incarnations[rank]
-        self.roll.leave(rank)
+        self._remove(rank)
         return Expel(rank, incarnation, reason)
+
+    def _remove(self, rank: int) -> bool:
+        """A rank is gone; whether it was connected. Should it come back before the next group, it is a newcomer."""
+        self.members.discard(rank)
+        return self.roll.leave(rank)
 
     # -- gathering and forming -----------------------------------------------------------------------------------
 

@@ -178,3 +178,20 @@ def test_asked_to_stop_it_stops_once() -> None:
     coordinator = running()
     assert only(coordinator.stop("enough", failed=False), Stop) == [Stop("enough", False)]
     assert coordinator.stop("again", failed=True) == coordinator.tick(1000.0) == []
+
+
+def test_what_happens_after_the_end_does_not_begin_the_run_anew() -> None:
+    coordinator = running()
+    coordinator.stop("enough", failed=False)
+    assert only(coordinator.left(1, "ended", 2.0), LeaveGroup) == []
+    assert coordinator.stands(2, 1, 5, 50, 2.0) == []
+    assert coordinator.phase == "stopped"
+
+
+def test_a_rank_that_is_back_before_the_others_have_regrouped_is_in_the_next_group() -> None:
+    coordinator = running()
+    coordinator.left(2, "killed", 2.0)
+    coordinator.stands(0, 1, 4, 40, 2.0)  # rank 1 is slow to answer
+    coordinator.joined(2, 1)
+    assert coordinator.stands(2, 0, 0, 0, 2.5) == []
+    assert coordinator.stands(1, 1, 4, 40, 3.0) == [FormGroup(2, (0, 1, 2), 0, 4, 40)]
