@@ -44,8 +44,10 @@ class SharedReplica:
         self._changed = threading.Condition()
         """Guards all below, and the replica."""
         self._waiting: WaitingPush | None = None
-        self._accepted_step = -1
-        """The step in whose newest sum the waiting push is; -1: in none."""
+        self._summed_step = -1
+        """The step whose sum the waiting push went into; -1: none."""
+        self._accepted = False
+        """The verdict on the push that waited last. Kept, for more steps may end before the main thread reads it."""
         self._sequence = 0
         self._formed = False
         self._ended: Outcome | None = None
@@ -80,8 +82,7 @@ class SharedReplica:
         """Wait for the answer to the gradient of `step` that was offered. Raises how the run ended, or PeerLost."""
         with self._changed:
             self._wait_for(lambda: self._waiting is None, f"step {step} to end")
-            accepted = self._accepted_step == step
-            return Receipt(accepted, self._replica.step, "" if accepted else "stale")
+            return Receipt(self._accepted, self._replica.step, "" if self._accepted else "stale")
 
     def _raise_if_ended(self) -> None:
         if self._ended is not None:
@@ -107,10 +108,10 @@ class SharedReplica:
         with self._changed:
             if self._waiting is not None and self._waiting.row in [row._replace(mark=0) for row in members]:
                 out.copy_(self._gradient)
-                self._accepted_step = step
+                self._summed_step = step
             else:
                 out.zero_()
-                self._accepted_step = -1
+                self._summed_step = -1
 
     def commit(self, mean: Tensor, data_points: int) -> None:
         """One update with the mean gradient [P]; `data_points` in the run, with it."""
@@ -134,6 +135,7 @@ class SharedReplica:
     def _settle(self) -> None:
         """The replica has moved on: whoever waits for an older step has its answer."""
         if self._waiting is not None and self._waiting.step < self._replica.step:
+            self._accepted = self._summed_step == self._waiting.step
             self._waiting = None
         self._changed.notify_all()
 
