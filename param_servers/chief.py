@@ -196,7 +196,7 @@ class Chief:
 
     def _note(self, note: Note) -> None:
         if note.event in ("shrunk", "grown"):
-            self._log(note.event, step=self.coordinator.step, num_gradients=self.coordinator.num_gradients)
+            self._log(note.event, step=self.coordinator.step, num_gradients=self.coordinator.steps.num_gradients)
         self._event(note.event, note.message, **({} if note.worker is None else {"worker": note.worker}))
 
     def _event(self, event: str, message: str, **fields: Any) -> None:

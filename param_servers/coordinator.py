@@ -1,10 +1,9 @@
 """What shard 0 decides for all shards. Pure: facts and the time go in, decisions come out; no sockets, no clock.
 
-Synchronous step v ends when g distinct workers' gradients of version v are complete on every shard: the first g such
-are its members, and `Commit` names them, so that every shard averages the same set. All decisions reach every shard
-over one ordered link, hence every worker is sent the same sequence of versions by every shard.
-
-Asynchronous mode is the same with g = 1 and gradients of older versions allowed, up to `max_staleness`.
+Which gradients make a step is decided by `step_commits`; here: when there are servers to take it, for how long anybody
+is waited for, the way back to a checkpoint, and the end. `Commit` names a step's members, so that every shard averages
+the same set. All decisions reach every shard over one ordered link, hence every worker is sent the same sequence of
+versions by every shard.
 
 A worker is sent new parameters without asking as long as fewer than two versions are on their way to it (GIVEN_AHEAD
 of `membership`); one that is still busy then only learns that a version exists, so nobody gets a backlog of old
@@ -12,14 +11,13 @@ parameters.
 """
 
 from param_servers.checkpointing import Checkpointing
-from param_servers.decisions import Checkpoint, Commit, Decision, Expel, Forsake, Give, Note, Restore, Settings, Stop
-from param_servers.membership import Key, Membership
-from param_servers.messages import Code, Row
-from param_servers.open_step import OpenStep, Push
+from param_servers.decisions import Checkpoint, Decision, Forsake, Note, Restore, Settings, Stop
+from param_servers.messages import Row
+from param_servers.step_commits import StepCommits
 
 
 class Coordinator:
-    """Membership, commits, liveness and roll-backs of one run. Every method returns the decisions that follow.
+    """Servers, patience, roll-backs and the end of one run. Every method returns the decisions that follow.
 
     Args:
         settings: numbers of the run.
@@ -30,21 +28,34 @@ class Coordinator:
 
     def __init__(self, settings: Settings, now_s: float, saved: tuple[int, int] = (0, 0), term: int = 0) -> None:
         self.settings = settings
-        self.term = term
-        self.step, self.data_points = saved
-        self.num_gradients = settings.num_gradients
-        """g now: fewer than configured after a shrink."""
         self.state = "gathering"
         """gathering servers -> restoring -> running -> stopping -> stopped"""
-        self.workers = Membership()
-        self.gradients = OpenStep(settings.num_shards)
+        self.steps = StepCommits(settings, saved, term)
         self.checkpointing = Checkpointing(settings.num_shards, settings.checkpoint_every, saved)
         self._servers: set[int] = set()
         self._ready: set[int] = set()
         self._heard_s: dict[int, float] = {}
-        self._since_s = now_s
-        self._patience_s = settings.join_timeout_s
+        self._since_s, self._patience_s = now_s, settings.join_timeout_s
         self._ending: Stop | None = None
+
+    @property
+    def term(self) -> int:
+        """Grows with each roll-back."""
+        return self.steps.term
+
+    @property
+    def step(self) -> int:
+        """The open step: the number of updates committed before it."""
+        return self.steps.step
+
+    @property
+    def data_points(self) -> int:
+        """Samples in all committed gradients of the run."""
+        return self.steps.data_points
+
+    def _wait(self, now_s: float, patience_s: float) -> None:
+        """From now on, so long at most until the next thing that is waited for."""
+        self._since_s, self._patience_s = now_s, patience_s
 
     # -- servers -------------------------------------------------------------------------------------------------
 
@@ -52,7 +63,7 @@ class Coordinator:
         """A shard is connected (shard 0: itself); it has seen `term`. With all of them there, all restore."""
         self._servers.add(shard)
         self._heard_s[shard] = now_s
-        self.term = max(self.term, term)
+        self.steps.term = max(self.term, term)
         if self.state == "gathering" and len(self._servers) == self.settings.num_shards:
             return self._restore(now_s)
         return []
@@ -62,7 +73,8 @@ class Coordinator:
         self._servers.discard(shard)
         if self.state in ("stopping", "stopped"):
             return [] if self._ending is None else self._end()
-        self.state, self._since_s, self._patience_s = "gathering", now_s, self.settings.join_timeout_s
+        self.state = "gathering"
+        self._wait(now_s, self.settings.join_timeout_s)
         self.checkpointing.abandon()
         return [Note("server_lost", f"server {shard} is gone at step {self.step}; waiting for it to come back")]
 
@@ -77,126 +89,61 @@ class Coordinator:
         self._ready.add(shard)
         if len(self._ready) < self.settings.num_shards:
             return []
-        self.state, self._since_s = "running", now_s
-        decisions: list[Decision] = [Note("running", f"all {self.settings.num_shards} servers are at step {self.step}")]
-        return decisions + self._give(self.workers.waiting())
+        self.state = "running"
+        self._wait(now_s, self.settings.join_timeout_s)
+        note = Note("running", f"all {self.settings.num_shards} servers are at step {self.step}")
+        return [note, *self.steps.give_to_waiting()]
 
     def _restore(self, now_s: float) -> list[Decision]:
-        self.term += 1
-        lost = self.step - self.checkpointing.saved[0]
-        self.step, self.data_points = self.checkpointing.saved
-        self.state, self._since_s, self._patience_s = "restoring", now_s, self.settings.join_timeout_s
+        term, (step, data_points) = self.term + 1, self.checkpointing.saved
+        lost = self.step - step
+        self.state = "restoring"
+        self._wait(now_s, self.settings.join_timeout_s)
         self._ready.clear()
-        self.gradients.clear()
         self.checkpointing.abandon()
-        self.workers.begin_term()
-        note = Note("restored", f"term {self.term} begins at step {self.step}; {lost} committed steps are undone")
-        return [Restore(self.term, self.step, self.data_points), *([note] if lost else [])]
+        self.steps.begin_term(term, step, data_points)
+        note = Note("restored", f"term {term} begins at step {step}; {lost} committed steps are undone")
+        return [Restore(term, step, data_points), *([note] if lost else [])]
 
     # -- workers -------------------------------------------------------------------------------------------------
 
     def admits(self, worker: int, incarnation: int) -> str:
         """ "" or one line why this incarnation may not join."""
-        if self.workers.superseded(worker, incarnation):
-            newest = self.workers.newest_incarnation(worker, incarnation)
+        if self.steps.workers.superseded(worker, incarnation):
+            newest = self.steps.workers.newest_incarnation(worker, incarnation)
             return f"worker {worker} has a newer incarnation {newest} in this run; this is {incarnation}"
         return ""
 
     def worker_joined(self, worker: int, incarnation: int, term: int, now_s: float) -> list[Decision]:
         """A worker is connected to shard 0. It counts from now on; it asks for parameters with `pulled`."""
-        before, met = self.workers.newest_incarnation(worker, incarnation), self.workers.met(worker, incarnation)
-        self.workers.join(worker, incarnation)
-        decisions: list[Decision] = []
-        if before < incarnation:
-            self.gradients.forget(worker)
-            decisions.append(Expel(worker, before, f"incarnation {incarnation} took its place"))
-        decisions += [Note("joined", f"worker {worker} joined (incarnation {incarnation})", worker)]
+        met = self.steps.workers.met(worker, incarnation)
+        decisions = self.steps.joined(worker, incarnation)
         if term > self.term or (term == self.term and not met):
             # All servers died and forgot a term that this worker has seen: begin a newer one, or it would not listen.
-            self.term = term
+            self.steps.term = term
             if self.state in ("running", "restoring"):
                 decisions += self._restore(now_s)
         return decisions
 
     def worker_left(self, worker: int, incarnation: int, reason: str) -> list[Decision]:
         """A worker's link to shard 0 is gone. What it pushed completely still counts."""
-        if self.workers.find(worker, incarnation) is None:
-            return []
-        self.workers.leave(worker)
-        return [Note("left", f"worker {worker} left: {reason}", worker)]
+        return self.steps.left(worker, incarnation, reason)
 
     def pulled(self, worker: int, incarnation: int, used: int, term: int) -> list[Decision]:
         """A worker has used versions up to `used` (-1: it has nothing) and wants the newest."""
-        member = self.workers.find(worker, incarnation)
-        if member is None:
-            return []
-        if used < 0:
-            member.given = []
-        elif term == self.term:
-            member.uses(used)
-        if self.state != "running":
-            member.waiting = True
-            return []
-        if self.step in member.given or (term == self.term and used >= self.step):
-            return []
-        return self._give([Row(worker, incarnation, 0)])
+        return self.steps.pulled(worker, incarnation, used, term, running=self.state == "running")
 
     def arrived(self, shard: int, row: Row, step: int, data_points: int, term: int, now_s: float) -> list[Decision]:
         """A shard holds a slice (row.mark NONE) or has rejected it (another Code)."""
-        superseded = self.workers.superseded(row.worker, row.incarnation)
-        if self.state != "running" or term != self.term or superseded or not self._may_count(step):
+        if self.state != "running" or term != self.term:
             return []
-        member = self.workers.find(row.worker, row.incarnation)
-        if member is not None:
-            member.uses(step)
-        push = self.gradients.report(shard, row, step, data_points)
-        return [] if push is None else self._completed((row.worker, row.incarnation), push, now_s)
+        open_step = self.step
+        decisions = self.steps.arrived(shard, row, step, data_points)
+        return decisions if self.step == open_step else decisions + self._step_ended(now_s)
 
-    def _may_count(self, step: int) -> bool:
-        return step == self.step or (self.settings.asynchronous and step < self.step)
-
-    def _completed(self, key: Key, push: Push, now_s: float) -> list[Decision]:
-        bound = self.settings.max_staleness
-        if self.settings.asynchronous and bound is not None and self.step - push.step > bound:
-            self.gradients.drop(key)
-            return self._give([Row(*key, push.sequence, Code.STALE)])
-        self.gradients.complete.append(key)
-        return self._commit(now_s)
-
-    # -- the step ------------------------------------------------------------------------------------------------
-
-    def _commit(self, now_s: float) -> list[Decision]:
-        """Commit as soon as g workers are complete."""
-        if self.state != "running" or len(self.gradients.complete) < self.num_gradients:
-            return []
-        members = self.gradients.first(self.num_gradients)
-        before = self.data_points
-        self.data_points += sum(push.data_points for push in members.values())
-        staleness = tuple(self.step - push.step for push in members.values())
-        step, self.step = self.step, self.step + 1
-        sequences = {key: push.sequence for key, push in members.items()}
-        rows = self.workers.table(sequences, self.step, only_members=self.settings.asynchronous)
-        decisions: list[Decision] = [Commit(self.term, step, before, self.data_points, tuple(rows), staleness)]
-        if self.settings.asynchronous:
-            for key in members:
-                self.gradients.drop(key)
-        else:
-            self.gradients.clear()
-        self._since_s, self._patience_s = now_s, self.settings.step_timeout_s
-        decisions += self._grow()
-        return decisions + (self._checkpoint() if self.checkpointing.due(self.step) else [])
-
-    def _give(self, rows: list[Row]) -> list[Decision]:
-        self.workers.give(rows, self.step)
-        return [Give(self.term, self.step, tuple(rows))] if rows else []
-
-    def _grow(self) -> list[Decision]:
-        """After a shrink: count returned workers again."""
-        wanted = min(self.settings.num_gradients, len(self.workers))
-        if wanted <= self.num_gradients:
-            return []
-        self.num_gradients = wanted
-        return [Note("grown", f"step {self.step} averages {wanted} gradients again")]
+    def _step_ended(self, now_s: float) -> list[Decision]:
+        self._wait(now_s, self.settings.step_timeout_s)
+        return self._checkpoint() if self.checkpointing.due(self.step) else []
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -212,34 +159,30 @@ class Coordinator:
         if self.state == "stopping":
             note = Note("checkpoint_failed", f"the last checkpoint was not written {waited}")
             return [note, *self._end()]
-        return self._overdue(waited, now_s)
+        # Workers that wait for a silent server must not be blamed for it.
+        return self._forsake_silent_servers(waited, now_s) or self._go_on_without_the_late(waited, now_s)
 
-    def _overdue(self, waited: str, now_s: float) -> list[Decision]:
+    def _forsake_silent_servers(self, waited: str, now_s: float) -> list[Decision]:
         decisions: list[Decision] = []
         for shard in sorted(self._servers - {0}):
-            # Workers that wait for a silent server must not be blamed for it.
             if now_s - self._heard_s[shard] > self.settings.step_timeout_s / 2:
                 decisions.append(Forsake(shard, f"server {shard} is silent, and step {self.step} did not end {waited}"))
                 decisions += self.server_left(shard, now_s)
-        if decisions:
-            return decisions
-        complete = {worker for worker, _ in self.gradients.complete}
-        for worker in sorted(set(self.workers.members) - complete):
-            incarnation = self.workers.leave(worker)
-            self.gradients.forget(worker)
-            decisions.append(Expel(worker, incarnation, f"no gradient for step {self.step} {waited}"))
-        self._since_s, self._patience_s = now_s, self.settings.step_timeout_s
-        return decisions + self._shrink(waited, now_s)
+        return decisions
 
-    def _shrink(self, waited: str, now_s: float) -> list[Decision]:
-        left = max(len(self.workers), len(self.gradients.complete))
-        if left >= self.num_gradients:
-            return self._commit(now_s)
-        what = f"step {self.step} needs {self.num_gradients} gradients, but {waited} only {left} workers gave one"
-        if self.settings.when_lost == "stop" or left < self.settings.min_workers:
-            return self.stop(f"{what} (min_workers {self.settings.min_workers})", now_s, failed=True)
-        self.num_gradients = left
-        return [Note("shrunk", f"{what}; from now on it averages {left}"), *self._commit(now_s)]
+    def _go_on_without_the_late(self, waited: str, now_s: float) -> list[Decision]:
+        steps, settings, open_step = self.steps, self.settings, self.step
+        decisions = steps.expel_the_late(f"no gradient for step {open_step} {waited}")
+        self._wait(now_s, settings.step_timeout_s)
+        left = steps.possible_gradients
+        what = f"step {open_step} needs {steps.num_gradients} gradients, but {waited} only {left} workers gave one"
+        if left >= steps.num_gradients:
+            decisions += steps.commit()
+        elif settings.when_lost == "stop" or left < settings.min_workers:
+            return decisions + self.stop(f"{what} (min_workers {settings.min_workers})", now_s, failed=True)
+        else:
+            decisions += steps.shrink(left, what)
+        return decisions if self.step == open_step else decisions + self._step_ended(now_s)
 
     # -- checkpoints and the end ---------------------------------------------------------------------------------
 
@@ -261,7 +204,8 @@ class Coordinator:
         if self.state in ("stopping", "stopped"):
             return []
         able = self.state == "running"
-        self.state, self._since_s, self._patience_s = "stopping", now_s, self.settings.write_timeout_s
+        self.state = "stopping"
+        self._wait(now_s, self.settings.write_timeout_s)
         self._ending = Stop(reason, failed)
         note = Note("stopping", f"stopping at step {self.step}: {reason}")
         return [note, *(self._last_checkpoint() if able else self._end())]

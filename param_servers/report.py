@@ -71,7 +71,7 @@ class Reporter:
             "window_s": window_s,
         }
         if self._chief is not None:
-            report["num_gradients"] = self._chief.coordinator.num_gradients
+            report["num_gradients"] = self._chief.coordinator.steps.num_gradients
             delays, self._chief.staleness = self._chief.staleness, []
             if delays:
                 report |= {"staleness_mean": sum(delays) / len(delays)}

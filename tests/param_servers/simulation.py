@@ -324,7 +324,7 @@ class Simulation:
                     raise Broken(f"server {server.shard} differs from the log at {(node.term, node.step)}")
         chief = self.servers[0].core.chief
         if chief is not None and not self.asynchronous:
-            for key, push in chief.coordinator.gradients.pushes.items():
+            for key, push in chief.coordinator.steps.gradients.pushes.items():
                 if push.step != chief.coordinator.step:
                     raise Broken(f"step {chief.coordinator.step} counts {key}'s push of step {push.step}")
 
@@ -448,7 +448,7 @@ class Simulation:
         assert chief is not None
         lives = [(w.worker, w.incarnation, w.state, w.core.state.newest) for w in self.workers if w.hub.alive]
         coordinator = chief.coordinator
-        return f"{coordinator.state} at {coordinator.step}, g {coordinator.num_gradients}, workers {lives}"
+        return f"{coordinator.state} at {coordinator.step}, g {coordinator.steps.num_gradients}, workers {lives}"
 
 
 def play(seed: int, turns: int = 300, verbose: bool = False) -> Simulation:

@@ -1,0 +1,146 @@
+"""What the main thread and the comm thread of a rank in a majority all-reduce share, under one lock: the replica, the
+push that waits for its verdict, and how the run ended."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from param_servers.errors import ParamServersError, PeerLost, RunStopped
+from param_servers.exchange import Pull, Receipt
+from param_servers.local import refusal
+from param_servers.messages import Row
+from param_servers.replica import Replica
+
+Outcome = ParamServersError | RunStopped
+"""How a run ended."""
+
+
+class WaitingPush(NamedTuple):
+    """A gradient that waits for its verdict."""
+
+    row: Row
+    """Names the push; `mark` is not used."""
+    step: int
+    """It was computed on the parameters of this step."""
+    data_points: int
+
+
+class SharedReplica:
+    """The replica of rank `rank`.
+
+    Args:
+        rank, incarnation: whose pushes these are.
+        replica: from now on changed through this only.
+        patience_s: longest wait of the main thread; longer than the chief's for anybody, so that it is the chief who
+            says who is missing.
+    """
+
+    def __init__(self, rank: int, incarnation: int, replica: Replica, patience_s: float) -> None:
+        self._rank, self._incarnation, self._replica, self._patience_s = rank, incarnation, replica, patience_s
+        self._gradient = torch.zeros(replica.layout.numel)
+        self._changed = threading.Condition()
+        """Guards all below, and the replica."""
+        self._waiting: WaitingPush | None = None
+        self._summed_step = -1
+        """The step whose sum the waiting push went into; -1: none."""
+        self._accepted = False
+        """The verdict on the push that waited last. Kept, for more steps may end before the main thread reads it."""
+        self._sequence = 0
+        self._formed = False
+        self._ended: Outcome | None = None
+
+    @property
+    def ended(self) -> Outcome | None:
+        """How the run ended for this rank; None while it goes on."""
+        return self._ended
+
+    # -- main thread ---------------------------------------------------------------------------------------------
+
+    def pull(self) -> Pull:
+        """The newest parameters, when there is a first group. Raises how the run ended, or PeerLost."""
+        with self._changed:
+            self._raise_if_ended()
+            self._wait_for(lambda: self._formed, "the ranks to form a group")
+            return self._replica.pull()
+
+    def offer(self, gradient: Tensor, step: int, data_points: int) -> Receipt | None:
+        """Let a gradient [P] of `step` wait for its verdict; the answer if it may not. Raises how the run ended."""
+        with self._changed:
+            self._raise_if_ended()
+            reason = refusal(gradient, step, self._replica)
+            if reason:
+                return Receipt(False, self._replica.step, reason)
+            self._sequence += 1
+            self._gradient.copy_(gradient)
+            self._waiting = WaitingPush(Row(self._rank, self._incarnation, self._sequence), step, data_points)
+            return None
+
+    def verdict(self, step: int) -> Receipt:
+        """Wait for the answer to the gradient of `step` that was offered. Raises how the run ended, or PeerLost."""
+        with self._changed:
+            self._wait_for(lambda: self._waiting is None, f"step {step} to end")
+            return Receipt(self._accepted, self._replica.step, "" if self._accepted else "stale")
+
+    def _raise_if_ended(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+    def _wait_for(self, true: Callable[[], bool], what: str) -> None:
+        self._changed.wait_for(lambda: true() or self._ended is not None, self._patience_s)
+        if true():
+            return
+        self._raise_if_ended()
+        raise PeerLost(f"rank {self._rank} waited {self._patience_s:g} s in vain for {what}")
+
+    # -- comm thread ---------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> WaitingPush | None:
+        """The push that waits for its verdict."""
+        with self._changed:
+            return self._waiting
+
+    def contribute(self, step: int, members: Iterable[Row], out: Tensor) -> None:
+        """Write into `out` [P] what this rank adds to the sum of `step`: its gradient as a member, else zeros."""
+        with self._changed:
+            if self._waiting is not None and self._waiting.row in [row._replace(mark=0) for row in members]:
+                out.copy_(self._gradient)
+                self._summed_step = step
+            else:
+                out.zero_()
+                self._summed_step = -1
+
+    def commit(self, mean: Tensor, data_points: int) -> None:
+        """One update with the mean gradient [P]; `data_points` in the run, with it."""
+        with self._changed:
+            self._replica.commit(mean, data_points - self._replica.data_points)
+            self._settle()
+
+    def state(self) -> tuple[Tensor, Tensor]:
+        """`Replica.counters` and `Replica.packed`."""
+        with self._changed:
+            return self._replica.counters(), self._replica.packed()
+
+    def go_on_from(self, state: tuple[Tensor, Tensor] | None) -> None:
+        """A group is formed; take over this `state()` of another rank, or keep the own (None)."""
+        with self._changed:
+            if state is not None:
+                self._replica.unpack(*state)
+            self._formed = True
+            self._settle()
+
+    def _settle(self) -> None:
+        """The replica has moved on: whoever waits for an older step has its answer."""
+        if self._waiting is not None and self._waiting.step < self._replica.step:
+            self._accepted = self._summed_step == self._waiting.step
+            self._waiting = None
+        self._changed.notify_all()
+
+    def end(self, outcome: Outcome) -> None:
+        """The run is over for this rank; the first outcome counts."""
+        with self._changed:
+            self._ended = self._ended or outcome
+            self._changed.notify_all()

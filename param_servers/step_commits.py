@@ -1,0 +1,153 @@
+"""Who is here to give gradients, which gradients make a step, and who is sent what follows. Pure.
+
+Synchronous step v ends when g distinct workers' gradients of version v are complete on every shard: the first g such
+are its members. In asynchronous mode g is 1, and gradients of older versions count, up to `max_staleness`.
+"""
+
+from param_servers.decisions import Commit, Decision, Expel, Give, Note, Settings
+from param_servers.membership import Key, Membership
+from param_servers.messages import Code, Row
+from param_servers.open_step import OpenStep, Push
+
+
+class StepCommits:
+    """The workers of a run and its open step. It knows no servers, no time and no end: see `coordinator`.
+
+    Args:
+        settings: numbers of the run.
+        saved: (step, data_points) to begin at.
+        term: the newest term known.
+    """
+
+    def __init__(self, settings: Settings, saved: tuple[int, int], term: int) -> None:
+        self.term = term
+        self.step, self.data_points = saved
+        self.num_gradients = settings.num_gradients
+        """g now: fewer than configured after a shrink."""
+        self.workers = Membership()
+        self.gradients = OpenStep(settings.num_shards)
+        self._settings = settings
+
+    def begin_term(self, term: int, step: int, data_points: int) -> None:
+        """All versions and gradients of earlier terms are void; go on from `step`."""
+        self.term, self.step, self.data_points = term, step, data_points
+        self.gradients.clear()
+        self.workers.begin_term()
+
+    # -- who is here ---------------------------------------------------------------------------------------------
+
+    def joined(self, worker: int, incarnation: int) -> list[Decision]:
+        """A worker is connected, in place of any earlier incarnation of it."""
+        before = self.workers.newest_incarnation(worker, incarnation)
+        self.workers.join(worker, incarnation)
+        decisions: list[Decision] = []
+        if before < incarnation:
+            self.gradients.forget(worker)
+            decisions.append(Expel(worker, before, f"incarnation {incarnation} took its place"))
+        return [*decisions, Note("joined", f"worker {worker} joined (incarnation {incarnation})", worker)]
+
+    def left(self, worker: int, incarnation: int, reason: str) -> list[Decision]:
+        """A worker's link is gone. What it pushed completely still counts."""
+        if self.workers.find(worker, incarnation) is None:
+            return []
+        self.workers.leave(worker)
+        return [Note("left", f"worker {worker} left: {reason}", worker)]
+
+    def expel_the_late(self, reason: str) -> list[Decision]:
+        """Part with every worker whose gradient of the open step is not complete."""
+        complete = {worker for worker, _ in self.gradients.complete}
+        decisions: list[Decision] = []
+        for worker in sorted(set(self.workers.members) - complete):
+            incarnation = self.workers.leave(worker)
+            self.gradients.forget(worker)
+            decisions.append(Expel(worker, incarnation, reason))
+        return decisions
+
+    @property
+    def possible_gradients(self) -> int:
+        """How many the open step can get at most from those who are here or have given theirs."""
+        return max(len(self.workers), len(self.gradients.complete))
+
+    # -- who is sent parameters ----------------------------------------------------------------------------------
+
+    def pulled(self, worker: int, incarnation: int, used: int, term: int, running: bool) -> list[Decision]:
+        """A worker has used versions up to `used` (-1: it has nothing) of `term` and wants the newest.
+
+        Args:
+            running: whether there are parameters to give; else it is given them by `give_to_waiting`.
+        """
+        member = self.workers.find(worker, incarnation)
+        if member is None:
+            return []
+        if used < 0:
+            member.given = []
+        elif term == self.term:
+            member.uses(used)
+        if not running:
+            member.waiting = True
+            return []
+        if self.step in member.given or (term == self.term and used >= self.step):
+            return []
+        return self._give([Row(worker, incarnation, 0)])
+
+    def give_to_waiting(self) -> list[Decision]:
+        """There are parameters (again)."""
+        return self._give(self.workers.waiting())
+
+    def _give(self, rows: list[Row]) -> list[Decision]:
+        self.workers.give(rows, self.step)
+        return [Give(self.term, self.step, tuple(rows))] if rows else []
+
+    # -- what makes a step ---------------------------------------------------------------------------------------
+
+    def arrived(self, shard: int, row: Row, step: int, data_points: int) -> list[Decision]:
+        """A shard holds a slice of this term (row.mark NONE) or has rejected it (another Code)."""
+        if self.workers.superseded(row.worker, row.incarnation) or not self._may_count(step):
+            return []
+        member = self.workers.find(row.worker, row.incarnation)
+        if member is not None:
+            member.uses(step)
+        push = self.gradients.report(shard, row, step, data_points)
+        return [] if push is None else self._completed((row.worker, row.incarnation), push)
+
+    def _may_count(self, step: int) -> bool:
+        return step == self.step or (self._settings.asynchronous and step < self.step)
+
+    def _completed(self, key: Key, push: Push) -> list[Decision]:
+        bound = self._settings.max_staleness
+        if self._settings.asynchronous and bound is not None and self.step - push.step > bound:
+            self.gradients.drop(key)
+            return self._give([Row(*key, push.sequence, Code.STALE)])
+        self.gradients.complete.append(key)
+        return self.commit()
+
+    def commit(self) -> list[Decision]:
+        """Commit the open step if g workers are complete; `step` then is the next one."""
+        if len(self.gradients.complete) < self.num_gradients:
+            return []
+        members = self.gradients.first(self.num_gradients)
+        before = self.data_points
+        self.data_points += sum(push.data_points for push in members.values())
+        staleness = tuple(self.step - push.step for push in members.values())
+        step, self.step = self.step, self.step + 1
+        sequences = {key: push.sequence for key, push in members.items()}
+        rows = self.workers.table(sequences, self.step, only_members=self._settings.asynchronous)
+        if self._settings.asynchronous:
+            for key in members:
+                self.gradients.drop(key)
+        else:
+            self.gradients.clear()
+        return [Commit(self.term, step, before, self.data_points, tuple(rows), staleness), *self._grow()]
+
+    def _grow(self) -> list[Decision]:
+        """After a shrink: count returned workers again."""
+        wanted = min(self._settings.num_gradients, len(self.workers))
+        if wanted <= self.num_gradients:
+            return []
+        self.num_gradients = wanted
+        return [Note("grown", f"step {self.step} averages {wanted} gradients again")]
+
+    def shrink(self, num_gradients: int, why: str) -> list[Decision]:
+        """Average fewer from now on, and commit what is complete."""
+        self.num_gradients = num_gradients
+        return [Note("shrunk", f"{why}; from now on it averages {num_gradients}"), *self.commit()]

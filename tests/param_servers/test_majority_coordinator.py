@@ -1,0 +1,197 @@
+"""The majority's decisions, told as facts and what follows from them."""
+
+from typing import Any
+
+import pytest
+
+from param_servers.config import ExchangeConfig
+from param_servers.decisions import Commit, Expel, Note, Stop
+from param_servers.majority_coordinator import MOST_FORMATIONS, MajorityCoordinator
+from param_servers.majority_decisions import Began, FormGroup, LeaveGroup, MajorityDecision
+from param_servers.messages import MEMBER
+
+STEP_S, JOIN_S = 10.0, 100.0
+
+
+def gathering(ranks: int = 3, connected: int | None = None, **settings: Any) -> MajorityCoordinator:
+    """A coordinator to which `connected` ranks (None: all) have come; none has said how far it is."""
+    numbers: dict[str, Any] = {"num_gradients": min(2, ranks), "step_timeout_s": STEP_S, "join_timeout_s": JOIN_S}
+    config = ExchangeConfig(exchange="majority", num_workers=ranks, **(numbers | settings))
+    coordinator = MajorityCoordinator(config, "layout", now_s=0.0)
+    for rank in range(ranks if connected is None else connected):
+        coordinator.joined(rank, 0)
+    return coordinator
+
+
+def form(coordinator: MajorityCoordinator, *ranks: int, step: int = 0, now_s: float = 1.0) -> list[MajorityDecision]:
+    """These ranks say that they are at `step` and join the group that is formed; returns the last decisions."""
+    for rank in ranks:
+        coordinator.stands(rank, coordinator.generation, step, 10 * step, now_s)
+    decisions: list[MajorityDecision] = []
+    for rank in ranks:
+        decisions = coordinator.ready(rank, coordinator.generation, now_s)
+    return decisions
+
+
+def running(ranks: int = 3, step: int = 0, **settings: Any) -> MajorityCoordinator:
+    """A coordinator whose ranks form a group at `step`."""
+    coordinator = gathering(ranks, **settings)
+    form(coordinator, *range(ranks), step=step)
+    assert coordinator.phase == "running"
+    return coordinator
+
+
+def offer(coordinator: MajorityCoordinator, rank: int, step: int, now_s: float = 1.0) -> list[MajorityDecision]:
+    """A gradient of 5 data points is ready; a rank's pushes are numbered by their steps here."""
+    return coordinator.gradient(rank, coordinator.generation, step + 1, step, 5, now_s)
+
+
+def only(decisions: list[MajorityDecision], kind: type) -> list[Any]:
+    return [decision for decision in decisions if isinstance(decision, kind)]
+
+
+def notes(decisions: list[MajorityDecision]) -> list[str]:
+    return [note.event for note in only(decisions, Note)]
+
+
+def members(decisions: list[MajorityDecision]) -> list[int]:
+    (commit,) = only(decisions, Commit)
+    return [row.worker for row in commit.rows if row.mark & MEMBER]
+
+
+def test_the_first_group_waits_for_all_ranks_and_takes_over_the_state_of_the_furthest() -> None:
+    coordinator = gathering()
+    assert coordinator.stands(0, 0, 7, 70, 1.0) == coordinator.stands(1, 0, 9, 90, 1.0) == []
+    assert coordinator.stands(2, 0, 9, 90, 1.0) == [FormGroup(1, (0, 1, 2), 1, 9, 90)]
+    assert coordinator.ready(0, 1, 1.0) == coordinator.ready(2, 1, 1.0) == []
+    assert coordinator.ready(1, 1, 1.0) == [Began("3 ranks are at step 9")]
+    assert coordinator.progress == (9, 90)
+
+
+def test_the_first_g_ranks_that_are_ready_make_the_step() -> None:
+    coordinator = running()
+    assert offer(coordinator, 2, 0) == []
+    assert members(offer(coordinator, 0, 0)) == [0, 2]
+    assert offer(coordinator, 1, 0) == []  # late
+    assert coordinator.progress == (1, 10)
+
+
+def test_gradients_that_are_ready_before_the_group_is_count_once_it_is() -> None:
+    coordinator = gathering()
+    for rank in range(3):
+        coordinator.stands(rank, 0, 0, 0, 1.0)
+    coordinator.ready(0, 1, 1.0), coordinator.ready(1, 1, 1.0)
+    assert offer(coordinator, 0, 0) == offer(coordinator, 1, 0) == []
+    assert only(coordinator.ready(2, 1, 1.0), Began)
+    assert [only(decisions, Commit) != [] for decisions in coordinator.count_early(1.0)] == [False, True]
+    assert list(coordinator.count_early(1.0)) == []
+
+
+def test_what_is_said_of_an_earlier_group_means_nothing() -> None:
+    coordinator = running()
+    coordinator.stands(1, 1, 0, 0, 2.0)
+    assert coordinator.phase == "gathering"
+    form(coordinator, 0, 1, 2, now_s=3.0)
+    assert (coordinator.phase, coordinator.generation) == ("running", 2)
+    assert coordinator.stands(0, 1, 0, 0, 3.0) == coordinator.ready(0, 1, 3.0) == []
+    assert coordinator.gradient(0, 1, 1, 0, 5, 3.0) == coordinator.gradient(1, 1, 1, 0, 5, 3.0) == []
+
+
+def test_a_lost_rank_makes_all_others_say_how_far_they_are() -> None:
+    coordinator = running()
+    decisions = coordinator.left(1, "killed", 2.0)
+    assert notes(decisions) == ["left", "regrouping"] and only(decisions, LeaveGroup) == [LeaveGroup(1)]
+    assert coordinator.stands(0, 1, 4, 40, 2.0) == []
+    assert coordinator.stands(2, 1, 5, 50, 2.0) == [FormGroup(2, (0, 2), 2, 5, 50)]
+
+
+def test_with_a_rank_that_comes_late_the_others_form_a_new_group() -> None:
+    coordinator = gathering(connected=2)
+    coordinator.stands(0, 0, 0, 0, 1.0), coordinator.stands(1, 0, 0, 0, 1.0)
+    (group,) = coordinator.tick(JOIN_S + 1)
+    assert group == FormGroup(1, (0, 1), 0, 0, 0)
+    coordinator.ready(0, 1, JOIN_S + 1), coordinator.ready(1, 1, JOIN_S + 1)
+    assert notes(coordinator.joined(2, 0)) == ["joined"] and coordinator.phase == "running"
+    decisions = coordinator.stands(2, 0, 0, 0, JOIN_S + 2)
+    assert "rank 2 came" in only(decisions, Note)[0].message and only(decisions, LeaveGroup)
+    coordinator.stands(0, 1, 3, 30, JOIN_S + 2)
+    assert coordinator.stands(1, 1, 3, 30, JOIN_S + 2) == [FormGroup(2, (0, 1, 2), 0, 3, 30)]
+
+
+def test_ranks_that_do_not_say_how_far_they_are_are_expelled() -> None:
+    coordinator = running()
+    coordinator.left(0, "killed", 2.0)
+    coordinator.stands(1, 1, 1, 10, 2.0)
+    assert coordinator.tick(2.0 + STEP_S) == []
+    decisions = coordinator.tick(2.1 + STEP_S)
+    assert only(decisions, Expel) == [Expel(2, 0, "it did not answer in time")]
+    assert only(decisions, FormGroup) == [FormGroup(2, (1,), 1, 1, 10)] and "shrunk" in notes(decisions)
+
+
+def test_ranks_that_do_not_enter_the_group_are_expelled_and_the_others_gather_again() -> None:
+    coordinator = gathering()
+    for rank in range(3):
+        coordinator.stands(rank, 0, 0, 0, 1.0)
+    coordinator.ready(0, 1, 1.0), coordinator.ready(2, 1, 1.0)
+    decisions = coordinator.tick(1.1 + 2 * STEP_S)
+    assert [expel.worker for expel in only(decisions, Expel)] == [1] and only(decisions, LeaveGroup)
+    assert coordinator.phase == "gathering"
+
+
+def test_ranks_whose_gradients_do_not_come_are_expelled_and_the_others_gather_again() -> None:
+    coordinator = running()
+    offer(coordinator, 0, 0), offer(coordinator, 1, 0)
+    offer(coordinator, 2, 1, now_s=2.0)
+    decisions = coordinator.tick(1.1 + 2 * STEP_S)
+    assert [expel.worker for expel in only(decisions, Expel)] == [0, 1] and only(decisions, LeaveGroup)
+    assert (coordinator.phase, coordinator.progress) == ("gathering", None)
+
+
+@pytest.mark.parametrize("settings", [{"when_workers_lost": "stop"}, {"min_workers": 2}], ids=["stop", "min_workers"])
+def test_with_too_few_ranks_the_run_ends(settings: dict[str, Any]) -> None:
+    coordinator = running(2, **settings)
+    coordinator.left(1, "killed", 2.0)
+    (stop,) = only(coordinator.stands(0, 1, 1, 10, 2.0), Stop)
+    assert stop.failed and "1 ranks are left for 2 gradients" in stop.reason and coordinator.phase == "stopped"
+
+
+def test_groups_that_break_again_and_again_without_a_step_end_the_run() -> None:
+    coordinator = running(1)
+    decisions: list[MajorityDecision] = []
+    for _ in range(MOST_FORMATIONS):
+        assert only(decisions, Stop) == []
+        decisions = coordinator.stands(0, coordinator.generation, 0, 0, 1.0)
+        coordinator.ready(0, coordinator.generation, 1.0)
+    (stop,) = only(decisions, Stop)
+    assert stop.failed and f"{MOST_FORMATIONS} groups broke" in stop.reason
+
+
+def test_a_committed_step_proves_that_groups_hold() -> None:
+    coordinator = running(1)
+    for step in range(2 * MOST_FORMATIONS):
+        assert offer(coordinator, 0, step)
+        form(coordinator, 0, step=step + 1)
+    assert coordinator.phase == "running"
+
+
+def test_asked_to_stop_it_stops_once() -> None:
+    coordinator = running()
+    assert only(coordinator.stop("enough", failed=False), Stop) == [Stop("enough", False)]
+    assert coordinator.stop("again", failed=True) == coordinator.tick(1000.0) == []
+
+
+def test_what_happens_after_the_end_does_not_begin_the_run_anew() -> None:
+    coordinator = running()
+    coordinator.stop("enough", failed=False)
+    assert only(coordinator.left(1, "ended", 2.0), LeaveGroup) == []
+    assert coordinator.stands(2, 1, 5, 50, 2.0) == []
+    assert coordinator.phase == "stopped"
+
+
+def test_a_rank_that_is_back_before_the_others_have_regrouped_is_in_the_next_group() -> None:
+    coordinator = running()
+    coordinator.left(2, "killed", 2.0)
+    coordinator.stands(0, 1, 4, 40, 2.0)  # rank 1 is slow to answer
+    coordinator.joined(2, 1)
+    assert coordinator.stands(2, 0, 0, 0, 2.5) == []
+    assert coordinator.stands(1, 1, 4, 40, 3.0) == [FormGroup(2, (0, 1, 2), 0, 4, 40)]

@@ -1,0 +1,95 @@
+"""What a majority rank's main thread hears of what its comm thread does; one thread plays both here."""
+
+import pytest
+import torch
+
+from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.errors import PeerLost, RunStopped
+from param_servers.exchange import Receipt
+from param_servers.layout import FlatLayout
+from param_servers.messages import MEMBER, Row
+from param_servers.replica import Replica
+from param_servers.shared_replica import SharedReplica
+
+LAYOUT = FlatLayout.of({"weight": (3,)})
+RANK, OTHER = 1, Row(0, 0, 1, MEMBER)
+
+
+def replica_at(step):
+    replica = Replica(LAYOUT, torch.zeros(3), OptimizerConfig(optimizer="sgd", learning_rate="1"), ExchangeConfig())
+    replica.step = step
+    return replica
+
+
+@pytest.fixture
+def shared():
+    """Rank 1 at step 0, in a group."""
+    shared = SharedReplica(RANK, 0, replica_at(0), patience_s=0.05)
+    shared.go_on_from(None)
+    return shared
+
+
+def sum_step(shared, step, *members):
+    """The comm thread takes `step` with these members; returns what this rank added to the sum."""
+    out = torch.full((3,), 9.0)
+    shared.contribute(step, members, out)
+    shared.commit(out, 10 * (step + 1))
+    return out.tolist()
+
+
+def own(sequence):
+    return Row(RANK, 0, sequence, MEMBER)
+
+
+def test_a_member_adds_its_gradient_and_is_accepted(shared):
+    assert shared.offer(torch.ones(3), 0, 5) is None
+    assert sum_step(shared, 0, OTHER, own(1)) == [1, 1, 1]
+    assert shared.verdict(0) == Receipt(True, 1)
+
+
+def test_who_is_no_member_adds_zeros_and_is_stale(shared):
+    shared.offer(torch.ones(3), 0, 5)
+    assert sum_step(shared, 0, OTHER) == [0, 0, 0]
+    assert shared.verdict(0) == Receipt(False, 1, "stale")
+
+
+def test_a_verdict_stays_what_it_was_when_the_others_go_on_before_it_is_read(shared):
+    shared.offer(torch.ones(3), 0, 5)
+    sum_step(shared, 0, OTHER, own(1))
+    sum_step(shared, 1, OTHER)
+    assert shared.verdict(0) == Receipt(True, 2)
+
+
+def test_a_gradient_whose_sum_broke_waits_on_and_counts_where_another_rank_took_the_step(shared):
+    shared.offer(torch.ones(3), 0, 5)
+    shared.contribute(0, [OTHER, own(1)], torch.zeros(3))
+    assert shared.waiting is not None
+    furthest = replica_at(1)
+    shared.go_on_from((furthest.counters(), furthest.packed()))
+    assert shared.waiting is None and shared.verdict(0) == Receipt(True, 1)
+
+
+def test_a_gradient_whose_sum_broke_is_stale_where_the_step_was_taken_without_it(shared):
+    shared.offer(torch.ones(3), 0, 5)
+    shared.contribute(0, [OTHER, own(1)], torch.zeros(3))
+    shared.go_on_from(None)
+    sum_step(shared, 0, OTHER)
+    assert shared.verdict(0) == Receipt(False, 1, "stale")
+
+
+def test_a_gradient_of_another_step_or_not_finite_waits_for_nothing(shared):
+    assert shared.offer(torch.ones(3), 1, 5) == Receipt(False, 0, "stale")
+    assert shared.offer(torch.full((3,), float("nan")), 0, 5) == Receipt(False, 0, "non-finite")
+    assert shared.waiting is None
+
+
+def test_nobody_waits_for_longer_than_stated_and_the_end_ends_all_waits(shared):
+    with pytest.raises(PeerLost, match=r"rank 1 waited 0.05 s in vain for the ranks to form a group"):
+        SharedReplica(RANK, 0, replica_at(0), patience_s=0.05).pull()
+    shared.offer(torch.ones(3), 0, 5)
+    shared.end(RunStopped("enough"))
+    shared.end(PeerLost("later"))
+    with pytest.raises(RunStopped, match="enough"):
+        shared.verdict(0)
+    with pytest.raises(RunStopped, match="enough"):
+        shared.offer(torch.ones(3), 0, 5)
