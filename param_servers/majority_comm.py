@@ -164,6 +164,7 @@ class MajorityComm:
         try:
             self._group.sum_(self._buffer)
         except PeerLost:
+            self._shared.give_up_sum()
             self._leave_group()
             return
         summed_s = time.perf_counter()

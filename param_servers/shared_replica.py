@@ -50,6 +50,8 @@ class SharedReplica:
         """The verdict on the push that waited last. Kept, for more steps may end before the main thread reads it."""
         self._sequence = 0
         self._formed = False
+        self._summing = False
+        """A step is decided but not taken: what is computed on its parameters from now on would be stale."""
         self._ended: Outcome | None = None
 
     @property
@@ -60,10 +62,13 @@ class SharedReplica:
     # -- main thread ---------------------------------------------------------------------------------------------
 
     def pull(self) -> Pull:
-        """The newest parameters, when there is a first group. Raises how the run ended, or PeerLost."""
+        """The newest parameters, when there is a first group. Who comes while a step is summed waits for its end: on
+        the parameters before it nothing can be computed any more that counts. Raises how the run ended, or PeerLost."""
         with self._changed:
             self._raise_if_ended()
             self._wait_for(lambda: self._formed, "the ranks to form a group")
+            step = self._replica.step
+            self._wait_for(lambda: not self._summing or self._replica.step > step, f"the sum of step {step}")
             return self._replica.pull()
 
     def offer(self, gradient: Tensor, step: int, data_points: int) -> Receipt | None:
@@ -106,6 +111,7 @@ class SharedReplica:
     def contribute(self, step: int, members: Iterable[Row], out: Tensor) -> None:
         """Write into `out` [P] what this rank adds to the sum of `step`: its gradient as a member, else zeros."""
         with self._changed:
+            self._summing = True
             if self._waiting is not None and self._waiting.row in [row._replace(mark=0) for row in members]:
                 out.copy_(self._gradient)
                 self._summed_step = step
@@ -118,6 +124,12 @@ class SharedReplica:
         with self._changed:
             self._replica.commit(mean, data_points - self._replica.data_points)
             self._settle()
+
+    def give_up_sum(self) -> None:
+        """The sum of `contribute` broke; the replica stays as it is."""
+        with self._changed:
+            self._summing = False
+            self._changed.notify_all()
 
     def state(self) -> tuple[Tensor, Tensor]:
         """`Replica.counters` and `Replica.packed`."""
@@ -134,6 +146,7 @@ class SharedReplica:
 
     def _settle(self) -> None:
         """The replica has moved on: whoever waits for an older step has its answer."""
+        self._summing = False
         if self._waiting is not None and self._waiting.step < self._replica.step:
             self._accepted = self._summed_step == self._waiting.step
             self._waiting = None

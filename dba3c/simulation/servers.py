@@ -28,7 +28,7 @@ from dba3c.simulation.links import SharedLink
 from dba3c.simulation.outcome import WARM_UP_STEPS, Outcome
 
 GIVEN_AHEAD = 2
-"""Versions that a worker is sent before it must have asked (param_servers.coordinator)."""
+"""Versions that a worker is sent before it must have asked (param_servers.membership)."""
 SLICE_CHUNKS, LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES = 16, 16_384, 262_144
 """How a slice is cut for cut-through (param_servers.shard)."""
 Kind = Literal["computed", "push", "version", "commit", "asked"]

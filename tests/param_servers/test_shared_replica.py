@@ -1,5 +1,7 @@
 """What a majority rank's main thread hears of what its comm thread does; one thread plays both here."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -93,3 +95,35 @@ def test_nobody_waits_for_longer_than_stated_and_the_end_ends_all_waits(shared):
         shared.verdict(0)
     with pytest.raises(RunStopped, match="enough"):
         shared.offer(torch.ones(3), 0, 5)
+
+
+@pytest.fixture
+def main_thread():
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def test_who_pulls_while_a_step_is_summed_gets_the_parameters_after_it(main_thread):
+    shared = SharedReplica(RANK, 0, replica_at(0), patience_s=20)
+    shared.go_on_from(None)
+    shared.contribute(0, [OTHER], torch.zeros(3))
+    pulled = main_thread.submit(shared.pull)
+    with pytest.raises(TimeoutError):
+        pulled.result(timeout=0.2)
+    shared.commit(torch.zeros(3), 10)
+    assert pulled.result(timeout=10).step == 1
+
+
+def test_who_pulls_while_a_sum_breaks_gets_the_parameters_as_they_are(main_thread):
+    shared = SharedReplica(RANK, 0, replica_at(0), patience_s=20)
+    shared.go_on_from(None)
+    shared.contribute(0, [OTHER], torch.zeros(3))
+    pulled = main_thread.submit(shared.pull)
+    shared.give_up_sum()
+    assert pulled.result(timeout=10).step == 0
+
+
+def test_a_sum_that_does_not_end_is_told_to_who_pulls(shared):
+    shared.contribute(0, [OTHER], torch.zeros(3))
+    with pytest.raises(PeerLost, match=r"rank 1 waited 0.05 s in vain for the sum of step 0"):
+        shared.pull()
