@@ -41,7 +41,7 @@ def simulate_majority(cluster: Cluster, work: Work, setup: Setup, times_s: NDArr
         done_s = heard_s + cluster.latency_s + sum_s
         late = np.ones(setup.workers, dtype=bool)
         late[members] = False
-        late &= np.maximum(begins_s, now_s) < done_s  # the others have not even begun with this version
+        late &= np.maximum(begins_s, now_s) < done_s - sum_s  # who comes while it is summed waits for the next version
         dropped += int(late.sum())
         begins_s = np.where(late, ready_s, begins_s)
         begins_s[members] = done_s

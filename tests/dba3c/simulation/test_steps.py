@@ -9,6 +9,8 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.simulation import servers as servers_module
 from dba3c.simulation.cluster import Cluster, Setup, Work
+from dba3c.simulation.collectives import ring_s as simulated_ring_s
+from dba3c.simulation.collectives import simulate_majority
 from dba3c.simulation.compute import ComputeTimes
 from dba3c.simulation.simulate import simulate
 from param_servers.benchmarks.bounds import dedicated_servers_s, ring_s
@@ -96,6 +98,15 @@ def test_servers_and_majority_drop_the_same_gradients_when_the_wire_is_free():
     np.testing.assert_allclose(ours.commits_s, theirs.commits_s, rtol=1e-9)
     assert abs(ours.dropped - theirs.dropped) <= 2  # those that are still computing at the end
     assert 0 < ours.dropped_share < 0.4
+
+
+def test_a_rank_that_is_free_while_a_step_is_summed_begins_with_the_next():
+    cluster = Cluster(bytes_per_s=simulated_ring_s(Cluster(bytes_per_s=1.0, latency_s=0.0), NO_COMPUTE, 3) / 0.4)
+    assert simulated_ring_s(cluster, NO_COMPUTE, 3) == pytest.approx(0.4, abs=1e-3)
+    times_s = np.array([[1, 1, 2.6], [1, 1, 1], [1, 1, 1], [1, 9, 1]])  # rank 2 is free in the second sum, 2.4 to 2.8
+    found = simulate_majority(cluster, NO_COMPUTE, Setup(exchange="majority", workers=3, backup=1), times_s)
+    np.testing.assert_allclose(found.commits_s, [1.4, 2.8, 4.2, 5.6], atol=1e-2)  # the last one counts rank 2
+    assert found.dropped == 3  # rank 2's long one and, the last of three, its third; rank 1's long one
 
 
 def test_one_worker_that_always_stalls_holds_up_all_unless_there_is_a_backup():
