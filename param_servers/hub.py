@@ -90,14 +90,14 @@ class Hub:
         link = Link(sock, dialer, self._receive_into)
         self._wanted[link] = dialer.peer
         try:
-            code = sock.connect_ex(address)
-        except OSError as error:  # an address that cannot be: no such host
-            code = error.errno or errno.EINVAL
-        if code not in (0, errno.EINPROGRESS):
-            del self._wanted[link]
-            sock.close()
-            self._events.append(Left(dialer.peer, f"cannot connect to {address[0]}:{address[1]}: {_text(code)}"))
-            return
+            sock.connect(address)
+        except OSError as error:
+            if error.errno != errno.EINPROGRESS:
+                del self._wanted[link]
+                sock.close()
+                why = f"cannot connect to {address[0]}:{address[1]}: {_reason(error)}"
+                self._events.append(Left(dialer.peer, why))
+                return
         self._leaving[link] = time.monotonic() + self._handshake_timeout_s
         self._selector.watch(link, READ | WRITE)
 
@@ -256,13 +256,13 @@ class Hub:
         del self._leaving[link]
         self._wanted.pop(link, None)
         before = self._links.get(peer)
+        self._links[peer] = link  # before its predecessor's last words, which may find that one broken
         if before is not None:
             self._events.append(Left(peer, "it connected again"))
             words = f"another process connected as {peer}, incarnation {hello.incarnation}"
             header = Header(Kind.EXPELLED, sender=self._shard, code=Code.FAILED)
             before.send(Frame(header, memoryview(words.encode())))
             self._linger(before)
-        self._links[peer] = link
         self._events.append(Joined(peer, hello))
 
     def _linger(self, link: Link) -> None:
@@ -308,10 +308,8 @@ class Hub:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, socket.gaierror):  # its numbers are not the kernel's
+        return error.strerror or "no such host"
     if isinstance(error, OSError) and error.errno:
-        return _text(error.errno)
+        return f"{os.strerror(error.errno)} ({errno.errorcode.get(error.errno, error.errno)})"
     return str(error) or type(error).__name__
-
-
-def _text(code: int) -> str:
-    return f"{os.strerror(code)} ({errno.errorcode.get(code, code)})"

@@ -1,6 +1,7 @@
 """Real sockets on loopback, both ends in one thread: frames, strangers, bad frames, last words."""
 
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 
@@ -159,6 +160,19 @@ def test_a_second_link_of_the_same_peer_takes_the_place_of_the_first(pair: Pair)
     first.shut()
 
 
+def test_a_broken_link_whose_peer_connects_again_at_that_moment_is_left_once(pair: Pair) -> None:
+    pair.connect()
+    (first,) = pair.worker._links.values()
+    second = Hub(SECRET, receive_into)
+    second.dial(pair.address, Hello(Role.WORKER, 3, 1, 0, "f" * 16))
+    while not second.bytes_moved[1]:  # until it has answered the challenge, which the server does not see yet
+        assert pair.server.poll(0.01) == second.poll(0.01) == []
+    first.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    first.sock.close()  # resets the connection: the server reads of both in one poll, of the new one first
+    assert [type(event) for event in pair.server.poll(1.0)] == [Left, Joined]
+    second.shut()
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [
@@ -215,6 +229,12 @@ def test_nobody_listening_is_told_as_left(pair: Pair) -> None:
     pair.worker.dial(address, Hello(Role.WORKER, 3, 0, 0, "f" * 16))
     left = pair.wait_for(pair.worker, Left)
     assert isinstance(left, Left) and left.peer == SERVER and "refused" in left.reason
+
+
+def test_a_host_that_does_not_exist_is_told_as_left(pair: Pair) -> None:
+    pair.worker.dial(("no such host", 1), Hello(Role.WORKER, 3, 0, 0, "f" * 16))
+    left = pair.wait_for(pair.worker, Left)
+    assert isinstance(left, Left) and "no such host:1: " in left.reason and "Unknown error" not in left.reason
 
 
 def test_a_stranger_in_a_servers_place_is_noticed(pair: Pair) -> None:
