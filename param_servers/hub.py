@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 from param_servers.errors import BadMessage, Refused
 from param_servers.events import Event, Joined, Left, Message, Rejected
+from param_servers.frames import Frame, ReceiveInto
 from param_servers.handshake import Dialer, Hello, Listener, Peer
 from param_servers.link_selector import READ, WRITE, LinkSelector
-from param_servers.links import WAKE_BYTES, Frame, Link, ReceiveInto, tune
+from param_servers.links import WAKE_BYTES, Link, tune
 from param_servers.messages import Code, Header, Kind
 
 HANDSHAKE_TIMEOUT_S = 10.0

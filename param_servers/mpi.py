@@ -11,7 +11,6 @@ without it mpirun ends all ranks. A rank that died cannot come back into the sam
 
 import atexit
 import signal
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,12 +18,22 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from param_servers.errors import BadMessage
+from param_servers.errors import BadMessage, Refused
 from param_servers.events import Event, Joined, Left, Message, Rejected
-from param_servers.handshake import Hello, Peer, Role, pack_hello, unpack_hello
+from param_servers.frames import Frame, ReceiveInto, place_for_payload, read_header
+from param_servers.handshake import (
+    HELLO_BYTES,
+    VERDICT_BYTES,
+    Hello,
+    Peer,
+    Role,
+    check_verdict,
+    pack_hello,
+    pack_verdict,
+    unpack_hello,
+)
 from param_servers.hub import HANDSHAKE_TIMEOUT_S
-from param_servers.links import Frame, ReceiveInto
-from param_servers.messages import HEADER_BYTES, Header, Kind, unpack_header
+from param_servers.messages import HEADER_BYTES, Header, Kind
 
 TAG = 20017
 SPIN_S = 0.002
@@ -35,9 +44,7 @@ FINALIZE_TIMEOUT_S = 45
 """Longest wait for MPI's own end, where a rank has died."""
 _MOST_MATCHED = 256
 """Messages taken in one poll, so that sends have their turn."""
-_VERDICT = struct.Struct("<4sB3x248s")
-_VERDICT_MAGIC, _BYE = b"D3OK", b"D3BY"
-_HELLO_BYTES = len(pack_hello(Hello(Role.WORKER, 0, 0, 0, ""), b""))
+_BYE = b"D3BY"
 _unfinished: list[tuple[MPI.Request, Any]] = []
 """Of hubs that are shut and of ranks that are lost: MPI may still touch these buffers."""
 
@@ -242,48 +249,44 @@ class MpiHub:
 
     def _control(self, rank: int, message: MPI.Message, count: int) -> None:
         """A message that is no payload: small, and of a kind that we know."""
-        if count > _VERDICT.size:
+        if count > VERDICT_BYTES:
             raise BadMessage(f"an unexpected message of {count} bytes")
         data = bytearray(count)
         message.Recv([data, MPI.BYTE])
         self._received += count
         if count == HEADER_BYTES and rank in self._peers:
             self._header(rank, data)
-        elif count == _HELLO_BYTES and rank not in self._dialled:
+        elif count == HELLO_BYTES and rank not in self._dialled:
             self._hello(rank, unpack_hello(bytes(data)))
-        elif count == _VERDICT.size and rank in self._dialled:
+        elif count == VERDICT_BYTES and rank in self._dialled:
             self._verdict(rank, data)
         elif bytes(data) == _BYE:
             self._lost(rank, "it left")
 
     def _header(self, rank: int, data: bytearray) -> None:
-        header, peer = unpack_header(data), self._peers[rank]
-        if header.sender != peer.rank:
-            raise BadMessage(f"it signs as rank {header.sender}")
+        peer = self._peers[rank]
+        header = read_header(peer, data)
         if header.length == 0:
             self._events.append(Message(peer, header, memoryview(b"")))
             return
-        target = self._receive_into(peer, header)
-        if len(target) != header.length:
-            raise BadMessage(f"a {header.kind.name} of {header.length} bytes instead of {len(target)}")
+        target = place_for_payload(peer, header, self._receive_into)
         self._arriving[rank] = _Arriving(header, target, None)
 
     # -- who is there ----------------------------------------------------------------------------------------------
 
     def _hello(self, rank: int, hello: Hello) -> None:
         refusal = self._admit(hello)
-        self._post(rank, _VERDICT.pack(_VERDICT_MAGIC, not refusal, refusal.encode()[:248]))
+        self._post(rank, pack_verdict(refusal))
         if refusal:
             self._events.append(Rejected(f"{hello.peer} was turned away: {refusal}"))
         else:
             self._join(rank, hello.peer, hello)
 
     def _verdict(self, rank: int, data: bytearray) -> None:
-        magic, welcome, text = _VERDICT.unpack(data)
-        if magic != _VERDICT_MAGIC:
-            raise BadMessage("it broke off the handshake")
-        if not welcome:
-            self._lost(rank, text.rstrip(b"\0").decode("utf-8", "replace"), refused=True)
+        try:
+            check_verdict(data)
+        except Refused as refused:
+            self._lost(rank, str(refused), refused=True)
             return
         hello = self._dialled.pop(rank)
         self._join(rank, Peer(Role.SERVER, hello.shard), hello)

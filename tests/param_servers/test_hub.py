@@ -9,9 +9,9 @@ import pytest
 
 from param_servers.errors import BadMessage
 from param_servers.events import Event, Joined, Left, Message, Rejected
+from param_servers.frames import Frame
 from param_servers.handshake import Hello, Peer, Role, pack_hello
 from param_servers.hub import Hub
-from param_servers.links import Frame
 from param_servers.messages import HEADER_BYTES, Code, Header, Kind, pack_header
 
 SECRET = b"s" * 32
