@@ -19,10 +19,10 @@ from param_servers.coordinator import Coordinator
 from param_servers.decisions import Commit, Decision, Expel, Note, Settings, Stop
 from param_servers.events import Event, Joined, Left, Message, Rejected
 from param_servers.handshake import Peer, Role
-from param_servers.hub import Hub
 from param_servers.majority_messages import Formation, no_payload, pack_formation
 from param_servers.messages import MEMBER, Code, Header, Kind, Row, pack_rows
 from param_servers.roll_call import RollCall
+from param_servers.tcp_hub import TcpHub
 
 OnEvent = Callable[[dict[str, Any]], None]
 ShouldStop = Callable[[int, int], str | None]
@@ -61,7 +61,7 @@ class MajorityChief:
         self._roll = roll = RollCall(config.num_workers, fingerprint)
         self._learning_rate, self._should_stop = learning_rate, should_stop
         self._on_event, self._audit = on_event, audit
-        self._hub = Hub(secret, no_payload, admit=roll.admits, silence_timeout_s=max(config.step_timeout_s, 1.0))
+        self._hub = TcpHub(secret, no_payload, admit=roll.admits, silence_timeout_s=max(config.step_timeout_s, 1.0))
         self._coordinator: Coordinator | None = None
         self._ready: set[int] = set()
         self._early: list[tuple[int, Header]] = []

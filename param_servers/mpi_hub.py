@@ -1,4 +1,4 @@
-"""The links of one process over MPI: the same interface as `hub.Hub`, for fabrics where TCP is slow.
+"""The links of one process over MPI, for fabrics where TCP is slow.
 
 Each frame is a message with its header and, if there is one, a message with its payload. Both are found by one
 any-source matched probe, so their sizes are known and checked before memory is taken; messages of one rank arrive in
@@ -32,7 +32,6 @@ from param_servers.handshake import (
     pack_verdict,
     unpack_hello,
 )
-from param_servers.hub import HANDSHAKE_TIMEOUT_S
 from param_servers.messages import HEADER_BYTES, Header, Kind
 
 TAG = 20017
@@ -59,7 +58,7 @@ class _Arriving(NamedTuple):
 
 
 class MpiHub:
-    """See `hub.Hub`, whose arguments these are; `secret` and the two timeouts have no use here."""
+    """See `Hub`; the arguments are those of `TcpHub`, of which `secret`, `shard` and the timeout have no use here."""
 
     def __init__(
         self,
@@ -69,7 +68,6 @@ class MpiHub:
         shard: int = 0,
         admit: Callable[[Hello], str] = lambda hello: "",
         silence_timeout_s: float = 60.0,
-        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
         self._comm = MPI.COMM_WORLD
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -88,15 +86,15 @@ class MpiHub:
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """Bytes sent and received so far."""
+        """See `Hub`."""
         return self._sent, self._received
 
     def listen(self, host: str, port: int = 0, buffer_bytes: tuple[int, int] | None = None) -> tuple[str, int]:
-        """The address of this rank; MPI chooses where it listens."""
+        """See `Hub`. The address of this rank; MPI chooses where it listens."""
         return "mpi", int(self._comm.Get_rank())
 
     def dial(self, address: tuple[str, int], hello: Hello) -> None:
-        """Call the rank at `address`; Joined or Left(server `hello.shard`) follows."""
+        """See `Hub`."""
         rank = address[1]
         self._dialled[rank] = hello
         if address[0] != "mpi" or not 0 <= rank < self._comm.Get_size():
@@ -107,10 +105,11 @@ class MpiHub:
             self._post(rank, pack_hello(hello, bytes(32)))
 
     def connected(self, peer: Peer) -> bool:
+        """See `Hub`."""
         return peer in self._ranks
 
     def send(self, peer: Peer, header: Header, payload: memoryview | None = None) -> Frame | None:
-        """Begin to send; None when the peer is not connected. The payload must not change until it is sent."""
+        """See `Hub`."""
         rank = self._ranks.get(peer)
         if rank is None:
             return None
@@ -125,7 +124,7 @@ class MpiHub:
         return False
 
     def grown(self, peer: Peer) -> None:
-        """See `stream`."""
+        """Nothing to do: see `stream`."""
 
     def receiving(self, peer: Peer) -> tuple[Header, int] | None:
         """Never: MPI shows a message when it is complete."""
@@ -138,14 +137,14 @@ class MpiHub:
         """Nothing to do: `send` sends."""
 
     def close(self, peer: Peer) -> None:
-        """Say good-bye after what is on its way; no Left follows."""
+        """See `Hub`."""
         rank = self._ranks.pop(peer, None)
         if rank is not None:
             self._peers.pop(rank, None)
             self._post(rank, _BYE)
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Move messages for at most `timeout_s` and return what happened."""
+        """See `Hub`."""
         start_s = time.monotonic()
         while True:
             self._progress()
@@ -156,7 +155,7 @@ class MpiHub:
             time.sleep(0 if waited_s < SPIN_S else _NAP_S)
 
     def drain(self, timeout_s: float) -> None:
-        """Say good-bye to all, and wait up to `timeout_s` until everything is sent."""
+        """See `Hub`."""
         for peer in list(self._ranks):
             self.close(peer)
         deadline_s = time.monotonic() + timeout_s
@@ -166,7 +165,7 @@ class MpiHub:
         self.shut()
 
     def shut(self) -> None:
-        """Forget everybody at once. Safe to call twice."""
+        """See `Hub`."""
         _unfinished.extend((request, buffer) for request, _, buffer in self._sends)
         for arriving in self._arriving.values():
             if arriving.request is not None:
