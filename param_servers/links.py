@@ -175,20 +175,3 @@ class Link:
         header, payload = self._header, self._target
         self._header, self._target, self._have = None, self._head[:HEADER_BYTES], 0
         yield header, payload
-
-
-def tune(sock: socket.socket, silence_timeout_s: float) -> None:
-    """Non-blocking, no Nagle delay, and an error within about `silence_timeout_s` when the other host is silent."""
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", max(1, int(silence_timeout_s / 3))),
-        ("TCP_KEEPINTVL", max(1, int(silence_timeout_s / 9))),
-        ("TCP_KEEPCNT", 3),
-        # Also covers a peer that no longer reads: without it, data in flight is resent for a quarter of an hour.
-        ("TCP_USER_TIMEOUT", int(silence_timeout_s * 1000)),
-    ):
-        option = getattr(socket, name, None)
-        if option is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -20,7 +20,7 @@ class WakeableHub(TcpHub):
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
         self._ear.setblocking(False)
-        self._selector.wake_for(self._ear)
+        self._loop.wake_for(self._ear)
 
     def wake(self) -> None:
         """Let a running or the next `poll` return at once. May be called from any thread."""
