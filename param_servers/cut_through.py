@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from param_servers.accumulator import is_finite
+from param_servers.frames import Frame
 from param_servers.handshake import Peer, Role
 from param_servers.hub import Hub
-from param_servers.links import Frame
 from param_servers.messages import Code, Dtype, Header, Kind, Row
 from param_servers.optimizers import State
 from param_servers.shard import PART_MULTIPLE, Shard, as_bytes

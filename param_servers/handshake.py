@@ -24,6 +24,7 @@ _HELLO = struct.Struct("<4sHBxIIII16s32s")
 _CHALLENGE = struct.Struct("<4sHxxI32s32s")
 _PROOF_BYTES = 32
 _VERDICT = struct.Struct("<4sB3x248s")
+HELLO_BYTES, VERDICT_BYTES = _HELLO.size, _VERDICT.size
 _HELLO_MAGIC, _CHALLENGE_MAGIC, _VERDICT_MAGIC = b"D3HI", b"D3CH", b"D3OK"
 
 
@@ -94,13 +95,9 @@ class Dialer:
                 raise BadMessage("it does not know this run's secret")
             if shard != self._shard:
                 raise BadMessage(f"it is server {shard}, but server {self._shard} was wanted")
-            self.wants = _VERDICT.size
+            self.wants = VERDICT_BYTES
             return _mac(self._secret, b"dialer", self._hello, data)
-        magic, welcome, text = _VERDICT.unpack(data)
-        if magic != _VERDICT_MAGIC:
-            raise BadMessage("it broke off the handshake")
-        if not welcome:
-            raise Refused(text.rstrip(b"\0").decode("utf-8", "replace"))
+        check_verdict(data)
         self.wants, self.done = 0, True
         return b""
 
@@ -113,7 +110,7 @@ class Listener:
     def __init__(self, secret: bytes, shard: int, admit: Callable[[Hello], str]) -> None:
         self._secret, self._shard, self._admit = secret, shard, admit
         self._hello_bytes = self._challenge = b""
-        self.wants = _HELLO.size
+        self.wants = HELLO_BYTES
         self.hello: Hello | None = None
         self.refusal = ""
         self.done = False
@@ -136,8 +133,7 @@ class Listener:
             raise BadMessage(f"whoever calls itself {self.hello.peer} does not know this run's secret")
         self.refusal = self._admit(self.hello)
         self.wants, self.done = 0, True
-        text = self.refusal.encode()[:248]
-        return _VERDICT.pack(_VERDICT_MAGIC, not self.refusal, text)
+        return pack_verdict(self.refusal)
 
 
 def pack_hello(hello: Hello, nonce: bytes) -> bytes:
@@ -170,6 +166,25 @@ def unpack_hello(data: bytes) -> Hello:
         raise BadMessage(f"a peer claims the unknown role {role}")
     text = fingerprint.rstrip(b"\0").decode("ascii", "replace")
     return Hello(Role(role), rank, incarnation, shard, text, term)
+
+
+def pack_verdict(refusal: str) -> bytes:
+    """The bytes of VERDICT: "" welcomes; of a line why not, the first 248 bytes are told."""
+    return _VERDICT.pack(_VERDICT_MAGIC, not refusal, refusal.encode()[:248])
+
+
+def check_verdict(data: bytes | bytearray) -> None:
+    """Read VERDICT.
+
+    Raises:
+        BadMessage: it is none.
+        Refused: the other side turns this process away, and says why.
+    """
+    magic, welcome, text = _VERDICT.unpack(data)
+    if magic != _VERDICT_MAGIC:
+        raise BadMessage("it broke off the handshake")
+    if not welcome:
+        raise Refused(text.rstrip(b"\0").decode("utf-8", "replace"))
 
 
 def _mac(secret: bytes, label: bytes, hello: bytes, rest: bytes) -> bytes:

@@ -8,34 +8,17 @@ thread per peer; and a stream of bytes can be passed on before its end has arriv
 
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
-from param_servers.errors import BadMessage
-from param_servers.handshake import Dialer, Hello, Listener, Peer, Role
-from param_servers.messages import HEADER_BYTES, Header, Kind, pack_header, unpack_header
+from param_servers.frames import Frame, ReceiveInto, place_for_payload, read_header
+from param_servers.handshake import Dialer, Hello, Listener, Peer
+from param_servers.messages import HEADER_BYTES, Header, Kind
 
 READ_BUDGET_BYTES = 4 << 20
 """Most bytes read from one link before the others have their turn."""
 WAKE_BYTES = 256 << 10
 """Of a longer payload, so many bytes are let come together before this process wakes up for them."""
-
-ReceiveInto = Callable[[Peer, Header], memoryview]
-"""Checks the header of a frame with a payload and gives the `length` bytes to receive it into, or raises BadMessage."""
-
-
-class Frame:
-    """An outgoing frame. Its payload may still be growing: only the first `available` bytes are sent."""
-
-    __slots__ = ("available", "header", "kind", "payload", "sent")
-
-    def __init__(self, header: Header, payload: memoryview | None = None, available: int | None = None) -> None:
-        self.payload = payload if payload is not None else memoryview(b"")
-        self.kind = header.kind
-        self.header = memoryview(pack_header(header._replace(length=len(self.payload))))
-        self.available = len(self.payload) if available is None else available
-        self.sent = 0
-        """Bytes of header and payload that the kernel has taken."""
 
 
 class Link:
@@ -181,38 +164,14 @@ class Link:
     def _advance_frame(self) -> Iterator[tuple[Header, memoryview]]:
         assert self.peer is not None
         if self._header is None:
-            header = unpack_header(self._target)
-            if header.sender != self.peer.rank:
-                raise BadMessage(f"it signs as rank {header.sender}")
+            header = read_header(self.peer, self._target)
             if header.length == 0:
                 yield header, self._head[:0]
                 self._have = 0
                 return
-            self._target = self._receive_into(self.peer, header)
-            if len(self._target) != header.length:
-                raise BadMessage(f"a {header.kind.name} of {header.length} bytes instead of {len(self._target)}")
+            self._target = place_for_payload(self.peer, header, self._receive_into)
             self._header, self._have = header, 0
             return
         header, payload = self._header, self._target
         self._header, self._target, self._have = None, self._head[:HEADER_BYTES], 0
         yield header, payload
-
-
-def tune(sock: socket.socket, silence_timeout_s: float) -> None:
-    """Non-blocking, no Nagle delay, and an error within about `silence_timeout_s` when the other host is silent."""
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", max(1, int(silence_timeout_s / 3))),
-        ("TCP_KEEPINTVL", max(1, int(silence_timeout_s / 9))),
-        ("TCP_KEEPCNT", 3),
-        # Also covers a peer that no longer reads: without it, data in flight is resent for a quarter of an hour.
-        ("TCP_USER_TIMEOUT", int(silence_timeout_s * 1000)),
-    ):
-        option = getattr(socket, name, None)
-        if option is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-__all__ = ["Frame", "Link", "Peer", "ReceiveInto", "Role", "tune"]

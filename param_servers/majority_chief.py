@@ -11,11 +11,11 @@ from param_servers.config import ExchangeConfig
 from param_servers.decisions import Commit, Expel, Note, Stop
 from param_servers.events import Event, Joined, Left, Message, Rejected
 from param_servers.handshake import Peer, Role
-from param_servers.hub import Hub
 from param_servers.majority_coordinator import MajorityCoordinator
 from param_servers.majority_decisions import Began, FormGroup, LeaveGroup, MajorityDecision
 from param_servers.majority_messages import Formation, no_payload, pack_formation
 from param_servers.messages import MEMBER, Code, Header, Kind, pack_rows
+from param_servers.tcp_hub import TcpHub
 
 OnEvent = Callable[[dict[str, Any]], None]
 ShouldStop = Callable[[int, int], str | None]
@@ -52,7 +52,7 @@ class MajorityChief:
         self._store, self._learning_rate, self._should_stop = store, learning_rate, should_stop
         self._on_event, self._audit = on_event, audit
         silence_timeout_s = max(config.step_timeout_s, 1.0)
-        self._hub = Hub(secret, no_payload, admit=coordinator.roll.admits, silence_timeout_s=silence_timeout_s)
+        self._hub = TcpHub(secret, no_payload, admit=coordinator.roll.admits, silence_timeout_s=silence_timeout_s)
 
     def listen(self, host: str, port: int) -> tuple[str, int]:
         """Open the door; returns the address."""

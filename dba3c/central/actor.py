@@ -20,9 +20,9 @@ from dba3c.metrics import Sections
 from param_servers.errors import BadMessage, PeerLost, Refused
 from param_servers.events import Event, Joined, Left, Message
 from param_servers.handshake import Hello, Peer, Role
-from param_servers.hub import Hub
 from param_servers.messages import Header, Kind
 from param_servers.redial import Redial
+from param_servers.tcp_hub import TcpHub
 
 Address = tuple[str, int]
 _NAP_S = 0.2
@@ -107,7 +107,7 @@ class Actor:
         self._join_timeout_s, self._reconnect_timeout_s = join_timeout_s, reconnect_timeout_s
         self._hello = Hello(Role.ACTOR, rank, incarnation, learner, groups[0].shape.fingerprint)
         self._learner = Peer(Role.SERVER, learner)
-        self._hub = Hub(secret, self._receive_into, silence_timeout_s=max(1.0, silence_timeout_s))
+        self._hub = TcpHub(secret, self._receive_into, silence_timeout_s=max(1.0, silence_timeout_s))
         self._seed = random.Random(f"{rank}:{incarnation}").getrandbits(32)
         self._redial = Redial(join_timeout_s, self._seed)
         self._dialling = False

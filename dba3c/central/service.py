@@ -28,8 +28,8 @@ from dba3c.networks import reset_state
 from param_servers.errors import BadMessage
 from param_servers.events import Event, Joined, Left, Message, Rejected
 from param_servers.handshake import Hello, Peer, Role
-from param_servers.hub import Hub
 from param_servers.messages import HEADER_BYTES, Header, Kind
+from param_servers.tcp_hub import TcpHub
 
 MOST_ACTORS = 4096
 _LAST_WORDS_S = 2.0
@@ -62,7 +62,7 @@ class InferenceService:
         silence_timeout_s: float = 60.0,
         most_actors: int = MOST_ACTORS,
     ) -> None:
-        self.hub = Hub(
+        self.hub = TcpHub(
             secret, self._receive_into, shard=rank, admit=self._admits, silence_timeout_s=max(1.0, silence_timeout_s)
         )
         self.policy, self.store, self.report = policy, store, InferenceReport()

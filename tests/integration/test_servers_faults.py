@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from param_servers.handshake import Hello, Role, pack_hello
-from param_servers.hub import Hub
+from param_servers.handshake import Hello, Peer, Role, pack_hello
 from param_servers.messages import Header, Kind, pack_header
 from param_servers.snapshots import find_newest, load_checkpoint
+from param_servers.tcp_hub import TcpHub
 from tests.integration.server_runs import SECRET, Run
 
 pytestmark = pytest.mark.timeout(180)
@@ -166,9 +166,10 @@ def test_a_connection_that_died_without_a_word_is_noticed(make_run: Callable[...
     run.more_commits()
     address = run.address(0)
     assert address is not None
-    ghost = Hub(SECRET, lambda peer, header: memoryview(bytearray(header.length)))
+    ghost = TcpHub(SECRET, lambda peer, header: memoryview(bytearray(header.length)))
     ghost.dial(address, Hello(Role.WORKER, 7, 0, 0, run.plan.fingerprint))
-    run.until("the ghost", lambda: ghost.poll(0.02) is not None and run.messages("worker 7 joined"))
+    run.until("the ghost", lambda: ghost.poll(0.02) is not None and ghost.connected(Peer(Role.SERVER, 0)))
+    run.until("its welcome", lambda: run.messages("worker 7 joined"))
     (link,) = ghost._links.values()
     try:  # in repair mode the kernel forgets a connection without telling the other side: a host that lost power
         link.sock.setsockopt(socket.IPPROTO_TCP, 19, 1)

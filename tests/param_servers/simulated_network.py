@@ -15,8 +15,8 @@ from torch import Tensor
 
 from param_servers.errors import BadMessage
 from param_servers.events import Event, Joined, Left, Message
+from param_servers.frames import Frame
 from param_servers.handshake import Hello, Peer, Role
-from param_servers.links import Frame
 from param_servers.messages import HEADER_BYTES, Code, Header, Kind, unpack_header
 
 

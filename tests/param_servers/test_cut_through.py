@@ -6,8 +6,8 @@ import torch
 
 from param_servers.config import OptimizerConfig
 from param_servers.cut_through import buffer_bytes, is_worthwhile
+from param_servers.frames import Frame
 from param_servers.handshake import Hello, Peer, Role
-from param_servers.links import Frame
 from param_servers.messages import MEMBER, RECIPIENT, Dtype, Header, Kind, Row, pack_rows
 from param_servers.shard import Shard, as_bytes
 from param_servers.shard_node import ShardNode

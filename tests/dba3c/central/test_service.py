@@ -17,8 +17,8 @@ from dba3c.central.wire import GroupShape, pack_step
 from dba3c.metrics import Sections
 from param_servers.events import Joined, Left, Message
 from param_servers.handshake import Hello, Peer, Role
-from param_servers.hub import Hub
 from param_servers.messages import Header, Kind
+from param_servers.tcp_hub import TcpHub
 
 SHAPE = GroupShape(2, 1, (1,), "float32", (), "int64")
 SECRET = b"0123456789abcdef"
@@ -49,7 +49,7 @@ class ScriptedActor:
     """Says what it is told to say."""
 
     def __init__(self, port: int, rank: int, incarnation: int = 0, secret: bytes = SECRET) -> None:
-        self.hub = Hub(secret, self.receive_into)
+        self.hub = TcpHub(secret, self.receive_into)
         self.rank, self.incarnation = rank, incarnation
         self.events: list[object] = []
         self.answers: list[tuple[int, int, list[int]]] = []
@@ -189,7 +189,7 @@ def test_an_older_incarnation_is_turned_away(stage: Callable[..., Stage]) -> Non
     ],
 )
 def test_whoever_is_no_actor_of_this_learner_is_told_so(stage: Callable[..., Stage], hello: Hello, why: str) -> None:
-    on, hub, events = stage(), Hub(SECRET, lambda peer, header: memoryview(b"")), []
+    on, hub, events = stage(), TcpHub(SECRET, lambda peer, header: memoryview(b"")), []
     hub.dial(("127.0.0.1", on.port), hello)
     on.until(lambda: bool(events.extend(hub.poll(0.0)) or events))
     hub.shut()

@@ -1,6 +1,7 @@
 """Real sockets on loopback, both ends in one thread: frames, strangers, bad frames, last words."""
 
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 
@@ -8,10 +9,10 @@ import pytest
 
 from param_servers.errors import BadMessage
 from param_servers.events import Event, Joined, Left, Message, Rejected
+from param_servers.frames import Frame
 from param_servers.handshake import Hello, Peer, Role, pack_hello
-from param_servers.hub import Hub
-from param_servers.links import Frame
 from param_servers.messages import HEADER_BYTES, Code, Header, Kind, pack_header
+from param_servers.tcp_hub import TcpHub
 
 SECRET = b"s" * 32
 WORKER, SERVER = Peer(Role.WORKER, 3), Peer(Role.SERVER, 0)
@@ -28,10 +29,10 @@ class Pair:
     """A listening hub, a dialling hub, and what each has heard."""
 
     def __init__(self) -> None:
-        self.server = Hub(SECRET, receive_into, handshake_timeout_s=0.3)
-        self.worker = Hub(SECRET, receive_into)
+        self.server = TcpHub(SECRET, receive_into, handshake_timeout_s=0.3)
+        self.worker = TcpHub(SECRET, receive_into)
         self.address = self.server.listen("127.0.0.1")
-        self.heard: dict[Hub, list[Event]] = {self.server: [], self.worker: []}
+        self.heard: dict[TcpHub, list[Event]] = {self.server: [], self.worker: []}
 
     def until(self, done: Callable[[], bool]) -> None:
         """Poll both until something is so; at most 10 s."""
@@ -45,11 +46,11 @@ class Pair:
         self.worker.dial(self.address, Hello(Role.WORKER, 3, hello.get("incarnation", 0), 0, "f" * 16))
         self.until(lambda: self.server.connected(WORKER) and self.worker.connected(SERVER))
 
-    def last(self, hub: Hub, kind: type) -> Event | None:
+    def last(self, hub: TcpHub, kind: type) -> Event | None:
         found = [event for event in self.heard[hub] if isinstance(event, kind)]
         return found[-1] if found else None
 
-    def wait_for(self, hub: Hub, kind: type) -> Event:
+    def wait_for(self, hub: TcpHub, kind: type) -> Event:
         self.until(lambda: self.last(hub, kind) is not None)
         event = self.last(hub, kind)
         assert event is not None
@@ -148,7 +149,7 @@ def test_a_closed_link_is_left_with_its_last_words_read(pair: Pair) -> None:
 def test_a_second_link_of_the_same_peer_takes_the_place_of_the_first(pair: Pair) -> None:
     pair.connect()
     first = pair.worker
-    pair.worker = Hub(SECRET, receive_into)
+    pair.worker = TcpHub(SECRET, receive_into)
     pair.heard[pair.worker] = []
     pair.connect(incarnation=1)
     pair.heard[first] += first.poll(1.0)
@@ -157,6 +158,19 @@ def test_a_second_link_of_the_same_peer_takes_the_place_of_the_first(pair: Pair)
     joined = pair.last(pair.server, Joined)
     assert isinstance(joined, Joined) and joined.hello.incarnation == 1
     first.shut()
+
+
+def test_a_broken_link_whose_peer_connects_again_at_that_moment_is_left_once(pair: Pair) -> None:
+    pair.connect()
+    (first,) = pair.worker._links.values()
+    second = TcpHub(SECRET, receive_into)
+    second.dial(pair.address, Hello(Role.WORKER, 3, 1, 0, "f" * 16))
+    while not second.bytes_moved[1]:  # until it has answered the challenge, which the server does not see yet
+        assert pair.server.poll(0.01) == second.poll(0.01) == []
+    first.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    first.sock.close()  # resets the connection: the server reads of both in one poll, of the new one first
+    assert [type(event) for event in pair.server.poll(1.0)] == [Left, Joined]
+    second.shut()
 
 
 @pytest.mark.parametrize(
@@ -215,6 +229,12 @@ def test_nobody_listening_is_told_as_left(pair: Pair) -> None:
     pair.worker.dial(address, Hello(Role.WORKER, 3, 0, 0, "f" * 16))
     left = pair.wait_for(pair.worker, Left)
     assert isinstance(left, Left) and left.peer == SERVER and "refused" in left.reason
+
+
+def test_a_host_that_does_not_exist_is_told_as_left(pair: Pair) -> None:
+    pair.worker.dial(("no such host", 1), Hello(Role.WORKER, 3, 0, 0, "f" * 16))
+    left = pair.wait_for(pair.worker, Left)
+    assert isinstance(left, Left) and "no such host:1: " in left.reason and "Unknown error" not in left.reason
 
 
 def test_a_stranger_in_a_servers_place_is_noticed(pair: Pair) -> None:

@@ -1,0 +1,186 @@
+"""The loop that moves the bytes of all TCP links, and each link's life: handshake, frames, last words, gone.
+
+Nobody is waited for without end: a handshake and the last words of a link each have a deadline. Whose a link is, is
+`tcp_hub`'s business, which is asked when a handshake is over and told when a link is gone.
+"""
+
+import socket
+import time
+from collections.abc import Callable
+
+from param_servers.errors import BadMessage, Refused
+from param_servers.events import Event, Message
+from param_servers.frames import Frame
+from param_servers.link_selector import READ, WRITE, LinkSelector
+from param_servers.links import Link
+from param_servers.tcp_sockets import reason_of
+
+LINGER_S = 2.0
+"""Longest time for the last words of a link, and for its peer to close, too."""
+
+
+class LinkLoop:
+    """Open links, of which none blocks another.
+
+    Args:
+        handshake_timeout_s: a link whose handshake takes longer is lost.
+        knocked: called when a connection waits to be accepted.
+        greeted: called with a link whose handshake is over, so that its `peer` is known; must `keep` or `linger` it.
+        lost: called with (link, reason, whether the other side refused) after a link broke; not for lingering ones.
+    """
+
+    def __init__(
+        self,
+        handshake_timeout_s: float,
+        knocked: Callable[[], None],
+        greeted: Callable[[Link], None],
+        lost: Callable[[Link, str, bool], None],
+    ) -> None:
+        self.events: list[Event] = []
+        """What the next `poll` returns."""
+        self._handshake_timeout_s = handshake_timeout_s
+        self._knocked, self._greeted, self._lost = knocked, greeted, lost
+        self._selector = LinkSelector()
+        self._passing: dict[Link, float] = {}
+        """Links in their handshake or their last words, with the time when patience ends."""
+        self._dirty: set[Link] = set()
+
+    @property
+    def bytes_moved(self) -> tuple[int, int]:
+        """Bytes sent and received so far, over all links."""
+        return self._selector.bytes_moved
+
+    @property
+    def passing(self) -> int:
+        """Links in their handshake or their last words."""
+        return len(self._passing)
+
+    def listen(self, listener: socket.socket) -> None:
+        """Call `knocked` for the connections to this socket."""
+        self._selector.listen(listener)
+
+    def wake_for(self, sock: socket.socket) -> None:
+        """End a `poll` when this socket can be read."""
+        self._selector.wake_for(sock)
+
+    # -- a link's life -------------------------------------------------------------------------------------------
+
+    def begin(self, link: Link, connecting: bool = False) -> None:
+        """Shake hands on a new link: `greeted` or `lost` follows."""
+        self._passing[link] = time.monotonic() + self._handshake_timeout_s
+        self._selector.watch(link, READ | WRITE if connecting else READ)
+
+    def keep(self, link: Link) -> None:
+        """It is a peer's now, for as long as it holds."""
+        del self._passing[link]
+
+    def send(self, link: Link, frame: Frame) -> None:
+        """Queue a frame."""
+        link.send(frame)
+        self._dirty.add(link)
+
+    def grown(self, link: Link) -> None:
+        """More of its frames may be sent."""
+        self._dirty.add(link)
+
+    def linger(self, link: Link) -> None:
+        """Send what is queued, then close; cut off after LINGER_S."""
+        link.closing = True
+        self._passing[link] = time.monotonic() + LINGER_S
+        self._flush(link)
+
+    def shut(self) -> None:
+        """Close every link at once. Safe to call twice."""
+        for link in self._selector:
+            self._drop(link)
+        self._selector.close()
+
+    # -- moving bytes --------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """See `Hub.poll`."""
+        self.flush()
+        if self.events:
+            timeout_s = 0.0
+        elif self._passing:
+            timeout_s = min(timeout_s, max(0.0, min(self._passing.values()) - time.monotonic()))
+        for link, mask in self._selector.select(timeout_s):
+            if link is None:
+                self._knocked()
+                continue
+            if mask & WRITE:
+                self._flush(link)
+            if mask & READ and link in self._selector:
+                self._read(link)
+        self._cut_off_the_slow()
+        events, self.events = self.events, []
+        return events
+
+    def let_pass(self, timeout_s: float) -> None:
+        """Wait until no link is in its handshake or its last words; what happens meanwhile nobody learns."""
+        deadline_s = time.monotonic() + timeout_s
+        while self._passing and time.monotonic() < deadline_s:
+            self.poll(0.05)
+
+    def flush(self) -> None:
+        """See `Hub.flush`."""
+        dirty, self._dirty = self._dirty, set()
+        for link in dirty:
+            self._flush(link)
+
+    def _flush(self, link: Link) -> None:
+        if link not in self._selector:
+            return
+        try:
+            link.flush()
+        except OSError as error:
+            self._break(link, reason_of(error))
+            return
+        if link.closing and link.idle:
+            self._half_close(link)
+        self._selector.watch(link, READ | (WRITE if link.wants_to_send else 0))
+
+    def _read(self, link: Link) -> None:
+        try:
+            if link.closing:
+                if not link.sock.recv(1 << 16):
+                    self._drop(link)
+                return
+            was_stranger = link.peer is None
+            for header, payload in link.receive():
+                assert link.peer is not None
+                self.events.append(Message(link.peer, header, payload))
+            if was_stranger:
+                self._flush(link)
+                if link.peer is not None and link in self._selector:
+                    self._greeted(link)
+        except BlockingIOError:
+            return
+        except (BadMessage, Refused, OSError) as error:
+            self._break(link, reason_of(error), isinstance(error, Refused))
+
+    # -- how a link ends -----------------------------------------------------------------------------------------
+
+    def _half_close(self, link: Link) -> None:
+        # Closing at once with unread bytes would make the kernel throw away our last words.
+        try:
+            link.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._drop(link)
+
+    def _cut_off_the_slow(self) -> None:
+        if not self._passing:
+            return
+        now_s = time.monotonic()
+        for link, deadline_s in list(self._passing.items()):
+            if now_s >= deadline_s:
+                self._break(link, f"the handshake took more than {self._handshake_timeout_s:g} s")
+
+    def _break(self, link: Link, reason: str, refused: bool = False) -> None:
+        self._drop(link)
+        if not link.closing:
+            self._lost(link, reason, refused)
+
+    def _drop(self, link: Link) -> None:
+        self._passing.pop(link, None)
+        self._selector.drop(link)

@@ -1,0 +1,196 @@
+"""Frames to and from peers over TCP: which link is whose, and who may have one."""
+
+import socket
+from collections.abc import Callable
+
+from param_servers.events import Event, Joined, Left, Rejected
+from param_servers.frames import Frame, ReceiveInto
+from param_servers.handshake import Dialer, Hello, Listener, Peer
+from param_servers.link_loop import LinkLoop
+from param_servers.links import WAKE_BYTES, Link
+from param_servers.messages import Code, Header, Kind
+from param_servers.tcp_sockets import accept, begin_to_connect, open_listener, reason_of
+
+HANDSHAKE_TIMEOUT_S = 10.0
+MOST_STRANGERS = 512
+"""Connections whose handshake is not done; beyond this the newest are closed."""
+
+
+class TcpHub:
+    """See `Hub`.
+
+    Args:
+        secret: the run's secret, which every peer must prove to know.
+        receive_into: see `frames.ReceiveInto`.
+        shard, admit: for listening processes: own shard, and who may join ("" or one line why not).
+        silence_timeout_s: a host that does not acknowledge bytes for this long is Left.
+        handshake_timeout_s: a connection whose handshake takes longer is closed.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        receive_into: ReceiveInto,
+        *,
+        shard: int = 0,
+        admit: Callable[[Hello], str] = lambda hello: "",
+        silence_timeout_s: float = 60.0,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+    ) -> None:
+        self._secret, self._receive_into, self._shard, self._admit = secret, receive_into, shard, admit
+        self._silence_timeout_s = silence_timeout_s
+        self._loop = LinkLoop(handshake_timeout_s, self._accept, self._welcome, self._lost)
+        self._listener: socket.socket | None = None
+        self._links: dict[Peer, Link] = {}
+        self._wanted: dict[Link, Peer] = {}
+        """Whom the links are to reach that were dialled and have not Joined."""
+        self._wake_bytes = WAKE_BYTES
+
+    @property
+    def bytes_moved(self) -> tuple[int, int]:
+        """See `Hub`."""
+        return self._loop.bytes_moved
+
+    # -- frames --------------------------------------------------------------------------------------------------
+
+    def connected(self, peer: Peer) -> bool:
+        """See `Hub`."""
+        return peer in self._links
+
+    def send(self, peer: Peer, header: Header, payload: memoryview | None = None) -> Frame | None:
+        """See `Hub`."""
+        link = self._links.get(peer)
+        if link is None:
+            return None
+        frame = Frame(header, payload)
+        self._loop.send(link, frame)
+        return frame
+
+    def stream(self, peer: Peer, frame: Frame) -> bool:
+        """See `Hub`."""
+        link = self._links.get(peer)
+        if link is None:
+            return False
+        self._loop.send(link, frame)
+        return True
+
+    def grown(self, peer: Peer) -> None:
+        """See `Hub`."""
+        link = self._links.get(peer)
+        if link is not None:
+            self._loop.grown(link)
+
+    def receiving(self, peer: Peer) -> tuple[Header, int] | None:
+        """See `Hub`."""
+        link = self._links.get(peer)
+        return link.receiving if link is not None else None
+
+    def expect(self, peer: Peer, least_bytes: int) -> None:
+        """Nothing shorter than this comes from a peer: do not wake up for less (where the kernel can do that)."""
+        link = self._links.get(peer)
+        if link is not None:
+            link.least_frame_bytes = least_bytes
+            link.wake_for_enough()
+
+    def cancel(self, peer: Peer, kind: Kind) -> None:
+        """See `Hub`."""
+        link = self._links.get(peer)
+        if link is not None:
+            link.cancel(kind)
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """See `Hub`."""
+        return self._loop.poll(timeout_s)
+
+    def flush(self) -> None:
+        """See `Hub`."""
+        self._loop.flush()
+
+    # -- links ---------------------------------------------------------------------------------------------------
+
+    def listen(self, host: str, port: int = 0, buffer_bytes: tuple[int, int] | None = None) -> tuple[str, int]:
+        """See `Hub`."""
+        self._listener = open_listener(host, port, buffer_bytes)
+        if buffer_bytes is not None:
+            self._wake_bytes = 1  # what arrives is passed on at once
+        self._loop.listen(self._listener)
+        address = self._listener.getsockname()
+        return str(address[0]), int(address[1])
+
+    def dial(self, address: tuple[str, int], hello: Hello) -> None:
+        """See `Hub`."""
+        dialer = Dialer(self._secret, hello)
+        try:
+            sock = begin_to_connect(address, self._silence_timeout_s)
+        except OSError as error:
+            why = f"cannot connect to {address[0]}:{address[1]}: {reason_of(error)}"
+            self._loop.events.append(Left(dialer.peer, why))
+            return
+        link = Link(sock, dialer, self._receive_into)
+        self._wanted[link] = dialer.peer
+        self._loop.begin(link, connecting=True)
+
+    def close(self, peer: Peer) -> None:
+        """See `Hub`. A peer that does not read is cut off after `link_loop.LINGER_S`."""
+        link = self._links.pop(peer, None)
+        if link is not None:
+            self._loop.linger(link)
+
+    def drain(self, timeout_s: float) -> None:
+        """See `Hub`."""
+        for peer in list(self._links):
+            self.close(peer)
+        self._loop.let_pass(timeout_s)
+        self.shut()
+
+    def shut(self) -> None:
+        """See `Hub`."""
+        self._loop.shut()
+        self._links.clear()
+        self._wanted.clear()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    # -- what the loop asks and tells ----------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        sock = accept(self._listener, self._silence_timeout_s)
+        if sock is None:
+            return
+        if self._loop.passing >= MOST_STRANGERS:
+            sock.close()
+            return
+        link = Link(sock, Listener(self._secret, self._shard, self._admit), self._receive_into)
+        link.wake_bytes = self._wake_bytes
+        self._loop.begin(link)
+
+    def _welcome(self, link: Link) -> None:
+        peer, hello = link.peer, link.hello
+        assert peer is not None and hello is not None
+        if link.closing:
+            self._loop.events.append(Rejected(f"{peer} was turned away: {link.refusal}"))
+            self._loop.linger(link)
+            return
+        self._loop.keep(link)
+        self._wanted.pop(link, None)
+        before = self._links.get(peer)
+        self._links[peer] = link  # first, so that a predecessor found broken now is not Left a second time
+        if before is not None:
+            self._loop.events.append(Left(peer, "it connected again"))
+            words = f"another process connected as {peer}, incarnation {hello.incarnation}"
+            header = Header(Kind.EXPELLED, sender=self._shard, code=Code.FAILED)
+            before.send(Frame(header, memoryview(words.encode())))
+            self._loop.linger(before)
+        self._loop.events.append(Joined(peer, hello))
+
+    def _lost(self, link: Link, reason: str, refused: bool) -> None:
+        wanted, peer = self._wanted.pop(link, None), link.peer
+        if wanted is not None:
+            self._loop.events.append(Left(wanted, reason, refused))
+        elif peer is not None and self._links.get(peer) is link:
+            del self._links[peer]
+            self._loop.events.append(Left(peer, reason))
+        else:
+            self._loop.events.append(Rejected(reason))

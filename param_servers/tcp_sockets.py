@@ -1,0 +1,76 @@
+"""How TCP sockets are opened here, all of them non-blocking, and how their errors read."""
+
+import errno
+import os
+import socket
+
+
+def open_listener(host: str, port: int, buffer_bytes: tuple[int, int] | None) -> socket.socket:
+    """A socket that listens; port 0: any that is free. For `buffer_bytes` see `Hub.listen`.
+
+    Raises:
+        OSError: the address is taken, or none of this host.
+    """
+    listener = socket.create_server((host, port), family=_family(host), backlog=512)
+    listener.setblocking(False)
+    if buffer_bytes is not None and not host.startswith(("127.", "::1", "localhost")):
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes[0])
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes[1])
+    return listener
+
+
+def accept(listener: socket.socket, silence_timeout_s: float) -> socket.socket | None:
+    """The connection that has waited longest; None when there is none any more."""
+    try:
+        sock, _ = listener.accept()
+    except (BlockingIOError, ConnectionError):
+        return None
+    _tune(sock, silence_timeout_s)
+    return sock
+
+
+def begin_to_connect(address: tuple[str, int], silence_timeout_s: float) -> socket.socket:
+    """A socket that is connected once it can be written.
+
+    Raises:
+        OSError: it never will be, as far as is known now.
+    """
+    sock = socket.socket(_family(address[0]), socket.SOCK_STREAM)
+    _tune(sock, silence_timeout_s)
+    try:
+        sock.connect(address)
+    except OSError as error:
+        if error.errno != errno.EINPROGRESS:
+            sock.close()
+            raise
+    return sock
+
+
+def reason_of(error: Exception) -> str:
+    """One line on why a connection broke or could not be made."""
+    if isinstance(error, socket.gaierror):  # its numbers are not the kernel's
+        return error.strerror or "no such host"
+    if isinstance(error, OSError) and error.errno:
+        return f"{os.strerror(error.errno)} ({errno.errorcode.get(error.errno, error.errno)})"
+    return str(error) or type(error).__name__
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _tune(sock: socket.socket, silence_timeout_s: float) -> None:
+    """Non-blocking, no Nagle delay, and an error within about `silence_timeout_s` when the other host is silent."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", max(1, int(silence_timeout_s / 3))),
+        ("TCP_KEEPINTVL", max(1, int(silence_timeout_s / 9))),
+        ("TCP_KEEPCNT", 3),
+        # Also covers a peer that no longer reads: without it, data in flight is resent for a quarter of an hour.
+        ("TCP_USER_TIMEOUT", int(silence_timeout_s * 1000)),
+    ):
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
