@@ -48,7 +48,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env={**environ, PARENT_VARIABLE: str(os.getpid())},
                 start_new_session=True,  # a terminal's Ctrl-C is for the parent, which decides
-                preexec_fn=_before_exec(os.getpid(), orphan_signal),
+                preexec_fn=before_exec(os.getpid(), orphan_signal),
             )
         self.pid = self._process.pid
         self._thread = threading.Thread(target=self._wait, args=(on_exit,), name=f"wait-{self.pid}", daemon=True)
@@ -77,8 +77,8 @@ class Child:
         return "\n".join(text.splitlines()[-lines:])
 
 
-def _before_exec(parent: int, orphan_signal: signal.Signals) -> Callable[[], None]:
-    """Runs in the child between fork and exec: only system calls."""
+def before_exec(parent: int, orphan_signal: signal.Signals) -> Callable[[], None]:
+    """For a child between fork and exec (only system calls): it gets `orphan_signal` when `parent`, its own, dies."""
     die = int(orphan_signal)
 
     def prepare() -> None:

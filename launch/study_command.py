@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +14,7 @@ import tyro
 
 from dba3c.errors import UserError
 from launch.options import parse
+from launch.study_runs import run_all, state_of, train, train_command
 
 if TYPE_CHECKING:
     from dba3c.studies.study import Run, Study
@@ -113,65 +112,22 @@ def _check_points(declared: Study) -> None:
 
 def _list(runs: Sequence[Run]) -> int:
     for number, run in enumerate(runs):
-        print(f"{number:4} {_state(run):9} {run.name}")
-    done = sum(_state(run) == "finished" for run in runs)
+        print(f"{number:4} {state_of(run):9} {run.name}")
+    done = sum(state_of(run) == "finished" for run in runs)
     print(f"{done} of {len(runs)} runs are finished")
     return 0
 
 
-def _state(run: Run) -> str:
-    try:
-        return run.state()
-    except UserError as error:
-        return f"unreadable ({error})"
-
-
-def _train(command: Sequence[str]) -> int:
-    return subprocess.run(command, check=False).returncode
-
-
-def run_all(runs: Sequence[Run], train: Callable[[Sequence[str]], int] = _train) -> int:
-    """The runs that are not finished, one after the other; one that fails costs a line. Exit 1 when any did."""
-    failed, began_s, new = [], time.monotonic(), 0
-    for number, run in enumerate(runs, start=1):
-        state = _state(run)
-        if state in ("finished", "live") or state.startswith("unreadable"):
-            print(f"[{number}/{len(runs)}] {run.name}: {state}, left alone", flush=True)
-            failed += [run.name] if state.startswith("unreadable") else []
-            continue
-        left = (
-            f", about {(time.monotonic() - began_s) / new * (len(runs) - number + 1) / 60:.0f} min left" if new else ""
-        )
-        print(f"[{number}/{len(runs)}] {run.name}: {'starts' if state == 'missing' else 'resumed'}{left}", flush=True)
-        code = train(train_command(run, resume=state != "missing"))
-        new += 1
-        if code in (-2, 130):
-            print("interrupted: the same command goes on from here", flush=True)
-            return 130
-        if code:
-            print(f"[{number}/{len(runs)}] {run.name}: failed with exit {code}, going on with the next", flush=True)
-            failed.append(run.name)
-    if failed:
-        print(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
-
-
-def train_command(run: Run, resume: bool) -> list[str]:
-    """What trains one run of a study on this machine."""
-    command = [sys.executable, "-m", "launch", "train", *run.point.words, "--seed", str(run.seed)]
-    return [*command, "--run-dir", str(run.folder), *(["--resume"] if resume else [])]
-
-
 def _run_task(run: Run) -> int:
     """One task of the job array: this process becomes the Slurm job of that run."""
-    state = _state(run)
+    state = state_of(run)
     if state in ("finished", "live"):
         print(f"{run.name}: {state}, left alone")
         return 0
     words = ["train", *(run.point.cluster_words or run.point.words), "--seed", str(run.seed)]
     words += ["--resume"] if state != "missing" else []
     if "SLURM_JOB_ID" not in os.environ:
-        return _train(train_command(run, resume=state != "missing"))
+        return train(train_command(run, resume=state != "missing"))
     from launch import slurm_job
 
     nodes = str(run.point.nodes)

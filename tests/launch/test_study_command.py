@@ -1,12 +1,15 @@
 """dba3c study: what is started, what is left alone, and the job array."""
 
+import signal
+
 import pytest
 
 from dba3c.run_folder import RunFolder
 from dba3c.studies.builtin import Shape, build
 from dba3c.studies.study import load
 from launch.cli import main
-from launch.study_command import array_text, run_all, train_command
+from launch.study_command import array_text
+from launch.study_runs import run_all, train_command
 
 
 @pytest.fixture
@@ -47,8 +50,9 @@ def test_a_run_folder_that_cannot_be_read_is_not_overwritten(runs, capsys):
     assert not commands and "unreadable" in capsys.readouterr().out
 
 
-def test_an_interrupted_study_stops_and_says_how_to_go_on(runs, capsys):
-    assert run_all(runs, lambda command: 130) == 130
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_study_stops_and_says_how_to_go_on(runs, capsys, signum):
+    assert run_all(runs, lambda command: 128 + signum) == 128 + signum
     assert "the same command goes on from here" in capsys.readouterr().out
 
 
