@@ -197,6 +197,14 @@ class Run:
         os.kill(process.pid, signal.SIGKILL)
         process.join(10)
 
+    def freeze(self, process: BaseProcess) -> None:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+
+    def wake(self, process: BaseProcess) -> None:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGCONT)
+
     def stop(self) -> None:
         """Ask the run to end and wait for everybody."""
         (self.folder / "stop").touch()

@@ -40,7 +40,10 @@ def test_a_worker_killed_around_its_push_leaves_the_run_going(make_run: Callable
     run.until("one line about it", lambda: run.messages("worker 2 left"))
     run.more_commits()
     run.start_worker(2)
+    run.until("its new life", lambda: run.messages("worker 2 joined (incarnation 1)"))
+    run.freeze(run.workers[1])  # a backup worker might come too late every time: now the new one is needed
     run.commits_with(2, 1)
+    run.wake(run.workers[1])
     run.stop()
     run.check()
 
@@ -61,13 +64,11 @@ def test_without_backup_the_run_shrinks_and_grows_again(make_run: Callable[..., 
 def test_a_worker_that_freezes_is_expelled_and_counts_again_when_it_wakes(make_run: Callable[..., Run]) -> None:
     run = make_run(workers=2, step_timeout_s=1.0).start()
     run.more_commits()
-    pid = run.workers[1].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    run.freeze(run.workers[1])
     run.until("its expulsion", lambda: run.messages("worker 1 expelled: no gradient for step", "within 1 s"))
     run.more_commits()
     before = len(run.commits())
-    os.kill(pid, signal.SIGCONT)
+    run.wake(run.workers[1])
     run.until("it counts", lambda: any(len(line["members"]) == 2 for line in run.commits()[before:]))
     run.stop()
     run.check()
@@ -76,13 +77,13 @@ def test_a_worker_that_freezes_is_expelled_and_counts_again_when_it_wakes(make_r
 def test_a_frozen_backup_worker_delays_nobody(make_run: Callable[..., Run]) -> None:
     run = make_run(workers=3, backup=1, step_timeout_s=30.0, numel=500_000).start()
     run.more_commits()
-    pid = run.workers[2].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    run.freeze(run.workers[2])
     run.more_commits(60)  # a backlog of parameters would be 120 MB
-    os.kill(pid, signal.SIGCONT)
+    run.wake(run.workers[2])
     before = len(run.commits())
+    run.freeze(run.workers[1])  # now the one that woke is needed
     run.until("it counts", lambda: any(m[0] == 2 for line in run.commits()[before:] for m in line["members"]))
+    run.wake(run.workers[1])
     run.stop()
     run.check()
 
@@ -106,12 +107,10 @@ def test_a_killed_server_comes_back_and_all_go_on_from_one_step(make_run: Callab
 def test_a_frozen_server_is_not_blamed_on_the_workers(make_run: Callable[..., Run]) -> None:
     run = make_run(workers=2, step_timeout_s=1.0).start()
     run.more_commits()
-    pid = run.servers[1].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    run.freeze(run.servers[1])
     run.until("the server's name", lambda: run.messages("server 1 is silent"))
     assert not run.messages("expelled")
-    os.kill(pid, signal.SIGCONT)
+    run.wake(run.servers[1])
     run.until("a new term", lambda: sum(line["kind"] == "rollback" for line in run.audit()) == 2)
     run.more_commits()
     run.stop()
