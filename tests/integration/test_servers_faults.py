@@ -1,6 +1,5 @@
 """Real processes, real deaths: the run goes on or ends as declared, says who and why, and breaks no invariant."""
 
-import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
