@@ -30,6 +30,8 @@ from dba3c.errors import UserError
 
 MAP_SIZES = {"small": (96, 72), "medium": (120, 90), "large": (144, 108)}  # (width, height) in cells
 STACKED_FRAMES = 4
+PLANES = 4
+"""Of one frame."""
 
 
 class FootballEnv(gymnasium.Env[np.ndarray, np.int64]):
@@ -41,7 +43,7 @@ class FootballEnv(gymnasium.Env[np.ndarray, np.int64]):
         self._env = create_environment(
             env_name=scenario,
             representation=representation,
-            stacked=is_map,
+            stacked=False,  # here, frame by frame: gfootball interleaves the frames' planes
             rewards=rewards,
             channel_dimensions=map_size,
             render=False,
@@ -49,11 +51,12 @@ class FootballEnv(gymnasium.Env[np.ndarray, np.int64]):
         self._config = self._env.unwrapped._config
         width, height = map_size
         self.observation_space = (
-            Box(0, 255, (height, width, 4 * STACKED_FRAMES), np.uint8)
+            Box(0, 255, (PLANES * STACKED_FRAMES, height, width), np.uint8)
             if is_map
             else Box(-np.inf, np.inf, (115,), np.float32)
         )
         self.action_space = Discrete(int(self._env.action_space.n))
+        self._frames = np.zeros(self.observation_space.shape, np.uint8) if is_map else None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -62,14 +65,23 @@ class FootballEnv(gymnasium.Env[np.ndarray, np.int64]):
         super().reset(seed=seed)
         engine_seed = int(self.np_random.integers(2**31 - 1))
         self._config.update({"game_engine_random_seed": engine_seed, "reverse_team_processing": bool(engine_seed % 2)})
-        return np.asarray(self._env.reset()), {}
+        return self._observe(self._env.reset(), is_first=True), {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """One tenth of a second; `info["score_reward"]` is the goal difference of this step."""
         observation, reward, done, info = self._env.step(action)
         goals = float(info["score_reward"])
         timed_out = done and goals == 0 and self._env.unwrapped.observation()[0]["steps_left"] == 0
-        return np.asarray(observation), float(reward), done and not timed_out, timed_out, {"score_reward": goals}
+        return self._observe(observation), float(reward), done and not timed_out, timed_out, {"score_reward": goals}
+
+    def _observe(self, shown: Any, is_first: bool = False) -> np.ndarray:
+        """The numbers as they are; of a map [H, W, 4] the planes [16, H, W] of the last frames, the newest last."""
+        if self._frames is None:
+            return np.asarray(shown)
+        newest = np.moveaxis(shown, 2, 0)
+        older = [newest] * (STACKED_FRAMES - 1) if is_first else [self._frames[PLANES:]]
+        self._frames = np.concatenate([*older, newest])
+        return self._frames
 
     def close(self) -> None:
         """End the engine."""

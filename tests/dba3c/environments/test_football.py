@@ -7,12 +7,14 @@ import pytest
 
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.environments.bitpacking import pack_planes, unpack_planes
+from dba3c.environments.football import FootballEnv
 from dba3c.errors import UserError
 
-pytest.importorskip("gfootball")
+football_env = pytest.importorskip("gfootball.env")
 
 CONFIG = EnvironmentConfig(env_id="football/academy_empty_goal_close")
 IDLE, RIGHT, SHOT, SPRINT = 0, 5, 12, 13
+SEEDED = ("game_engine_random_seed", "reverse_team_processing")
 
 
 @pytest.fixture
@@ -49,6 +51,26 @@ def test_the_map_is_sixteen_binary_planes_that_two_bytes_a_cell_hold(made):
     assert (unpack_planes(packed, 16) == observation).all()
     newest = observation[0, 12:]
     assert [int((plane > 0).sum()) for plane in newest] == [2, 1, 1, 1]  # my keeper and I, theirs, the ball, I
+
+
+def test_the_map_is_gfootballs_own_stack_of_four_frames():
+    ours = FootballEnv("academy_empty_goal_close", "extracted", (96, 72), "scoring")
+    theirs = football_env.create_environment(
+        env_name="academy_empty_goal_close", representation="extracted", stacked=True, channel_dimensions=(96, 72)
+    )
+    shown, _ = ours.reset(seed=5)
+    theirs.unwrapped._config.update({name: ours._config[name] for name in SEEDED})
+    np.testing.assert_array_equal(shown, np.moveaxis(theirs.reset(), 2, 0))
+    for t in range(30):
+        action = np.int64(SPRINT if t == 0 else RIGHT)
+        shown, reward, terminated, truncated, _ = ours.step(action)
+        expected, gained, done, _ = theirs.step(action)
+        np.testing.assert_array_equal(shown, np.moveaxis(expected, 2, 0))
+        assert (reward, terminated or truncated) == (gained, done)
+        if done:
+            break
+    ours.close()
+    theirs.close()
 
 
 @pytest.mark.parametrize(("size", "shape"), [("medium", (16, 90, 120)), ("large", (16, 108, 144))])
