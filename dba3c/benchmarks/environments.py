@@ -1,7 +1,8 @@
 """Agent steps/s of every family, and what the factory adds: ``python -m dba3c.benchmarks.environments``.
 
 Each family is stepped with random actions, nothing else, in turn with the others and with its native vector
-environment (`native_environments`) on the same seeds and actions, ``repeats`` times; the medians are printed.
+environment (`native_environments`) on the same seeds and actions, ``repeats`` times; the medians are printed. Both take
+the same number of steps each time, so that they play the same games: a reset may cost a hundred steps.
 "per core" divides by the CPU seconds that this process, its threads and its child processes used, so it says what one
 busy core delivers whatever else the machine did. "factory adds" is the median of the repeats' ratios of CPU seconds per
 step. Families whose package is missing are named and skipped. With ``--output results/environments`` it writes
@@ -82,11 +83,12 @@ def through_factory(config: EnvironmentConfig, num_envs: int) -> Stepper:
     return Stepper(envs.step, random_actions(envs.action_space, num_envs), envs.close)
 
 
-def measure(stepper: Stepper, seconds: float) -> Rate:
-    """Step for `seconds` after a warm-up."""
-    _step_for(stepper, seconds / 10)
+def measure(stepper: Stepper, count: int) -> Rate:
+    """`count` steps of all environments, after a tenth of that as warm-up."""
+    _step(stepper, max(1, count // 10))
     wall_s, cpu_s = time.perf_counter(), _cpu_s()
-    steps = _step_for(stepper, seconds) * len(stepper.actions[0])
+    _step(stepper, count)
+    steps = count * len(stepper.actions[0])
     return Rate(steps / (time.perf_counter() - wall_s), steps / max(_cpu_s() - cpu_s, 1e-9))
 
 
@@ -108,12 +110,20 @@ def _children(process: Path) -> list[str]:
     return [pid for task in (process / "task").glob("*/children") for pid in task.read_text().split()]
 
 
-def _step_for(stepper: Stepper, seconds: float) -> int:
-    deadline, count = time.perf_counter() + seconds, 0
-    while time.perf_counter() < deadline:
-        stepper.step(stepper.actions[count % ACTION_BATCHES])
+def _step(stepper: Stepper, count: int) -> None:
+    for index in range(count):
+        stepper.step(stepper.actions[index % ACTION_BATCHES])
+
+
+def steps_in(pair: Pair, seconds: float) -> int:
+    """How many steps take about `seconds`. Ours and the native environment go through the same steps."""
+    began_s, count = time.perf_counter(), 0
+    while time.perf_counter() - began_s < seconds:
+        for stepper in (pair.ours, pair.native):
+            if stepper is not None:
+                _step(stepper, 1)
         count += 1
-    return count
+    return count if pair.native is None else 2 * count
 
 
 def make_all(arguments: Arguments) -> tuple[dict[str, Pair], dict[str, str]]:
@@ -136,12 +146,13 @@ def measure_in_turn(pairs: dict[str, Pair], seconds: float, repeats: int) -> lis
     """Every family and its native environment, one after the other, `repeats` times."""
     ours: dict[str, list[Rate]] = {name: [] for name in pairs}
     bare: dict[str, list[Rate]] = {name: [] for name in pairs}
+    counts = {name: steps_in(pair, seconds) for name, pair in pairs.items()}
     for repeat in range(repeats):
         for name, pair in pairs.items():
             both = [(ours, pair.ours), (bare, pair.native)]
             for rates, stepper in both if repeat % 2 else reversed(both):  # who comes second finds warmer caches
                 if stepper is not None:
-                    rates[name].append(measure(stepper, seconds))
+                    rates[name].append(measure(stepper, counts[name]))
     return [
         Family(name, pair.env_id, len(pair.ours.actions[0]), ours[name], bare[name]) for name, pair in pairs.items()
     ]

@@ -5,10 +5,13 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from dba3c.benchmarks import environments as benchmark
 from dba3c.benchmarks.environments_report import Family, Rate
+from dba3c.benchmarks.native_environments import native
+from dba3c.environments.config import EnvironmentConfig
 
 
 def test_it_measures_in_turn_and_writes_what_it_measured(tmp_path, capsys):
@@ -24,6 +27,19 @@ def test_it_measures_in_turn_and_writes_what_it_measured(tmp_path, capsys):
     readme = (tmp_path / "README.md").read_text()
     assert "the command" in readme and "classic control (`CartPole-v1`)" in readme
     assert "the factory adds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1"])
+def test_ours_and_the_native_environment_play_the_same_games(env_id):
+    config = EnvironmentConfig(env_id=env_id)
+    ours, bare = benchmark.through_factory(config, 3), native(config, 3, benchmark._SEED)
+    ends = 0
+    for actions in ours.actions:
+        mine, (observation, reward, terminated, *_) = ours.step(actions), bare.step(actions)
+        np.testing.assert_array_equal(mine.observation, observation)
+        np.testing.assert_array_equal(mine.reward, reward)
+        ends += int(terminated.sum())
+    assert ends or env_id != "CartPole-v1"
 
 
 def test_what_the_factory_adds_is_the_median_of_ratios_of_cpu_time():
