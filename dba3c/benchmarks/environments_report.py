@@ -7,7 +7,7 @@ import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dba3c import host_facts
 
@@ -64,7 +64,11 @@ def write_results(
 ) -> None:
     """`environments.json` and `README.md` in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"host": host_facts.host(), "versions": host_facts.versions(), "source": host_facts.git_commit()}
+    facts: dict[str, Any] = {
+        "host": host_facts.host(),
+        "versions": host_facts.versions(),
+        "source": host_facts.git_commit(),
+    }
     data = {
         "command": command,
         **facts,
@@ -82,12 +86,14 @@ def write_results(
         ],
     }
     (folder / "environments.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    text = _readme(families, missing, command, seconds, repeats)
+    text = _readme(families, missing, command, seconds, repeats, facts)
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def _readme(families: list[Family], missing: dict[str, str], command: str, seconds: float, repeats: int) -> str:
-    host, versions, source = host_facts.host(), host_facts.versions(), host_facts.git_commit()
+def _readme(
+    families: list[Family], missing: dict[str, str], command: str, seconds: float, repeats: int, facts: dict[str, Any]
+) -> str:
+    host, versions, source = facts["host"], facts["versions"], facts["source"]
     over = [f"{family.name} ({family.added:+.1%})" for family in families if (family.added or 0) >= LIMIT]
     verdict = f"Over {LIMIT:.0%}: {', '.join(over)}." if over else f"Every family is under {LIMIT:.0%}."
     skipped = "".join(f"\nNot measured: {name}: {reason}" for name, reason in missing.items())
