@@ -13,6 +13,7 @@ from dba3c.metrics import MetricsWriter
 from dba3c.run_folder import RunFolder
 from launch.role_process import RoleProcess
 from launch.supervisor import Supervisor
+from launch.verdict import outcome
 
 RUNS = Path("runs")
 SERVER_RESTARTS = 5
@@ -44,8 +45,8 @@ def train(config: TrainConfig, *, resume: bool, command: str) -> int:
             with watched(folder):
                 code = supervisor.run()
         finally:
-            reason = folder.stop_reason() or ("ended as asked" if code == 0 else "failed")
-            folder.end_life("finished" if code == 0 else "failed", reason)
+            how, reason = outcome(code, folder)
+            folder.end_life(how, reason)
             metrics.close()
         print(f"run {'ended' if code == 0 else 'failed'}: {reason}; folder: {folder.path}", flush=True)
         return code

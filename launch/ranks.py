@@ -20,7 +20,6 @@ from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
 from dba3c.run_folder import RunFolder
 from launch import first_node
-from launch.failures import failures
 from launch.fitting import fit_config, run_dir_of_launch, take_counts
 from launch.incarnations import first_incarnation
 from launch.launchers import LaunchPlace
@@ -28,9 +27,10 @@ from launch.local import role_processes
 from launch.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.options import parse_train
 from launch.resources import bind_to_own_cores, given_cores, thread_environment
-from launch.role_process import TRAINING_ROLES, USER_ERROR_EXIT
+from launch.role_process import USER_ERROR_EXIT
 from launch.supervisor import Supervisor, say_to_stderr
 from launch.topology import Assignment, Topology
+from launch.verdict import outcome
 
 END_LOOK_S = 2.0
 FIRST_NODE_LOST_LOOKS = 3
@@ -172,15 +172,3 @@ def _returns(run_dir: Path, place: LaunchPlace) -> bool:
     except UserError:
         return False
     return bool(place.launch_id) and life.get("launch_id") == place.launch_id and "ended" not in life
-
-
-def outcome(code: int, folder: RunFolder) -> tuple[str, str]:
-    """How a life ended, for meta.json: (finished | stopped | failed, reason)."""
-    asked = folder.stop_reason()
-    began_s = folder.life().get("started_s", 0.0)
-    refused = [f for f in failures(folder.path, began_s) if f.code == USER_ERROR_EXIT and f.role in TRAINING_ROLES]
-    if code != 0 or refused:
-        return "failed", asked or f"exit code {code}"
-    if asked is not None and asked.startswith("SIG"):
-        return "stopped", asked
-    return "finished", asked or "the run has seen what it was to see"

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launch.failures import note_failure
+from dba3c.run_folder import RunFolder
+from launch.failures import failures, note_failure
 from launch.processes import Child, describe_exit, shell_code
-from launch.role_process import RoleProcess
+from launch.role_process import TRAINING_ROLES, USER_ERROR_EXIT, RoleProcess
 
 
 class Failed(NamedTuple):
@@ -74,3 +75,15 @@ class Verdict:
     def _note(self, failed: Failed) -> None:
         spec, child, code = failed
         note_failure(self.run_dir, spec.role, spec.rank, code, child.tail(), self.node)
+
+
+def outcome(code: int, folder: RunFolder) -> tuple[str, str]:
+    """How a life ended, for meta.json: (finished | stopped | failed, reason)."""
+    asked = folder.stop_reason()
+    began_s = folder.life().get("started_s", 0.0)
+    refused = [f for f in failures(folder.path, began_s) if f.code == USER_ERROR_EXIT and f.role in TRAINING_ROLES]
+    if code != 0 or refused:
+        return "failed", asked or f"exit code {code}"
+    if asked is not None and asked.startswith("SIG"):
+        return "stopped", asked
+    return "finished", asked or "the run has seen what it was to see"

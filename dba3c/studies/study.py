@@ -44,14 +44,13 @@ class Run:
         return f"{self.point.name}/seed-{self.seed}"
 
     def state(self) -> str:
-        """ "missing", "live", "broken" (it can be resumed), "failed" (it noted that) or "finished"."""
+        """ "missing", "live", "broken" or "stopped" (it can be resumed), "failed" (it noted that) or "finished"."""
         if not (self.folder / "config.json").exists():
             return "missing"
         folder = RunFolder.open(self.folder)
         state = folder.status()
-        if state == "finished" and folder.life()["ended"].get("outcome") == "failed":
-            return "failed"
-        return state
+        how = folder.life()["ended"].get("outcome") if state == "finished" else None
+        return how if how in ("failed", "stopped") else state
 
 
 @dataclass(frozen=True, kw_only=True)

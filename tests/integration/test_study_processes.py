@@ -29,7 +29,11 @@ def test_a_stopped_study_ends_its_training_with_a_checkpoint_and_starts_no_other
         psutil.wait_procs(processes, timeout=30)
         assert not [process for process in processes if process.is_running()]
     assert any((first / "checkpoints").iterdir()) and not second.exists()
-    assert json.loads((first / "meta.json").read_text())["lives"][-1]["ended"]["reason"] == signum.name
+    ended = json.loads((first / "meta.json").read_text())["lives"][-1]["ended"]
+    assert (ended["outcome"], ended["reason"]) == ("stopped", signum.name)
+    with Run("study", "learning_curves", "--list", "--into", str(folder), folder=folder) as listed:
+        _, output = listed.wait()
+    assert "stopped" in output and "0 of 2 runs are finished" in output
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from launch.fitting import fit_config, run_dir_of_launch, take_counts
 from launch.incarnations import first_incarnation
 from launch.launchers import LaunchPlace
 from launch.options import parse_train
-from launch.ranks import _returns, outcome, train
+from launch.ranks import _returns, train
+from launch.verdict import outcome
 
 
 def fitted(world_size: int, *words: str) -> str:

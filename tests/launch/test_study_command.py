@@ -24,14 +24,15 @@ def ended(run, outcome):
     folder.release()
 
 
-def test_finished_runs_are_left_alone_broken_and_failed_ones_resumed_missing_ones_started(runs, capsys):
-    for run, outcome in zip(runs, ("finished", "failed", None), strict=False):
+def test_finished_runs_are_left_alone_broken_stopped_and_failed_ones_resumed_missing_ones_started(tmp_path, capsys):
+    runs = list(build("parameter_servers", Shape(values=(1, 2, 3, 4, 5), seeds=1)).runs(tmp_path))
+    for run, outcome in zip(runs, ("finished", "failed", "stopped", None), strict=False):
         ended(run, outcome)
     commands = []
     assert run_all(runs, lambda command: commands.append(command) or 0) == 0
-    assert commands == [train_command(runs[1], True), train_command(runs[2], True), train_command(runs[3], False)]
+    assert commands == [*[train_command(run, True) for run in runs[1:4]], train_command(runs[4], False)]
     out = capsys.readouterr().out
-    assert "[1/4] servers-1/seed-0: finished, left alone" in out and "[4/4] servers-2/seed-1: starts" in out
+    assert "[1/5] servers-1/seed-0: finished, left alone" in out and "[5/5] servers-5/seed-0: starts" in out
 
 
 def test_a_run_that_fails_costs_a_line_and_the_exit_code_but_not_the_others(runs, capsys):
