@@ -59,6 +59,7 @@ def plot_learning_curves(
     figure, axes = new_figure()
     x_chart = X_AXES.get(x, x)
     for index, (name, curves) in enumerate((name, curves) for name, curves in groups.items() if curves):
+        check_drawable(curves, x, y)
         _draw_group(axes, name, [_line(curve, x_chart, y) for curve in curves], statistic, line_of(index))
     if goal is not None:
         axes.axhline(goal, color="#555555", linewidth=0.9, linestyle=(0, (4, 3)))
@@ -129,14 +130,19 @@ def aggregate(lines: Sequence[NDArray[np.float64]], statistic: Statistic = "iqm"
 
 def check_drawable(curves: Sequence[Curve], x: str, y: str) -> None:
     """Raises UserError when runs cannot become one line: a chart is unknown or missing, or they share no range."""
-    _common_range([_line(curve, X_AXES.get(x, x), y) for curve in curves])
+    x_chart = X_AXES.get(x, x)
+    reached = [(*_line(curve, x_chart, y)[0, [0, -1]], curve.name) for curve in curves]
+    low_x, _, begins_last = max(reached)
+    _, high_x, ends_first = min(reached, key=lambda run: run[1])
+    if low_x > high_x:
+        raise UserError(
+            f"these runs have no common range of {x_chart}: {ends_first} ends at {high_x:,.6g}, before {begins_last} "
+            f"begins at {low_x:,.6g}"
+        )
 
 
 def _common_range(lines: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
-    low_x, high_x = max(line[0, 0] for line in lines), min(line[0, -1] for line in lines)
-    if low_x > high_x:
-        raise UserError("these runs have no common range: one ends before another begins")
-    return float(low_x), float(high_x)
+    return max(line[0, 0] for line in lines), min(line[0, -1] for line in lines)
 
 
 def _resamples(count: int, seed: int) -> Sequence[Sequence[int]]:

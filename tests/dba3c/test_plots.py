@@ -141,8 +141,15 @@ def test_the_iqm_leaves_the_best_and_the_worst_quarter_out():
 def test_runs_are_compared_only_where_all_of_them_are():
     band = aggregate([np.array([[0.0, 10.0], [0.0, 10.0]]), np.array([[5.0, 30.0], [5.0, 30.0]])], "mean")
     assert (band.x[0], band.x[-1]) == (5.0, 10.0)
-    with pytest.raises(UserError, match="no common range"):
-        aggregate([np.array([[0.0, 1.0], [0.0, 1.0]]), np.array([[5.0, 6.0], [0.0, 1.0]])], "mean")
+
+
+def test_runs_that_share_no_range_are_named(tmp_path):
+    frames = {"short": [0.0, 1000.0], "late": [5000.0, 6000.0]}
+    curves = [
+        Curve(name, {"progress/frames": np.array(x), "score/mean": np.zeros(2)}, {}, {}) for name, x in frames.items()
+    ]
+    with pytest.raises(UserError, match=r"no common range of progress/frames: short ends at 1,000, before late begins"):
+        plot_learning_curves({"both": curves}, tmp_path / "figure")
 
 
 def test_gaps_in_a_curve_are_bridged(tmp_path):
