@@ -25,7 +25,8 @@ class StudyArguments:
     """Run a study: dba3c study scaling --values 1 2 4 --seeds 3 -- --max-hours 0.5
 
     NAME is scaling, parameter_servers, stragglers, learning_curves, architectures or games. What follows -- goes to
-    every `dba3c train`. Called again, it goes on where it was: finished runs are left alone, broken ones resumed.
+    every `dba3c train`. Called again, it goes on where it was: finished runs are left alone, stopped and broken ones
+    resumed.
     """
 
     name: Annotated[str, tyro.conf.Positional]

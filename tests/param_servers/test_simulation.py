@@ -1,5 +1,5 @@
 """Random schedules of whole runs: deaths, losses, repetitions, old incarnations. A failing seed is in the message;
-`python tests/param_servers/simulation.py SEED` replays it."""
+`python -m tests.param_servers.simulation SEED` replays it."""
 
 import pytest
 
