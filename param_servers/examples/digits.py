@@ -32,6 +32,18 @@ def worker(exchange: GradientExchange, rank: int) -> None:
         exchange.push(gradient, step, data_points=64)  # accepted, or stale: four others were faster
 
 
+told: list[str] = []
+
+
+def tell(event: dict[str, str]) -> None:
+    told.append(event["message"])
+    print(told[-1], flush=True)
+
+
+def should_stop(step: int, data_points: int) -> str | None:
+    return "100 steps, and one worker less" if step >= 100 and any("worker 4 left" in line for line in told) else None
+
+
 if __name__ == "__main__":
     learned = run_on_one_machine(
         worker,
@@ -39,8 +51,8 @@ if __name__ == "__main__":
         initial_parameters=torch.zeros(LAYOUT.numel),
         optimizer_config=OptimizerConfig(optimizer="adam", learning_rate="0.03"),
         exchange_config=ExchangeConfig(exchange="servers", num_servers=2, num_workers=5, num_backup_workers=1),
-        should_stop=lambda step, data_points: "100 steps" if step >= 100 else None,
-        on_event=lambda event: print(event["message"], flush=True),
+        should_stop=should_stop,
+        on_event=tell,
     )
     right = linear(INPUT, **LAYOUT.views(learned.parameters)).argmax(1) == LABELS
     print(f"accuracy after {learned.step} steps: {right.float().mean():.3f}")
