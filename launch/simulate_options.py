@@ -42,6 +42,9 @@ class SimulateArguments:
     overlap_lost: float = 0.0
     """Share of an update's transfer that unfair links keep from overlapping with its gradients (see --fit)."""
 
+    link_unfairness: float = 0.0
+    """How unevenly workers share a server's link: standard deviation of the logarithm of a share (see --fit)."""
+
     megabytes: float | None = None
     """M: gradient bytes / 1e6; 1.33 (the 2017 network) without a run."""
 
@@ -79,7 +82,7 @@ class SimulateArguments:
     """Points measured by `python -m param_servers.benchmarks.exchange` (JSON lines, CSV): predict and compare them."""
 
     fit: Path | None = None
-    """Fit latency, wire efficiency and lost overlap to these measured points first."""
+    """Fit latency, wire efficiency, lost overlap and unfairness to these measured points first."""
 
     central: bool = False
     """Compare synchronous workers with central inference on the same nodes."""
@@ -104,13 +107,15 @@ def cluster_of(arguments: SimulateArguments) -> Cluster:
         wire_efficiency=arguments.wire_efficiency,
         message_s=arguments.message_us / 1e6,
         overlap_lost=arguments.overlap_lost,
+        link_unfairness=arguments.link_unfairness,
     )
     if arguments.fit is None:
         return cluster
     fitted = fit(cluster, read_points(arguments.fit))
     print(
         f"fitted to {arguments.fit}: --latency-us {fitted.latency_s * 1e6:.0f} --wire-efficiency "
-        f"{fitted.wire_efficiency:.3f} --overlap-lost {fitted.overlap_lost:.2f}"
+        f"{fitted.wire_efficiency:.3f} --overlap-lost {fitted.overlap_lost:.2f} "
+        f"--link-unfairness {fitted.link_unfairness:.2f}"
     )
     return fitted
 

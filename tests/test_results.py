@@ -32,7 +32,8 @@ def test_a_page_of_results_names_only_files_that_are_there(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page} names {target}"
 
 
-def test_every_study_is_in_the_gallery() -> None:
+def test_every_study_is_in_the_gallery_once() -> None:
     gallery = (RESULTS / "README.md").read_text(encoding="utf-8")
     for folder in sorted(page.parent.name for page in PAGES if page.parent != RESULTS):
-        assert f"]({folder}/)" in gallery, f"results/README.md does not show {folder}"
+        headings = re.findall(rf"^## \[.*\]\({folder}/\)$", gallery, re.MULTILINE)
+        assert len(headings) == 1, f"results/README.md shows {folder} {len(headings)} times"

@@ -165,7 +165,7 @@ def calibrated(points: list[tuple[Point, Measured]]) -> Cluster:
         )
         for point, measured in points
     ]
-    return fit(cluster, seen, ("latency_s", "message_s", "wire_efficiency", "overlap_lost"))
+    return fit(cluster, seen, ("latency_s", "message_s", "wire_efficiency", "overlap_lost", "link_unfairness"))
 
 
 def row_of(point: Point, measured: Measured, outcome: Outcome) -> dict[str, object]:

@@ -40,6 +40,10 @@ class Cluster:
     """Share of an update's transfer that unfair links keep from overlapping with its gradients' arrival
     (0: none, as with perfectly fair links; 1: all, as without cut-through)."""
 
+    link_unfairness: float = 0.0
+    """How unevenly flows share a server's link without cut-through: standard deviation of the logarithm of a share
+    (0: evenly). With backup workers it helps: the first g gradients are there earlier."""
+
     def __post_init__(self) -> None:
         for name in ("bytes_per_s", "aggregate_bytes_per_s", "apply_bytes_per_s"):
             if not getattr(self, name) > 0:
@@ -47,7 +51,7 @@ class Cluster:
         for name in ("wire_efficiency", "overlap_lost"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
-        for name in ("latency_s", "message_s"):
+        for name in ("latency_s", "message_s", "link_unfairness"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
 

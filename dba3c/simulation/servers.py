@@ -1,13 +1,14 @@
 """Discrete events of sharded parameter servers; the protocol is param_servers' (client.py, server.py, cut_through.py).
 
-With even shards every server sees the same bytes at the same times, so one server stands for all k of them: its link
-in (gradients) and its link out (parameters), each shared by the workers' flows, while a worker's own link is shared by
-its k flows. That keeps a step of 4,096 workers at O(n log n).
+With even shards every server sees the same bytes at the same times, so one server stands for all k of them (a few where
+links are unfair): its link in (gradients) and its link out (parameters), each shared by the workers' flows, while a
+worker's own link is shared by its k flows. That keeps a step of 4,096 workers at O(n log n).
 
 1. a worker computes; if a newer version is known by then it drops its gradient, else it pushes M/k to every server;
 2. the g-th complete slice of this version commits it: every shard tells shard 0 (one message for each gradient and
    shard, served one after the other), shard 0 tells all;
 3. with backup workers, or asynchronously: the shard averages and steps, then sends the version to all (to its worker);
+   unfair links let the g-th gradient be there long before the last, and some workers go ahead of the others;
    without: it has streamed the version out while the gradients came in, and only the seal is missing (cut-through).
 
 Left out: on hosts with a colocated server, late pushes and pulls that share a direction of the link.
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dba3c.simulation.cluster import Cluster, Setup, Work
-from dba3c.simulation.links import SharedLink
+from dba3c.simulation.links import ServerLinks
 from dba3c.simulation.outcome import WARM_UP_STEPS, Outcome
 
 GIVEN_AHEAD = 2
@@ -50,7 +51,7 @@ class ServerSimulation:
         self._times_s = times_s
         self._slice_bytes = work.model_bytes * setup.shard_share
         self._cut_through = setup.exchange == "servers" and not setup.backup and setup.cut_through
-        self._ingress, self._egress = self._links()
+        self._ingress, self._egress = self._links(seed=0), self._links(seed=1)
         self._queue: list[_Event] = []
         self._order = self.version = self.dropped = self._arrived = 0
         self._busy_until_s = 0.0
@@ -68,14 +69,14 @@ class ServerSimulation:
         self._idle = [False] * n
         self.commits_s: list[float] = []
 
-    def _links(self) -> tuple[SharedLink, SharedLink]:
-        """In and out of one server."""
+    def _links(self, seed: int) -> ServerLinks:
+        """One direction of the servers' links. Cut-through's share of unfairness is `overlap_lost`."""
         n, k, rate = self.setup.workers, self.setup.servers, self.cluster.tensor_bytes_per_s
         ceiling = rate / k
         if self.setup.colocated and self._cut_through and n + k > 2:
             # Both directions carry the server's slices and the own worker's at once.
             rate *= (n - 1) / (n + k - 2) if n > 1 else 1.0
-        return SharedLink(rate, ceiling), SharedLink(rate, ceiling)
+        return ServerLinks(rate, ceiling, k, 0.0 if self._cut_through else self.cluster.link_unfairness, seed)
 
     def run(self, steps: int) -> Outcome:
         """Until `steps` commits."""
@@ -87,10 +88,11 @@ class ServerSimulation:
             if next_s <= min(ends_in_s, ends_out_s):
                 self._happen(heapq.heappop(self._queue))
             elif ends_in_s <= ends_out_s:
-                self._slice_complete(ends_in_s, *self._ingress.end_next())
+                for worker, version in self._ingress.end_next():
+                    self._slice_complete(ends_in_s, worker, version)
             else:
-                workers, version = self._egress.end_next()
-                self._deliver(ends_out_s, workers, version)
+                for worker, version in self._egress.end_next():
+                    self._later(ends_out_s + self.cluster.latency_s, "version", worker, version)
         warm_up = WARM_UP_STEPS * (self.setup.workers if self.setup.exchange == "async" else 1)
         return Outcome(np.array(self.commits_s), self.setup.gradients, self.dropped, self.work.data_points, warm_up)
 
@@ -143,7 +145,7 @@ class ServerSimulation:
         if self.setup.colocated and worker == 0:
             self._slice_complete(now_s, worker, version)
             return
-        self._ingress.begin(now_s, self._slice_bytes, (worker, version))
+        self._ingress.begin(now_s, self._slice_bytes, [worker], version)
         share = _chunk_bytes(self._slice_bytes) / self._ingress.rate_bytes_per_s
         if now_s + share >= self._first_chunk_s:
             self._first_chunk_s, self._beside = now_s + share, self._ingress.flows
@@ -189,11 +191,7 @@ class ServerSimulation:
         if len(remote) < len(workers):
             self._later(now_s, "version", 0, version)
         if remote:
-            self._egress.begin(now_s, self._slice_bytes, (remote, version), count=len(remote))
-
-    def _deliver(self, now_s: float, workers: Sequence[int], version: int) -> None:
-        for worker in workers:
-            self._later(now_s + self.cluster.latency_s, "version", worker, version)
+            self._egress.begin(now_s, self._slice_bytes, remote, version)
 
     def _passed_on_s(self, now_s: float) -> float:
         """Cut-through: when the last byte of the next version has left, `now_s` being the commit.

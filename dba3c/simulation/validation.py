@@ -19,13 +19,14 @@ from dba3c.simulation.cluster import Cluster, Setup, Work
 from dba3c.simulation.compute import ComputeTimes
 from dba3c.simulation.simulate import simulate
 
-_STEPS = 12
+_STEPS = 40
 _MOST_WARNINGS = 3
 _FITTED = {  # start, lower and upper bound, unit
     "latency_s": (0.5, 0.0, 50.0, 1e-3),
     "message_s": (0.05, 0.0, 20.0, 1e-3),
     "wire_efficiency": (0.95, 0.5, 1.0, 1.0),
     "overlap_lost": (0.2, 0.0, 1.0, 1.0),
+    "link_unfairness": (0.2, 0.0, 1.0, 1.0),
 }
 KINDS = ("servers", "async", "allreduce", "majority")
 
@@ -135,9 +136,14 @@ def predict(cluster: Cluster, point: MeasuredPoint) -> Checked:
 def fit(
     cluster: Cluster,
     points: Sequence[MeasuredPoint],
-    names: Sequence[str] = ("latency_s", "wire_efficiency", "overlap_lost"),
+    names: Sequence[str] = ("latency_s", "wire_efficiency", "overlap_lost", "link_unfairness"),
 ) -> Cluster:
-    """The cluster with the named values that fit best (least squares of logs). `message_s` can be fitted too."""
+    """The cluster with the named values that fit best (least squares of logs). `message_s` can be fitted too.
+
+    Only points whose gradients are not all waited for tell the unfairness of links: without one it is left as it is.
+    """
+    if not any(point.setup.gradients < point.setup.workers for point in points):
+        names = [name for name in names if name != "link_unfairness"]
 
     def with_values(values: Sequence[float]) -> Cluster:
         units = (_FITTED[name][3] for name in names)

@@ -68,6 +68,23 @@ def test_with_backup_workers_pushing_and_pulling_do_not_overlap():
     assert without.step_s == pytest.approx(2 * dedicated_servers_s(M, 64, 2, TEN_GBIT), rel=0.06)
 
 
+def test_unfair_links_bring_the_needed_gradients_early_but_less_so_with_more_servers():
+    unfair = dataclasses.replace(WIRE, link_unfairness=0.4)
+    gains = []
+    for servers in (1, 2, 4):
+        setup = Setup(workers=8, servers=servers, backup=2)
+        fair_s = simulate(WIRE, NO_COMPUTE, setup, steps=200).step_s
+        gains.append(1 - simulate(unfair, NO_COMPUTE, setup, steps=200).step_s / fair_s)
+    assert gains[0] > 0.15 and gains[0] > gains[1] + 0.05 and gains[1] > gains[2] > -0.05
+
+
+def test_unfair_links_waste_nothing_where_all_gradients_are_waited_for():
+    setup = Setup(workers=8, servers=1, cut_through=False)
+    unfair = simulate(dataclasses.replace(WIRE, link_unfairness=0.4), NO_COMPUTE, setup, steps=200)
+    bound_s = dedicated_servers_s(M, 8, 1, TEN_GBIT)
+    assert bound_s < unfair.step_s <= 2 * bound_s * (1 + 1e-9)  # who has its version early begins to push early
+
+
 def test_servers_that_send_after_the_update_take_both_ways_one_after_the_other():
     found = simulate(WIRE, NO_COMPUTE, Setup(workers=8, servers=2, cut_through=False), steps=10)
     assert found.step_s == pytest.approx(2 * dedicated_servers_s(M, 8, 2, TEN_GBIT))
