@@ -43,7 +43,7 @@ class SimulateArguments:
     """Share of an update's transfer that unfair links keep from overlapping with its gradients (see --fit)."""
 
     link_unfairness: float = 0.0
-    """How unevenly workers share a server's link: standard deviation of the logarithm of a share (see --fit)."""
+    """How unevenly n workers share a server's link: standard deviation of the logarithm of a share / √n (see --fit)."""
 
     megabytes: float | None = None
     """M: gradient bytes / 1e6; 1.33 (the 2017 network) without a run."""

@@ -51,7 +51,7 @@ STRAGGLERS = (0.05, 3.0)
 """Share of steps, and by how much they are longer: added to what one quiet machine shows."""
 CALIBRATION = (
     (1, 1, 0, 0.004), (8, 4, 0, 0.004), (1, 1, 0, 4.0), (2, 1, 0, 1.33), (6, 1, 0, 1.33), (6, 3, 0, 1.33),
-    (4, 1, 2, 1.33), (6, 2, 1, 1.33),
+    (4, 1, 2, 1.33), (6, 1, 1, 1.33), (6, 2, 1, 1.33),
 )  # fmt: skip
 """(n, k, b, megabytes), without compute."""
 VALIDATION = (
@@ -185,7 +185,7 @@ def run(output: Path, seconds: float, frames: int, only: int | None, seed: int) 
     print(f"compute: mean {1e3 * compute.mean_s:.1f} ms, variation {compute.variation:.2f}", flush=True)
     calibration = []
     for n, k, b, megabytes in CALIBRATION:
-        point = Point("calibration", Setup(workers=n, servers=k, backup=b), megabytes, 20, np.zeros((1, n)))
+        point = Point("calibration", Setup(workers=n, servers=k, backup=b), megabytes, 30, np.zeros((1, n)))
         calibration.append((point, measure(point)))
         print(f"calibration n={n} k={k} b={b} {megabytes} MB: {1e3 * calibration[-1][1].step_s:.2f} ms", flush=True)
     cluster = calibrated(calibration)

@@ -41,8 +41,9 @@ class Cluster:
     (0: none, as with perfectly fair links; 1: all, as without cut-through)."""
 
     link_unfairness: float = 0.0
-    """How unevenly flows share a server's link without cut-through: standard deviation of the logarithm of a share
-    (0: evenly). With backup workers it helps: the first g gradients are there earlier."""
+    """How unevenly n workers share a server's link without cut-through: standard deviation of the logarithm of a
+    share, divided by √n (0: evenly; n beyond 8 counts as 8). With backup workers it helps: the first g gradients are
+    there earlier."""
 
     def __post_init__(self) -> None:
         for name in ("bytes_per_s", "aggregate_bytes_per_s", "apply_bytes_per_s"):

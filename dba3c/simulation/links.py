@@ -79,15 +79,13 @@ class ServerLinks:
 
     Args:
         bytes_per_s, ceiling_bytes_per_s: of each link (`SharedLink`).
-        unfairness: standard deviation of the logarithm of a flow's share; 0: all alike.
+        spread: standard deviation of the logarithm of a flow's weight; 0: all alike.
     """
 
-    def __init__(
-        self, bytes_per_s: float, ceiling_bytes_per_s: float, servers: int, unfairness: float, seed: int
-    ) -> None:
-        told_apart = min(servers, SERVERS_TOLD_APART) if unfairness else 1
+    def __init__(self, bytes_per_s: float, ceiling_bytes_per_s: float, servers: int, spread: float, seed: int) -> None:
+        told_apart = min(servers, SERVERS_TOLD_APART) if spread else 1
         self._links = [SharedLink(bytes_per_s, ceiling_bytes_per_s) for _ in range(told_apart)]
-        self._unfairness, self._random = unfairness, np.random.default_rng(seed)
+        self._spread, self._random = spread, np.random.default_rng(seed)
         self._ended: Counter[tuple[int, int]] = Counter()
 
     @property
@@ -102,11 +100,11 @@ class ServerLinks:
 
     def begin(self, now_s: float, size_bytes: float, workers: Sequence[int], version: int) -> None:
         """A slice of `size_bytes` between each of these workers and every server."""
-        if not self._unfairness:
+        if not self._spread:
             self._links[0].begin(now_s, size_bytes, (workers, version), count=len(workers))
             return
         for link in self._links:
-            weights = self._random.lognormal(0.0, self._unfairness, len(workers))
+            weights = self._random.lognormal(0.0, self._spread, len(workers))
             for worker, weight in zip(workers, weights.tolist(), strict=True):
                 link.begin(now_s, size_bytes, ((worker,), version), weight=weight)
 

@@ -32,6 +32,8 @@ GIVEN_AHEAD = 2
 """Versions that a worker is sent before it must have asked (param_servers.membership)."""
 SLICE_CHUNKS, LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES = 16, 16_384, 262_144
 """How a slice is cut for cut-through (param_servers.shard)."""
+FLOWS_MEASURED = 8
+"""On a server's link: from 3 to 8 the spread of their shares grew with the square root; beyond, it is taken to stay."""
 Kind = Literal["computed", "push", "version", "commit", "asked"]
 
 
@@ -70,13 +72,14 @@ class ServerSimulation:
         self.commits_s: list[float] = []
 
     def _links(self, seed: int) -> ServerLinks:
-        """One direction of the servers' links. Cut-through's share of unfairness is `overlap_lost`."""
+        """One direction of the servers' links. What unfairness costs cut-through is `overlap_lost`."""
         n, k, rate = self.setup.workers, self.setup.servers, self.cluster.tensor_bytes_per_s
         ceiling = rate / k
         if self.setup.colocated and self._cut_through and n + k > 2:
             # Both directions carry the server's slices and the own worker's at once.
             rate *= (n - 1) / (n + k - 2) if n > 1 else 1.0
-        return ServerLinks(rate, ceiling, k, 0.0 if self._cut_through else self.cluster.link_unfairness, seed)
+        spread = 0.0 if self._cut_through else self.cluster.link_unfairness * math.sqrt(min(n, FLOWS_MEASURED))
+        return ServerLinks(rate, ceiling, k, spread, seed)
 
     def run(self, steps: int) -> Outcome:
         """Until `steps` commits."""

@@ -26,7 +26,7 @@ _FITTED = {  # start, lower and upper bound, unit
     "message_s": (0.05, 0.0, 20.0, 1e-3),
     "wire_efficiency": (0.95, 0.5, 1.0, 1.0),
     "overlap_lost": (0.2, 0.0, 1.0, 1.0),
-    "link_unfairness": (0.2, 0.0, 1.0, 1.0),
+    "link_unfairness": (0.1, 0.0, 0.5, 1.0),
 }
 KINDS = ("servers", "async", "allreduce", "majority")
 

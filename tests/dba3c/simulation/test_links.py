@@ -36,7 +36,7 @@ def test_no_flow_is_faster_than_its_other_end_on_average():
 
 
 def test_a_worker_is_done_with_its_last_server():
-    links = ServerLinks(4.0, 4.0, servers=3, unfairness=0.5, seed=0)
+    links = ServerLinks(4.0, 4.0, servers=3, spread=0.5, seed=0)
     links.begin(0.0, 4.0, [0, 1], version=7)
     done, ends = [], []
     while links.next_end_s() < math.inf:
@@ -47,7 +47,7 @@ def test_a_worker_is_done_with_its_last_server():
 
 
 def test_fair_links_of_any_number_of_servers_are_one():
-    links = ServerLinks(4.0, 4.0, servers=3, unfairness=0.0, seed=0)
+    links = ServerLinks(4.0, 4.0, servers=3, spread=0.0, seed=0)
     links.begin(0.0, 4.0, [0, 1], version=7)
     assert links.next_end_s() == pytest.approx(2.0)
     assert links.end_next() == [(0, 7), (1, 7)] and links.next_end_s() == math.inf

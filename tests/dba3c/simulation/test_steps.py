@@ -69,7 +69,7 @@ def test_with_backup_workers_pushing_and_pulling_do_not_overlap():
 
 
 def test_unfair_links_bring_the_needed_gradients_early_but_less_so_with_more_servers():
-    unfair = dataclasses.replace(WIRE, link_unfairness=0.4)
+    unfair = dataclasses.replace(WIRE, link_unfairness=0.15)
     gains = []
     for servers in (1, 2, 4):
         setup = Setup(workers=8, servers=servers, backup=2)
@@ -80,7 +80,7 @@ def test_unfair_links_bring_the_needed_gradients_early_but_less_so_with_more_ser
 
 def test_unfair_links_waste_nothing_where_all_gradients_are_waited_for():
     setup = Setup(workers=8, servers=1, cut_through=False)
-    unfair = simulate(dataclasses.replace(WIRE, link_unfairness=0.4), NO_COMPUTE, setup, steps=200)
+    unfair = simulate(dataclasses.replace(WIRE, link_unfairness=0.15), NO_COMPUTE, setup, steps=200)
     bound_s = dedicated_servers_s(M, 8, 1, TEN_GBIT)
     assert bound_s < unfair.step_s <= 2 * bound_s * (1 + 1e-9)  # who has its version early begins to push early
 
