@@ -82,7 +82,7 @@ def page(folder: Path) -> str:
         f"{1e6 * fitted['latency_s']:.0f} µs, a coordinator's message {1e6 * fitted['message_s']:.0f} µs,",
         f"{fitted['wire_efficiency']:.1%} of the bytes on the wire are tensors,",
         f"{fitted['overlap_lost']:.0%} of the overlap of pushing and pulling lost to unfair links; with backup",
-        f"workers, the logarithm of a share of n flows' link has a standard deviation of {fitted['link_unfairness']:.2f} √n.",
+        f"workers, the logarithm of a flow's share has a standard deviation of {fitted['link_unfairness']:.2f} √n.",
         "",
         "| | n | k | b | MB | steps | measured ms | predicted ms | error | dropped | predicted |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
