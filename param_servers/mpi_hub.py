@@ -46,7 +46,7 @@ class MpiHub:
         silence_timeout_s: float = 60.0,
     ) -> None:
         # The longest message but a payload, of which the header says how long it is, is a verdict.
-        self._world = MpiWorld(VERDICT_BYTES, self._heard, self._filled, self._lost)
+        self._world = MpiWorld(VERDICT_BYTES, self._heard, self._filled, self._broken)
         self._receive_into, self._admit = receive_into, admit
         self._peers: dict[int, Peer] = {}
         self._ranks: dict[Peer, int] = {}
@@ -193,6 +193,13 @@ class MpiHub:
             self._lost(before, "it connected again")
         self._peers[rank], self._ranks[peer] = peer, rank
         self._events.append(Joined(peer, hello))
+
+    def _broken(self, rank: int, reason: str) -> None:
+        """The link is lost; a rank that lives is told so, and may connect again."""
+        known = rank in self._peers or rank in self._dialled
+        self._lost(rank, reason)
+        if known and rank not in self._world.dead:
+            self._world.send(rank, _BYE)
 
     def _lost(self, rank: int, reason: str, refused: bool = False) -> None:
         self._world.forget(rank)

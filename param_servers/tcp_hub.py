@@ -1,6 +1,5 @@
 """Frames to and from peers over TCP: which link is whose, and who may have one."""
 
-import socket
 from collections.abc import Callable
 
 from param_servers.events import Event, Joined, Left, Rejected
@@ -9,7 +8,7 @@ from param_servers.handshake import Dialer, Hello, Listener, Peer
 from param_servers.link_loop import LinkLoop
 from param_servers.links import WAKE_BYTES, Link
 from param_servers.messages import Code, Header, Kind
-from param_servers.tcp_sockets import accept, begin_to_connect, open_listener, reason_of
+from param_servers.tcp_sockets import Door, begin_to_connect, open_listener, reason_of
 
 HANDSHAKE_TIMEOUT_S = 10.0
 MOST_STRANGERS = 512
@@ -40,7 +39,7 @@ class TcpHub:
         self._secret, self._receive_into, self._shard, self._admit = secret, receive_into, shard, admit
         self._silence_timeout_s = silence_timeout_s
         self._loop = LinkLoop(handshake_timeout_s, self._accept, self._welcome, self._lost)
-        self._listener: socket.socket | None = None
+        self._door: Door | None = None
         self._links: dict[Peer, Link] = {}
         self._wanted: dict[Link, Peer] = {}
         """Whom the links are to reach that were dialled and have not Joined."""
@@ -110,11 +109,12 @@ class TcpHub:
 
     def listen(self, host: str, port: int = 0, buffer_bytes: tuple[int, int] | None = None) -> tuple[str, int]:
         """See `Hub`."""
-        self._listener = open_listener(host, port, buffer_bytes)
+        listener = open_listener(host, port, buffer_bytes)
+        self._door = Door(listener, self._silence_timeout_s)
         if buffer_bytes is not None:
             self._wake_bytes = 1  # what arrives is passed on at once
-        self._loop.listen(self._listener)
-        address = self._listener.getsockname()
+        self._loop.listen(listener)
+        address = listener.getsockname()
         return str(address[0]), int(address[1])
 
     def dial(self, address: tuple[str, int], hello: Hello) -> None:
@@ -148,15 +148,19 @@ class TcpHub:
         self._loop.shut()
         self._links.clear()
         self._wanted.clear()
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        if self._door is not None:
+            self._door.close()
+            self._door = None
 
     # -- what the loop asks and tells ----------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        assert self._listener is not None
-        sock = accept(self._listener, self._silence_timeout_s)
+        assert self._door is not None
+        try:
+            sock = self._door.accept()
+        except OSError as error:
+            self._loop.events.append(Rejected(f"a connection could not be accepted: {reason_of(error)}"))
+            return
         if sock is None:
             return
         if self._loop.passing >= MOST_STRANGERS:

@@ -19,14 +19,47 @@ def open_listener(host: str, port: int, buffer_bytes: tuple[int, int] | None) ->
     return listener
 
 
-def accept(listener: socket.socket, silence_timeout_s: float) -> socket.socket | None:
-    """The connection that has waited longest; None when there is none any more."""
-    try:
-        sock, _ = listener.accept()
-    except (BlockingIOError, ConnectionError):
-        return None
-    _tune(sock, silence_timeout_s)
-    return sock
+class Door:
+    """A listening socket, and a descriptor to spare.
+
+    A connection that cannot be accepted because no more files can be opened would stay in the queue and wake the
+    process for ever; with the spare one it can be taken and closed.
+    """
+
+    def __init__(self, listener: socket.socket, silence_timeout_s: float) -> None:
+        self._listener, self._silence_timeout_s = listener, silence_timeout_s
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def accept(self) -> socket.socket | None:
+        """The connection that has waited longest; None when there is none any more.
+
+        Raises:
+            OSError: it had to be closed.
+        """
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return None
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away()
+            raise
+        _tune(sock, self._silence_timeout_s)
+        return sock
+
+    def close(self) -> None:
+        """Nobody is let in any more."""
+        self._listener.close()
+        os.close(self._spare)
+
+    def _turn_away(self) -> None:
+        os.close(self._spare)
+        try:
+            self._listener.accept()[0].close()
+        except (BlockingIOError, ConnectionError):
+            pass  # it went away by itself
+        finally:
+            self._spare = os.open(os.devnull, os.O_RDONLY)
 
 
 def begin_to_connect(address: tuple[str, int], silence_timeout_s: float) -> socket.socket:

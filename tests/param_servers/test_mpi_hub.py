@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from param_servers.events import Event, Joined, Left, Message
-from param_servers.handshake import Hello, Peer, Role, check_verdict, pack_hello
+from param_servers.handshake import Hello, Peer, Role, check_verdict, pack_hello, pack_verdict
 from param_servers.messages import Header, Kind, pack_header
 from tests.param_servers.fake_mpi import FakeWorld, mpi_of
 
@@ -78,7 +78,6 @@ def test_a_rank_that_died_after_its_hello_does_not_join(server: Server) -> None:
         ([gradient(1, length=99)], "a GRADIENT of 99 bytes instead of 100"),
         ([gradient(2)], "it signs as rank 2"),
         ([bytes(1000)], "an unexpected message of 1000 bytes"),
-        ([b"D3BY"], "it left"),
     ],
 )
 def test_a_rank_that_must_not_be_believed_is_left_and_the_reason_said(
@@ -87,3 +86,22 @@ def test_a_rank_that_must_not_be_believed_is_left_and_the_reason_said(
     server.hears((1, hello(1)))
     (left,) = server.hears(*((1, message) for message in messages))
     assert isinstance(left, Left) and left.reason == why
+    assert server.world.sent[1:] == [(1, b"D3BY")]  # told, or it would wait for an answer until its timeout
+    (joined,) = server.hears((1, hello(1)))
+    assert isinstance(joined, Joined) and check_verdict(server.world.sent[2][1]) is None
+
+
+def test_a_rank_that_leaves_is_left_without_an_answer(server: Server) -> None:
+    server.hears((1, hello(1)))
+    (left,) = server.hears((1, b"D3BY"))
+    assert isinstance(left, Left) and left.reason == "it left" and len(server.world.sent) == 1
+
+
+def test_a_server_that_drops_this_rank_is_left_and_can_be_called_again(server: Server) -> None:
+    server.hub.dial(("mpi", 2), Hello(Role.WORKER, 0, 0, 1, "f" * 16))
+    (joined,) = server.hears((2, pack_verdict("")))
+    assert isinstance(joined, Joined) and joined.peer == Peer(Role.SERVER, 1)
+    assert server.hears((2, b"D3BY")) == [Left(Peer(Role.SERVER, 1), "it left")]
+    server.hub.dial(("mpi", 2), Hello(Role.WORKER, 0, 0, 1, "f" * 16))
+    (joined,) = server.hears((2, pack_verdict("")))
+    assert isinstance(joined, Joined)

@@ -1,5 +1,7 @@
 """Real sockets on loopback, both ends in one thread: frames, strangers, bad frames, last words."""
 
+import os
+import resource
 import socket
 import struct
 import time
@@ -186,6 +188,29 @@ def test_a_stranger_is_turned_away_in_one_line(pair: Pair, data: bytes, why: str
         stranger.sendall(data)
         event = pair.wait_for(pair.server, Rejected)
     assert isinstance(event, Rejected) and why in event.reason
+
+
+def test_a_connection_beyond_the_last_open_file_is_closed_and_the_links_go_on(pair: Pair) -> None:
+    pair.connect()
+    strangers = [pair.raw() for _ in range(3)]  # before files run out: their own ends need descriptors too
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(name) for name in os.listdir("/proc/self/fd")), limits[1]))
+    fillers = []
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                fillers.append(os.open(os.devnull, os.O_RDONLY))
+        pair.until(lambda: sum(isinstance(event, Rejected) for event in pair.heard[pair.server]) == 3)
+        assert "Too many open files (EMFILE)" in pair.last(pair.server, Rejected).reason
+        assert [stranger.recv(1) for stranger in strangers] == [b""] * 3  # closed, not left waiting
+        pair.worker.send(SERVER, Header(Kind.PULL, 3))
+        assert isinstance(pair.wait_for(pair.server, Message), Message)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in fillers:
+            os.close(descriptor)
+        for stranger in strangers:
+            stranger.close()
 
 
 def test_a_stranger_that_says_nothing_is_cut_off(pair: Pair) -> None:
