@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
+
 from dba3c.errors import UserError
 from dba3c.plots.style import PALETTE, new_figure, save
 
@@ -34,9 +36,7 @@ def draw(folder: Path) -> list[Path]:
         x, y = [float(row["measured_ms"]) for row in mine], [float(row["predicted_ms"]) for row in mine]
         colour, marker = PALETTE[backup % len(PALETTE)], _MARKERS[backup % len(_MARKERS)]
         axes.plot(x, y, linestyle="", marker=marker, color=colour, markerfacecolor="white", label=f"b = {backup}")
-        for place, height, row in zip(x, y, mine, strict=True):
-            text = f"{row['workers']}+{row['servers']}"
-            axes.annotate(text, (place, height), textcoords="offset points", xytext=(5, -3), fontsize=6)
+    _name_points(axes, rows)
     ends = [
         0.85 * min(float(row["measured_ms"]) for row in rows),
         1.15 * max(float(row["measured_ms"]) for row in rows),
@@ -50,6 +50,20 @@ def draw(folder: Path) -> list[Path]:
     axes.set_ylabel("SIMULATED: ms a step")
     axes.legend(frameon=False, fontsize=8)
     return save(figure, folder / "validation")
+
+
+def _name_points(axes: Axes, rows: list[dict[str, str]]) -> None:
+    """n+k beside each mark, below and above the line in turn, so that neighbours do not overlap."""
+    for order, row in enumerate(sorted(rows, key=lambda row: float(row["measured_ms"]))):
+        right = order % 2 == 0
+        axes.annotate(
+            f"{row['workers']}+{row['servers']}",
+            (float(row["measured_ms"]), float(row["predicted_ms"])),
+            textcoords="offset points",
+            xytext=(5, -5) if right else (-5, 3),
+            ha="left" if right else "right",
+            fontsize=6,
+        )
 
 
 def page(folder: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, ScalarFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, ScalarFormatter
 
 from dba3c import metric_registry
 from dba3c.errors import UserError
@@ -57,6 +57,7 @@ def finish(axes: Axes, x_name: str, y_name: str, x: Sequence[float], log: bool =
     if log:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xticks(sorted(set(x)))
     axes.xaxis.set_major_formatter(ScalarFormatter())

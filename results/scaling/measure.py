@@ -84,7 +84,8 @@ which runs `{command}`. {time.strftime("%Y-%m-%d", time.gmtime())}, commit {comm
 
 **Measured**: Breakout, 1 worker with 1 server and 2 workers with 2 servers, all on the same two cores, {seeds} seeds:
 {one.centre:,.0f} and {two.centre:,.0f} data points/s, {two.centre / one.centre:.2f} times as many. Servers and workers
-share the cores, so this is less than two hosts would give.
+share the cores. The simulated curves begin 9 % lower: their gradient takes the mean of all six runs, three of which
+have two workers on these cores.
 
 **SIMULATED** (dotted, hollow): every worker and server has a host of its own with one such core; a gradient of 80 data
 points takes {compute_ms:.0f} ms (standard deviation {variation:.0%}, with the stalls of the measured runs), up to 4

@@ -21,9 +21,10 @@ def main() -> None:
             x = [float(row["backup"]) for row in mine]
             y = [float(row["data_points_per_s"]) for row in mine]
             label = f"{exchange}, {'stragglers' if straggle == 'True' else 'nobody late'}"
-            axes.plot(x, y, style, marker="o", color=PALETTE[index], label=label)
+            axes.plot(x, y, style, marker="o", markersize=4, color=PALETTE[index], label=label)
     axes.set_ylim(bottom=0)
     finish(axes, "backup workers (8 gradients make an update)", "gradients that count / s", x)
+    axes.legend(frameon=False, fontsize=8, handlelength=4)  # long enough to tell dashed from solid
     save(figure, HERE / "stragglers")
 
 
