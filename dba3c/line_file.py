@@ -17,6 +17,11 @@ def warn_on_stderr(message: str) -> None:
     print(f"dba3c: warning: {message}", file=sys.stderr, flush=True)
 
 
+def prefixed(prefix: str, warn: Callable[[str], None]) -> Callable[[str], None]:
+    """`warn` for lines about one thing, which is named before each of them."""
+    return lambda line: warn(f"{prefix}: {line}")
+
+
 class LineFile:
     """One process's append-only file of JSON lines.
 

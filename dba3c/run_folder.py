@@ -182,8 +182,12 @@ class RunFolder:
         return self._parse("config.json")
 
     def meta(self) -> dict[str, Any]:
-        """meta.json as plain data, {} when there is none."""
-        return self._parse("meta.json") if (self.path / "meta.json").exists() else {}
+        """meta.json as plain data, {} when there is none. Raises UserError when its lives are not a list of objects."""
+        meta = self._parse("meta.json") if (self.path / "meta.json").exists() else {}
+        lives = meta.get("lives", [])
+        if not isinstance(lives, list) or not all(isinstance(life, dict) for life in lives):
+            raise UserError(f"{self.path / 'meta.json'}: lives should be a list of objects")
+        return meta
 
     def _write_meta(self, meta: Mapping[str, Any]) -> None:
         write_atomically(self.path / "meta.json", json.dumps(meta, indent=2) + "\n")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dba3c.errors import UserError
+from dba3c.errors import writing
 
 if TYPE_CHECKING:
     from dba3c.simulation.answers import Option
@@ -43,9 +43,7 @@ def print_table(found: Sequence[Option], backups: Sequence[int]) -> None:
 
 def write_table(path: Path, rows: Sequence[Sequence[object]]) -> None:
     """Rows of `COLUMNS` as CSV. Raises UserError."""
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error

@@ -15,6 +15,7 @@ from dba3c.monitor.views import duration, number, score_text
 _COLOURS = {
     "environment": "blue",
     "inference": "cyan",
+    "serving": "bright_blue",
     "learning": "green",
     "waiting": "yellow",
     "pushing": "magenta",
@@ -129,7 +130,7 @@ def _bar(parts: dict[str, float]) -> Text:
 
 def _legend() -> Text:
     legend = Text()
-    for name, colour in _COLOURS.items():
-        legend.append("█", style=colour)
+    for name in SECTIONS:
+        legend.append("█", style=_COLOURS[name])
         legend.append(f" {name}  ", style="dim")
     return legend

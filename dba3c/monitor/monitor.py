@@ -151,10 +151,8 @@ class Monitor:
             self._warn_once("stop", str(error))
 
     def _complain_about_files(self) -> None:
-        for name, why in self._reader.unreadable.items():
-            self._warn_once(name, f"{name} cannot be read ({why}); it is tried again")
-        for name, count in self._reader.bad_lines.items():
-            self._warn_once(f"bad {name}", f"{name} has lines that are not records ({count} so far); they are skipped")
+        for about, complaint in self._reader.complaints().items():
+            self._warn_once(about, complaint)
 
     def _warn_once(self, about: str, message: str) -> None:
         if about not in self._warned:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from dba3c.line_file import warn_on_stderr
 from dba3c.monitor.charts import ChartInterval, evaluation_point
-from dba3c.monitor.reader import RunReader
+from dba3c.monitor.reader import whole_run
 from dba3c.monitor.run_facts import RunFacts
 from dba3c.monitor.summary import RunSummary, event_line
 from dba3c.run_folder import RunFolder
@@ -31,15 +32,18 @@ class Event:
     time_s: float
 
 
-def replay(run: RunFolder, every_s: float, per_worker: bool = True) -> Iterator[Point | Event]:
+def replay(
+    run: RunFolder, every_s: float, per_worker: bool = True, warn: Callable[[str], None] = warn_on_stderr
+) -> Iterator[Point | Event]:
     """Points every `every_s` seconds of the run (none in the gap between two lives), and one at its end.
 
+    `warn` is then told what could not be read, a line for each file.
     Raises UserError when config.json or meta.json is broken. Memory does not grow with the run.
     """
     summary = RunSummary(RunFacts.of(run))
     interval = ChartInterval(summary)
     next_s: float | None = None
-    for record in RunReader(run).poll():
+    for record in whole_run(run, warn):
         if next_s is not None and record["time_s"] >= next_s:
             yield Point(interval.take(next_s, per_worker), summary.step, next_s)
             next_s = None

@@ -35,12 +35,15 @@ class RunFacts:
     def of(cls, run: RunFolder) -> RunFacts:
         """The facts of a run folder. Raises UserError when its config.json or meta.json is broken."""
         config, meta = run.config(), run.meta()
+        for name in ("run", "environment"):
+            if not isinstance(config.get(name, {}), dict):
+                raise UserError(f"{run.path / 'config.json'}: {name} should be an object")
         limits = _section(config, "run")
         return cls(
             name=run.path.name,
             frames_per_step=frames_per_step(_section(config, "environment")),
-            stop_score=_number(limits.get("stop_score")),
-            stop_games=int(_number(limits.get("stop_games")) or 50),
+            stop_score=stop_score(config),
+            stop_games=max(1, int(_number(limits.get("stop_games")) or 50)),
             lives=_lives(meta.get("lives", [])),
         )
 
@@ -58,22 +61,25 @@ class RunFacts:
         return max(0, bisect.bisect_right([life.started_s for life in self.lives], time_s) - 1)
 
 
+def stop_score(config: Mapping[str, Any]) -> float | None:
+    """The mean score that a configuration asks for, None where it asks for none."""
+    return _number(_section(config, "run").get("stop_score"))
+
+
 def frames_per_step(environment: Mapping[str, Any]) -> float:
     """Emulator frames per agent step that an environment's configuration means (the mean where it is random)."""
     skip = environment.get("frame_skip")
-    if isinstance(skip, (list, tuple)) and len(skip) == 2:
-        return float(skip[0] + skip[1]) / 2
-    if isinstance(skip, (int, float)):
-        return float(skip)
+    low, high = skip if isinstance(skip, (list, tuple)) and len(skip) == 2 else (skip, skip)
+    least, most = _number(low), _number(high)
+    if least is not None and most is not None:
+        return (least + most) / 2
     return float(FAMILY_FRAME_SKIP.get(family_of(str(environment.get("env_id", ""))), 1))
 
 
-def _lives(listed: object) -> tuple[Life, ...]:
-    if not isinstance(listed, list):
-        raise UserError("meta.json: lives should be a list")
+def _lives(listed: Sequence[Mapping[str, Any]]) -> tuple[Life, ...]:
     lives = []
     for entry in listed:
-        started_s = _number(entry.get("started_s")) if isinstance(entry, dict) else None
+        started_s = _number(entry.get("started_s"))
         if started_s is not None:
             lives.append(Life(started_s, _number(entry.get("cores")) or 1.0))
     return tuple(sorted(lives, key=lambda life: life.started_s))
@@ -85,4 +91,6 @@ def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < 1e300:
+        return None
+    return float(value)

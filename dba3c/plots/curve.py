@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import difflib
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dba3c import metric_registry
-from dba3c.errors import UserError
+from dba3c.errors import UserError, writing
 from dba3c.line_file import warn_on_stderr
-from dba3c.monitor.replay import Point, replay
+from dba3c.monitor.replay import Event, Point, replay
+from dba3c.monitor.run_facts import RunFacts, stop_score
 from dba3c.run_folder import RunFolder
 
 CURVE_FILE = "curve.csv"
@@ -32,6 +34,11 @@ class Curve:
     config: dict[str, Any]
     meta: dict[str, Any]
 
+    @property
+    def stop_score(self) -> float | None:
+        """The mean score that the run was to reach, None where it had none."""
+        return stop_score(self.config)
+
     def column(self, chart: str) -> NDArray[np.float64]:
         """The values [N] of one chart. Raises UserError for an unknown one (nearest named), or one never recorded."""
         check_chart(chart)
@@ -41,23 +48,27 @@ class Curve:
 
 
 def check_chart(chart: str) -> None:
-    """Raises UserError for a chart that docs/metrics.md does not have, naming the nearest."""
+    """Raises UserError for a chart that docs/metrics.md does not have, naming the nearest, or for one worker's."""
+    if re.fullmatch(rf"[a-z]+-\d+/({'|'.join(metric_registry.PER_WORKER_CHARTS)})", chart):
+        raise UserError(f"{chart} is for trackers only (dba3c export): plots draw charts of the whole run")
     if chart not in metric_registry.charts():
         near = difflib.get_close_matches(chart, metric_registry.charts(), n=3, cutoff=0.4)
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         raise UserError(f"unknown metric {chart!r}{hint} (all of them: docs/metrics.md)")
 
 
-def load_curve(path: str | Path, every_s: float = _POINTS_EVERY_S) -> Curve:
-    """Reads a run folder: its records where it has them, else its curve.csv.
+def load_curve(
+    path: str | Path, every_s: float = _POINTS_EVERY_S, warn: Callable[[str], None] = warn_on_stderr
+) -> Curve:
+    """Reads a run folder: its records where it has them, else its curve.csv. `warn`: told which files hold garbage.
 
     Raises UserError when it is no run folder, is broken, or recorded nothing.
     """
     run = RunFolder.open(path)
     config, meta = run.config(), run.meta()
+    RunFacts.of(run)  # refuses what is broken in them here, so that nothing which draws the curve need
     if any(run.metrics.glob("*.jsonl")):
-        happened = replay(run, every_s, per_worker=False)
-        points = [each.values for each in happened if isinstance(each, Point) and not each.of_evaluation]
+        points = _rows(replay(run, every_s, per_worker=False, warn=warn))
     elif (run.path / CURVE_FILE).exists():
         points = _read_csv(run.path / CURVE_FILE)
     else:
@@ -69,42 +80,95 @@ def load_curve(path: str | Path, every_s: float = _POINTS_EVERY_S) -> Curve:
     return Curve(run.path.name, columns, config, meta)
 
 
+def _rows(happened: Iterable[Point | Event]) -> list[dict[str, float]]:
+    """The points' values. An evaluation joins the point at which its checkpoint was written."""
+    points: list[Point] = []
+    before_all: dict[str, float] = {}
+    for each in happened:
+        if not isinstance(each, Point):
+            continue
+        if not each.of_evaluation:
+            points.append(each)
+        elif points:
+            next((point for point in reversed(points) if point.step <= each.step), points[0]).values.update(each.values)
+        else:
+            before_all.update(each.values)
+    if points:
+        points[0].values.update(before_all)
+    return [point.values for point in points]
+
+
 def load_curves(
     paths: Iterable[str | Path], warn: Callable[[str], None] = warn_on_stderr, every_s: float = _POINTS_EVERY_S
 ) -> list[Curve]:
-    """The curves of several runs. A broken one costs one line; raises UserError when none is left."""
-    curves = []
-    for path in paths:
+    """The curves of several runs, named after their folders, with as many parents as tell them apart.
+
+    A broken run costs one line; raises UserError when none is left.
+    """
+    curves: dict[Path, Curve] = {}
+    for path in (Path(path).expanduser().resolve() for path in paths):
         try:
-            curves.append(load_curve(path, every_s))
+            if path in curves:
+                raise UserError(f"{path} is given twice")
+            curves[path] = load_curve(path, every_s, warn)
         except UserError as error:
             warn(f"left out: {error}")
     if not curves:
         raise UserError("none of these runs can be drawn")
-    return curves
+    return [replace(curve, name=name) for name, curve in zip(_told_apart(list(curves)), curves.values(), strict=True)]
 
 
-def downsample(path: str | Path, into: str | Path, rows: int = 400, every_s: float = _POINTS_EVERY_S) -> Path:
+def _told_apart(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of different absolute paths that are different too."""
+    for depth in range(1, max(len(path.parts) for path in paths)):
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
+
+
+def downsample(
+    path: str | Path,
+    into: str | Path,
+    rows: int = 400,
+    every_s: float = _POINTS_EVERY_S,
+    warn: Callable[[str], None] = warn_on_stderr,
+) -> Path:
     """Writes what is worth committing of a run: curve.csv of at most `rows` rows, config.json and meta.json.
 
     Args:
         every_s: seconds of the run between two points, before rows are left out; short runs need fewer.
+        warn: is told which of the run's files hold garbage.
 
     The folder `into` can be drawn like the run itself; it has no secret, checkpoints or records. Returns the CSV.
+    Raises UserError when the run cannot be read or `into` not be written.
     """
-    curve, run, folder = load_curve(path, every_s), RunFolder.open(path), Path(into)
-    folder.mkdir(parents=True, exist_ok=True)
-    count = len(next(iter(curve.columns.values())))
-    kept = np.unique(np.linspace(0, count - 1, min(rows, count)).round().astype(int))
-    with (folder / CURVE_FILE).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(curve.columns)
-        for row in kept:
-            writer.writerow(_cell(float(values[row])) for values in curve.columns.values())
-    for name in ("config.json", "meta.json"):
-        if (run.path / name).exists():
-            (folder / name).write_text((run.path / name).read_text(encoding="utf-8"), encoding="utf-8")
+    curve, run, folder = load_curve(path, every_s, warn), RunFolder.open(path), Path(into)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / CURVE_FILE).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(curve.columns)
+            for row in _kept(curve, rows):
+                writer.writerow(_cell(float(values[row])) for values in curve.columns.values())
+        for name in ("config.json", "meta.json"):
+            if (run.path / name).exists():
+                (folder / name).write_text((run.path / name).read_text(encoding="utf-8"), encoding="utf-8")
     return folder / CURVE_FILE
+
+
+def _kept(curve: Curve, rows: int) -> NDArray[np.intp]:
+    """At most `rows` rows, evenly spread; the few that hold an evaluation are not left to chance (half at most)."""
+    everywhere = np.arange(len(next(iter(curve.columns.values()))))
+    evaluations = [values for name, values in curve.columns.items() if name.startswith("evaluation/")]
+    evaluated = everywhere[np.isfinite(evaluations).any(axis=0)] if evaluations else everywhere[:0]
+    evaluated = _spread(evaluated, rows // 2)
+    return np.union1d(_spread(everywhere, rows - len(evaluated)), evaluated)
+
+
+def _spread(places: NDArray[np.intp], count: int) -> NDArray[np.intp]:
+    count = min(count, len(places))
+    return places[np.unique(np.linspace(0, len(places) - 1, count).round().astype(int))] if count else places[:0]
 
 
 def _cell(value: float) -> str:
@@ -112,8 +176,10 @@ def _cell(value: float) -> str:
 
 
 def _read_csv(path: Path) -> list[dict[str, float]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        try:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
             return [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
-        except (ValueError, TypeError, AttributeError, csv.Error) as error:
-            raise UserError(f"{path} is not a table of numbers: {error}") from error
+    except (ValueError, TypeError, AttributeError, csv.Error) as error:
+        raise UserError(f"{path} is not a table of numbers: {error}") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dba3c.errors import UserError
 from dba3c.flat_names import flat_names
-from dba3c.plots.curve import Curve
+from dba3c.plots.curve import Curve, check_chart
 from dba3c.plots.style import label_axis, line_of, new_figure, save
 from dba3c.score_statistics import interquartile_mean
 
@@ -23,6 +23,7 @@ X_AXES = {"frames": "progress/frames", "hours": "progress/hours", "core-hours": 
 MAY_DIFFER = ("run/seed", "run/run_dir")
 _RESAMPLES = 2000
 _GRID_POINTS = 200
+_FEW_POINTS = 5  # are marked: one alone would not be seen
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ def _line(curve: Curve, x_chart: str, y_chart: str) -> NDArray[np.float64]:
 def _draw_group(
     axes: Axes, name: str, lines: Sequence[NDArray[np.float64]], statistic: Statistic, look: dict[str, Any]
 ) -> None:
+    if max(line.shape[1] for line in lines) <= _FEW_POINTS:
+        look = {**look, "marker": "o", "markersize": 3}
     if len(lines) == 1:
         axes.plot(*lines[0], label=name, linewidth=1.6, **look)
         return
@@ -128,8 +131,34 @@ def aggregate(lines: Sequence[NDArray[np.float64]], statistic: Statistic = "iqm"
     return Band(grid, np.asarray(of(values, axis=0)), low, high)
 
 
+def drawable(curves: Sequence[Curve], x: str, y: str, warn: Callable[[str], None]) -> list[Curve]:
+    """The runs that recorded both charts and share a range, ready for one line; `warn` is told of each one left out.
+
+    Raises UserError for an unknown chart.
+    """
+    x_chart = X_AXES.get(x, x)
+    for chart in (x_chart, y):
+        check_chart(chart)
+    found = []
+    for curve in curves:
+        try:
+            _line(curve, x_chart, y)
+        except UserError as error:
+            warn(str(error))
+        else:
+            found.append(curve)
+    try:
+        check_drawable(found, x, y)
+    except UserError as error:
+        warn(str(error))
+        return []
+    return found
+
+
 def check_drawable(curves: Sequence[Curve], x: str, y: str) -> None:
     """Raises UserError when runs cannot become one line: a chart is unknown or missing, or they share no range."""
+    if not curves:
+        return
     x_chart = X_AXES.get(x, x)
     reached = [(*_line(curve, x_chart, y)[0, [0, -1]], curve.name) for curve in curves]
     low_x, _, begins_last = max(reached)

@@ -8,8 +8,9 @@ from typing import Any
 
 from dba3c.errors import UserError
 from dba3c.flat_names import flat_names
+from dba3c.line_file import prefixed, warn_on_stderr
 from dba3c.plots.curve import Curve, load_curves
-from dba3c.plots.learning_curves import MAY_DIFFER, Statistic, plot_learning_curves
+from dba3c.plots.learning_curves import MAY_DIFFER, Statistic, drawable, plot_learning_curves
 
 
 def plot_runs(
@@ -20,20 +21,28 @@ def plot_runs(
     statistic: Statistic = "iqm",
     title: str = "",
 ) -> list[Path]:
-    """Draws the runs into INTO.png and INTO.svg. A run that cannot be read costs one line, the rest is drawn.
+    """Draws the runs into INTO.png and INTO.svg. A run that cannot be read or drawn costs one line, the rest is drawn.
 
     Args:
         x: "frames", "hours", "core-hours" or a chart's name.
         y: a chart's name (docs/metrics.md).
+
+    Raises:
+        UserError: an unknown chart, a file that cannot be written, or no run is left to draw.
     """
-    groups = group_by_configuration(load_curves(paths))
-    goals = {curve.config.get("run", {}).get("stop_score") for curves in groups.values() for curve in curves}
+    curves = load_curves(paths)
+    alike = group_by_configuration(curves).values()
+    kept = [curve for group in alike for curve in drawable(group, x, y, prefixed("left out", warn_on_stderr))]
+    if not kept:
+        raise UserError(f"none of these runs can be drawn: none has {y} against {x}")
+    groups = group_by_configuration(kept)
+    goals = {curve.stop_score for curve in kept}
     goal = goals.pop() if len(goals) == 1 and y.startswith("score/") else None
     return plot_learning_curves(groups, into, x=x, y=y, statistic=statistic, goal=goal, title=title)
 
 
 def group_by_configuration(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
-    """Runs by configuration, seeds and folders aside; a group is named after its runs' folders."""
+    """Runs by configuration, seeds and folders aside. A group is named after its runs: no two may have one name."""
     alike: dict[tuple[Any, ...], list[Curve]] = {}
     for curve in curves:
         options = sorted((key, str(value)) for key, value in flat_names(curve.config) if key not in MAY_DIFFER)
@@ -41,7 +50,5 @@ def group_by_configuration(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
     groups: dict[str, list[Curve]] = {}
     for members in alike.values():
         name = members[0].name if len(members) == 1 else f"{members[0].name} … {members[-1].name}"
-        if name in groups:
-            raise UserError(f"two runs are called {name}: rename a folder, or draw them in two figures")
         groups[name] = members
     return groups

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from dba3c import metric_registry
+from dba3c.errors import writing
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colours (2008), without their yellow, which is too light for lines."""
@@ -45,11 +46,14 @@ def label_axis(axes: Axes, which: str, chart: str) -> None:
 
 
 def save(figure: Figure, path: str | Path) -> list[Path]:
-    """Writes PATH.png and PATH.svg. The same figure gives the same bytes: committed ones change only with it."""
+    """Writes PATH.png and PATH.svg. The same figure gives the same bytes: committed ones change only with it.
+
+    Raises UserError when they cannot be written.
+    """
     stem = Path(path).with_suffix("") if Path(path).suffix in (".png", ".svg") else Path(path)
-    stem.parent.mkdir(parents=True, exist_ok=True)
     written = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    with rc_context({"svg.hashsalt": "dba3c", "svg.fonttype": "path"}):
+    with writing(written[0]), rc_context({"svg.hashsalt": "dba3c", "svg.fonttype": "path"}):
+        stem.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(written[0], dpi=_DOTS_PER_INCH, metadata={"Software": None})
         figure.savefig(written[1], metadata={"Date": None})
     return written

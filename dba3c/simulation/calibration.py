@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dba3c.errors import UserError
-from dba3c.monitor.reader import RunReader
+from dba3c.monitor.reader import whole_run
 from dba3c.run_folder import RunFolder
 from dba3c.simulation.central import AgentCosts
 from dba3c.simulation.cluster import Work
@@ -98,7 +98,7 @@ def _read(run: RunFolder, seen: _Seen) -> float:
     before: dict[tuple[str, int], int] = {}
     received: dict[int, float] = {}
     gradients = commits = 0.0
-    for record in RunReader(run).poll():
+    for record in whole_run(run):
         count = int(record.get("count") or 0)
         if record["kind"] == "step" and record["role"] == "worker" and count:
             key = (str(run.path), record["rank"])

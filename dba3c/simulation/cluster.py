@@ -78,6 +78,8 @@ class Work:
     def __post_init__(self) -> None:
         if not 0 < self.model_bytes < math.inf:
             raise UserError(f"model_bytes must be greater than 0 and finite, got {self.model_bytes}")
+        if not 0 < self.data_points < math.inf:
+            raise UserError(f"data_points must be greater than 0 and finite, got {self.data_points}")
 
 
 @dataclass(frozen=True, kw_only=True)

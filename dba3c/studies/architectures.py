@@ -16,7 +16,7 @@ import numpy as np
 
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
-from dba3c.monitor.reader import Record, RunReader
+from dba3c.monitor.reader import Record, whole_run
 from dba3c.plots.style import PALETTE, new_figure, save
 from dba3c.run_folder import RunFolder
 from param_servers.audit import history, read_audit
@@ -58,7 +58,7 @@ def cost_of(path: Path, architecture: str, network: str, seconds: float) -> Cost
     run = RunFolder.open(path)
     config = TrainConfig.from_json(run.config_text())
     by_process: dict[tuple[str, int], list[Record]] = {}
-    for record in RunReader(run).poll():
+    for record in whole_run(run):
         if record["kind"] in ("step", "server"):
             by_process.setdefault((record["role"], record["rank"]), []).append(record)
     stepping = [found for (role, _), found in by_process.items() if role in STEPPING]

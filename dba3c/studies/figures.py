@@ -11,8 +11,9 @@ from matplotlib.ticker import EngFormatter, LogLocator, ScalarFormatter
 
 from dba3c import metric_registry
 from dba3c.errors import UserError
+from dba3c.line_file import prefixed
 from dba3c.plots.curve import Curve
-from dba3c.plots.learning_curves import check_drawable, plot_learning_curves
+from dba3c.plots.learning_curves import drawable, plot_learning_curves
 from dba3c.plots.style import PALETTE, new_figure, save
 from dba3c.studies.results import (
     Estimate,
@@ -83,13 +84,22 @@ def _pairs(results: StudyResults, measure: Callable[[Curve], float], what: str) 
     return pairs
 
 
+def _ratios(pairs: Pairs) -> Pairs:
+    """Those that can be divided by, and stand on logarithmic axes."""
+    above_zero = [(x, estimate) for x, estimate in pairs if x > 0 and estimate.centre > 0]
+    if not above_zero:
+        raise UserError("no point is above 0")
+    return above_zero
+
+
 def speed(results: StudyResults, path: Path) -> list[Path]:
     """Data points per second against the study's axis."""
     pairs = _pairs(results, data_points_per_s, "a rate of data points")
+    scaling = results.study.kind == "scaling"
+    pairs = _ratios(pairs) if scaling else pairs
     x = [x for x, _ in pairs]
     figure, axes = new_figure()
     draw_measured(axes, pairs, "data points per second")
-    scaling = results.study.kind == "scaling"
     if scaling:
         axes.plot(x, [pairs[0][1].centre * one / x[0] for one in x], label="linear", **IDEAL)
     else:
@@ -100,7 +110,7 @@ def speed(results: StudyResults, path: Path) -> list[Path]:
 
 def efficiency(results: StudyResults, path: Path) -> list[Path]:
     """Data points per second and worker, as a share of the smallest point's."""
-    pairs = _pairs(results, data_points_per_s, "a rate of data points")
+    pairs = _ratios(_pairs(results, data_points_per_s, "a rate of data points"))
     x0, one = pairs[0][0], pairs[0][1].centre
     share = [(x, e.times(x0 / x / one)) for x, e in pairs]
     figure, axes = new_figure()
@@ -118,7 +128,7 @@ def efficiency(results: StudyResults, path: Path) -> list[Path]:
 
 def time_to_score(results: StudyResults, path: Path) -> list[Path]:
     """Minutes to the stop score against the number of workers, with the theoretical line T(1) / n."""
-    pairs = _pairs(results, lambda curve: 60 * hours_to_stop_score(curve), "reached its stop score")
+    pairs = _ratios(_pairs(results, lambda curve: 60 * hours_to_stop_score(curve), "reached its stop score"))
     x = [x for x, _ in pairs]
     figure, axes = new_figure()
     draw_measured(axes, pairs, "time to the stop score")
@@ -151,21 +161,13 @@ def scores(x: str, y: str = "score/mean") -> Draw:
     def figure(results: StudyResults, path: Path) -> list[Path]:
         groups, goals = {}, set()
         for result in results.points:
-            drawable = [curve for curve in result.curves if y in curve.columns]
-            results.problems.extend(
-                f"{result.point.name}/{curve.name}: never recorded {y}"
-                for curve in result.curves
-                if curve not in drawable
-            )
-            if not drawable:
-                continue
-            try:
-                check_drawable(drawable, x, y)
-            except UserError as error:
-                results.problems.append(f"figure {path.name}: {result.point.name}: {error}")
-                continue
-            groups[result.point.name] = drawable
-            goals |= {curve.config.get("run", {}).get("stop_score") for curve in drawable}
+            told = prefixed(f"figure {path.name}: {result.point.name}", results.problems.append)
+            curves = drawable(result.curves, x, y, told)
+            if curves:
+                groups[result.point.name] = curves
+                goals |= {curve.stop_score for curve in curves}
+        if not groups:
+            raise UserError(f"no run has {y} against {x}")
         goal = goals.pop() if len(goals) == 1 and y.startswith("score/") else None
         return plot_learning_curves(groups, path, x=x, y=y, goal=goal)
 

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from dba3c.atomic_files import write_atomically
-from dba3c.errors import UserError
+from dba3c.errors import writing
 from dba3c.line_file import warn_on_stderr
 from dba3c.plots.curve import check_chart
 from dba3c.plots.learning_curves import X_AXES
@@ -36,11 +36,9 @@ def plot_study(folder: str | Path, into: str | Path | None = None) -> list[Path]
     told = len(results.problems)
     written = draw(results, target)
     report = target / "report.html"
-    try:
+    with writing(report):
         target.mkdir(parents=True, exist_ok=True)
         write_atomically(report, report_text(results, written, Path(folder).resolve().name))
-    except OSError as error:
-        raise UserError(f"cannot write {report}: {error.strerror}") from error
     for line in results.problems[told:]:
         warn_on_stderr(line)
     return [*written, report]
@@ -130,6 +128,7 @@ def _origins(results: StudyResults) -> str:
     for result in results.points:
         lives = result.curves[0].meta.get("lives") or [{}]
         host, source = lives[0].get("host") or {}, lives[0].get("source")
+        cpu = host.get("cpu", host) if isinstance(host, dict) else host
         lines.append(f"{result.point.name}: {lives[0].get('command') or 'dba3c train ' + ' '.join(result.point.words)}")
-        lines.append(f"    {lives[0].get('cores', '?')} cores, {host.get('cpu', host)}, source {source}")
+        lines.append(f"    {lives[0].get('cores', '?')} cores, {cpu}, source {source}")
     return "\n".join(lines)

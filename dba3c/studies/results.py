@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dba3c.errors import UserError
-from dba3c.line_file import warn_on_stderr
+from dba3c.errors import UserError, writing
+from dba3c.line_file import prefixed, warn_on_stderr
 from dba3c.plots.curve import Curve, downsample, load_curve
 from dba3c.plots.of_runs import group_by_configuration
 from dba3c.score_statistics import interquartile_mean
-from dba3c.studies.study import STUDY_FILE, Point, Study, load
+from dba3c.studies.study import STUDY_FILE, Point, Run, Study, load
 
 _RESAMPLES = 2000
 
@@ -75,12 +75,8 @@ def read_results(folder: str | Path, warn: Callable[[str], None] = warn_on_stder
         for run in study.runs(folder):
             if run.point.name != point.name:
                 continue
-            try:
-                if not run.folder.exists():
-                    raise UserError("this seed has not been run")
-                curves.append(load_curve(run.folder))
-            except UserError as error:
-                results.problems.append(f"{run.name}: {error}")
+            curve = _curve_of(run, results.problems)
+            curves += [] if curve is None else [curve]
         alike = _of_one_configuration(point, curves, results.problems)
         if alike:
             results.points.append(PointResult(point, tuple(alike)))
@@ -89,6 +85,21 @@ def read_results(folder: str | Path, warn: Callable[[str], None] = warn_on_stder
     if not results.points:
         raise UserError(f"nothing of the study in {folder} can be drawn")
     return results
+
+
+def _curve_of(run: Run, problems: list[str]) -> Curve | None:
+    """A run's curve; None, and a line, where it has none or never trained: as a rate of 0 it would pass for slow."""
+    told = prefixed(run.name, problems.append)
+    try:
+        if not run.folder.exists():
+            raise UserError("this seed has not been run")
+        curve = load_curve(run.folder, warn=told)
+        if not np.nanmax(_column(curve, "progress/data_points"), initial=0) > 0:
+            raise UserError("it ended before its first update")
+    except UserError as error:
+        told(str(error))
+        return None
+    return curve
 
 
 def _of_one_configuration(point: Point, curves: list[Curve], problems: list[str]) -> list[Curve]:
@@ -108,15 +119,18 @@ def commit_into(
 ) -> int:
     """Copies what is worth committing of a study: study.json and its runs, downsampled; returns how many runs."""
     study, copied = load(folder), 0
+    with writing(into):
+        Path(into).mkdir(parents=True, exist_ok=True)
     for run in study.runs(folder):
         try:
-            downsample(run.folder, Path(into) / run.name, every_s=every_s)
+            downsample(run.folder, Path(into) / run.name, every_s=every_s, warn=prefixed(run.name, warn))
             copied += 1
         except UserError as error:
             warn(f"{run.name}: {error}")
     if not copied:
         raise UserError(f"nothing of the study in {folder} could be copied")
-    (Path(into) / STUDY_FILE).write_text((Path(folder) / STUDY_FILE).read_text(encoding="utf-8"), encoding="utf-8")
+    with writing(Path(into) / STUDY_FILE):
+        (Path(into) / STUDY_FILE).write_text((Path(folder) / STUDY_FILE).read_text(encoding="utf-8"), encoding="utf-8")
     return copied
 
 
@@ -148,7 +162,7 @@ def best_mean_score(curve: Curve) -> float:
 
 def hours_to_stop_score(curve: Curve) -> float:
     """Hours until the mean score first reached the configured stop score; NaN when it did not."""
-    stop = curve.config.get("run", {}).get("stop_score")
+    stop = curve.stop_score
     hours, best = _column(curve, "progress/hours"), _column(curve, "score/best_mean")
     if stop is None or not hours.size or not best.size:
         return math.nan

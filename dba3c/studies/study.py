@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.atomic_files import write_atomically
-from dba3c.errors import UserError
+from dba3c.errors import UserError, writing
 from dba3c.run_folder import RunFolder
 
 STUDY_FILE = "study.json"
+KINDS = ("scaling", "parameter_servers", "stragglers", "learning_curves", "architectures", "games")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class Study:
     """What is compared with what."""
 
     kind: str
-    """Which figures are made of it: a name of `dba3c.studies.builtin`."""
+    """Which figures are made of it: one of `KINDS`."""
     points: tuple[Point, ...]
     seeds: tuple[int, ...]
     x_name: str = ""
@@ -97,11 +98,9 @@ class Study:
             self._write(path)
 
     def _write(self, path: Path) -> None:
-        try:
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 def load(folder: str | Path) -> Study:
@@ -109,6 +108,10 @@ def load(folder: str | Path) -> Study:
     path = Path(folder) / STUDY_FILE
     try:
         tree: Any = json.loads(path.read_text(encoding="utf-8"))
+        if tree["kind"] not in KINDS:
+            raise UserError(
+                f"{path} declares a study of an unknown kind, {tree['kind']!r}; there are {', '.join(KINDS)}"
+            )
         points = tuple(_point(point) for point in tree.pop("points"))
         return Study(points=points, seeds=tuple(int(seed) for seed in tree.pop("seeds")), **tree)
     except OSError as error:
@@ -119,4 +122,7 @@ def load(folder: str | Path) -> Study:
 
 def _point(tree: dict[str, Any]) -> Point:
     words, cluster_words = (tuple(str(word) for word in tree.pop(name, ())) for name in ("words", "cluster_words"))
-    return Point(words=words, cluster_words=cluster_words, **tree)
+    x, nodes = tree.pop("x", 0.0), tree.pop("nodes", 1)
+    if not isinstance(tree["name"], str) or not isinstance(x, (int, float)) or not isinstance(nodes, int):
+        raise TypeError(f"of point {tree['name']!r}, x or nodes is no number")
+    return Point(words=words, x=x, nodes=nodes, cluster_words=cluster_words, **tree)

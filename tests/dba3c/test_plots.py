@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 import xml.etree.ElementTree
 
 import numpy as np
@@ -9,11 +10,13 @@ import pytest
 from matplotlib.image import imread
 
 from dba3c.errors import UserError
+from dba3c.metrics import MetricsWriter
 from dba3c.plots.curve import Curve, downsample, load_curve, load_curves
 from dba3c.plots.learning_curves import aggregate, plot_learning_curves
 from dba3c.plots.of_runs import group_by_configuration, plot_runs
 from dba3c.plots.time_by_section import plot_time_by_section
-from tests.dba3c.monitor.made_up_run import START_S, made_up_run, set_lives
+from dba3c.run_folder import RunFolder
+from tests.dba3c.monitor.made_up_run import CONFIG, START_S, made_up_run, set_lives
 
 
 @pytest.fixture
@@ -169,6 +172,58 @@ def test_runs_of_one_configuration_are_seeds_of_one_line(run, tmp_path):
         "a … c": ["a", "c"],
         "b": ["b"],
     }
+
+
+def test_runs_of_one_folder_name_are_told_apart_by_their_parents(tmp_path, monkeypatch, capsys):
+    paths = []
+    for workers in (1, 2):
+        config = {**CONFIG, "workers": workers}
+        path = tmp_path / f"workers-{workers}" / "seed-0"
+        paths.append(made_up_run(path, monkeypatch, seconds=12, workers=workers, config=config).path)
+    assert [curve.name for curve in load_curves(paths)] == ["workers-1/seed-0", "workers-2/seed-0"]
+    plot_runs([*paths, paths[0]], tmp_path / "figure")
+    assert "is given twice" in capsys.readouterr().err
+    assert {"workers-1/seed-0", "workers-2/seed-0"} <= svg_comments(tmp_path / "figure.svg")
+
+
+def svg_comments(path):
+    """What is written in a figure: each text's glyphs follow a comment with it."""
+    return set(re.findall(r"<!-- (.*) -->", path.read_text(encoding="utf-8")))
+
+
+def test_a_run_without_the_chart_is_left_out_and_the_others_are_drawn(tmp_path, monkeypatch, capsys):
+    played = made_up_run(tmp_path / "played", monkeypatch, seconds=12)
+    with RunFolder.create(tmp_path / "died", {**CONFIG, "workers": 9}) as died:
+        MetricsWriter(died, "worker", 0).record_event("joined", "worker 0 joined")
+    plot_runs([died.path, played.path], tmp_path / "figure")
+    assert "left out: died never recorded score/mean" in capsys.readouterr().err
+    assert "played" in svg_comments(tmp_path / "figure.svg")
+    with pytest.raises(UserError, match="none of these runs can be drawn: none has score/mean against frames"):
+        plot_runs([died.path], tmp_path / "figure")
+
+
+def test_an_evaluation_is_drawn_at_the_progress_of_its_checkpoint(run, tmp_path):
+    curve = load_curve(run.path, every_s=5.0)
+    (place,) = np.flatnonzero(np.isfinite(curve.column("evaluation/mean")))
+    assert curve.column("evaluation/mean")[place] == 3.0
+    frames, until = curve.column("progress/frames"), 550 * 2 * 160 * 4  # step 550, two workers, frame skip 4
+    assert frames[place] <= until < frames[place + 1]
+    small = load_curve(downsample(run.path, tmp_path / "small", rows=4).parent)
+    assert np.isfinite(small.column("evaluation/mean")).any()
+    plot_runs([run.path], tmp_path / "figure", y="evaluation/mean")
+    assert "evaluation mean (game points)" in svg_comments(tmp_path / "figure.svg")
+
+
+def test_a_chart_of_one_worker_is_said_to_be_for_trackers(run, tmp_path):
+    with pytest.raises(UserError, match="worker-0/score is for trackers only"):
+        plot_runs([run.path], tmp_path / "figure", y="worker-0/score")
+
+
+def test_a_figure_that_cannot_be_written_is_an_error_of_one_line(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    for write in (plot_runs, lambda paths, into: downsample(paths[0], into)):
+        with pytest.raises(UserError, match="cannot write .*file/x.*/file is not a directory|Not a directory"):
+            write([run.path], tmp_path / "file" / "x")
 
 
 def test_plotting_runs_leaves_the_broken_out(run, tmp_path, capsys):

@@ -97,7 +97,7 @@ def test_lines_that_are_no_records_cost_one_warning(make_up_run):
     monitor.look(START_S + 2)
     monitor.look(START_S + 3)
     monitor.close()
-    assert warnings == ["worker-0.jsonl has lines that are not records (2 so far); they are skipped"]
+    assert warnings == ["worker-0.jsonl has lines that are not records (2); they are skipped"]
 
 
 def test_a_full_disk_delays_the_stop_and_does_not_end_the_monitor(make_up_run, monkeypatch):

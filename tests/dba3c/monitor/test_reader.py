@@ -2,8 +2,10 @@
 
 import json
 
+import pytest
+
 from dba3c.monitor import reader as reader_module
-from dba3c.monitor.reader import RunReader
+from dba3c.monitor.reader import RunReader, whole_run
 from dba3c.run_folder import RunFolder
 
 
@@ -62,6 +64,53 @@ def test_lines_that_are_no_records_are_skipped_and_counted(tmp_path):
     (metrics / "worker-0.jsonl").write_bytes(line(1.0) + lines + b"\n" + line(2.0))
     assert times(reader) == [1.0, 2.0]
     assert reader.bad_lines == {"worker-0.jsonl": 7}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "step", "accepted": "x"},
+        {"kind": "step", "loss_total": [1.0]},
+        {"kind": "step", "window_s": None},
+        {"kind": "step", "sections_s": {"waiting": "long"}},
+        {"kind": "step", "sections_s": 3.0},
+        {"kind": "server", "data_points_total": "many"},
+        {"kind": "server", "not_finite": {"update_norm": None}},
+        {"kind": "episode", "score": "x"},
+        {"kind": "episode", "score": float("nan")},
+        {"kind": "episode", "score": 10**400},
+        {"kind": "evaluation", "checkpoint_step": "newest"},
+        {"kind": ["step"]},
+    ],
+    ids=str,
+)
+def test_a_field_of_the_wrong_type_makes_a_bad_line(tmp_path, fields):
+    reader, metrics = empty_run(tmp_path)
+    (metrics / "worker-0.jsonl").write_bytes(line(1.0, **fields) + line(2.0))
+    assert times(reader) == [2.0] and reader.bad_lines == {"worker-0.jsonl": 1}
+
+
+def test_null_for_what_was_not_finite_and_fields_of_a_later_version_make_no_bad_line(tmp_path):
+    reader, metrics = empty_run(tmp_path)
+    fields = {"loss_total": None, "not_finite": {"loss_total": 1}, "mood": "good", "sections_s": {"waiting": 1.0}}
+    (metrics / "worker-0.jsonl").write_bytes(line(1.0, kind="step", **fields))
+    assert times(reader) == [1.0] and reader.bad_lines == {}
+
+
+def test_brackets_without_end_are_a_bad_line(tmp_path):
+    reader, metrics = empty_run(tmp_path)
+    (metrics / "worker-0.jsonl").write_bytes(b"[" * 200_000 + b"\n" + line(2.0))
+    assert times(reader) == [2.0] and reader.bad_lines == {"worker-0.jsonl": 1}
+
+
+@pytest.mark.parametrize(("status", "lines"), [("broken", 1), ("live", 0)])
+def test_a_torn_last_line_is_told_of_a_run_that_is_over(tmp_path, monkeypatch, status, lines):
+    _, metrics = empty_run(tmp_path)
+    (metrics / "worker-0.jsonl").write_bytes(line(1.0) + line(2.0)[:20])
+    run, told = RunFolder(tmp_path), []
+    monkeypatch.setattr(run, "status", lambda: status)
+    assert [found["time_s"] for found in whole_run(run, told.append)] == [1.0]
+    assert told == [f"{tmp_path}: worker-0.jsonl has lines that are not records (1); they are skipped"][:lines]
 
 
 def test_small_chunks_read_the_same(tmp_path, monkeypatch):

@@ -7,7 +7,9 @@ import pytest
 from rich.console import Console
 
 from dba3c.errors import UserError
+from dba3c.metric_registry import SECTIONS
 from dba3c.metrics import MetricsWriter
+from dba3c.monitor import live
 from dba3c.monitor.live import RichView
 from dba3c.monitor.views import PlainView, duration, number, terminal_view
 from dba3c.monitor.watch import watch, watched
@@ -29,6 +31,31 @@ def test_the_live_view_shows_score_speed_sections_and_dropped_gradients_by_worke
         "evaluation", "IQM 2.5 of 10 games", "checkpoint of step 300 written", "0:00:30",
     ):  # fmt: skip
         assert expected in text
+
+
+def test_every_section_has_a_colour_and_is_in_the_legend():
+    assert set(live._COLOURS) == set(SECTIONS)
+    assert [name for name in SECTIONS if name not in live._legend().plain.split()] == []
+
+
+def test_the_live_view_shows_a_run_of_central_inference(tmp_path):
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        learner, actor = MetricsWriter(run, "learner", 0), MetricsWriter(run, "actor", 0)
+        learner.record_step(1, {"accepted": 1, "data_points": 80}, {"serving": 0.6, "inference": 0.3, "learning": 0.1})
+        actor.record_step(1, {"agent_steps": 80}, {"environment": 0.9, "other": 0.1})
+        learner.close()
+        actor.close()
+        run.end_life("finished", "done")
+    _, text = rich_text(run)
+    assert "serving 60%, inference 30%" in text and "environment 90%, other 10%" in text
+
+
+def test_what_cannot_be_read_of_a_watched_run_is_said_once(make_up_run, capsys):
+    run = make_up_run(seconds=2)
+    with run.metrics_file("worker", 0).open("ab") as file:
+        file.write(b"garbage\n")
+    watch(run.path, PlainView(out=io.StringIO()))
+    assert capsys.readouterr().err.count("worker-0.jsonl has lines that are not records (1)") == 1
 
 
 def test_of_many_workers_those_that_drop_are_shown_first(make_up_run):

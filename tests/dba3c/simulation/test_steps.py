@@ -201,6 +201,9 @@ def test_impossible_clusters_and_times_are_refused():
         ComputeTimes(mean_s=1, straggler_slowdown=0.5)
     with pytest.raises(UserError, match="steps must be at least 1"):
         simulate(WIRE, NO_COMPUTE, Setup(), steps=0)
+    for points in (-1, 0, math.nan):
+        with pytest.raises(UserError, match="data_points must be greater than 0"):
+            dataclasses.replace(NO_COMPUTE, data_points=points)
 
 
 def test_drawn_times_have_the_mean_and_the_variation_asked_for():

@@ -1,0 +1,138 @@
+"""Whatever is broken in one run of a study costs one clear line; the rest is drawn."""
+
+import json
+
+import pytest
+
+from dba3c.errors import UserError
+from dba3c.metrics import MetricsWriter
+from dba3c.monitor.export import export
+from dba3c.run_folder import RunFolder
+from dba3c.studies.builtin import STUDIES
+from dba3c.studies.figures import FIGURES
+from dba3c.studies.results import read_results
+from dba3c.studies.study import KINDS, Point, Study
+from launch.cli import main
+from tests.dba3c.monitor.made_up_run import CONFIG, made_up_run
+
+
+def config_of(seed):
+    return {**CONFIG, "run": {"stop_score": 5.0, "stop_games": 10, "seed": seed}}
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A scaling study of three points, one seed; the first point has not been run."""
+    points = tuple(Point(name=f"workers-{n}", words=("breakout",), x=n) for n in (1, 2, 4))
+    made = Study(kind="scaling", points=points, seeds=(0,), x_name="workers")
+    folder = tmp_path / "study"
+    made.save(folder)
+    for run in list(made.runs(folder))[1:]:
+        made_up_run(run.folder, monkeypatch, seconds=20, workers=int(run.point.x), config=config_of(run.seed))
+    return folder
+
+
+def plotted(study, capsys):
+    """(lines on stderr, the report) of `dba3c plot STUDY`."""
+    assert main(["plot", str(study)]) == 0
+    return capsys.readouterr().err, (study / "figures" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_that_died_before_its_first_update_is_named_and_the_rest_is_drawn(study, capsys):
+    with RunFolder.create(study / "workers-1" / "seed-0", config_of(0)) as run:
+        MetricsWriter(run, "worker", 0).record_event("joined", "worker 0 joined")
+    told, page = plotted(study, capsys)
+    assert told.count("workers-1/seed-0: it ended before its first update") == 1
+    assert "it ended before its first update" in page and page.count("data:image/svg+xml") == 4
+
+
+def test_a_point_at_zero_is_left_out_of_what_divides_by_it(study, capsys):
+    path = study / "study.json"
+    tree = json.loads(path.read_text())
+    tree["points"][1]["x"] = 0
+    path.write_text(json.dumps(tree))
+    _, page = plotted(study, capsys)
+    assert page.count("data:image/svg+xml") == 4
+
+
+def test_every_kind_of_study_is_known_where_studies_are_read():
+    assert set(KINDS) == set(STUDIES) == set(FIGURES)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"kind": "scalng"}, "declares a study of an unknown kind, 'scalng'; there are scaling"),
+        ({"points": [{"name": "a", "words": [], "x": "one"}]}, "does not declare a study"),
+        ({"points": [{"name": 3, "words": []}]}, "does not declare a study"),
+    ],
+)
+def test_a_declaration_that_cannot_be_drawn_is_an_error_of_one_line(study, capsys, change, told):
+    path = study / "study.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    assert main(["plot", str(study)]) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "tree", "told"),
+    [
+        ("config.json", {**CONFIG, "run": None}, "run should be an object"),
+        ("config.json", {**CONFIG, "environment": []}, "environment should be an object"),
+        ("meta.json", {"lives": [None]}, "lives should be a list of objects"),
+    ],
+)
+def test_a_run_whose_configuration_is_broken_is_named_and_the_rest_is_drawn(study, capsys, file, tree, told):
+    (study / "workers-2" / "seed-0" / file).write_text(json.dumps(tree))
+    error, page = plotted(study, capsys)
+    assert f"workers-2/seed-0: {study}/workers-2/seed-0/{file}: {told}" in error
+    assert told in page and page.count("data:image/svg+xml") == 4
+
+
+def test_a_stop_score_that_is_no_number_is_none(study, capsys):
+    config = {**CONFIG, "run": {"stop_score": "high", "stop_games": 10}}
+    (study / "workers-2" / "seed-0" / "config.json").write_text(json.dumps(config))
+    _, page = plotted(study, capsys)
+    assert page.count("data:image/svg+xml") == 4
+
+
+def test_garbage_in_a_runs_records_is_told_by_report_plot_and_export_and_the_rest_is_drawn(study, tmp_path, capsys):
+    run = RunFolder.open(study / "workers-2" / "seed-0")
+    path = run.metrics_file("worker", 0)
+    lines = path.read_bytes().splitlines(keepends=True)
+    step = next(json.loads(line) for line in lines if b'"kind": "step"' in line)
+    wrong = json.dumps({**step, "accepted": "x"}).encode() + b"\n"
+    path.write_bytes(wrong + b"garbage\n" + b"".join(lines) + b'{"kind": "st')
+    line = f"{run.path}: worker-0.jsonl has lines that are not records (3); they are skipped"
+    told, page = plotted(study, capsys)
+    assert told.count(f"workers-2/seed-0: {line}") == 1
+    assert line in page and page.count("data:image/svg+xml") == 4
+    assert len(read_results(study).points) == 2
+    capsys.readouterr()
+    assert main(["plot", str(run.path), "--into", str(tmp_path / "curve")]) == 0
+    assert line in capsys.readouterr().err and (tmp_path / "curve.png").exists()
+    warnings = []
+    assert export(run.path, "tensorboard", into=tmp_path / "out", warn=warnings.append) == 2
+    assert warnings == [line]
+
+
+def test_output_that_cannot_be_written_is_an_error_of_one_line(study, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    into, run = str(tmp_path / "file" / "x"), str(study / "workers-2" / "seed-0")
+    for words in (
+        ["plot", run, "--into", into],
+        ["plot", str(study), "--commit-into", into],
+        ["plot", str(study), "--y", "loss/total", "--into", into],
+        ["export", run, "--to", "tensorboard", "--into", into],
+    ):
+        assert main(words) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("dba3c: cannot write") and error.lower().endswith("not a directory"), words
+
+
+def test_a_study_of_nothing_but_broken_runs_is_an_error(study):
+    for seed in study.glob("workers-*/seed-0"):
+        (seed / "config.json").write_text("[]")
+    with pytest.raises(UserError, match="nothing of the study"):
+        read_results(study)
