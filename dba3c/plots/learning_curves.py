@@ -23,6 +23,8 @@ X_AXES = {"frames": "progress/frames", "hours": "progress/hours", "core-hours": 
 MAY_DIFFER = ("run/seed", "run/run_dir")
 _RESAMPLES = 2000
 _GRID_POINTS = 200
+_FEWEST_OF_IQM = 4
+"""Of fewer runs no quarter can be cut off: their interquartile mean is their mean."""
 _FEW_POINTS = 5  # are marked: one alone would not be seen
 
 
@@ -109,7 +111,7 @@ def _draw_group(
     for line in lines:
         axes.plot(*line, linewidth=0.5, alpha=0.35, **look)
     axes.fill_between(band.x, band.low, band.high, color=look["color"], alpha=0.2, linewidth=0)
-    kind = "IQM" if statistic == "iqm" else "mean"
+    kind = "IQM" if statistic == "iqm" and len(lines) >= _FEWEST_OF_IQM else "mean"
     axes.plot(band.x, band.centre, label=f"{name} ({kind} of {len(lines)} runs, 95 % bootstrap)", linewidth=1.8, **look)
 
 
