@@ -20,14 +20,20 @@ class Window:
 
     def clear(self) -> None:
         self.count = 0
+        self.window_s: float | None = None
+        """Seconds that the values say they are of, None when they do not."""
         self._values: dict[str, float] = {}
         self._terms: dict[str, int] = {}  # finite values seen, by name
         self._not_finite: dict[str, int] = {}
         self._sections_s: dict[str, float] = {}
 
-    def add(self, values: Mapping[str, SupportsFloat], sections_s: Mapping[str, float]) -> None:
+    def add(
+        self, values: Mapping[str, SupportsFloat], sections_s: Mapping[str, float], window_s: float | None = None
+    ) -> None:
         """Raises UserError when a name is unknown (nearest ones named)."""
         self.count += 1
+        if window_s is not None:
+            self.window_s = (self.window_s or 0.0) + window_s
         for name, given in values.items():
             metric = self._metrics.get(name) or metric_registry.find(self._kind, name)
             value = float(given)

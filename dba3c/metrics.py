@@ -92,6 +92,7 @@ class MetricsWriter:
         self._waiting: list[dict[str, Any]] = []
         self._step = 0
         self._opened_s = time.monotonic()
+        self._recorded_s = dict.fromkeys(self._windows, self._opened_s)
         self._cpu_s = time.process_time()
         self._lock = threading.Lock()
 
@@ -107,10 +108,18 @@ class MetricsWriter:
         self._reduce("step", step, values, sections_s or {})
 
     def record_server(
-        self, step: int, values: Mapping[str, SupportsFloat], sections_s: Mapping[str, float] | None = None
+        self,
+        step: int,
+        values: Mapping[str, SupportsFloat],
+        sections_s: Mapping[str, float] | None = None,
+        *,
+        window_s: float | None = None,
     ) -> None:
-        """One committed step of a server, or of the rank that speaks for an all-reduce."""
-        self._reduce("server", step, values, sections_s or {})
+        """What a server, or the rank that speaks where there is none, has counted over `window_s` seconds.
+
+        None: over the time since the last record.
+        """
+        self._reduce("server", step, values, sections_s or {}, window_s)
 
     def record_episode(
         self,
@@ -171,11 +180,16 @@ class MetricsWriter:
             self._file.close()
 
     def _reduce(
-        self, kind: str, step: int, values: Mapping[str, SupportsFloat], sections_s: Mapping[str, float]
+        self,
+        kind: str,
+        step: int,
+        values: Mapping[str, SupportsFloat],
+        sections_s: Mapping[str, float],
+        window_s: float | None = None,
     ) -> None:
         with self._lock:
             self._step = step
-            self._windows[kind].add(values, sections_s)
+            self._windows[kind].add(values, sections_s, window_s)
             self._flush_when_due()
 
     def _flush_when_due(self) -> None:
@@ -190,8 +204,10 @@ class MetricsWriter:
         for kind, window in self._windows.items():
             if window.count:
                 cpu_s = time.process_time()
-                spans = {"window_s": round(now_s - self._opened_s, 3), "cpu_s": round(cpu_s - self._cpu_s, 3)}
-                self._cpu_s = cpu_s
+                # not since the last flush: an event's or a game's may have come just before the first value
+                window_s = now_s - self._recorded_s[kind] if window.window_s is None else window.window_s
+                spans = {"window_s": round(window_s, 3), "cpu_s": round(cpu_s - self._cpu_s, 3)}
+                self._cpu_s, self._recorded_s[kind] = cpu_s, now_s
                 self._append(kind, self._step, {**spans, **window.record()})
                 window.clear()
         self._opened_s = now_s

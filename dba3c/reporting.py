@@ -10,12 +10,12 @@ from dba3c.metrics import MetricsWriter
 
 
 def to_server_records(metrics: MetricsWriter) -> Callable[[dict[str, Any]], None]:
-    """An ``on_report`` that writes the figures the registry knows, and the time by section."""
+    """An ``on_report`` that writes the figures the registry knows, the time by section and the seconds they are of."""
     known = metric_registry.of_kind("server")
 
     def report(figures: dict[str, Any]) -> None:
         values = {name: value for name, value in figures.items() if name in known}
-        metrics.record_server(figures["step"], values, figures.get("sections_s"))
+        metrics.record_server(figures["step"], values, figures.get("sections_s"), window_s=figures.get("window_s"))
 
     return report
 

@@ -136,7 +136,7 @@ class AllReduceExchange:
         except PeerLost:
             self._save_before_the_end()
             raise
-        self._report.waiting_s += time.perf_counter() - start_s
+        self._report.collective_s += time.perf_counter() - start_s
         return read_rows(self._rows)
 
     def _apply(self, rows: list[StepRow]) -> None:

@@ -126,6 +126,7 @@ class CutThrough:
         if self._done < self._shard.numel:
             return False
         self._shard.publish(self._out)
+        self._shard.committed()
         return True
 
     def abort(self, answer: Header) -> None:

@@ -1,5 +1,6 @@
 """The exchange of a single process: each gradient is an update."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ class LocalExchange:
             check_rejected(self._rejected_in_a_row, self.replica.step)
         elif not reason:
             self._rejected_in_a_row = 0
+            start_s = time.perf_counter()
             self.replica.commit(gradient, data_points)
+            self._report.applying_s += time.perf_counter() - start_s
             self.replica.checkpoint_when_due()
             self._report.commits += 1
         self._report.maybe()

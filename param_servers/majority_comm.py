@@ -170,7 +170,7 @@ class MajorityComm:
         summed_s = time.perf_counter()
         self._shared.commit(self._buffer.div_(len(members)), header.data_points)
         report = self._report
-        report.waiting_s += summed_s - start_s
+        report.collective_s += summed_s - start_s
         report.applying_s += time.perf_counter() - summed_s
         report.commits += 1
         report.num_gradients = len(members)

@@ -1,10 +1,8 @@
-"""The figures of a replica, about once a second; the same keys as a server's (`report.Reporter`)."""
+"""The figures of a replica, about once a second; like a server's (`report.Reporter`), but for the time."""
 
 import time
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from param_servers.replica import Replica
 
@@ -20,25 +18,28 @@ class ReplicaReport:
     """Counts, and calls `on_report` with what was counted since the last time.
 
     Keys: step, term, data_points_total, active_workers, num_gradients, commits, stale, rejected, update_norm (L2, of
-    all updates since the last report), first_moment_norm and second_moment_norm (L2, where the optimizer keeps them),
-    learning_rate, sections_s {waiting (the collective), applying}, window_s.
+    one update, the first since the last report), first_moment_norm and second_moment_norm (L2, where the optimizer
+    keeps them), learning_rate, collective_s and applying_s (seconds of the sums and of the updates; parts of what the
+    process spends in `push`, so not sections of its time beside that), window_s.
     """
 
     def __init__(self, replica: Replica, on_report: OnReport, *, workers: int = 1) -> None:
         self.active_workers = self.num_gradients = workers
         self._replica, self._on_report = replica, on_report
-        self._before = replica.shard.parameters.clone() if on_report is not unread else None
+        self._is_read = on_report is not unread
         self._start()
 
     def _start(self) -> None:
         self.commits = self.stale = self.rejected = 0
-        self.waiting_s = self.applying_s = 0.0
+        self.collective_s = self.applying_s = 0.0
         self._since_s = time.monotonic()
+        if self._is_read:
+            self._replica.shard.measure_next_update()
 
     def maybe(self, last: bool = False) -> None:
         """Report if it is time, or if this is the `last` one, and something was committed."""
         window_s = time.monotonic() - self._since_s
-        if self._before is None or not self.commits or (window_s < EVERY_S and not last):
+        if not self._is_read or not self.commits or (window_s < EVERY_S and not last):
             return
         replica = self._replica
         self._on_report(
@@ -51,12 +52,12 @@ class ReplicaReport:
                 "commits": self.commits,
                 "stale": self.stale,
                 "rejected": self.rejected,
-                "update_norm": torch.dist(replica.shard.parameters, self._before).item(),
+                "update_norm": replica.shard.update_norm,
                 **replica.shard.moment_norms(),
                 "learning_rate": replica.learning_rate,
-                "sections_s": {"waiting": self.waiting_s, "applying": self.applying_s},
+                "collective_s": self.collective_s,
+                "applying_s": self.applying_s,
                 "window_s": window_s,
             }
         )
-        self._before.copy_(replica.shard.parameters)
         self._start()

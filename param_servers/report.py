@@ -4,9 +4,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from param_servers.chief import Chief
 from param_servers.events import Event
 from param_servers.hub import Hub
@@ -19,8 +16,8 @@ class Reporter:
     """Calls `on_report` with counts since the last report and with what is now.
 
     Keys: step, term, data_points_total, active_workers, num_gradients (shard 0), commits, stale, rejected,
-    update_norm (L2, of all updates since the last report, this shard), first_moment_norm and second_moment_norm
-    (L2, this shard's; where the optimizer keeps them), learning_rate, bytes_sent, bytes_received,
+    update_norm (L2, of one update, the first since the last report; this shard's), first_moment_norm and
+    second_moment_norm (L2, this shard's; where the optimizer keeps them), learning_rate, bytes_sent, bytes_received,
     staleness_mean/min/max (shard 0, async), sections_s {aggregating, applying, waiting, other}, window_s.
     """
 
@@ -30,7 +27,7 @@ class Reporter:
         self._node, self._hub, self._chief, self._on_report = node, hub, chief, on_report
         self._waiting_s = 0.0
         self._since_s = time.monotonic()
-        self._before: Tensor = node.shard.parameters.clone()
+        node.shard.measure_next_update()
         self._counts = self._now()
 
     def timed(self, poll: Callable[[float], list[Event]], timeout_s: float) -> list[Event]:
@@ -64,7 +61,7 @@ class Reporter:
             "data_points_total": node.data_points,
             "active_workers": len(node.workers),
             **change,
-            "update_norm": torch.dist(node.shard.parameters, self._before).item(),
+            "update_norm": node.shard.update_norm,
             **node.shard.moment_norms(),
             "learning_rate": node.shard.learning_rate(node.data_points),
             "sections_s": sections_s,
@@ -76,7 +73,7 @@ class Reporter:
             if delays:
                 report |= {"staleness_mean": sum(delays) / len(delays)}
                 report |= {"staleness_min": min(delays), "staleness_max": max(delays)}
-        self._before.copy_(node.shard.parameters)
+        node.shard.measure_next_update()
         self._counts, self._since_s, self._waiting_s = counts, now_s, 0.0
         self._on_report(report)
 

@@ -50,6 +50,9 @@ class Shard:
         self._optimizer = build_optimizer(config, self.parameters)
         self._mean = torch.empty(min(self.numel, LARGEST_PART))
         self._published: Tensor | None = None
+        self._measured_from: Tensor | None = None
+        self.update_norm: float | None = None
+        """L2 norm of the change that the measured update made; None until it is committed."""
         self.aggregating_s = self.applying_s = 0.0
 
     def learning_rate(self, data_points: int) -> float:
@@ -80,6 +83,17 @@ class Shard:
             self.mean_of(part, gradients)
             self.step_part(part, learning_rate)
         self._published = None
+        self.committed()
+
+    def measure_next_update(self) -> None:
+        """Let `update_norm` be that of the next committed update: one copy now and one pass then, no other costs."""
+        self._measured_from, self.update_norm = self.parameters.clone(), None
+
+    def committed(self) -> None:
+        """An update is whole and stays: to be called by who steps parts; `apply` does."""
+        if self._measured_from is not None:
+            self.update_norm = torch.dist(self.parameters, self._measured_from).item()
+            self._measured_from = None
 
     def part_state(self, part: slice) -> State:
         """A copy of the optimizer's state of one part."""
@@ -124,6 +138,8 @@ class Shard:
             raise SnapshotError(f"a slice of {parameters.numel()} elements cannot be loaded into {self.numel}")
         self.parameters.copy_(parameters)
         self._published = None
+        if self._measured_from is not None:
+            self._measured_from.copy_(parameters)  # going back is no update
         if state is None:
             for tensor in state_tensors(self._optimizer).values():
                 tensor.zero_()

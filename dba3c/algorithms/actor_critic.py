@@ -164,5 +164,7 @@ def actor_critic_loss(
             "advantage_mean": (targets.advantages * weights).sum(),
             "max_probability": (policy.max_probability() * weights).sum(),
         }
+        if targets.importance_weights is not None:
+            numbers["importance_mean"] = (targets.importance_weights * weights).sum()
         metrics = dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
     return Loss(total, metrics)

@@ -147,6 +147,7 @@ def r2d2_loss(
             "loss_total": total,
             "value_mean": (chosen * burned.valid).sum() / points,
             "td_error_mean": errors.abs().sum() / points,
+            "importance_mean": importance_weights.mean(),
         }
         metrics = dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
     return R2d2Result(Loss(total, metrics), sequence_priorities(errors, burned.valid, settings.priority_max_weight))

@@ -29,6 +29,8 @@ class Targets(NamedTuple):
     """[T, B] float32: the value's target; the present value where the step is not valid."""
     advantages: Tensor
     """[T, B] float32: the policy gradient's weight; 0 where the step is not valid."""
+    importance_weights: Tensor | None = None
+    """[T, B] float32: V-trace's ρ, by which the advantages are weighted; 0 where the step is not valid."""
 
 
 @torch.no_grad()

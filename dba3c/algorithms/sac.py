@@ -73,7 +73,7 @@ def sac_loss(
         numbers = {
             "loss_total": total,
             "loss_policy": loss_policy,
-            "loss_value": loss_critics,
+            "loss_critic": loss_critics,
             "loss_temperature": loss_temperature,
             "entropy": entropy,
             "value_mean": targets.mean(),

@@ -50,4 +50,4 @@ def vtrace_targets(
     corrections = discounted_sums(rhos * one_step_errors, traces * ratios.clamp(max=c_clip))
     next_corrections = torch.cat((corrections[1:], torch.zeros_like(corrections[:1])))
     advantages = rhos * (one_step_errors + traces * next_corrections)
-    return Targets(values + corrections, advantages)
+    return Targets(values + corrections, advantages, rhos)

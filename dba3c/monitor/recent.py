@@ -10,13 +10,13 @@ class RecentSums:
     """Amounts that came in, by name, summed over the last `horizon_s` seconds."""
 
     def __init__(self, horizon_s: float = 10.0) -> None:
-        self.horizon_s = horizon_s
+        self.horizon_s = self._least_s = horizon_s
         self._entries: deque[tuple[float, float, Mapping[str, float]]] = deque()  # (end, beginning, amounts)
         self._sums: dict[str, float] = {}
 
     def add(self, time_s: float, amounts: Mapping[str, float], window_s: float = 0.0) -> None:
         """Amounts of the `window_s` seconds before `time_s`."""
-        self.horizon_s = max(self.horizon_s, 3.0 * window_s)  # long windows need a longer look
+        self.horizon_s = max(self._least_s, 3.0 * window_s)  # long windows need a longer look, while they are long
         self._entries.append((time_s, time_s - window_s, amounts))
         for name, amount in amounts.items():
             self._sums[name] = self._sums.get(name, 0.0) + amount

@@ -111,7 +111,8 @@ def _read(run: RunFolder, seen: _Seen) -> float:
             received[record["rank"]] = received.get(record["rank"], 0.0) + (record.get("bytes_received") or 0.0)
             commits += (record.get("commits") or 0) if record["rank"] == 0 else 0
             seen.aggregating_s += sections.get("aggregating", 0.0)
-            seen.applying_s += sections.get("applying", 0.0)
+            # a rank of an all-reduce applies while its worker pushes: there it is no section of its own
+            seen.applying_s += sections.get("applying", 0.0) + (record.get("applying_s") or 0.0)
     size = float(_manifest_bytes(run) or (sum(received.values()) / gradients if gradients else 0.0))
     seen.gradients += gradients
     seen.commits += commits

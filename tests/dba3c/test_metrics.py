@@ -11,6 +11,7 @@ from dba3c import line_file, metric_registry, metrics
 from dba3c.errors import UserError
 from dba3c.line_file import LineFile
 from dba3c.metrics import MetricsWriter, Sections
+from dba3c.reporting import to_server_records
 
 
 def lines(path):
@@ -64,6 +65,31 @@ def test_a_window_that_is_not_over_waits_for_flush(tmp_path, clock):
     assert not (tmp_path / "metrics" / "worker-0.jsonl").exists()
     writer.flush()
     assert [record["kind"] for record in lines(tmp_path / "metrics" / "worker-0.jsonl")] == ["episode", "step"]
+
+
+def test_what_is_reported_keeps_the_seconds_that_it_was_counted_over(tmp_path, clock):
+    writer = MetricsWriter(tmp_path, "server", 0, window_s=1.0)
+    report = to_server_records(writer)
+    for step, window_s in ((5, 1.25), (9, 0.5)):
+        clock.now_s += 0.4
+        report({"step": step, "commits": 5, "window_s": window_s, "sections_s": {"applying": 0.1}, "term": 1})
+    writer.record_event("left", "worker 2 left", step=9)
+    clock.now_s += 0.002
+    report({"step": 19, "commits": 10, "window_s": 0.75})
+    writer.close()
+    found = [line for line in lines(tmp_path / "metrics" / "server-0.jsonl") if line["kind"] == "server"]
+    assert [(line["commits"], line["window_s"]) for line in found] == [(10, 1.75), (10, 0.75)]
+    assert found[0]["sections_s"] == {"applying": 0.2}
+
+
+def test_a_line_for_people_does_not_shorten_the_window_of_the_steps_around_it(tmp_path, clock):
+    writer = MetricsWriter(tmp_path, "worker", 0, window_s=1.0)
+    clock.now_s += 3.0
+    writer.record_event("checkpoint", "checkpoint of step 1 written", step=1)
+    clock.now_s += 0.5
+    writer.record_step(2, {"accepted": 1})
+    writer.close()
+    assert lines(tmp_path / "metrics" / "worker-0.jsonl")[1]["window_s"] == 3.5
 
 
 def test_an_event_is_written_at_once(tmp_path, clock):

@@ -12,6 +12,9 @@ from typing import Any
 
 import psutil
 
+from dba3c.monitor.replay import Point, replay
+from dba3c.run_folder import RunFolder
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -88,6 +91,12 @@ def records(folder: Path, role: str, rank: int) -> list[dict[str, Any]]:
         return []
     lines = path.read_text().split("\n")[:-1]
     return [json.loads(line) for line in lines]
+
+
+def charts(folder: Path, every_s: float = 2.0) -> dict[str, float]:
+    """The newest value of each chart that a tracker would have drawn of the run."""
+    points = [point for point in replay(RunFolder.open(folder), every_s) if isinstance(point, Point)]
+    return {name: point.values[name] for point in points for name in point.values}
 
 
 def episodes(folder: Path, workers: int) -> list[dict[str, Any]]:

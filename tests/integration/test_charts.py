@@ -2,14 +2,15 @@
 
 import json
 import math
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from dba3c.monitor.replay import Point, replay
-from dba3c.run_folder import RunFolder
+from dba3c import metric_registry
 from param_servers.snapshots import load_checkpoint
-from tests.integration.runs import Run, newest_checkpoint, records
+from tests.integration.runs import Run, charts, newest_checkpoint, records
 
 CHARTS_2017 = {
     "score/mean", "score/max", "score/online",
@@ -21,6 +22,24 @@ CHARTS_2017 = {
     "optimizer/m_norm", "optimizer/v_norm", "optimizer/update_norm",
     "schedule/learning_rate", "schedule/entropy_cost",
     "worker-0/loss_total", "worker-1/loss_total", "worker-0/score",
+}  # fmt: skip
+SERVERS_TIME = {name for name in metric_registry.charts() if name.startswith("sections/server_")}
+OF_OTHER_ALGORITHMS = {
+    "policy/clip_fraction", "policy/kl",  # PPO
+    "loss/critic", "loss/temperature", "policy/temperature",  # SAC
+    "value/td_error", "replay/priority",  # R2D2
+}  # fmt: skip
+OF_OTHER_RUNS = {"network/active_relus", *(name for name in metric_registry.charts() if name.startswith("evaluation/"))}
+CARTPOLE = (
+    "train", "CartPole-v1", "--optimizer", "adam", "--total-frames", "2000", "--track", "--seed", "1",
+    "--metrics-window-s", "0", "--step-timeout-s", "60",
+)  # fmt: skip
+WITHOUT_SERVERS = {
+    "allreduce": ("--exchange", "allreduce", "--workers", "2", "--envs-per-worker", "4"),
+    "central": (
+        "--mode", "central", "--actors", "1", "--envs-per-actor", "4", "--unroll-length", "5", "--batch-unrolls", "4",
+        "--inference-thread", "shared",
+    ),
 }  # fmt: skip
 BREAKOUT = (
     "train", "ALE/Breakout-v5", "--workers", "2", "--servers", "2", "--network", "small", "--optimizer", "adam",
@@ -36,9 +55,9 @@ def test_every_chart_of_2017_is_recorded_by_a_real_run(tmp_path: Path, exchange:
     with Run(*BREAKOUT, "--exchange", exchange, "--run-dir", str(folder), folder=folder) as run:
         code, output = run.wait(200)
     assert code == 0, output
-    points = [point for point in replay(RunFolder.open(folder), every_s=2.0) if isinstance(point, Point)]
-    drawn = {name: point.values[name] for point in points for name in point.values}
-    assert CHARTS_2017 - set(drawn) == set()
+    drawn = charts(folder)
+    assert (CHARTS_2017 | SERVERS_TIME) - set(drawn) == set()
+    assert not_registered(drawn) == set()
     assert 0.05 < drawn["network/active_relus"] < 0.95
     delays = [r["staleness_max"] for worker in (0, 1) for r in records(folder, "worker", worker) if r["kind"] == "step"]
     if exchange == "servers":
@@ -46,6 +65,37 @@ def test_every_chart_of_2017_is_recorded_by_a_real_run(tmp_path: Path, exchange:
     else:
         assert max(delays) >= 1  # the other worker's update came in between
     _check_moments(folder)
+
+
+@pytest.mark.timeout(240)
+def test_runs_without_servers_draw_what_is_registered_and_all_of_it(tmp_path: Path) -> None:
+    drawn: set[str] = set()
+    for name, words in WITHOUT_SERVERS.items():
+        folder = tmp_path / name
+        with Run(*CARTPOLE, *words, "--run-dir", str(folder), folder=folder) as run:
+            code, output = run.wait(110)
+        assert code == 0, output
+        assert not_registered(charts(folder)) == set(), name
+        drawn |= set(charts(folder))
+    expected = set(metric_registry.charts()) - SERVERS_TIME - OF_OTHER_ALGORITHMS - OF_OTHER_RUNS
+    assert expected - drawn == set()
+    _check_time_is_counted_once(tmp_path / "allreduce")
+
+
+def not_registered(drawn: Iterable[str]) -> set[str]:
+    """The charts that docs/metrics.md does not know."""
+    one_process = re.compile(rf"(worker|learner|actor)-\d+/({'|'.join(metric_registry.PER_WORKER_CHARTS)})")
+    return {name for name in drawn if name not in metric_registry.charts() and not one_process.fullmatch(name)}
+
+
+def _check_time_is_counted_once(folder: Path) -> None:
+    """Rank 0 works and speaks for the all-reduce: all its sections together fit between its first and last record."""
+    mine = [r for r in records(folder, "worker", 0) if r["kind"] in ("step", "server")]
+    later = [r for r in mine if r["time_s"] > mine[0]["time_s"]]
+    spent_s = sum(sum(r["sections_s"].values()) for r in later)
+    assert spent_s <= 1.02 * (mine[-1]["time_s"] - mine[0]["time_s"])
+    reports = [r for r in mine if r["kind"] == "server"]
+    assert all(0 < r["collective_s"] + r["applying_s"] <= r["window_s"] + 0.01 for r in reports)
 
 
 def _check_moments(folder: Path) -> None:

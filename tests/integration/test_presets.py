@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from param_servers.snapshots import load_checkpoint
-from tests.integration.runs import Run, newest_checkpoint, records
+from tests.integration.runs import Run, charts, newest_checkpoint, records
 
 ONE_ACTOR = ("--actors", "1", "--envs-per-actor", "4")
 MEMORY = "dba3c/MemoryCue-v0"
@@ -31,6 +31,12 @@ PRESETS = {
         "--ppo-epochs", "2", "--ppo-minibatches", "2",
     ),
 }  # fmt: skip
+OWN_CHARTS = {
+    "impala": {"loss/importance_weight", "policy/lag_mean"},
+    "r2d2": {"loss/importance_weight", "value/td_error", "replay/priority"},
+    "sac": {"loss/critic", "loss/temperature", "policy/temperature"},
+    "ppo": {"policy/clip_fraction", "policy/kl"},
+}
 COMMON = ("--track", "--metrics-window-s", "0.1", "--step-timeout-s", "30")
 
 
@@ -51,6 +57,7 @@ def test_a_preset_trains_from_the_command_line(name: str, tmp_path: Path) -> Non
     losses = [record["loss_total"] for record in found if "loss_total" in record]
     assert losses and all(loss is not None for loss in losses)
     assert load_checkpoint(newest_checkpoint(folder)).step >= 5
+    assert OWN_CHARTS[name] - set(charts(folder)) == set()
 
 
 @pytest.mark.timeout(600)

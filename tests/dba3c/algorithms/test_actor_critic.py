@@ -60,7 +60,7 @@ def test_the_loss_and_its_metrics_are_those_of_the_formula() -> None:
             *masks, rollout.values.detach(), rollout.bootstrap_value, discount=0.9, trace_lambda=0.8
         )
         arrays = [tensor.detach().numpy() for tensor in (rollout.policy_logits, rollout.values, rollout.actions)]
-        expected = numpy_loss(*arrays, Targets(*(t.numpy() for t in targets)), rollout.valid.numpy(), 0.7, 0.03)
+        expected = numpy_loss(*arrays, Targets(*(t.numpy() for t in targets[:2])), rollout.valid.numpy(), 0.7, 0.03)
         names = ("loss_policy", "loss_value", "entropy", "loss_total")
         np.testing.assert_allclose([loss.metrics[name] for name in names], expected, rtol=1e-4)
         assert loss.total.item() == pytest.approx(loss.metrics["loss_total"])
@@ -140,6 +140,9 @@ def test_old_behaviour_is_corrected_by_its_log_probabilities() -> None:
     assert same == pytest.approx(loss(rollout, entropy_cost=0.0).metrics)
     surprised = loss(rollout, entropy_cost=0.0, behaviour_log_probs=now + 5).metrics  # π/μ = e⁻⁵
     assert abs(surprised["loss_policy"]) < 0.05 * abs(same["loss_policy"])
+    assert surprised["importance_mean"] == pytest.approx(np.exp(-5), rel=1e-4)
+    eager = loss(rollout, entropy_cost=0.0, behaviour_log_probs=now - 5).metrics  # π/μ = e⁵ is clipped
+    assert eager["importance_mean"] == same["importance_mean"] == pytest.approx(1.0)
 
 
 def test_a_value_that_is_its_target_costs_nothing() -> None:

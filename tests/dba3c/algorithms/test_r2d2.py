@@ -131,6 +131,7 @@ def test_the_loss_and_priorities_are_those_of_a_slow_loop(burn_in: int) -> None:
             expected = 0.9 * np.max(np.abs(errors)) + 0.1 * np.mean(np.abs(errors))
             assert result.priorities[b].item() == pytest.approx(expected, rel=1e-3)
         assert result.loss.total.item() == pytest.approx(total / points, rel=1e-3)
+        assert result.loss.metrics["importance_mean"] == pytest.approx((1.0 + 0.5 + 0.25 + 0.1) / 4)
 
 
 def test_the_burn_in_and_the_target_network_give_no_gradient() -> None:

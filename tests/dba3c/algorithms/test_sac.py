@@ -75,7 +75,7 @@ def test_one_backward_moves_each_part_by_its_own_loss_only() -> None:
 
 def test_logged_terms_add_up() -> None:
     total, metrics = sac_loss(network(0), network(9).critics, transitions(), SacSettings(), seeded())
-    parts = metrics["loss_policy"] + metrics["loss_value"] + metrics["loss_temperature"]
+    parts = metrics["loss_policy"] + metrics["loss_critic"] + metrics["loss_temperature"]
     assert total.item() == pytest.approx(parts, rel=1e-4)
     assert metrics["temperature"] == pytest.approx(0.3, rel=1e-5)
 

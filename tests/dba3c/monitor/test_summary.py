@@ -66,6 +66,14 @@ def test_windows_longer_than_the_horizon_still_give_a_rate():
     assert recent.per_second(200.0, "agent_steps") == pytest.approx(1800 / 200)
 
 
+def test_one_long_window_does_not_slow_the_rates_down_for_ever():
+    recent = RecentSums(10.0)
+    recent.add(60.0, {"commits": 1.0}, window_s=60.0)  # the wait for the workers
+    for time_s in range(61, 81):
+        recent.add(float(time_s), {"commits": 20.0}, window_s=1.0)
+    assert recent.per_second(80.0, "commits") == pytest.approx(20.0)
+
+
 def test_active_workers_are_what_the_server_says_while_it_speaks():
     summary = summary_of(
         record("step", 100.0, rank=0), record("step", 99.0, rank=1), record("step", 80.0, rank=2),
@@ -175,6 +183,16 @@ def test_every_worker_has_its_own_charts():
         "worker-3/score": 7.0, "worker-3/frames_per_s": 40.0, "worker-3/dropped_share": 0.0,
         "worker-3/loss_total": 0.5, "worker-3/waiting_share": 1.0,
     }  # fmt: skip
+
+
+def test_a_rank_of_an_all_reduce_is_as_busy_as_its_steps_say_whatever_its_reports_time():
+    point, _ = points_of(
+        record("step", 1.0, accepted=1, sections_s={"environment": 0.7, "pushing": 0.3}),
+        record("server", 1.0, commits=5, collective_s=0.23, applying_s=0.05, sections_s={}),
+        now_s=1.0,
+    )
+    sections = {name: share for name, share in point.items() if name.startswith("sections/")}
+    assert sections == {"sections/worker_environment": 0.7, "sections/worker_pushing": 0.3}
 
 
 def test_an_evaluation_is_drawn_at_the_step_of_its_checkpoint():

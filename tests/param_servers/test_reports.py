@@ -1,0 +1,140 @@
+"""What a report says: of one update its norm, of a window its counts and its length."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from param_servers import replica_report
+from param_servers.config import OptimizerConfig
+from param_servers.layout import FlatLayout
+from param_servers.local import LocalExchange
+from param_servers.messages import MEMBER, Header, Kind, Row, pack_rows
+from param_servers.report import Reporter
+from param_servers.shard import Shard, as_bytes
+from param_servers.shard_node import ShardNode
+from tests.param_servers.test_cut_through import GRADIENT, WORKER, OneWorker, commit, running
+
+LAYOUT = FlatLayout.of({"w": (50,)})
+ADAM = OptimizerConfig(optimizer="adam", learning_rate="0.1")
+GRADIENTS = [torch.randn(50, generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
+
+
+def norms_of_the_updates() -> list[float]:
+    """torch.optim on the gradients in turn, in float64, and how far each one moved the parameters."""
+    parameters = torch.nn.Parameter(torch.zeros(50, dtype=torch.float64))
+    optimizer, norms = torch.optim.Adam([parameters], lr=0.1, betas=(ADAM.beta1, ADAM.beta2), eps=ADAM.epsilon), []
+    for gradient in GRADIENTS:
+        before = parameters.detach().clone()
+        parameters.grad = gradient.double()
+        optimizer.step()
+        norms.append(float((parameters.detach() - before).square().sum().sqrt()))
+    return norms
+
+
+def trained(reports: list[dict[str, Any]]) -> None:
+    exchange = LocalExchange(
+        layout=LAYOUT, initial_parameters=torch.zeros(50), optimizer_config=ADAM, on_report=reports.append
+    )
+    for gradient in GRADIENTS:
+        exchange.push(gradient, exchange.pull().step, 5)
+    exchange.close()
+
+
+def test_the_norm_of_an_update_does_not_grow_with_the_number_of_updates_in_a_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    often: list[dict[str, Any]] = []
+    once: list[dict[str, Any]] = []
+    monkeypatch.setattr(replica_report, "EVERY_S", 0.0)
+    trained(often)
+    monkeypatch.setattr(replica_report, "EVERY_S", 1000.0)
+    trained(once)
+    assert [report["commits"] for report in often] == [1] * 6 and [report["commits"] for report in once] == [6]
+    assert [report["update_norm"] for report in often] == pytest.approx(norms_of_the_updates(), rel=1e-4)
+    assert once[0]["update_norm"] == often[0]["update_norm"]
+
+
+def test_a_replica_tells_the_time_of_its_updates_but_not_as_sections_beside_its_workers() -> None:
+    reports: list[dict[str, Any]] = []
+    trained(reports)
+    assert reports[0]["window_s"] >= reports[0]["applying_s"] > 0.0 == reports[0]["collective_s"]
+    assert "sections_s" not in reports[0]
+
+
+def server(reports: list[dict[str, Any]]) -> tuple[OneWorker, ShardNode, Reporter]:
+    hub = OneWorker()
+    node = running(hub)
+    counting: Any = SimpleNamespace(bytes_moved=(0, 0))
+    return hub, node, Reporter(node, counting, None, reports.append)
+
+
+def pushed(node: ShardNode, step: int, gradient: Tensor, sequence: int) -> None:
+    header = GRADIENT._replace(step=step, sequence=sequence)
+    place = node.receive_into(WORKER, header)
+    place[:] = as_bytes(gradient)
+    node.gradient(WORKER, header, place)
+    node.obey(Header(Kind.COMMIT, 0, 0, 1, step, data_points=5), pack_rows([Row(0, 0, sequence, MEMBER)]))
+
+
+def test_a_shard_reports_the_norm_of_its_first_update_since_the_last_report() -> None:
+    reports: list[dict[str, Any]] = []
+    _, node, reporter = server(reports)
+    for step, gradient in enumerate(([3.0, 4.0], [30.0, 40.0], [6.0, 8.0])):
+        pushed(node, step, torch.tensor(gradient), sequence=step + 1)
+        if step == 1:
+            reporter._send(reporter._since_s + 2.0)
+    reporter.close()
+    assert [(report["commits"], report["update_norm"]) for report in reports] == [(2, 5.0), (1, 10.0)]
+    assert reports[0]["window_s"] == 2.0
+
+
+def test_going_back_to_a_checkpoint_is_no_update() -> None:
+    reports: list[dict[str, Any]] = []
+    _, node, reporter = server(reports)
+    pushed(node, 0, torch.tensor([300.0, 400.0]), sequence=1)
+    reporter._send(reporter._since_s + 2.0)
+    node.obey(Header(Kind.RESTORE, 0, 0, 1, 0), b"")
+    pushed(node, 0, torch.tensor([3.0, 4.0]), sequence=2)
+    reporter.close()
+    assert reports[-1]["update_norm"] == 5.0
+
+
+def test_an_update_that_was_passed_on_while_it_arrived_is_measured_whole() -> None:
+    reports: list[dict[str, Any]] = []
+    hub, node, reporter = server(reports)
+    place = node.receive_into(WORKER, GRADIENT)
+    place[:] = as_bytes(torch.tensor([3.0, 4.0]))
+    hub.arriving = (GRADIENT, 4)
+    node.advance()
+    hub.arriving = None
+    node.gradient(WORKER, GRADIENT, place)
+    commit(node)
+    reporter.close()
+    assert Kind.SEALED in hub.sent and reports[0]["update_norm"] == 5.0
+
+
+def test_a_bet_that_was_lost_is_not_the_update_that_is_measured() -> None:
+    reports: list[dict[str, Any]] = []
+    hub, node, reporter = server(reports)
+    first, second = node.receive_into(WORKER, GRADIENT), node.receive_into(WORKER, GRADIENT)
+    first[:] = as_bytes(torch.tensor([3.0, 4.0]))
+    second[:] = as_bytes(torch.tensor([3.0, 99.0]))
+    hub.arriving = (GRADIENT, 8)
+    node.advance()
+    node.gradient(WORKER, GRADIENT, first)
+    commit(node)
+    reporter.close()
+    assert Kind.ABORTED in hub.sent and reports[0]["update_norm"] == 5.0
+
+
+def test_the_norms_of_all_shards_of_one_update_combine_to_the_whole() -> None:
+    shards = [Shard(torch.zeros(numel), ADAM) for numel in (20, 30)]
+    for step, gradient in enumerate(GRADIENTS):
+        for shard, part in zip(shards, gradient.split((20, 30)), strict=True):
+            shard.measure_next_update()
+            shard.apply([part], 0.1)
+        combined = sum(shard.update_norm**2 for shard in shards if shard.update_norm is not None) ** 0.5
+        assert combined == pytest.approx(norms_of_the_updates()[step], rel=1e-4)
