@@ -36,7 +36,7 @@ def test_a_level_of_dmlab30_is_played_at_72_by_96_with_nine_actions_and_frame_sk
     envs = make_vector_environment(CONFIG, 2, seed=0)
     assert envs.reset().shape == (2, 3, 72, 96)
     assert (envs.action_space.n, envs.frame_skip) == (9, 4)
-    inner = envs._envs[0]._lab
+    inner = envs._copies.envs[0]._lab
     assert inner.level == "contributed/dmlab30/explore_goal_locations_small"
     assert inner.config == {"width": "96", "height": "72", "logLevel": "WARN"}
     transition = envs.step(np.array([FORWARD, FIRE]))
@@ -57,7 +57,7 @@ def test_the_clock_truncates_and_the_last_screen_stands_for_the_one_the_api_refu
 
 def test_other_levels_keep_their_names_and_evaluation_has_its_own_maps(lab):
     envs = make_vector_environment(EnvironmentConfig(env_id="dmlab/lt_chasm"), 1, seed=0, view="evaluation")
-    inner = envs._envs[0]._lab
+    inner = envs._copies.envs[0]._lab
     assert inner.level == "lt_chasm"
     assert inner.config["mixerSeed"] == str(0x600D5EED) and inner.config["allowHoldOutLevels"] == "true"
 
@@ -66,7 +66,7 @@ def test_paths_reach_the_module(lab, tmp_path):
     config = EnvironmentConfig(env_id="dmlab/psychlab_visual_search", dmlab_home="/opt/lab", dmlab_dataset="/data")
     envs = make_vector_environment(config, 1, seed=0)
     assert lab.runfiles == ["/opt/lab"]
-    assert envs._envs[0]._lab.config["datasetPath"] == "/data"
+    assert envs._copies.envs[0]._lab.config["datasetPath"] == "/data"
 
 
 def test_maps_are_compiled_once_for_all_actors(lab, tmp_path):
