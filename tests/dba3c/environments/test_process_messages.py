@@ -2,7 +2,6 @@
 
 import os
 import select
-import threading
 import time
 
 import pytest
@@ -18,15 +17,20 @@ def pipe():
         yield inlet, outlet
 
 
-def test_an_answer_that_began_in_time_is_read_to_its_end_after_the_deadline(pipe):
+def test_an_answer_that_began_in_time_is_read_to_its_end_after_the_deadline(pipe, monkeypatch):
     inlet, outlet = pipe
-    payload = bytes(range(256)) * 4096
-    sender = threading.Thread(target=messages.send, args=(outlet.fileno(), messages.STEPPED, payload), daemon=True)
-    sender.start()
-    select.select([inlet], [], [])  # it has begun
+    payload = bytes(range(256)) * 3
+    outlet.write(messages.HEADER.pack(messages.STEPPED, len(payload)) + payload[:256])
+    rest, select_now = [payload[256:512], payload[512:]], select.select
+
+    def select_of_a_sender_that_writes_only_when_waited_for(handles, _, __, left_s):
+        if left_s > 0 and rest and not select_now(handles, [], [], 0)[0]:
+            outlet.write(rest.pop(0))
+        return select_now(handles, [], [], left_s)
+
+    monkeypatch.setattr(messages.select, "select", select_of_a_sender_that_writes_only_when_waited_for)
     passed_s = time.monotonic() - 1.0
     assert messages.receive(inlet.fileno(), passed_s, patience_s=60.0).payload == payload
-    sender.join(timeout=60)
     with pytest.raises(TimeoutError):
         messages.receive(inlet.fileno(), passed_s, patience_s=60.0)
 
