@@ -1,6 +1,8 @@
 """DeepMind Lab's adapter against a stand-in of the documented API, its level cache, and its scores."""
 
 import importlib.util
+import os
+import stat
 import sys
 import threading
 from pathlib import Path
@@ -123,6 +125,38 @@ def test_a_writer_that_fails_leaves_nothing_to_be_read(tmp_path):
     with pytest.raises(FileNotFoundError):
         cache.write("key", str(tmp_path / "absent.pk3"))
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert not cache.fetch("key", str(tmp_path / "fetched.pk3"))
+
+
+def test_every_user_that_the_umask_lets_may_read_a_cached_level(tmp_path):
+    cache = LevelCache(tmp_path / "cache")
+    compiled = tmp_path / "compiled.pk3"
+    compiled.write_bytes(b"map")
+    before = os.umask(0o022)
+    try:
+        cache.write("key", str(compiled))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(cache.path_of("key").stat().st_mode) == 0o644
+
+
+def test_a_cached_level_that_cannot_be_read_is_compiled(tmp_path, caplog):
+    cache = LevelCache(tmp_path / "cache")
+    cache.path_of("key").mkdir(parents=True)  # what root cannot read either
+    assert not cache.fetch("key", str(tmp_path / "fetched.pk3"))
+    assert "cannot be read, so it is compiled" in caplog.text
+
+
+def test_where_one_may_not_write_a_level_is_not_kept_and_the_game_goes_on(tmp_path, caplog, monkeypatch):
+    def refused(*args, **kwargs):
+        raise PermissionError("another user's directory")
+
+    cache = LevelCache(tmp_path / "cache")
+    compiled = tmp_path / "compiled.pk3"
+    compiled.write_bytes(b"map")
+    monkeypatch.setattr(Path, "mkdir", refused)
+    cache.write("key", str(compiled))
+    assert "does not keep a map: another user's directory" in caplog.text
     assert not cache.fetch("key", str(tmp_path / "fetched.pk3"))
 
 
