@@ -44,8 +44,8 @@ class EnvironmentConfig:
     """How often each environment that raises, or returns what it must not, is started anew before giving up."""
 
     environment_processes: bool = False
-    """Each environment in a process of its own: they step in parallel, and one that hangs can be ended. Not for Atari,
-    whose C++ threads do the same."""
+    """Each environment in a process of its own: they step in parallel, and one that hangs is noticed and ended. Not for
+    Atari, whose C++ threads step in parallel too."""
 
     environment_timeout_s: float = 60.0
     """With environment_processes: seconds after which one that does not answer is ended and started anew."""
@@ -63,7 +63,8 @@ class EnvironmentConfig:
     """Atari: height and width, in pixels, that screens are resized to."""
 
     noop_max: int = 30
-    """Atari: a game starts with up to this many frames of doing nothing, drawn at random; 0 for none."""
+    """Atari: a game starts with fewer than this many frames of doing nothing, drawn at random (30: 0 to 29); 0 for
+    none."""
 
     episodic_life: bool = False
     """Atari: in the training view a lost life is `terminated`; the game goes on. Evaluation plays full games."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 
-from dba3c.environments.gymnasium_vector import MakeEnv
+from dba3c.environments.restarts import MakeEnv
 from dba3c.errors import UserError
 
 

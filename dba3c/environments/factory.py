@@ -8,9 +8,10 @@ from typing import Any, Literal
 import gymnasium
 
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.gymnasium_vector import LoopVectorEnvironment, MakeEnv
+from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
 from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import VectorEnvironment
+from dba3c.environments.restarts import MakeEnv
 from dba3c.errors import UserError
 
 View = Literal["training", "evaluation"]

@@ -6,31 +6,24 @@ Stop score: the registry's reward threshold (`stop_scores`).
 
 Why not `gymnasium.vector.SyncVectorEnv`: it copies every batch once more, and one environment that breaks takes all
 others with it without saying which it was. Here an environment that raises, returns NaN, or a wrong shape or dtype, is
-named with its index, seed and step, and started anew a bounded number of times; the broken step is `truncated` (so the
-steps before it bootstrap from the last good observation) and not `valid`.
+named with its index, seed and step, and started anew a bounded number of times (`restarts`); the broken step is
+`truncated` (so the steps before it bootstrap from the last good observation) and not `valid`.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.spaces import Space
 
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.errors import EnvironmentFailed, failure_line
 from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import Episode, Transition
-from dba3c.environments.seeding import environment_seed
+from dba3c.environments.restarts import MakeEnv, RestartableEnvironments, one_line
 from dba3c.environments.spaces import BROKEN_NUMBERS, ActionCodec, ObservationCodec
 from dba3c.errors import UserError
-
-_LOG = logging.getLogger(__name__)
-MakeEnv = Callable[[], "gymnasium.Env[Any, Any]"]
 
 
 class LoopVectorEnvironment:
@@ -39,37 +32,31 @@ class LoopVectorEnvironment:
     def __init__(self, config: EnvironmentConfig, make_env: MakeEnv, num_envs: int, seed: int, view: str) -> None:
         self.num_envs = num_envs
         self.frame_skip = config.frames_per_step
-        self._env_id = config.env_id
-        self._make_env = make_env
-        self._seed = seed
         self._clip_reward = config.clips_reward and view == "training"
         self._reward_scale = config.reward_scale if view == "training" else 1.0
-        self._restarts_allowed = config.environment_restarts
-        self._envs: list[gymnasium.Env[Any, Any]] = []
+        env_id = config.env_id
+        self._copies = RestartableEnvironments(env_id, make_env, num_envs, seed, config.environment_restarts)
         try:
-            self._envs.append(make_env())  # one first: when it cannot be made, one error says so
-            self._observations = ObservationCodec(self._env_id, self._envs[0].observation_space)
-            self._actions = ActionCodec(self._env_id, self._envs[0].action_space)
-            self._envs += [make_env() for _ in range(num_envs - 1)]
+            first = self._copies.make_another()  # one first: when it cannot be made, one error says so
+            self._observations = ObservationCodec(env_id, first.observation_space)
+            self._actions = ActionCodec(env_id, first.action_space)
+            for _ in range(num_envs - 1):
+                self._copies.make_another()
         except Exception as error:
             self.close()
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"{self._env_id} cannot be made: {_one_line(error)}") from error
+            raise UserError(f"{env_id} cannot be made: {one_line(error)}") from error
         self.observation_space: Space[Any] = self._observations.space
         self.action_space = self._actions.space
-        self._restarts = [0] * num_envs
-        self._last: np.ndarray | None = None
+        self._last: np.ndarray | None = None  # the last good observations [B, ...]
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """First observations [B, ...]; see `VectorEnvironment.reset`."""
-        if seed is not None:
-            self._seed = seed
+        self._copies.begin(seed)
         self._score = np.zeros(self.num_envs, dtype=np.float64)
         self._length_steps = np.zeros(self.num_envs, dtype=np.int64)
-        self._life_steps = np.zeros(self.num_envs, dtype=np.int64)  # since the environment was made, for failure lines
         self._resetting = np.zeros(self.num_envs, dtype=bool)
-        self._unseeded = np.ones(self.num_envs, dtype=bool)
         observation = self._new_batch()
         self._send_ahead(None)
         for index in range(self.num_envs):
@@ -92,7 +79,7 @@ class LoopVectorEnvironment:
         self._send_ahead(actions)
         shown: list[Any] = [None] * self.num_envs
         at_reset = resetting.tolist()
-        for index, (env, action) in enumerate(zip(self._envs, self._actions.read_all(actions), strict=True)):
+        for index, (env, action) in enumerate(zip(self._copies.envs, self._actions.read_all(actions), strict=True)):
             if at_reset[index]:
                 shown[index] = observation[index]
                 self._reset_one(index, shown[index], failures)
@@ -105,21 +92,22 @@ class LoopVectorEnvironment:
                 broken[index], shown[index] = error, self._last[index]
         self._write(shown, observation, broken)
         valid = ~resetting
-        self._life_steps += valid
+        self._copies.life_steps += valid
         rewards = np.array(reward, dtype=np.float32)
-        self._name_broken_numbers(observation, rewards, broken)
+        self._name_broken_numbers(observation, rewards, raw, broken)
         for index, why in broken.items():
             terminated[index], truncated[index], rewards[index], raw[index] = False, True, 0.0, 0.0
             observation[index] = self._last[index]
             valid[index] = False
-            self._restart(index, why, failures)
+            self._copies.restart(index, why, failures)
+            self._score[index], self._length_steps[index] = 0.0, 0
         self._score += raw
         self._length_steps += valid
         ended, cut = np.array(terminated, dtype=bool), np.array(truncated, dtype=bool)
         self._resetting = ended | cut
         finished = [int(index) for index in np.flatnonzero(self._resetting) if index not in broken]
         episodes = [self._finish(index, terminated=bool(ended[index])) for index in finished]
-        self._last = observation
+        self._last = observation if out is None else observation.copy()  # `out` is the caller's to write to
         if self._reward_scale != 1.0:
             rewards *= np.float32(self._reward_scale)
         if self._clip_reward:
@@ -128,18 +116,16 @@ class LoopVectorEnvironment:
 
     def close(self) -> None:
         """Close every environment."""
-        for env in self._envs:
-            env.close()
-        self._envs = []
+        self._copies.close()
 
     def _send_ahead(self, actions: np.ndarray | None) -> None:
         """Let environments that are processes start on this step, or without actions on their reset, all at once."""
-        if not isinstance(self._envs[0], ProcessEnv):
+        if not isinstance(self._copies.envs[0], ProcessEnv):
             return
-        for index, env in enumerate(self._envs):
+        for index, env in enumerate(self._copies.envs):
             if isinstance(env, ProcessEnv):
                 if actions is None or self._resetting[index]:
-                    env.send_reset(self._seed_of(index) if self._unseeded[index] else None)
+                    env.send_reset(self._copies.seed_for_reset(index))
                 else:
                     env.send_step(self._actions.read(actions, index))
 
@@ -156,12 +142,18 @@ class LoopVectorEnvironment:
             except Exception as error:  # as in step: a stranger's observation may be anything
                 broken.setdefault(int(index), error)
 
-    def _name_broken_numbers(self, observation: np.ndarray, rewards: np.ndarray, broken: dict[int, Exception]) -> None:
-        """Add to `broken` the environments whose observation or reward is no finite number; one look at all of them."""
+    def _name_broken_numbers(
+        self, observation: np.ndarray, rewards: np.ndarray, raw: list[float], broken: dict[int, Exception]
+    ) -> None:
+        """Add to `broken` whose observation, reward or score is no finite number; one look at all of them."""
         if not math.isfinite(rewards.sum()):
             for index in range(self.num_envs):
                 if not math.isfinite(rewards[index]):
                     broken.setdefault(index, ValueError(f"reward {rewards[index]}"))
+        if not math.isfinite(sum(raw)):
+            for index in range(self.num_envs):
+                if not math.isfinite(raw[index]):
+                    broken.setdefault(index, ValueError(f"score_reward {raw[index]}"))
         if self._observations.may_be_broken(observation):
             for index in range(self.num_envs):
                 if not np.isfinite(observation[index]).all():
@@ -171,34 +163,13 @@ class LoopVectorEnvironment:
         """Start a new game; an environment that cannot is restarted while it may be."""
         while True:
             try:
-                seed = self._seed_of(index) if self._unseeded[index] else None
-                observation, _ = self._envs[index].reset(seed=seed)
+                observation, _ = self._copies.envs[index].reset(seed=self._copies.seed_for_reset(index))
                 self._observations.write(observation, row)
                 self._observations.check_finite(row)
-                self._unseeded[index] = False
+                self._copies.unseeded[index] = False
                 return
             except Exception as error:  # as in step
-                self._restart(index, error, failures)
-
-    def _restart(self, index: int, error: Exception, failures: list[str]) -> None:
-        """Replace a broken environment by a new one with the next seed, or give up."""
-        what = _one_line(error)
-        line = failure_line(self._env_id, index, self._seed_of(index), int(self._life_steps[index]), what)
-        if self._restarts[index] >= self._restarts_allowed:
-            raise EnvironmentFailed(f"{line}; given up after {self._restarts[index]} restarts") from error
-        self._restarts[index] += 1
-        failures.append(f"{line}; restart {self._restarts[index]} of {self._restarts_allowed}")
-        _LOG.warning(failures[-1])
-        try:
-            self._envs[index].close()
-        except Exception as close_error:  # it is broken already; the line says that it did not close
-            failures[-1] += f" (closing it raised {type(close_error).__name__})"
-        self._envs[index] = self._make_env()
-        self._unseeded[index] = True
-        self._score[index], self._length_steps[index], self._life_steps[index] = 0.0, 0, 0
-
-    def _seed_of(self, index: int) -> int:
-        return environment_seed(self._seed, index, self._restarts[index])
+                self._copies.restart(index, error, failures)
 
     def _finish(self, index: int, terminated: bool) -> Episode:
         episode = Episode(
@@ -210,7 +181,3 @@ class LoopVectorEnvironment:
         )
         self._score[index], self._length_steps[index] = 0.0, 0
         return episode
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -2,16 +2,21 @@
 
 Many actors write at once, some die half-way, and a directory may be on a network file system. So a map is written under
 a name of its own and renamed, which is atomic within one file system: a reader finds all of a map or nothing.
+
+Several users may share it. What one may not read counts as absent, and where one may not write the map is not kept.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import shutil
-import tempfile
+import uuid
 from pathlib import Path
+
+_LOG = logging.getLogger(__name__)
 
 
 class LevelCache:
@@ -26,22 +31,30 @@ class LevelCache:
         return self._folder / digest[:2] / f"{digest[2:]}.pk3"
 
     def fetch(self, key: str, pk3_path: str) -> bool:
-        """Copy the map of `key` to `pk3_path`; False where there is none (Lab then compiles it and calls `write`)."""
+        """Copy the map of `key` to `pk3_path`; False where none can be had (Lab then compiles it and calls `write`)."""
         try:
             shutil.copyfile(self.path_of(key), pk3_path)
         except FileNotFoundError:
             return False
+        except OSError as error:
+            _LOG.warning("a map of the level cache cannot be read, so it is compiled: %s", error)
+            return False
         return True
 
     def write(self, key: str, pk3_path: str) -> None:
-        """Keep the map at `pk3_path` for `key`, unless another actor already did."""
+        """Keep the map at `pk3_path` for `key`, unless another actor already did or the directory is another user's."""
         path = self.path_of(key)
-        if path.exists():
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
+        name = path.parent / f".partial-{uuid.uuid4().hex}"
         try:
-            with os.fdopen(handle, "wb") as partial, open(pk3_path, "rb") as compiled:
+            if path.exists():
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(name, "xb")  # noqa: SIM115 (closed below); not mkstemp, whose files no other user may read
+        except PermissionError as error:
+            _LOG.warning("the level cache does not keep a map: %s", error)
+            return
+        try:
+            with file as partial, open(pk3_path, "rb") as compiled:
                 shutil.copyfileobj(compiled, partial)
                 partial.flush()
                 os.fsync(partial.fileno())

@@ -50,8 +50,9 @@ class Served:
         return outcome + self._row.tobytes()
 
     def _action(self, payload: bytes) -> Any:
+        """As the loop gives it: an array that may be written to, or where that has no dimension its number."""
         array = np.frombuffer(payload, dtype=self._actions.dtype).reshape(self._actions.shape or ())
-        return int(array) if isinstance(self._actions, gymnasium.spaces.Discrete) else array
+        return array.copy()[()]
 
 
 def main(inlet: int, outlet: int) -> None:

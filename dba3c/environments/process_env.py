@@ -127,7 +127,7 @@ class ProcessEnv(gymnasium.Env[np.ndarray, Any]):
 
     def _answer(self, expected: int) -> bytes:
         try:
-            answer = messages.receive(self._in, self._asked_s + self._timeout_s)
+            answer = messages.receive(self._in, self._asked_s + self._timeout_s, self._timeout_s)
         except TimeoutError:
             raise EnvironmentHangs(f"no answer within {self._timeout_s:g} s; its process is ended") from None
         except EOFError:

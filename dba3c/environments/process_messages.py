@@ -36,15 +36,21 @@ def send(handle: int, kind: int, payload: bytes) -> None:
         data = data[os.write(handle, data) :]
 
 
-def receive(handle: int, deadline_s: float | None = None) -> Message:
-    """Read one message; EOFError when the other side is gone, TimeoutError after `deadline_s` (time.monotonic)."""
-    kind, length = HEADER.unpack(_read(handle, HEADER.size, deadline_s))
+def receive(handle: int, deadline_s: float | None = None, patience_s: float = 0.0) -> Message:
+    """Read one message; EOFError when the other side is gone.
+
+    TimeoutError when it has not begun by `deadline_s` (time.monotonic; None: wait for ever), or has then not gone on
+    for `patience_s`. Not one deadline for all of it: a pipe holds 64 KiB of an answer, and a sender that was in time
+    can write the rest only while it is read, which may be after the deadline (somebody else was waited for).
+    """
+    kind, length = HEADER.unpack(_read(handle, HEADER.size, deadline_s, patience_s))
     if not CONFIG <= kind <= FAILED or length > LARGEST_MESSAGE:
         raise ValueError(f"a message of kind {kind} and {length} bytes, which nobody sends")
-    return Message(kind, _read(handle, length, deadline_s))
+    goes_on_s = None if deadline_s is None else time.monotonic() + patience_s
+    return Message(kind, _read(handle, length, goes_on_s, patience_s))
 
 
-def _read(handle: int, length: int, deadline_s: float | None) -> bytes:
+def _read(handle: int, length: int, deadline_s: float | None, patience_s: float) -> bytes:
     received = bytearray()
     while len(received) < length:
         if deadline_s is not None:
@@ -55,15 +61,18 @@ def _read(handle: int, length: int, deadline_s: float | None) -> bytes:
         if not chunk:
             raise EOFError
         received += chunk
+        if deadline_s is not None:
+            deadline_s = time.monotonic() + patience_s
     return bytes(received)
 
 
 def describe_space(space: spaces.Space[Any]) -> dict[str, Any]:
     """A Box (bounds of an observation are not kept), Discrete or MultiDiscrete as JSON."""
     if isinstance(space, spaces.Discrete):
-        return {"kind": "discrete", "n": int(space.n), "start": int(space.start)}
+        return {"kind": "discrete", "dtype": str(space.dtype), "n": int(space.n), "start": int(space.start)}
     if isinstance(space, spaces.MultiDiscrete):
-        return {"kind": "multi_discrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+        nvec, start = space.nvec.tolist(), space.start.tolist()
+        return {"kind": "multi_discrete", "dtype": str(space.dtype), "nvec": nvec, "start": start}
     if not isinstance(space, spaces.Box):
         raise TypeError(f"{space} is not sent")
     bounds = [float(space.low.min()), float(space.high.max())]
@@ -74,11 +83,13 @@ def describe_space(space: spaces.Space[Any]) -> dict[str, Any]:
 
 def described_space(description: dict[str, Any]) -> spaces.Space[Any]:
     """The space that `describe_space` described."""
-    if description["kind"] == "discrete":
-        return spaces.Discrete(description["n"], start=description["start"])
-    if description["kind"] == "multi_discrete":
-        return spaces.MultiDiscrete(description["nvec"], start=description["start"])
     dtype = np.dtype(description["dtype"])
+    if description["kind"] == "discrete":
+        # before 1.2.2 Gymnasium knew int64 alone and took no dtype
+        chosen = {} if dtype == np.int64 else {"dtype": dtype.type}
+        return spaces.Discrete(description["n"], start=description["start"], **chosen)
+    if description["kind"] == "multi_discrete":
+        return spaces.MultiDiscrete(description["nvec"], dtype.type, start=description["start"])
     low, high = (np.asarray(bound, dtype=dtype) for bound in description["bounds"])
     shape = tuple(description["shape"])
     return spaces.Box(np.broadcast_to(low, shape), np.broadcast_to(high, shape), shape, dtype.type)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from dba3c.environments.observation_parts import check_array, writer_of
 from dba3c.errors import UserError
 
 BROKEN_NUMBERS = "observation with NaN or infinite numbers"
@@ -30,15 +31,17 @@ class ObservationCodec:
     def __init__(self, env_id: str, original: spaces.Space[Any]) -> None:
         self.original = original
         self.space: spaces.Box
-        self._to_row: Callable[[Any], np.ndarray]
+        if not is_image(original):
+            _refuse_unsupported_parts(env_id, original, "observation")
+        self._to_row: Callable[[np.ndarray], np.ndarray] = _flat
+        self._write_parts = None if isinstance(original, spaces.Box) else writer_of(original)
         if is_image(original):
             self._use_image(original)
         else:
-            self._use_vector(env_id, original)
-        self._is_box = isinstance(original, spaces.Box)
+            self._use_vector(original)
         self._shape: Any = original.shape
         self._dtype: Any = original.dtype
-        self._as_it_is = self._is_box and self._shape == self.space.shape
+        self._as_it_is = self._write_parts is None and self._shape == self.space.shape
         self._is_float = self.space.dtype == np.float32
         self._at_once = self._as_it_is and np.dtype(self._dtype).kind == self.space.dtype.kind
 
@@ -47,15 +50,12 @@ class ObservationCodec:
 
         Whether its numbers are finite is not looked at here but for a whole batch: see `may_be_broken`.
         """
-        if self._is_box:
+        if self._write_parts is None:
             array = np.asarray(observation)
-            if array.shape != self._shape:
-                raise ValueError(f"observation of shape {array.shape} instead of {self._shape}")
-            if array.dtype != self._dtype and not np.can_cast(array.dtype, self._dtype, casting="same_kind"):
-                raise ValueError(f"observation of dtype {array.dtype} instead of {self._dtype}")
+            check_array(array, self._shape, self._dtype, "observation")
             row[...] = array if self._as_it_is else self._to_row(array)
         else:
-            row[...] = self._to_row(observation)
+            self._write_parts(observation, row)
 
     def write_all(self, observations: list[Any], batch: np.ndarray) -> bool:
         """Put all into `batch` [B, ...] at once; False where one does not fit as it is: `write` says which, and why."""
@@ -89,14 +89,8 @@ class ObservationCodec:
         else:
             self.space, self._to_row = _image_space(shape), lambda image: image
 
-    def _use_vector(self, env_id: str, original: spaces.Space[Any]) -> None:
-        _refuse_unsupported_parts(env_id, original, "observation")
-        size = spaces.flatdim(original)
-        self.space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
-        if isinstance(original, spaces.Box):
-            self._to_row = lambda vector: np.asarray(vector).reshape(-1)
-        else:
-            self._to_row = lambda value: np.asarray(spaces.flatten(original, value))
+    def _use_vector(self, original: spaces.Space[Any]) -> None:
+        self.space = spaces.Box(-np.inf, np.inf, (spaces.flatdim(original),), np.float32)
 
 
 class ActionCodec:
@@ -141,6 +135,10 @@ class ActionCodec:
 def is_image(space: spaces.Space[Any]) -> bool:
     """Whether a space holds uint8 images: [H, W], or three-dimensional."""
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1)
 
 
 def _image_space(shape: tuple[int, ...]) -> spaces.Box:

@@ -60,8 +60,12 @@ class VizdoomEnv(gymnasium.Env[np.ndarray, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """A new game; the engine starts at the first."""
+        """A new game; the engine starts at the first, and anew for every seed.
+
+        A running engine takes a seed too, but what it has played already changes the games that follow.
+        """
         if seed is not None:
+            self._stop()
             self._game.set_seed(seed)
         if not self._running:
             self._game.init()
@@ -83,12 +87,15 @@ class VizdoomEnv(gymnasium.Env[np.ndarray, np.int64]):
 
     def close(self) -> None:
         """End the engine's process."""
-        if self._running:
-            self._game.close()
-            self._running = False
+        self._stop()
         self._scratch.cleanup()
         with contextlib.suppress(OSError):  # the engine also makes this empty folder in the current directory
             os.rmdir("_vizdoom")
+
+    def _stop(self) -> None:
+        if self._running:
+            self._game.close()
+            self._running = False
 
     def _observe(self) -> np.ndarray:
         """The screen, resized; after the end, which shows none, the last one."""

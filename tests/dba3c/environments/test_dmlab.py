@@ -1,6 +1,8 @@
 """DeepMind Lab's adapter against a stand-in of the documented API, its level cache, and its scores."""
 
 import importlib.util
+import os
+import stat
 import sys
 import threading
 from pathlib import Path
@@ -36,7 +38,7 @@ def test_a_level_of_dmlab30_is_played_at_72_by_96_with_nine_actions_and_frame_sk
     envs = make_vector_environment(CONFIG, 2, seed=0)
     assert envs.reset().shape == (2, 3, 72, 96)
     assert (envs.action_space.n, envs.frame_skip) == (9, 4)
-    inner = envs._envs[0]._lab
+    inner = envs._copies.envs[0]._lab
     assert inner.level == "contributed/dmlab30/explore_goal_locations_small"
     assert inner.config == {"width": "96", "height": "72", "logLevel": "WARN"}
     transition = envs.step(np.array([FORWARD, FIRE]))
@@ -57,7 +59,7 @@ def test_the_clock_truncates_and_the_last_screen_stands_for_the_one_the_api_refu
 
 def test_other_levels_keep_their_names_and_evaluation_has_its_own_maps(lab):
     envs = make_vector_environment(EnvironmentConfig(env_id="dmlab/lt_chasm"), 1, seed=0, view="evaluation")
-    inner = envs._envs[0]._lab
+    inner = envs._copies.envs[0]._lab
     assert inner.level == "lt_chasm"
     assert inner.config["mixerSeed"] == str(0x600D5EED) and inner.config["allowHoldOutLevels"] == "true"
 
@@ -66,7 +68,7 @@ def test_paths_reach_the_module(lab, tmp_path):
     config = EnvironmentConfig(env_id="dmlab/psychlab_visual_search", dmlab_home="/opt/lab", dmlab_dataset="/data")
     envs = make_vector_environment(config, 1, seed=0)
     assert lab.runfiles == ["/opt/lab"]
-    assert envs._envs[0]._lab.config["datasetPath"] == "/data"
+    assert envs._copies.envs[0]._lab.config["datasetPath"] == "/data"
 
 
 def test_maps_are_compiled_once_for_all_actors(lab, tmp_path):
@@ -123,6 +125,38 @@ def test_a_writer_that_fails_leaves_nothing_to_be_read(tmp_path):
     with pytest.raises(FileNotFoundError):
         cache.write("key", str(tmp_path / "absent.pk3"))
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert not cache.fetch("key", str(tmp_path / "fetched.pk3"))
+
+
+def test_every_user_that_the_umask_lets_may_read_a_cached_level(tmp_path):
+    cache = LevelCache(tmp_path / "cache")
+    compiled = tmp_path / "compiled.pk3"
+    compiled.write_bytes(b"map")
+    before = os.umask(0o022)
+    try:
+        cache.write("key", str(compiled))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(cache.path_of("key").stat().st_mode) == 0o644
+
+
+def test_a_cached_level_that_cannot_be_read_is_compiled(tmp_path, caplog):
+    cache = LevelCache(tmp_path / "cache")
+    cache.path_of("key").mkdir(parents=True)  # what root cannot read either
+    assert not cache.fetch("key", str(tmp_path / "fetched.pk3"))
+    assert "cannot be read, so it is compiled" in caplog.text
+
+
+def test_where_one_may_not_write_a_level_is_not_kept_and_the_game_goes_on(tmp_path, caplog, monkeypatch):
+    def refused(*args, **kwargs):
+        raise PermissionError("another user's directory")
+
+    cache = LevelCache(tmp_path / "cache")
+    compiled = tmp_path / "compiled.pk3"
+    compiled.write_bytes(b"map")
+    monkeypatch.setattr(Path, "mkdir", refused)
+    cache.write("key", str(compiled))
+    assert "does not keep a map: another user's directory" in caplog.text
     assert not cache.fetch("key", str(tmp_path / "fetched.pk3"))
 
 

@@ -39,6 +39,35 @@ GAMES = """
         def at_two(self):
             time.sleep(3600)
 
+    class LargeAndSometimesHanging(Game):
+        observation_space = gymnasium.spaces.Box(0, 255, (16, 72, 96), np.uint8)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return np.zeros((16, 72, 96), np.uint8), {}
+
+        def step(self, action):
+            if action == 7:
+                time.sleep(3600)
+            return np.full((16, 72, 96), action, np.uint8), 0.0, False, False, {}
+
+    class Picky(Game):
+        def step(self, action):
+            number = np.asarray(action)
+            assert number.dtype == self.action_space.dtype and number.shape == self.action_space.shape
+            if number.shape:
+                action *= 2
+            return np.full(1, number.sum(), np.float32), 0.0, False, False, {}
+
+    class Whole(Picky):
+        action_space = gymnasium.spaces.Discrete(3, start=1, dtype=np.int32)
+
+    class Several(Picky):
+        action_space = gymnasium.spaces.MultiDiscrete([2, 3], dtype=np.int32)
+
+    class Continuous(Picky):
+        action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
     class Dying(Game):
         def at_two(self):
             os._exit(7)
@@ -118,6 +147,34 @@ def test_what_hangs_dies_or_raises_is_named_and_restarted_then_given_up(made, co
     envs.step(np.array([0]))
     with pytest.raises(EnvironmentFailed, match="given up after 1 restarts"):
         envs.step(np.array([0]))
+
+
+def test_one_that_hangs_does_not_take_those_with_it_whose_answers_a_pipe_cannot_hold(made, config):
+    envs = made(config("LargeAndSometimesHanging", environment_timeout_s=8.0), 3, seed=0)
+    envs.reset()
+    hung = envs.step(np.array([2, 0, 1]))
+    assert [line.partition(" (seed")[0] for line in hung.failures] == [
+        "process_games:LargeAndSometimesHanging environment 0"
+    ]
+    assert hung.valid.tolist() == [False, True, True]
+    assert (hung.observation[1] == 5).all() and (hung.observation[2] == 6).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "actions", "shown"),
+    [
+        ("Whole", np.array([2]), 3.0),
+        ("Several", np.array([[1, 2]]), 6.0),
+        ("Continuous", np.array([[0.5, 0.25]], np.float32), 1.5),
+    ],
+)
+@pytest.mark.parametrize("processes", [False, True], ids=["loop", "processes"])
+def test_actions_have_the_environment_s_dtype_and_may_be_written_to(made, config, name, actions, shown, processes):
+    given = actions.copy()
+    envs = made(replace(config(name, environment_restarts=0), environment_processes=processes), 1, seed=0)
+    envs.reset()
+    assert envs.step(given).observation[0, 0] == shown
+    assert (given == actions).all()
 
 
 def test_a_game_that_cannot_be_made_is_one_line(made, config):

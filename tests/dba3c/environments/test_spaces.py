@@ -1,5 +1,7 @@
 """Observations and actions of every kind: what the network gets, and what is refused with which line."""
 
+import re
+
 import gymnasium
 import numpy as np
 import pytest
@@ -46,12 +48,53 @@ def test_channels_come_first_and_pixels_stay():
     assert all(row[c, y, x] == observation[y, x, c] for c in range(3) for y in range(5) for x in range(4))
 
 
-def test_a_dictionary_is_concatenated_in_the_order_of_its_space():
-    space = Dict({"b": Box(-9, 9, (2,)), "a": Discrete(3)})
+@pytest.mark.parametrize(
+    "space",
+    [
+        Dict({"b": Box(-9, 9, (2,)), "a": Discrete(3)}),
+        Dict(goal=Box(-1, 1, (2, 3), np.float64), at=Dict(here=Discrete(3, start=-1), there=MultiBinary((2, 2)))),
+        Tuple((Discrete(4), MultiDiscrete([2, 3], start=[5, -7]), Box(0, 255, (4,), np.uint8))),
+        MultiDiscrete([[2, 3], [4, 2]], np.int32),
+        MultiBinary(4),
+        Discrete(5, start=2),
+    ],
+)
+def test_parts_follow_each_other_in_the_order_of_their_space(space):
     codec = ObservationCodec("game", space)
-    row = np.zeros(5, np.float32)
-    codec.write({"a": np.int64(1), "b": np.array([7.0, 8.0], np.float32)}, row)
-    assert row.tolist() == gymnasium.spaces.flatten(space, {"a": 1, "b": np.array([7.0, 8.0], np.float32)}).tolist()
+    space.seed(0)
+    for _ in range(20):
+        value, row = space.sample(), np.full(codec.space.shape, 7, np.float32)
+        codec.write(value, row)
+        assert row.tolist() == gymnasium.spaces.flatten(space, value).astype(np.float32).tolist()
+
+
+BOX = Box(-9, 9, (5,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "line"),
+    [
+        (Dict(a=BOX), {"a": np.array([7.0], np.float32)}, r"observation['a'] of shape (1,) instead of (5,)"),
+        (Dict(a=BOX), {"a": np.full(5, 1 + 2j)}, r"observation['a'] of dtype complex128 instead of float32"),
+        (Dict(a=Box(0, 9, (2,), np.int64)), {"a": np.zeros(2)}, "of dtype float64 instead of int64"),
+        (Dict(a=BOX), {"b": np.zeros(5)}, "observation without 'a'"),
+        (Dict(a=BOX), np.zeros(5), "observation is a ndarray and no dictionary"),
+        (Tuple((Dict(a=Discrete(2)),)), ({"a": 2},), r"observation[0]['a'] is 2, which is not in Discrete(2)"),
+        (Tuple((BOX, BOX)), (np.zeros(5), np.zeros(5), np.zeros(5)), "observation of 3 parts instead of 2"),
+        (Discrete(3), -1, "observation is -1, which is not in Discrete(3)"),
+        (Discrete(3, start=5), 2, "observation is 2, which is not in Discrete(3, start=5)"),
+        (Discrete(3), 1.0, "observation of dtype float64 instead of int64"),
+        (Discrete(3), np.array([1]), "observation of shape (1,) instead of ()"),
+        (MultiDiscrete([2, 3]), np.array([1, 3]), "observation is [1, 3], which is not in MultiDiscrete([2 3])"),
+        (MultiDiscrete([2, 3]), np.array([1]), "observation of shape (1,) instead of (2,)"),
+        (MultiBinary(3), np.array([0, 2, 1]), "observation is [0, 2, 1], which is not all 0 and 1"),
+        (MultiBinary(3), np.array([1]), "observation of shape (1,) instead of (3,)"),
+    ],
+)
+def test_a_part_that_does_not_fit_is_refused_by_its_name(space, value, line):
+    codec = ObservationCodec("game", space)
+    with pytest.raises(ValueError, match=re.escape(line)):
+        codec.write(value, np.zeros(codec.space.shape, np.float32))
 
 
 @pytest.mark.parametrize(
