@@ -47,8 +47,9 @@ class EnvironmentConfig:
     """Each environment in a process of its own: they step in parallel, and one that hangs is noticed and ended. Not for
     Atari, whose C++ threads step in parallel too."""
 
-    environment_timeout_s: float = 60.0
-    """With environment_processes: seconds after which one that does not answer is ended and started anew."""
+    environment_timeout_s: float = 30.0
+    """With environment_processes: seconds after which one that does not answer is ended and started anew; less than
+    the exchange's step_timeout_s, or its worker is expelled before that."""
 
     repeat_action_probability: float = 0.25
     """Atari: probability, per emulator frame, that the console repeats the previous action (sticky actions)."""
