@@ -63,7 +63,7 @@ class Collector:
             outputs.append(output)
             actions.append(action)
             transitions.append(transition)
-            first = self._starts(transition.terminated, transition.truncated, transition.valid)
+            first = self._starts(transition.truncated, transition.episodes)
             self.observation, self.state = transition.observation, reset_state(output.state, torch.from_numpy(first))
         device = self.agent.device
         with sections("inference"):

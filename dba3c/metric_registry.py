@@ -28,6 +28,14 @@ SECTIONS = {
     "other": "everything else",
 }
 
+INFERENCE_THREAD_SECTIONS = {
+    "inference": "the forward pass that chooses actions",
+    "serving": "exchanging observations and actions with its actors",
+    "waiting": "waiting for observations",
+    "holding": "holding the actors up until the learner has taken unrolls",
+}
+"""Of a learner's second thread (`--inference-thread own`), whose time is no part of the first one's."""
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -125,6 +133,16 @@ _STEP = _metrics(
     ),
     ("inference_latency_p99_ms", "ms", "max", "its 99th percentile", "inference/latency_p99_ms"),
     ("unroll_queue", "unrolls", "mean", "complete unrolls that wait for the learner", "inference/unroll_queue"),
+    *(
+        (
+            f"inference_thread_{name}",
+            "share",
+            "mean",
+            f"share of a learner's second thread's time: {text}",
+            f"inference/thread_{name}",
+        )
+        for name, text in INFERENCE_THREAD_SECTIONS.items()
+    ),
 )
 _SERVER = _metrics(
     "server",

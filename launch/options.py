@@ -14,6 +14,7 @@ import tyro
 from dba3c.config import TrainConfig, option_names
 from dba3c.environments.atari_protocols import with_protocol
 from dba3c.errors import UserError
+from launch.belonging import refuse_options_given_in_vain
 from launch.presets import PRESETS, preset, with_central_inference
 from param_servers.errors import ConfigError
 
@@ -68,8 +69,9 @@ def parse_train(words: Sequence[str], cores: int) -> TrainArguments:
     protocol = value_of(words, "--protocol")
     if protocol is not None:
         config = replace(config, environment=with_protocol(config.environment, protocol))
-    default = TrainArguments(config=config)
-    return parse(TrainArguments, words, "dba3c train", default)
+    arguments = parse(TrainArguments, words, "dba3c train", TrainArguments(config=config))
+    refuse_options_given_in_vain(arguments.config, given_options(words))
+    return arguments
 
 
 def parse(kind: type[Parsed], words: Sequence[str], program: str, default: Parsed | None = None) -> Parsed:

@@ -86,7 +86,7 @@ def classic(env_id: str, cores: int) -> TrainConfig:
 def with_central_inference(config: TrainConfig, cores: int) -> TrainConfig:
     """The same agent on the same environments with central inference: an actor per core, one learner, V-trace.
 
-    The learner alternates between answering and learning, so on a small machine it lives on what the actors leave.
+    The learner answers in one thread and learns in another, and on a small machine lives on what the actors leave.
     """
     if config.central.mode == "central":
         return config

@@ -20,6 +20,7 @@ from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
 from dba3c.run_folder import RunFolder
 from launch import first_node
+from launch.belonging import refuse_options_given_in_vain
 from launch.fitting import fit_config, run_dir_of_launch, take_counts
 from launch.incarnations import first_incarnation
 from launch.launchers import LaunchPlace
@@ -51,6 +52,7 @@ def train(words: Sequence[str], place: LaunchPlace, command: str) -> int:
     words = [word for word in words if word != COLOCATED]
     try:
         arguments = parse_train(words, cores=place.world_size)
+        refuse_options_given_in_vain(arguments.config, counts)
         config, topology = fit_config(arguments.config, place, counts, colocated)
     except UserError:
         if place.is_chief:

@@ -31,10 +31,13 @@ def impala(env_id: str, cores: int) -> TrainConfig:
 
 
 def r2d2(env_id: str, cores: int) -> TrainConfig:
-    """R2D2 with SEED's settings: 64 sequences of 40 + 100 steps, γ 0.997, 5-step returns, replay ratio 1.5."""
+    """R2D2 with SEED's settings: 64 sequences of 40 + 100 steps, γ 0.997, 5-step returns, replay ratio 1.5.
+
+    Rewards are not clipped: values are rescaled by h(x) instead (Kapturowski et al. 2019, section 2.3).
+    """
     environment, _ = _environment(env_id)
     return TrainConfig(
-        environment=environment,
+        environment=replace(environment, clip_reward=False),
         algorithm=AlgorithmConfig(algorithm="r2d2", discount=0.997),
         optimizer=OptimizerConfig(optimizer="adam", learning_rate="4.8e-4", epsilon=1e-3, clip_norm=80.0),
         exchange=ONE_LEARNER,

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
+
+from dba3c.environments.protocol import Episode
 
 
 class EpisodeStarts:
-    """Tells after each step of B environments which observations begin an episode.
+    """Tells after each step of B environments which observations begin an episode: those after a whole game's end.
 
-    A step that is not valid need not be a reset: an environment may have acted in the agent's place. It is one when
-    the step before it ended a game.
+    `terminated` and `valid` would not do. A lost life may be `terminated` though the game goes on, and the step after
+    it may be a FIRE, which is as little `valid` as a reset is; an evaluation, which plays whole games, remembers across
+    both. So a game has ended when it is reported, or `truncated` (an environment that broke reports no game).
     """
 
     def __init__(self, num_envs: int) -> None:
         self._ended = np.zeros(num_envs, dtype=bool)
 
-    def __call__(self, terminated: np.ndarray, truncated: np.ndarray, valid: np.ndarray) -> np.ndarray:
-        """Flags [B] bool of the step just taken → [B] bool, True where its observation begins an episode."""
-        first = self._ended & ~valid
-        self._ended = terminated | truncated
+    def __call__(self, truncated: np.ndarray, episodes: Iterable[Episode]) -> np.ndarray:
+        """The step just taken, truncated [B] bool and the games it finished → [B] bool: its observation is a first."""
+        first, self._ended = self._ended, truncated.copy()
+        for episode in episodes:
+            self._ended[episode.environment] = True
         return first

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dba3c.algorithms.frame_stacks import Padding, rebuild_stacks
+from dba3c.algorithms.frame_stacks import Beginning, OlderFrames, rebuild_stacks
 from dba3c.algorithms.r2d2 import Sequences
 from dba3c.algorithms.sum_tree import SumTree
 
@@ -37,8 +37,6 @@ class SequenceReplaySettings:
     """Steps between the starts of sequences; less than L, they overlap."""
     frame_stack: int = 1
     """K; 1 stores whole observations and stacks nothing."""
-    padding: Padding = "zero"
-    """What a stack holds before an episode's first frame."""
     priority_exponent: float = 0.9
     """α."""
     importance_exponent: float = 0.6
@@ -77,6 +75,8 @@ class Record(NamedTuple):
     """[n] bool: whether an episode begins here, because that step was a reset."""
     action: np.ndarray
     """[n] int64: chosen now."""
+    older: np.ndarray | None = None
+    """[R, K−1, *F]: the frames behind the newest of the R environments marked ``first``, oldest first; None: zeros."""
 
 
 class Sample(NamedTuple):
@@ -94,7 +94,8 @@ class Sample(NamedTuple):
 class SequenceReplay:
     """The rings of all environments and the priorities of their sequences.
 
-    Memory: E·C·(frame + 16 bytes) + E·C/stride·state, taken from the system as it fills.
+    Memory: E·C·(frame + 16 bytes) + E·C/stride·state, and K−1 frames of each episode's beginning, taken from the system
+    as it fills.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class SequenceReplay:
         self.settings = settings
         rings = (settings.environments, settings.steps_per_environment)
         self._frame = np.zeros((*rings, *frame_shape), dtype=frame_dtype)
+        self._older = OlderFrames(settings.frame_stack, frame_shape, frame_dtype)
         self._reward = np.zeros(rings, dtype=np.float32)
         self._terminated, self._truncated, self._valid, self._first = (np.zeros(rings, dtype=bool) for _ in range(4))
         self._action = np.zeros(rings, dtype=np.int64)
@@ -135,6 +137,7 @@ class SequenceReplay:
         head = self._head[environments]
         self._evict(environments, head)
         at = environments, head % self.settings.steps_per_environment
+        self._keep_older(*at, record)
         self._frame[at], self._reward[at], self._action[at] = record.frame, record.reward, record.action
         self._terminated[at], self._truncated[at] = record.terminated, record.truncated
         self._valid[at] = record.valid
@@ -168,6 +171,13 @@ class SequenceReplay:
         if weights.size:
             self._tree.set(sample.leaves[same], weights)
             self._max_weight = max(self._max_weight, float(weights.max()))
+
+    def _keep_older(self, environments: np.ndarray, slots: np.ndarray, record: Record) -> None:
+        """Of what begins here; what is overwritten here takes its own along."""
+        overwritten = self._first[environments, slots]
+        self._older.forget(environments[overwritten], slots[overwritten])
+        if record.older is not None:
+            self._older.keep(environments[record.first], slots[record.first], record.older)
 
     def _leaves(self, environments: np.ndarray, starts: np.ndarray) -> np.ndarray:
         return environments * self._blocks + starts // self.settings.stride % self._blocks
@@ -217,8 +227,13 @@ class SequenceReplay:
         if depth == 1:
             return self._frame[environments[:, None], steps % size].swapaxes(0, 1)
         older = steps[:, :1] + np.arange(1 - depth, 0)
-        at = environments[:, None], np.concatenate((older, steps), axis=1) % size
-        return rebuild_stacks(self._frame[at], self._first[at], depth, self.settings.padding)
+        slots = np.concatenate((older, steps), axis=1) % size
+        at = environments[:, None], slots
+        beginnings = (
+            Beginning(b, t, self._older.of(int(environments[b]), int(slots[b, t])))
+            for b, t in np.argwhere(self._first[at]).tolist()
+        )
+        return rebuild_stacks(self._frame[at], depth, beginnings)
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

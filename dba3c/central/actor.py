@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dba3c.algorithms.episodes import EpisodeStarts
 from dba3c.central.wire import GroupShape, pack_step
 from dba3c.environments.protocol import Episode, VectorEnvironment
 from dba3c.metrics import Sections
@@ -25,6 +26,7 @@ from param_servers.redial import Redial
 from param_servers.tcp_hub import TcpHub
 
 Address = tuple[str, int]
+Ends = tuple[np.ndarray, np.ndarray, np.ndarray]
 _NAP_S = 0.2
 _MOST_REASON_BYTES = 4096
 
@@ -38,38 +40,34 @@ class ActorGroup:
         self.actions = np.zeros((size, *shape.action_shape), shape.action_dtype)
         self.sequence = 0
         self._observation = environments.reset(seed)
-        self._ended = np.ones(size, bool)
+        self._starts = EpisodeStarts(size)
         self._message = np.zeros(shape.row_bytes, np.uint8)
-        nothing = np.zeros(size, bool)
-        self._pack(np.zeros(size, np.float32), (nothing, nothing, nothing), [])
+        self.begin_link()
 
     def step(self) -> list[str]:
         """Do ``actions``; lines about environments that broke and were started anew."""
         transition = self.environments.step(self.actions)
         self._observation = transition.observation
         ends = (transition.terminated, transition.truncated, transition.valid)
-        self._pack(transition.reward, ends, transition.episodes)
-        self._ended = transition.terminated | transition.truncated
+        # only a new game's stack is not the last one shifted by one frame
+        whole = self._starts(transition.truncated, transition.episodes)
+        self._pack(transition.reward, ends, whole, transition.episodes)
         self.sequence += 1
         return transition.failures
 
     def begin_link(self) -> None:
         """The learner knows nothing of this group: the present observation is said whole, as the first of a link."""
-        self.sequence, self._ended = 0, np.ones_like(self._ended)
-        nothing = np.zeros_like(self._ended)
-        self._pack(np.zeros(len(nothing), np.float32), (nothing, nothing, nothing), [])
+        self.sequence = 0
+        nothing = np.zeros(self.environments.num_envs, bool)
+        self._pack(np.zeros(len(nothing), np.float32), (nothing, nothing, nothing), ~nothing, [])
 
     @property
     def message(self) -> memoryview:
         """The newest step, constant until the next one."""
         return self._message.data[: self._length]
 
-    def _pack(self, reward: np.ndarray, ends: tuple[np.ndarray, ...], episodes: list[Episode]) -> None:
-        terminated, truncated, valid = ends
-        # after an end the stack is not the last one shifted by one frame
-        whole = self._ended
-        args = (self._observation, reward, (terminated, truncated, valid), whole, episodes)
-        self._length = pack_step(self.shape, self._message, *args)
+    def _pack(self, reward: np.ndarray, ends: Ends, whole: np.ndarray, episodes: list[Episode]) -> None:
+        self._length = pack_step(self.shape, self._message, self._observation, reward, ends, whole, episodes)
 
 
 class Actor:

@@ -54,6 +54,7 @@ def run_learner(
                 receipt = exchange.push(update.gradient, pulled.step, update.data_points)
             numbers = update.numbers | {"gradient_norm": before, "gradient_norm_clipped": after}
             numbers |= {"unroll_queue": service.store.ready} | service.report.take() | relus.take()
+            numbers |= serving.thread_shares()
             recorder.record(receipt, pulled.step, update.data_points, numbers, sections)
     except RunStopped as stopped:
         serving.close(stopped.reason)

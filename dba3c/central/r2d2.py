@@ -135,18 +135,23 @@ class R2d2Trainer:
                 self._replay.restart(environments)
             state = tuple(part.cpu().numpy() for part in unroll.initial_state[:2])
             for t in range(unroll.length):
-                flags = unroll.flags[t]
-                record = Record(
-                    frame=unroll.frames.frame(unroll.history + t).reshape(self._size, *self._frame_shape(unroll.shape)),
-                    reward=unroll.rewards[t],
-                    terminated=flags & TERMINATED != 0,
-                    truncated=flags & TRUNCATED != 0,
-                    valid=flags & VALID != 0,
-                    first=first_of(flags),
-                    action=unroll.actions[t],
-                )
-                self._replay.append(environments, record, state)
+                self._replay.append(environments, self._record(unroll, t), state)
             self._debt.gathered(int((unroll.flags[1:] & VALID != 0).sum()))
+
+    def _record(self, unroll: Unroll, t: int) -> Record:
+        """Time t of an unroll; frames are views, and the older ones nobody writes to again."""
+        shape, row, flags = self._frame_shape(unroll.shape), unroll.history + t, unroll.flags[t]
+        older = unroll.frames.older(row)
+        return Record(
+            frame=unroll.frames.frame(row).reshape(self._size, *shape),
+            reward=unroll.rewards[t],
+            terminated=flags & TERMINATED != 0,
+            truncated=flags & TRUNCATED != 0,
+            valid=flags & VALID != 0,
+            first=first_of(flags),
+            action=unroll.actions[t],
+            older=None if older is None else older.reshape(*older.shape[:2], *shape),
+        )
 
     def _places(self, unroll: Unroll) -> np.ndarray:
         """The environments' places in the replay [B]."""

@@ -40,6 +40,10 @@ class Serving(Protocol):
         """
         ...
 
+    def thread_shares(self) -> dict[str, float]:
+        """Shares of a second thread's time since the last call, by their names in the registry; {} without one."""
+        ...
+
     def close(self, reason: str | None) -> None:
         """Tell the actors that the run is over, or (None) let them look for this learner's next life.
 
@@ -95,6 +99,10 @@ class SharedThread:
         self._watch.batch()
         return store.take(count)
 
+    def thread_shares(self) -> dict[str, float]:
+        """See ``Serving``. What the service spends is in the sections that ``collect`` was given."""
+        return {}
+
     def close(self, reason: str | None) -> None:
         """See ``Serving``."""
         self.service.close(reason)
@@ -140,6 +148,12 @@ class OwnThread:
             self._changed.notify_all()
         return taken
 
+    def thread_shares(self) -> dict[str, float]:
+        """See ``Serving``."""
+        spent_s = self.sections.take()
+        total_s = sum(spent_s.values())
+        return {f"inference_thread_{name}": s / total_s for name, s in spent_s.items()} if total_s else {}
+
     def close(self, reason: str | None) -> None:
         """See ``Serving``."""
         with self._changed:
@@ -174,7 +188,8 @@ class OwnThread:
             with self._changed:
                 self._changed.notify_all()
                 if self.service.store.ready >= self._most_ready and not self._closed:
-                    self._changed.wait(_NAP_S)
+                    with self.sections("holding"):
+                        self._changed.wait(_NAP_S)
 
     def _take_weights(self) -> None:
         weights, self._weights = self._weights, None

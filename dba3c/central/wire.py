@@ -11,8 +11,9 @@ Legend: B environments of the group, K frames in a stack, R rows whose whole sta
 Observations that are planes of 0 and 255 only (football's map) may travel as bits: a frame [C, H, W] is then
 [ceil(C / 8), H, W] here, 2 bytes a cell instead of 16 for 16 planes, and the unroll keeps it so.
 
-A row is WHOLE when its observation is not the last one shifted by one frame: the first of a link, and after an
-episode's end. So whatever a console puts behind a game's first frame (zeros, copies, no-ops) arrives as it was.
+A row is WHOLE when its observation begins something: a link, or a game (not a life, after which the game goes on). Only
+there it is not the last one shifted by one frame, so whatever a console puts behind a game's first frame (zeros,
+copies, no-ops), and whatever was seen before a link broke, arrives as it was.
 """
 
 from __future__ import annotations
@@ -137,8 +138,8 @@ class Extras(NamedTuple):
 
 
 def first_of(flags: np.ndarray) -> np.ndarray:
-    """Flags [...] → bool [...], True where the observation begins an episode (or the learner knows of none before)."""
-    return flags & (WHOLE | VALID) == WHOLE
+    """Flags [...] → bool [...], True where the observation begins a game (or the learner knows of none before)."""
+    return flags & WHOLE != 0
 
 
 def pack_step(

@@ -71,7 +71,8 @@ def with_protocol(config: EnvironmentConfig, name: str) -> EnvironmentConfig:
         raise UserError(f"no Atari protocol is called {name!r}; there are {', '.join(makers)}")
     if config.family != "atari":
         raise UserError(f"--protocol {name} is for Atari games, and {config.env_id} is not one")
-    return makers[name](config)
+    # reward clipping is the algorithm's matter: R2D2 has none whatever it plays
+    return replace(makers[name](config), clip_reward=config.clip_reward)
 
 
 def protocol_name(config: EnvironmentConfig) -> str:

@@ -1,11 +1,13 @@
 """Central inference in real processes: `dba3c train --mode central`, and the faults it must survive."""
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.integration.runs import Run, newest_checkpoint, records
+from tests.integration.runs import ROOT, Run, newest_checkpoint, records
 
 WORDS = (
     "train", "tests.integration.games:make_corridor", "--mode", "central", "--actors", "4", "--envs-per-actor", "4",
@@ -87,6 +89,28 @@ def test_a_killed_learner_goes_on_from_its_checkpoint_and_its_actors_find_it_aga
     lives = [r for r in records(folder, "learner", 0) if r["kind"] == "step"]
     first_of_second_life = next(r["step"] for r in lives if r["incarnation"] == 1)
     assert first_of_second_life > 20  # from a checkpoint, not from nothing
+
+
+@pytest.mark.timeout(300)
+def test_an_actor_that_is_started_by_hand_joins_a_live_run_and_leaves_with_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with started(folder, "--actors", "1") as run:
+        further(run, folder, 5, "with one actor")
+        command = [sys.executable, "-m", "launch.roles", "--run-dir", str(folder), "--role", "actor", "--rank", "1"]
+        joining = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            run.wait_until(
+                lambda: "actor 1 (incarnation 0)" in events(folder, "joined"), "the new actor", timeout_s=100.0
+            )
+            run.wait_until(lambda: records(folder, "actor", 1), "its first steps")
+            further(run, folder, 5, "with two actors")
+            run.signal(signal.SIGINT)
+            code, output = run.wait()
+            told, _ = joining.communicate(timeout=60)
+        finally:
+            joining.kill()
+    assert code == 0, output
+    assert (joining.returncode, told.startswith("actor 1: ")) == (0, True), told
 
 
 @pytest.mark.timeout(120)

@@ -50,6 +50,13 @@ def test_classic_chooses_its_network_by_what_is_observed(space: gymnasium.Space,
     assert isinstance(network.torso, torso)
 
 
+def test_r2d2_sees_rewards_as_they_are_and_the_other_recipes_for_atari_clip_them() -> None:
+    clips = {name: preset(name, "ALE/Pong-v5", cores=2).environment.clips_reward for name in ("r2d2", "impala", "ppo")}
+    assert clips == {"r2d2": False, "impala": True, "ppo": True}
+    assert not parse_train(["--preset", "r2d2", "--protocol", "2017"], cores=2).config.environment.clips_reward
+    assert parse_train(["--preset", "r2d2", "--clip-reward", "True"], cores=2).config.environment.clips_reward
+
+
 @pytest.mark.parametrize("name", ["2017", "v5", "v4-no-sticky"])
 def test_a_protocol_is_chosen_by_its_name_and_options_still_change_it(name: str) -> None:
     words = ["ALE/Pong-v5", "--protocol", name]

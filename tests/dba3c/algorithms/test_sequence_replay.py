@@ -11,6 +11,8 @@ import torch
 from dba3c.algorithms.sequence_replay import Record, SequenceReplay, SequenceReplaySettings
 from tests.dba3c.algorithms.acted_stacks import FrameStacks
 
+STORED = ("reward", "terminated", "truncated", "valid", "action")
+
 
 def settings(**changes: object) -> SequenceReplaySettings:
     base: dict = {"environments": 3, "steps_per_environment": 24, "sequence_length": 7, "stride": 4, "frame_stack": 3}
@@ -24,7 +26,7 @@ class Model:
         self.settings = chosen
         self.rng = np.random.default_rng(seed)
         self.replay = SequenceReplay(chosen, (2, 2), np.dtype(np.uint8), (3,))
-        self.stacks = FrameStacks(chosen.environments, chosen.frame_stack, (2, 2), chosen.padding)
+        self.stacks = FrameStacks(chosen.environments, chosen.frame_stack, (2, 2))
         self.history: list[list[dict]] = [[] for _ in range(chosen.environments)]
         self.streams = [0] * chosen.environments
 
@@ -37,22 +39,27 @@ class Model:
         count = self.rng.integers(1, self.settings.environments + 1)
         environments = self.rng.permutation(self.settings.environments)[:count]
         new = np.array([len(self.history[e]) == self.streams[e] for e in environments])
+        begins = self.rng.random(count) < 0.2
+        first = new | begins
+        behind = (int(first.sum()), self.settings.frame_stack - 1, 2, 2)
+        older = self.rng.integers(1, 255, behind, dtype=np.uint8) * (self.rng.random() < 0.8)
         record = Record(
             frame=self.rng.integers(1, 255, (count, 2, 2), dtype=np.uint8),
             reward=self.rng.normal(size=count).astype(np.float32),
             terminated=self.rng.random(count) < 0.2,
             truncated=self.rng.random(count) < 0.2,
             valid=self.rng.random(count) < 0.8,
-            first=self.rng.random(count) < 0.2,
+            first=first if older.any() else begins,  # a stream's first step need not be called one
             action=self.rng.integers(0, 5, count),
+            older=older if older.any() else None,
         )
         state = self.rng.normal(size=(count, 3)).astype(np.float32)
-        stacks = self.stacks.push(environments, record.frame, record.first | new)
+        stacks = self.stacks.push(environments, record.frame, first, older)
         self.replay.append(environments, record, (state,))
         for i, e in enumerate(environments):
-            step = {name: values[i] for name, values in record._asdict().items()}
-            self.history[e].append(step | {"stack": stacks[i], "state": state[i], "new": bool(new[i])})
-            self.history[e][-1]["first"] = bool(record.first[i] or new[i])
+            step = {name: getattr(record, name)[i] for name in STORED}
+            step |= {"first": first[i], "stack": stacks[i], "state": state[i], "new": bool(new[i])}
+            self.history[e].append(step)
 
     def sequences(self) -> set[tuple[int, int]]:
         """(environment, start) of what may be sampled: complete, of one stream, not overwritten."""
@@ -67,7 +74,7 @@ class Model:
         return found
 
 
-@pytest.mark.parametrize("chosen", [settings(), settings(frame_stack=2, padding="repeat"), settings(stride=8)])
+@pytest.mark.parametrize("chosen", [settings(), settings(frame_stack=2), settings(stride=8)])
 def test_samples_are_what_was_appended_and_acted_on(chosen: SequenceReplaySettings) -> None:
     for seed in range(6):
         model = Model(chosen, seed)
@@ -183,6 +190,14 @@ def test_a_priority_of_zero_keeps_a_chance() -> None:
     replay = filled()
     prioritise(replay, {0: 0.0, 4: 0.0, 8: 0.0, 12: 0.0})
     assert len(set(replay.sample(8, np.random.default_rng(0)).births.tolist())) == 4
+
+
+def test_older_frames_are_kept_for_no_longer_than_the_steps_they_belong_to() -> None:
+    model = Model(settings(), seed=0)
+    for _ in range(300):
+        model.append()
+    begun = [step for history in model.history for step in history[-model.settings.steps_per_environment :]]
+    assert 0 < len(model.replay._older) <= sum(step["first"] for step in begun)
 
 
 @pytest.mark.parametrize("changes", [{"steps_per_environment": 22}, {"steps_per_environment": 12}, {"stride": 2}])

@@ -83,6 +83,10 @@ class InProcessServing:
             self.service.turn()
         return self.service.store.take(count)
 
+    def thread_shares(self) -> dict[str, float]:
+        """See ``Serving``."""
+        return {}
+
     def close(self, reason: str) -> None:
         """See ``Serving``."""
         self.closed = reason

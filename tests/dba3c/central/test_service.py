@@ -2,136 +2,16 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from dba3c.central.batching import Batcher
-from dba3c.central.policies import Asked, Decision
-from dba3c.central.service import InferenceService
-from dba3c.central.unroll_store import GroupKey, UnrollStore, batch_of
-from dba3c.central.wire import GroupShape, pack_step
-from dba3c.metrics import Sections
-from param_servers.events import Joined, Left, Message
-from param_servers.handshake import Hello, Peer, Role
-from param_servers.messages import Header, Kind
+from dba3c.central.unroll_store import batch_of
+from param_servers.events import Message
+from param_servers.handshake import Hello, Role
+from param_servers.messages import Kind
 from param_servers.tcp_hub import TcpHub
-
-SHAPE = GroupShape(2, 1, (1,), "float32", (), "int64")
-SECRET = b"0123456789abcdef"
-PATIENCE_S = 20.0
-B = SHAPE.num_envs
-
-
-class CountingPolicy:
-    """Answers the observation's number; its state counts the steps of an episode."""
-
-    version = 3
-
-    def __init__(self) -> None:
-        self.asked: list[Asked] = []
-
-    def initial_state(self, num_envs: int) -> tuple[Tensor, ...]:
-        return (torch.zeros(num_envs, 1),)
-
-    def load(self, parameters: Tensor, version: int) -> None: ...
-
-    def act(self, asked: Asked) -> Decision:
-        self.asked.append(asked)
-        actions = asked.observation[:, 0].astype(np.int64)
-        return Decision(actions, -actions.astype(np.float32), (asked.state[0] + 1,))
-
-
-class ScriptedActor:
-    """Says what it is told to say."""
-
-    def __init__(self, port: int, rank: int, incarnation: int = 0, secret: bytes = SECRET) -> None:
-        self.hub = TcpHub(secret, self.receive_into)
-        self.rank, self.incarnation = rank, incarnation
-        self.events: list[object] = []
-        self.answers: list[tuple[int, int, list[int]]] = []
-        self.buffers: dict[int, np.ndarray] = {}
-        self.hub.dial(("127.0.0.1", port), Hello(Role.ACTOR, rank, incarnation, 0, SHAPE.fingerprint))
-
-    def receive_into(self, peer: Peer, header: Header) -> memoryview:
-        if header.kind == Kind.STOP:
-            return memoryview(bytearray(header.length))
-        return self.buffers.setdefault(header.term, np.zeros(B, np.int64)).data.cast("B")
-
-    def say(self, group: int, sequence: int, value: float, *, first: bool = False, extra: bytes = b"") -> None:
-        row, nothing = np.zeros(SHAPE.row_bytes, np.uint8), np.zeros(B, bool)
-        observation, ends = np.full((B, 1), value, np.float32), (nothing, nothing, np.full(B, not first))
-        length = pack_step(SHAPE, row, observation, np.zeros(B, np.float32), ends, np.full(B, first), [])
-        payload = memoryview(row[:length].tobytes() + extra)
-        self.hub.send(
-            Peer(Role.SERVER, 0), Header(Kind.OBSERVATION, self.rank, self.incarnation, group, 0, sequence), payload
-        )
-
-    def poll(self) -> None:
-        for event in self.hub.poll(0.0):
-            self.events.append(event)
-            if isinstance(event, Message) and event.header.kind == Kind.ACTION:
-                actions = self.buffers[event.header.term].tolist()
-                self.answers.append((event.header.term, event.header.sequence, actions))
-
-    @property
-    def joined(self) -> bool:
-        return any(isinstance(event, Joined) for event in self.events)
-
-    @property
-    def left(self) -> list[Left]:
-        return [event for event in self.events if isinstance(event, Left)]
-
-
-class Stage:
-    """A service and its actors."""
-
-    def __init__(self, target: int, timeout_s: float) -> None:
-        self.policy, self.events = CountingPolicy(), []
-        self.batcher: Batcher[GroupKey] = Batcher(target, timeout_s, absent_after_s=1e9)
-        self.service = InferenceService(
-            SECRET,
-            0,
-            self.policy,
-            UnrollStore(SHAPE, 3),
-            self.batcher,
-            2,
-            lambda e, line: self.events.append((e, line)),
-        )
-        self.port = self.service.hub.listen("127.0.0.1")[1]
-        self.actors: list[ScriptedActor] = []
-
-    def actor(self, rank: int, incarnation: int = 0, secret: bytes = SECRET) -> ScriptedActor:
-        actor = ScriptedActor(self.port, rank, incarnation, secret)
-        self.actors.append(actor)
-        self.until(lambda: actor.joined or bool(actor.left))
-        return actor
-
-    def until(self, happened: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not happened():
-            assert time.monotonic() < deadline_s, f"not within {PATIENCE_S} s; events: {self.events}"
-            self.service.turn(0.001, Sections())
-            for actor in self.actors:
-                actor.poll()
-
-
-@pytest.fixture
-def stage() -> Iterator[Callable[..., Stage]]:
-    stages: list[Stage] = []
-
-    def make(target: int = B, timeout_s: float = 60.0) -> Stage:
-        stages.append(Stage(target, timeout_s))
-        return stages[-1]
-
-    yield make
-    for made in stages:
-        made.service.hub.shut()
-        for actor in made.actors:
-            actor.hub.shut()
+from tests.dba3c.central.stage import PATIENCE_S, SECRET, SHAPE, B, Stage
 
 
 def test_an_observation_is_answered_under_its_own_number(stage: Callable[..., Stage]) -> None:

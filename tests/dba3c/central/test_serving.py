@@ -114,6 +114,28 @@ def test_what_breaks_in_the_services_thread_is_raised_in_the_learners() -> None:
     serving.close(None)
 
 
+def test_shares_of_the_second_thread_s_time_add_up_to_one_and_are_told_once() -> None:
+    serving = own_thread(ScriptedService())
+    assert serving.thread_shares() == {}
+    for section in ("inference", "serving", "waiting"):
+        with serving.sections(section):
+            pass
+    shares = serving.thread_shares()
+    assert shares.keys() == {"inference_thread_inference", "inference_thread_serving", "inference_thread_waiting"}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert serving.thread_shares() == {}
+
+
+def test_a_thread_that_waits_for_the_learner_says_so() -> None:
+    serving = own_thread(ScriptedService(), most_ready=1)
+    serving.publish(torch.ones(2), 0)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while "inference_thread_holding" not in serving.thread_shares():
+        assert time.monotonic() < deadline_s
+        serving.collect(1, Sections())
+    serving.close(None)
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_too_long_without_a_batch_names_the_missing_actors(own: bool) -> None:
     service: Any = ScriptedService(silent=True)

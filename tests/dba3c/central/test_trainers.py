@@ -7,14 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 
 from dba3c.central.assembly import build_network, build_policy, build_trainer
 from dba3c.central.config import CentralConfig, ReplayConfig
+from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central.trainers import replay
-from dba3c.central.unroll_store import batch_of
+from dba3c.central.unroll_store import GroupKey, UnrollStore, batch_of
+from dba3c.central.wire import GroupShape, pack_step
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
-from dba3c.construction import spaces_of
+from dba3c.construction import Spaces, spaces_of
 from dba3c.environments import EnvironmentConfig
+from dba3c.flat_network import FlatNetwork
 from dba3c.metrics import Sections
 from param_servers.config import ExchangeConfig
 from param_servers.exchange import Pull
@@ -40,12 +44,14 @@ def test_while_the_weights_are_those_that_acted_replaying_gives_the_probabilitie
 ) -> None:
     agent = build_network(config, spaces_of(config))
     serving = InProcessServing(config, build_policy(config, agent, spaces_of(config), seed=3))
+    resets = 0
     for _ in range(6):  # over unrolls' borders and episodes' ends
         batch = batch_of(serving.collect(2, Sections()))
         rollout = replay(agent, batch)  # type: ignore[arg-type]
         log_probs = agent.policy(rollout.policy_logits).log_prob(rollout.actions)  # type: ignore[attr-defined]
         torch.testing.assert_close(log_probs.detach(), batch.behaviour_log_probs, rtol=1e-4, atol=1e-5)
-    assert (~batch.valid).sum() >= 0
+        resets += int((~batch.valid & batch.first[1:]).sum())  # steps that led to a first observation
+    assert resets > 0
     serving.close(None)
 
 
@@ -86,24 +92,57 @@ def test_the_gradient_is_that_of_the_vtrace_loss_written_out() -> None:
     serving.close(None)
 
 
-def test_r2d2_keeps_a_place_for_every_environment_and_restarts_broken_streams() -> None:
-    config = replace(
-        MEMORY,
-        algorithm=AlgorithmConfig(algorithm="r2d2"),
-        replay=ReplayConfig(
-            replay_capacity=4000, replay_start=1, burn_in=2, memory_size=8, dueling_size=8, replay_batch=4
-        ),
-    )
-    spaces = spaces_of(config)
-    network = build_network(config, spaces)
-    serving = InProcessServing(config, build_policy(config, network, spaces, seed=3))
-    trainer = build_trainer(config, network, spaces, range(1), seed=0)
-    for _ in range(8):
-        unrolls = serving.collect(1, Sections())
-        trainer.take(unrolls)
-        serving.service.store.release(unrolls)
+SHAPE = GroupShape(
+    num_envs=2, frame_stack=1, observation_shape=(1,), dtype="float32", action_shape=(), action_dtype="int64"
+)
+R2D2 = replace(
+    CARTPOLE,
+    algorithm=AlgorithmConfig(algorithm="r2d2"),
+    central=replace(CARTPOLE.central, actors=2, actor_groups=2, unroll_length=4),
+    replay=ReplayConfig(
+        replay_capacity=4000, replay_start=1, burn_in=2, memory_size=8, dueling_size=8, replay_batch=4
+    ),
+)  # fmt: skip
+
+
+def r2d2_trainer() -> tuple[R2d2Trainer, FlatNetwork]:
+    """Of 2 actors with 2 groups of 2 environments each, whose observations are single numbers."""
+    spaces = Spaces(Box(-np.inf, np.inf, (1,), np.float32), Discrete(2))
+    network = build_network(R2D2, spaces)
+    return R2d2Trainer(R2D2, network, SHAPE, range(2), seed=0), network
+
+
+def tell(store: UnrollStore, key: GroupKey, times: range) -> None:
+    """At each time every environment shows 1000 · its number + the time."""
+    first = 2 * (2 * key.actor + key.group)
+    for time in times:
+        message, nothing = np.zeros(SHAPE.row_bytes, np.uint8), np.zeros(2, bool)
+        observation = np.array([[1000 * first + time], [1000 * (first + 1) + time]], np.float32)
+        begins = np.full(2, time == times.start)
+        ends = (nothing, nothing, ~begins)
+        length = pack_step(SHAPE, message, observation, np.ones(2, np.float32), ends, begins, [])
+        store.of(key).place(length)[:] = message[:length].data
+        store.arrived(key, length, (torch.zeros(2, 8), torch.zeros(2, 8), torch.zeros(2, 1)))
+        store.of(key).answer(np.zeros(2, np.int64), np.zeros(2, np.float32), version=0)
+
+
+def test_r2d2_keeps_a_place_for_every_environment_and_no_sequence_goes_on_across_a_broken_link() -> None:
+    trainer, network = r2d2_trainer()
+    store = UnrollStore(SHAPE, R2D2.central.unroll_length)
+    for incarnation, times in enumerate((range(23), range(100, 121))):  # the first life ends within an unroll
+        for actor, group in ((0, 0), (1, 1), (0, 1), (1, 0)):
+            store.begin(GroupKey(actor, incarnation, group), (torch.zeros(2, 8), torch.zeros(2, 8), torch.zeros(2, 1)))
+            tell(store, GroupKey(actor, incarnation, group), times)
+        trainer.take(store.take(store.ready))
+    sample = trainer._replay.sample(400, np.random.default_rng(0))
+    blocks = trainer._replay.settings.steps_per_environment // trainer._replay.settings.stride
+    found = set()
+    for leaf, shown in zip(sample.leaves, sample.sequences.observations[:, :, 0].T, strict=True):
+        assert torch.equal(shown.diff(), torch.ones(6))  # one environment's, of one life, without a gap
+        place, (environment, time) = leaf // blocks, divmod(int(shown[0]), 1000)
+        found.add((place, environment, time >= 100))
+    assert found == {(environment, environment, life) for environment in range(8) for life in (False, True)}
     assert trainer.owes
     update = trainer.update(Pull(network.layout.flatten(network.network), 0, 0))
     assert torch.isfinite(update.gradient).all() and update.gradient.abs().sum() > 0
     assert update.data_points > 0
-    serving.close(None)

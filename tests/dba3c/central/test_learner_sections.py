@@ -1,0 +1,95 @@
+"""What a learner writes down of its time, and of its second thread's where it has one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dba3c.central.assembly import build_network, build_policy, build_trainer
+from dba3c.central.config import CentralConfig
+from dba3c.central.learner import run_learner
+from dba3c.central.policies import Policy
+from dba3c.central.serving import ActorWatch, OwnThread, Serving, SharedThread
+from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
+from dba3c.construction import initial_parameters, spaces_of
+from dba3c.environments import EnvironmentConfig
+from dba3c.metric_registry import INFERENCE_THREAD_SECTIONS
+from dba3c.metrics import MetricsWriter, Sections
+from param_servers.config import ExchangeConfig
+from param_servers.local import LocalExchange
+from tests.dba3c.central.in_process import InProcessService
+
+CARTPOLE = TrainConfig(
+    environment=EnvironmentConfig(env_id="CartPole-v1"),
+    network=NetworkConfig(network="mlp"),
+    algorithm=AlgorithmConfig(algorithm="vtrace"),
+    exchange=ExchangeConfig(exchange="local"),
+    central=CentralConfig(mode="central", actors=1, envs_per_actor=4, unroll_length=5, batch_unrolls=4),
+)
+
+
+class TimedService:
+    """An ``InferenceService`` whose actors live in the same process; as that one does, it tells its time."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._service = InProcessService(CARTPOLE, policy)
+        self.store, self.policy, self.report = self._service.store, policy, self._service.report
+        self.actors = {0}
+        self.take_episodes = self._service.take_episodes
+
+    def turn(self, patience_s: float, sections: Sections) -> None:
+        with sections("waiting"):
+            pass
+        with sections("inference"):
+            self._service.turn()
+        with sections("serving"):
+            pass
+
+    def close(self, reason: str | None) -> None:
+        for group in self._service.groups.values():
+            group.environments.close()
+
+
+def learner_records(thread: str, folder: Path) -> list[dict[str, Any]]:
+    """The step records of a short run whose inference has a thread of its own, or shares the learner's."""
+    spaces = spaces_of(CARTPOLE)
+    learning, acting = build_network(CARTPOLE, spaces), build_network(CARTPOLE, spaces)
+    watch = ActorWatch(range(1), 60.0)
+    service: Any = TimedService(build_policy(CARTPOLE, acting if thread == "own" else learning, spaces, seed=1))
+    serving: Serving = SharedThread(service, watch)
+    if thread == "own":
+        serving = OwnThread(service, watch, learning, most_ready=2)
+    plan, parameters = initial_parameters(CARTPOLE)
+    exchange = LocalExchange(
+        layout=plan.layout,
+        initial_parameters=parameters,
+        optimizer_config=CARTPOLE.optimizer,
+        exchange_config=CARTPOLE.exchange,
+        should_stop=lambda step, data_points: "enough" if step >= 20 else None,
+    )
+    (folder / "metrics").mkdir()
+    metrics = MetricsWriter(folder, "learner", 0)
+    trainer = build_trainer(CARTPOLE, learning, spaces, range(1), seed=2)
+    try:
+        assert run_learner(CARTPOLE, trainer, plan.layout, serving, exchange, metrics) == "enough"
+    finally:
+        metrics.close()
+        exchange.close()
+    lines = (folder / "metrics" / "learner-0.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == "step"]
+
+
+def test_in_one_thread_the_service_s_time_is_part_of_the_learner_s(tmp_path: Path) -> None:
+    records = learner_records("shared", tmp_path)
+    assert {"inference", "serving", "waiting", "learning", "pushing"} <= records[-1]["sections_s"].keys()
+    assert not any(name.startswith("inference_thread") for record in records for name in record)
+
+
+def test_a_second_thread_s_time_is_told_in_shares_of_its_own(tmp_path: Path) -> None:
+    records = learner_records("own", tmp_path)
+    assert {"inference", "serving"}.isdisjoint(records[-1]["sections_s"])  # it would sum to more than the wall clock
+    told = {name: share for name, share in records[-1].items() if name.startswith("inference_thread_")}
+    assert {"inference_thread_inference", "inference_thread_serving", "inference_thread_waiting"} <= told.keys()
+    assert told.keys() <= {f"inference_thread_{name}" for name in INFERENCE_THREAD_SECTIONS}
+    assert told["inference_thread_inference"] > 0
