@@ -72,6 +72,7 @@ def test_the_scaling_array_runs_on_1_2_and_4_nodes(cluster: Cluster, tmp_path: P
         assert run["topology"] == {**run["topology"], "nodes": nodes, "workers": nodes, "servers": nodes}, job.output
         assert run.get("ended", {}).get("outcome") == "finished", job.output
     assert "stay idle" not in job.output  # the nodes that a smaller run does not need were given back
+    assert "is lost" not in job.output  # no task takes another's nodes for its own
 
 
 def test_central_inference_is_a_heterogeneous_job(cluster: Cluster, tmp_path: Path) -> None:
