@@ -22,7 +22,13 @@ def train(words: Sequence[str]) -> int:
     command = shlex.join(["dba3c", "train", *words])
     place = detect(os.environ)
     if place != PLAIN:
-        return ranks.train(words, place, command)
+        alone = place.world_size == 1 and ranks.COLOCATED not in words
+        return ranks.train_alone(words, place, command) if alone else ranks.train(words, place, command)
+    if ranks.COLOCATED in words:
+        raise UserError(
+            f"{ranks.COLOCATED} is for ranks (srun, mpirun, torchrun, …; docs/cluster.md): without a launcher "
+            "all servers and workers are processes of this machine anyway"
+        )
     arguments = parse_train(words, given_cores(os.environ))
     return local.train(arguments.config, resume=arguments.resume, command=command)
 

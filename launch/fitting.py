@@ -38,8 +38,8 @@ def take_counts(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
 
 
 def run_dir_of_launch(config: TrainConfig, place: LaunchPlace) -> Path:
-    """Where all ranks of a launch, and a requeued job's next life, look when --run-dir is not given."""
-    name = os.environ.get("SLURM_JOB_ID") or place.launch_id
+    """Where all ranks of a launch, and its next life (a requeued job's, torchrun's), look without --run-dir."""
+    name = os.environ.get("SLURM_JOB_ID") or place.run_name or place.launch_id
     if not name:
         raise UserError(f"{place.launcher} gives its ranks no common name: say --run-dir, the same for all")
     return RUNS / f"{game_of(config)}-{re.sub(r'[^A-Za-z0-9.-]+', '-', name)}"
