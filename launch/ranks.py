@@ -93,11 +93,13 @@ def run_rank(
     """Run what this rank has to run, until it is over; returns the exit code.
 
     Raises:
-        UserError: the run folder is in use, or did not appear within `join_timeout_s`; nothing was started then.
+        UserError: the run folder is in use, or it or the chief's address did not appear within `join_timeout_s`;
+            nothing was started then.
     """
     mine = topology.place(place.tasks_per_node)[place.rank]
     nodes = len(place.tasks_per_node)
-    listen_host = listen_address(config.exchange.interface, place.address, nodes)
+    patience_s = config.exchange.join_timeout_s
+    listen_host = listen_address(config.exchange.interface, place.address, nodes, patience_s, say_to_stderr)
     cores = given_cores(os.environ, place.local_world_size)
     if place.launcher == "srun":
         bind_to_own_cores(os.environ, place.local_rank, place.local_world_size)
@@ -115,7 +117,7 @@ def run_rank(
             **life,
         )
     else:
-        folder = RunFolder.open(run_dir, wait_s=config.exchange.join_timeout_s, launch_id=place.launch_id)
+        folder = RunFolder.open(run_dir, wait_s=patience_s, launch_id=place.launch_id)
     with folder:
         metrics = MetricsWriter(folder, "launcher", place.rank)
         try:

@@ -113,6 +113,15 @@ def test_compose_s_ranks_add_up() -> None:
     assert services["train"]["stop_grace_period"] == "90s"
 
 
+def test_a_profile_starts_its_own_services_and_no_other() -> None:
+    services = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())["services"]
+    profiles: dict[str, set[str]] = {}
+    for name, service in services.items():
+        (profile,) = service["profiles"]  # a service without one is started with every profile
+        profiles.setdefault(profile, set()).add(name)
+    assert profiles == {"train": {"train"}, "ranks": {"rank-0", "rank-1", "rank-2"}, "look": {"tensorboard"}}
+
+
 def test_on_premise_the_same_script_makes_a_server_and_workers(tmp_path: Path) -> None:
     fake = tmp_path / "dba3c"
     fake.write_text('#!/bin/sh\necho "$RANK $WORLD_SIZE $MASTER_ADDR $*"\n')
