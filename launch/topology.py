@@ -174,7 +174,15 @@ def fit(
     left = world_size - others
     parts = [(0 if colocated_servers else servers, "server"), (learners, "learner"), (evaluators, "evaluator")]
     asked_sum = " + ".join(_count(n, role) for n, role in [*parts, (recorders, "recorder")] if n)
+    if actors and not learners:
+        raise UserError(f"0 learners + {_count(actors, 'actor')}: actors need a learner (--mode central --learners 1)")
     if learners:
+        for number, what in ((workers, "worker"), (gradients, "gradient"), (backup_workers, "backup worker")):
+            if number:
+                raise UserError(
+                    f"{_count(world_size, 'rank')} = {asked_sum} + {_count(left, 'actor')} leave no worker, "
+                    f"but the options ask for {_count(number, what)}"
+                )
         if actors is not None and actors != left:
             raise UserError(
                 f"{started_by} started {_count(world_size, 'rank')}, but the options ask for "

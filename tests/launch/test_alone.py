@@ -109,6 +109,16 @@ def test_colocated_servers_without_a_launcher_are_told_where_they_belong(trained
     assert trained == {}
 
 
+@pytest.mark.parametrize("environ", [SHELL, {}])
+def test_servers_of_nobody_are_refused_on_one_machine_too(
+    environ: dict[str, str], trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under(monkeypatch, environ)
+    with pytest.raises(UserError, match=r"4 = 1 learner \+ 3 actors leaves no rank for 4 servers"):
+        commands.train(["breakout", "--mode", "central", "--servers", "4", "--actors", "3"])
+    assert commands.train(["breakout", "--mode", "central", "--actors", "3"]) == 0
+
+
 def test_what_sums_over_the_launcher_s_ranks_remains_a_rank(
     trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
