@@ -53,11 +53,11 @@ def train(words: Sequence[str], place: LaunchPlace, command: str) -> int:
     try:
         arguments = parse_train(words, cores=place.world_size)
         config, topology = fit_config(arguments.config, place, counts, colocated)
+        run_dir = config.run.run_dir or run_dir_of_launch(config, place)
     except UserError:
         if place.is_chief:
             raise
         return USER_ERROR_EXIT  # the same words in every rank: the chief says it once
-    run_dir = config.run.run_dir or run_dir_of_launch(config, place)
     if place.is_chief:
         say_to_stderr(f"{topology.arithmetic()}; run folder: {run_dir}")
     return run_rank(config, place, topology, run_dir, resume=arguments.resume, command=command)
