@@ -15,6 +15,7 @@ from launch.viewing_commands import export, watch
 def train(words: Sequence[str]) -> int:
     """dba3c train [ENV] [OPTIONS], alone or as one rank of srun, mpirun, torchrun, …"""
     from launch import local, ranks
+    from launch.fitting import refuse_what_would_vanish
     from launch.launchers import PLAIN, detect
     from launch.options import parse_train
     from launch.resources import given_cores
@@ -22,8 +23,15 @@ def train(words: Sequence[str]) -> int:
     command = shlex.join(["dba3c", "train", *words])
     place = detect(os.environ)
     if place != PLAIN:
-        return ranks.train(words, place, command)
+        alone = place.world_size == 1 and ranks.COLOCATED not in words
+        return ranks.train_alone(words, place, command) if alone else ranks.train(words, place, command)
+    if ranks.COLOCATED in words:
+        raise UserError(
+            f"{ranks.COLOCATED} is for ranks (srun, mpirun, torchrun, …; docs/cluster.md): without a launcher "
+            "all servers and workers are processes of this machine anyway"
+        )
     arguments = parse_train(words, given_cores(os.environ))
+    refuse_what_would_vanish(words, arguments.config)
     return local.train(arguments.config, resume=arguments.resume, command=command)
 
 

@@ -7,15 +7,14 @@ processes, and one rank asks Slurm to requeue the job, which resumes from the ne
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from dba3c.atomic_files import write_once
 from dba3c.run_lock import LOCK_NAME, RunLock, living_holder
+from launch import slurm_tools
 
 FOLDER = ".slurm"
-SCONTROL_TIMEOUT_S = 60.0
 MAX_RESTARTS = 100
 """Lives of one job; more would mean that a life is too short to get anywhere."""
 
@@ -40,18 +39,12 @@ def requeue(run_dir: Path, launch_id: str, environ: Mapping[str, str]) -> str:
     """
     if not write_once(run_dir / FOLDER / f"requeued-{launch_id}", "the first node was lost\n"):
         return "the first node is lost; another rank has asked for the requeue"
-    job = environ["SLURM_JOB_ID"]
+    job = slurm_tools.job_name(environ)
     refusal = f"it has had {MAX_RESTARTS} restarts"
     if int(environ.get("SLURM_RESTART_COUNT") or 0) < MAX_RESTARTS:
-        answer = scontrol("requeue", job)
-        if answer.returncode == 0:
+        refusal = slurm_tools.requeue(job)
+        if not refusal:
             return f"the first node is lost, and with it the run's chief: job {job} is requeued"
-        refusal = answer.stderr.strip()
-    subprocess.run(["scancel", job], timeout=SCONTROL_TIMEOUT_S, check=False)
-    return f"the first node is lost and job {job} is not requeued ({refusal}): ended; resume the run folder by hand"
-
-
-def scontrol(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run scontrol; its answer."""
-    command = ["scontrol", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=SCONTROL_TIMEOUT_S, check=False)
+    answer = slurm_tools.ask(["scancel", job])
+    ended = "ended" if answer.returncode == 0 else f"and cannot be ended ({answer.stderr.strip()})"
+    return f"the first node is lost and job {job} is not requeued ({refusal}): {ended}; resume the run folder by hand"

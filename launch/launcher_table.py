@@ -18,14 +18,23 @@ class Launcher:
     local_world_size: tuple[str, ...] = ()
     node_rank: tuple[str, ...] = ()
     num_nodes: tuple[str, ...] = ()
+    """Equal in all ranks."""
+    even: bool = False
+    """Its nodes all have as many ranks."""
     address: tuple[str, ...] = ()
     """A host that every rank can reach."""
     launch_id: tuple[str, ...] = ()
     """Together: equal in the ranks of one launch, different in the next."""
     restart_count: tuple[str, ...] = ()
+    """How often the launcher has started the same launch again; where it is part of `launch_id`, a life's own part."""
 
 
 REPLACEMENT = "a replacement of a lost node"
+MPIRUN = "mpirun"
+MPICH = "MPICH's mpirun"
+SRUN = "srun"
+STARTS_RANKS_AGAIN = ("torchrun", "an indexed Kubernetes Job", "the environment")
+"""Launchers (and those that set the variables by hand) whose rank 0, started again, goes on with its run."""
 
 LAUNCHERS = (
     Launcher(
@@ -34,6 +43,7 @@ LAUNCHERS = (
         rank=("DBA3C_REPLACES_RANK",),
         world_size=("DBA3C_WORLD_SIZE",),
         local_world_size=("DBA3C_LOCAL_WORLD_SIZE",),
+        even=True,
         address=("DBA3C_CHIEF_ADDRESS",),
         launch_id=("DBA3C_LAUNCH_ID",),
     ),
@@ -44,7 +54,6 @@ LAUNCHERS = (
         world_size=("WORLD_SIZE",),
         local_rank=("LOCAL_RANK",),
         local_world_size=("LOCAL_WORLD_SIZE",),
-        node_rank=("GROUP_RANK",),
         num_nodes=("GROUP_WORLD_SIZE",),
         address=("MASTER_ADDR",),
         launch_id=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
@@ -57,13 +66,11 @@ LAUNCHERS = (
         world_size=("HOROVOD_SIZE",),
         local_rank=("HOROVOD_LOCAL_RANK",),
         local_world_size=("HOROVOD_LOCAL_SIZE",),
-        node_rank=("HOROVOD_CROSS_RANK",),
-        num_nodes=("HOROVOD_CROSS_SIZE",),
         address=("HOROVOD_GLOO_RENDEZVOUS_ADDR",),
         launch_id=("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
     ),
     Launcher(
-        name="mpirun",
+        name=MPIRUN,
         sign="OMPI_COMM_WORLD_RANK",
         rank=("OMPI_COMM_WORLD_RANK",),
         world_size=("OMPI_COMM_WORLD_SIZE",),
@@ -72,16 +79,16 @@ LAUNCHERS = (
         launch_id=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
     ),
     Launcher(
-        name="MPICH's mpirun",
+        name=MPICH,
         sign="PMI_RANK",
         rank=("PMI_RANK",),
         world_size=("PMI_SIZE",),
         local_rank=("MPI_LOCALRANKID",),
         local_world_size=("MPI_LOCALNRANKS",),
-        launch_id=("PMI_KVSNAME", "PMI_PORT", "HYDI_CONTROL_FD", "PMI_FD"),
+        launch_id=("PMI_JOBID", "PMI_KVSNAME"),  # of few MPICHs; what else there is are each rank's own descriptors
     ),
     Launcher(
-        name="srun",
+        name=SRUN,
         sign="SLURM_STEP_ID",
         rank=("SLURM_PROCID",),
         world_size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
@@ -111,4 +118,5 @@ LAUNCHERS = (
         launch_id=("DBA3C_LAUNCH_ID", "MASTER_ADDR", "MASTER_PORT"),
     ),
 )
-"""Innermost first. Open MPI under ``srun --mpi=pmix`` is srun's: Slurm starts its ranks."""
+"""Innermost first. Open MPI under ``srun --mpi=pmix`` is srun's: Slurm starts its ranks. So is what ``srun --mpi=pmi2``
+starts, though it sets MPICH's variables too: see `launch.launchers.detect`."""

@@ -6,11 +6,11 @@ The innermost launcher speaks: under ``srun torchrun`` a process is one of torch
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dba3c.errors import UserError
-from launch.launcher_table import LAUNCHERS, REPLACEMENT, Launcher
+from launch.launcher_table import LAUNCHERS, MPICH, MPIRUN, REPLACEMENT, SRUN, Launcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,15 +21,21 @@ class LaunchPlace:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    local_world_size: int = 1
+    """Ranks on this node, which may be more than on others."""
     tasks_per_node: tuple[int, ...] = (1,)
-    """Ranks on each node, which they fill one after the other."""
+    """Ranks on each node, which they fill one after the other: by this roles are dealt, so it is equal in all ranks.
+    Where a launcher tells each rank of its own node only, ranks count as if each had a node of its own."""
     node_rank: int = 0
+    """Node of this rank, by `tasks_per_node`."""
     node_name: str = ""
     """What people call the node, for messages and logs."""
     address: str = ""
     """A host that every rank can reach; "" where the launcher tells none."""
     launch_id: str = ""
     """Equal in the ranks of one launch, different in the next; "" where the launcher tells nothing of the kind."""
+    run_name: str = ""
+    """As `launch_id`, but a launch that its launcher starts again keeps it."""
     restart_count: int = 0
 
     @property
@@ -53,6 +59,8 @@ def detect(environ: Mapping[str, str]) -> LaunchPlace:
         UserError: variables that are missing, no numbers, or contradict each other.
     """
     present = [launcher for launcher in LAUNCHERS if launcher.sign in environ]
+    if _is_srun_with_pmi(environ):
+        present = [launcher for launcher in present if launcher.name != MPICH]
     if not present:
         return PLAIN
     inner = present[0]
@@ -80,38 +88,50 @@ def read_place(launcher: Launcher, environ: Mapping[str, str]) -> LaunchPlace:
         )
     if not 0 <= rank < world_size:
         raise UserError(f"{launcher.name} says rank {rank} of {world_size}: ranks count from 0 to {world_size - 1}")
-    local_rank = _number(launcher, "local_rank", environ) or 0
     tasks_per_node = _tasks_per_node(launcher, world_size, environ)
-    node_rank = _number(launcher, "node_rank", environ)
-    by_blocks = _node_of(rank, tasks_per_node)
-    if node_rank is not None and node_rank != by_blocks:
-        raise UserError(
-            f"{launcher.name} put rank {rank} on node {node_rank}, but filling nodes one after the other "
-            f"puts it on node {by_blocks}: start ranks in blocks (srun --distribution=block, mpirun --map-by slot)"
-        )
+    node = _node_of(rank, tasks_per_node)
+    _refuse_ranks_out_of_order(launcher, rank, world_size, tasks_per_node, environ)
     return LaunchPlace(
         launcher=launcher.name,
         rank=rank,
         world_size=world_size,
-        local_rank=local_rank,
+        local_rank=_number(launcher, "local_rank", environ) or 0,
+        local_world_size=_number(launcher, "local_world_size", environ) or tasks_per_node[node],
         tasks_per_node=tasks_per_node,
-        node_rank=by_blocks,
+        node_rank=node,
         node_name=environ.get("SLURMD_NODENAME") or socket.gethostname(),
         address=next((environ[name] for name in launcher.address if environ.get(name)), ""),
-        launch_id="-".join(environ[name] for name in launcher.launch_id if environ.get(name)),
+        launch_id=_joined(environ, launcher.launch_id),
+        run_name=_joined(environ, [name for name in launcher.launch_id if name not in launcher.restart_count]),
         restart_count=_number(launcher, "restart_count", environ) or 0,
     )
 
 
+def _joined(environ: Mapping[str, str], names: Sequence[str]) -> str:
+    return "-".join(environ[name] for name in names if environ.get(name))
+
+
+def _is_srun_with_pmi(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm's own PMI (MpiDefault=pmi2) set MPICH's variables: they say the same as the step's."""
+    pairs = (("PMI_RANK", ("SLURM_PROCID",)), ("PMI_SIZE", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")))
+    step = [next((environ[name] for name in names if environ.get(name)), None) for _, names in pairs]
+    return "SLURM_STEP_ID" in environ and step == [environ.get(name) for name, _ in pairs]
+
+
 def _tasks_per_node(launcher: Launcher, world_size: int, environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Ranks on each node, from what is equal in all ranks: they deal roles by it, each for itself.
+
+    A rank's local size is not: with 2 ranks on one node and 4 on another each would take the nodes for even, and they
+    would disagree. It is, where it is the whole world.
+    """
     from launch.nodelist import parse_tasks_per_node
 
-    if launcher.name == "srun":
+    if launcher.name == SRUN:
         for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
             if name in environ and sum(tasks := parse_tasks_per_node(environ[name])) == world_size:
                 return tuple(tasks)
     local = _number(launcher, "local_world_size", environ)
-    if local and world_size % local == 0:
+    if local and (local == world_size or (launcher.even and world_size % local == 0)):
         return (local,) * (world_size // local)
     nodes = _number(launcher, "num_nodes", environ)
     if nodes and world_size % nodes == 0:
@@ -127,14 +147,42 @@ def _node_of(rank: int, tasks_per_node: tuple[int, ...]) -> int:
     raise AssertionError("a rank below the world size is on one of its nodes")
 
 
+def _refuse_ranks_out_of_order(
+    launcher: Launcher, rank: int, world_size: int, tasks_per_node: tuple[int, ...], environ: Mapping[str, str]
+) -> None:
+    """Ranks that go round the nodes (``--distribution=cyclic``, ``--map-by node``) are not where roles are dealt to."""
+    advice = "start ranks in blocks (srun --distribution=block, mpirun --map-by slot)"
+    node_rank, local_rank = (_number(launcher, field, environ) for field in ("node_rank", "local_rank"))
+    node = _node_of(rank, tasks_per_node)
+    if node_rank is not None:
+        expected = rank - sum(tasks_per_node[:node])
+        if node_rank != node or local_rank not in (None, expected):
+            raise UserError(
+                f"{launcher.name} put rank {rank} on node {node_rank} as its number {local_rank}, but filling nodes "
+                f"one after the other puts it on node {node} as number {expected}: {advice}"
+            )
+        return
+    local = _number(launcher, "local_world_size", environ)
+    if launcher.name not in (MPIRUN, MPICH) or not local or local_rank is None:  # the others number ranks in blocks
+        return
+    first = rank - local_rank
+    # Uneven nodes may begin at any rank. Going round n even nodes, the first ranks of all nodes are the first n ranks.
+    goes_round = local > 1 and world_size % local == 0 and local_rank == 0 and 0 < rank < world_size // local
+    if not 0 <= first <= world_size - local or goes_round:
+        raise UserError(
+            f"{launcher.name} put rank {rank} of {world_size} on its node as number {local_rank} of {local}: "
+            f"its ranks go round the nodes; {advice}"
+        )
+
+
 def _refuse_contradiction(inner: Launcher, place: LaunchPlace, outer: Launcher, environ: Mapping[str, str]) -> None:
     """``srun -N 4 torchrun`` without ``--nnodes 4`` makes four runs of one node each: surely not what was meant."""
     started = read_place(outer, environ)
     if started.world_size == 1 or started.world_size == place.world_size:
         return
-    if inner.name == "torchrun" and place.world_size == started.world_size * place.tasks_per_node[0]:
+    if inner.name == "torchrun" and place.world_size == started.world_size * place.local_world_size:
         return
-    if inner.name in ("mpirun", "MPICH's mpirun") and outer.name == "srun":
+    if inner.name in (MPIRUN, MPICH) and outer.name == SRUN:
         return  # mpirun's own daemons are what srun started
     raise UserError(
         f"{outer.name} started {started.world_size} ranks, but {inner.name} inside it counts {place.world_size}: "

@@ -20,8 +20,11 @@ SERVER_RESTARTS = 5
 WORKER_RESTARTS = 5
 
 
-def train(config: TrainConfig, *, resume: bool, command: str) -> int:
+def train(config: TrainConfig, *, resume: bool, command: str, launch_id: str = "", run_name: str = "") -> int:
     """Train until the run ends; returns the exit code.
+
+    Args:
+        launch_id, run_name: as in `LaunchPlace`, where a launcher started this and may start it again.
 
     Raises:
         UserError: the run folder is in use, or holds another run.
@@ -31,8 +34,9 @@ def train(config: TrainConfig, *, resume: bool, command: str) -> int:
 
     run_dir = config.run.run_dir or (newest_run_dir(config) if resume else default_run_dir(config))
     check_buildable(config, run_dir / "checkpoints" if resume else None)
-    launch_id = secrets.token_hex(4)
-    life = {"launcher": "local", "topology": topology_of(config), "launch_id": launch_id, "command": command}
+    launch_id = launch_id or secrets.token_hex(4)
+    shape = {**topology_of(config), **({"run_name": run_name} if run_name else {})}
+    life = {"launcher": "local", "topology": shape, "launch_id": launch_id, "command": command}
     with RunFolder.launch(run_dir, config.to_json(), resume, **life) as folder:
         print(f"run folder: {folder.path}", flush=True)
         metrics = MetricsWriter(folder, "launcher", 0)

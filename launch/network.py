@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dba3c.errors import UserError
 from param_servers import interfaces
 
 LISTEN_HOST_VARIABLE = "DBA3C_LISTEN_HOST"
 """Tells a role's process where on its own node to listen; the configuration is the same on all nodes."""
+
+RESOLVE_AGAIN_S = 1.0
 
 FIRST_PORT, LAST_PORT = 20_000, 31_999
 """Below Linux's ephemeral range (from 32768 on), so that no outgoing connection sits on a port we derive."""
@@ -46,26 +49,54 @@ def free_port(host: str, job: str, count: int = 32) -> int:
     raise UserError(f"no free port on {host}: tried {count} between {min(tried)} and {max(tried)} for job {job}")
 
 
-def address_towards(peer: str) -> str:
+def address_towards(peer: str, wait_s: float = 0.0, say: Callable[[str], object] = print) -> str:
     """This host's address on the route to ``peer``: what ``peer`` can call back.
 
-    Nothing is sent. Raises UserError when ``peer`` has no address or no route leads there.
+    Nothing is sent.
+
+    Args:
+        wait_s: how long ``peer`` may have no address yet: a pod's name begins to exist when the pod is scheduled.
+        say: told once when there is something to wait for.
+
+    Raises:
+        UserError: ``peer`` has no address after ``wait_s``, or no route leads there.
     """
+    address = _resolved(peer, wait_s, say)
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         try:
-            probe.connect((peer, 9))
+            probe.connect((address, 9))
         except OSError as error:
             raise UserError(f"no way to {peer} from {socket.gethostname()}: {error.strerror or error}") from error
         return str(probe.getsockname()[0])
 
 
-def listen_address(interface: str | None, peer: str, num_nodes: int) -> str:
+def _resolved(peer: str, wait_s: float, say: Callable[[str], object]) -> str:
+    give_up_s = time.monotonic() + wait_s
+    told = False
+    while True:
+        try:
+            return str(socket.getaddrinfo(peer, 9, socket.AF_INET, socket.SOCK_DGRAM)[0][4][0])
+        except (OSError, UnicodeError) as error:  # UnicodeError: "a..b" is no name
+            why = getattr(error, "strerror", None) or str(error)
+            if isinstance(error, UnicodeError) or time.monotonic() >= give_up_s:
+                waited = f"{peer} has had no address for {wait_s:.0f} s: " if wait_s else ""
+                raise UserError(f"no way to {peer} from {socket.gethostname()}: {waited}{why}") from error
+        if not told:
+            say(f"{socket.gethostname()} waits at most {wait_s:.0f} s for {peer} to have an address ({why})")
+            told = True
+        time.sleep(min(RESOLVE_AGAIN_S, max(0.0, give_up_s - time.monotonic())))
+
+
+def listen_address(
+    interface: str | None, peer: str, num_nodes: int, wait_s: float = 0.0, say: Callable[[str], object] = print
+) -> str:
     """The address to listen on and to publish: the interface's, else the one that other nodes can reach.
 
     Args:
         interface: what the user chose, e.g. ib0; None chooses by route.
         peer: a host that every rank can reach (`LaunchPlace.address`); "" where none is known.
         num_nodes: with one node nothing but this machine is let in.
+        wait_s, say: as for `address_towards`.
 
     Raises:
         UserError: no address that others could reach is known.
@@ -75,7 +106,7 @@ def listen_address(interface: str | None, peer: str, num_nodes: int) -> str:
         return interfaces.listen_address("", interface)
     if num_nodes == 1:
         return "127.0.0.1"
-    address = address_towards(peer or socket.gethostname())
+    address = address_towards(peer or socket.gethostname(), wait_s if peer else 0.0, say)
     if not peer and address.startswith("127."):
         raise UserError(
             f"{socket.gethostname()} is {address} to itself: say which interface others see (--interface eth0)"

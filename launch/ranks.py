@@ -15,14 +15,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from dba3c.config import TrainConfig
+from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
 from dba3c.run_folder import RunFolder
-from launch import first_node
+from launch import first_node, local
 from launch.belonging import refuse_options_given_in_vain
-from launch.fitting import fit_config, run_dir_of_launch, take_counts
+from launch.fitting import fit_config, refuse_what_would_vanish, run_dir_of_launch, take_counts
 from launch.incarnations import first_incarnation
+from launch.launcher_table import STARTS_RANKS_AGAIN
 from launch.launchers import LaunchPlace
 from launch.local import role_processes
 from launch.network import LISTEN_HOST_VARIABLE, listen_address
@@ -54,14 +55,39 @@ def train(words: Sequence[str], place: LaunchPlace, command: str) -> int:
         arguments = parse_train(words, cores=place.world_size)
         refuse_options_given_in_vain(arguments.config, counts)
         config, topology = fit_config(arguments.config, place, counts, colocated)
+        run_dir = config.run.run_dir or run_dir_of_launch(config, place)
     except UserError:
         if place.is_chief:
             raise
         return USER_ERROR_EXIT  # the same words in every rank: the chief says it once
-    run_dir = config.run.run_dir or run_dir_of_launch(config, place)
     if place.is_chief:
         say_to_stderr(f"{topology.arithmetic()}; run folder: {run_dir}")
     return run_rank(config, place, topology, run_dir, resume=arguments.resume, command=command)
+
+
+def train_alone(words: Sequence[str], place: LaunchPlace, command: str) -> int:
+    """``dba3c train`` as the only rank (in a shell of ``srun --pty bash``, which is itself a step): as on one machine.
+
+    All roles are processes of this rank, on the cores that it was given.
+
+    Raises:
+        UserError: as `launch.local.train`.
+    """
+    arguments = parse_train(words, given_cores(os.environ))
+    config, resume = arguments.config, arguments.resume
+    refuse_what_would_vanish(words, config)
+    if config.exchange.exchange == "allreduce" and config.exchange.collective_backend in ("mpi", "horovod"):
+        return train(words, place, command)  # these sum over the launcher's ranks, of which there is one
+    if place.launcher not in STARTS_RANKS_AGAIN or not place.launch_id:
+        return local.train(config, resume=resume, command=command)
+    run_dir = config.run.run_dir or run_dir_of_launch(config, place)
+    return local.train(
+        replace_options(config, run_dir=run_dir),
+        resume=resume or _returns(run_dir, place),
+        command=command,
+        launch_id=place.launch_id,
+        run_name=place.run_name,
+    )
 
 
 def run_rank(
@@ -70,19 +96,21 @@ def run_rank(
     """Run what this rank has to run, until it is over; returns the exit code.
 
     Raises:
-        UserError: the run folder is in use, or did not appear within `join_timeout_s`; nothing was started then.
+        UserError: the run folder is in use, or it or the chief's address did not appear within `join_timeout_s`;
+            nothing was started then.
     """
     mine = topology.place(place.tasks_per_node)[place.rank]
     nodes = len(place.tasks_per_node)
-    listen_host = listen_address(config.exchange.interface, place.address, nodes)
-    cores = given_cores(os.environ, place.tasks_per_node[place.node_rank])
+    patience_s = config.exchange.join_timeout_s
+    listen_host = listen_address(config.exchange.interface, place.address, nodes, patience_s, say_to_stderr)
+    cores = given_cores(os.environ, place.local_world_size)
     if place.launcher == "srun":
-        bind_to_own_cores(os.environ, place.local_rank, place.tasks_per_node[place.node_rank])
+        bind_to_own_cores(os.environ, place.local_rank, place.local_world_size)
     environ = {**thread_environment(max(1, cores // len(mine)), os.environ), LISTEN_HOST_VARIABLE: listen_host}
     if place.is_chief:
         mine = (*mine, Assignment("monitor", 0))
         life = {"launcher": place.launcher, "launch_id": place.launch_id, "command": command}
-        shape = {**asdict(topology), "nodes": nodes, "restart_count": place.restart_count}
+        shape = {**asdict(topology), "nodes": nodes, "restart_count": place.restart_count, "run_name": place.run_name}
         folder = RunFolder.launch(
             run_dir,
             config.to_json(),
@@ -92,7 +120,7 @@ def run_rank(
             **life,
         )
     else:
-        folder = RunFolder.open(run_dir, wait_s=config.exchange.join_timeout_s, launch_id=place.launch_id)
+        folder = RunFolder.open(run_dir, wait_s=patience_s, launch_id=place.launch_id)
     with folder:
         metrics = MetricsWriter(folder, "launcher", place.rank)
         try:
@@ -168,9 +196,11 @@ def _counting_from(first: int, command: Callable[[int], Sequence[str]]) -> Calla
 
 
 def _returns(run_dir: Path, place: LaunchPlace) -> bool:
-    """Whether this chief is the second of its own launch: its pod was restarted, and the run goes on."""
+    """Whether this chief's own launch has begun the run, which goes on: its pod was restarted, or all ranks were."""
     try:
         life = RunFolder(run_dir).life()
     except UserError:
         return False
+    if place.restart_count:
+        return bool(place.run_name) and life.get("topology", {}).get("run_name") == place.run_name
     return bool(place.launch_id) and life.get("launch_id") == place.launch_id and "ended" not in life

@@ -34,8 +34,8 @@ class SlurmShape:
     cpus_per_task: int = 12
     """Cores of each rank."""
 
-    servers: int = 4
-    """Ranks that hold a shard of the parameters."""
+    servers: int | None = None
+    """Ranks that hold a shard of the parameters; without it 4, with --learners none."""
 
     backup_workers: int = 0
     """Workers whose gradient an update need not wait for."""
@@ -80,6 +80,11 @@ class SlurmShape:
             )
         if self.scaling and self.learners:
             raise UserError("a scaling array has servers and workers, no learners")
+        if self.learners and self.servers:
+            raise UserError(
+                f"{self.topology().arithmetic()} leave no rank for {self.servers} servers: "
+                "a heterogeneous job has learners and actors only"
+            )
         self.topology()
 
     @property
@@ -87,11 +92,17 @@ class SlurmShape:
         """Job name, also of the file under slurm/."""
         return self.name or f"{self.preset.split('/')[-1]}_{self.nodes}nodes"
 
+    @property
+    def num_servers(self) -> int:
+        """`servers`, or what stands for it."""
+        default = 0 if self.learners else 4
+        return default if self.servers is None else self.servers
+
     def topology(self) -> Topology:
         """The (largest) run's shape."""
         return fit(
             self.learners + self.nodes * self.tasks_per_node,
-            servers=0 if self.learners else self.servers,
+            servers=0 if self.learners else self.num_servers,
             learners=self.learners,
             backup_workers=self.backup_workers,
             evaluators=self.evaluators,
@@ -104,7 +115,7 @@ class SlurmShape:
 def command_text(shape: SlurmShape) -> str:
     """The shell command that prints a shape's script."""
     words = ["dba3c", "sbatch", shape.preset, "--nodes", str(shape.nodes)]
-    words += [] if shape.learners else ["--servers", str(shape.servers)]
+    words += [] if shape.learners else ["--servers", str(shape.num_servers)]
     for name in (
         "learners",
         "learner_cpus",
@@ -177,7 +188,7 @@ def _start_lines(shape: SlurmShape) -> list[str]:
     for name in ("backup_workers", "evaluators", "recorders"):
         if getattr(shape, name):
             options += ["--" + name.replace("_", "-"), str(getattr(shape, name))]
-    roles = f"--mode central --learners {shape.learners}" if shape.learners else f"--servers {shape.servers}"
+    roles = f"--mode central --learners {shape.learners}" if shape.learners else f"--servers {shape.num_servers}"
     train = f'dba3c train "${{DBA3C_PRESET:-{shape.preset}}}"'
     if not shape.scaling:
         return [
@@ -188,7 +199,7 @@ def _start_lines(shape: SlurmShape) -> list[str]:
     return [
         "# Task i of the array runs on 2^i nodes and gives the others back at once.",
         "nodes=$((1 << SLURM_ARRAY_TASK_ID))",
-        f"servers=$((nodes < {shape.servers} ? nodes : {shape.servers}))",
+        f"servers=$((nodes < {shape.num_servers} ? nodes : {shape.num_servers}))",
         "run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_ARRAY_JOB_ID}/nodes-$nodes",
         'exec python -m launch.slurm_job --run-dir "$run_dir" --nodes "$nodes" -- \\',
         f'    {train} --servers "$servers" --colocated-servers ${{DBA3C_ARGS:-}}',

@@ -26,8 +26,9 @@ from pathlib import Path
 from dba3c.errors import UserError
 from dba3c.run_folder import RunFolder
 from dba3c.run_lock import living_holder
+from launch import slurm_tools
 from launch.failures import report
-from launch.first_node import MAX_RESTARTS, hold, scontrol
+from launch.first_node import MAX_RESTARTS, hold
 from launch.processes import describe_exit, shell_code, taking_signals
 from launch.slurm_nodes import LostNodes
 
@@ -132,12 +133,12 @@ class SlurmJob:
         if self._restart_count() >= MAX_RESTARTS:
             print(f"{self._now()} not requeued: this was life {self._restart_count() + 1}", flush=True)
             return 1
-        job = self.environ["SLURM_JOB_ID"]
+        job = slurm_tools.job_name(self.environ)
         print(f"{self._now()} requeueing job {job}", flush=True)
-        answer = scontrol("requeue", job)
-        if answer.returncode:
-            print(f"{self._now()} Slurm refuses: {answer.stderr.strip()}", flush=True)
-        return answer.returncode
+        refusal = slurm_tools.requeue(job)
+        if refusal:
+            print(f"{self._now()} not requeued: {refusal}; resume the run folder by hand", flush=True)
+        return 1 if refusal else 0
 
     def _restart_count(self) -> int:
         return int(self.environ.get("SLURM_RESTART_COUNT") or 0)
@@ -175,7 +176,7 @@ def give_back_nodes(environ: Mapping[str, str], nodes: int) -> None:
     """Shrink the job to its first ``nodes`` nodes, so that the others serve somebody else. Failing is no harm."""
     if nodes >= int(environ.get("SLURM_NNODES") or nodes):
         return
-    answer = scontrol("update", f"JobId={environ['SLURM_JOB_ID']}", f"NumNodes={nodes}")
+    answer = slurm_tools.ask(["scontrol", "update", f"JobId={slurm_tools.job_name(environ)}", f"NumNodes={nodes}"])
     if answer.returncode:
         print(f"the other nodes stay idle, Slurm does not take them back: {answer.stderr.strip()}", flush=True)
 

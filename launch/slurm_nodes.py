@@ -7,7 +7,7 @@ returned one, or another) and joins the run as the next incarnation of those ran
 
 from __future__ import annotations
 
-import os
+import contextlib
 import shlex
 import socket
 import subprocess
@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from dba3c.errors import UserError
 from dba3c.run_folder import RunFolder
-from launch.nodelist import hostnames
+from launch import slurm_tools
+from launch.nodelist import expand, hostnames
 
 LOOK_S = 10.0
-SLURM_TIMEOUT_S = 60.0
 
 
 class LostNodes:
@@ -44,26 +45,42 @@ class LostNodes:
         self.say, self._clock = say, clock
         # A heterogeneous job is no matter of whole nodes with equal ranks: its lost actors stay lost.
         nodelist = "" if environ.get("SLURM_HET_SIZE") else environ.get("SLURM_JOB_NODELIST", "")
-        self.nodes = hostnames(nodelist)[:nodes] if nodelist else []
+        self.nodes: list[str] = []
+        try:
+            self.nodes = hostnames(nodelist)[:nodes] if nodelist else []
+        except UserError as error:
+            say(f"a lost node will not be replaced: {error}")
         self.replacements: dict[str, str] = {}
         """Lost node → job that replaces it."""
         self._next_look_s = 0.0
 
     def look(self) -> None:
-        """Replace what has been lost since the last look; does nothing before `LOOK_S` have passed."""
+        """Replace what has been lost since the last look; does nothing before `LOOK_S` have passed.
+
+        Raises nothing: a controller that does not answer is asked again at the next look, and the run goes on.
+        """
         if not self.nodes or self._clock() < self._next_look_s:
             return
         self._next_look_s = self._clock() + LOOK_S
-        answer = self._slurm(["squeue", "--noheader", f"--jobs={self.environ['SLURM_JOB_ID']}", "--format=%N|%L"])
-        nodelist, _, time_left = answer.stdout.strip().partition("|")
-        if answer.returncode or not nodelist:  # Slurm's controller may be away for a while
-            return
-        left = set(hostnames(nodelist))
-        for number, node in enumerate(self.nodes):
-            if number and node not in left and node not in self.replacements:  # the first one's loss is not seen here
-                self._replace(number, node, time_left)
+        with contextlib.suppress(UserError):  # a list cut short, a meta.json just being replaced on a slow file system
+            left, time_left = self._still_ours()
+            for number, node in enumerate(self.nodes):
+                known = not number or node in left or node in self.replacements  # the first's loss is not seen here
+                if not known and not self._replace(number, node, time_left):
+                    return  # the others at the next look: several slow refusals would keep signals waiting
 
-    def _replace(self, number: int, node: str, time_left: str) -> None:
+    def _still_ours(self) -> tuple[set[str], str]:
+        """The job's nodes and how long it may still run, as Slurm sees it. Raises UserError when it does not say."""
+        job = slurm_tools.job_name(self.environ)
+        answer = self._slurm(["squeue", "--noheader", f"--jobs={job}", "--format=%N|%L"])
+        lines = answer.stdout.split("\n")[:-1]
+        if answer.returncode or len(lines) != 1:
+            raise UserError(answer.stderr.strip() or f"squeue knows {len(lines)} jobs {job}")
+        nodelist, _, time_left = lines[0].strip().partition("|")
+        return set(expand(nodelist)), time_left
+
+    def _replace(self, number: int, node: str, time_left: str) -> bool:
+        """Ask for a job in the node's place; False when Slurm refuses."""
         command = ["sbatch", "--parsable", *sbatch_options(self.environ, self.run_dir, node, time_left)]
         environ = {name: value for name, value in self.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
         environ |= rank_environment(self.environ, self.run_dir, number, len(self.nodes))
@@ -73,9 +90,10 @@ class LostNodes:
         if answer.returncode:
             self.replacements[node] = ""
             self.say(f"node {node} is lost and cannot be replaced: {answer.stderr.strip()}")
-            return
+            return False
         self.replacements[node] = answer.stdout.strip().split(";")[0]
         self.say(f"node {node} is lost; job {self.replacements[node]} takes its place as soon as a node is free")
+        return True
 
     def end(self) -> None:
         """The run is over, and so are its replacements, begun or not."""
@@ -86,15 +104,8 @@ class LostNodes:
     def _slurm(
         self, command: Sequence[str], environ: Mapping[str, str] | None = None, script: str | None = None
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command,
-            env=dict(environ if environ is not None else os.environ),
-            input=script,
-            capture_output=True,
-            text=True,
-            timeout=SLURM_TIMEOUT_S,
-            check=False,
-        )
+        timeout_s = slurm_tools.LOOK_TIMEOUT_S if command[0] == "squeue" else slurm_tools.ACT_TIMEOUT_S
+        return slurm_tools.ask(command, timeout_s, environ=environ, script=script)
 
 
 def tasks_per_node(environ: Mapping[str, str]) -> int:

@@ -174,7 +174,11 @@ def fit(
     left = world_size - others
     parts = [(0 if colocated_servers else servers, "server"), (learners, "learner"), (evaluators, "evaluator")]
     asked_sum = " + ".join(_count(n, role) for n, role in [*parts, (recorders, "recorder")] if n)
+    if actors and not learners:
+        raise UserError(f"0 learners + {_count(actors, 'actor')}: actors need a learner (--mode central --learners 1)")
     if learners:
+        for number, what in ((workers, "worker"), (gradients, "gradient"), (backup_workers, "backup worker")):
+            _refuse_without_workers(number, what, f"{_count(world_size, 'rank')} = {asked_sum}", left)
         if actors is not None and actors != left:
             raise UserError(
                 f"{started_by} started {_count(world_size, 'rank')}, but the options ask for "
@@ -210,6 +214,13 @@ def fit(
         recorders=recorders,
         colocated_servers=colocated_servers,
     )
+
+
+def _refuse_without_workers(number: int | None, what: str, sum_text: str, actors: int) -> None:
+    if number:
+        raise UserError(
+            f"{sum_text} + {_count(actors, 'actor')} leave no worker, but the options ask for {_count(number, what)}"
+        )
 
 
 def _round_robin(tasks_per_node: Sequence[int]) -> list[int]:

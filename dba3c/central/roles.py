@@ -26,9 +26,12 @@ def learner(place: Place) -> str:
     metrics = place.metrics("learner")
     try:
         learner = assemble(place, metrics)
-        host = listen_address(config.exchange.listen_host, config.exchange.interface)
-        rendezvous.publisher("learner", place.rank, place.incarnation)(*learner.serving.service.hub.listen(host))
         try:
+            host = listen_address(config.exchange.listen_host, config.exchange.interface)
+            # Other exchanges listen themselves on the port that was chosen, in this process or beside it.
+            port = config.exchange.port if config.exchange.exchange == "local" else 0
+            address = learner.serving.service.hub.listen(host, port)
+            rendezvous.publisher("learner", place.rank, place.incarnation)(*address)
             exchange = connect(place, *initial_parameters(config), metrics)
             try:
                 return run_learner(config, learner.trainer, learner.layout, learner.serving, exchange, metrics)

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from pathlib import Path
 
-from tests.cluster.conftest import Cluster
+from launch.failures import failures
+from tests.cluster.conftest import Cluster, Job
 
+ROOT = Path(__file__).resolve().parents[2]
 ENDLESS = "--total-frames 1000000000 --stop-score 1000000"
 SMALL_STEPS = "--rollout-length 5"
+
+
+def of_kind(job: Job, role: str, kind: str) -> list[dict]:
+    return [record for record in job.records(f"metrics/{role}-0.jsonl") if record["kind"] == kind]
+
+
+def films(job: Job) -> list[str]:
+    """What the recorder says of each game that it filmed, or could not film."""
+    said = [record["message"] for record in of_kind(job, "recorder", "event") if record["event"] == "recording"]
+    return [line for line in said if "film" in line and "gave up" not in line]
 
 
 def test_the_64_node_script_trains_with_backup_workers_and_frees_its_nodes(cluster: Cluster, tmp_path: Path) -> None:
@@ -27,12 +41,24 @@ def test_the_64_node_script_trains_with_backup_workers_and_frees_its_nodes(clust
 
 
 def test_the_paper_s_71_nodes(cluster: Cluster, tmp_path: Path) -> None:
-    args = f"{SMALL_STEPS} --total-frames 12000 --evaluation-games 2"
+    args = f"{SMALL_STEPS} {ENDLESS} --checkpoint-every-steps 10 --evaluation-games 2 --recording-every 1"
     job = cluster.submit("dba3c_71nodes_paper.sh", tmp_path, args=args)
+    # Both take the newest checkpoint when they come to it: the run goes on until they have.
+    job.wait_until(lambda: bool(of_kind(job, "evaluator", "evaluation")), "an evaluation of a checkpoint")
+    job.wait_until(lambda: bool(films(job)), "the recorder's word on a film")
+    cluster.run(sys.executable, "-m", "launch", "stop", str(job.run_dir), cwd=ROOT)
     end = job.wait_for_end()
     assert end["JobState"] == "COMPLETED", job.output
     assert "71 = 4 servers + 1 evaluator + 1 recorder + 65 workers (60 gradients + 5 backup)" in job.output
     assert {len(commit["members"]) for commit in job.commits()} == {60}
+    evaluation = of_kind(job, "evaluator", "evaluation")[0]
+    assert evaluation["games"] == 2
+    assert evaluation["checkpoint_step"] % 10 == 0
+    if importlib.util.find_spec("pygame"):  # what CartPole is drawn with
+        assert "filmed a game" in films(job)[0]
+        assert list((job.run_dir / "videos").glob("step-*.mp4"))
+    helpers = {f"{failure.role} {failure.rank}" for failure in failures(job.run_dir)}
+    assert not helpers & {"evaluator 0", "recorder 0"}, job.output
 
 
 def test_the_time_limit_s_warning_checkpoints_requeues_and_the_next_life_goes_on(
@@ -72,6 +98,7 @@ def test_the_scaling_array_runs_on_1_2_and_4_nodes(cluster: Cluster, tmp_path: P
         assert run["topology"] == {**run["topology"], "nodes": nodes, "workers": nodes, "servers": nodes}, job.output
         assert run.get("ended", {}).get("outcome") == "finished", job.output
     assert "stay idle" not in job.output  # the nodes that a smaller run does not need were given back
+    assert "is lost" not in job.output  # no task takes another's nodes for its own
 
 
 def test_central_inference_is_a_heterogeneous_job(cluster: Cluster, tmp_path: Path) -> None:

@@ -117,6 +117,34 @@ def test_a_rank_that_dies_costs_only_itself_and_rejoins_as_a_new_incarnation(tmp
         ranks.end()
 
 
+@pytest.mark.timeout(300)
+def test_a_launch_that_torchrun_starts_again_resumes_its_run(tmp_path: Path) -> None:
+    environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    endless = ["--total-frames", "1000000000", "--stop-score", "1000000", "--checkpoint-every-steps", "5"]
+    command = ["torchrun", *LAUNCHERS["torchrun"][1:4], "--max-restarts", "1", "-m", "launch", *TRAIN[:-2], *endless]
+    with (tmp_path / "log").open("wb") as log:
+        torchrun = subprocess.Popen(
+            command, cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    try:
+        wait_until(lambda: list((tmp_path / "runs").glob("*")) != [], "a run folder")
+        (run_dir,) = (tmp_path / "runs").iterdir()
+        wait_until(lambda: len(commits(run_dir)) > 20, "steps")
+        psutil.Process(torchrun.pid).children()[-1].kill()
+        wait_until(lambda: len(json.loads((run_dir / "meta.json").read_text())["lives"]) == 2, "a second life")
+        before = len(commits(run_dir))
+        assert before > 20  # of the first life, in the same folder
+        wait_until(lambda: len(commits(run_dir)) > before + 5, "steps of the second life")
+        torchrun.send_signal(signal.SIGTERM)
+        torchrun.wait(120)
+    finally:
+        torchrun.kill()
+        torchrun.wait(20)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [run_dir.name]
+    restarts = [life["topology"]["restart_count"] for life in json.loads((run_dir / "meta.json").read_text())["lives"]]
+    assert restarts == [0, 1]
+
+
 @pytest.mark.timeout(400)
 def test_a_pod_of_the_chief_that_is_restarted_goes_on_with_the_run(tmp_path: Path) -> None:
     """As Kubernetes does it: restartPolicy OnFailure, the same index, the same Job."""

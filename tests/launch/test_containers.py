@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import kubernetes_validate
@@ -15,7 +16,9 @@ import yaml
 from launch.fitting import fit_config, take_counts
 from launch.launchers import detect
 from launch.options import parse_train
+from launch.topology import Assignment
 
+OnPremise = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINERS = ROOT / "launch" / "containers"
 DOCKERFILE = (CONTAINERS / "Dockerfile").read_text()
@@ -36,6 +39,14 @@ def arithmetic(words: list[str], environ: dict[str, str]) -> str:
     counts, rest = take_counts(words)
     assert rest[0] == "train"
     return fit_config(parse_train(rest[1:], place.world_size).config, place, counts)[1].arithmetic()
+
+
+def roles_of(words: list[str], environ: dict[str, str]) -> tuple[Assignment, ...]:
+    """What a rank with this environment plays."""
+    place = detect(environ)
+    counts, rest = take_counts(words)
+    topology = fit_config(parse_train(rest[1:], place.world_size).config, place, counts)[1]
+    return topology.place(place.tasks_per_node)[place.rank]
 
 
 def test_the_image_follows_the_rules() -> None:
@@ -113,16 +124,28 @@ def test_compose_s_ranks_add_up() -> None:
     assert services["train"]["stop_grace_period"] == "90s"
 
 
-def test_on_premise_the_same_script_makes_a_server_and_workers(tmp_path: Path) -> None:
+def test_a_profile_starts_its_own_services_and_no_other() -> None:
+    services = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())["services"]
+    profiles: dict[str, set[str]] = {}
+    for name, service in services.items():
+        (profile,) = service["profiles"]  # a service without one is started with every profile
+        profiles.setdefault(profile, set()).add(name)
+    assert profiles == {"train": {"train"}, "ranks": {"rank-0", "rank-1", "rank-2"}, "look": {"tensorboard"}}
+
+
+@pytest.fixture
+def on_premise(tmp_path: Path) -> OnPremise:
+    """Runs the script with words; instead of training, the rank and the command are printed."""
     fake = tmp_path / "dba3c"
     fake.write_text('#!/bin/sh\necho "$RANK $WORLD_SIZE $MASTER_ADDR $*"\n')
     fake.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     script = CONTAINERS / "on_premise.sh"
+    return lambda *words: subprocess.run([script, *words], env=environ, capture_output=True, text=True, timeout=30)
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([script, *words], env=environ, capture_output=True, text=True, timeout=30)
 
+def test_on_premise_the_same_script_makes_a_server_and_workers(on_premise: OnPremise) -> None:
+    run = on_premise
     shape = ["ALE/Breakout-v5", "2", "7000", "a"]
     options = "train ALE/Breakout-v5 --servers 1 --workers 2 --port 7000 --run-dir runs/on-premise"
     assert run("server", *shape).stdout == f"0 3 a {options}\n"
@@ -130,5 +153,35 @@ def test_on_premise_the_same_script_makes_a_server_and_workers(tmp_path: Path) -
     assert run("worker", *shape).returncode == 2  # which worker?
     refused = run("spectator", *shape)
     assert refused.returncode == 2
-    assert refused.stderr.startswith("on_premise.sh server|worker GAME")
+    assert refused.stderr.startswith("on_premise.sh server|worker|learner|actor GAME NUMBER PORT CHIEF_HOST")
+    assert run("server", "ALE/Breakout-v5", "two", "7000", "a").returncode == 2
     assert arithmetic(options.split(), {"RANK": "0", "WORLD_SIZE": "3"}).startswith("3 = 1 server + 2 workers")
+
+
+def test_on_premise_the_same_script_makes_a_learner_and_its_actors(on_premise: OnPremise) -> None:
+    shape = ["football/academy_empty_goal_close", "3", "7000", "a"]
+    played = []
+    for words in (["learner", *shape], *(["actor", *shape, str(index)] for index in range(3))):
+        rank, world, chief, *command = on_premise(*words).stdout.split()
+        assert (world, chief) == ("4", "a")
+        environ = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": chief}
+        assert arithmetic(command, environ) == "4 = 1 learner + 3 actors"
+        played += [str(own) for own in roles_of(command, environ)]
+    assert played == ["learner 0", "actor 0", "actor 1", "actor 2"]
+    assert command[-4:] == ["--port", "7000", "--run-dir", "runs/on-premise"]
+    assert on_premise("actor", *shape).returncode == 2  # which actor?
+
+
+def test_the_image_takes_the_extras_of_an_environment() -> None:
+    values = [value for name, value in instructions() if name == "RUN"]
+    assert ("ARG", 'EXTRAS=""') in instructions()
+    assert any('".${EXTRAS:+[$EXTRAS]}"' in value for value in values)
+    named = {extra for listed in re.findall(r"EXTRAS=([\w,]+)", DOCKERFILE) for extra in listed.split(",")}
+    project = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1]
+    assert {"football", "vizdoom", "mujoco"} <= named
+    assert named <= set(re.findall(r"^([\w-]+) = \[", project, re.MULTILINE))
+    (football,) = [value for value in values if "football_wheel.sh" in value]
+    for extras, asked in (("", ""), ("vizdoom", ""), ("football", "wheel"), ("mujoco,football", "wheel")):
+        test = football.split(")", 1)[0] + ") echo wheel ;; esac"  # the case's own pattern
+        said = subprocess.run(["sh", "-c", test], env={"EXTRAS": extras}, capture_output=True, text=True, timeout=30)
+        assert (said.stdout.strip(), said.stderr) == (asked, "")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from dba3c.errors import UserError
 from launch.launchers import PLAIN, detect
+from launch.topology import fit
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -15,6 +18,7 @@ TORCHRUN = {
     "LOCAL_RANK": "1",
     "LOCAL_WORLD_SIZE": "2",
     "GROUP_RANK": "2",
+    "GROUP_WORLD_SIZE": "4",
     "MASTER_ADDR": "10.0.0.1",
     "MASTER_PORT": "29500",
 }
@@ -48,7 +52,15 @@ HOROVODRUN = {
     "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
     "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
 }
-MPICH = {"PMI_RANK": "0", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "3"}
+MPICH = {  # 5.0.2's own; the descriptor differs between ranks
+    "PMI_RANK": "1",
+    "PMI_SIZE": "3",
+    "PMI_FD": "11",
+    "PMI_HOSTNAME": "vm",
+    "HYDI_CONTROL_FD": "7",
+    "MPI_LOCALRANKID": "1",
+    "MPI_LOCALNRANKS": "3",
+}
 KUBERNETES = {"JOB_COMPLETION_INDEX": "6", "DBA3C_WORLD_SIZE": "7", "DBA3C_CHIEF_ADDRESS": "dba3c-0.dba3c"}
 
 
@@ -61,10 +73,10 @@ def test_without_a_launcher_a_process_is_alone() -> None:
     ("environ", "launcher", "rank", "world_size", "local_rank", "node_rank", "tasks_per_node", "address"),
     [
         (TORCHRUN, "torchrun", 5, 8, 1, 2, (2, 2, 2, 2), "10.0.0.1"),
-        (MPIRUN, "mpirun", 3, 4, 1, 1, (2, 2), ""),
+        (MPIRUN, "mpirun", 3, 4, 1, 3, (1, 1, 1, 1), ""),
         (SRUN, "srun", 4, 5, 0, 2, (2, 2, 1), "10.1.0.1"),
         (HOROVODRUN, "horovodrun", 1, 2, 1, 0, (2,), "127.0.0.1"),
-        (MPICH, "MPICH's mpirun", 0, 3, 0, 0, (3,), ""),
+        (MPICH, "MPICH's mpirun", 1, 3, 1, 0, (3,), ""),
         (KUBERNETES, "an indexed Kubernetes Job", 6, 7, 0, 6, (1,) * 7, "dba3c-0.dba3c"),
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "the environment", 1, 2, 0, 1, (1, 1), "a"),
     ],
@@ -92,6 +104,68 @@ def test_a_second_life_has_another_launch_id() -> None:
     assert detect({**SRUN, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}).launch_id == detect(SRUN).launch_id
 
 
+def test_a_launch_that_torchrun_starts_again_is_another_launch_of_the_same_run() -> None:
+    first, second = (detect({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": count}) for count in "01")
+    assert first.launch_id != second.launch_id
+    assert first.run_name == second.run_name
+    assert detect({**TORCHRUN, "MASTER_PORT": "29501"}).run_name != first.run_name
+
+
+def test_what_ranks_of_mpich_share_is_no_descriptor() -> None:
+    assert detect(MPICH).launch_id == detect({**MPICH, "PMI_RANK": "0", "MPI_LOCALRANKID": "0"}).launch_id == ""
+    assert detect({**MPICH, "PMI_JOBID": "77"}).launch_id == "77"
+
+
+def test_slurm_s_own_pmi_does_not_make_mpich_of_srun() -> None:
+    pmi2 = {"PMI_RANK": "4", "PMI_SIZE": "5", "PMI_FD": "12", "PMI_JOBID": "17.0"}
+    place = detect({**SRUN, **pmi2})
+    assert (place.launcher, place.rank, place.tasks_per_node) == ("srun", 4, (2, 2, 1))
+    shell = {**SRUN, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"}
+    shell["SLURM_STEP_TASKS_PER_NODE"] = "1"
+    assert detect({**shell, **MPICH}).launcher == "MPICH's mpirun"  # typed in the shell of srun --pty
+    assert detect({**shell, **MPICH, "PMI_RANK": "0", "MPI_LOCALRANKID": "0"}).launcher == "MPICH's mpirun"
+
+
+def of_uneven_nodes(launcher: str, nodes: list[int]) -> Iterator[dict[str, str]]:
+    """What each rank is told by a launcher that fills nodes with different numbers of ranks."""
+    world = sum(nodes)
+    for node, tasks in enumerate(nodes):
+        for local in range(tasks):
+            own = [sum(nodes[:node]) + local, world, local, tasks]
+            names = {
+                "mpirun": [
+                    "OMPI_COMM_WORLD_RANK",
+                    "OMPI_COMM_WORLD_SIZE",
+                    "OMPI_COMM_WORLD_LOCAL_RANK",
+                    "OMPI_COMM_WORLD_LOCAL_SIZE",
+                ],
+                "MPICH's mpirun": ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
+                "torchrun": ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],
+                "horovodrun": ["HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"],
+            }[launcher]
+            environ = {name: str(value) for name, value in zip(names, own, strict=True)}
+            if launcher == "torchrun":
+                environ |= {"TORCHELASTIC_RUN_ID": "a", "GROUP_RANK": str(node), "GROUP_WORLD_SIZE": str(len(nodes))}
+            if launcher == "horovodrun":
+                peers = [n for n in nodes if n > local]
+                environ |= {"HOROVOD_CROSS_RANK": str(sum(n > local for n in nodes[:node]))}
+                environ |= {"HOROVOD_CROSS_SIZE": str(len(peers))}
+            yield environ
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "MPICH's mpirun", "torchrun", "horovodrun"])
+@pytest.mark.parametrize("nodes", [[2, 4], [4, 2], [2, 3, 1], [2, 4, 2], [3, 3], [6]])
+def test_ranks_of_uneven_nodes_agree_on_who_plays_what(launcher: str, nodes: list[int]) -> None:
+    places = [detect(environ) for environ in of_uneven_nodes(launcher, nodes)]
+    assert [place.rank for place in places] == list(range(sum(nodes)))
+    assert [place.local_world_size for place in places] == [tasks for tasks in nodes for _ in range(tasks)]
+    topology = fit(sum(nodes), servers=2)
+    played = [assignment for place in places for assignment in topology.place(place.tasks_per_node)[place.rank]]
+    assert sorted(map(str, played)) == [f"server {i}" for i in range(2)] + [
+        f"worker {i}" for i in range(sum(nodes) - 2)
+    ]
+
+
 def test_the_innermost_launcher_speaks() -> None:
     one_torchrun_per_node = {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_STEP_NUM_TASKS": "4"}
     one_torchrun_per_node |= {"SLURM_PROCID": "2", "SLURM_NODEID": "2"}
@@ -113,6 +187,12 @@ def test_the_innermost_launcher_speaks() -> None:
         ),
         ({**HOROVODRUN, **MPIRUN}, "mpirun started 4 ranks, but horovodrun inside it counts 2"),
         ({**SRUN, "SLURM_NODEID": "1"}, "srun --distribution=block"),
+        ({**SRUN, "SLURM_LOCALID": "1"}, "on node 2 as its number 1, but filling nodes one after the other puts it on"),
+        (
+            {**MPIRUN, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+            "mpirun put rank 1 of 4 on its node as number 0 of 2: its ranks go round the nodes",
+        ),
+        ({**MPICH, "MPI_LOCALRANKID": "2"}, "rank 1 of 3 on its node as number 2 of 3"),
     ],
 )
 def test_a_contradiction_is_refused_in_one_line(environ: dict[str, str], message: str) -> None:

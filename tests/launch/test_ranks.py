@@ -42,6 +42,7 @@ def fitted(world_size: int, *words: str) -> str:
         (8, "dba3c_paper", "8 = 4 servers + 1 evaluator + 1 recorder + 2 workers (2 gradients + 0 backup)"),
         (3, "ALE/Pong-v5 --servers 1 --workers 2", "3 = 1 server + 2 workers (2 gradients + 0 backup)"),
         (5, "breakout --mode central", "5 = 1 learner + 4 actors"),
+        (8, "breakout --mode central --exchange servers --servers 2 --learners 3", "8 = 2 servers + 3 learners + 3 actors"),  # noqa: E501
         (4, "CartPole-v1 --exchange allreduce", "4 = 4 workers (4 gradients + 0 backup)"),
         (4, "CartPole-v1 --exchange async --servers 1", "4 = 1 server + 3 workers (3 gradients + 0 backup)"),
     ],
@@ -62,6 +63,9 @@ def test_a_preset_gives_way_to_the_ranks_there_are(world_size: int, words: str, 
         (5, "dba3c_paper", "srun started 5 ranks, but 4 servers + 1 evaluator + 1 recorder leave none for a worker"),
         (2, "CartPole-v1 --exchange local", "exchange local is one process"),
         (8, "breakout --workers many", "--num-workers should be a number, it is 'many'"),
+        (8, "breakout --mode central --backup-workers 4", "4 backup of 1 workers leave no gradient for an update"),
+        (8, "breakout --mode central --servers 4", "8 = 1 learner + 7 actors leaves no rank for 4 servers"),
+        (8, "breakout --actors 9", "0 learners + 9 actors: actors need a learner"),
     ],
 )
 def test_what_the_user_gave_must_fit_exactly(world_size: int, words: str, message: str) -> None:

@@ -48,6 +48,11 @@ def test_every_committed_script_is_there() -> None:
         ({"nodes": 0}, "nodes must be at least 1"),
         ({"scaling": True, "nodes": 48}, "a power of 2"),
         ({"scaling": True, "recorders": 1}, "servers and workers only"),
+        (
+            {"nodes": 16, "learners": 1, "backup_workers": 4},
+            r"17 ranks = 1 learner \+ 16 actors leave no worker, but the options ask for 4 backup workers",
+        ),
+        ({"nodes": 16, "learners": 1, "servers": 4}, r"17 = 1 learner \+ 16 actors leave no rank for 4 servers"),
     ],
 )
 def test_an_impossible_shape_prints_no_script(options: dict[str, int], message: str) -> None:

@@ -93,3 +93,69 @@ def test_a_replacement_s_tasks_are_the_lost_ranks_in_order(tmp_path: Path) -> No
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "DBA3C_REPLACES_RANK": "4"}
     said = subprocess.run(["bash"], input=text, env=environ, capture_output=True, text=True, timeout=30, check=True)
     assert said.stdout == "5 x y\n"
+
+
+def test_an_array_s_task_asks_for_itself_and_believes_one_line_only(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.slurm_nodes.hostnames", expand)
+    asked: list[Sequence[str]] = []
+    answers = {"squeue": "n[1-3]|1:00\nn4|1:00\n", "sbatch": "8\n"}
+
+    def answer(command: Sequence[str], *_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, answers[command[0]], "")
+
+    monkeypatch.setattr("launch.slurm_tools.ask", answer)
+    task = {**JOB, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}  # the last task has the array's own number
+    said: list[str] = []
+    lost_nodes = LostNodes(task, run_dir, ["dba3c"], say=said.append, clock=lambda: LOOK_S * len(asked))
+    lost_nodes.look()
+    assert "--jobs=7_2" in asked[0]
+    assert said == []  # two lines: whose nodes are these?
+    answers["squeue"] = "n[1-2]|1:00\n"
+    lost_nodes.look()
+    assert said == ["node n3 is lost; job 8 takes its place as soon as a node is free"]
+
+
+def test_a_refused_replacement_leaves_the_others_to_the_next_look(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.slurm_nodes.hostnames", expand)
+    asked: list[str] = []
+
+    def answer(command: Sequence[str], *_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command[0])
+        refused = command[0] == "sbatch"
+        return subprocess.CompletedProcess(command, 124 if refused else 0, "" if refused else "n1|1:00\n", "too slow")
+
+    monkeypatch.setattr("launch.slurm_tools.ask", answer)
+    lost_nodes = LostNodes(JOB, run_dir, ["dba3c"], say=lambda _: None, clock=lambda: LOOK_S * len(asked))
+    lost_nodes.look()
+    assert asked == ["squeue", "sbatch"]
+    lost_nodes.look()
+    lost_nodes.look()
+    assert asked == ["squeue", "sbatch"] * 2 + ["squeue"]  # each of the two once
+
+
+@pytest.mark.parametrize("answer", ["p[1-|1:00\n", "", "\n"])
+def test_an_answer_that_cannot_be_read_is_no_loss(run_dir: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    monkeypatch.setattr("launch.slurm_nodes.hostnames", expand)
+    asked: list[str] = []
+
+    def ask(command: Sequence[str], *_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command[0])
+        return subprocess.CompletedProcess(command, 0, answer, "")
+
+    monkeypatch.setattr("launch.slurm_tools.ask", ask)
+    LostNodes(JOB, run_dir, ["dba3c"]).look()
+    assert asked == ["squeue"]
+
+
+def test_a_list_of_nodes_that_cannot_be_read_does_not_keep_a_job_from_starting(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.slurm_nodes.hostnames", expand)
+    said: list[str] = []
+    assert LostNodes({**JOB, "SLURM_JOB_NODELIST": "p[1-"}, run_dir, ["dba3c"], say=said.append).nodes == []
+    assert said[0].startswith("a lost node will not be replaced: not a node list")

@@ -1,0 +1,70 @@
+"""Slurm's own programs, asked so that a controller that is slow or away costs an answer, never the run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+LOOK_TIMEOUT_S = 5.0
+"""For what is only looked at: it is asked again soon, and whoever waits for it does not hear signals."""
+ACT_TIMEOUT_S = 15.0
+"""For what changes something."""
+REQUEUE_TRIES = 5
+REQUEUE_PAUSE_S = 5.0
+"""Together with the timeout at most 95 s: a checkpoint and this fit into the scripts' warning of 180 s."""
+
+
+def job_name(environ: Mapping[str, str]) -> str:
+    """What Slurm's programs should be told to mean this job alone.
+
+    The task of an array that was started last has the array's own number as its SLURM_JOB_ID; to Slurm's programs that
+    number means every task.
+    """
+    if environ.get("SLURM_ARRAY_TASK_ID"):
+        return f"{environ.get('SLURM_ARRAY_JOB_ID') or environ['SLURM_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+    return environ["SLURM_JOB_ID"]
+
+
+def ask(
+    command: Sequence[str],
+    timeout_s: float = ACT_TIMEOUT_S,
+    *,
+    environ: Mapping[str, str] | None = None,
+    script: str | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's programs; its answer.
+
+    Does not raise: a program that is not there, or has not answered in time, is a refusal (codes 127 and 124) whose
+    stderr says so.
+    """
+    try:
+        return subprocess.run(
+            command,
+            env=dict(os.environ if environ is None else environ),
+            input=script,
+            stdin=subprocess.DEVNULL if script is None else None,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"{command[0]} has not answered within {timeout_s:g} s")
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 127, "", f"{command[0]} cannot be run: {error.strerror}")
+
+
+def requeue(job: str) -> str:
+    """Have Slurm start a job again, asking a few times; "" when it will, else why not.
+
+    A controller that did it although it did not answer ends this process while it asks again.
+    """
+    for further in reversed(range(REQUEUE_TRIES)):
+        answer = ask(["scontrol", "requeue", job])
+        if answer.returncode == 0:
+            return ""
+        if further:
+            time.sleep(REQUEUE_PAUSE_S)
+    return answer.stderr.strip() or f"scontrol ended with exit code {answer.returncode}"

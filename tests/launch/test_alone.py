@@ -1,0 +1,155 @@
+"""A world of one rank trains as on one machine; a launch that its launcher starts again goes on with its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dba3c.config import TrainConfig
+from dba3c.errors import UserError
+from dba3c.run_folder import RunFolder
+from launch import commands, local, ranks
+from launch.launchers import LaunchPlace, detect
+from launch.ranks import _returns
+
+SHELL = {  # of `srun --cpus-per-task=4 --pty bash`, Slurm 22.05
+    "SLURM_JOB_ID": "17",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEPID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "1",
+    "SLURM_NPROCS": "1",
+    "SLURM_NNODES": "1",
+    "SLURM_JOB_NODELIST": "n1",
+    "SLURM_TASKS_PER_NODE": "1",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+    "SLURM_CPUS_PER_TASK": "4",
+    "SLURM_LAUNCH_NODE_IPADDR": "10.1.0.1",
+    "SLURM_SRUN_COMM_HOST": "10.1.0.1",
+    "SLURM_PTY_PORT": "38161",
+}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "a",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "37231",
+}
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "PMIX_NAMESPACE": "x@1"}
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """What was given to the run of one machine."""
+    told: dict[str, Any] = {}
+
+    def train(config: TrainConfig, **options: Any) -> int:
+        told.update(options, config=config)
+        return 0
+
+    monkeypatch.setattr(local, "train", train)
+    monkeypatch.chdir(tmp_path)
+    return told
+
+
+def under(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("environ", [SHELL, MPIRUN, TORCHRUN])
+def test_the_only_rank_trains_as_on_one_machine(
+    environ: dict[str, str], trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under(monkeypatch, environ)
+    assert commands.train(["breakout", "--servers", "2", "--workers", "3"]) == 0
+    assert (trained["config"].exchange.num_servers, trained["config"].exchange.num_workers) == (2, 3)
+
+
+def test_an_interactive_shell_trains_on_the_cores_it_was_given(
+    trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.resources.affinity_cores", lambda: list(range(64)))
+    monkeypatch.setattr("launch.resources.cgroup_quota_cores", lambda: None)
+    under(monkeypatch, SHELL)
+    assert commands.train(["breakout"]) == 0
+    of_four_cores = trained["config"].exchange.num_workers
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "16")
+    assert commands.train(["breakout"]) == 0
+    assert trained["config"].exchange.num_workers > of_four_cores > 1
+    assert trained["config"].run.run_dir is None  # a folder for each command typed in the shell
+
+
+def test_colocated_servers_in_an_array_s_smallest_task_stay_in_its_rank(
+    trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under(monkeypatch, SHELL)
+    told: list[str] = []
+    monkeypatch.setattr(ranks, "run_rank", lambda config, place, topology, *_, **__: told.append(topology.arithmetic()))
+    commands.train(["breakout", "--servers", "1", "--colocated-servers"])
+    assert told == ["1 = 1 worker (1 gradient + 0 backup), 1 server beside workers"]
+    assert trained == {}
+
+
+def test_colocated_servers_without_a_launcher_are_told_where_they_belong(trained: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="--colocated-servers is for ranks") as refused:
+        commands.train(["CartPole-v1", "--colocated-servers"])
+    assert "\n" not in str(refused.value)
+    assert trained == {}
+
+
+@pytest.mark.parametrize("environ", [SHELL, {}])
+def test_servers_of_nobody_are_refused_on_one_machine_too(
+    environ: dict[str, str], trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under(monkeypatch, environ)
+    with pytest.raises(UserError, match=r"4 = 1 learner \+ 3 actors leaves no rank for 4 servers"):
+        commands.train(["breakout", "--mode", "central", "--servers", "4", "--actors", "3"])
+    assert commands.train(["breakout", "--mode", "central", "--actors", "3"]) == 0
+
+
+def test_what_sums_over_the_launcher_s_ranks_remains_a_rank(
+    trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under(monkeypatch, MPIRUN)
+    monkeypatch.setattr(ranks, "run_rank", lambda *_, **__: 0)
+    assert commands.train(["CartPole-v1", "--exchange", "allreduce", "--collective-backend", "mpi"]) == 0
+    assert trained == {}
+
+
+def test_torchrun_s_only_rank_started_again_goes_on_with_its_run(
+    trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under(monkeypatch, TORCHRUN)
+    commands.train(["breakout"])
+    run_dir = trained["config"].run.run_dir
+    assert (str(run_dir), trained["resume"]) == ("runs/breakout-a-localhost-37231", False)
+    shape = {"run_name": trained["run_name"]}
+    RunFolder.create(run_dir, {}, launch_id=trained["launch_id"], topology=shape).release()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    commands.train(["breakout"])
+    assert (trained["config"].run.run_dir, trained["resume"]) == (run_dir, True)
+
+
+def test_a_restarted_launch_resumes_its_own_run_and_no_other(tmp_path: Path) -> None:
+    world = {**TORCHRUN, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    first, second = (detect({**world, "TORCHELASTIC_RESTART_COUNT": count}) for count in "01")
+    assert not _returns(tmp_path / "run", second)  # the first life did not come as far
+    folder = RunFolder.create(tmp_path / "run", {}, launch_id=first.launch_id, topology={"run_name": first.run_name})
+    folder.end_life("failed", "worker 0 failed")
+    folder.release()
+    assert _returns(tmp_path / "run", second)
+    assert not _returns(tmp_path / "run", first)
+    other = LaunchPlace(launcher="torchrun", world_size=2, launch_id="b-1", run_name="b", restart_count=1)
+    assert not _returns(tmp_path / "run", other)

@@ -1,0 +1,140 @@
+"""A job's script around its srun, with fake Slurm programs: a slow or absent controller must not end a healthy run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dba3c.run_folder import RunFolder
+from launch import first_node, slurm_job, slurm_tools
+from launch.slurm_job import SlurmJob, give_back_nodes
+from launch.slurm_nodes import LostNodes
+
+TASK = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+"""The task of an array that started last: its number is the array's."""
+
+Fake = Callable[[str, str], None]
+
+TRAINING = """
+import os, signal, sys, time
+from pathlib import Path
+from dba3c.run_folder import RunFolder
+run_dir, asked = Path(sys.argv[1]), Path(sys.argv[2])
+folder = RunFolder.create(run_dir, {}, launch_id="7-0")
+deadline = time.monotonic() + 60
+while not (run_dir / "stop.json").exists() and time.monotonic() < deadline:
+    if asked.exists():
+        asked.unlink()
+        os.kill(os.getppid(), signal.SIGUSR1)
+    time.sleep(0.02)
+folder.end_life("stopped", folder.stop_reason() or "nobody asked")
+folder.release()
+"""
+"""A run that goes on until it is stopped; when squeue has been asked, Slurm's warning comes, while squeue blocks."""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Puts a shell script in the place of one of Slurm's programs."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setattr(slurm_tools, "REQUEUE_PAUSE_S", 0.0)
+
+    def write(name: str, body: str) -> None:
+        (programs / name).write_text(f'#!/bin/bash\necho "{name} $*" >> {tmp_path}/asked\n{body}\n')
+        (programs / name).chmod(0o755)
+
+    return write
+
+
+def asked(tmp_path: Path) -> list[str]:
+    path = tmp_path / "asked"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize("squeue", ["sleep 60", None])
+def test_a_slow_or_absent_squeue_does_not_end_a_run_and_the_warning_is_heard_while_it_blocks(
+    tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], squeue: str | None
+) -> None:
+    monkeypatch.setattr(slurm_tools, "LOOK_TIMEOUT_S", 0.5)
+    warning = tmp_path / "warning"
+    if squeue is None:
+        warning.touch()
+    else:
+        fake("squeue", f"touch {warning}; exec {squeue}")
+    fake("scontrol", "exit 0")
+    environ = {**TASK, "SLURM_JOB_NODELIST": "n[1-2]"}
+    run_dir = tmp_path / "run"
+    lost_nodes = LostNodes(environ, run_dir, ["dba3c"])
+    lost_nodes.nodes = ["n1", "n2"]  # the fake scontrol has no list
+    job = SlurmJob(run_dir, [sys.executable, "-c", TRAINING, str(run_dir), str(warning)], environ, lost_nodes)
+    assert job.run() == 0
+    said = capfd.readouterr().out
+    assert "SIGUSR1: asking the run to end with a checkpoint" in said
+    assert "requeueing job 7_2" in said
+    assert "is lost" not in said
+    assert RunFolder(run_dir).life()["ended"]["reason"] == "SIGUSR1 at the Slurm job"
+    assert asked(tmp_path)[-1] == "scontrol requeue 7_2"
+
+
+def test_a_requeue_is_asked_for_until_the_controller_answers(tmp_path: Path, fake: Fake) -> None:
+    fake("scontrol", f'[ "$(wc -l < {tmp_path}/asked)" -ge 3 ] || {{ echo "no controller" >&2; exit 1; }}')
+    assert slurm_tools.requeue("7_2") == ""
+    assert asked(tmp_path) == ["scontrol requeue 7_2"] * 3
+
+
+def test_a_controller_that_never_answers_is_named_after_a_bounded_number_of_tries(
+    tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = slurm_tools.ask
+    monkeypatch.setattr(slurm_tools, "ask", lambda command: ask(command, 0.2))
+    fake("scontrol", "exec sleep 60")
+    assert slurm_tools.requeue("7") == "scontrol has not answered within 0.2 s"
+    assert len(asked(tmp_path)) == slurm_tools.REQUEUE_TRIES
+
+
+def test_a_program_that_is_not_installed_is_a_refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    answer = slurm_tools.ask(["scontrol", "ping"])
+    assert (answer.returncode, answer.stderr) == (127, "scontrol cannot be run: No such file or directory")
+
+
+def test_a_task_of_an_array_never_means_the_whole_array(tmp_path: Path, fake: Fake) -> None:
+    assert slurm_tools.job_name({"SLURM_JOB_ID": "7"}) == "7"
+    assert slurm_tools.job_name(TASK) == "7_2"
+    assert slurm_tools.job_name({**TASK, "SLURM_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "0"}) == "7_0"
+    fake("scontrol", '[ "$1" = update ]')
+    fake("scancel", "exit 0")
+    give_back_nodes({**TASK, "SLURM_NNODES": "4"}, 2)
+    (tmp_path / "run" / first_node.FOLDER).mkdir(parents=True)
+    said = first_node.requeue(tmp_path / "run", "7-0", TASK)
+    assert "job 7_2 is not requeued" in said
+    everything = asked(tmp_path)
+    assert everything[0] == "scontrol update JobId=7_2 NumNodes=2"
+    assert everything[1:] == ["scontrol requeue 7_2"] * slurm_tools.REQUEUE_TRIES + ["scancel 7_2"]
+
+
+def test_the_first_node_s_loss_is_told_even_where_slurm_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_tools, "REQUEUE_PAUSE_S", 0.0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "run" / first_node.FOLDER).mkdir(parents=True)
+    said = first_node.requeue(tmp_path / "run", "7-0", {"SLURM_JOB_ID": "7"})
+    assert "scontrol cannot be run" in said
+    assert "cannot be ended" in said
+
+
+def test_a_script_outside_of_slurm_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert slurm_job.main(["--run-dir", "run", "--", "dba3c", "train"]) == 2
+
+
+def test_what_slurm_is_told_goes_to_its_standard_input(tmp_path: Path, fake: Fake) -> None:
+    fake("sbatch", "cat")
+    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    assert slurm_tools.ask(["sbatch"], script="#!/bin/bash\n", environ=environ).stdout == "#!/bin/bash\n"
