@@ -58,6 +58,7 @@ def _allreduce(place: Place, plan: ShardPlan, initial_parameters: Tensor, metric
 
     return AllReduceExchange(
         collective=_collective(place),
+        worker=place.rank,
         layout=plan.layout,
         initial_parameters=initial_parameters,
         optimizer_config=place.config.optimizer,

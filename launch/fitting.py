@@ -45,14 +45,14 @@ def run_dir_of_launch(config: TrainConfig, place: LaunchPlace) -> Path:
     return RUNS / f"{game_of(config)}-{re.sub(r'[^A-Za-z0-9.-]+', '-', name)}"
 
 
+def sums_over_all_ranks(config: TrainConfig) -> bool:
+    """Whether every rank that was started is a member of the sum: MPI and Horovod know no other group."""
+    return config.exchange.exchange == "allreduce" and config.exchange.collective_backend in ("mpi", "horovod")
+
+
 def actors_beside_learners(config: TrainConfig) -> bool:
-    """Whether actors get no ranks of their own: MPI and Horovod sum over all ranks, and an actor has nothing to add."""
-    exchange = config.exchange
-    return (
-        config.central.mode == "central"
-        and exchange.exchange == "allreduce"
-        and exchange.collective_backend in ("mpi", "horovod")
-    )
+    """Whether actors get no ranks of their own: in a sum over all ranks an actor has nothing to add."""
+    return config.central.mode == "central" and sums_over_all_ranks(config)
 
 
 def fit_config(
@@ -68,22 +68,21 @@ def fit_config(
     """
     exchange, run = config.exchange, config.run
     servers = exchange.num_servers if exchange.exchange in ("servers", "async") else 0
+    if sums_over_all_ranks(config) and run.evaluators + run.recorders:
+        raise UserError(
+            f"{exchange.collective_backend} sums over all {place.world_size} ranks, where an evaluator or a recorder "
+            "has nothing to add: give --evaluators 0 --recorders 0, and use dba3c evaluate or record"
+        )
     if config.central.mode == "central":
         if actors_beside_learners(config):
-            learners = place.world_size - run.evaluators - run.recorders
+            learners = place.world_size
             if counts.get("num_workers", learners) != learners:
                 raise UserError(
                     f"{exchange.collective_backend} sums over all ranks, so each is a learner with actors beside it:"
                     f" {counts['num_workers']} learners need as many ranks, not {place.world_size}"
                 )
             actors = counts.get("actors", config.central.actors)
-            beside = Topology(
-                learners=learners,
-                actors=actors,
-                evaluators=run.evaluators,
-                recorders=run.recorders,
-                colocated_actors=True,
-            )
+            beside = Topology(learners=learners, actors=actors, colocated_actors=True)
             return replace_options(config, num_workers=learners, actors=actors), beside
         topology = fit(
             place.world_size,

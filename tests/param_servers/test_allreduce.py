@@ -1,5 +1,6 @@
 import math
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def gradient(rank, step):
 
 
 def exchange(collective, initial=INITIAL, layout=LAYOUT, settings=None, **options):
-    config = ExchangeConfig(exchange="allreduce", num_workers=collective.size, **(settings or {}))
+    config = ExchangeConfig(**{"exchange": "allreduce", "num_workers": collective.size, **(settings or {})})
     return AllReduceExchange(
         collective=collective,
         layout=layout,
@@ -170,6 +171,23 @@ def test_ranks_with_another_model_are_named(run_ranks):
 
     for error in run_ranks(2, body):
         assert isinstance(error, ConfigError) and "ranks [1] were given another model" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("size", "rank", "settings", "worker", "line"),
+    [
+        (1, 0, {"num_workers": 2, "collective_backend": "mpi"}, 1, "sums over 1 rank, but 2 workers.* mpirun -n 2$"),
+        (1, 0, {"num_workers": 4, "collective_backend": "horovod"}, 0, "4 workers were given: .*horovodrun -np 4$"),
+        (3, 2, {"num_workers": 2}, 2, r"\(torch\) sums over 3 ranks, but 2 workers were given"),
+        (2, 0, {"num_workers": 2, "collective_backend": "mpi"}, 1, "worker 1 is rank 0 of the all-reduce"),
+        (2, 1, {"num_workers": 2}, 0, "worker 0 is rank 1 of the all-reduce"),
+    ],
+)
+def test_a_sum_over_others_than_the_run_s_workers_is_refused(size, rank, settings, worker, line):
+    ranks = SimpleNamespace(size=size, rank=rank, device=torch.device("cpu"))
+    with pytest.raises(ConfigError, match=line) as caught:
+        exchange(ranks, settings=settings, worker=worker)
+    assert "\n" not in str(caught.value)
 
 
 def test_ranks_whose_parameters_have_drifted_apart_are_named(run_ranks):
