@@ -18,11 +18,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
+from param_servers.bounded import within
 from param_servers.collective import Publish, Resolve, describe_lost, first_line, wait_for_address
 from param_servers.errors import PeerLost
 from param_servers.interfaces import listen_address
 
 ROLL_CALL_S = 5.0
+_GRACE_S = 1.0
+"""Longer than torch's own timeout, where it has one: its message says more."""
 
 
 def host_store(host: str, port: int, secret: bytes, timeout_s: float) -> tuple[Any, int]:
@@ -41,9 +44,10 @@ def reach_store(host: str, port: int, secret: bytes, timeout_s: float) -> Any:
     Raises:
         PeerLost: it did not answer within `timeout_s`.
     """
-    try:
-        store = TCPStore(host, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False)
-    except (RuntimeError, dist.DistError) as error:
+    timeout = timedelta(seconds=timeout_s)
+    try:  # torch would wait for ever for a stopped host, whose kernel takes the connection
+        store = within(timeout_s + _GRACE_S, lambda: TCPStore(host, port, None, False, timeout, wait_for_workers=False))
+    except (RuntimeError, dist.DistError, TimeoutError) as error:
         raise PeerLost(f"rank 0 at {host}:{port} did not answer: {first_line(error)}") from error
     return _private(store, secret)
 
@@ -101,14 +105,17 @@ class TorchCollective:
             raise PeerLost(describe_lost(missing, size, f"did not come within {join_timeout_s:g} s"))
         self._group: Any
         try:
-            if self._whole:
-                timeout = timedelta(seconds=step_timeout_s)
-                dist.init_process_group("nccl", store=self._store, rank=rank, world_size=size, timeout=timeout)
-                self._group = dist.group.WORLD
-            else:
-                self._group = gloo_group(self._store, rank, size, host, interface, step_timeout_s)
-        except RuntimeError as error:
+            self._group = within(step_timeout_s + _GRACE_S, lambda: self._build(host, interface, step_timeout_s))
+        except (RuntimeError, TimeoutError) as error:
             raise PeerLost(describe_lost((), size, first_line(error))) from error
+
+    def _build(self, host: str, interface: str | None, step_timeout_s: float) -> Any:
+        if not self._whole:
+            return gloo_group(self._store, self.rank, self.size, host, interface, step_timeout_s)
+        torch.cuda.set_device(self.device)  # of this thread
+        timeout = timedelta(seconds=step_timeout_s)
+        dist.init_process_group("nccl", store=self._store, rank=self.rank, world_size=self.size, timeout=timeout)
+        return dist.group.WORLD
 
     @classmethod
     def join(
@@ -176,6 +183,12 @@ class TorchCollective:
 
     def _missing(self, call: str, timeout_s: float) -> set[int]:
         """Answer a roll call in the store; returns the ranks that did not within `timeout_s`."""
+        try:
+            return within(timeout_s + _GRACE_S, lambda: self._call_roll(call, timeout_s))
+        except TimeoutError:
+            return {0}  # it holds the store, which takes questions and answers none: it is stopped
+
+    def _call_roll(self, call: str, timeout_s: float) -> set[int]:
         keys = {rank: f"{call}/{rank}" for rank in range(self.size)}
         missing = {0}  # should the store be gone before it is asked: rank 0 held it
         deadline_s = time.monotonic() + timeout_s
