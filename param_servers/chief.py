@@ -99,9 +99,8 @@ class Chief:
             self._carry_out(self.coordinator.server_ready(shard, header.term, now_s))
         elif header.kind == Kind.ALIVE:
             self.hub.send(Peer(Role.SERVER, shard), header._replace(sender=0))
-        elif header.kind == Kind.WRITTEN:
-            if header.term == self._node.term:  # else its files are of a history that was undone
-                self._written(shard, header.step, json.loads(bytes(payload)))
+        elif header.kind == Kind.WRITTEN and header.term == self._node.term:  # else of a history that was undone
+            self._written(shard, header.step, json.loads(bytes(payload)))
 
     def tick(self) -> None:
         """Look at the clock and ask whether to stop."""

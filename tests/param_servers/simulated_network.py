@@ -235,6 +235,8 @@ class SimDisk:
         self.finished: dict[int, tuple[int, int, dict[int, Any]]] = {}
         self.unfinished: dict[tuple[int, int], dict[str, tuple[int, Any]]] = {}
         """Of each (step, term): files by name, with the shard whose they are."""
+        self.speed = 0.5
+        """Chance that a look finds something finished."""
         self.files = 0
         """Written so far: no two have the same name, as no two have the same hash."""
 
@@ -275,7 +277,7 @@ class SimStorage:
         self._pending.append((work, done))
 
     def poll(self) -> None:
-        if self._pending and self._rng.random() < 0.5:
+        if self._pending and self._rng.random() < self._disk.speed:
             work, done = self._pending.pop(0)
             done(work())
 
