@@ -99,13 +99,14 @@ def test_all_ranks_begin_with_the_parameters_of_rank_0(run_ranks):
     assert torch.equal(pulls[1].parameters, pulls[0].parameters)
 
 
-def test_a_gradient_that_is_not_finite_is_left_out_of_the_mean_on_all_ranks(run_ranks):
+@pytest.mark.parametrize("value", [math.nan, 3e38])
+def test_a_gradient_that_is_not_finite_or_would_overflow_is_left_out_of_the_mean_on_all_ranks(run_ranks, value):
     def body(collective):
         worker = exchange(collective)
         pulled = worker.pull()
         own = gradient(collective.rank, 0)
         if collective.rank == 1:
-            own[2] = math.nan
+            own[2] = value
         receipt = worker.push(own, pulled.step, 5)
         return receipt, worker.pull()
 
