@@ -102,7 +102,8 @@ class ServersExchange:
             return time.monotonic()
         if time.monotonic() - heard_s > self._answer_timeout_s:
             gone = [str(server) for server in core.servers if not self._hub.connected(server)]
-            who = ", ".join(gone) if gone else f"all {len(core.servers)} servers, though connected"
+            everyone = f"all {len(core.servers)} servers" if len(core.servers) > 1 else "server 0"
+            who = ", ".join(gone) if gone else f"{everyone}, though connected"
             raise PeerLost(f"worker {core.worker} waited {self._answer_timeout_s:g} s for {what}; silent: {who}")
         return heard_s
 
