@@ -7,11 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from param_servers import collective_torch
 from param_servers.allreduce import COMPARE_EVERY_STEPS, AllReduceExchange
 from param_servers.collective_torch import TorchCollective
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import GradientExchange
+from param_servers.gpus import NO_GPU, gpu_of, sum_by_nccl
 from param_servers.layout import FlatLayout
 from param_servers.step_rows import MOST_DATA_POINTS, ROW_NUMBERS, StepRow, read_rows, write_rows
 
@@ -235,6 +237,24 @@ def test_a_rank_that_waited_for_a_survivor_is_not_called_lost(run_ranks):
     assert has_left.is_set()
     for error in errors[:2]:
         assert isinstance(error, PeerLost) and str(error).startswith("rank 2 of 3 lost: ")
+
+
+def test_the_sum_is_by_nccl_only_where_each_rank_has_a_gpu_of_its_own():
+    assert sum_by_nccl(["GPU-1", "GPU-2"]) and sum_by_nccl(["GPU-1"])
+    assert not sum_by_nccl(["GPU-1", "GPU-2", "GPU-1"])
+    assert not sum_by_nccl(["GPU-1", NO_GPU])
+    assert gpu_of("cpu") == NO_GPU
+
+
+def test_ranks_that_share_a_gpu_sum_over_gloo(run_ranks, monkeypatch):
+    monkeypatch.setattr(collective_torch, "gpu_of", lambda device: {"cpu": NO_GPU, "cuda": "GPU-1"}[device])
+
+    def body(collective):
+        tensor = torch.ones(3)
+        collective.all_reduce_sum_(tensor)
+        return collective.device.type, tensor.tolist()
+
+    assert run_ranks(2, body, device="cuda") == [("cpu", [2.0] * 3)] * 2
 
 
 def test_a_rank_that_never_comes_is_named(board):
