@@ -58,6 +58,7 @@ def _allreduce(place: Place, plan: ShardPlan, initial_parameters: Tensor, metric
 
     return AllReduceExchange(
         collective=_collective(place),
+        worker=place.rank,
         layout=plan.layout,
         initial_parameters=initial_parameters,
         optimizer_config=place.config.optimizer,
@@ -108,6 +109,7 @@ def _collective(place: Place) -> Collective:
         host=exchange.listen_host,
         port=exchange.port,
         interface=exchange.interface,
+        device=place.config.network.device,
         step_timeout_s=step_timeout_s,
         join_timeout_s=join_timeout_s,
     )

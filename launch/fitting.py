@@ -74,14 +74,14 @@ def run_dir_of_launch(config: TrainConfig, place: LaunchPlace) -> Path:
     return RUNS / f"{game_of(config)}-{re.sub(r'[^A-Za-z0-9.-]+', '-', name)}"
 
 
+def sums_over_all_ranks(config: TrainConfig) -> bool:
+    """Whether every rank that was started is a member of the sum: MPI and Horovod know no other group."""
+    return config.exchange.exchange == "allreduce" and config.exchange.collective_backend in ("mpi", "horovod")
+
+
 def actors_beside_learners(config: TrainConfig) -> bool:
-    """Whether actors get no ranks of their own: MPI and Horovod sum over all ranks, and an actor has nothing to add."""
-    exchange = config.exchange
-    return (
-        config.central.mode == "central"
-        and exchange.exchange == "allreduce"
-        and exchange.collective_backend in ("mpi", "horovod")
-    )
+    """Whether actors get no ranks of their own: in a sum over all ranks an actor has nothing to add."""
+    return config.central.mode == "central" and sums_over_all_ranks(config)
 
 
 def fit_config(
@@ -97,6 +97,11 @@ def fit_config(
     """
     exchange, run = config.exchange, config.run
     servers = exchange.num_servers if exchange.exchange in THROUGH_SERVERS else 0
+    if sums_over_all_ranks(config) and run.evaluators + run.recorders:
+        raise UserError(
+            f"{exchange.collective_backend} sums over all {place.world_size} ranks, where an evaluator or a recorder "
+            "has nothing to add: give --evaluators 0 --recorders 0, and use dba3c evaluate or record"
+        )
     if config.central.mode == "central":
         topology = _central_topology(config, place, counts, servers)
         refuse_servers_of_nobody(config, counts.get("num_servers"), topology)
@@ -141,19 +146,13 @@ def _central_topology(config: TrainConfig, place: LaunchPlace, counts: Mapping[s
             recorders=run.recorders,
             started_by=place.started_by,
         )
-    learners = place.world_size - run.evaluators - run.recorders
+    learners = place.world_size
     if counts.get("num_workers", learners) != learners:
         raise UserError(
             f"{config.exchange.collective_backend} sums over all ranks, so each is a learner with actors beside it:"
             f" {counts['num_workers']} learners need as many ranks, not {place.world_size}"
         )
-    return Topology(
-        learners=learners,
-        actors=counts.get("actors", config.central.actors),
-        evaluators=run.evaluators,
-        recorders=run.recorders,
-        colocated_actors=True,
-    )
+    return Topology(learners=learners, actors=counts.get("actors", config.central.actors), colocated_actors=True)
 
 
 def _replaced(config: TrainConfig, **options: int | None) -> TrainConfig:

@@ -5,7 +5,6 @@ a repeated or reordered frame is recognised and counted at most once, and a push
 replaced by the worker's next one.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -15,6 +14,9 @@ from torch import Tensor
 from param_servers.errors import ParamServersError
 from param_servers.messages import Code, Row
 
+LARGEST = 1e18
+"""A larger element counts as not finite, in every mode: sums of such gradients, and their squares in the optimizer's
+moments, would overflow (float32 ends at 3.4e38), and the update of finite gradients would not be finite."""
 Key = tuple[int, int]
 """(worker, incarnation)"""
 
@@ -53,7 +55,7 @@ class Accumulator:
 
         Returns:
             NONE: held; ACCEPTED: held or decided before (a repetition, nothing to do); STALE: of an older step;
-            NON_FINITE, WRONG_LENGTH: rejected.
+            NON_FINITE (see `is_usable`), WRONG_LENGTH: rejected.
         """
         key = (worker, incarnation)
         held = self._slices.get(key)
@@ -63,7 +65,7 @@ class Accumulator:
             return Code.STALE
         if gradient.numel() != self.numel:
             return Code.WRONG_LENGTH
-        if not is_finite(gradient):
+        if not is_usable(gradient):
             return Code.NON_FINITE
         self._release([key])
         self._slices[key] = Slice(sequence, step, gradient)
@@ -139,6 +141,10 @@ def mean_into(out: Tensor, gradients: Sequence[Tensor]) -> Tensor:
     return out.div_(len(gradients))
 
 
-def is_finite(tensor: Tensor) -> bool:
-    """Whether every element is finite; one pass without temporaries unless a sum of huge values overflows."""
-    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
+def is_usable(tensor: Tensor) -> bool:
+    """Whether a gradient [n] (or a part) may enter an update: every element is finite and at most `LARGEST`.
+
+    The squares of all elements together bound each of them, in one pass without temporaries; only where they add up
+    to more is a closer look taken.
+    """
+    return torch.dot(tensor, tensor).item() <= LARGEST**2 or bool((tensor.abs() <= LARGEST).all())

@@ -30,6 +30,8 @@ from param_servers.step_rows import ROW_NUMBERS, StepRow, read_rows, write_rows
 COMPARE_EVERY_STEPS = 100
 """Steps between comparisons of all ranks' parameters."""
 _REASON_BYTES = 256
+START = {"mpi": "start it with mpirun -n {}", "horovod": "start it with horovodrun -np {}"}
+"""By backend: what makes processes the ranks of one sum."""
 WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -38,6 +40,7 @@ class AllReduceExchange:
 
     Args:
         collective: the ranks; used and closed by this exchange alone.
+        worker: which of the run's workers this is, where they are numbered: worker 0 must be rank 0 of `collective`.
         layout, initial_parameters, optimizer_config, exchange_config, checkpoint_extra, on_event: see `Replica`.
         checkpoint_dir: the same on all ranks; rank 0 reads and writes there.
         should_stop: rank 0 asks it before each push; all ranks end after that step.
@@ -45,7 +48,7 @@ class AllReduceExchange:
 
     Raises:
         PeerLost: not all ranks came.
-        ConfigError: the ranks hold different models.
+        ConfigError: the ranks hold different models, or `collective` is not made of the configured workers.
     """
 
     def __init__(
@@ -56,12 +59,14 @@ class AllReduceExchange:
         initial_parameters: Tensor,
         optimizer_config: OptimizerConfig,
         exchange_config: ExchangeConfig,
+        worker: int | None = None,
         checkpoint_dir: Path | None = None,
         should_stop: ShouldStop = never,
         checkpoint_extra: Callable[[], dict[str, Any]] = dict,
         on_report: OnReport = unread,
         on_event: OnEvent = silent,
     ) -> None:
+        check_ranks(collective, exchange_config, worker)
         self._collective, self._should_stop = collective, should_stop
         self.replica = Replica(
             layout, initial_parameters, optimizer_config, exchange_config, checkpoint_dir, checkpoint_extra, on_event
@@ -83,7 +88,8 @@ class AllReduceExchange:
         if self._collective.rank == 0:
             self.replica.restore_newest()
             reason = self._should_stop(self.replica.step, self.replica.data_points)
-        counters, packed = self.replica.counters().to(self._collective.device), self.replica.packed()
+        counters = self.replica.counters().to(self._collective.device)
+        packed = self.replica.packed().to(self._collective.device)
         self._collective.broadcast_(counters)
         self._collective.broadcast_(packed)
         self.replica.unpack(counters, packed)
@@ -186,6 +192,26 @@ class AllReduceExchange:
         self._report.maybe(last=True)
         self._collective.close()
         self.replica.close()
+
+
+def check_ranks(collective: Collective, config: ExchangeConfig, worker: int | None) -> None:
+    """Raise ConfigError unless all workers, and nobody else, are in one sum: each alone would train a model of its own.
+
+    Launchers may number workers otherwise than ranks, but rank 0 decides and writes checkpoints, and so must worker 0.
+    """
+    workers, launch = config.num_workers, START.get(config.collective_backend, "start all ranks as one group")
+    if collective.size != workers:
+        ranks = "1 rank" if collective.size == 1 else f"{collective.size} ranks"
+        given = "1 worker was" if workers == 1 else f"{workers} workers were"
+        raise ConfigError(
+            f"the all-reduce ({config.collective_backend}) sums over {ranks}, but {given} given: "
+            + launch.format(workers)
+        )
+    if worker is not None and (worker == 0) != (collective.rank == 0):
+        raise ConfigError(
+            f"worker {worker} is rank {collective.rank} of the all-reduce ({config.collective_backend}), "
+            f"but worker 0 must be rank 0: {launch.format(workers)}"
+        )
 
 
 def digest_of(parameters: Tensor) -> int:

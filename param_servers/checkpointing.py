@@ -16,6 +16,8 @@ class Checkpointing:
         """Of the checkpoint in the making."""
         self._num_shards, self._every = num_shards, every
         self._writing: int | None = None
+        self._tried = saved[0]
+        """The step of the newest one that was begun: a full disk is not tried again before the next one is due."""
         self._written: set[int] = set()
 
     @property
@@ -25,16 +27,17 @@ class Checkpointing:
 
     def due(self, step: int) -> bool:
         """Whether to write one of version `step`."""
-        return bool(self._every) and not self.busy and step // self._every > self.saved[0] // self._every
+        return bool(self._every) and not self.busy and step // self._every > self._tried // self._every
 
     def begin(self, step: int, data_points: int) -> None:
         """All shards are told to write version `step`."""
-        self._writing, self.data_points = step, data_points
+        self._writing = self._tried = step
+        self.data_points = data_points
         self._written.clear()
 
     def abandon(self) -> None:
-        """Nobody waits for it any more."""
-        self._writing = None
+        """Nobody waits for it any more; the run goes back to the newest valid one."""
+        self._writing, self._tried = None, self.saved[0]
         self._written.clear()
 
     def slice_written(self, shard: int, step: int) -> bool:

@@ -99,7 +99,7 @@ class Chief:
             self._carry_out(self.coordinator.server_ready(shard, header.term, now_s))
         elif header.kind == Kind.ALIVE:
             self.hub.send(Peer(Role.SERVER, shard), header._replace(sender=0))
-        elif header.kind == Kind.WRITTEN:
+        elif header.kind == Kind.WRITTEN and header.term == self._node.term:  # else of a history that was undone
             self._written(shard, header.step, json.loads(bytes(payload)))
 
     def tick(self) -> None:
@@ -186,7 +186,7 @@ class Chief:
         self._files[shard] = entry
         if self.coordinator.checkpointing.slice_written(shard, step):
             files = [self._files[index] for index in sorted(self._files)]
-            term, data_points = self.coordinator.term, self.coordinator.checkpointing.data_points
+            term, data_points = self._node.term, self.coordinator.checkpointing.data_points
 
             def published(payload: bytes) -> None:
                 failure = str(json.loads(payload).get("error", ""))

@@ -14,6 +14,7 @@ from param_servers.client_core import ClientCore
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
+from param_servers.handshake import check_secret
 from param_servers.sharding import ShardPlan
 from param_servers.transports import open_hub
 
@@ -30,7 +31,10 @@ class ServersExchange:
         exchange_config: settings.
         resolve: server number -> (host, port) or None while unknown; asked again before every attempt. It may raise
             RunStopped or RunBroken to say that nobody is there any more.
-        secret: the run's secret.
+        secret: the run's, at least 16 bytes.
+
+    Raises:
+        ConfigError: the secret is too short, or the transport is not installed.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class ServersExchange:
         secret: bytes,
         incarnation: int = 0,
     ) -> None:
+        check_secret(secret)
         self._core = core = ClientCore(
             worker=worker,
             plan=plan,
@@ -97,7 +102,8 @@ class ServersExchange:
             return time.monotonic()
         if time.monotonic() - heard_s > self._answer_timeout_s:
             gone = [str(server) for server in core.servers if not self._hub.connected(server)]
-            who = ", ".join(gone) if gone else f"all {len(core.servers)} servers, though connected"
+            everyone = f"all {len(core.servers)} servers" if len(core.servers) > 1 else "server 0"
+            who = ", ".join(gone) if gone else f"{everyone}, though connected"
             raise PeerLost(f"worker {core.worker} waited {self._answer_timeout_s:g} s for {what}; silent: {who}")
         return heard_s
 

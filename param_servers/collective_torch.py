@@ -1,4 +1,4 @@
-"""All-reduce over torch.distributed: Gloo for CPU tensors, NCCL for CUDA tensors.
+"""All-reduce over torch.distributed: Gloo, or NCCL where each rank computes on a GPU of its own (never run so far).
 
 torch.distributed neither authenticates nor encrypts (PyTorch's SECURITY.md). Keys in the store are kept under a name
 that only processes with the run's secret know, and everything listens on one chosen address, by default loopback;
@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
+from param_servers.bounded import within
 from param_servers.collective import Publish, Resolve, describe_lost, first_line, wait_for_address
 from param_servers.errors import PeerLost
+from param_servers.gpus import NO_GPU, gpu_of, sum_by_nccl
 from param_servers.interfaces import listen_address
 
 ROLL_CALL_S = 5.0
+_GRACE_S = 1.0
+"""Longer than torch's own timeout, where it has one: its message says more."""
 
 
 def host_store(host: str, port: int, secret: bytes, timeout_s: float) -> tuple[Any, int]:
@@ -41,9 +46,10 @@ def reach_store(host: str, port: int, secret: bytes, timeout_s: float) -> Any:
     Raises:
         PeerLost: it did not answer within `timeout_s`.
     """
-    try:
-        store = TCPStore(host, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False)
-    except (RuntimeError, dist.DistError) as error:
+    timeout = timedelta(seconds=timeout_s)
+    try:  # torch would wait for ever for a stopped host, whose kernel takes the connection
+        store = within(timeout_s + _GRACE_S, lambda: TCPStore(host, port, None, False, timeout, wait_for_workers=False))
+    except (RuntimeError, dist.DistError, TimeoutError) as error:
         raise PeerLost(f"rank 0 at {host}:{port} did not answer: {first_line(error)}") from error
     return _private(store, secret)
 
@@ -71,7 +77,7 @@ class TorchCollective:
         store: see `host_store`; `generation` keeps groups that use the same store apart.
         host, interface: where to listen for the other ranks' tensors.
         step_timeout_s, join_timeout_s: longest wait in a call, and here for the others to come.
-        backend: "gloo" or "nccl".
+        device: where this rank computes, "cpu" or "cuda"; the sum is on the GPUs when no two ranks share one.
         roll_call_s: after a failure, how long survivors wait for each other's names.
     Raises:
         PeerLost: not all ranks came; the message names them.
@@ -87,28 +93,34 @@ class TorchCollective:
         interface: str | None = None,
         step_timeout_s: float = 60.0,
         join_timeout_s: float = 300.0,
-        backend: str = "gloo",
+        device: str = "cpu",
         generation: int = 0,
         roll_call_s: float = ROLL_CALL_S,
     ) -> None:
         self.rank, self.size, self.lost = rank, size, set[int]()
-        self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+        self.device, self._gpu = torch.device("cpu"), gpu_of(device)
         self._store = PrefixStore(f"group/{generation}", store)
         self._roll_call_s = min(roll_call_s, step_timeout_s)
-        self._whole = backend == "nccl"
+        self._whole = False
         if missing := self._missing("here", join_timeout_s):
             self.lost = missing
             raise PeerLost(describe_lost(missing, size, f"did not come within {join_timeout_s:g} s"))
         self._group: Any
         try:
-            if self._whole:
-                timeout = timedelta(seconds=step_timeout_s)
-                dist.init_process_group("nccl", store=self._store, rank=rank, world_size=size, timeout=timeout)
-                self._group = dist.group.WORLD
-            else:
-                self._group = gloo_group(self._store, rank, size, host, interface, step_timeout_s)
-        except RuntimeError as error:
+            build = partial(self._build, host, interface, step_timeout_s, device)
+            self._group = within(step_timeout_s + _GRACE_S, build)
+        except (RuntimeError, TimeoutError) as error:
             raise PeerLost(describe_lost((), size, first_line(error))) from error
+
+    def _build(self, host: str, interface: str | None, step_timeout_s: float, device: str) -> Any:
+        # Each rank has answered the roll call with the name of its GPU.
+        if self._gpu == NO_GPU or not sum_by_nccl([self._store.get(key).decode() for key in self._keys("here")]):
+            return gloo_group(self._store, self.rank, self.size, host, interface, step_timeout_s)
+        self.device, self._whole = torch.empty(0, device=device).device, True
+        torch.cuda.set_device(self.device)  # of this thread
+        timeout = timedelta(seconds=step_timeout_s)
+        dist.init_process_group("nccl", store=self._store, rank=self.rank, world_size=self.size, timeout=timeout)
+        return dist.group.WORLD
 
     @classmethod
     def join(
@@ -124,7 +136,7 @@ class TorchCollective:
         interface: str | None = None,
         step_timeout_s: float = 60.0,
         join_timeout_s: float = 300.0,
-        backend: str = "gloo",
+        device: str = "cpu",
     ) -> "TorchCollective":
         """Open the store, then the group. Raises PeerLost."""
         address = listen_address(host, interface)
@@ -141,7 +153,7 @@ class TorchCollective:
             interface=interface,
             step_timeout_s=step_timeout_s,
             join_timeout_s=join_timeout_s,
-            backend=backend,
+            device=device,
         )
 
     def all_reduce_sum_(self, tensor: Tensor) -> None:
@@ -176,11 +188,20 @@ class TorchCollective:
 
     def _missing(self, call: str, timeout_s: float) -> set[int]:
         """Answer a roll call in the store; returns the ranks that did not within `timeout_s`."""
-        keys = {rank: f"{call}/{rank}" for rank in range(self.size)}
+        try:
+            return within(timeout_s + _GRACE_S, lambda: self._call_roll(call, timeout_s))
+        except TimeoutError:
+            return {0}  # it holds the store, which takes questions and answers none: it is stopped
+
+    def _keys(self, call: str) -> list[str]:
+        return [f"{call}/{rank}" for rank in range(self.size)]
+
+    def _call_roll(self, call: str, timeout_s: float) -> set[int]:
+        keys = dict(enumerate(self._keys(call)))
         missing = {0}  # should the store be gone before it is asked: rank 0 held it
         deadline_s = time.monotonic() + timeout_s
         try:
-            self._store.set(keys[self.rank], "1")
+            self._store.set(keys[self.rank], self._gpu)
             while missing := {rank for rank, key in keys.items() if not self._store.check([key])}:
                 if time.monotonic() > deadline_s:
                     return missing

@@ -145,7 +145,16 @@ class ExchangeConfig:
         if self.wire_dtype != "float32" and (self.exchange, self.collective_backend) != ("allreduce", "torch"):
             what = "exchange allreduce with collective_backend torch"
             raise ConfigError(f"wire_dtype bfloat16 needs {what}, got {self.exchange} with {self.collective_backend}")
+        self._check_means_something("transport", "tcp", ("servers", "async"))
+        self._check_means_something("collective_backend", "torch", ("allreduce",))
+        self._check_means_something("max_staleness", None, ("async",))
         self._check_workers()
+
+    def _check_means_something(self, name: str, default: object, exchanges: tuple[ExchangeName, ...]) -> None:
+        """A setting that would be ignored is a misunderstanding."""
+        value = getattr(self, name)
+        if value != default and self.exchange not in exchanges:
+            raise ConfigError(f"{name} {value} needs exchange {' or '.join(exchanges)}, got {self.exchange}")
 
     def _check_workers(self) -> None:
         if self.num_gradients is not None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from param_servers.accumulator import is_finite
+from param_servers.accumulator import is_usable
 from param_servers.frames import Frame
 from param_servers.handshake import Peer, Role
 from param_servers.hub import Hub
@@ -106,7 +106,7 @@ class CutThrough:
                 return True
         for part in self._shard.parts(self._done, have):
             state = self._shard.part_state(part)
-            if not is_finite(self._shard.mean_of(part, self._gradients)):
+            if not is_usable(self._shard.mean_of(part, self._gradients)):
                 return False
             self._undo.append((part, state))
             self._shard.step_part(part, self._learning_rate)

@@ -37,7 +37,7 @@ class Receipt(NamedTuple):
     step: int
     """The newest step known when the answer was given."""
     reason: str = ""
-    """"" when accepted; else "stale", "non-finite" or "wrong-length"."""
+    """"" when accepted; else "stale", "non-finite" (or an element beyond ±1e18) or "wrong-length"."""
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
 
-from param_servers.errors import BadMessage, Refused
+from param_servers.errors import BadMessage, ConfigError, Refused
 from param_servers.messages import PROTOCOL_VERSION
 
 _HELLO = struct.Struct("<4sHBxIIII16s32s")
@@ -26,6 +26,16 @@ _PROOF_BYTES = 32
 _VERDICT = struct.Struct("<4sB3x248s")
 HELLO_BYTES, VERDICT_BYTES = _HELLO.size, _VERDICT.size
 _HELLO_MAGIC, _CHALLENGE_MAGIC, _VERDICT_MAGIC = b"D3HI", b"D3CH", b"D3OK"
+
+
+LEAST_SECRET_BYTES = 16
+
+
+def check_secret(secret: bytes) -> bytes:
+    """The secret itself. Raises ConfigError when it is so short that it could be guessed."""
+    if len(secret) < LEAST_SECRET_BYTES:
+        raise ConfigError(f"a run's secret must have at least {LEAST_SECRET_BYTES} bytes, got {len(secret)}")
+    return secret
 
 
 class Role(IntEnum):

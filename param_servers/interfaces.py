@@ -6,6 +6,7 @@ import struct
 
 from param_servers.errors import ConfigError
 
+WILDCARDS = ("", "0", "0.0.0.0", "::", "*")
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
@@ -13,9 +14,15 @@ def listen_address(listen_host: str, interface: str | None) -> str:
     """Where to listen: the IPv4 address of `interface` if there is one, else `listen_host`.
 
     Raises:
-        ConfigError: there is no such interface, or it has no IPv4 address; the message names those there are.
+        ConfigError: there is no such interface, or it has no IPv4 address; the message names those there are. Or
+            `listen_host` is every address of this host: the others are told where to dial, and would dial themselves.
     """
     if interface is None:
+        if listen_host in WILDCARDS:
+            raise ConfigError(
+                f"listen_host {listen_host!r} is no address that others could dial: give that of one interface, or "
+                "its name as interface (e.g. eth0)"
+            )
         return listen_host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("256s", interface.encode()[:15])

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from param_servers.accumulator import is_finite
+from param_servers.accumulator import is_usable
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
@@ -94,7 +94,7 @@ def refusal(gradient: Tensor, step: int, replica: Replica) -> str:
         return "stale"
     if gradient.shape != (replica.layout.numel,):
         return "wrong-length"
-    return "" if is_finite(gradient) else "non-finite"
+    return "" if is_usable(gradient) else "non-finite"
 
 
 def check_rejected(steps_in_a_row: int, step: int) -> None:

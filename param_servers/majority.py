@@ -8,7 +8,8 @@ collectives, arXiv 1908.04207, there with late ranks' old gradients; here with z
 
 So a late rank holds up nobody: its comm thread sums while its main thread still computes, and when that is done it
 finds its gradient stale and goes on from the newest parameters. When a rank is lost the others form a new group and
-take over the state of the one that is furthest. The loss of rank 0 ends the run: the next rank writes a checkpoint.
+take over the state of the one that is furthest. The loss of rank 0, or its silence for two step timeouts (it says that
+it lives all the time), ends the run: the next rank writes a checkpoint.
 """
 
 import threading
@@ -24,6 +25,7 @@ from param_servers.collective_torch import host_store
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import RunStopped
 from param_servers.exchange import Pull, Receipt
+from param_servers.handshake import check_secret
 from param_servers.interfaces import listen_address
 from param_servers.layout import FlatLayout
 from param_servers.local import ShouldStop, check_rejected, never
@@ -42,12 +44,16 @@ class MajorityExchange:
         rank, incarnation: who this is; a restarted rank comes back with a higher incarnation.
         layout, initial_parameters, optimizer_config, exchange_config, checkpoint_extra: see `Replica`.
         checkpoint_dir: the same on all ranks; the lowest rank of the group writes there, rank 0 reads.
-        secret: every rank must know it.
+        secret: at least 16 bytes that every rank must know.
         publish_address, resolve: rank 0 publishes where it listens, the others resolve rank 0.
         audit_path: rank 0 appends every commit and every return to an earlier step there; see `audit`.
         should_stop: rank 0 asks it after each step.
         on_report: called by rank 0 about once a second with the figures of `ReplicaReport`.
         on_event: see `Replica`; the chief on rank 0 tells it, too, who joined, left and was expelled.
+
+    Raises:
+        ConfigError: the secret is too short, the parameters are not of this layout, or `listen_host` is no address
+            that others could dial.
     """
 
     def __init__(
@@ -71,6 +77,8 @@ class MajorityExchange:
     ) -> None:
         self.rank = rank
         config = exchange_config
+        check_secret(secret)
+        listen_address(config.listen_host, config.interface)  # its errors here, not in a thread
         self.replica = replica = Replica(
             layout, initial_parameters, optimizer_config, config, checkpoint_dir, checkpoint_extra, on_event
         )

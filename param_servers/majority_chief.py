@@ -51,6 +51,7 @@ class MajorityChief:
         self.coordinator = coordinator = MajorityCoordinator(config, fingerprint, time.monotonic())
         self._store, self._learning_rate, self._should_stop = store, learning_rate, should_stop
         self._on_event, self._audit = on_event, audit
+        self._alive_every_s, self._alive_s = config.step_timeout_s / 8, 0.0
         silence_timeout_s = max(config.step_timeout_s, 1.0)
         self._hub = TcpHub(secret, no_payload, admit=coordinator.roll.admits, silence_timeout_s=silence_timeout_s)
 
@@ -66,11 +67,18 @@ class MajorityChief:
                     self.handle(event)
                 self._carry_out(self.coordinator.tick(time.monotonic()))
                 self._stop_when_asked()
+                self._say_that_it_lives(time.monotonic())
             self._hub.drain(_LAST_WORDS_S)
         finally:
             self._hub.shut()
             if self._audit is not None:
                 self._audit.close()
+
+    def _say_that_it_lives(self, now_s: float) -> None:
+        """A stopped process's kernel still answers for its links: only words show that the chief is there."""
+        if now_s >= self._alive_s:
+            self._alive_s = now_s + self._alive_every_s
+            self._send_all(Header(Kind.ALIVE, 0))
 
     # -- what is heard -------------------------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ class MajorityComm:
         self._announced = 0
         self._closing = False
         self._hub = WakeableHub(secret, small_payload, silence_timeout_s=max(config.step_timeout_s, 1.0))
+        self._silence_s, self._heard_s = 2 * config.step_timeout_s, 0.0
         self._thread: threading.Thread | None = None
 
     def start(self, resolve: Resolve) -> None:
@@ -72,9 +73,11 @@ class MajorityComm:
         try:
             self._join_chief(resolve)
             while self._shared.ended is None and not self._closing:
-                for event in self._hub.poll(_NAP_S):
+                events = self._hub.poll(_NAP_S)
+                for event in events:
                     self._handle(event)
                 self._announce()
+                self._listen_for_the_chief(heard=bool(events))
         except (ParamServersError, OSError, RuntimeError) as error:
             self._end(error if isinstance(error, ParamServersError) else RunBroken(f"rank {self._rank}: {error}"))
         finally:
@@ -87,6 +90,7 @@ class MajorityComm:
         address = wait_for_address(resolve, 0, self._config.join_timeout_s)
         fingerprint = self._replica.layout.fingerprint
         self._hub.dial(address, Hello(Role.WORKER, self._rank, self._incarnation, 0, fingerprint))
+        self._heard_s = time.monotonic()
 
     def _handle(self, event: Event) -> None:
         if self._shared.ended is not None:
@@ -107,6 +111,14 @@ class MajorityComm:
         elif event.header.kind == Kind.EXPELLED:
             reason = bytes(event.payload).decode("utf-8", "replace")
             self._end(RunBroken(f"rank {self._rank} was expelled: {reason}"))
+
+    def _listen_for_the_chief(self, heard: bool) -> None:
+        """Called after each poll: what came while this thread was in a sum is heard before silence is told."""
+        now_s = time.monotonic()
+        if heard:
+            self._heard_s = now_s
+        elif now_s - self._heard_s > self._silence_s and self._shared.ended is None:
+            self._chief_lost(f"silent for {self._silence_s:g} s")
 
     def _say(self, kind: Kind, step: int = 0, sequence: int = 0, data_points: int = 0) -> None:
         header = Header(kind, self._rank, self._incarnation, self._group.generation, step, sequence, data_points)

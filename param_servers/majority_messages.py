@@ -8,6 +8,7 @@ chief -> rank   ABORTED   leave your group and say how far you are
                 COMMIT    sum step `step` now; payload: the rows of its members; `data_points`: in the run, with it
                 EXPELLED  you are out, the payload says why
                 STOP      the run is over, the payload says why; code FAILED when it broke
+                ALIVE     I am here (several times within the step timeout)
 """
 
 import json

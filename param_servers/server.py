@@ -16,7 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import RunBroken
+from param_servers.errors import ConfigError, RunBroken
+from param_servers.handshake import check_secret
 from param_servers.interfaces import listen_address
 from param_servers.report import Reporter
 from param_servers.server_core import Resolve, ServerCore, ShouldStop
@@ -45,6 +46,11 @@ class ParameterServer:
         checkpoint_extra: shard 0: JSON for the manifest, asked when a checkpoint is published.
         on_report: called about once a second with the figures of `report.Reporter`.
         on_event: called with {"event", "message", ...}; the message is one line for a person.
+
+    Raises:
+        ConfigError: there is no such shard, the parameters are not of this layout, the secret is too short, or
+            `listen_host` is no address that others could dial.
+        SnapshotError: the newest checkpoint cannot be read.
     """
 
     def __init__(
@@ -66,6 +72,9 @@ class ParameterServer:
         on_report: Callable[[dict[str, Any]], None] = lambda report: None,
         on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     ) -> None:
+        if not 0 <= shard < plan.num_shards:
+            raise ConfigError(f"there is no shard {shard} in a plan of {plan.num_shards}")
+        plan.layout.check(initial_parameters)
         host = listen_address(exchange_config.listen_host, exchange_config.interface)
         self._address = (host, exchange_config.port)
         self._publish_address = publish_address
@@ -87,7 +96,7 @@ class ParameterServer:
         silence_timeout_s = max(exchange_config.step_timeout_s, 1.0)
         self._hub = open_hub(
             exchange_config.transport,
-            secret,
+            check_secret(secret),
             core.node.receive_into,
             shard=shard,
             admit=core.admits,
@@ -101,6 +110,7 @@ class ParameterServer:
         Raises:
             RunBroken: it could not go on as declared (a last checkpoint was written where possible).
             PeerLost: shard 0 is gone and did not come back.
+            SnapshotError: a checkpoint to go back to cannot be loaded, or one that is undone not be deleted.
             OSError: the address to listen on is taken.
         """
         core = self._core

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,6 +42,7 @@ class Checkpoints:
         self._initial = initial[plan.slice_of(shard)].clone()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"checkpoints-{shard}")
         self._pending: list[tuple[Future[dict[str, Any]], Callable[[bytes], None]]] = []
+        self._stuck = False
 
     @property
     def busy(self) -> bool:
@@ -87,11 +89,22 @@ class Checkpoints:
         """Shard 0, before a roll-back to `step`: later checkpoints belong to a history that did not happen.
 
         Waits for what is being written (at most _DISCARD_TIMEOUT_S), since that could be one of them.
+
+        Raises:
+            SnapshotError: the disk did not do it, or not in time; a restart would find the wrong history there.
         """
         directory = self.directory
-        if directory is not None:
+        if directory is None:
+            return
+        try:
             self._thread.submit(discard_after, directory, step).result(_DISCARD_TIMEOUT_S)
-            self.poll()
+        except FutureTimeoutError as error:
+            what = f"the disk did not delete the checkpoints after step {step} within {_DISCARD_TIMEOUT_S:g} s"
+            self._stuck = True  # nobody waits for that disk again
+            raise SnapshotError(f"{what}: {directory}") from error
+        except OSError as error:
+            raise SnapshotError(f"the checkpoints after step {step} cannot be deleted: {error}") from error
+        self.poll()
 
     def newest(self, on_skip: Callable[[str], None]) -> tuple[int, int, int]:
         """(step, data_points, term) of the newest valid checkpoint; zeros without one."""
@@ -110,4 +123,4 @@ class Checkpoints:
         return load_checkpoint(path).slice_for(self._plan, self._shard)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True)
+        self._thread.shutdown(wait=not self._stuck)

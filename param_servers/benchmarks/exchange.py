@@ -182,26 +182,28 @@ class Bench:
             return ServersExchange(
                 worker=rank, plan=self.plan, exchange_config=config, resolve=self._resolve, secret=SECRET
             )
+        steps = WARM_UP_STEPS + self.case.steps
+        common: dict[str, Any] = {
+            "layout": self.plan.layout,
+            "initial_parameters": torch.zeros(self.case.numel),
+            "optimizer_config": OptimizerConfig(optimizer="rmsprop"),
+            "exchange_config": config,
+            "should_stop": lambda step, data_points: "measured" if step >= steps else None,
+        }
+        meet: dict[str, Any] = {"secret": SECRET, "resolve": self._resolve}
+
+        def publish(host: str, port: int) -> None:
+            self._publish(0, host, port)
+
+        if self.case.exchange == "majority":
+            from param_servers.majority import MajorityExchange
+
+            return MajorityExchange(rank=rank, publish_address=publish, **meet, **common)
         from param_servers.allreduce import AllReduceExchange
         from param_servers.collective_torch import TorchCollective
 
-        steps = WARM_UP_STEPS + self.case.steps
-        collective = TorchCollective.join(
-            rank,
-            self.case.workers,
-            secret=SECRET,
-            publish=lambda host, port: self._publish(0, host, port),
-            resolve=self._resolve,
-            host=host,
-        )
-        return AllReduceExchange(
-            collective=collective,
-            layout=self.plan.layout,
-            initial_parameters=torch.zeros(self.case.numel),
-            optimizer_config=OptimizerConfig(optimizer="rmsprop"),
-            exchange_config=config,
-            should_stop=lambda step, data_points: "measured" if step >= steps else None,
-        )
+        collective = TorchCollective.join(rank, self.case.workers, publish=publish, host=host, **meet)
+        return AllReduceExchange(collective=collective, **common)
 
     def _publish(self, shard: int, host: str, port: int) -> None:
         temporary = self.folder / f"server-{shard}.tmp"
@@ -220,7 +222,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
     """All combinations asked for."""
     for megabytes in options.megabytes:
         for workers in options.workers:
-            for servers in options.servers if options.exchange != "allreduce" else [0]:
+            for servers in options.servers if options.exchange in ("servers", "async") else [0]:
                 yield Case(
                     options.exchange, megabytes, workers, options.backup, servers, options.rate_mbit, options.steps
                 )
@@ -236,7 +238,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--exchange", default="servers", choices=["servers", "async", "allreduce"])
+    parser.add_argument("--exchange", default="servers", choices=["servers", "async", "allreduce", "majority"])
     parser.add_argument("--megabytes", type=float, nargs="+", default=[1.33], help="M, bytes of the parameters / 1e6")
     parser.add_argument("--workers", type=int, nargs="+", default=[4], help="n, backup workers included")
     parser.add_argument("--backup", type=int, default=0, help="b")
@@ -245,6 +247,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--output", type=Path, help="append the JSON lines there too")
     options = parser.parse_args(arguments)
+    if options.backup and options.exchange not in ("servers", "majority"):
+        parser.error(f"--exchange {options.exchange} knows no backup workers: servers and majority do")
     torch.set_num_threads(1)
     build_optimizer(OptimizerConfig(), torch.zeros(1))  # torch's late imports, before they would be timed
     for case in cases(options):

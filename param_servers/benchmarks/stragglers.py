@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from param_servers.benchmarks.exchange import SECRET, WARM_UP_STEPS, Bench, Case
+from param_servers.benchmarks.exchange import WARM_UP_STEPS, Bench, Case
 from param_servers.benchmarks.namespaces import Namespaces
 from param_servers.config import OptimizerConfig
-from param_servers.exchange import GradientExchange, RunStopped
+from param_servers.exchange import RunStopped
 from param_servers.optimizers import build_optimizer
 
 GRADIENTS, SLEEP_STEPS, SLOW = 8, 10, 3.0
@@ -78,24 +78,6 @@ class StragglingBench(Bench):
             self._naps.value += 1
         else:
             time.sleep(self._compute_s)
-
-    def _exchange(self, rank: int, host: str) -> GradientExchange:
-        if self.case.exchange != "majority":
-            return super()._exchange(rank, host)
-        from param_servers.majority import MajorityExchange
-
-        steps = WARM_UP_STEPS + self.case.steps
-        return MajorityExchange(
-            rank=rank,
-            layout=self.plan.layout,
-            initial_parameters=torch.zeros(self.case.numel),
-            optimizer_config=OptimizerConfig(optimizer="rmsprop"),
-            exchange_config=self.case.config(host),
-            secret=SECRET,
-            resolve=self._resolve,
-            publish_address=lambda host, port: self._publish(0, host, port),
-            should_stop=lambda step, data_points: "measured" if step >= steps else None,
-        )
 
     def _summary(self, found: list[dict[str, Any]], after: Any, before: Any) -> dict[str, Any]:
         took_s = max(worker["took_s"] for worker in found)

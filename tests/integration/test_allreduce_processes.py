@@ -105,6 +105,37 @@ def test_the_death_of_rank_0_is_told_by_all_others(tmp_path):
         assert code == 2 and err.startswith("selftest: rank 0 of 3 lost: ")
 
 
+def test_a_stopped_rank_0_is_named_within_the_step_timeout_and_a_survivor_leaves_a_checkpoint(tmp_path):
+    # The time is that for joining, too: it must be longer than the ranks' imports differ on a busy machine.
+    options = ["--timeout-s", "10", "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    ranks = torch_ranks(3, tmp_path, *ENDLESS, *options)
+    try:
+        wait_until(lambda: find_newest(tmp_path / "checkpoints") is not None)
+        before = find_newest(tmp_path / "checkpoints")
+        ranks[0].send_signal(signal.SIGSTOP)
+        for process in ranks[1:]:
+            code, _, err = finish(process, timeout_s=40)
+            assert code == 2 and err.startswith("selftest: rank 0 of 3 lost: ") and err.count("\n") == 1
+        assert find_newest(tmp_path / "checkpoints") != before
+    finally:
+        for process in ranks:
+            process.kill()
+            finish(process)
+
+
+def test_a_rank_that_joins_a_stopped_rank_0_does_not_wait_for_ever(tmp_path):
+    command = [*SELFTEST, "--backend", "torch", "--size", "2", "--meet", str(tmp_path)]
+    host = start([*command, "--rank", "0", "--timeout-s", "60"])
+    try:
+        wait_until((tmp_path / "address.json").exists)
+        host.send_signal(signal.SIGSTOP)
+        code, _, err = finish(start([*command, "--rank", "1", "--timeout-s", "2"]), timeout_s=30)
+        assert code == 2 and err.startswith("selftest: rank 0 at 127.0.0.1:") and "did not answer" in err
+    finally:
+        host.kill()
+        finish(host)
+
+
 @needs_mpi
 @pytest.mark.slow
 def test_a_stopped_rank_under_mpirun_is_named_within_the_step_timeout(tmp_path):

@@ -157,6 +157,19 @@ def test_a_stopped_rank_is_expelled_within_the_stated_time_and_learns_it_when_it
     run.check(run.stop())
 
 
+def test_when_rank_0_is_stopped_the_others_say_so_and_the_next_one_leaves_a_checkpoint(start):
+    run = start(3, step_timeout_s=3, checkpoint_every_steps=0)
+    run.reach(0)
+    run.reach(1)
+    os.kill(run.ranks[0].pid, signal.SIGSTOP)
+    for rank in (1, 2):
+        run.ranks[rank].join(40)  # a sum's timeout, the silence, and time to write; a lone wait would take 48 s
+        assert run.ranks[rank].exitcode == 3
+        assert run.lines(rank)[-1] == "rank 0, which decides who takes part, is lost: silent for 6 s"
+    checkpoint = load_checkpoint(find_newest(run.folder / "checkpoints"))
+    assert checkpoint.step > run.steps(1)[-1]
+
+
 @pytest.mark.slow
 def test_without_backup_workers_a_killed_rank_shrinks_the_run(start):
     run = start(2)

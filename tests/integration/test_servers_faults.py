@@ -116,6 +116,36 @@ def test_a_frozen_server_is_not_blamed_on_the_workers(make_run: Callable[..., Ru
     run.check()
 
 
+def test_when_server_0_freezes_all_others_end_within_the_stated_times_and_name_it(
+    make_run: Callable[..., Run],
+) -> None:
+    run = make_run(workers=2, step_timeout_s=2.0, join_timeout_s=10.0, reconnect_timeout_s=5.0).start()
+    run.until("a checkpoint", lambda: run.messages("checkpoint of step", "written"))
+    run.freeze(run.servers[0])
+    run.servers[1].join(30)  # two step timeouts
+    assert run.servers[1].exitcode == 3
+    assert run.said("server", 1)[-1]["message"] == "PeerLost: server 1: server 0 is silent for 4 s"
+    for rank, worker in run.workers.items():  # its link to server 1 has ended: it dials that one until it gives up
+        worker.join(40)
+        assert worker.exitcode == 3
+        assert run.said("worker", rank)[-1]["message"].startswith(
+            f"PeerLost: worker {rank} cannot reach server 1 for 5 s"
+        )
+    assert find_newest(run.folder / "checkpoints") is not None
+
+
+def test_the_only_server_that_freezes_is_waited_for_as_long_as_stated(make_run: Callable[..., Run]) -> None:
+    run = make_run(servers=1, workers=2, step_timeout_s=2.0, join_timeout_s=10.0).start()
+    run.more_commits()
+    run.freeze(run.servers[0])
+    for rank, worker in run.workers.items():
+        worker.join(40)
+        assert worker.exitcode == 3
+        (line,) = [line["message"] for line in run.said("worker", rank) if line.get("event") == "error"]
+        assert line.startswith(f"PeerLost: worker {rank} waited 10 s for ")
+        assert line.endswith("silent: server 0, though connected")
+
+
 def test_with_all_workers_dead_the_run_ends_as_declared(make_run: Callable[..., Run]) -> None:
     run = make_run(workers=2, step_timeout_s=1.0).start()
     run.more_commits()

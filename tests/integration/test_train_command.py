@@ -1,5 +1,6 @@
 """`dba3c train` as its users meet it: it learns, survives, stops, resumes, and says what is wrong in one line."""
 
+import importlib.util
 import json
 import shutil
 import signal
@@ -180,6 +181,17 @@ def test_bad_input_is_one_line_and_a_non_zero_exit(tmp_path: Path, words: tuple[
     assert code == 2
     assert told in output
     assert len(output.splitlines()) == 1
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("mpi4py"), reason="no MPI")
+def test_workers_that_no_mpirun_started_are_refused_instead_of_training_a_model_each(tmp_path: Path) -> None:
+    over_mpi = ("train", "CartPole-v1", "--exchange", "allreduce", "--collective-backend", "mpi", "--workers", "2")
+    with started(tmp_path / "run", base=over_mpi) as run:
+        code, output = run.wait()
+    assert code == 2
+    assert "sums over 1 rank, but 2 workers were given: start it with mpirun -n 2" in output
+    assert "Traceback" not in output
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
 def test_nothing_but_loopback_listens_and_the_secret_is_for_its_owner_only(tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def test_a_preset_gives_way_to_the_ranks_there_are(world_size: int, words: str, 
     ("world_size", "words", "message"),
     [
         (
+            3,
+            "CartPole-v1 --exchange allreduce --collective-backend mpi --evaluators 1",
+            "mpi sums over all 3 ranks, where an evaluator or a recorder has nothing to add",
+        ),
+        (
             8,
             "breakout --servers 2 --workers 4",
             "srun started 8 ranks, but the options ask for 2 servers + 4 workers = 6",

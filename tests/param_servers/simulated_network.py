@@ -5,6 +5,7 @@ Frames travel in order on each link and in pieces; links break with frames in fl
 
 from __future__ import annotations
 
+import json
 import random
 from collections import deque
 from collections.abc import Callable
@@ -232,7 +233,12 @@ class SimDisk:
 
     def __init__(self) -> None:
         self.finished: dict[int, tuple[int, int, dict[int, Any]]] = {}
-        self.unfinished: dict[tuple[int, int], dict[int, Any]] = {}
+        self.unfinished: dict[tuple[int, int], dict[str, tuple[int, Any]]] = {}
+        """Of each (step, term): files by name, with the shard whose they are."""
+        self.speed = 0.5
+        """Chance that a look finds something finished."""
+        self.files = 0
+        """Written so far: no two have the same name, as no two have the same hash."""
 
 
 class SimStorage:
@@ -252,8 +258,10 @@ class SimStorage:
         def work() -> bytes:
             if self._rng.random() < 0.05:
                 return b'{"error": "no space left on device"}'
-            self._disk.unfinished.setdefault((step, term), {})[self._shard] = (parameters, state)
-            return b'{"file": "shard"}'
+            self._disk.files += 1
+            name = f"file {self._disk.files} of term {term}"
+            self._disk.unfinished.setdefault((step, term), {})[name] = (self._shard, (parameters, state))
+            return json.dumps({"file": name}).encode()
 
         self._pending.append((work, done))
 
@@ -261,13 +269,15 @@ class SimStorage:
         self, step: int, term: int, data_points: int, files: Any, extra: Any, keep: int, done: Callable[[bytes], None]
     ) -> None:
         def work() -> bytes:
-            self._disk.finished[step] = (data_points, term, dict(self._disk.unfinished[step, term]))
+            there = self._disk.unfinished[step, term]
+            assert all(entry["file"] in there for entry in files), f"checkpoint {step} is published torn: {files}"
+            self._disk.finished[step] = (data_points, term, dict(there[entry["file"]] for entry in files))
             return b"{}"
 
         self._pending.append((work, done))
 
     def poll(self) -> None:
-        if self._pending and self._rng.random() < 0.5:
+        if self._pending and self._rng.random() < self._disk.speed:
             work, done = self._pending.pop(0)
             done(work())
 

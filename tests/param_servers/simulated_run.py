@@ -57,6 +57,8 @@ class SimulatedRun:
         self.bad_gradients = rng.choice([0.0, 0.0, 0.1])
         self.faults = rng.choice([0.0, 0.01, 0.03])
         self.server_faults = self.faults * rng.choice([0.0, 0.3, 0.7])
+        self.server_links_break = seed % 4 == 0  # else servers but 0 die; and disks are slow, to be overtaken
+        self.disk.speed = 0.02 if self.server_links_break else 0.5
         self.gradients: dict[tuple[int, int, int], tuple[tuple[int, int], Tensor, int]] = {}
         self.lines: list[dict[str, Any]] = []
         self.reference = Shard(self.initial, self.optimizer)

@@ -86,7 +86,11 @@ class Simulation(SimulatedRun):
         if rng.random() < self.server_faults / (self.faults or 1):
             server = rng.choice(list(self.servers.values()))
             if server.hub.alive and not server.core.node.ended:
-                server.die("killed")
+                if self.server_links_break and server.shard and Peer(Role.SERVER, 0) in server.hub.outgoing:
+                    self.log(f"server {server.shard} loses its link to server 0")
+                    network.break_link(server.hub, Peer(Role.SERVER, 0))
+                else:
+                    server.die("killed")
             elif not self.ended:
                 self._start_server(server.shard)
             return

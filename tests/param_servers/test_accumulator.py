@@ -1,12 +1,16 @@
 """One shard's gradient slices: at most once, finite, of the right length, and summed in a fixed order."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
 
-from param_servers.accumulator import Accumulator, is_finite, mean_into
+from param_servers.accumulator import LARGEST, Accumulator, is_usable, mean_into
+from param_servers.config import OptimizerConfig, OptimizerName
 from param_servers.errors import ParamServersError
 from param_servers.messages import Code, Row
+from param_servers.shard import Shard
 
 
 def test_a_slice_is_held_until_its_step_is_committed() -> None:
@@ -43,7 +47,7 @@ def test_the_next_push_replaces_one_that_another_shard_rejected() -> None:
         accumulator.gradients([Row(0, 0, 1)])
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38])
 def test_a_gradient_that_is_not_finite_is_rejected(value: float) -> None:
     assert Accumulator(3).add(0, 0, 1, 0, torch.tensor([0.0, value, 1.0])) == Code.NON_FINITE
 
@@ -52,9 +56,22 @@ def test_a_gradient_of_another_length_is_rejected() -> None:
     assert Accumulator(3).add(0, 0, 1, 0, torch.ones(2)) == Code.WRONG_LENGTH
 
 
-def test_huge_but_finite_values_are_finite() -> None:
-    assert is_finite(torch.full((10,), 3e38))
-    assert not is_finite(torch.tensor([float("inf"), -float("inf")]))
+def test_values_whose_sums_or_squares_would_overflow_count_as_not_finite() -> None:
+    assert is_usable(torch.full((10,), LARGEST))
+    assert is_usable(torch.tensor([-LARGEST, LARGEST]))
+    assert not is_usable(torch.tensor([0.0, -3e38]))
+    assert not is_usable(torch.tensor([3e38, -3e38]))
+    assert not is_usable(torch.tensor([float("inf"), -float("inf")]))
+    assert is_usable(torch.empty(0))
+
+
+@pytest.mark.parametrize("optimizer", get_args(OptimizerName))
+def test_the_largest_gradients_that_are_taken_leave_parameters_and_moments_finite(optimizer: OptimizerName) -> None:
+    shard = Shard(torch.zeros(4), OptimizerConfig(optimizer=optimizer, learning_rate="0.1"))
+    for _ in range(10):
+        shard.apply([torch.full((4,), LARGEST)] * 100, 0.1)
+    state = shard.optimizer_state().values()
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in (shard.parameters, *state))
 
 
 def test_what_older_incarnations_pushed_is_forgotten() -> None:

@@ -1,16 +1,19 @@
 import math
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from param_servers import collective_torch
 from param_servers.allreduce import COMPARE_EVERY_STEPS, AllReduceExchange
 from param_servers.collective_torch import TorchCollective
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import GradientExchange
+from param_servers.gpus import NO_GPU, gpu_of, sum_by_nccl
 from param_servers.layout import FlatLayout
 from param_servers.step_rows import MOST_DATA_POINTS, ROW_NUMBERS, StepRow, read_rows, write_rows
 
@@ -24,7 +27,7 @@ def gradient(rank, step):
 
 
 def exchange(collective, initial=INITIAL, layout=LAYOUT, settings=None, **options):
-    config = ExchangeConfig(exchange="allreduce", num_workers=collective.size, **(settings or {}))
+    config = ExchangeConfig(**{"exchange": "allreduce", "num_workers": collective.size, **(settings or {})})
     return AllReduceExchange(
         collective=collective,
         layout=layout,
@@ -98,13 +101,14 @@ def test_all_ranks_begin_with_the_parameters_of_rank_0(run_ranks):
     assert torch.equal(pulls[1].parameters, pulls[0].parameters)
 
 
-def test_a_gradient_that_is_not_finite_is_left_out_of_the_mean_on_all_ranks(run_ranks):
+@pytest.mark.parametrize("value", [math.nan, 3e38])
+def test_a_gradient_that_is_not_finite_or_would_overflow_is_left_out_of_the_mean_on_all_ranks(run_ranks, value):
     def body(collective):
         worker = exchange(collective)
         pulled = worker.pull()
         own = gradient(collective.rank, 0)
         if collective.rank == 1:
-            own[2] = math.nan
+            own[2] = value
         receipt = worker.push(own, pulled.step, 5)
         return receipt, worker.pull()
 
@@ -172,6 +176,23 @@ def test_ranks_with_another_model_are_named(run_ranks):
         assert isinstance(error, ConfigError) and "ranks [1] were given another model" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("size", "rank", "settings", "worker", "line"),
+    [
+        (1, 0, {"num_workers": 2, "collective_backend": "mpi"}, 1, "sums over 1 rank, but 2 workers.* mpirun -n 2$"),
+        (1, 0, {"num_workers": 4, "collective_backend": "horovod"}, 0, "4 workers were given: .*horovodrun -np 4$"),
+        (3, 2, {"num_workers": 2}, 2, r"\(torch\) sums over 3 ranks, but 2 workers were given"),
+        (2, 0, {"num_workers": 2, "collective_backend": "mpi"}, 1, "worker 1 is rank 0 of the all-reduce"),
+        (2, 1, {"num_workers": 2}, 0, "worker 0 is rank 1 of the all-reduce"),
+    ],
+)
+def test_a_sum_over_others_than_the_run_s_workers_is_refused(size, rank, settings, worker, line):
+    ranks = SimpleNamespace(size=size, rank=rank, device=torch.device("cpu"))
+    with pytest.raises(ConfigError, match=line) as caught:
+        exchange(ranks, settings=settings, worker=worker)
+    assert "\n" not in str(caught.value)
+
+
 def test_ranks_whose_parameters_have_drifted_apart_are_named(run_ranks):
     def body(collective):
         worker = exchange(collective)
@@ -216,6 +237,24 @@ def test_a_rank_that_waited_for_a_survivor_is_not_called_lost(run_ranks):
     assert has_left.is_set()
     for error in errors[:2]:
         assert isinstance(error, PeerLost) and str(error).startswith("rank 2 of 3 lost: ")
+
+
+def test_the_sum_is_by_nccl_only_where_each_rank_has_a_gpu_of_its_own():
+    assert sum_by_nccl(["GPU-1", "GPU-2"]) and sum_by_nccl(["GPU-1"])
+    assert not sum_by_nccl(["GPU-1", "GPU-2", "GPU-1"])
+    assert not sum_by_nccl(["GPU-1", NO_GPU])
+    assert gpu_of("cpu") == NO_GPU
+
+
+def test_ranks_that_share_a_gpu_sum_over_gloo(run_ranks, monkeypatch):
+    monkeypatch.setattr(collective_torch, "gpu_of", lambda device: {"cpu": NO_GPU, "cuda": "GPU-1"}[device])
+
+    def body(collective):
+        tensor = torch.ones(3)
+        collective.all_reduce_sum_(tensor)
+        return collective.device.type, tensor.tolist()
+
+    assert run_ranks(2, body, device="cuda") == [("cpu", [2.0] * 3)] * 2
 
 
 def test_a_rank_that_never_comes_is_named(board):

@@ -36,6 +36,15 @@ def test_gradients_and_backup_workers_are_derived_from_each_other():
         ({"exchange": "gossip"}, "exchange must be one of local, servers, async, allreduce, majority, got 'gossip'"),
         ({"step_timeout_s": 0}, "step_timeout_s must be greater than 0"),
         ({"wire_dtype": "bfloat16"}, "needs exchange allreduce with collective_backend torch, got local with torch"),
+        (
+            {"exchange": "allreduce", "num_workers": 2, "transport": "mpi"},
+            "transport mpi needs exchange servers or async, got allreduce",
+        ),
+        (
+            {"exchange": "majority", "num_workers": 2, "collective_backend": "horovod"},
+            "collective_backend horovod needs exchange allreduce, got majority",
+        ),
+        ({"exchange": "servers", "max_staleness": 0}, "max_staleness 0 needs exchange async, got servers"),
         ({"port": 70000}, "port must be at most 65535"),
         ({"min_workers": 2}, "min_workers is 2, but only 1 workers were given"),
     ],

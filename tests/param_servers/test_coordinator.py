@@ -234,3 +234,25 @@ def test_asynchronous_gradients_count_up_to_the_bound(staleness: int, counts: bo
         assert [row.worker for row in answer.rows if row.mark & RECIPIENT] == [1]
     else:
         assert answer == Give(1, 3, (Row(1, 0, 1, Code.STALE),))
+
+
+def test_a_checkpoint_that_failed_is_not_tried_again_before_the_next_one_is_due() -> None:
+    coordinator = running(num_shards=1, workers=1, num_gradients=1, checkpoints=True, checkpoint_every=10)
+    begun = []
+    for step in range(35):
+        for checkpoint in only(push(coordinator, 0, step + 1, step), Checkpoint):
+            begun.append(checkpoint.step)
+            coordinator.checkpoint_done(checkpoint.step, "no space left on device")
+    assert begun == [10, 20, 30]
+
+
+def test_after_a_roll_back_a_checkpoint_that_was_tried_is_due_again() -> None:
+    coordinator = running(num_shards=1, workers=1, num_gradients=1, checkpoints=True, checkpoint_every=2)
+    push(coordinator, 0, 1, 0)
+    assert only(push(coordinator, 0, 2, 1), Checkpoint) == [Checkpoint(2, 20)]
+    coordinator.server_left(0, 1.0)
+    coordinator.server_joined(0, 0, 1.0)
+    coordinator.server_ready(0, coordinator.term, 1.0)
+    assert coordinator.step == 0
+    push(coordinator, 0, 3, 0)
+    assert only(push(coordinator, 0, 4, 1), Checkpoint) == [Checkpoint(2, 20)]

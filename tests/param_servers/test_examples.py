@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from param_servers.benchmarks.exchange import main
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,9 +32,16 @@ def test_what_the_readme_shows_runs_as_it_stands() -> None:
     assert loss is not None and float(loss[1]) < 0.01, done.stdout
 
 
-def test_the_benchmark_measures_a_small_case() -> None:
-    command = [sys.executable, "-m", "param_servers.benchmarks.exchange", "--megabytes", "0.1", "--workers", "2"]
-    command += ["--servers", "2", "--steps", "5"]
+@pytest.mark.parametrize("words", ["--servers 2 --workers 2", "--exchange majority --workers 2 --backup 1"])
+def test_the_benchmark_measures_a_small_case(words: str) -> None:
+    command = [sys.executable, "-m", "param_servers.benchmarks.exchange", "--megabytes", "0.1", "--steps", "5"]
+    command += words.split()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert '"step_ms"' in done.stdout
+
+
+def test_the_benchmark_refuses_backup_workers_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--exchange", "allreduce", "--backup", "1"])
+    assert "--exchange allreduce knows no backup workers" in capsys.readouterr().err

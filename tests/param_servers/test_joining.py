@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, Refused, RunStopped
 from param_servers.interfaces import listen_address
 from param_servers.layout import FlatLayout
+from param_servers.majority import MajorityExchange
 from param_servers.server import ParameterServer
 from param_servers.sharding import plan_shards
 
@@ -96,3 +98,51 @@ def test_a_server_listens_on_the_interface_that_was_chosen_and_announces_it() ->
 def test_an_interface_that_is_not_there_is_one_line_that_names_those_that_are() -> None:
     with pytest.raises(ConfigError, match=r"network interface nope0 has no IPv4 address .*interfaces here: .*lo"):
         listen_address("127.0.0.1", "nope0")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_an_address_that_others_would_dial_on_themselves_is_refused(host: str) -> None:
+    config = ExchangeConfig(exchange="servers", listen_host=host)
+    with pytest.raises(ConfigError, match=r"no address that others could dial: .*interface"):
+        serve(config, {}, threading.Event())
+    with pytest.raises(ConfigError, match="no address that others could dial"):
+        majority(listen_host=host)
+    assert listen_address(host, "lo") == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"secret": b"fifteen bytes.."}, "secret must have at least 16 bytes, got 15"),
+        ({"initial_parameters": torch.zeros(9)}, r"shape \[8\] is needed, got \[9\]"),
+        ({"shard": 1}, "there is no shard 1 in a plan of 1"),
+        ({"shard": -1}, "there is no shard -1 in a plan of 1"),
+    ],
+)
+def test_a_server_that_could_not_work_is_refused_at_once(wrong: dict[str, Any], line: str) -> None:
+    given = {"shard": 0, "initial_parameters": torch.zeros(8), "secret": SECRET} | wrong
+    config = ExchangeConfig(exchange="servers")
+    with pytest.raises(ConfigError, match=line):
+        ParameterServer(
+            plan=PLAN, optimizer_config=OptimizerConfig(), exchange_config=config, resolve=lambda shard: None, **given
+        )
+
+
+def test_a_secret_that_could_be_guessed_is_refused_by_workers_and_ranks() -> None:
+    config = ExchangeConfig(exchange="servers")
+    with pytest.raises(ConfigError, match="secret must have at least 16 bytes, got 1"):
+        ServersExchange(worker=0, plan=PLAN, exchange_config=config, resolve=lambda shard: None, secret=b"x")
+    with pytest.raises(ConfigError, match="secret must have at least 16 bytes, got 0"):
+        majority(secret=b"")
+
+
+def majority(secret: bytes = SECRET, **settings: Any) -> MajorityExchange:
+    return MajorityExchange(
+        rank=1,
+        layout=PLAN.layout,
+        initial_parameters=torch.zeros(8),
+        optimizer_config=OptimizerConfig(),
+        exchange_config=ExchangeConfig(exchange="majority", num_workers=2, **settings),
+        secret=secret,
+        resolve=lambda rank: None,
+    )

@@ -57,6 +57,7 @@ def test_gradients_that_are_stale_or_not_finite_or_of_another_length_are_answere
     bad[3] = math.inf
     assert local.push(GRADIENTS[0], 0, 5) == (False, 1, "stale")
     assert local.push(bad, 1, 5) == (False, 1, "non-finite")
+    assert local.push(torch.full_like(bad, 3e38), 1, 5) == (False, 1, "non-finite")
     assert local.push(GRADIENTS[1][:4], 1, 5) == (False, 1, "wrong-length")
     assert local.pull().data_points == 5
 

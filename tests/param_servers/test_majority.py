@@ -242,8 +242,9 @@ def test_ranks_that_do_not_come_are_named_under_the_policy_stop(start):
     assert any("ranks [2] did not come within 1 s" in event["message"] for event in run.events)
 
 
-def test_a_gradient_that_is_not_finite_is_answered_and_takes_part_in_nothing(start):
+@pytest.mark.parametrize("value", [float("nan"), 3e38])
+def test_a_gradient_that_is_not_finite_or_would_overflow_is_answered_and_takes_part_in_nothing(start, value):
     run = start(2).start(0, 1)
-    assert run.ranks[0].push(torch.full((LAYOUT.numel,), float("nan")), run.ranks[0].pull().step, 1)[2] == "non-finite"
+    assert run.ranks[0].push(torch.full((LAYOUT.numel,), value), run.ranks[0].pull().step, 1)[2] == "non-finite"
     run.together([0, 1])
     assert torch.equal(run.newest(0, 1).parameters, reference([[0, 1]]))

@@ -1,5 +1,6 @@
 """What a shard and shard 0's chief do when everybody goes back to a checkpoint."""
 
+import json
 from typing import Any
 
 import torch
@@ -28,6 +29,12 @@ class Recorder:
 
     def flush(self) -> None:
         pass
+
+    def write(self, step: int, term: int, *slice_and_done: Any) -> None:
+        self.calls.append(("write", step, term))
+
+    def publish(self, step: int, term: int, data_points: int, files: Any, *rest: Any) -> None:
+        self.calls.append(("publish", step, term, files))
 
     def discard_after(self, step: int) -> None:
         self.calls.append(("discard_after", step))
@@ -75,3 +82,42 @@ def test_later_checkpoints_are_discarded_before_anybody_goes_back() -> None:
     chief.hub = recorder
     chief.begin()
     assert recorder.calls == [("discard_after", 40), ("load", 40)]
+
+
+def test_a_slice_that_was_written_before_a_roll_back_is_in_no_checkpoint_after_it() -> None:
+    recorder: Any = Recorder()
+    settings = Settings(num_shards=2, num_gradients=1, checkpoints=True, checkpoint_every=1)
+    coordinator = Coordinator(settings, 0.0)
+    node = shard_node(recorder)
+    chief = Chief(coordinator, node, recorder, lambda: 0.0, lambda event: None)
+    chief.hub = recorder
+    node._report = chief.report
+    server, gradient = Hello(Role.SERVER, 1, 0, 0, ""), torch.ones(2)
+
+    def one_step(sequence: int) -> None:
+        chief.report(Header(Kind.READY, 1, 0, coordinator.term), b"")
+        header = Header(Kind.GRADIENT, 0, 0, coordinator.term, 0, sequence, 5, dtype=Dtype.FLOAT32, length=8)
+        place = node.receive_into(WORKER, header)
+        place[:] = as_bytes(gradient)
+        node.gradient(WORKER, header, place)
+        arrived = Header(Kind.ARRIVED, 1, 0, coordinator.term, data_points=5)
+        chief.report(arrived, pack_rows([Row(0, 0, sequence)]))
+
+    def written(shard: int, term: int) -> None:
+        entry = {"file": f"shard {shard} of term {term}"}
+        chief.report(Header(Kind.WRITTEN, shard, 0, term, 1), json.dumps(entry).encode())
+
+    chief.begin()
+    chief.joined(server)
+    chief.joined(Hello(Role.WORKER, 0, 0, 0, ""))
+    one_step(1)
+    chief.left(Peer(Role.SERVER, 1), 0, "reset")
+    chief.joined(server)
+    one_step(2)
+    assert [call for call in recorder.calls if call[0] == "write"] == [("write", 1, 1), ("write", 1, 2)]
+    written(0, 2)
+    written(1, 1)  # the disk of server 1 was slow
+    assert not [call for call in recorder.calls if call[0] == "publish"]
+    written(1, 2)
+    files = [{"file": "shard 0 of term 2"}, {"file": "shard 1 of term 2"}]
+    assert recorder.calls[-1] == ("publish", 1, 2, files)

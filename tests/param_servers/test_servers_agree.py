@@ -167,10 +167,10 @@ def test_a_gradient_that_is_not_finite_is_answered_and_the_worker_may_try_again(
         worker=0, plan=run.plan, exchange_config=run.config, resolve=run.addresses.get, secret=SECRET
     )
     try:
-        for where in (0, -1):  # in the slice of either server
+        for where, value in ((0, float("nan")), (-1, float("nan")), (-1, 3e38)):  # in the slice of either server
             pull = exchange.pull()
             bad = torch.ones(LAYOUT.numel)
-            bad[where] = float("nan")
+            bad[where] = value
             assert exchange.push(bad, pull.step, 1) == Receipt(False, 0, "non-finite")
         assert exchange.push(torch.ones(3), 0, 1).reason == "wrong-length"
         assert exchange.push(torch.ones(LAYOUT.numel), 5, 1).reason == "stale"

@@ -1,11 +1,15 @@
 """A shard's way to the disk: what a roll-back undoes does not come back from it."""
 
 import json
+import threading
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
+from param_servers import storage as storage_module
+from param_servers.errors import SnapshotError
 from param_servers.layout import FlatLayout
 from param_servers.sharding import plan_shards
 from param_servers.storage import Checkpoints
@@ -43,3 +47,28 @@ def test_a_roll_back_also_discards_a_checkpoint_that_is_just_being_published(tmp
     parameters, _ = storage.load(2)
     assert parameters.tolist() == [2.0] * 4
     storage.close()
+
+
+def test_a_disk_that_cannot_discard_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(directory: Path, step: int) -> None:
+        raise PermissionError(13, "Permission denied", str(directory / "step-4"))
+
+    monkeypatch.setattr(storage_module, "discard_after", refuse)
+    storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
+    with pytest.raises(SnapshotError, match=r"^the checkpoints after step 2 cannot be deleted: .*step-4"):
+        storage.discard_after(2)
+    storage.close()
+
+
+def test_a_disk_that_does_not_answer_is_waited_for_as_long_as_stated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(storage_module, "discard_after", lambda directory, step: answers.wait(60))
+    monkeypatch.setattr(storage_module, "_DISCARD_TIMEOUT_S", 0.05)
+    storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
+    with pytest.raises(SnapshotError, match=r"did not delete the checkpoints after step 2 within 0\.05 s"):
+        storage.discard_after(2)
+    storage.close()  # does not wait for it either
+    assert not answers.is_set()
+    answers.set()
