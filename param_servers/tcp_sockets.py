@@ -1,5 +1,6 @@
 """How TCP sockets are opened here, all of them non-blocking, and how their errors read."""
 
+import contextlib
 import errno
 import os
 import socket
@@ -28,7 +29,7 @@ class Door:
 
     def __init__(self, listener: socket.socket, silence_timeout_s: float) -> None:
         self._listener, self._silence_timeout_s = listener, silence_timeout_s
-        self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
 
     def accept(self) -> socket.socket | None:
         """The connection that has waited longest; None when there is none any more.
@@ -50,16 +51,18 @@ class Door:
     def close(self) -> None:
         """Nobody is let in any more."""
         self._listener.close()
-        os.close(self._spare)
+        self._give_up_spare()
 
     def _turn_away(self) -> None:
-        os.close(self._spare)
-        try:
+        self._give_up_spare()
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # it went away by itself
             self._listener.accept()[0].close()
-        except (BlockingIOError, ConnectionError):
-            pass  # it went away by itself
-        finally:
-            self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def _give_up_spare(self) -> None:
+        spare, self._spare = self._spare, None  # never closed twice: by then the number may be somebody else's file
+        if spare is not None:
+            os.close(spare)
 
 
 def begin_to_connect(address: tuple[str, int], silence_timeout_s: float) -> socket.socket:
