@@ -21,7 +21,7 @@ from dba3c.metrics import MetricsWriter
 from dba3c.run_folder import RunFolder
 from launch import first_node, local
 from launch.belonging import refuse_options_given_in_vain
-from launch.fitting import fit_config, refuse_what_would_vanish, run_dir_of_launch, take_counts
+from launch.fitting import fit_config, refuse_what_would_vanish, run_dir_of_launch, sums_over_all_ranks, take_counts
 from launch.incarnations import first_incarnation
 from launch.launcher_table import STARTS_RANKS_AGAIN
 from launch.launchers import LaunchPlace
@@ -76,8 +76,8 @@ def train_alone(words: Sequence[str], place: LaunchPlace, command: str) -> int:
     arguments = parse_train(words, given_cores(os.environ))
     config, resume = arguments.config, arguments.resume
     refuse_what_would_vanish(words, config)
-    if config.exchange.exchange == "allreduce" and config.exchange.collective_backend in ("mpi", "horovod"):
-        return train(words, place, command)  # these sum over the launcher's ranks, of which there is one
+    if sums_over_all_ranks(config):
+        return train(words, place, command)  # over the launcher's ranks, of which there is one
     if place.launcher not in STARTS_RANKS_AGAIN or not place.launch_id:
         return local.train(config, resume=resume, command=command)
     run_dir = config.run.run_dir or run_dir_of_launch(config, place)
