@@ -80,12 +80,20 @@ class Job:
         self.wait_until(lambda: len(self.commits()) >= number, f"{number} steps")
 
     def wait_for_life(self, number: int) -> None:
-        """Until a requeued job has begun its next life; Slurm would hold it for two minutes."""
+        """Until a requeued job has begun its next life; Slurm would hold it for two minutes.
+
+        Not in the same second: its nodes would refuse the credential, as that of the job that they have just killed.
+        """
+        hastened = False
 
         def begun() -> bool:
-            if "BeginTime" in self.cluster.run("squeue", "-h", "-j", self.number, "-o", "%r"):
-                # It may have begun since then, which Slurm calls an error.
-                self.cluster.run("scontrol", "update", f"jobid={self.number}", "starttime=now", check=False)
+            nonlocal hastened
+            shown = self.cluster.run("scontrol", "show", "job", self.number)
+            if "Reason=BeginTime" in shown and not hastened:
+                self.cluster.run("scontrol", "update", f"jobid={self.number}", "starttime=now+5")
+                hastened = True
+            ended = re.search(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)\b", shown)
+            assert not ended, f"it ended before life {number}:\n{shown}\nThe job said:\n{self.output}"
             return len(self.lives()) == number
 
         self.wait_until(begun, f"life {number}")
@@ -126,6 +134,9 @@ class Cluster:
         environ = {"DBA3C_PRESET": preset, "DBA3C_ARGS": args, "DBA3C_RUN_DIR": str(folder / "run")}
         said = self.run("sbatch", *options, str(ROOT / "slurm" / script), cwd=folder, **environ)
         return Job(self, said.split()[-1], folder)
+
+    def controller_log(self) -> str:
+        return (self.folder / "log" / "slurmctld.log").read_text(errors="replace")
 
     def kill_node(self, node: str) -> None:
         self.run(str(HERE / "kill_node.sh"), node, str(self.folder))

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from launch.failures import failures
-from tests.cluster.conftest import Cluster, Job
+from tests.cluster.conftest import NODES, Cluster, Job
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDLESS = "--total-frames 1000000000 --stop-score 1000000"
@@ -76,6 +76,26 @@ def test_the_time_limit_s_warning_checkpoints_requeues_and_the_next_life_goes_on
     assert first["ended"] == {**first["ended"], "outcome": "stopped", "reason": "SIGUSR1 at the Slurm job"}
     assert second["topology"]["restart_count"] == 1
     assert second["ended"]["outcome"] == "stopped"  # scancel, too, leaves a checkpoint
+    steps = [commit["step"] for commit in job.commits()]
+    assert steps == list(range(len(steps)))  # nothing twice, nothing left out
+
+
+def test_a_job_that_slurm_preempts_checkpoints_and_goes_on_in_its_next_life(cluster: Cluster, tmp_path: Path) -> None:
+    job = cluster.submit("breakout_64nodes.sh", tmp_path, "--nodes=6", args=f"{ENDLESS} --servers 2 --backup-workers 1")
+    job.wait_for_commits(10)
+    urgent = cluster.run("sbatch", "--partition=urgent", f"--nodes={NODES}", "--output=/dev/null", "--wrap=true")
+    job.wait_until(lambda: "ended" in job.lives()[0], "the checkpoint for which Slurm gives 30 s")
+    first_life = job.commits()[-1]["step"]
+    job.wait_for_life(2)
+    assert f"preempted JobId={job.number} has been requeued" in cluster.controller_log()
+    assert "JobState=COMPLETED" in cluster.run("scontrol", "show", "job", urgent.split()[-1])
+    job.wait_until(lambda: job.commits()[-1]["step"] > first_life + 2, "steps of the second life")
+    cluster.run("scancel", job.number)
+    job.wait_for_end()
+    first, second = job.lives()[:2]
+    assert first["ended"]["outcome"] == "stopped"
+    assert "SIGTERM" in first["ended"]["reason"]
+    assert second["topology"]["restart_count"] == 1
     steps = [commit["step"] for commit in job.commits()]
     assert steps == list(range(len(steps)))  # nothing twice, nothing left out
 
