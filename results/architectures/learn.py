@@ -1,6 +1,6 @@
 """Score against core-hours, three architectures × three sizes of network, the same processor time for each.
 
-    python results/architectures/learn.py          (2.25 core-hours, over an hour on 2 idle cores; stopped, it goes on)
+    python results/architectures/learn.py          (1.35 core-hours, 45 minutes on 2 idle cores; stopped, it goes on)
     python results/architectures/learn.py --study STUDY       (only reads such a study)
 
 Runs are ended by frames, as many as costs.csv says fit into the budget. Writes learning/ (study.json and the runs,
@@ -23,7 +23,7 @@ from launch.study_command import run_all
 
 HERE = Path(__file__).resolve().parent
 STUDY = Path("studies/architectures-learning")
-BUDGET_CORE_HOURS = 0.25
+BUDGET_CORE_HOURS = 0.15
 LEFT_OUT = "async-servers"
 ENVIRONMENT = "ALE/Breakout-v5"
 
