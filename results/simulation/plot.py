@@ -57,9 +57,25 @@ def clusters() -> None:
     save(figure, HERE / "clusters")
 
 
+def central() -> None:
+    figure, axes = new_figure()
+    rows = [row for row in table("central.csv") if row["nodes"] in ("4", "64")]
+    for index, (network, nodes) in enumerate(dict.fromkeys((row["network"], row["nodes"]) for row in rows)):
+        mine = [row for row in rows if (row["network"], row["nodes"]) == (network, nodes)]
+        x = [float(row["learner_cores"]) for row in mine]
+        y = [float(row["central_per_s"]) / float(row["workers_per_s"]) for row in mine]
+        draw_simulated(axes, x, y, f"{network} network, {nodes} nodes", index)
+    axes.axhline(1.0, label="equal", **IDEAL)
+    axes.set_xscale("log")
+    finish(axes, "speed of the learner's node, in cores", "data points/s: central inference / workers", x)
+    axes.tick_params(axis="x", labelsize=8)
+    save(figure, HERE / "central")
+
+
 if __name__ == "__main__":
     scaling(json.loads((HERE / "config.json").read_text()))
     servers()
     clusters()
+    central()
     if (HERE / "validation.csv").exists():
         draw_validation(HERE)
