@@ -3,7 +3,8 @@
 Actors of 32 environments send to one service whose policy always answers 0, so that nothing but the service costs
 anything: links, unrolls, stacks, batches. Beside it, in the same run, the same environments are stepped in as many
 processes without a service. "service" is the CPU time of the service's process per environment step; "actor adds" is
-what an actor's process used per step beyond what the same steps took without a service.
+what an actor's process used per step beyond what the same steps took without a service. "same work" is a control:
+how much dearer a fixed piece of other work becomes beside the bare environments, in this process, woken as often.
 
 Two kinds of environments: ``ALE/Breakout-v5``, and ``blank``, frames of the same size that cost next to nothing to
 make, so that the service is what limits.
@@ -22,6 +23,7 @@ import numpy as np
 import tyro
 from torch import Tensor
 
+from dba3c.benchmarks import fixed_work
 from dba3c.benchmarks.inference_actors import GROUPS, JOIN_TIMEOUT_S, Actors, Played, shape_of
 from dba3c.central.batching import Batcher
 from dba3c.central.policies import Asked, Decision
@@ -73,6 +75,16 @@ class ZeroPolicy:
         return Decision(np.zeros(size, np.int64), np.zeros(size, np.float32), ())
 
 
+class Served(NamedTuple):
+    """What the service did and used."""
+
+    steps: int
+    turns: int
+    wall_s: float
+    cpu_s: float
+    report: dict[str, float]
+
+
 class Measurement(NamedTuple):
     """One row of the table."""
 
@@ -84,6 +96,9 @@ class Measurement(NamedTuple):
     """The same environments in as many processes, without a service."""
     service_us: float
     """CPU microseconds of the service's process per environment step."""
+    same_work: float
+    """How many times the CPU time that it takes alone a fixed piece of other work takes beside the bare environments,
+    when this process wakes up for it as often as for the service's turns."""
     actor_adds_us: float
     """CPU microseconds per step of the actors, beyond those without a service."""
     turns_per_message: float
@@ -94,18 +109,40 @@ class Measurement(NamedTuple):
 
 
 def measure(name: str, actors: int, arguments: Arguments) -> Measurement:
-    """Without a service, then through it."""
+    """Through the service, then without one but with the control in its place."""
     num_envs, seconds = arguments.envs_per_actor, arguments.seconds
+    alone_s = fixed_work.alone_s()
+    served, acted = serve(name, actors, arguments)
     with Actors(name, num_envs, actors, 0, b"", seconds) as alone:
+        alone.begin()
+        woken_s = fixed_work.woken_s(served.wall_s / served.turns, seconds)
         bare = alone.played()
-    secret = secrets.token_hex(16).encode()
+    return Measurement(
+        environment=name,
+        actors=actors,
+        steps_per_s=served.steps / served.wall_s,
+        bare_steps_per_s=sum(one.steps / one.wall_s for one in bare),
+        service_us=1e6 * served.cpu_s / served.steps,
+        same_work=woken_s / alone_s,
+        actor_adds_us=1e6 * (_cpu_per_step(acted) - _cpu_per_step(bare)),
+        turns_per_message=served.turns * (num_envs // GROUPS) / served.steps,
+        batch=served.report["inference_batch"],
+        latency_p50_ms=served.report["inference_latency_p50_ms"],
+        latency_p99_ms=served.report["inference_latency_p99_ms"],
+    )
+
+
+def serve(name: str, actors: int, arguments: Arguments) -> tuple[Served, list[Played]]:
+    """One service for so many actors: what it used, what they did."""
+    num_envs, secret = arguments.envs_per_actor, secrets.token_hex(16).encode()
     shape = shape_of(name, num_envs // GROUPS)
     target = max(1, actors * num_envs // 2)
     batcher: Batcher[GroupKey] = Batcher(target, arguments.timeout_ms / 1000)
     policy = ZeroPolicy()
     service = InferenceService(secret, 0, policy, UnrollStore(shape, arguments.unroll_length), batcher, GROUPS)
     _, port = service.hub.listen("127.0.0.1")
-    with Actors(name, num_envs, actors, port, secret, seconds) as asking:
+    with Actors(name, num_envs, actors, port, secret, arguments.seconds) as asking:
+        asking.begin()
         _warm_up(service, actors)
         before, turns = policy.answered, 0
         began_s, cpu_s = time.perf_counter(), time.process_time()
@@ -114,33 +151,22 @@ def measure(name: str, actors: int, arguments: Arguments) -> Measurement:
             service.turn(MOST_TURN_S, sections)
             service.store.release(service.store.take(service.store.ready))
             turns += 1
-        steps = max(1, policy.answered - before)
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
         report = service.report.take()
         service.close("measured")
-        acted = asking.played()
-    return Measurement(
-        environment=name,
-        actors=actors,
-        steps_per_s=steps / wall_s,
-        bare_steps_per_s=sum(one.steps / one.wall_s for one in bare),
-        service_us=1e6 * cpu_s / steps,
-        actor_adds_us=1e6 * (_cpu_per_step(acted) - _cpu_per_step(bare)),
-        turns_per_message=turns * shape.num_envs / steps,
-        batch=report["inference_batch"],
-        latency_p50_ms=report["inference_latency_p50_ms"],
-        latency_p99_ms=report["inference_latency_p99_ms"],
-    )
+        return Served(max(1, policy.answered - before), turns, wall_s, cpu_s, report), asking.played()
 
 
 def _warm_up(service: InferenceService, actors: int) -> None:
-    """Until everybody is there and has filled its unrolls once. Raises TimeoutError."""
+    """Until everybody is there and the memory of all unrolls has been written once. Raises TimeoutError."""
     sections, deadline_s = Sections(), time.perf_counter() + JOIN_TIMEOUT_S
-    while service.store.ready < actors * GROUPS:
-        if time.perf_counter() > deadline_s:
-            raise TimeoutError(f"only actors {sorted(service.actors)} of {actors} came within {JOIN_TIMEOUT_S:.0f} s")
-        service.turn(MOST_TURN_S, sections)
-    service.store.release(service.store.take(service.store.ready))
+    for _ in range(2):  # the first unrolls of all groups, then those that were begun when the first were complete
+        while service.store.ready < actors * GROUPS:
+            if time.perf_counter() > deadline_s:
+                here = sorted(service.actors)
+                raise TimeoutError(f"only actors {here} of {actors} came within {JOIN_TIMEOUT_S:.0f} s")
+            service.turn(MOST_TURN_S, sections)
+        service.store.release(service.store.take(service.store.ready))
     service.report.take()
 
 
@@ -150,8 +176,8 @@ def _cpu_per_step(played: list[Played]) -> float:
 
 def run(arguments: Arguments) -> list[Measurement]:
     """All points, one after the other; each is printed when it is there."""
-    print(f"{'environment':<18}{'actors':>7}{'steps/s':>10}{'bare':>12}{'service':>12}{'actor adds':>12}", end="")
-    print(f"{'turns':>7}{'batch':>7}{'p50':>9}{'p99':>9}")
+    print(f"{'environment':<18}{'actors':>7}{'steps/s':>10}{'bare':>12}{'service':>12}{'same work':>11}", end="")
+    print(f"{'actor adds':>12}{'turns':>7}{'batch':>7}{'p50':>9}{'p99':>9}")
     rows = []
     for name in arguments.environments:
         for actors in arguments.actors:
@@ -159,7 +185,8 @@ def run(arguments: Arguments) -> list[Measurement]:
             rows.append(row)
             print(
                 f"{name:<18}{actors:>7}{row.steps_per_s:>10,.0f}{row.bare_steps_per_s:>12,.0f}"
-                f"{row.service_us:>9.1f} µs{row.actor_adds_us:>9.1f} µs{row.turns_per_message:>7.1f}{row.batch:>7.0f}"
+                f"{row.service_us:>9.1f} µs{row.same_work:>9.1f} ×{row.actor_adds_us:>9.1f} µs"
+                f"{row.turns_per_message:>7.1f}{row.batch:>7.0f}"
                 f"{row.latency_p50_ms:>6.1f} ms{row.latency_p99_ms:>6.1f} ms",
                 flush=True,
             )

@@ -120,7 +120,7 @@ class Actors:
     def __init__(self, name: str, num_envs: int, count: int, port: int, secret: bytes, seconds: float) -> None:
         context = get_context("forkserver")  # what they import is imported once
         context.set_forkserver_preload([__name__, "dba3c.environments.atari"])
-        self._told, self._begin = context.Queue(), context.Barrier(count)
+        self._told, self._begin = context.Queue(), context.Barrier(count + 1)
         self._processes = [
             context.Process(
                 target=play, args=(name, num_envs, rank, port, secret, seconds, self._told, self._begin), daemon=True
@@ -137,6 +137,10 @@ class Actors:
         for process in self._processes:
             process.kill()
             process.join(10)
+
+    def begin(self) -> None:
+        """Wait until all are ready, and let them begin."""
+        self._begin.wait(JOIN_TIMEOUT_S)
 
     def played(self) -> list[Played]:
         """What each of them did, when all have ended."""

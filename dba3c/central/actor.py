@@ -41,7 +41,7 @@ class ActorGroup:
         self.sequence = 0
         self._observation = environments.reset(seed)
         self._starts = EpisodeStarts(size)
-        self._message = np.zeros(shape.row_bytes, np.uint8)
+        self._message = np.zeros(shape.most_bytes, np.uint8)
         self.begin_link()
 
     def step(self) -> list[str]:

@@ -22,6 +22,9 @@ from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, WHOLE, GroupShape, 
 from dba3c.environments.protocol import Episode
 from dba3c.networks import State
 
+_NOT_WHOLE = bytes(range(WHOLE))
+"""Flags of environments where nothing begins; stripped from a row's, they leave nothing nearly always."""
+
 
 class GroupKey(NamedTuple):
     """One group of environments of one life of an actor."""
@@ -32,20 +35,26 @@ class GroupKey(NamedTuple):
 
 
 class Unroll:
-    """Memory for T + 1 messages of one group, with the K − 1 frames before them, and for the answers."""
+    """Memory for T + 1 messages of one group, with the K − 1 frames before them, and for the answers.
+
+    A row keeps the fixed part of a message. What a longer one has beside it lies in the rows of the next messages until
+    they come, by when it is unpacked: rows with room for it would be four times as long, memory that is never touched.
+    """
 
     def __init__(self, shape: GroupShape, length: int) -> None:
         self.shape, self.length = shape, length
         self.history = shape.frame_stack - 1
         rows = self.history + length + 1
-        self._raw = np.zeros((rows, shape.row_bytes), np.uint8)
-        frames = self._raw[:, : shape.num_envs * shape.frame_bytes].view(shape.dtype)
+        memory = np.zeros((rows - 1) * shape.row_bytes + max(shape.row_bytes, shape.most_bytes), np.uint8)
+        self._bytes = memory.data
+        self._rows = memory[: rows * shape.row_bytes].reshape(rows, shape.row_bytes)
+        frames = self._rows[:, : shape.num_envs * shape.frame_bytes].view(shape.dtype)
         frames = frames.reshape(rows, shape.num_envs, *shape.wire_frame_shape)
-        assert np.may_share_memory(frames, self._raw)  # a view: messages are received into it
+        assert np.may_share_memory(frames, memory)  # a view: messages are received into it
         planes = shape.observation_shape[0] if shape.binary_planes else None
         self.frames = FrameRows(frames, shape.frame_stack, planes)
-        self.rewards = self._raw[self.history :, shape.reward_at : shape.flags_at].view(np.float32)
-        self.flags = self._raw[self.history :, shape.flags_at : shape.fixed_bytes]
+        self.rewards = self._rows[self.history :, shape.reward_at : shape.flags_at].view(np.float32)
+        self.flags = self._rows[self.history :, shape.flags_at : shape.fixed_bytes]
         self.actions = np.zeros((length, shape.num_envs, *shape.action_shape), shape.action_dtype)
         self.log_probs = np.zeros((length, shape.num_envs), np.float32)
         self.versions = np.zeros(length, np.int64)
@@ -67,16 +76,20 @@ class Unroll:
     def place(self, length: int) -> memoryview:
         """Where message ``time`` of ``length`` bytes is received. Raises BadMessage when it cannot be one."""
         self.shape.check_length(length)
-        return self._raw[self.history + self.time].data[:length]
+        return self._message(length)
 
     def arrived(self, length: int) -> list[Episode]:
         """Message ``time`` is in its place; the episodes that it reports. Raises BadMessage when it is malformed."""
-        row = self.history + self.time
-        if length == self.shape.fixed_bytes and not (self.flags[self.time] & WHOLE).any():
+        if length == self.shape.fixed_bytes and not self.flags[self.time].tobytes().strip(_NOT_WHOLE):
             return []  # nearly always: nothing began and nothing ended
-        extras = unpack_extras(self.shape, self._raw[row, :length], self.flags[self.time])
-        self.frames.mark_whole(Whole(row, extras.whole, extras.older))
+        message = np.frombuffer(self._message(length), np.uint8)
+        extras = unpack_extras(self.shape, message, self.flags[self.time])
+        self.frames.mark_whole(Whole(self.history + self.time, extras.whole, extras.older))
         return extras.episodes
+
+    def _message(self, length: int) -> memoryview:
+        begin = (self.history + self.time) * self.shape.row_bytes
+        return self._bytes[begin : begin + length]
 
     @property
     def reward(self) -> np.ndarray:
@@ -109,7 +122,7 @@ class Unroll:
         """Go on where ``before`` ended: its message T is message 0 here."""
         self.begin(before.key, initial_state)
         self.continues = True
-        self._raw[: self.history + 1] = before._raw[before.length :]
+        self._rows[: self.history + 1] = before._rows[before.length :]
         before.frames.carry_over(self.frames, before.length)
 
 

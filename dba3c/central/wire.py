@@ -114,8 +114,8 @@ class GroupShape:
 
     @cached_property
     def row_bytes(self) -> int:
-        """Bytes that a learner keeps for one message, so that the next one is aligned."""
-        return -(-self.most_bytes // _ALIGNMENT) * _ALIGNMENT
+        """Bytes that a learner keeps of one message, so that the next one is aligned."""
+        return -(-self.fixed_bytes // _ALIGNMENT) * _ALIGNMENT
 
     @cached_property
     def fingerprint(self) -> str:
@@ -151,7 +151,7 @@ def pack_step(
     whole: np.ndarray,
     episodes: Sequence[Episode],
 ) -> int:
-    """Write one step into ``buffer`` [row_bytes] uint8; returns its length.
+    """Write one step into ``buffer`` [most_bytes] uint8; returns its length.
 
     observation [B, ...]; reward [B]; ends: terminated, truncated, valid, bool [B]; whole: bool [B].
     """

@@ -1,7 +1,8 @@
-"""The inference service's own cost: ``python results/inference/measure.py``, about 4 minutes on an idle machine.
+"""The inference service's own cost: ``python results/inference/measure.py``, about 6 minutes on an idle machine.
 
 Three tables, written here as inference.json and README.md: the service alone at 1, 2, 4, 8 actors; sockets and shared
-memory between two processes; one thread for inference and learning, or one each.
+memory between two processes; one thread for inference and learning, or one each. And a figure: what the policy's
+network answers by batch size, its data as batch_size_DEVICE.csv.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import tyro
 
-from dba3c.benchmarks import inference, transports
+from dba3c.benchmarks import batch_size, inference, transports
 from dba3c.host_facts import git_commit, host, versions
 from dba3c.monitor.reader import RunReader
 from dba3c.run_folder import RunFolder
@@ -41,12 +42,19 @@ class Arguments:
     actors: tuple[int, ...] = (1, 2, 4, 8)
     network: str = "nature"
     """Of the training runs."""
+    batch_seconds: float = 0.5
+    """Of each point by batch size, three times."""
+    device: str = "cpu"
+    """Of the points by batch size."""
     into: Path = HERE
 
 
 def main() -> None:
     """Measure, write."""
     arguments = tyro.cli(Arguments, description=__doc__)
+    arguments.into.mkdir(parents=True, exist_ok=True)
+    into, device, seconds = arguments.into / f"batch_size_{arguments.device}", arguments.device, arguments.batch_seconds
+    batches = batch_size.run(batch_size.Arguments(device=device, seconds=seconds, output=into))
     service = inference.run(inference.Arguments(actors=arguments.actors, seconds=arguments.seconds))
     moved = transports.run(transports.Arguments(seconds=1.0, repeats=3))
     threads = {thread: train(thread, arguments) for thread in ("shared", "own")}
@@ -54,13 +62,13 @@ def main() -> None:
         "service": [row._asdict() for row in service],
         "transports": moved,
         "inference_thread": threads,
+        "batch_size": [row._asdict() for row in batches],
         "arguments": {name: str(value) for name, value in asdict(arguments).items() if name != "into"},
         "host": host(),
         "versions": versions(),
         "source": git_commit(),
         "date": time.strftime("%Y-%m-%d"),
     }
-    arguments.into.mkdir(parents=True, exist_ok=True)
     (arguments.into / "inference.json").write_text(json.dumps(found, indent=1) + "\n")
     (arguments.into / "README.md").write_text(readme(found), encoding="utf-8")
     print(readme(found))
@@ -97,6 +105,9 @@ def readme(found: dict[str, Any]) -> str:
     places = {
         "SERVICE_TABLE": "\n".join(map(service_row, found["service"])),
         "DEAREST": f"{max(row['service_us'] for row in found['service']):.1f}",
+        "SAME_WORK": "{:.1f} to {:.1f}".format(*same_work(found["service"])),
+        "BATCH_FIGURE": f"batch_size_{found['arguments']['device']}.png",
+        "BATCH_TABLE": batch_table(found["batch_size"]),
         "TRANSPORT_TABLE": "\n".join(transport_row(name, row) for name, row in moved.items()),
         "SAVED": f"{sum(moved['tcp'][end] - moved['shared memory'][end] for end in ends):.2f}",
         "THREAD_TABLE": "\n".join(thread_row(name, row) for name, row in found["inference_thread"].items()),
@@ -120,9 +131,27 @@ def service_row(row: dict[str, Any]) -> str:
     """One point of the service."""
     return (
         f"| {row['environment']} | {row['actors']} | {row['steps_per_s']:,.0f} | {row['bare_steps_per_s']:,.0f} "
-        f"| {row['service_us']:.1f} | {row['actor_adds_us']:.1f} | {row['turns_per_message']:.2f} "
-        f"| {row['batch']:.0f} | {row['latency_p50_ms']:.2f} | {row['latency_p99_ms']:.2f} |"
+        f"| {row['service_us']:.1f} | {row['same_work']:.1f} | {row['actor_adds_us']:.1f} "
+        f"| {row['turns_per_message']:.2f} | {row['batch']:.0f} "
+        f"| {row['latency_p50_ms']:.2f} | {row['latency_p99_ms']:.2f} |"
     )
+
+
+def same_work(rows: list[dict[str, Any]]) -> tuple[float, float]:
+    """How many times as dear the control's work became beside emulators: least, most."""
+    factors = [row["same_work"] for row in rows if row["environment"] != "blank"]
+    return min(factors), max(factors)
+
+
+def batch_table(rows: list[dict[str, Any]]) -> str:
+    """Observations/s: a line for each network and precision, a column for each batch size."""
+    batches = sorted({row["batch"] for row in rows})
+    rates: dict[str, dict[int, float]] = {}
+    for row in rows:
+        rates.setdefault(f"{row['network']}, {row['precision']}", {})[row["batch"]] = row["observations_per_s"]
+    lines = [f"| network | {' | '.join(map(str, batches))} |", "|---" * (len(batches) + 1) + "|"]
+    lines += [f"| {name} | {' | '.join(f'{mine[batch]:,.0f}' for batch in batches)} |" for name, mine in rates.items()]
+    return "\n".join(lines)
 
 
 def transport_row(name: str, row: dict[str, float]) -> str:

@@ -62,7 +62,7 @@ class ScriptedActor:
         return self.buffers.setdefault(header.term, np.zeros(B, np.int64)).data.cast("B")
 
     def say(self, group: int, sequence: int, value: float, *, first: bool = False, extra: bytes = b"") -> None:
-        row, nothing = np.zeros(SHAPE.row_bytes, np.uint8), np.zeros(B, bool)
+        row, nothing = np.zeros(SHAPE.most_bytes, np.uint8), np.zeros(B, bool)
         observation, ends = np.full((B, 1), value, np.float32), (nothing, nothing, np.full(B, not first))
         length = pack_step(SHAPE, row, observation, np.zeros(B, np.float32), ends, np.full(B, first), [])
         payload = memoryview(row[:length].tobytes() + extra)

@@ -116,7 +116,7 @@ def tell(store: UnrollStore, key: GroupKey, times: range) -> None:
     """At each time every environment shows 1000 · its number + the time."""
     first = 2 * (2 * key.actor + key.group)
     for time in times:
-        message, nothing = np.zeros(SHAPE.row_bytes, np.uint8), np.zeros(2, bool)
+        message, nothing = np.zeros(SHAPE.most_bytes, np.uint8), np.zeros(2, bool)
         observation = np.array([[1000 * first + time], [1000 * (first + 1) + time]], np.float32)
         begins = np.full(2, time == times.start)
         ends = (nothing, nothing, ~begins)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dba3c.central.unroll_store import GroupKey, UnrollStore, batch_of
+from dba3c.central.unroll_store import GroupKey, Unroll, UnrollStore, batch_of
 from dba3c.central.wire import GroupShape, pack_step
 from dba3c.environments.protocol import Episode
 from param_servers.errors import BadMessage
@@ -18,7 +18,7 @@ T = 3
 
 def say(store: UnrollStore, key: GroupKey, value: float, *, valid: bool = True, state: tuple = ()) -> list[Episode]:
     """Message with observation ``value`` and ``value + 0.5``, reward 10·value."""
-    message = np.zeros(SHAPE.row_bytes, np.uint8)
+    message = np.zeros(SHAPE.most_bytes, np.uint8)
     observation = np.array([[value], [value + 0.5]], np.float32)
     reward, nothing = np.full(2, 10 * value, np.float32), np.zeros(2, bool)
     length = pack_step(SHAPE, message, observation, reward, (nothing, nothing, np.full(2, valid)), nothing, [])
@@ -126,3 +126,25 @@ def test_an_oversized_observation_is_refused_before_it_is_received() -> None:
     store.begin(A, ())
     with pytest.raises(BadMessage):
         store.of(A).place(SHAPE.most_bytes + 1)
+
+
+def test_a_row_keeps_the_fixed_part_of_a_message_and_yet_the_last_one_may_be_as_long_as_any() -> None:
+    shape = GroupShape(2, 4, (4, 3, 3), "uint8", (), "int64")
+    unroll = Unroll(shape, T)
+    unroll.begin(A, ())
+    rows = unroll.history + T + 1
+    assert unroll.frames.frames.strides[0] == shape.row_bytes < shape.fixed_bytes + 64
+    message, ends = np.zeros(shape.most_bytes, np.uint8), np.zeros((3, 2), bool)
+    for t in range(T + 1):
+        observation = np.arange(72, dtype=np.uint8).reshape(2, 4, 3, 3) + t
+        episodes = [Episode(t, 10, True, False, env) for env in range(2)]
+        length = pack_step(shape, message, observation, np.full(2, t, np.float32), tuple(ends), ~ends[0], episodes)
+        assert length == shape.most_bytes
+        unroll.place(length)[:] = message.data
+        assert unroll.arrived(length) == episodes
+        seen = np.zeros_like(observation)
+        unroll.observation_into(seen)
+        np.testing.assert_array_equal(seen, observation)
+        if t < T:
+            unroll.answer(np.zeros(2, np.int64), np.zeros(2, np.float32), 0)
+    assert len(unroll.frames.frames) == rows and unroll.rewards[:, 0].tolist() == [0, 1, 2, 3]

@@ -23,7 +23,7 @@ def packed(shape: GroupShape, whole: list[bool], episodes: list[Episode]) -> tup
     observation = (
         np.random.default_rng(0).integers(0, 255, (shape.num_envs, *shape.observation_shape)).astype(shape.dtype)
     )
-    buffer = np.zeros(shape.row_bytes, np.uint8)
+    buffer = np.zeros(shape.most_bytes, np.uint8)
     ends = (NOTHING, NOTHING, ~NOTHING)
     length = pack_step(shape, buffer, observation, np.array([1, -2, 0.5], np.float32), ends, np.array(whole), episodes)
     return observation, buffer[:length]
@@ -94,7 +94,7 @@ def test_sixteen_binary_planes_are_two_bytes_a_cell_on_the_wire() -> None:
     lengths = {}
     for binary in (False, True):
         shape = shape_of_maps(2, binary)
-        buffer = np.zeros(shape.row_bytes, np.uint8)
+        buffer = np.zeros(shape.most_bytes, np.uint8)
         none = np.zeros(2, bool)
         lengths[binary] = pack_step(
             shape, buffer, football_map(2), np.zeros(2, np.float32), (none, none, ~none), none, []
@@ -107,7 +107,7 @@ def test_binary_planes_come_out_of_an_unroll_as_they_went_in() -> None:
     shape, maps = shape_of_maps(3, True), football_map(3)
     unroll = Unroll(shape, length=2)
     unroll.begin(GroupKey(0, 0, 0), ())
-    buffer = np.zeros(shape.row_bytes, np.uint8)
+    buffer = np.zeros(shape.most_bytes, np.uint8)
     length = pack_step(shape, buffer, maps, np.zeros(3, np.float32), (NOTHING, NOTHING, ~NOTHING), ~NOTHING, [])
     unroll.place(length)[:] = buffer[:length].data
     assert unroll.arrived(length) == []

@@ -1,0 +1,42 @@
+"""The inference benchmarks run and write what they found; how fast anything is, no test asks."""
+
+import pytest
+
+from dba3c.benchmarks import batch_size, fixed_work, inference
+from dba3c.errors import UserError
+
+
+def test_the_service_and_its_control_are_measured_beside_the_same_environments(capsys):
+    arguments = inference.Arguments(actors=(1,), environments=("blank",), envs_per_actor=4, seconds=0.2)
+    (row,) = inference.run(arguments)
+    assert row.steps_per_s > 0 and row.bare_steps_per_s > 0
+    assert row.service_us > 0 and row.same_work > 0 and row.turns_per_message > 0
+    assert "same work" in capsys.readouterr().out
+
+
+def test_the_control_sleeps_between_its_pieces_of_work(monkeypatch):
+    pieces = []
+    monkeypatch.setattr(fixed_work, "piece", pieces.append)
+    assert fixed_work.woken_s(0.05, 0.2) < 0.05  # processor time, without the sleep
+    assert pieces == list(range(len(pieces))) and len(pieces) <= 5
+
+
+def test_each_network_and_batch_size_is_measured_and_drawn_again_from_what_was_written(tmp_path):
+    stem = tmp_path / "batch_size_cpu"
+    arguments = batch_size.Arguments(networks=("small",), batches=(1, 3), seconds=0.01, repeats=2, output=stem)
+    rows = batch_size.run(arguments)
+    assert [(row.precision, row.batch) for row in rows] == [
+        *(("float32", 1), ("float32", 3)),
+        *(("bfloat16", 1), ("bfloat16", 3)),
+    ]
+    assert all(0 < row.lowest <= row.observations_per_s <= row.highest for row in rows)
+    read = batch_size.read(stem.with_suffix(".csv"))
+    assert [row[:4] for row in read] == [row[:4] for row in rows]
+    for picture in batch_size.draw(read, tmp_path / "again"):
+        assert picture.read_bytes() and stem.with_suffix(picture.suffix).exists()
+
+
+def test_a_gpu_that_is_not_there_is_one_clear_line(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match="--device cuda"):
+        batch_size.run(batch_size.Arguments(device="cuda"))
