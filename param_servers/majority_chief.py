@@ -9,6 +9,7 @@ from param_servers.audit import AuditLog
 from param_servers.awake_clock import AwakeClock
 from param_servers.config import ExchangeConfig
 from param_servers.decisions import Commit, Expel, Note, Stop
+from param_servers.errors import ParamServersError
 from param_servers.events import Event, Joined, Left, Message, Rejected
 from param_servers.handshake import Peer, Role
 from param_servers.majority_coordinator import MajorityCoordinator
@@ -64,17 +65,23 @@ class MajorityChief:
     def run(self, given_up: threading.Event) -> None:
         """Decide until the run has ended, or nobody wants it any more."""
         try:
-            while self.coordinator.phase != "stopped" and not given_up.is_set():
-                for event in self._hub.poll(NAP_S):
-                    self.handle(event)
-                self._carry_out(self.coordinator.tick(self._clock.now_s()))
-                self._stop_when_asked()
-                self._say_that_it_lives(self._clock.now_s())
+            try:
+                self._decide(given_up)
+            except (OSError, ParamServersError) as error:  # its log's disk is full: all ranks are told, not this thread
+                self._carry_out(self.coordinator.stop(f"rank 0 cannot decide any more: {error}", failed=True))
             self._hub.drain(_LAST_WORDS_S)
         finally:
             self._hub.shut()
             if self._audit is not None:
                 self._audit.close()
+
+    def _decide(self, given_up: threading.Event) -> None:
+        while self.coordinator.phase != "stopped" and not given_up.is_set():
+            for event in self._hub.poll(NAP_S):
+                self.handle(event)
+            self._carry_out(self.coordinator.tick(self._clock.now_s()))
+            self._stop_when_asked()
+            self._say_that_it_lives(self._clock.now_s())
 
     def _say_that_it_lives(self, now_s: float) -> None:
         """A stopped process's kernel still answers for its links: only words show that the chief is there."""
