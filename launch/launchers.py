@@ -150,8 +150,10 @@ def _node_of(rank: int, tasks_per_node: tuple[int, ...]) -> int:
 def _refuse_ranks_out_of_order(
     launcher: Launcher, rank: int, world_size: int, tasks_per_node: tuple[int, ...], environ: Mapping[str, str]
 ) -> None:
-    """Ranks that go round the nodes (``--distribution=cyclic``, ``--map-by node``) are not where roles are dealt to."""
-    advice = "start ranks in blocks (srun --distribution=block, mpirun --map-by slot)"
+    """Ranks that go round the nodes (srun's ``--distribution=cyclic``) are not where roles are dealt to.
+
+    Where each counts as a node of its own (mpirun on several nodes) they may: roles are dealt by rank alone.
+    """
     node_rank, local_rank = (_number(launcher, field, environ) for field in ("node_rank", "local_rank"))
     node = _node_of(rank, tasks_per_node)
     if node_rank is not None:
@@ -159,19 +161,17 @@ def _refuse_ranks_out_of_order(
         if node_rank != node or local_rank not in (None, expected):
             raise UserError(
                 f"{launcher.name} put rank {rank} on node {node_rank} as its number {local_rank}, but filling nodes "
-                f"one after the other puts it on node {node} as number {expected}: {advice}"
+                f"one after the other puts it on node {node} as number {expected}: start ranks in blocks "
+                "(srun --distribution=block)"
             )
         return
     local = _number(launcher, "local_world_size", environ)
     if launcher.name not in (MPIRUN, MPICH) or not local or local_rank is None:  # the others number ranks in blocks
         return
-    first = rank - local_rank
-    # Uneven nodes may begin at any rank. Going round n even nodes, the first ranks of all nodes are the first n ranks.
-    goes_round = local > 1 and world_size % local == 0 and local_rank == 0 and 0 < rank < world_size // local
-    if not 0 <= first <= world_size - local or goes_round:
+    if not 0 <= rank - local_rank <= world_size - local:  # the ranks of a node are numbered in their order
         raise UserError(
-            f"{launcher.name} put rank {rank} of {world_size} on its node as number {local_rank} of {local}: "
-            f"its ranks go round the nodes; {advice}"
+            f"{launcher.name} put rank {rank} of {world_size} on its node as number {local_rank} of {local}, which "
+            "cannot be: are its variables another launch's?"
         )
 
 

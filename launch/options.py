@@ -16,6 +16,7 @@ from dba3c.environments.atari_protocols import with_protocol
 from dba3c.errors import UserError
 from launch.belonging import refuse_options_given_in_vain
 from launch.presets import PRESETS, preset, with_central_inference
+from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError
 
 SHORT_NAMES = {
@@ -27,6 +28,8 @@ SHORT_NAMES = {
     "--gradients": "--num-gradients",
     "--lr": "--learning-rate",
 }
+WITH_BACKUP_WORKERS = ("servers", "majority")
+"""Exchanges that can have them."""
 
 Parsed = TypeVar("Parsed")
 
@@ -66,12 +69,25 @@ def parse_train(words: Sequence[str], cores: int) -> TrainArguments:
     config = preset(value_of(words, "--preset"), value_of(words, "--env-id"), cores)
     if value_of(words, "--mode") == "central":
         config = with_central_inference(config, cores)
+    config = replace(config, exchange=_with_backup_workers_that_can_be(config.exchange, words))
     protocol = value_of(words, "--protocol")
     if protocol is not None:
         config = replace(config, environment=with_protocol(config.environment, protocol))
     arguments = parse(TrainArguments, words, "dba3c train", TrainArguments(config=config))
     refuse_options_given_in_vain(arguments.config, given_options(words))
     return arguments
+
+
+def _with_backup_workers_that_can_be(exchange: ExchangeConfig, words: Sequence[str]) -> ExchangeConfig:
+    """A preset's exchange; its backup workers, if nobody asked for them, give way to what the words say."""
+    given, backup = given_options(words), exchange.num_backup_workers
+    if not backup or "num_backup_workers" in given:
+        return exchange
+    if "num_gradients" in given:
+        return replace(exchange, num_backup_workers=None)  # all workers beyond these
+    workers, name = value_of(words, "--num-workers") or "", value_of(words, "--exchange") or exchange.exchange
+    too_few = workers.isdigit() and int(workers) <= backup
+    return replace(exchange, num_backup_workers=0) if too_few or name not in WITH_BACKUP_WORKERS else exchange
 
 
 def parse(kind: type[Parsed], words: Sequence[str], program: str, default: Parsed | None = None) -> Parsed:

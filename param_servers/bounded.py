@@ -1,8 +1,10 @@
-"""A bound for calls that have none of their own, such as those of torch's store when its host is stopped."""
+"""A bound for calls that have none of their own: of torch's store when its host is stopped, of a disk that hangs."""
 
+import queue
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -31,3 +33,38 @@ def within(timeout_s: float, work: Callable[[], T]) -> T:
     if not results:
         raise TimeoutError(f"no answer within {timeout_s:g} s")
     return results[0]
+
+
+class LeavableThread:
+    """Does one piece of work after the other in a thread of its own, which can be left behind when it hangs.
+
+    A ThreadPoolExecutor's cannot: the interpreter waits for its threads before it ends, for ever if need be.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Begin `work` when all before is done."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        future: Future[T] = Future()
+        self._work.put((future, work))
+        return future
+
+    def close(self, timeout_s: float) -> None:
+        """Let it do what was begun, and wait for that at most so long."""
+        self._work.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (entry := self._work.get()) is not None:
+            future, work = entry
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)

@@ -4,12 +4,12 @@
 version exists: then the gradient is stale and its bytes are saved; else every shard is sent its slice at once.
 """
 
-import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from param_servers.awake_clock import AwakeClock
 from param_servers.client_core import ClientCore
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError, PeerLost, RunBroken, RunStopped
@@ -48,18 +48,19 @@ class ServersExchange:
         incarnation: int = 0,
     ) -> None:
         check_secret(secret)
+        self._answer_timeout_s = max(exchange_config.join_timeout_s, 2 * exchange_config.step_timeout_s)
+        self._now_s = AwakeClock(self._answer_timeout_s).now_s
         self._core = core = ClientCore(
             worker=worker,
             plan=plan,
             exchange_config=exchange_config,
             resolve=resolve,
             incarnation=incarnation,
-            clock=time.monotonic,
+            clock=self._now_s,
         )
         silence_timeout_s = max(exchange_config.step_timeout_s, 1.0)
         transport = exchange_config.transport
         self._hub = core.hub = open_hub(transport, secret, core.receive_into, silence_timeout_s=silence_timeout_s)
-        self._answer_timeout_s = max(exchange_config.join_timeout_s, 2 * exchange_config.step_timeout_s)
         self._closed = False
 
     @property
@@ -71,7 +72,7 @@ class ServersExchange:
         """The newest committed parameters, [P] float32; see `GradientExchange.pull`."""
         state = self._core.state
         self._turn(0.0)
-        heard_s = time.monotonic()
+        heard_s = self._now_s()
         while (pull := state.take()) is None:
             heard_s = self._wait(heard_s, f"parameters newer than step {state.current_version[1]}")
         return pull
@@ -82,7 +83,7 @@ class ServersExchange:
             raise ConfigError(f"a gradient must be contiguous float32, got {gradient.dtype}")
         self._turn(0.0)
         push = self._core.push(gradient, step, data_points)
-        heard_s = time.monotonic()
+        heard_s = self._now_s()
         while push.receipt is None:
             heard_s = self._wait(heard_s, f"the answer to the gradient of step {step}")
         if not push.receipt.accepted:
@@ -99,8 +100,8 @@ class ServersExchange:
         """One turn of a bounded wait; when something was heard, patience starts anew."""
         core = self._core
         if self._turn(_NAP_S if core.connected else _DIAL_NAP_S):
-            return time.monotonic()
-        if time.monotonic() - heard_s > self._answer_timeout_s:
+            return self._now_s()
+        if self._now_s() - heard_s > self._answer_timeout_s:
             gone = [str(server) for server in core.servers if not self._hub.connected(server)]
             everyone = f"all {len(core.servers)} servers" if len(core.servers) > 1 else "server 0"
             who = ", ".join(gone) if gone else f"{everyone}, though connected"

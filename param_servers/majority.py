@@ -9,7 +9,8 @@ collectives, arXiv 1908.04207, there with late ranks' old gradients; here with z
 So a late rank holds up nobody: its comm thread sums while its main thread still computes, and when that is done it
 finds its gradient stale and goes on from the newest parameters. When a rank is lost the others form a new group and
 take over the state of the one that is furthest. The loss of rank 0, or its silence for two step timeouts (it says that
-it lives all the time), ends the run: the next rank writes a checkpoint.
+it lives all the time), ends the run: the next rank writes a checkpoint. Rank 0, should it wake and find nobody left,
+ends too. Time in which a process was stopped itself is no silence of others, so a run that is stopped whole goes on.
 """
 
 import threading

@@ -2,13 +2,14 @@
 what it decides. No tensors pass through it."""
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from param_servers.audit import AuditLog
+from param_servers.awake_clock import AwakeClock
 from param_servers.config import ExchangeConfig
 from param_servers.decisions import Commit, Expel, Note, Stop
+from param_servers.errors import ParamServersError
 from param_servers.events import Event, Joined, Left, Message, Rejected
 from param_servers.handshake import Peer, Role
 from param_servers.majority_coordinator import MajorityCoordinator
@@ -48,10 +49,12 @@ class MajorityChief:
         on_event: OnEvent,
         audit: AuditLog | None,
     ) -> None:
-        self.coordinator = coordinator = MajorityCoordinator(config, fingerprint, time.monotonic())
+        self._clock = AwakeClock(config.step_timeout_s)
+        self.coordinator = coordinator = MajorityCoordinator(config, fingerprint, self._clock.now_s())
         self._store, self._learning_rate, self._should_stop = store, learning_rate, should_stop
         self._on_event, self._audit = on_event, audit
         self._alive_every_s, self._alive_s = config.step_timeout_s / 8, 0.0
+        self._step_timeout_s = config.step_timeout_s
         silence_timeout_s = max(config.step_timeout_s, 1.0)
         self._hub = TcpHub(secret, no_payload, admit=coordinator.roll.admits, silence_timeout_s=silence_timeout_s)
 
@@ -62,17 +65,23 @@ class MajorityChief:
     def run(self, given_up: threading.Event) -> None:
         """Decide until the run has ended, or nobody wants it any more."""
         try:
-            while self.coordinator.phase != "stopped" and not given_up.is_set():
-                for event in self._hub.poll(NAP_S):
-                    self.handle(event)
-                self._carry_out(self.coordinator.tick(time.monotonic()))
-                self._stop_when_asked()
-                self._say_that_it_lives(time.monotonic())
+            try:
+                self._decide(given_up)
+            except (OSError, ParamServersError) as error:  # its log's disk is full: all ranks are told, not this thread
+                self._carry_out(self.coordinator.stop(f"rank 0 cannot decide any more: {error}", failed=True))
             self._hub.drain(_LAST_WORDS_S)
         finally:
             self._hub.shut()
             if self._audit is not None:
                 self._audit.close()
+
+    def _decide(self, given_up: threading.Event) -> None:
+        while self.coordinator.phase != "stopped" and not given_up.is_set():
+            for event in self._hub.poll(NAP_S):
+                self.handle(event)
+            self._carry_out(self.coordinator.tick(self._clock.now_s()))
+            self._stop_when_asked()
+            self._say_that_it_lives(self._clock.now_s())
 
     def _say_that_it_lives(self, now_s: float) -> None:
         """A stopped process's kernel still answers for its links: only words show that the chief is there."""
@@ -80,16 +89,25 @@ class MajorityChief:
             self._alive_s = now_s + self._alive_every_s
             self._send_all(Header(Kind.ALIVE, 0))
 
+    def _gone(self, rank: int, now_s: float) -> None:
+        """A rank's link is gone. When rank 0 has just been stopped and nobody else is left, the others have lost it."""
+        alone = set(self.coordinator.roll.incarnations) == {0, rank}
+        if rank and alone and now_s - self._clock.woke_s < self._step_timeout_s:
+            why = f"rank 0 was stopped for {self._clock.slept_s:.0f} s, and the others have ended the run without it"
+            self._carry_out(self.coordinator.stop(why, failed=True))
+
     # -- what is heard -------------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
         """Take in one event of the hub."""
         if isinstance(event, Message):
-            self._hear(event.peer.rank, event.header, time.monotonic())
+            self._hear(event.peer.rank, event.header, self._clock.now_s())
         elif isinstance(event, Joined):
             self._carry_out(self.coordinator.joined(event.peer.rank, event.hello.incarnation))
         elif isinstance(event, Left):
-            self._carry_out(self.coordinator.left(event.peer.rank, event.reason, time.monotonic()))
+            now_s = self._clock.now_s()
+            self._gone(event.peer.rank, now_s)
+            self._carry_out(self.coordinator.left(event.peer.rank, event.reason, now_s))
         elif isinstance(event, Rejected):
             self._note("rejected", f"chief: {event.reason}")
 
@@ -120,7 +138,7 @@ class MajorityChief:
             elif isinstance(decision, Began):
                 self._note("running", decision.message)
                 self._stop_when_asked()
-                for early in self.coordinator.count_early(time.monotonic()):
+                for early in self.coordinator.count_early(self._clock.now_s()):
                     self._carry_out(early)
             elif isinstance(decision, Expel):
                 self._expel(decision.worker, decision.reason)

@@ -49,7 +49,7 @@ class MajorityComm:
         self._announced = 0
         self._closing = False
         self._hub = WakeableHub(secret, small_payload, silence_timeout_s=max(config.step_timeout_s, 1.0))
-        self._silence_s, self._heard_s = 2 * config.step_timeout_s, 0.0
+        self._silence_s, self._quiet_s = 2 * config.step_timeout_s, 0.0
         self._thread: threading.Thread | None = None
 
     def start(self, resolve: Resolve) -> None:
@@ -73,11 +73,12 @@ class MajorityComm:
         try:
             self._join_chief(resolve)
             while self._shared.ended is None and not self._closing:
+                start_s = time.monotonic()
                 events = self._hub.poll(_NAP_S)
+                self._listen_for_the_chief(bool(events), time.monotonic() - start_s)
                 for event in events:
                     self._handle(event)
                 self._announce()
-                self._listen_for_the_chief(heard=bool(events))
         except (ParamServersError, OSError, RuntimeError) as error:
             self._end(error if isinstance(error, ParamServersError) else RunBroken(f"rank {self._rank}: {error}"))
         finally:
@@ -90,7 +91,6 @@ class MajorityComm:
         address = wait_for_address(resolve, 0, self._config.join_timeout_s)
         fingerprint = self._replica.layout.fingerprint
         self._hub.dial(address, Hello(Role.WORKER, self._rank, self._incarnation, 0, fingerprint))
-        self._heard_s = time.monotonic()
 
     def _handle(self, event: Event) -> None:
         if self._shared.ended is not None:
@@ -112,12 +112,11 @@ class MajorityComm:
             reason = bytes(event.payload).decode("utf-8", "replace")
             self._end(RunBroken(f"rank {self._rank} was expelled: {reason}"))
 
-    def _listen_for_the_chief(self, heard: bool) -> None:
-        """Called after each poll: what came while this thread was in a sum is heard before silence is told."""
-        now_s = time.monotonic()
-        if heard:
-            self._heard_s = now_s
-        elif now_s - self._heard_s > self._silence_s and self._shared.ended is None:
+    def _listen_for_the_chief(self, heard: bool, polled_s: float) -> None:
+        """Called after each poll. What comes while this thread is in a sum is heard before silence is told, and a poll
+        that took much longer than it may tells nothing: it was this process that was stopped."""
+        self._quiet_s = 0.0 if heard else self._quiet_s + min(polled_s, _NAP_S)
+        if self._quiet_s > self._silence_s:
             self._chief_lost(f"silent for {self._silence_s:g} s")
 
     def _say(self, kind: Kind, step: int = 0, sequence: int = 0, data_points: int = 0) -> None:

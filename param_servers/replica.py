@@ -18,7 +18,7 @@ from param_servers.layout import FlatLayout
 from param_servers.optimizers import State
 from param_servers.shard import Shard
 from param_servers.sharding import ShardPlan
-from param_servers.snapshots import find_newest, load_checkpoint
+from param_servers.snapshots import find_newest, load_checkpoint, read_manifest
 from param_servers.storage import Checkpoints
 
 LAST_CHECKPOINT_TIMEOUT_S = 120.0
@@ -135,14 +135,27 @@ class Replica:
             self._write(self._storage)
 
     def finish(self) -> None:
-        """Write a last checkpoint and wait for it, for a bounded time."""
-        if self._storage is None:
+        """Write a last checkpoint and wait for it, for a bounded time.
+
+        Not where there is one of this step, or a later one: it is from a rank that ended the run without this one.
+        """
+        storage, directory = self._storage, self._directory
+        if storage is None or directory is None:
             return
+
+        def newest() -> dict[str, Any]:
+            path = find_newest(directory)
+            return {} if path is None else {"step": read_manifest(path)["step"]}
+
+        def write_unless_there(answer: bytes) -> None:
+            if json.loads(answer).get("step", -1) < self.step:
+                self._write(storage)
+
         deadline_s = time.monotonic() + LAST_CHECKPOINT_TIMEOUT_S
-        self._wait(self._storage, deadline_s)
+        self._wait(storage, deadline_s)
         if self._saved != self.step:
-            self._write(self._storage)
-            self._wait(self._storage, deadline_s)
+            storage.submit(newest, write_unless_there)
+            self._wait(storage, deadline_s)
 
     def close(self) -> None:
         """Let go of the writing thread."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from param_servers.awake_clock import AwakeClock
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, RunBroken
 from param_servers.handshake import check_secret
@@ -86,7 +87,7 @@ class ParameterServer:
             exchange_config=exchange_config,
             resolve=resolve,
             storage=Checkpoints(checkpoint_dir, plan, shard, initial_parameters),
-            clock=time.monotonic,
+            clock=AwakeClock(exchange_config.step_timeout_s).now_s,
             should_stop=should_stop,
             on_event=on_event,
             incarnation=incarnation,

@@ -2,19 +2,22 @@
 
 import json
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from param_servers.bounded import LeavableThread
 from param_servers.errors import ParamServersError, SnapshotError
 from param_servers.optimizers import State
 from param_servers.sharding import ShardPlan
 from param_servers.snapshots import discard_after, find_newest, load_checkpoint, publish, read_manifest, write_shard
 
 _DISCARD_TIMEOUT_S = 60.0
+_CLOSE_TIMEOUT_S = 10.0
+"""For what is still being written: whoever needs it has waited for it before."""
 
 
 class Storage(Protocol):
@@ -40,7 +43,7 @@ class Checkpoints:
     def __init__(self, directory: Path | None, plan: ShardPlan, shard: int, initial: Tensor) -> None:
         self.directory, self._plan, self._shard = directory, plan, shard
         self._initial = initial[plan.slice_of(shard)].clone()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"checkpoints-{shard}")
+        self._thread = LeavableThread(f"checkpoints-{shard}")
         self._pending: list[tuple[Future[dict[str, Any]], Callable[[bytes], None]]] = []
         self._stuck = False
 
@@ -97,7 +100,7 @@ class Checkpoints:
         if directory is None:
             return
         try:
-            self._thread.submit(discard_after, directory, step).result(_DISCARD_TIMEOUT_S)
+            self._thread.submit(lambda: discard_after(directory, step)).result(_DISCARD_TIMEOUT_S)
         except FutureTimeoutError as error:
             what = f"the disk did not delete the checkpoints after step {step} within {_DISCARD_TIMEOUT_S:g} s"
             self._stuck = True  # nobody waits for that disk again
@@ -123,4 +126,5 @@ class Checkpoints:
         return load_checkpoint(path).slice_for(self._plan, self._shard)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=not self._stuck)
+        """Let go of the thread, within a bounded time."""
+        self._thread.close(0.0 if self._stuck else _CLOSE_TIMEOUT_S)

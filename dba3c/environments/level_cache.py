@@ -3,7 +3,7 @@
 Many actors write at once, some die half-way, and a directory may be on a network file system. So a map is written under
 a name of its own and renamed, which is atomic within one file system: a reader finds all of a map or nothing.
 
-Several users may share it. What one may not read counts as absent, and where one may not write the map is not kept.
+Several users may share it. What one may not read counts as absent, and what cannot be written is not kept.
 """
 
 from __future__ import annotations
@@ -42,24 +42,25 @@ class LevelCache:
         return True
 
     def write(self, key: str, pk3_path: str) -> None:
-        """Keep the map at `pk3_path` for `key`, unless another actor already did or the directory is another user's."""
+        """Keep the map at `pk3_path` for `key`, unless another actor already did.
+
+        Where that is refused (another user's directory, a disk that is full or only to be read) it costs a warning and,
+        next time, a compilation: never the actor.
+        """
         path = self.path_of(key)
         name = path.parent / f".partial-{uuid.uuid4().hex}"
-        try:
-            if path.exists():
-                return
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(name, "xb")  # noqa: SIM115 (closed below); not mkstemp, whose files no other user may read
-        except PermissionError as error:
-            _LOG.warning("the level cache does not keep a map: %s", error)
-            return
-        try:
-            with file as partial, open(pk3_path, "rb") as compiled:
-                shutil.copyfileobj(compiled, partial)
-                partial.flush()
-                os.fsync(partial.fileno())
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
-            raise
+        with open(pk3_path, "rb") as compiled:
+            try:
+                if path.exists():
+                    return
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with open(name, "xb") as partial:  # not mkstemp, whose files no other user may read
+                    shutil.copyfileobj(compiled, partial)
+                    partial.flush()
+                    os.fsync(partial.fileno())
+                os.replace(name, path)
+            except OSError as error:
+                _LOG.warning("the level cache does not keep a map: %s", error)
+            finally:
+                with contextlib.suppress(OSError):  # it is gone when all went well
+                    os.unlink(name)

@@ -6,6 +6,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import time
 
@@ -168,6 +169,40 @@ def test_when_rank_0_is_stopped_the_others_say_so_and_the_next_one_leaves_a_chec
         assert run.lines(rank)[-1] == "rank 0, which decides who takes part, is lost: silent for 6 s"
     checkpoint = load_checkpoint(find_newest(run.folder / "checkpoints"))
     assert checkpoint.step > run.steps(1)[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_rank_0_that_wakes_when_the_others_have_ended_without_it_ends_too(start, size):
+    run = start(size, step_timeout_s=2, checkpoint_every_steps=0)
+    run.reach(0)
+    os.kill(run.ranks[0].pid, signal.SIGSTOP)
+    for rank in range(1, size):
+        run.ranks[rank].join(PATIENCE_S)
+        assert run.ranks[rank].exitcode == 3
+    left = load_checkpoint(find_newest(run.folder / "checkpoints"))
+    before = run.steps(0)[-1]
+    os.kill(run.ranks[0].pid, signal.SIGCONT)
+    run.ranks[0].join(PATIENCE_S)
+    assert run.ranks[0].exitcode == 3
+    assert re.fullmatch(r"rank 0 was stopped for \d+ s, and the others have ended the run without it", run.lines(0)[-1])
+    assert run.steps(0)[-1] <= before + 1  # nothing is trained alone
+    found = load_checkpoint(find_newest(run.folder / "checkpoints"))
+    assert found.step - left.step in (0, 1) and (found.term == left.term or found.step > left.step)
+
+
+@pytest.mark.slow
+def test_a_run_of_which_all_ranks_are_stopped_goes_on_when_they_wake(start):
+    run = start(3, num_gradients=2, step_timeout_s=1)
+    run.reach(2)
+    for process in run.ranks.values():
+        os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(4)  # not for a condition: the fault is that this much time is lost
+    for process in run.ranks.values():
+        os.kill(process.pid, signal.SIGCONT)
+    for rank in run.ranks:
+        run.reach(rank)
+    run.check(run.stop())
 
 
 @pytest.mark.slow

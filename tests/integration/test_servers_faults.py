@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -209,3 +210,20 @@ def test_a_connection_that_died_without_a_word_is_noticed(make_run: Callable[...
     run.more_commits()
     run.stop()
     run.check()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_suspended_whole_goes_on_where_it_was(make_run: Callable[..., Run]) -> None:
+    """As by `scontrol suspend`: nobody was silent, everybody was stopped."""
+    suspended = make_run().start()
+    suspended.more_commits()
+    everybody = [*suspended.servers.values(), *suspended.workers.values()]
+    for process in everybody:
+        suspended.freeze(process)
+    time.sleep(8)  # not for a condition: the fault is that this much time is lost
+    for process in everybody:
+        suspended.wake(process)
+    suspended.more_commits()
+    suspended.stop()
+    assert not suspended.messages("silent") and not suspended.messages("expelled")
+    suspended.check()

@@ -154,7 +154,7 @@ def of_uneven_nodes(launcher: str, nodes: list[int]) -> Iterator[dict[str, str]]
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "MPICH's mpirun", "torchrun", "horovodrun"])
-@pytest.mark.parametrize("nodes", [[2, 4], [4, 2], [2, 3, 1], [2, 4, 2], [3, 3], [6]])
+@pytest.mark.parametrize("nodes", [[2, 4], [4, 2], [2, 3, 1], [2, 4, 2], [1, 2, 1], [3, 3], [6]])
 def test_ranks_of_uneven_nodes_agree_on_who_plays_what(launcher: str, nodes: list[int]) -> None:
     places = [detect(environ) for environ in of_uneven_nodes(launcher, nodes)]
     assert [place.rank for place in places] == list(range(sum(nodes)))
@@ -164,6 +164,14 @@ def test_ranks_of_uneven_nodes_agree_on_who_plays_what(launcher: str, nodes: lis
     assert sorted(map(str, played)) == [f"server {i}" for i in range(2)] + [
         f"worker {i}" for i in range(sum(nodes) - 2)
     ]
+
+
+def test_ranks_of_mpirun_may_go_round_the_nodes() -> None:
+    for rank in range(4):
+        own = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank // 2)}
+        place = detect({**MPIRUN, **own})
+        assert (place.rank, place.local_rank, place.local_world_size) == (rank, rank // 2, 2)
+        assert place.tasks_per_node == (1, 1, 1, 1)  # roles are dealt by rank, and all ranks agree on it
 
 
 def test_the_innermost_launcher_speaks() -> None:
@@ -189,8 +197,8 @@ def test_the_innermost_launcher_speaks() -> None:
         ({**SRUN, "SLURM_NODEID": "1"}, "srun --distribution=block"),
         ({**SRUN, "SLURM_LOCALID": "1"}, "on node 2 as its number 1, but filling nodes one after the other puts it on"),
         (
-            {**MPIRUN, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
-            "mpirun put rank 1 of 4 on its node as number 0 of 2: its ranks go round the nodes",
+            {**MPIRUN, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+            "mpirun put rank 0 of 4 on its node as number 1 of 2, which cannot be",
         ),
         ({**MPICH, "MPI_LOCALRANKID": "2"}, "rank 1 of 3 on its node as number 2 of 3"),
     ],

@@ -70,3 +70,28 @@ def test_a_protocol_that_does_not_exist_or_fit_is_refused_in_one_line() -> None:
         parse_train(["ALE/Pong-v5", "--protocol", "v6"], cores=2)
     with pytest.raises(UserError, match="is for Atari games, and CartPole-v1 is not one"):
         parse_train(["CartPole-v1", "--protocol", "v5"], cores=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "gradients", "backup"),
+    [
+        ("breakout", 58, 6),
+        ("breakout --exchange majority", 58, 6),
+        ("breakout --exchange allreduce", 64, 0),
+        ("breakout --exchange async", 1, 0),
+        ("breakout --exchange local --workers 1", 1, 0),
+        ("breakout --workers 4", 4, 0),
+        ("breakout --workers 40", 34, 6),
+        ("breakout --gradients 50", 50, 14),
+        ("dba3c_paper --workers 4", 4, 0),
+        ("breakout --workers 8 --backup-workers 2", 6, 2),
+    ],
+)
+def test_a_preset_s_backup_workers_give_way_to_what_was_asked_for(words: str, gradients: int, backup: int) -> None:
+    exchange = parse_train(words.split(), cores=64).config.exchange
+    assert (exchange.gradients_per_step, exchange.backup_workers) == (gradients, backup)
+
+
+def test_backup_workers_that_were_asked_for_do_not_give_way() -> None:
+    with pytest.raises(UserError, match="4 of 64 would be backup workers: choose exchange majority"):
+        parse_train(["breakout", "--exchange", "allreduce", "--backup-workers", "4"], cores=64)

@@ -1,11 +1,13 @@
 """Ranks as threads of the test's process: each has its own torch.distributed group, and torch lets go of the GIL."""
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from param_servers.collective_torch import TorchCollective
+from tests.param_servers.hub_pair import Pair
 
 SECRET = b"0123456789abcdef"
 
@@ -53,3 +55,11 @@ def run_ranks():
             return [future.result(timeout_s) for future in [pool.submit(rank_main, rank) for rank in range(size)]]
 
     return run
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.server.shut()
+    pair.worker.shut()

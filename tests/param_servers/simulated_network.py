@@ -1,18 +1,14 @@
-"""A network, a disk and a clock that a seeded random number generator drives, in place of sockets, files and time.
+"""A network and a clock that a seeded random number generator drives, in place of sockets and time.
 
 Frames travel in order on each link and in pieces; links break with frames in flight; processes die and freeze.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
-
-from torch import Tensor
 
 from param_servers.errors import BadMessage
 from param_servers.events import Event, Joined, Left, Message
@@ -226,78 +222,3 @@ class SimNetwork:
             back = hub.outgoing.pop(peer)
             back.closed = back.closed or wire.closed
             hub.handle(Left(peer, wire.closed))
-
-
-class SimDisk:
-    """Checkpoints that all servers see; writes take their time, and some fail."""
-
-    def __init__(self) -> None:
-        self.finished: dict[int, tuple[int, int, dict[int, Any]]] = {}
-        self.unfinished: dict[tuple[int, int], dict[str, tuple[int, Any]]] = {}
-        """Of each (step, term): files by name, with the shard whose they are."""
-        self.speed = 0.5
-        """Chance that a look finds something finished."""
-        self.files = 0
-        """Written so far: no two have the same name, as no two have the same hash."""
-
-
-class SimStorage:
-    """`storage.Checkpoints` on a SimDisk."""
-
-    directory = "simulated"
-
-    def __init__(self, disk: SimDisk, rng: random.Random, shard: int, initial: Tensor) -> None:
-        self._disk, self._rng, self._shard, self._initial = disk, rng, shard, initial
-        self._pending: list[tuple[Callable[[], bytes], Callable[[bytes], None]]] = []
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._pending)
-
-    def write(self, step: int, term: int, parameters: Tensor, state: Any, done: Callable[[bytes], None]) -> None:
-        def work() -> bytes:
-            if self._rng.random() < 0.05:
-                return b'{"error": "no space left on device"}'
-            self._disk.files += 1
-            name = f"file {self._disk.files} of term {term}"
-            self._disk.unfinished.setdefault((step, term), {})[name] = (self._shard, (parameters, state))
-            return json.dumps({"file": name}).encode()
-
-        self._pending.append((work, done))
-
-    def publish(
-        self, step: int, term: int, data_points: int, files: Any, extra: Any, keep: int, done: Callable[[bytes], None]
-    ) -> None:
-        def work() -> bytes:
-            there = self._disk.unfinished[step, term]
-            assert all(entry["file"] in there for entry in files), f"checkpoint {step} is published torn: {files}"
-            self._disk.finished[step] = (data_points, term, dict(there[entry["file"]] for entry in files))
-            return b"{}"
-
-        self._pending.append((work, done))
-
-    def poll(self) -> None:
-        if self._pending and self._rng.random() < self._disk.speed:
-            work, done = self._pending.pop(0)
-            done(work())
-
-    def discard_after(self, step: int) -> None:
-        while self._pending and self._rng.random() < 0.5:
-            self._pending.pop(0)[0]()
-        self._pending.clear()
-        self._disk.finished = {saved: entry for saved, entry in self._disk.finished.items() if saved <= step}
-
-    def newest(self, on_skip: Callable[[str], None]) -> tuple[int, int, int]:
-        if not self._disk.finished:
-            return 0, 0, 0
-        step = max(self._disk.finished)
-        data_points, term, _ = self._disk.finished[step]
-        return step, data_points, term
-
-    def load(self, step: int) -> tuple[Tensor, Any]:
-        if step == 0 and 0 not in self._disk.finished:
-            return self._initial, None
-        return self._disk.finished[step][2][self._shard]
-
-    def close(self) -> None:
-        pass

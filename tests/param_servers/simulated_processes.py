@@ -13,7 +13,8 @@ from param_servers.events import Event, Message
 from param_servers.handshake import Peer, Role
 from param_servers.messages import Row
 from param_servers.server_core import ServerCore
-from tests.param_servers.simulated_network import SimHub, SimStorage
+from tests.param_servers.simulated_disk import SimStorage
+from tests.param_servers.simulated_network import SimHub
 from tests.param_servers.simulated_run import NUMEL, Broken, SimulatedRun
 
 

@@ -16,7 +16,8 @@ from param_servers.decisions import Commit
 from param_servers.layout import FlatLayout
 from param_servers.shard import Shard
 from param_servers.sharding import plan_shards
-from tests.param_servers.simulated_network import SimDisk, SimNetwork
+from tests.param_servers.simulated_disk import SimDisk
+from tests.param_servers.simulated_network import SimNetwork
 
 NUMEL = 7
 

@@ -4,18 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from param_servers import collective_torch
 from param_servers.allreduce import COMPARE_EVERY_STEPS, AllReduceExchange
 from param_servers.collective_torch import TorchCollective
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import ConfigError, ParamServersError, PeerLost, RunBroken, RunStopped
+from param_servers.errors import ConfigError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import GradientExchange
-from param_servers.gpus import NO_GPU, gpu_of, sum_by_nccl
 from param_servers.layout import FlatLayout
-from param_servers.step_rows import MOST_DATA_POINTS, ROW_NUMBERS, StepRow, read_rows, write_rows
 
 LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
 CONFIG = OptimizerConfig(optimizer="adam", learning_rate="0.01")
@@ -52,30 +47,6 @@ def reference(ranks, steps):
         parameter.grad = sum(gradient(rank, step) for rank in ranks) / len(ranks)
         optimizer.step()
     return parameter.detach()
-
-
-@given(
-    st.lists(
-        st.builds(
-            StepRow, st.integers(0, MOST_DATA_POINTS), st.booleans(), st.booleans(), st.integers(0, 255),
-            st.integers(0, 65535),
-        ),
-        min_size=1, max_size=5,
-    ),
-    st.sampled_from([torch.float32, torch.bfloat16]),
-)  # fmt: skip
-def test_the_sum_of_rows_hands_every_row_to_everybody_exactly(rows, dtype):
-    total = torch.zeros(len(rows), ROW_NUMBERS, dtype=dtype)
-    for rank, row in enumerate(rows):
-        own = torch.empty(len(rows), ROW_NUMBERS, dtype=dtype)
-        write_rows(own, rank, row)
-        total += own
-    assert read_rows(total) == rows
-
-
-def test_a_row_refuses_more_data_points_than_it_holds():
-    with pytest.raises(ParamServersError, match="one gradient over 16777216 data points"):
-        write_rows(torch.zeros(1, ROW_NUMBERS), 0, StepRow(MOST_DATA_POINTS + 1, False, False, 0, 0))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -237,24 +208,6 @@ def test_a_rank_that_waited_for_a_survivor_is_not_called_lost(run_ranks):
     assert has_left.is_set()
     for error in errors[:2]:
         assert isinstance(error, PeerLost) and str(error).startswith("rank 2 of 3 lost: ")
-
-
-def test_the_sum_is_by_nccl_only_where_each_rank_has_a_gpu_of_its_own():
-    assert sum_by_nccl(["GPU-1", "GPU-2"]) and sum_by_nccl(["GPU-1"])
-    assert not sum_by_nccl(["GPU-1", "GPU-2", "GPU-1"])
-    assert not sum_by_nccl(["GPU-1", NO_GPU])
-    assert gpu_of("cpu") == NO_GPU
-
-
-def test_ranks_that_share_a_gpu_sum_over_gloo(run_ranks, monkeypatch):
-    monkeypatch.setattr(collective_torch, "gpu_of", lambda device: {"cpu": NO_GPU, "cuda": "GPU-1"}[device])
-
-    def body(collective):
-        tensor = torch.ones(3)
-        collective.all_reduce_sum_(tensor)
-        return collective.device.type, tensor.tolist()
-
-    assert run_ranks(2, body, device="cuda") == [("cpu", [2.0] * 3)] * 2
 
 
 def test_a_rank_that_never_comes_is_named(board):

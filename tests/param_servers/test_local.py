@@ -8,6 +8,7 @@ from param_servers.errors import RunBroken, RunStopped
 from param_servers.exchange import GradientExchange
 from param_servers.layout import FlatLayout
 from param_servers.local import MOST_REJECTED_STEPS, LocalExchange
+from param_servers.snapshots import find_newest, read_manifest
 
 LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
 CONFIG = OptimizerConfig(optimizer="adam", learning_rate="linear:0.1->0@100")
@@ -86,6 +87,18 @@ def test_a_resumed_run_ends_bit_equal_to_one_that_was_not_interrupted(tmp_path):
     whole = exchange()
     assert torch.equal(train(second, 5).parameters, train(whole, 12).parameters)
     second.close()
+
+
+def test_the_last_checkpoint_replaces_none_that_another_rank_wrote_of_the_same_step_or_a_later_one(tmp_path):
+    others, silent = (exchange(checkpoint_dir=tmp_path) for _ in range(2))
+    train(others, 3)
+    others.replica.term = 1
+    others.replica.finish()
+    for steps, newest in ((2, (3, 1)), (1, (3, 1)), (1, (4, 0))):
+        train(silent, steps)
+        silent.replica.finish()
+        manifest = read_manifest(find_newest(tmp_path))
+        assert (manifest["step"], manifest["term"]) == newest
 
 
 def test_what_was_committed_is_reported_at_the_latest_when_it_closes():

@@ -1,5 +1,6 @@
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -202,6 +203,13 @@ def test_the_loss_of_rank_0_is_told_by_the_others_and_the_next_one_writes_a_chec
     for error in run.together([1, 2]).values():
         assert isinstance(error, PeerLost) and "rank 0, which decides who takes part, is lost" in str(error)
     assert (tmp_path / "step-1").is_dir()
+
+
+def test_a_chief_whose_disk_is_full_tells_all_ranks_why_the_run_ends(start):
+    run = start(2).start(0, 1, audit_path=Path("/dev/full"))
+    for error in run.together([0, 1]).values():
+        assert isinstance(error, RunBroken)
+        assert str(error) == "rank 0 cannot decide any more: [Errno 28] No space left on device"
 
 
 def test_rank_0_ends_the_run_for_all_and_it_resumes_from_its_checkpoint(start, tmp_path):

@@ -1,6 +1,8 @@
 """A shard's way to the disk: what a roll-back undoes does not come back from it."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -72,3 +74,30 @@ def test_a_disk_that_does_not_answer_is_waited_for_as_long_as_stated(
     storage.close()  # does not wait for it either
     assert not answers.is_set()
     answers.set()
+
+
+HANGING_DISK = """
+import sys, threading
+from pathlib import Path
+import torch
+from param_servers import storage
+from param_servers.layout import FlatLayout
+from param_servers.sharding import plan_shards
+
+storage._CLOSE_TIMEOUT_S = storage._DISCARD_TIMEOUT_S = 0.05
+storage.discard_after = storage.write_shard = lambda *arguments: threading.Event().wait()
+checkpoints = storage.Checkpoints(Path(sys.argv[1]), plan_shards(FlatLayout.of({"w": (4,)}), 1), 0, torch.zeros(4))
+if sys.argv[2] == "discard":
+    checkpoints.discard_after(2)
+checkpoints.write(2, 1, torch.zeros(4), {}, print)
+checkpoints.close()
+print("closed")
+"""
+
+
+@pytest.mark.parametrize(("what", "code"), [("write", 0), ("discard", 1)])
+def test_a_process_whose_disk_hangs_ends_all_the_same(tmp_path: Path, what: str, code: int) -> None:
+    command = [sys.executable, "-c", HANGING_DISK, str(tmp_path), what]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code
+    assert (ended.stdout == "closed\n") if code == 0 else ("SnapshotError: the disk did not delete" in ended.stderr)

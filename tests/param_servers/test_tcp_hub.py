@@ -1,74 +1,14 @@
-"""Real sockets on loopback, both ends in one thread: frames, strangers, bad frames, last words."""
+"""Real sockets on loopback, both ends in one thread: frames, links that take others' places, last words."""
 
-import os
-import resource
 import socket
 import struct
-import time
-from collections.abc import Callable, Iterator
 
-import pytest
-
-from param_servers.errors import BadMessage
-from param_servers.events import Event, Joined, Left, Message, Rejected
+from param_servers.events import Joined, Left, Message
 from param_servers.frames import Frame
-from param_servers.handshake import Hello, Peer, Role, pack_hello
+from param_servers.handshake import Hello, Role
 from param_servers.messages import HEADER_BYTES, Code, Header, Kind, pack_header
 from param_servers.tcp_hub import TcpHub
-
-SECRET = b"s" * 32
-WORKER, SERVER = Peer(Role.WORKER, 3), Peer(Role.SERVER, 0)
-MOST = 1 << 22
-
-
-def receive_into(peer: Peer, header: Header) -> memoryview:
-    if header.length > MOST:
-        raise BadMessage(f"{header.length} bytes are too many")
-    return memoryview(bytearray(header.length))
-
-
-class Pair:
-    """A listening hub, a dialling hub, and what each has heard."""
-
-    def __init__(self) -> None:
-        self.server = TcpHub(SECRET, receive_into, handshake_timeout_s=0.3)
-        self.worker = TcpHub(SECRET, receive_into)
-        self.address = self.server.listen("127.0.0.1")
-        self.heard: dict[TcpHub, list[Event]] = {self.server: [], self.worker: []}
-
-    def until(self, done: Callable[[], bool]) -> None:
-        """Poll both until something is so; at most 10 s."""
-        deadline = time.monotonic() + 10
-        while not done():
-            assert time.monotonic() < deadline, f"nothing came of it: {self.heard}"
-            for hub in (self.server, self.worker):
-                self.heard[hub] += hub.poll(0.01)
-
-    def connect(self, **hello: int) -> None:
-        self.worker.dial(self.address, Hello(Role.WORKER, 3, hello.get("incarnation", 0), 0, "f" * 16))
-        self.until(lambda: self.server.connected(WORKER) and self.worker.connected(SERVER))
-
-    def last(self, hub: TcpHub, kind: type) -> Event | None:
-        found = [event for event in self.heard[hub] if isinstance(event, kind)]
-        return found[-1] if found else None
-
-    def wait_for(self, hub: TcpHub, kind: type) -> Event:
-        self.until(lambda: self.last(hub, kind) is not None)
-        event = self.last(hub, kind)
-        assert event is not None
-        return event
-
-    def raw(self) -> socket.socket:
-        """A stranger's plain connection."""
-        return socket.create_connection(self.address, timeout=10)
-
-
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    pair = Pair()
-    yield pair
-    pair.server.shut()
-    pair.worker.shut()
+from tests.param_servers.hub_pair import MOST, SECRET, SERVER, WORKER, Pair, receive_into
 
 
 def test_a_large_frame_arrives_whole(pair: Pair) -> None:
@@ -175,70 +115,6 @@ def test_a_broken_link_whose_peer_connects_again_at_that_moment_is_left_once(pai
     second.shut()
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(60), "stranger"),
-        (b"\0" * 100, "stranger"),
-        (pack_hello(Hello(Role.WORKER, 3, 0, 0, "f" * 16), bytes(32)) + bytes(32), "does not know this run's secret"),
-    ],
-)
-def test_a_stranger_is_turned_away_in_one_line(pair: Pair, data: bytes, why: str) -> None:
-    with pair.raw() as stranger:
-        stranger.sendall(data)
-        event = pair.wait_for(pair.server, Rejected)
-    assert isinstance(event, Rejected) and why in event.reason
-
-
-def test_a_connection_beyond_the_last_open_file_is_closed_and_the_links_go_on(pair: Pair) -> None:
-    pair.connect()
-    strangers = [pair.raw() for _ in range(3)]  # before files run out: their own ends need descriptors too
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(name) for name in os.listdir("/proc/self/fd")), limits[1]))
-    fillers = []
-    try:
-        with pytest.raises(OSError, match="Too many open files"):
-            while True:
-                fillers.append(os.open(os.devnull, os.O_RDONLY))
-        pair.until(lambda: sum(isinstance(event, Rejected) for event in pair.heard[pair.server]) == 3)
-        assert "Too many open files (EMFILE)" in pair.last(pair.server, Rejected).reason
-        assert [stranger.recv(1) for stranger in strangers] == [b""] * 3  # closed, not left waiting
-        pair.worker.send(SERVER, Header(Kind.PULL, 3))
-        assert isinstance(pair.wait_for(pair.server, Message), Message)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for descriptor in fillers:
-            os.close(descriptor)
-        for stranger in strangers:
-            stranger.close()
-
-
-def test_a_stranger_that_says_nothing_is_cut_off(pair: Pair) -> None:
-    with pair.raw() as stranger:
-        event = pair.wait_for(pair.server, Rejected)
-        assert isinstance(event, Rejected) and "more than 0.3 s" in event.reason
-        assert stranger.recv(1) == b""
-
-
-@pytest.mark.parametrize(
-    ("frame", "why"),
-    [
-        (b"garbage" * 20, "not a param_servers frame"),
-        (pack_header(Header(Kind.GRADIENT, sender=3, length=MOST + 1)), "too many"),
-        (pack_header(Header(Kind.GRADIENT, sender=3, length=2**63)), "too many"),
-        (pack_header(Header(Kind.PULL, sender=4)), "signs as rank 4"),
-        (b"D3PS\x07\x00" + bytes(HEADER_BYTES - 6), "version 7"),
-    ],
-)
-def test_a_bad_frame_closes_its_link_only_and_says_why(pair: Pair, frame: bytes, why: str) -> None:
-    pair.connect()
-    (link,) = pair.worker._links.values()
-    link.sock.setblocking(True)
-    link.sock.sendall(frame)
-    left = pair.wait_for(pair.server, Left)
-    assert isinstance(left, Left) and left.peer == WORKER and why in left.reason
-
-
 def test_a_frame_cut_off_by_death_is_no_message(pair: Pair) -> None:
     pair.connect()
     (link,) = pair.worker._links.values()
@@ -260,14 +136,3 @@ def test_a_host_that_does_not_exist_is_told_as_left(pair: Pair) -> None:
     pair.worker.dial(("no such host", 1), Hello(Role.WORKER, 3, 0, 0, "f" * 16))
     left = pair.wait_for(pair.worker, Left)
     assert isinstance(left, Left) and "no such host:1: " in left.reason and "Unknown error" not in left.reason
-
-
-def test_a_stranger_in_a_servers_place_is_noticed(pair: Pair) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as impostor:
-        pair.worker.dial(impostor.getsockname(), Hello(Role.WORKER, 3, 0, 0, "f" * 16))
-        pair.worker.poll(0.1)
-        connection, _ = impostor.accept()
-        with connection:
-            connection.sendall(bytes(200))
-            left = pair.wait_for(pair.worker, Left)
-    assert isinstance(left, Left) and "not a parameter server" in left.reason

@@ -1,5 +1,6 @@
 """DeepMind Lab's adapter against a stand-in of the documented API, its level cache, and its scores."""
 
+import errno
 import importlib.util
 import os
 import stat
@@ -158,6 +159,22 @@ def test_where_one_may_not_write_a_level_is_not_kept_and_the_game_goes_on(tmp_pa
     cache.write("key", str(compiled))
     assert "does not keep a map: another user's directory" in caplog.text
     assert not cache.fetch("key", str(tmp_path / "fetched.pk3"))
+
+
+@pytest.mark.parametrize(
+    ("call", "code"), [("pathlib.Path.mkdir", errno.EROFS), ("os.fsync", errno.ENOSPC), ("os.replace", errno.ESTALE)]
+)
+def test_a_disk_that_keeps_no_map_costs_a_warning_and_leaves_no_scraps(tmp_path, monkeypatch, caplog, call, code):
+    def fail(*arguments, **options):
+        raise OSError(code, os.strerror(code))
+
+    cache = LevelCache(tmp_path / "cache")
+    compiled = tmp_path / "compiled.pk3"
+    compiled.write_bytes(b"map")
+    monkeypatch.setattr(call, fail)
+    cache.write("key", str(compiled))
+    assert f"does not keep a map: [Errno {code}]" in caplog.text
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
 def test_human_normalised_scores_worked_by_hand():

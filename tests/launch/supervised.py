@@ -1,0 +1,82 @@
+"""A supervisor in a thread of the test, and stand-ins for the roles that it starts."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from launch.role_process import RoleProcess
+from launch.supervisor import Supervisor
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+LONG_S = 20.0
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = LONG_S) -> None:
+    give_up_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_s, f"waited {timeout_s} s for {what}"
+        time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+class Lab:
+    """A supervisor in a thread, its stand-ins, and what it said."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.said: list[str] = []
+        self.events: list[str] = []
+        self.code: int | None = None
+
+    def process(self, role: str, rank: int, behaviour: str, **options: object) -> RoleProcess:
+        def command(incarnation: int) -> list[str]:
+            name = f"{role}-{rank}"
+            return [sys.executable, str(STAND_IN), str(self.run_dir), name, behaviour, str(incarnation)]
+
+        return RoleProcess(role=role, rank=rank, command=command, **options)  # type: ignore[arg-type]
+
+    def request_stop(self, reason: str) -> None:
+        (self.run_dir / "stop.json").write_text(json.dumps({"reason": reason}))
+
+    def start(self, *processes: RoleProcess, stop_timeout_s: float = LONG_S) -> None:
+        self.supervisor = Supervisor(
+            self.run_dir,
+            processes,
+            self.request_stop,
+            on_event=lambda event, _: self.events.append(event),
+            say=self.said.append,
+            stop_timeout_s=stop_timeout_s,
+            terminate_timeout_s=1.0,
+            refused_timeout_s=1.0,
+        )
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        self.code = self.supervisor.run()
+
+    def signal(self, signum: signal.Signals) -> None:
+        """As the operating system would tell the main thread."""
+        self.supervisor._happened.put(("signal", "", signum))
+
+    def pid(self, name: str, incarnation: int = 0) -> int:
+        path = self.run_dir / f"{name}.{incarnation}.pid"
+        wait_until(path.exists, f"{name} as incarnation {incarnation}")
+        return int(path.read_text())
+
+    def finish(self) -> int:
+        self.thread.join(LONG_S)
+        assert not self.thread.is_alive(), f"the supervisor still waits for {self.supervisor.pids()}: {self.said}"
+        assert self.code is not None
+        return self.code

@@ -1,0 +1,133 @@
+"""Real processes, real signals: who is asked to end, who is made to, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.launch.supervised import LONG_S, STAND_IN, Lab, gone, wait_until
+
+
+def test_ctrl_c_asks_for_a_clean_end(lab: Lab) -> None:
+    lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 0, "obedient"))
+    lab.pid("worker-0")
+    lab.pid("server-0")
+    lab.signal(signal.SIGINT)
+    assert lab.finish() == 0
+    assert json.loads((lab.run_dir / "stop.json").read_text())["reason"] == "SIGINT"
+
+
+def test_ctrl_c_twice_terminates_and_three_times_kills(lab: Lab) -> None:
+    lab.start(lab.process("server", 0, "deaf"), lab.process("worker", 0, "stubborn"))
+    deaf, stubborn = lab.pid("server-0"), lab.pid("worker-0")
+    lab.signal(signal.SIGINT)
+    lab.signal(signal.SIGINT)
+    wait_until(lambda: gone(stubborn), "the worker to be terminated")
+    assert not gone(deaf)
+    lab.signal(signal.SIGINT)
+    assert lab.finish() == 128 + signal.SIGINT
+    assert gone(deaf)
+
+
+def test_a_launcher_that_repeats_sigterm_does_not_cost_the_checkpoint(lab: Lab) -> None:
+    lab.start(lab.process("server", 0, "obedient"))
+    lab.pid("server-0")
+    lab.signal(signal.SIGTERM)
+    lab.signal(signal.SIGTERM)
+    assert lab.finish() == 0
+    assert lab.events == ["stopping"]
+
+
+def test_a_process_that_stays_when_the_run_has_ended_is_killed_within_the_stated_time(lab: Lab) -> None:
+    lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 0, "deaf", drain_timeout_s=0.2))
+    deaf = lab.pid("worker-0")
+    lab.pid("server-0")
+    lab.request_stop("enough")
+    assert lab.finish() == 0
+    assert gone(deaf)
+    assert lab.events[-2:] == ["terminating", "killing"]
+
+
+def test_what_a_killed_process_had_started_dies_with_it(lab: Lab) -> None:
+    lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 0, "parent", essential=False))
+    os.kill(lab.pid("worker-0"), signal.SIGKILL)
+    grandchild = int((lab.run_dir / "worker-0.grandchild").read_text())
+    wait_until(lambda: gone(grandchild), "the grandchild's end")
+    lab.pid("server-0")
+    lab.request_stop("enough")
+    assert lab.finish() == 0
+
+
+def test_a_rank_that_has_not_heard_of_the_run_s_end_leaves_in_bounded_time(lab: Lab) -> None:
+    lab.start(lab.process("worker", 0, "deaf", drain_timeout_s=0.2))
+    deaf = lab.pid("worker-0")
+    lab.supervisor.run_has_ended(well=True)
+    assert lab.finish() == 0
+    assert gone(deaf)
+
+
+MAIN = """
+import json, sys
+from pathlib import Path
+from launch.role_process import RoleProcess
+from launch.supervisor import Supervisor
+run_dir, stand_in = Path(sys.argv[1]), sys.argv[2]
+command = lambda name, how: lambda incarnation: [sys.executable, stand_in, str(run_dir), name, how, str(incarnation)]
+stop = lambda reason: (run_dir / "stop.json").write_text(json.dumps({"reason": reason}))
+roles = [RoleProcess(role=how, rank=0, command=command(how, how)) for how in sys.argv[3:]]
+sys.exit(Supervisor(run_dir, roles, stop, stop_timeout_s=20).run())
+"""
+
+
+def test_a_real_ctrl_c_ends_a_real_command_with_0(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MAIN, str(tmp_path), str(STAND_IN), "obedient"]
+    launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_until((tmp_path / "obedient.0.pid").exists, "the role")
+    launcher.send_signal(signal.SIGINT)
+    _, said = launcher.communicate(timeout=LONG_S)
+    assert launcher.returncode == 0
+    assert said.splitlines() == [
+        "SIGINT; ending the run with a checkpoint",
+        "once more to end without a checkpoint",
+    ]
+
+
+def test_when_the_launcher_is_killed_its_processes_die(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MAIN, str(tmp_path), str(STAND_IN), "stubborn"]
+    launcher = subprocess.Popen(command)
+    wait_until((tmp_path / "stubborn.0.pid").exists, "the role")
+    role = int((tmp_path / "stubborn.0.pid").read_text())
+    launcher.kill()
+    launcher.wait(LONG_S)
+    wait_until(lambda: gone(role), "the orphan's end")
+
+
+ORPHAN = """
+import signal, sys, time
+from launch.processes import exit_with_parent
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+exit_with_parent(grace_s=0.2)
+open(sys.argv[1] + ".tmp", "w").write(str(__import__("os").getpid()))
+__import__("os").rename(sys.argv[1] + ".tmp", sys.argv[1])
+time.sleep(60)
+"""
+
+
+def test_an_orphan_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    start = (
+        "import os, sys, time; from pathlib import Path; from launch.processes import Child;"
+        f"command = [sys.executable, '-c', {ORPHAN!r}, {str(ready)!r}];"
+        f"Child(command, Path({str(tmp_path / 'log')!r}), os.environ, print);"
+        "time.sleep(60)"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", start])
+    wait_until(ready.exists, "the child")
+    launcher.kill()
+    launcher.wait(LONG_S)
+    orphan = int(ready.read_text())
+    wait_until(lambda: gone(orphan), "the orphan's end")
