@@ -22,7 +22,7 @@ from torch.distributed import PrefixStore, TCPStore
 from param_servers.bounded import within
 from param_servers.collective import Publish, Resolve, describe_lost, first_line, wait_for_address
 from param_servers.errors import PeerLost
-from param_servers.gpus import NO_GPU, gpu_of, sum_by_nccl
+from param_servers.gpus import NO_GPU, gpu_of, numbered, sum_by_nccl
 from param_servers.interfaces import listen_address
 
 ROLL_CALL_S = 5.0
@@ -98,6 +98,7 @@ class TorchCollective:
         roll_call_s: float = ROLL_CALL_S,
     ) -> None:
         self.rank, self.size, self.lost = rank, size, set[int]()
+        device = numbered(device)  # the group is built in another thread
         self.device, self._gpu = torch.device("cpu"), gpu_of(device)
         self._store = PrefixStore(f"group/{generation}", store)
         self._roll_call_s = min(roll_call_s, step_timeout_s)

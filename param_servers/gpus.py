@@ -8,6 +8,13 @@ import torch.distributed as dist
 NO_GPU = "none"
 
 
+def numbered(device: str) -> str:
+    """`device` with its number: "cuda" is the calling thread's current GPU, and another one's in another thread."""
+    if device == "cuda" and torch.cuda.is_available():
+        return f"cuda:{torch.cuda.current_device()}"
+    return device
+
+
 def gpu_of(device: str) -> str:
     """What names the GPU of `device` ("cuda", "cuda:1") in the world; NO_GPU for "cpu", and where NCCL is missing."""
     if not device.startswith("cuda") or not torch.cuda.is_available() or not dist.is_nccl_available():

@@ -19,6 +19,8 @@ from dba3c.flat_network import FlatNetwork
 from dba3c.metrics import Sections
 from param_servers.errors import PeerLost
 
+LAST_TURN_S = 30.0
+"""Longest time that the end waits for the service's thread."""
 PATIENCE_S = 1.0
 """After this long without a full batch the learner looks whether the run is over."""
 _NAP_S = 0.05
@@ -160,8 +162,9 @@ class OwnThread:
             self._closed = True
             self._changed.notify_all()
         if self._thread.ident is not None:
-            self._thread.join()
-        self.service.close(reason)
+            self._thread.join(LAST_TURN_S)
+        if not self._thread.is_alive():  # a hung call (a GPU's) is left behind; the end of the process closes the links
+            self.service.close(reason)
 
     def _serve(self) -> None:
         try:

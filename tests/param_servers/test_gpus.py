@@ -1,7 +1,7 @@
 import torch
 
 from param_servers import collective_torch
-from param_servers.gpus import NO_GPU, gpu_of, sum_by_nccl
+from param_servers.gpus import NO_GPU, gpu_of, numbered, sum_by_nccl
 
 
 def test_the_sum_is_by_nccl_only_where_each_rank_has_a_gpu_of_its_own():
@@ -9,6 +9,12 @@ def test_the_sum_is_by_nccl_only_where_each_rank_has_a_gpu_of_its_own():
     assert not sum_by_nccl(["GPU-1", "GPU-2", "GPU-1"])
     assert not sum_by_nccl(["GPU-1", NO_GPU])
     assert gpu_of("cpu") == NO_GPU
+
+
+def test_a_gpu_without_a_number_is_the_callers_current_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert [numbered(device) for device in ("cuda", "cuda:0", "cpu")] == ["cuda:1", "cuda:0", "cpu"]
 
 
 def test_ranks_that_share_a_gpu_sum_over_gloo(run_ranks, monkeypatch):
