@@ -97,13 +97,15 @@ class LinkLoop:
 
     # -- moving bytes --------------------------------------------------------------------------------------------
 
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float, until: Link | None = None) -> list[Event]:
         """See `Hub.poll`."""
         self.flush()
         if self.events:
             timeout_s = 0.0
         elif self._passing:
             timeout_s = min(timeout_s, max(0.0, min(self._passing.values()) - time.monotonic()))
+        if until is not None and timeout_s > 0 and self._selector.wait_for(until, timeout_s):
+            timeout_s = 0.0
         for link, mask in self._selector.select(timeout_s):
             if link is None:
                 self._knocked()
