@@ -47,13 +47,14 @@ class ClientCore:
         seed = random.Random(f"{worker}:{incarnation}").getrandbits(32)
         self._redials = [Redial(exchange_config.join_timeout_s, seed + shard) for shard in range(plan.num_shards)]
         self._reconnect_timeout_s = exchange_config.reconnect_timeout_s
+        self._linked: set[int] = set()
         self._dialling: set[int] = set()
         self._must_ask = True
 
     @property
     def connected(self) -> bool:
         """Whether every server is linked."""
-        return all(map(self.hub.connected, self.servers))
+        return len(self._linked) == len(self.servers)
 
     def speak(self) -> None:
         """Dial what is missing, ask for what nobody is sending.
@@ -61,11 +62,12 @@ class ClientCore:
         Raises:
             PeerLost: a server could not be reached for too long.
         """
-        now_s = self._clock()
-        for shard, server in enumerate(self.servers):
-            if not self.hub.connected(server) and shard not in self._dialling:
-                self._dial(shard, server, now_s)
-        if (self._must_ask or self.state.must_ask) and self.connected:
+        if not self.connected:
+            now_s = self._clock()
+            for shard, server in enumerate(self.servers):
+                if shard not in self._linked and shard not in self._dialling:
+                    self._dial(shard, server, now_s)
+        elif self._must_ask or self.state.must_ask:
             self._ask()
 
     def _dial(self, shard: int, server: Peer, now_s: float) -> None:
@@ -136,6 +138,7 @@ class ClientCore:
         elif isinstance(event, Left):
             shard = event.peer.rank
             self._dialling.discard(shard)
+            self._linked.discard(shard)
             self.state.lost(shard)
             self._redials[shard].failed(event.reason, self._clock())
             if event.refused:
@@ -143,6 +146,7 @@ class ClientCore:
 
     def _joined(self, shard: int) -> None:
         self._dialling.discard(shard)
+        self._linked.add(shard)
         self._redials[shard].succeeded()
         self._redials[shard].timeout_s = self._reconnect_timeout_s
         self._must_ask = True
