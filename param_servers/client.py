@@ -129,6 +129,7 @@ class ServersExchange:
         events = self._hub.poll(timeout_s, until)
         for event in events:
             self._core.handle(event)
+        self._core.advance()
         self._check_stopped()
         return bool(events)
 

@@ -14,7 +14,9 @@ from torch import Tensor
 from param_servers.client_state import ClientState, Push
 from param_servers.config import ExchangeConfig
 from param_servers.errors import PeerLost, Refused
+from param_servers.even_push import EvenPush
 from param_servers.events import Event, Joined, Left, Message
+from param_servers.frames import Frame
 from param_servers.handshake import Hello, Peer, Role
 from param_servers.hub import Hub
 from param_servers.messages import Code, Dtype, Header, Kind
@@ -22,6 +24,7 @@ from param_servers.redial import Redial
 from param_servers.shard import as_bytes
 from param_servers.shard_node import MOST_CONTROL_BYTES
 from param_servers.sharding import ShardPlan
+from param_servers.tcp_sockets import LOOPBACK
 
 
 class ClientCore:
@@ -42,7 +45,10 @@ class ClientCore:
         self.servers = [Peer(Role.SERVER, shard) for shard in range(plan.num_shards)]
         self.stopped: tuple[str, bool] | None = None
         """(reason, failed) once the servers said STOP."""
-        self.hub: Hub
+        self._hub: Hub
+        self._pace: EvenPush
+        self._distant = False
+        """Whether a server is on another host, so that the pace of its link is the network's."""
         self._plan, self._resolve, self._clock = plan, resolve, clock
         seed = random.Random(f"{worker}:{incarnation}").getrandbits(32)
         self._redials = [Redial(exchange_config.join_timeout_s, seed + shard) for shard in range(plan.num_shards)]
@@ -50,6 +56,15 @@ class ClientCore:
         self._linked: set[int] = set()
         self._dialling: set[int] = set()
         self._must_ask = True
+
+    @property
+    def hub(self) -> Hub:
+        """The way out."""
+        return self._hub
+
+    @hub.setter
+    def hub(self, hub: Hub) -> None:
+        self._hub, self._pace = hub, EvenPush(hub)
 
     @property
     def connected(self) -> bool:
@@ -83,6 +98,7 @@ class ClientCore:
             redial.failed("no address known", now_s)
             return
         self._dialling.add(shard)
+        self._distant = self._distant or not address[0].startswith(LOOPBACK)
         fingerprint, term = self._plan.fingerprint, self.state.term
         self.hub.dial(address, Hello(Role.WORKER, self.worker, self.incarnation, shard, fingerprint, term))
 
@@ -100,10 +116,20 @@ class ClientCore:
         if push.receipt is None:
             for shard in range(len(self.servers)):
                 self._send_slice(shard, push)
+            self._pace.advance()
         return push
+
+    def advance(self) -> None:
+        """Let a push go on; to be called after each poll."""
+        push = self.state.push
+        if push is not None and push.receipt is None:
+            self._pace.advance()
+        else:
+            self._pace.finish()
 
     def give_up(self, push: Push) -> None:
         """A rejected or stale push: do not send what has not begun."""
+        self._pace.finish()
         for server in self.servers:
             self.hub.cancel(server, Kind.GRADIENT)
 
@@ -117,7 +143,9 @@ class ClientCore:
             push.data_points,
             dtype=Dtype.FLOAT32,
         )
-        self.hub.send(self.servers[shard], header, as_bytes(push.gradient[self._plan.slice_of(shard)]))
+        server, payload = self.servers[shard], as_bytes(push.gradient[self._plan.slice_of(shard)])
+        if not (self._distant and len(payload) and self._pace.begin(server, Frame(header, payload, available=0))):
+            self.hub.send(server, header, payload)
 
     def receive_into(self, peer: Peer, header: Header) -> memoryview:
         """A place for the payload of a frame; see `links.ReceiveInto`."""
@@ -139,6 +167,7 @@ class ClientCore:
             shard = event.peer.rank
             self._dialling.discard(shard)
             self._linked.discard(shard)
+            self._pace.lost(event.peer)
             self.state.lost(shard)
             self._redials[shard].failed(event.reason, self._clock())
             if event.refused:

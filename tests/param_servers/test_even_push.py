@@ -1,0 +1,70 @@
+"""All links of one push keep the same pace, and none is left in the middle of a frame."""
+
+from typing import Any
+
+from param_servers.even_push import LEAD_BYTES, EvenPush
+from param_servers.frames import Frame
+from param_servers.handshake import Peer, Role
+from param_servers.messages import HEADER_BYTES, Header, Kind
+
+FAST, SLOW = Peer(Role.SERVER, 0), Peer(Role.SERVER, 1)
+SIZE = 4 * LEAD_BYTES
+
+
+class Links:
+    """A hub that is told which frames have grown."""
+
+    def __init__(self, streams: bool = True) -> None:
+        self.streams, self.told = streams, set[Peer]()
+
+    def stream(self, peer: Peer, frame: Frame) -> bool:
+        return self.streams
+
+    def grown(self, peer: Peer) -> None:
+        self.told.add(peer)
+
+
+def begun(hub: Any) -> tuple[EvenPush, Frame, Frame]:
+    push, frames = EvenPush(hub), [Frame(Header(Kind.GRADIENT), memoryview(bytes(SIZE)), available=0) for _ in "12"]
+    assert push.begin(FAST, frames[0]) and push.begin(SLOW, frames[1])
+    push.advance()
+    return push, frames[0], frames[1]
+
+
+def test_a_fast_link_is_given_no_more_than_the_lead_beyond_the_slowest() -> None:
+    push, fast, slow = begun(Links())
+    assert fast.available == slow.available == LEAD_BYTES
+    fast.sent, slow.sent = HEADER_BYTES + LEAD_BYTES, HEADER_BYTES + 1000
+    push.advance()
+    assert fast.available == slow.available == LEAD_BYTES + 1000
+
+
+def test_every_link_gets_to_its_end_when_each_takes_what_it_may() -> None:
+    push, fast, slow = begun(Links())
+    for _ in range(4):
+        for frame in (fast, slow):
+            frame.sent = HEADER_BYTES + frame.available
+        push.advance()
+    assert fast.available == slow.available == SIZE
+
+
+def test_a_link_that_is_lost_holds_nobody_up() -> None:
+    push, fast, _ = begun(Links())
+    fast.sent = HEADER_BYTES + LEAD_BYTES
+    push.lost(SLOW)
+    push.advance()
+    assert fast.available == 2 * LEAD_BYTES
+
+
+def test_what_has_begun_is_sent_to_its_end_once_the_push_has_its_answer() -> None:
+    hub = Links()
+    push, fast, slow = begun(hub)
+    hub.told.clear()
+    push.finish()
+    assert fast.available == slow.available == SIZE and hub.told == {FAST, SLOW}
+    push.advance()  # nothing is left to pace
+
+
+def test_a_transport_that_sends_payloads_only_whole_is_asked_to_do_so() -> None:
+    hub: Any = Links(streams=False)
+    assert not EvenPush(hub).begin(FAST, Frame(Header(Kind.GRADIENT), memoryview(bytes(8)), available=0))
