@@ -36,19 +36,27 @@ class EvenPush:
         self._frames.pop(server, None)
 
     def advance(self) -> None:
-        """Let every link send on; to be called after each poll."""
-        if self._frames:
+        """Let every link send on; to be called after each poll.
+
+        It ends when all is sent or the slowest link takes no more for now: then the next poll waits for that link.
+        """
+        while self._frames:
             slowest = min(max(0, frame.sent - HEADER_BYTES) for frame in self._frames.values())
-            self._allow(slowest + LEAD_BYTES)
+            if not self._allow(slowest + LEAD_BYTES):
+                return
+            self._hub.flush()
 
     def finish(self) -> None:
         """The push has its answer: what has begun is to end, or its link would stay in the middle of a frame."""
         self._allow(max((len(frame.payload) for frame in self._frames.values()), default=0))
         self._frames.clear()
 
-    def _allow(self, size: int) -> None:
+    def _allow(self, size: int) -> bool:
+        grown = False
         for server, frame in self._frames.items():
             available = min(size, len(frame.payload))
             if available > frame.available:
                 frame.available = available
                 self._hub.grown(server)
+                grown = True
+        return grown

@@ -16,12 +16,17 @@ class Links:
 
     def __init__(self, streams: bool = True) -> None:
         self.streams, self.told = streams, set[Peer]()
+        self.takes_all: list[Frame] = []
 
     def stream(self, peer: Peer, frame: Frame) -> bool:
         return self.streams
 
     def grown(self, peer: Peer) -> None:
         self.told.add(peer)
+
+    def flush(self) -> None:
+        for frame in self.takes_all:
+            frame.sent = HEADER_BYTES + frame.available
 
 
 def begun(hub: Any) -> tuple[EvenPush, Frame, Frame]:
@@ -46,6 +51,15 @@ def test_every_link_gets_to_its_end_when_each_takes_what_it_may() -> None:
             frame.sent = HEADER_BYTES + frame.available
         push.advance()
     assert fast.available == slow.available == SIZE
+
+
+def test_links_that_take_all_they_may_are_not_left_waiting_for_a_poll_that_nothing_ends() -> None:
+    hub = Links()
+    push, fast, slow = begun(hub)
+    hub.takes_all = [fast, slow]
+    fast.sent = slow.sent = HEADER_BYTES + LEAD_BYTES
+    push.advance()
+    assert fast.sent == slow.sent == HEADER_BYTES + SIZE
 
 
 def test_a_link_that_is_lost_holds_nobody_up() -> None:
