@@ -11,7 +11,7 @@ from param_servers.handshake import Peer
 from param_servers.hub import Hub
 from param_servers.messages import HEADER_BYTES
 
-LEAD_BYTES = 64 << 10
+LEAD_BYTES = 128 << 10
 
 
 class EvenPush:
