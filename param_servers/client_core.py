@@ -114,8 +114,9 @@ class ClientCore:
         """Begin a push; its `receipt` is set at once or by later events."""
         push = self.state.begin_push(gradient, step, data_points)
         if push.receipt is None:
-            for shard in range(len(self.servers)):
-                self._send_slice(shard, push)
+            count = len(self.servers)
+            for turn in range(count):  # each worker begins with another: one link cannot take all of them at once
+                self._send_slice((self.worker + turn) % count, push)
             self._pace.advance()
         return push
 

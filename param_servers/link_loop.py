@@ -43,7 +43,8 @@ class LinkLoop:
         self._selector = LinkSelector()
         self._passing: dict[Link, float] = {}
         """Links in their handshake or their last words, with the time when patience ends."""
-        self._dirty: set[Link] = set()
+        self._dirty: dict[Link, None] = {}
+        """Links with something to send, in the order in which they are to send."""
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
@@ -77,11 +78,11 @@ class LinkLoop:
     def send(self, link: Link, frame: Frame) -> None:
         """Queue a frame."""
         link.send(frame)
-        self._dirty.add(link)
+        self._dirty[link] = None
 
     def grown(self, link: Link) -> None:
         """More of its frames may be sent."""
-        self._dirty.add(link)
+        self._dirty[link] = None
 
     def linger(self, link: Link) -> None:
         """Send what is queued, then close; cut off after LINGER_S."""
@@ -126,7 +127,7 @@ class LinkLoop:
 
     def flush(self) -> None:
         """See `Hub.flush`."""
-        dirty, self._dirty = self._dirty, set()
+        dirty, self._dirty = self._dirty, {}
         for link in dirty:
             self._flush(link)
 

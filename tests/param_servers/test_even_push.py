@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from param_servers.even_push import LEAD_BYTES, EvenPush
+from param_servers.even_push import LEAD_BYTES, PIECE_BYTES, EvenPush
 from param_servers.frames import Frame
 from param_servers.handshake import Peer, Role
 from param_servers.messages import HEADER_BYTES, Header, Kind
@@ -60,6 +60,31 @@ def test_links_that_take_all_they_may_are_not_left_waiting_for_a_poll_that_nothi
     fast.sent = slow.sent = HEADER_BYTES + LEAD_BYTES
     push.advance()
     assert fast.sent == slow.sent == HEADER_BYTES + SIZE
+
+
+def test_links_take_turns_of_a_piece_in_the_order_in_which_they_were_begun() -> None:
+    class Sending(Links):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sent: list[tuple[Peer, int]] = []
+
+        def grown(self, peer: Peer) -> None:
+            self.sent.append((peer, PIECE_BYTES * (1 + sum(peer == other for other, _ in self.sent))))
+
+    hub = Sending()
+    begun(hub)
+    pieces = range(PIECE_BYTES, LEAD_BYTES + 1, PIECE_BYTES)
+    assert hub.sent == [(peer, size) for size in pieces for peer in (FAST, SLOW)]
+
+
+def test_a_short_slice_that_is_sent_holds_up_no_longer_one() -> None:
+    hub = Links()
+    push = EvenPush(hub)  # type: ignore[arg-type]
+    short, long = (Frame(Header(Kind.GRADIENT), memoryview(bytes(size)), available=0) for size in (8, SIZE))
+    assert push.begin(FAST, short) and push.begin(SLOW, long)
+    hub.takes_all = [short, long]
+    push.advance()
+    assert long.sent == HEADER_BYTES + SIZE
 
 
 def test_a_link_that_is_lost_holds_nobody_up() -> None:
