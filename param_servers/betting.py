@@ -57,7 +57,7 @@ class Bets:
             self.abort()
 
     def _place(self, version: Version, workers: dict[int, int], incoming: dict[Peer, Tensor], data_points: int) -> None:
-        """Bet once a gradient of this step is complete or arriving from each of exactly the workers needed."""
+        """Bet once all gradients of this step that are needed, and no others, are complete or (some still) arriving."""
         if len(workers) != self._all_needed or len(incoming) + self._accumulator.count < self._all_needed:
             return
         members = []
@@ -66,6 +66,8 @@ class Bets:
             if member is None:
                 return
             members.append(member)
+        if all(member.complete for member in members):
+            return  # nothing is left to overlap: the verdict comes sooner than what it would cost to tell it apart
         header = Header(Kind.PARAMETERS, self._index, 0, version.term, version.step + 1)
         learning_rate = self._shard.learning_rate(data_points)
         self._bet, self._on = CutThrough(self._shard, self.hub, header, members, learning_rate), version

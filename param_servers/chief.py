@@ -122,7 +122,7 @@ class Chief:
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         """One decision after the other, also when carrying one out leads to the next."""
         self._todo.extend(decisions)
-        if self._busy:
+        if self._busy or not self._todo:
             return
         self._busy = True
         try:

@@ -14,11 +14,14 @@ from param_servers.client_core import ClientCore
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
-from param_servers.handshake import check_secret
+from param_servers.handshake import Peer, check_secret
+from param_servers.links import WAKE_BYTES
 from param_servers.sharding import ShardPlan
 from param_servers.transports import open_hub
 
 _NAP_S, _DIAL_NAP_S, _LAST_WORDS_S = 0.5, 0.05, 1.0
+_ALONE_NAP_S = 0.1
+"""Longest wait for one server, in which what another one says is not heard."""
 
 
 class ServersExchange:
@@ -61,6 +64,11 @@ class ServersExchange:
         silence_timeout_s = max(exchange_config.step_timeout_s, 1.0)
         transport = exchange_config.transport
         self._hub = core.hub = open_hub(transport, secret, core.receive_into, silence_timeout_s=silence_timeout_s)
+        largest = max(4 * (part.stop - part.start) for part in map(plan.slice_of, range(plan.num_shards)))
+        self._waits_for_one = plan.num_shards > 1 and largest <= WAKE_BYTES
+        """Whether what the others send meanwhile fits into the kernel's buffers."""
+        self._in_vain = False
+        """Whether nothing was heard in the last wait."""
         self._closed = False
 
     @property
@@ -99,7 +107,14 @@ class ServersExchange:
     def _wait(self, heard_s: float, what: str) -> float:
         """One turn of a bounded wait; when something was heard, patience starts anew."""
         core = self._core
-        if self._turn(_NAP_S if core.connected else _DIAL_NAP_S):
+        if not core.connected:
+            heard = self._turn(_DIAL_NAP_S)
+        elif self._waits_for_one and not self._in_vain:  # being woken for each server costs more than its frame
+            heard = self._turn(_ALONE_NAP_S, core.servers[core.state.laggard])
+        else:
+            heard = self._turn(_NAP_S)
+        self._in_vain = not heard
+        if heard:
             return self._now_s()
         if self._now_s() - heard_s > self._answer_timeout_s:
             gone = [str(server) for server in core.servers if not self._hub.connected(server)]
@@ -108,13 +123,14 @@ class ServersExchange:
             raise PeerLost(f"worker {core.worker} waited {self._answer_timeout_s:g} s for {what}; silent: {who}")
         return heard_s
 
-    def _turn(self, timeout_s: float) -> bool:
-        """Say what is to be said, move bytes, take in what was heard; True when there was something."""
+    def _turn(self, timeout_s: float, until: Peer | None = None) -> bool:
+        """Say what is to be said, move bytes, take in what was heard; True when there was something. See `Hub.poll`."""
         self._check_stopped()
         self._core.speak()
-        events = self._hub.poll(timeout_s)
+        events = self._hub.poll(timeout_s, until)
         for event in events:
             self._core.handle(event)
+        self._core.advance()
         self._check_stopped()
         return bool(events)
 

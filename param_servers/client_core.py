@@ -14,7 +14,9 @@ from torch import Tensor
 from param_servers.client_state import ClientState, Push
 from param_servers.config import ExchangeConfig
 from param_servers.errors import PeerLost, Refused
+from param_servers.even_push import EvenPush
 from param_servers.events import Event, Joined, Left, Message
+from param_servers.frames import Frame
 from param_servers.handshake import Hello, Peer, Role
 from param_servers.hub import Hub
 from param_servers.messages import Code, Dtype, Header, Kind
@@ -22,6 +24,7 @@ from param_servers.redial import Redial
 from param_servers.shard import as_bytes
 from param_servers.shard_node import MOST_CONTROL_BYTES
 from param_servers.sharding import ShardPlan
+from param_servers.tcp_sockets import LOOPBACK
 
 
 class ClientCore:
@@ -42,18 +45,31 @@ class ClientCore:
         self.servers = [Peer(Role.SERVER, shard) for shard in range(plan.num_shards)]
         self.stopped: tuple[str, bool] | None = None
         """(reason, failed) once the servers said STOP."""
-        self.hub: Hub
+        self._hub: Hub
+        self._pace: EvenPush
+        self._distant = False
+        """Whether a server is on another host, so that the pace of its link is the network's."""
         self._plan, self._resolve, self._clock = plan, resolve, clock
         seed = random.Random(f"{worker}:{incarnation}").getrandbits(32)
         self._redials = [Redial(exchange_config.join_timeout_s, seed + shard) for shard in range(plan.num_shards)]
         self._reconnect_timeout_s = exchange_config.reconnect_timeout_s
+        self._linked: set[int] = set()
         self._dialling: set[int] = set()
         self._must_ask = True
 
     @property
+    def hub(self) -> Hub:
+        """The way out."""
+        return self._hub
+
+    @hub.setter
+    def hub(self, hub: Hub) -> None:
+        self._hub, self._pace = hub, EvenPush(hub)
+
+    @property
     def connected(self) -> bool:
         """Whether every server is linked."""
-        return all(map(self.hub.connected, self.servers))
+        return len(self._linked) == len(self.servers)
 
     def speak(self) -> None:
         """Dial what is missing, ask for what nobody is sending.
@@ -61,11 +77,12 @@ class ClientCore:
         Raises:
             PeerLost: a server could not be reached for too long.
         """
-        now_s = self._clock()
-        for shard, server in enumerate(self.servers):
-            if not self.hub.connected(server) and shard not in self._dialling:
-                self._dial(shard, server, now_s)
-        if (self._must_ask or self.state.must_ask) and self.connected:
+        if not self.connected:
+            now_s = self._clock()
+            for shard, server in enumerate(self.servers):
+                if shard not in self._linked and shard not in self._dialling:
+                    self._dial(shard, server, now_s)
+        elif self._must_ask or self.state.must_ask:
             self._ask()
 
     def _dial(self, shard: int, server: Peer, now_s: float) -> None:
@@ -81,6 +98,7 @@ class ClientCore:
             redial.failed("no address known", now_s)
             return
         self._dialling.add(shard)
+        self._distant = self._distant or not address[0].startswith(LOOPBACK)
         fingerprint, term = self._plan.fingerprint, self.state.term
         self.hub.dial(address, Hello(Role.WORKER, self.worker, self.incarnation, shard, fingerprint, term))
 
@@ -96,12 +114,23 @@ class ClientCore:
         """Begin a push; its `receipt` is set at once or by later events."""
         push = self.state.begin_push(gradient, step, data_points)
         if push.receipt is None:
-            for shard in range(len(self.servers)):
-                self._send_slice(shard, push)
+            count = len(self.servers)
+            for turn in range(count):  # each worker begins with another: one link cannot take all of them at once
+                self._send_slice((self.worker + turn) % count, push)
+            self._pace.advance()
         return push
+
+    def advance(self) -> None:
+        """Let a push go on; to be called after each poll."""
+        push = self.state.push
+        if push is not None and push.receipt is None:
+            self._pace.advance()
+        else:
+            self._pace.finish()
 
     def give_up(self, push: Push) -> None:
         """A rejected or stale push: do not send what has not begun."""
+        self._pace.finish()
         for server in self.servers:
             self.hub.cancel(server, Kind.GRADIENT)
 
@@ -115,7 +144,9 @@ class ClientCore:
             push.data_points,
             dtype=Dtype.FLOAT32,
         )
-        self.hub.send(self.servers[shard], header, as_bytes(push.gradient[self._plan.slice_of(shard)]))
+        server, payload = self.servers[shard], as_bytes(push.gradient[self._plan.slice_of(shard)])
+        if not (self._distant and len(payload) and self._pace.begin(server, Frame(header, payload, available=0))):
+            self.hub.send(server, header, payload)
 
     def receive_into(self, peer: Peer, header: Header) -> memoryview:
         """A place for the payload of a frame; see `links.ReceiveInto`."""
@@ -136,6 +167,8 @@ class ClientCore:
         elif isinstance(event, Left):
             shard = event.peer.rank
             self._dialling.discard(shard)
+            self._linked.discard(shard)
+            self._pace.lost(event.peer)
             self.state.lost(shard)
             self._redials[shard].failed(event.reason, self._clock())
             if event.refused:
@@ -143,6 +176,7 @@ class ClientCore:
 
     def _joined(self, shard: int) -> None:
         self._dialling.discard(shard)
+        self._linked.add(shard)
         self._redials[shard].succeeded()
         self._redials[shard].timeout_s = self._reconnect_timeout_s
         self._must_ask = True

@@ -58,6 +58,8 @@ class ClientState:
         self._coming = NOTHING
         """The newest version whose parameters have begun to arrive."""
         self._sequence = 0
+        self._last = 0
+        """The shard whose parameters came last, the last time that all were there."""
 
     @property
     def term(self) -> int:
@@ -102,6 +104,8 @@ class ClientState:
         if self._unfinished[shard] or self._begun[shard] != (header.term, header.step):
             return  # another frame has begun to arrive in the same poll: perhaps this version again, into this buffer
         self._slots[shard] = (header.term, header.step)
+        if all(slot == self._slots[shard] for slot in self._slots):
+            self._last = shard
         if (header.term, header.step) >= self.newest:
             self._data_points = header.data_points
 
@@ -115,6 +119,13 @@ class ClientState:
     def must_ask(self) -> bool:
         """A newer version exists that nobody is sending."""
         return self._coming < self.newest and self.asked_for < self.newest
+
+    @property
+    def laggard(self) -> int:
+        """A shard that the newest version is not complete without; if it can be, the one that was last before."""
+        newest = max([self.newest, *(slot for slot in self._slots if slot is not None)])
+        missing = [shard for shard, slot in enumerate(self._slots) if slot != newest]
+        return missing[0] if missing and self._last not in missing else self._last
 
     def take(self) -> Pull | None:
         """The newest parameters if they are complete here; they stay constant until a newer version is taken."""

@@ -77,7 +77,8 @@ class CutThrough:
         self._out = torch.empty(shard.numel)
         header = version._replace(kind=Kind.PARAMETERS, code=Code.STREAMED, dtype=Dtype.FLOAT32)
         self._frames = {}
-        for row in self.rows:
+        first = version.sender % len(self.rows)  # each server begins with another worker
+        for row in self.rows[first:] + self.rows[:first]:
             frame = Frame(header, as_bytes(self._out), available=0)
             if hub.stream(Peer(Role.WORKER, row.worker), frame):
                 self._frames[row.worker] = frame

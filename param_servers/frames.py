@@ -18,7 +18,7 @@ class Frame:
     def __init__(self, header: Header, payload: memoryview | None = None, available: int | None = None) -> None:
         self.payload = payload if payload is not None else memoryview(b"")
         self.kind = header.kind
-        self.header = memoryview(pack_header(header._replace(length=len(self.payload))))
+        self.header = memoryview(pack_header(header, len(self.payload)))
         self.available = len(self.payload) if available is None else available
         self.sent = 0
         """Bytes of header and payload that the kernel has taken."""

@@ -69,8 +69,13 @@ class Hub(Protocol):
         """Send what is queued, then close; no Left follows."""
         ...
 
-    def poll(self, timeout_s: float) -> list[Event]:
-        """Move bytes for at most `timeout_s` (0: only what can move now) and return what happened."""
+    def poll(self, timeout_s: float, until: Peer | None = None) -> list[Event]:
+        """Move bytes for at most `timeout_s` (0: only what can move now) and return what happened.
+
+        Args:
+            until: who is waited for: what the others say may lie in the kernel until this peer is heard or the time
+                is over. A transport may ignore it.
+        """
         ...
 
     def flush(self) -> None:

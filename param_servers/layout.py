@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -98,13 +98,25 @@ class FlatLayout:
         import torch
 
         flat = torch.empty(self.numel, dtype=torch.float32)
-        parameters = dict(module.named_parameters())
         with torch.no_grad():
-            for name, view in self.views(flat).items():
-                if name not in parameters or parameters[name].shape != view.shape:
-                    raise ConfigError(f"the module has no parameter {name} of shape {tuple(view.shape)}")
-                view.copy_(parameters[name])
+            for parameter, view in self._pairs(module, flat):
+                view.copy_(parameter)
         return flat
+
+    def load(self, module: nn.Module, flat: Tensor) -> None:
+        """Copy a buffer [P] into the module's parameters."""
+        import torch
+
+        with torch.no_grad():
+            for parameter, view in self._pairs(module, flat):
+                parameter.copy_(view)
+
+    def _pairs(self, module: nn.Module, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        parameters = dict(module.named_parameters())
+        for name, view in self.views(flat).items():
+            if name not in parameters or parameters[name].shape != view.shape:
+                raise ConfigError(f"the module has no parameter {name} of shape {tuple(view.shape)}")
+            yield parameters[name], view
 
     def check(self, flat: Tensor) -> None:
         """Raise ConfigError unless `flat` is [P]."""

@@ -43,7 +43,8 @@ class LinkLoop:
         self._selector = LinkSelector()
         self._passing: dict[Link, float] = {}
         """Links in their handshake or their last words, with the time when patience ends."""
-        self._dirty: set[Link] = set()
+        self._dirty: dict[Link, None] = {}
+        """Links with something to send, in the order in which they are to send."""
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
@@ -77,11 +78,11 @@ class LinkLoop:
     def send(self, link: Link, frame: Frame) -> None:
         """Queue a frame."""
         link.send(frame)
-        self._dirty.add(link)
+        self._dirty[link] = None
 
     def grown(self, link: Link) -> None:
         """More of its frames may be sent."""
-        self._dirty.add(link)
+        self._dirty[link] = None
 
     def linger(self, link: Link) -> None:
         """Send what is queued, then close; cut off after LINGER_S."""
@@ -97,13 +98,15 @@ class LinkLoop:
 
     # -- moving bytes --------------------------------------------------------------------------------------------
 
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float, until: Link | None = None) -> list[Event]:
         """See `Hub.poll`."""
         self.flush()
         if self.events:
             timeout_s = 0.0
         elif self._passing:
             timeout_s = min(timeout_s, max(0.0, min(self._passing.values()) - time.monotonic()))
+        if until is not None and timeout_s > 0 and self._selector.wait_for(until, timeout_s):
+            timeout_s = 0.0
         for link, mask in self._selector.select(timeout_s):
             if link is None:
                 self._knocked()
@@ -124,7 +127,7 @@ class LinkLoop:
 
     def flush(self) -> None:
         """See `Hub.flush`."""
-        dirty, self._dirty = self._dirty, set()
+        dirty, self._dirty = self._dirty, {}
         for link in dirty:
             self._flush(link)
 

@@ -1,5 +1,6 @@
 """Which links of a process are watched, and for what; their bytes, also those of links that are gone."""
 
+import select
 import selectors
 import socket
 from collections.abc import Iterator
@@ -61,6 +62,15 @@ class LinkSelector:
             sent, received = self._gone_bytes
             self._gone_bytes = (sent + link.bytes_sent, received + link.bytes_received)
         link.sock.close()
+
+    def wait_for(self, link: Link, timeout_s: float) -> bool:
+        """Sleep until one link can be read, whatever else can. False, at once, while another one is to be written."""
+        if link not in self._mask or any(mask & WRITE for mask in self._mask.values()):
+            return False
+        alone = select.poll()
+        alone.register(link.sock, select.POLLIN)
+        alone.poll(1e3 * timeout_s)
+        return True
 
     def select(self, timeout_s: float) -> Iterator[tuple[Link | None, int]]:
         """(link, what it is ready for), and (None, …) for the listening socket."""

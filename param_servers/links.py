@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 
-from param_servers.frames import Frame, ReceiveInto, place_for_payload, read_header
+from param_servers.frames import Frame, ReceiveInto
 from param_servers.handshake import Dialer, Hello, Listener, Peer
-from param_servers.messages import HEADER_BYTES, Header, Kind
+from param_servers.incoming import Incoming
+from param_servers.messages import HEADER_BYTES, Code, Header, Kind
 
 READ_BUDGET_BYTES = 4 << 20
 """Most bytes read from one link before the others have their turn."""
-WAKE_BYTES = 256 << 10
+WAKE_BYTES = 512 << 10
 """Of a longer payload, so many bytes are let come together before this process wakes up for them."""
 
 
@@ -43,10 +44,10 @@ class Link:
         self._outbox: deque[Frame] = deque()
         self._sent = 0
         self._greeting = handshake.outgoing
-        self._head = memoryview(bytearray(max(HEADER_BYTES, 512)))
-        self._header: Header | None = None
-        self._target = self._head[: handshake.wants]
-        self._have = 0
+        self._wanted, self._have = memoryview(bytearray(handshake.wants)), 0
+        """What comes next of the handshake, and how much of it is here."""
+        self._incoming: Incoming | None = None
+        """Frames, once the handshake is over."""
 
     @property
     def hello(self) -> Hello | None:
@@ -55,7 +56,7 @@ class Link:
     @property
     def receiving(self) -> tuple[Header, int] | None:
         """Header and bytes so far of the payload that is arriving now."""
-        return (self._header, self._have) if self._header is not None else None
+        return self._incoming.receiving if self._incoming is not None else None
 
     @property
     def wants_to_send(self) -> bool:
@@ -65,6 +66,8 @@ class Link:
         if self.peer is None or not self._outbox:
             return False
         frame = self._outbox[0]
+        if not self._sent and frame.payload and not frame.available:
+            return False  # a header alone would wake the peer up for nothing
         return self._sent < HEADER_BYTES + frame.available
 
     @property
@@ -106,52 +109,69 @@ class Link:
 
     def receive(self) -> Iterator[tuple[Header, memoryview]]:
         """Read what has arrived; yield each complete frame. Yields nothing during the handshake."""
-        yield from self._read()
-        self.wake_for_enough()
+        if self._incoming is None:
+            self._shake_hands()
+        else:
+            yield from self._read(self._incoming)
+            self.wake_for_enough()
 
     def wake_for_enough(self) -> None:
         """Let the kernel report this socket once there is enough to read, where it can do that.
 
         A wake-up for each packet of a long payload costs more than the packet. What is asked for is never more than
-        what the frame still lacks, or its end would be waited for in vain.
+        what will come for certain, or the end of a frame would be waited for in vain.
         """
-        enough = self.least_frame_bytes if not self._have else 1
-        if self._header is not None:
-            enough = min(self.wake_bytes, len(self._target) - self._have)
+        enough = 1
+        if self._incoming is not None and not self._incoming.begun:
+            enough = self.least_frame_bytes
+        elif self.receiving is not None:
+            header, have = self.receiving
+            verdict = HEADER_BYTES if header.code == Code.STREAMED else 0  # SEALED or ABORTED is always next
+            enough = min(self.wake_bytes, header.length - have + verdict)
         if enough != self._woken_by and hasattr(socket, "SO_RCVLOWAT"):
             self._woken_by = enough
             with suppress(OSError):  # a broken link is noticed by the next poll
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, enough)
 
-    def _read(self) -> Iterator[tuple[Header, memoryview]]:
+    def _read(self, incoming: Incoming) -> Iterator[tuple[Header, memoryview]]:
         budget = READ_BUDGET_BYTES
         while budget > 0:
+            places = incoming.places
             try:
-                count = self.sock.recv_into(self._target[self._have :])
+                count = self.sock.recvmsg_into(places)[0]
             except (BlockingIOError, InterruptedError):
                 return
-            if count == 0:
-                raise ConnectionError("it closed the connection")
-            self._have += count
-            self.bytes_received += count
+            self._count(count)
             budget -= count
-            if self._have < len(self._target):
+            yield from incoming.took(count)
+            if count < sum(map(len, places)):
                 return  # the kernel has no more: asking again would only be told so
-            if self.peer is None:
-                if self._advance_handshake():
-                    return
-            else:
-                yield from self._advance_frame()
 
-    def _advance_handshake(self) -> bool:
-        """Feed the handshake; True when it has just been completed."""
+    def _count(self, received: int) -> None:
+        if received == 0:
+            raise ConnectionError("it closed the connection")
+        self.bytes_received += received
+
+    def _shake_hands(self) -> None:
+        """Read to the end of the handshake and no further: who it is must be known before it is heard."""
+        while self._incoming is None:
+            try:
+                count = self.sock.recv_into(self._wanted[self._have :])
+            except (BlockingIOError, InterruptedError):
+                return
+            self._count(count)
+            self._have += count
+            if self._have < len(self._wanted):
+                return
+            self._advance_handshake()
+
+    def _advance_handshake(self) -> None:
         handshake = self._handshake
         assert handshake is not None
-        self._greeting += handshake.feed(bytes(self._target))
-        self._have = 0
-        self._target = self._head[: handshake.wants or HEADER_BYTES]
+        self._greeting += handshake.feed(bytes(self._wanted))
+        self._wanted, self._have = memoryview(bytearray(handshake.wants)), 0
         if not handshake.done:
-            return False
+            return
         if isinstance(handshake, Listener):
             assert handshake.hello is not None
             self.peer = handshake.hello.peer
@@ -159,19 +179,4 @@ class Link:
             self.closing = bool(self.refusal)
         else:
             self.peer = handshake.peer
-        return True
-
-    def _advance_frame(self) -> Iterator[tuple[Header, memoryview]]:
-        assert self.peer is not None
-        if self._header is None:
-            header = read_header(self.peer, self._target)
-            if header.length == 0:
-                yield header, self._head[:0]
-                self._have = 0
-                return
-            self._target = place_for_payload(self.peer, header, self._receive_into)
-            self._header, self._have = header, 0
-            return
-        header, payload = self._header, self._target
-        self._header, self._target, self._have = None, self._head[:HEADER_BYTES], 0
-        yield header, payload
+        self._incoming = Incoming(self.peer, self._receive_into)

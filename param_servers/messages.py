@@ -123,9 +123,10 @@ RECIPIENT = 2
 """Bit of `Row.mark` in COMMIT and GIVE: this worker is sent the parameters."""
 
 
-def pack_header(header: Header) -> bytes:
-    """The `HEADER_BYTES` bytes of a header."""
-    kind, sender, incarnation, term, step, sequence, data_points, code, dtype, length = header
+def pack_header(header: Header, length: int | None = None) -> bytes:
+    """The `HEADER_BYTES` bytes of a header; `length`, if given, instead of its own."""
+    kind, sender, incarnation, term, step, sequence, data_points, code, dtype, own_length = header
+    length = own_length if length is None else length
     return _HEADER.pack(
         MAGIC, PROTOCOL_VERSION, kind, code, dtype, sender, incarnation, term, sequence, step, data_points, length, 0
     )

@@ -115,7 +115,7 @@ class MpiHub:
             self._peers.pop(rank, None)
             self._world.send(rank, _BYE)
 
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float, until: Peer | None = None) -> list[Event]:
         """See `Hub`."""
         start_s = time.monotonic()
         while True:

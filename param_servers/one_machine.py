@@ -10,15 +10,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from param_servers.client import ServersExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import RunBroken, RunStopped
 from param_servers.exchange import GradientExchange
+from param_servers.layout import FlatLayout
 from param_servers.server import ParameterServer
 from param_servers.server_core import ShouldStop
-from param_servers.sharding import ShardPlan
+from param_servers.sharding import ShardPlan, plan_shards
 from param_servers.snapshots import Checkpoint, find_newest, load_checkpoint
 
 LAST_WORDS_S = 60.0
@@ -100,6 +102,54 @@ def run_on_one_machine(
         if path is None:
             raise RunBroken("the run ended before its first step")
         return load_checkpoint(path)
+
+
+def train_on_one_machine(
+    model: nn.Module,
+    loss: Callable[[nn.Module, int, int], Tensor],
+    optimizer_config: OptimizerConfig,
+    exchange_config: ExchangeConfig,
+    *,
+    data_points: int,
+    should_stop: ShouldStop,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> int:
+    """Train a module with `run_on_one_machine`; it then holds what was learned. The number of steps that took.
+
+    Args:
+        model: all its parameters are trained; buffers (of batch norm, say) are each worker's own and not brought back.
+        loss: (model, rank, step) -> a scalar, the mean over this worker's batch. It is called in the workers'
+            processes, of one thread each, where torch's generator is seeded with the rank.
+        optimizer_config, exchange_config, should_stop, on_event: see `ParameterServer`.
+        data_points: samples in one batch; learning-rate schedules and `should_stop` count them.
+
+    Raises:
+        RunBroken: see `run_on_one_machine`.
+    """
+    plan = plan_shards(FlatLayout.of_module(model), exchange_config.num_servers, exchange_config.sharding)
+    layout, parameters_by_name = plan.layout, dict(model.named_parameters())
+    in_order = [parameters_by_name[name] for name in layout.names]
+
+    def worker(exchange: GradientExchange, rank: int) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(rank)
+        while True:
+            parameters, step, _ = exchange.pull()
+            layout.load(model, parameters)
+            gradients = torch.autograd.grad(loss(model, rank, step), in_order)
+            exchange.push(torch.cat([gradient.reshape(-1) for gradient in gradients]), step, data_points)
+
+    learned = run_on_one_machine(
+        worker,
+        plan=plan,
+        initial_parameters=layout.flatten(model),
+        optimizer_config=optimizer_config,
+        exchange_config=exchange_config,
+        should_stop=should_stop,
+        on_event=on_event,
+    )
+    learned.layout.load(model, learned.parameters)
+    return learned.step
 
 
 def _run(servers: list[ForkProcess], workers: list[ForkProcess], ended: Path) -> None:

@@ -67,7 +67,9 @@ class Shard:
     def mean_of(self, part: slice, gradients: list[Tensor]) -> Tensor:
         """Average a part of `gradients` (each [n]); valid until the next call."""
         start_s = time.perf_counter()
-        mean = mean_into(self._mean[: part.stop - part.start], [gradient[part] for gradient in gradients])
+        if part.stop - part.start < self.numel:  # else 64 views of what is whole already
+            gradients = [gradient[part] for gradient in gradients]
+        mean = mean_into(self._mean[: part.stop - part.start], gradients)
         self.aggregating_s += time.perf_counter() - start_s
         return mean
 

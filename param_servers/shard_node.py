@@ -130,7 +130,7 @@ class ShardNode:
         payload = as_bytes(self.shard.published())
         for row in rows:
             if self.workers.get(row.worker) == row.incarnation:
-                header = self._version(Kind.PARAMETERS, row.worker)._replace(dtype=Dtype.FLOAT32)
+                header = self._version(Kind.PARAMETERS, row.worker, Dtype.FLOAT32)
                 self.hub.send(Peer(Role.WORKER, row.worker), header, payload)
 
     def _announce(self, sent: set[int]) -> None:
@@ -138,12 +138,12 @@ class ShardNode:
             if worker not in sent:
                 self.hub.send(Peer(Role.WORKER, worker), self._version(Kind.STEP, worker))
 
-    def _version(self, kind: Kind, worker: int) -> Header:
+    def _version(self, kind: Kind, worker: int, dtype: Dtype = Dtype.BYTES) -> Header:
         """A header that names the current version and answers the worker's last decided push."""
         incarnation, sequence, code = self._receipts.get(worker, (-1, 0, Code.NONE))
         if incarnation != self.workers.get(worker):
             sequence, code = 0, Code.NONE
-        return Header(kind, self.index, 0, self.term, self.step, sequence, self.data_points, code)
+        return Header(kind, self.index, 0, self.term, self.step, sequence, self.data_points, code, dtype)
 
     # -- orders of shard 0 ---------------------------------------------------------------------------------------
 

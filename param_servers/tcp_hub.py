@@ -97,9 +97,9 @@ class TcpHub:
         if link is not None:
             link.cancel(kind)
 
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float, until: Peer | None = None) -> list[Event]:
         """See `Hub`."""
-        return self._loop.poll(timeout_s)
+        return self._loop.poll(timeout_s, self._links.get(until) if until is not None else None)
 
     def flush(self) -> None:
         """See `Hub`."""

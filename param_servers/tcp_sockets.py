@@ -5,6 +5,9 @@ import errno
 import os
 import socket
 
+LOOPBACK = ("127.", "::1", "localhost")
+"""How the addresses begin that no other host has."""
+
 
 def open_listener(host: str, port: int, buffer_bytes: tuple[int, int] | None) -> socket.socket:
     """A socket that listens; port 0: any that is free. For `buffer_bytes` see `Hub.listen`.
@@ -14,7 +17,7 @@ def open_listener(host: str, port: int, buffer_bytes: tuple[int, int] | None) ->
     """
     listener = socket.create_server((host, port), family=_family(host), backlog=512)
     listener.setblocking(False)
-    if buffer_bytes is not None and not host.startswith(("127.", "::1", "localhost")):
+    if buffer_bytes is not None and not host.startswith(LOOPBACK):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes[0])
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes[1])
     return listener

@@ -27,8 +27,8 @@ class WakeableHub(TcpHub):
         with contextlib.suppress(OSError):  # rung often enough already, or closed
             self._bell.send(b"!")
 
-    def poll(self, timeout_s: float) -> list[Event]:
-        """See `Hub.poll`."""
+    def poll(self, timeout_s: float, until: Peer | None = None) -> list[Event]:
+        """See `Hub.poll`; every link is waited for, or `wake` would not be noticed."""
         events = super().poll(timeout_s)
         with contextlib.suppress(BlockingIOError):
             self._ear.recv(4096)

@@ -36,7 +36,7 @@ from dba3c.simulation.outcome import Outcome
 from dba3c.simulation.simulate import simulate_times
 from dba3c.simulation.validation import MeasuredPoint, fit
 from dba3c.simulation.validation_report import draw, page
-from param_servers.benchmarks.exchange import WARM_UP_STEPS, Bench, Case
+from param_servers.benchmarks.exchange_case import WARM_UP_STEPS, Bench, Case
 from param_servers.benchmarks.namespaces import Namespaces
 from param_servers.config import OptimizerConfig
 from param_servers.exchange import RunStopped

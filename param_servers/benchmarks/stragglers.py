@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from param_servers.benchmarks.exchange import WARM_UP_STEPS, Bench, Case
+from param_servers.benchmarks.exchange_case import WARM_UP_STEPS, Bench, Case
 from param_servers.benchmarks.namespaces import Namespaces
 from param_servers.config import OptimizerConfig
 from param_servers.exchange import RunStopped

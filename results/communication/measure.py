@@ -12,7 +12,7 @@ import torch
 
 from dba3c.host_facts import git_commit, host, versions
 from param_servers.benchmarks import link
-from param_servers.benchmarks.exchange import Case, measure
+from param_servers.benchmarks.exchange_case import Case, measure
 from param_servers.config import OptimizerConfig
 from param_servers.optimizers import build_optimizer
 

@@ -131,6 +131,7 @@ class SimWorker:
         if self.core.stopped is not None:
             self.die("stopped")
             return
+        self.core.advance()
         try:
             self.core.speak()
         except PeerLost as error:

@@ -67,6 +67,18 @@ def test_an_update_is_streamed_while_it_arrives_and_sealed_by_the_commit() -> No
     assert node.shard.parameters.tolist() == [-1.0, -2.0]
 
 
+def test_nothing_is_streamed_when_all_gradients_are_here_already() -> None:
+    hub = OneWorker()
+    node = running(hub)
+    place = node.receive_into(WORKER, GRADIENT)
+    place[:] = as_bytes(torch.tensor([1.0, 2.0]))
+    node.gradient(WORKER, GRADIENT, place)
+    node.advance()
+    commit(node)
+    assert hub.sent == [Kind.PARAMETERS]
+    assert node.shard.parameters.tolist() == [-1.0, -2.0]
+
+
 def test_a_repetition_that_is_arriving_is_not_taken_for_the_slice_that_is_complete() -> None:
     """Its first frame is complete but not looked at yet, a second one has begun: the bet is on the second."""
     hub = OneWorker()

@@ -28,6 +28,15 @@ def test_a_module_is_flattened_in_the_order_of_the_layout():
     assert torch.equal(flat, torch.cat([module.bias, module.weight.flatten()]))
 
 
+def test_a_module_takes_back_what_was_flattened_whatever_the_order():
+    module, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    layout = FlatLayout.of_module(module).reordered(["bias", "weight"])
+    layout.load(other, layout.flatten(module))
+    assert torch.equal(other.weight, module.weight) and torch.equal(other.bias, module.bias)
+    with pytest.raises(ConfigError, match="no parameter bias"):
+        layout.load(torch.nn.Linear(2, 1, bias=False), torch.zeros(3))
+
+
 def test_fingerprints_tell_order_and_shape_apart():
     layout = FlatLayout.of({"a": (2, 3), "b": (2,)})
     others = [layout.reordered(["b", "a"]), FlatLayout.of({"a": (3, 2), "b": (2,)}), FlatLayout.of({"a": (8,)})]

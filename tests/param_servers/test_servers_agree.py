@@ -11,7 +11,7 @@ from param_servers.client import ServersExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.exchange import GradientExchange, Receipt, RunStopped
 from param_servers.layout import FlatLayout
-from param_servers.messages import Row
+from param_servers.messages import HEADER_BYTES, Row
 from param_servers.server import ParameterServer
 from param_servers.sharding import ShardPlan, plan_shards
 
@@ -123,7 +123,7 @@ def test_servers_take_the_same_steps_as_one_process_bit_by_bit(tmp_path: Path, s
 
 
 def test_passing_on_and_waiting_take_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from param_servers import cut_through
+    from param_servers import cut_through, incoming, links
     from param_servers.betting import Bets
     from param_servers.snapshots import find_newest, load_checkpoint
 
@@ -136,6 +136,8 @@ def test_passing_on_and_waiting_take_the_same_steps(tmp_path: Path, monkeypatch:
         return streamed
 
     monkeypatch.setattr(Bets, "settle", counted)
+    monkeypatch.setattr(incoming, "AHEAD_BYTES", HEADER_BYTES)  # a slice is never here with its header at once
+    monkeypatch.setattr(links, "READ_BUDGET_BYTES", 1)
     plan = plan_shards(LAYOUT, 2)
     results = []
     for passes_on in (True, False):

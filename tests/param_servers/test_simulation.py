@@ -3,7 +3,7 @@
 
 import pytest
 
-from param_servers import cut_through
+from param_servers import cut_through, even_push
 from param_servers.decisions import Commit
 from tests.param_servers.simulation import Broken, Simulation, play
 
@@ -13,6 +13,7 @@ def _sizes_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulation passes on parts of a few bytes; tests after it must not."""
     for name in ("LEAST_BYTES", "LEAST_PART", "PART_MULTIPLE"):
         monkeypatch.setattr(cut_through, name, getattr(cut_through, name))
+    monkeypatch.setattr(even_push, "LEAD_BYTES", even_push.LEAD_BYTES)
 
 
 @pytest.mark.parametrize("first", range(0, 400, 100))

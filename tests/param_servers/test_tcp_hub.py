@@ -2,10 +2,11 @@
 
 import socket
 import struct
+import time
 
 from param_servers.events import Joined, Left, Message
 from param_servers.frames import Frame
-from param_servers.handshake import Hello, Role
+from param_servers.handshake import Hello, Peer, Role
 from param_servers.messages import HEADER_BYTES, Code, Header, Kind, pack_header
 from param_servers.tcp_hub import TcpHub
 from tests.param_servers.hub_pair import MOST, SECRET, SERVER, WORKER, Pair, receive_into
@@ -42,6 +43,58 @@ def test_a_message_that_is_expected_whole_wakes_nobody_before_its_end(pair: Pair
     assert isinstance(pair.wait_for(pair.server, Message), Message)
     pair.worker.close(SERVER)
     pair.wait_for(pair.server, Left)  # an end is noticed all the same
+
+
+def test_a_streamed_payload_wakes_its_reader_once_with_the_verdict_that_follows(pair: Pair) -> None:
+    pair.connect()
+    frame = Frame(Header(Kind.PARAMETERS, code=Code.STREAMED), memoryview(bytes(50_000)), available=10_000)
+    pair.server.stream(WORKER, frame)
+    pair.until(lambda: pair.worker.receiving(SERVER) is not None)
+    frame.available = 50_000
+    pair.server.grown(WORKER)
+    pair.server.poll(0)
+    assert frame.sent == HEADER_BYTES + 50_000
+    assert pair.worker.poll(0.05) == []
+    pair.server.send(WORKER, Header(Kind.SEALED))
+    pair.server.poll(0)
+    heard = [event.header.kind for event in pair.worker.poll(10) if isinstance(event, Message)]
+    assert heard == [Kind.PARAMETERS, Kind.SEALED]
+
+
+def test_the_header_of_a_growing_frame_waits_for_its_first_bytes(pair: Pair) -> None:
+    pair.connect()
+    frame = Frame(Header(Kind.PARAMETERS), memoryview(bytes(1000)), available=0)
+    pair.server.stream(WORKER, frame)
+    pair.server.poll(0)
+    assert frame.sent == 0
+    frame.available = 1
+    pair.server.grown(WORKER)
+    pair.server.poll(0)
+    assert frame.sent == HEADER_BYTES + 1
+
+
+def test_who_waits_for_one_peer_hears_the_others_when_it_speaks_or_when_the_time_is_over(pair: Pair) -> None:
+    pair.connect()
+    other = Peer(Role.WORKER, 4)
+    second = TcpHub(SECRET, receive_into)
+    second.dial(pair.address, Hello(Role.WORKER, 4, 0, 0, "f" * 16))
+    pair.heard[second] = []
+    while not (pair.server.connected(other) and second.connected(SERVER)):
+        pair.heard[pair.server] += pair.server.poll(0.01)
+        second.poll(0.01)
+    second.send(SERVER, Header(Kind.PULL, sender=4))
+    second.poll(0)
+    start_s = time.monotonic()
+    (first,) = pair.server.poll(0.2, until=WORKER)
+    assert isinstance(first, Message) and first.peer == other
+    assert time.monotonic() - start_s >= 0.2  # the other's word did not wake it
+    second.send(SERVER, Header(Kind.PULL, sender=4))
+    second.poll(0)
+    pair.worker.send(SERVER, Header(Kind.PULL, sender=3))
+    pair.worker.poll(0)
+    heard = [event.peer for event in pair.server.poll(60, until=WORKER) if isinstance(event, Message)]
+    assert sorted(heard) == [WORKER, other]
+    second.shut()
 
 
 def test_a_growing_frame_is_sent_as_it_grows(pair: Pair) -> None:

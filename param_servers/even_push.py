@@ -1,0 +1,69 @@
+"""One gradient on its way to all shards, which get it at the same pace.
+
+A shard can pass on what the slowest of its workers has sent. Where a worker's own link is as busy as the shards' (as
+many servers as workers) no link has time to make up for anything: what its queue did not have to send at the beginning
+of a step is lost for that step. So the links take turns, a piece each, beginning with another one at each worker: all
+shards receive from the first moment on, and none from all workers at once. And no link is given more than `LEAD_BYTES`
+beyond what the slowest has taken. (8 workers, 8 servers, 6.7 MB at 100 Mbit/s: 1.31 to 1.39 times the bound became 1.15
+to 1.18, nearly all of it by the turns.)
+"""
+
+from param_servers.frames import Frame
+from param_servers.handshake import Peer
+from param_servers.hub import Hub
+from param_servers.messages import HEADER_BYTES
+
+LEAD_BYTES, PIECE_BYTES = 128 << 10, 16 << 10
+
+
+class EvenPush:
+    """The frames of one push, by server. They share a pace until `finish`."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._frames: dict[Peer, Frame] = {}
+
+    def begin(self, server: Peer, frame: Frame) -> bool:
+        """Queue a frame of which nothing is `available` yet; call `advance` when all have been.
+
+        False: the server is not connected, or the transport sends payloads only whole.
+        """
+        if not self._hub.stream(server, frame):
+            return False
+        self._frames[server] = frame
+        return True
+
+    def lost(self, server: Peer) -> None:
+        """This link is gone: the others do not wait for it."""
+        self._frames.pop(server, None)
+
+    def advance(self) -> None:
+        """Let every link send on; to be called after each poll.
+
+        It ends when all is sent or the slowest link takes no more for now: then the next poll waits for that link.
+        """
+        while unsent := [frame for frame in self._frames.values() if frame.sent < HEADER_BYTES + len(frame.payload)]:
+            slowest = min(max(0, frame.sent - HEADER_BYTES) for frame in unsent)
+            if not self._allow(slowest + LEAD_BYTES):
+                return
+
+    def finish(self) -> None:
+        """The push has its answer: what has begun is to end, or its link would stay in the middle of a frame."""
+        self._allow(max((len(frame.payload) for frame in self._frames.values()), default=0))
+        self._frames.clear()
+
+    def _allow(self, size: int) -> bool:
+        """Let every link send so many bytes in all, a piece of each in turn; False when none may send more."""
+        held = {
+            server: frame for server, frame in self._frames.items() if frame.available < min(size, len(frame.payload))
+        }
+        if not held:
+            return False
+        for allowed in range(min(frame.available for frame in held.values()), size, PIECE_BYTES):
+            for server, frame in held.items():
+                available = min(allowed + PIECE_BYTES, size, len(frame.payload))
+                if available > frame.available:
+                    frame.available = available
+                    self._hub.grown(server)
+            self._hub.flush()
+        return True

@@ -1,0 +1,109 @@
+"""All links of one push keep the same pace, and none is left in the middle of a frame."""
+
+from typing import Any
+
+from param_servers.even_push import LEAD_BYTES, PIECE_BYTES, EvenPush
+from param_servers.frames import Frame
+from param_servers.handshake import Peer, Role
+from param_servers.messages import HEADER_BYTES, Header, Kind
+
+FAST, SLOW = Peer(Role.SERVER, 0), Peer(Role.SERVER, 1)
+SIZE = 4 * LEAD_BYTES
+
+
+class Links:
+    """A hub that is told which frames have grown."""
+
+    def __init__(self, streams: bool = True) -> None:
+        self.streams, self.told = streams, set[Peer]()
+        self.takes_all: list[Frame] = []
+
+    def stream(self, peer: Peer, frame: Frame) -> bool:
+        return self.streams
+
+    def grown(self, peer: Peer) -> None:
+        self.told.add(peer)
+
+    def flush(self) -> None:
+        for frame in self.takes_all:
+            frame.sent = HEADER_BYTES + frame.available
+
+
+def begun(hub: Any) -> tuple[EvenPush, Frame, Frame]:
+    push, frames = EvenPush(hub), [Frame(Header(Kind.GRADIENT), memoryview(bytes(SIZE)), available=0) for _ in "12"]
+    assert push.begin(FAST, frames[0]) and push.begin(SLOW, frames[1])
+    push.advance()
+    return push, frames[0], frames[1]
+
+
+def test_a_fast_link_is_given_no_more_than_the_lead_beyond_the_slowest() -> None:
+    push, fast, slow = begun(Links())
+    assert fast.available == slow.available == LEAD_BYTES
+    fast.sent, slow.sent = HEADER_BYTES + LEAD_BYTES, HEADER_BYTES + 1000
+    push.advance()
+    assert fast.available == slow.available == LEAD_BYTES + 1000
+
+
+def test_every_link_gets_to_its_end_when_each_takes_what_it_may() -> None:
+    push, fast, slow = begun(Links())
+    for _ in range(4):
+        for frame in (fast, slow):
+            frame.sent = HEADER_BYTES + frame.available
+        push.advance()
+    assert fast.available == slow.available == SIZE
+
+
+def test_links_that_take_all_they_may_are_not_left_waiting_for_a_poll_that_nothing_ends() -> None:
+    hub = Links()
+    push, fast, slow = begun(hub)
+    hub.takes_all = [fast, slow]
+    fast.sent = slow.sent = HEADER_BYTES + LEAD_BYTES
+    push.advance()
+    assert fast.sent == slow.sent == HEADER_BYTES + SIZE
+
+
+def test_links_take_turns_of_a_piece_in_the_order_in_which_they_were_begun() -> None:
+    class Sending(Links):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sent: list[tuple[Peer, int]] = []
+
+        def grown(self, peer: Peer) -> None:
+            self.sent.append((peer, PIECE_BYTES * (1 + sum(peer == other for other, _ in self.sent))))
+
+    hub = Sending()
+    begun(hub)
+    pieces = range(PIECE_BYTES, LEAD_BYTES + 1, PIECE_BYTES)
+    assert hub.sent == [(peer, size) for size in pieces for peer in (FAST, SLOW)]
+
+
+def test_a_short_slice_that_is_sent_holds_up_no_longer_one() -> None:
+    hub = Links()
+    push = EvenPush(hub)  # type: ignore[arg-type]
+    short, long = (Frame(Header(Kind.GRADIENT), memoryview(bytes(size)), available=0) for size in (8, SIZE))
+    assert push.begin(FAST, short) and push.begin(SLOW, long)
+    hub.takes_all = [short, long]
+    push.advance()
+    assert long.sent == HEADER_BYTES + SIZE
+
+
+def test_a_link_that_is_lost_holds_nobody_up() -> None:
+    push, fast, _ = begun(Links())
+    fast.sent = HEADER_BYTES + LEAD_BYTES
+    push.lost(SLOW)
+    push.advance()
+    assert fast.available == 2 * LEAD_BYTES
+
+
+def test_what_has_begun_is_sent_to_its_end_once_the_push_has_its_answer() -> None:
+    hub = Links()
+    push, fast, slow = begun(hub)
+    hub.told.clear()
+    push.finish()
+    assert fast.available == slow.available == SIZE and hub.told == {FAST, SLOW}
+    push.advance()  # nothing is left to pace
+
+
+def test_a_transport_that_sends_payloads_only_whole_is_asked_to_do_so() -> None:
+    hub: Any = Links(streams=False)
+    assert not EvenPush(hub).begin(FAST, Frame(Header(Kind.GRADIENT), memoryview(bytes(8)), available=0))
