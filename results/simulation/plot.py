@@ -76,6 +76,7 @@ if __name__ == "__main__":
     scaling(json.loads((HERE / "config.json").read_text()))
     servers()
     clusters()
-    central()
+    if (HERE / "central.csv").exists():
+        central()
     if (HERE / "validation.csv").exists():
         draw_validation(HERE)
