@@ -66,7 +66,8 @@ def plot_budget() -> None:
         axes.set_title(f"{network} network", fontsize=9)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].legend(frameon=False, fontsize=8)
+    lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
+    figure.legend(handles=lines.values(), loc="outside upper center", ncols=len(lines), frameon=False, fontsize=8)
     figure.supxlabel("core-hours of processor time, all roles", fontsize=9)
     figure.supylabel("mean score of the last 50 games", fontsize=9)
     save(figure, HERE / "score_budget")
