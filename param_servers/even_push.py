@@ -4,8 +4,8 @@ A shard can pass on what the slowest of its workers has sent. Where a worker's o
 many servers as workers) no link has time to make up for anything: what its queue did not have to send at the beginning
 of a step is lost for that step. So the links take turns, a piece each, beginning with another one at each worker: all
 shards receive from the first moment on, and none from all workers at once. And no link is given more than `LEAD_BYTES`
-beyond what the slowest has taken. (8 workers, 8 servers, 6.7 MB at 100 Mbit/s: 1.31 to 1.39 times the bound became 1.15
-to 1.18, nearly all of it by the turns.)
+beyond what the slowest has taken. (8 workers, 8 servers, 6.7 MB at 100 Mbit/s: some runs took 1.15 times the bound and
+some 1.26 to 1.39; with turns all took 1.15 to 1.26.)
 """
 
 from param_servers.frames import Frame
