@@ -49,7 +49,10 @@ class EvenPush:
 
     def finish(self) -> None:
         """The push has its answer: what has begun is to end, or its link would stay in the middle of a frame."""
-        self._allow(max((len(frame.payload) for frame in self._frames.values()), default=0))
+        for server, frame in self._frames.items():
+            if frame.available < len(frame.payload):
+                frame.available = len(frame.payload)
+                self._hub.grown(server)  # sent with the next poll: what has not begun may still be cancelled
         self._frames.clear()
 
     def _allow(self, size: int) -> bool:

@@ -28,7 +28,8 @@ from dba3c.benchmarks.inference_actors import GROUPS, JOIN_TIMEOUT_S, Actors, Pl
 from dba3c.central.batching import Batcher
 from dba3c.central.policies import Asked, Decision
 from dba3c.central.service import InferenceService
-from dba3c.central.unroll_store import GroupKey, UnrollStore
+from dba3c.central.unroll import GroupKey
+from dba3c.central.unroll_store import UnrollStore
 from dba3c.metrics import Sections
 from dba3c.networks import State
 

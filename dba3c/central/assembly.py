@@ -13,7 +13,8 @@ from dba3c.central.service import MOST_ACTORS, InferenceService
 from dba3c.central.serving import ActorWatch, OwnThread, Serving, SharedThread
 from dba3c.central.target_store import TargetStore
 from dba3c.central.trainers import ActorCriticTrainer, Trainer
-from dba3c.central.unroll_store import GroupKey, UnrollStore
+from dba3c.central.unroll import GroupKey
+from dba3c.central.unroll_store import UnrollStore
 from dba3c.config import TrainConfig
 from dba3c.construction import Spaces, build_agent, build_any_network, plan_of, spaces_of
 from dba3c.environments.seeding import worker_seed

@@ -20,7 +20,7 @@ from dba3c.central.policies import Asked, Decision
 from dba3c.central.replay_debt import ReplayDebt
 from dba3c.central.target_store import TargetStore
 from dba3c.central.trainers import Update
-from dba3c.central.unroll_store import Unroll
+from dba3c.central.unroll import Unroll
 from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of
 from dba3c.config import TrainConfig
 from dba3c.flat_network import FlatNetwork

@@ -15,7 +15,8 @@ from dba3c.central.policies import Asked, Decision
 from dba3c.central.replay_debt import ReplayDebt
 from dba3c.central.target_store import TargetStore
 from dba3c.central.trainers import Update
-from dba3c.central.unroll_store import Unroll, batch_of
+from dba3c.central.unroll import Unroll
+from dba3c.central.unroll_batch import batch_of
 from dba3c.config import TrainConfig
 from dba3c.construction import Spaces
 from dba3c.flat_network import FlatNetwork

@@ -20,11 +20,13 @@ import torch
 from dba3c.central.batching import Batcher
 from dba3c.central.inference_report import InferenceReport
 from dba3c.central.policies import Asked, Policy
-from dba3c.central.unroll_store import GroupKey, State, Unroll, UnrollStore, stack_states
+from dba3c.central.unroll import GroupKey, Unroll
+from dba3c.central.unroll_batch import stack_states
+from dba3c.central.unroll_store import UnrollStore
 from dba3c.central.wire import first_of
 from dba3c.environments.protocol import Episode
 from dba3c.metrics import Sections
-from dba3c.networks import reset_state
+from dba3c.networks import State, reset_state
 from param_servers.errors import BadMessage
 from param_servers.events import Event, Joined, Left, Message, Rejected
 from param_servers.handshake import Hello, Peer, Role

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dba3c.central.service import InferenceService
-from dba3c.central.unroll_store import Unroll
+from dba3c.central.unroll import Unroll
 from dba3c.flat_network import FlatNetwork
 from dba3c.metrics import Sections
 from param_servers.errors import PeerLost

@@ -64,6 +64,8 @@ def main() -> None:
     runs = parser.parse_args().runs
     if runs is not None:
         COSTS.write_text(json.dumps(measured(runs), indent=1) + "\n", encoding="utf-8")
+    if not COSTS.exists():
+        parser.error(f"there is no {COSTS.name} yet: name measured runs with --runs")
     costs = json.loads(COSTS.read_text(encoding="utf-8"))
     with (HERE / "central.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows(costs)])

@@ -99,7 +99,9 @@ def test_what_has_begun_is_sent_to_its_end_once_the_push_has_its_answer() -> Non
     hub = Links()
     push, fast, slow = begun(hub)
     hub.told.clear()
+    hub.takes_all = [fast, slow]
     push.finish()
+    assert fast.sent == slow.sent == 0  # what has not begun may still be cancelled
     assert fast.available == slow.available == SIZE and hub.told == {FAST, SLOW}
     push.advance()  # nothing is left to pace
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from dba3c.central.batching import Batcher
 from dba3c.central.policies import Asked, Decision
 from dba3c.central.service import InferenceService
-from dba3c.central.unroll_store import GroupKey, UnrollStore
+from dba3c.central.unroll import GroupKey
+from dba3c.central.unroll_store import UnrollStore
 from dba3c.central.wire import GroupShape, pack_step
 from dba3c.metrics import Sections
 from param_servers.events import Joined, Left, Message

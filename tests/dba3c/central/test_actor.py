@@ -13,7 +13,8 @@ from dba3c.central.actor import Actor, ActorGroup
 from dba3c.central.batching import Batcher
 from dba3c.central.policies import Asked, Decision
 from dba3c.central.service import InferenceService
-from dba3c.central.unroll_store import UnrollStore, batch_of
+from dba3c.central.unroll_batch import batch_of
+from dba3c.central.unroll_store import UnrollStore
 from dba3c.central.wire import GroupShape
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.metrics import Sections

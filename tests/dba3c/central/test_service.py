@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dba3c.central.unroll_store import batch_of
+from dba3c.central.unroll_batch import batch_of
 from param_servers.events import Message
 from param_servers.handshake import Hello, Role
 from param_servers.messages import Kind
