@@ -8,6 +8,8 @@ replaced by the worker's next one.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from param_servers.messages import Code, Row
 LARGEST = 1e18
 """A larger element counts as not finite, in every mode: sums of such gradients, and their squares in the optimizer's
 moments, would overflow (float32 ends at 3.4e38), and the update of finite gradients would not be finite."""
+Elements = npt.NDArray[np.float32]
 Key = tuple[int, int]
 """(worker, incarnation)"""
 
@@ -131,14 +134,17 @@ class Accumulator:
                 self._spare.append(held.gradient)
 
 
-def mean_into(out: Tensor, gradients: Sequence[Tensor]) -> Tensor:
-    """Mean of `gradients` (each [n] float32) into `out` [n]: summed from the first to the last, then divided."""
-    if len(gradients) == 1:
-        return out.copy_(gradients[0])
-    torch.add(gradients[0], gradients[1], out=out)
-    for gradient in gradients[2:]:
-        out.add_(gradient)
-    return out.div_(len(gradients))
+def mean_into(out: Elements, gradients: Sequence[Elements]) -> None:
+    """Mean of `gradients` (each [n] float32) into `out` [n]: summed from the first to the last, then divided.
+
+    NumPy and not torch: a part of a slice has a few KB, and a torch call costs as much as adding them (8 parts of
+    1,536 elements: 6 us instead of 22).
+    """
+    out[:] = gradients[0]
+    for gradient in gradients[1:]:
+        np.add(out, gradient, out=out)
+    if len(gradients) > 1:
+        np.divide(out, len(gradients), out=out)
 
 
 def is_usable(tensor: Tensor) -> bool:

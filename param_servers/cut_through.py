@@ -18,14 +18,13 @@ from param_servers.frames import Frame
 from param_servers.handshake import Peer, Role
 from param_servers.hub import Hub
 from param_servers.messages import Code, Dtype, Header, Kind, Row
-from param_servers.optimizers import State
 from param_servers.shard import PART_MULTIPLE, Shard, as_bytes
 
-PARTS, LEAST_PART = 64, 1536
-"""A part is worth its work when it is a 64th of the slice and 6 KB."""
+PARTS, LEAST_PART = 64, 1024
+"""A part is worth its work when it is a 64th of the slice and 4 KB."""
 LEAST_BYTES = 256 << 10
 """Of all slices of a step: below that the wire is no match for the second message that a bet costs each worker."""
-WINDOWS, LEAST_WINDOW, ALL_WINDOWS, SEND_BUFFER = 32, 7 << 10, 384 << 10, 64 << 10
+WINDOWS, LEAST_WINDOW, ALL_WINDOWS = 32, 11 << 10, 384 << 10
 
 
 def is_worthwhile(slice_bytes: int, workers: int) -> bool:
@@ -33,15 +32,15 @@ def is_worthwhile(slice_bytes: int, workers: int) -> bool:
     return slice_bytes * workers >= LEAST_BYTES
 
 
-def buffer_bytes(slice_bytes: int, workers: int) -> tuple[int, int]:
-    """Kernel buffers (receive, send) of a worker's link that make all gradients arrive evenly.
+def window_bytes(slice_bytes: int, workers: int) -> int:
+    """Receive window of a worker's link that makes all gradients arrive evenly.
 
     What a server can pass on is what the slowest of its workers has sent. With the kernel's own, growing buffers some
     links run ahead by whole slices, the queue before the server overflows and what is lost there is sent again much
     later. With a small receive window on every link all have the same share of the wire, and nothing is lost.
     (8 workers, 1.33 MB, 8 servers at 100 Mbit/s: 3.1 times the bound became 1.2.)
     """
-    return max(LEAST_WINDOW, min(slice_bytes // WINDOWS, ALL_WINDOWS // workers)), SEND_BUFFER
+    return max(LEAST_WINDOW, min(slice_bytes // WINDOWS, ALL_WINDOWS // workers))
 
 
 class Arriving(NamedTuple):
@@ -72,8 +71,7 @@ class CutThrough:
         self._done = 0
         """Elements that are stepped."""
         self._least = max(LEAST_PART, shard.numel // PARTS)
-        self._before = shard.published()
-        self._undo: list[tuple[slice, State]] = []
+        shard.keep()
         self._out = torch.empty(shard.numel)
         header = version._replace(kind=Kind.PARAMETERS, code=Code.STREAMED, dtype=Dtype.FLOAT32)
         self._frames = {}
@@ -106,10 +104,8 @@ class CutThrough:
             if have - self._done < self._least:
                 return True
         for part in self._shard.parts(self._done, have):
-            state = self._shard.part_state(part)
             if not is_usable(self._shard.mean_of(part, self._gradients)):
                 return False
-            self._undo.append((part, state))
             self._shard.step_part(part, self._learning_rate)
             self._out[part].copy_(self._shard.parameters[part])
             self._done = part.stop
@@ -133,9 +129,7 @@ class CutThrough:
     def abort(self, answer: Header) -> None:
         """Undo everything; the frames are finished, void, and `answer` (ABORTED) follows them."""
         self.over()
-        for part, state in reversed(self._undo):
-            self._shard.restore_part(part, self._before, state)
-        self._shard.publish(self._before)
+        self._shard.go_back()
         for worker in self._frames:
             self._hub.send(Peer(Role.WORKER, worker), answer)
 

@@ -22,12 +22,12 @@ class Hub(Protocol):
         """Bytes sent and received so far, over all links."""
         ...
 
-    def listen(self, host: str, port: int = 0, buffer_bytes: tuple[int, int] | None = None) -> tuple[str, int]:
+    def listen(self, host: str, port: int = 0, window_bytes: int | None = None) -> tuple[str, int]:
         """Accept peers; returns the address bound.
 
         Args:
-            buffer_bytes: most bytes (received, to be sent) that the kernel holds for a link that comes from another
-                host; None: the kernel's choice, as always on loopback, which has no queue that could overflow.
+            window_bytes: most that the kernel receives ahead on a link from another host; None: the kernel's choice, as
+                always on loopback, which has no queue that could overflow.
 
         Raises:
             OSError: the address is taken.

@@ -15,6 +15,7 @@ from param_servers.frames import Frame, ReceiveInto
 from param_servers.handshake import Dialer, Hello, Listener, Peer
 from param_servers.incoming import Incoming
 from param_servers.messages import HEADER_BYTES, Code, Header, Kind
+from param_servers.tcp_sockets import hold_little_unsent
 
 READ_BUDGET_BYTES = 4 << 20
 """Most bytes read from one link before the others have their turn."""
@@ -43,6 +44,7 @@ class Link:
         self._receive_into = receive_into
         self._outbox: deque[Frame] = deque()
         self._sent = 0
+        self._streams = False
         self._greeting = handshake.outgoing
         self._wanted, self._have = memoryview(bytearray(handshake.wants)), 0
         """What comes next of the handshake, and how much of it is here."""
@@ -77,6 +79,13 @@ class Link:
     def send(self, frame: Frame) -> None:
         """Queue a frame; a reference to its payload is kept until it is sent."""
         self._outbox.append(frame)
+
+    def stream(self, frame: Frame) -> None:
+        """Queue a frame that grows at the pace of other links too: what its link has taken is to be known."""
+        if not self._streams:
+            self._streams = True
+            hold_little_unsent(self.sock)
+        self.send(frame)
 
     def cancel(self, kind: Kind) -> None:
         """Drop queued frames of this kind that have not begun."""

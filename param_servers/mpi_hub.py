@@ -61,7 +61,7 @@ class MpiHub:
         """See `Hub`."""
         return self._world.bytes_sent, self._world.bytes_received
 
-    def listen(self, host: str, port: int = 0, buffer_bytes: tuple[int, int] | None = None) -> tuple[str, int]:
+    def listen(self, host: str, port: int = 0, window_bytes: int | None = None) -> tuple[str, int]:
         """See `Hub`. The address of this rank; MPI chooses where it listens."""
         return "mpi", self._world.rank
 

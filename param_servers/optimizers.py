@@ -8,112 +8,60 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from param_servers.config import ClipRule, OptimizerConfig
 from param_servers.errors import ConfigError
 from param_servers.layout import FlatLayout
+from param_servers.update_rules import RULES, State
 
-State = dict[str, Tensor]
 
+class SliceOptimizer:
+    """A rule for a flat slice, which is updated whole or in parts.
 
-def build_optimizer(config: OptimizerConfig, flat_slice: Tensor) -> Optimizer:
-    """An optimizer that updates `flat_slice` [n] float32 in place, its state allocated and zero.
-
-    The fused kernels are faster (adam, 1.7 M parameters, one core: 0.7 against 2.2 ms) but round the last elements of a
-    slice otherwise, so that shards would not be bit-equal to the whole. Foreach's bookkeeping gains nothing for one
-    tensor and costs a fifth of the update of a small part.
+    Args:
+        config: the rule and its constants.
+        parameters: [n] float32, updated in place.
     """
-    parameter = nn.Parameter(flat_slice, requires_grad=True)
-    if parameter.data_ptr() != flat_slice.data_ptr() or flat_slice.dtype != torch.float32 or flat_slice.dim() != 1:
-        raise ConfigError(f"an optimizer needs a flat float32 slice, got {flat_slice.dtype} {list(flat_slice.shape)}")
-    optimizer = _torch_optimizer(config, parameter)
-    _allocate_state(optimizer, parameter)
-    return optimizer
 
+    def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
+        if parameters.dtype != torch.float32 or parameters.dim() != 1:
+            what = f"{parameters.dtype} {list(parameters.shape)}"
+            raise ConfigError(f"an optimizer needs a flat float32 slice, got {what}")
+        self._config, self._parameters = config, parameters
+        self._rule = RULES[config.optimizer]
+        self.state: State = {name: torch.zeros_like(parameters) for name in self._rule.moments}
+        """See `update_rules.State`."""
+        if self._rule.counts:
+            self.state["step"] = torch.zeros(())
 
-def _torch_optimizer(config: OptimizerConfig, parameter: nn.Parameter) -> Optimizer:
-    rate, epsilon = config.schedule(0), config.epsilon
-    if config.optimizer == "adam":
-        return torch.optim.Adam([parameter], rate, (config.beta1, config.beta2), epsilon, foreach=False)
-    if config.optimizer == "rmsprop":
-        return torch.optim.RMSprop([parameter], rate, alpha=config.decay, eps=epsilon, foreach=False)
-    if config.optimizer == "adagrad":
-        return torch.optim.Adagrad([parameter], rate, eps=epsilon, foreach=False)
-    if config.optimizer == "adadelta":
-        return torch.optim.Adadelta([parameter], rate, rho=config.decay, eps=epsilon, foreach=False)
-    momentum = config.momentum_coefficient if config.optimizer == "momentum" else 0.0
-    return torch.optim.SGD([parameter], rate, momentum=momentum, foreach=False)
+    def step(self, part: slice, gradient: Tensor, learning_rate: float) -> None:
+        """Update elements `part` with their mean gradient [stop - start].
 
+        One update of the whole slice is one call for each of its parts in order; the last moves the counter.
+        """
+        state = {name: self.state[name][part] for name in self._rule.moments}
+        if self._rule.counts:
+            step = self.state["step"]
+            state["step"] = step if part.stop == len(self._parameters) else step.clone()
+        self._rule.update(self._config, self._parameters[part], gradient, state, learning_rate)
 
-def _allocate_state(optimizer: Optimizer, parameter: nn.Parameter) -> None:
-    """Make torch allocate its lazy state with one step on a zero gradient, then undo that step."""
-    before = parameter.detach().clone()
-    parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    parameter.grad = None
-    parameter.data.copy_(before)
-    for tensor in state_tensors(optimizer).values():
-        tensor.zero_()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Copy a saved state in, exactly.
 
-
-def apply_gradient(optimizer: Optimizer, gradient: Tensor, learning_rate: float) -> None:
-    """One update of the optimizer's slice [n] with a mean gradient [n] at the given learning rate."""
-    group = optimizer.param_groups[0]
-    group["lr"] = learning_rate
-    group["params"][0].grad = gradient
-    optimizer.step()
-    group["params"][0].grad = None
-
-
-def apply_to_part(optimizer: Optimizer, part: slice, gradient: Tensor, learning_rate: float) -> None:
-    """Update only elements `part` with their mean gradient [stop - start].
-
-    One update of the whole slice is one call for each of its parts in order; the last moves the counters.
-    """
-    group = optimizer.param_groups[0]
-    (whole,) = group["params"]
-    view = nn.Parameter(whole.detach()[part])
-    # Rules replace counters and moments in place, so views of the moments are enough; counters are copies.
-    state = {
-        name: tensor[part] if tensor.dim() else tensor.clone() for name, tensor in state_tensors(optimizer).items()
-    }
-    optimizer.state[view] = {**optimizer.state.get(whole, {}), **state}
-    group["params"] = [view]
-    try:
-        apply_gradient(optimizer, gradient, learning_rate)
-    finally:
-        group["params"] = [whole]
-        del optimizer.state[view]
-    if part.stop == len(whole):
-        for name, tensor in state_tensors(optimizer).items():
-            if not tensor.dim():
-                tensor.copy_(state[name])
-
-
-def state_tensors(optimizer: Optimizer) -> State:
-    """The optimizer's own state: moments [n] float32 and, where the rule counts, `step` [] float32."""
-    (parameter,) = optimizer.param_groups[0]["params"]
-    state = optimizer.state.get(parameter, {})
-    return {name: state[name] for name in sorted(state) if isinstance(state[name], Tensor)}
-
-
-def load_state_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Copy a state saved by `state_tensors` back in, exactly.
-
-    Raises:
-        ConfigError: the state is of another optimizer or another slice; nothing is changed then.
-    """
-    own = state_tensors(optimizer)
-    if set(own) != set(tensors):
-        raise ConfigError(f"the saved optimizer state has {sorted(tensors)}, but this optimizer needs {sorted(own)}")
-    for name, tensor in own.items():
-        if tensors[name].shape != tensor.shape:
-            shapes = f"{list(tensors[name].shape)}, but this optimizer needs {list(tensor.shape)}"
-            raise ConfigError(f"the saved optimizer state {name} has shape {shapes}")
-    for name, tensor in own.items():
-        tensor.copy_(tensors[name])
+        Raises:
+            ConfigError: the state is of another optimizer or another slice; nothing is changed then.
+        """
+        if set(self.state) != set(state):
+            raise ConfigError(
+                f"the saved optimizer state has {sorted(state)}, but this optimizer needs {sorted(self.state)}"
+            )
+        for name, own in self.state.items():
+            if state[name].shape != own.shape:
+                shapes = f"{list(state[name].shape)}, but this optimizer needs {list(own.shape)}"
+                raise ConfigError(f"the saved optimizer state {name} has shape {shapes}")
+        for name, own in self.state.items():
+            own.copy_(state[name])
 
 
 def slice_state(state: Mapping[str, Tensor], part: slice) -> State:

@@ -15,11 +15,11 @@ from torch import Tensor
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.exchange import Pull
 from param_servers.layout import FlatLayout
-from param_servers.optimizers import State
 from param_servers.shard import Shard
 from param_servers.sharding import ShardPlan
 from param_servers.snapshots import find_newest, load_checkpoint, read_manifest
 from param_servers.storage import Checkpoints
+from param_servers.update_rules import State
 
 LAST_CHECKPOINT_TIMEOUT_S = 120.0
 OnEvent = Callable[[dict[str, Any]], None]

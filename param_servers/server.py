@@ -116,7 +116,7 @@ class ParameterServer:
         """
         core = self._core
         try:
-            self._publish_address(*self._hub.listen(*self._address, core.buffer_bytes))
+            self._publish_address(*self._hub.listen(*self._address, core.window_bytes))
             core.attach(self._hub)
             while core.node.ended is None:
                 for event in self._reporter.timed(self._hub.poll, core.nap_s):

@@ -13,7 +13,7 @@ from param_servers.audit import AuditLog
 from param_servers.chief import Chief
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.coordinator import Coordinator
-from param_servers.cut_through import buffer_bytes, is_worthwhile
+from param_servers.cut_through import is_worthwhile, window_bytes
 from param_servers.decisions import Settings
 from param_servers.errors import PeerLost
 from param_servers.events import Event, Joined, Left, Message, Rejected
@@ -79,7 +79,7 @@ class ServerCore:
         """What shard 0 is to be told of gradients, told once after each poll."""
         self._alive_every_s, self._alive_s = exchange.step_timeout_s / 8, 0.0
         self._silence_s, self._heard_s = 2 * exchange.step_timeout_s, clock()
-        self.buffer_bytes = buffer_bytes(4 * tensors.numel, all_needed) if all_needed else None
+        self.window_bytes = window_bytes(4 * tensors.numel, all_needed) if all_needed else None
         """Kernel buffers (receive, send) of a link; None: the kernel's choice."""
         self.hub: Hub
 

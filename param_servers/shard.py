@@ -13,14 +13,8 @@ from torch import Tensor
 from param_servers.accumulator import mean_into
 from param_servers.config import OptimizerConfig
 from param_servers.errors import SnapshotError
-from param_servers.optimizers import (
-    State,
-    apply_to_part,
-    build_optimizer,
-    load_state_tensors,
-    slice_state,
-    state_tensors,
-)
+from param_servers.optimizers import SliceOptimizer
+from param_servers.update_rules import State
 
 LARGEST_PART, PART_MULTIPLE = 65536, 64
 """Elements: 256 KB stay in the cache; a multiple, so that vector instructions do the same everywhere."""
@@ -47,7 +41,9 @@ class Shard:
         self._schedule = config.schedule
         self.parameters = parameters.detach().to(torch.float32).clone().contiguous()
         self.numel = self.parameters.numel()
-        self._optimizer = build_optimizer(config, self.parameters)
+        self._optimizer = SliceOptimizer(config, self.parameters)
+        self._kept: State = {}
+        """The optimizer's state as it was when `keep` was called."""
         self._mean = torch.empty(min(self.numel, LARGEST_PART))
         self._published: Tensor | None = None
         self._measured_from: Tensor | None = None
@@ -67,16 +63,15 @@ class Shard:
     def mean_of(self, part: slice, gradients: list[Tensor]) -> Tensor:
         """Average a part of `gradients` (each [n]); valid until the next call."""
         start_s = time.perf_counter()
-        if part.stop - part.start < self.numel:  # else 64 views of what is whole already
-            gradients = [gradient[part] for gradient in gradients]
-        mean = mean_into(self._mean[: part.stop - part.start], gradients)
+        mean = self._mean[: part.stop - part.start]
+        mean_into(mean.numpy(), [gradient.numpy()[part] for gradient in gradients])
         self.aggregating_s += time.perf_counter() - start_s
         return mean
 
     def step_part(self, part: slice, learning_rate: float) -> None:
         """Step a part with its mean that was just computed; an update is all parts in order."""
         start_s = time.perf_counter()
-        apply_to_part(self._optimizer, part, self._mean[: part.stop - part.start], learning_rate)
+        self._optimizer.step(part, self._mean[: part.stop - part.start], learning_rate)
         self.applying_s += time.perf_counter() - start_s
 
     def apply(self, gradients: list[Tensor], learning_rate: float) -> None:
@@ -97,16 +92,16 @@ class Shard:
             self.update_norm = torch.dist(self.parameters, self._measured_from).item()
             self._measured_from = None
 
-    def part_state(self, part: slice) -> State:
-        """A copy of the optimizer's state of one part."""
-        state = slice_state(state_tensors(self._optimizer), part)
-        return {name: tensor.clone() for name, tensor in state.items()}
+    def keep(self) -> None:
+        """Be ready to `go_back` to the version that is published now."""
+        self.published()
+        for name, tensor in self._optimizer.state.items():
+            self._kept.setdefault(name, torch.empty_like(tensor)).copy_(tensor)
 
-    def restore_part(self, part: slice, parameters: Tensor, state: State) -> None:
-        """Put one part of `parameters` [n] and its optimizer state back."""
-        self.parameters[part].copy_(parameters[part])
-        for name, tensor in slice_state(state_tensors(self._optimizer), part).items():
-            tensor.copy_(state[name])
+    def go_back(self) -> None:
+        """Undo every step of a part since `keep`."""
+        self.parameters.copy_(self.published())
+        self._optimizer.load(self._kept)
 
     def publish(self, parameters: Tensor) -> None:
         """`parameters` [n] equal the current ones, and nobody will change them."""
@@ -120,14 +115,14 @@ class Shard:
 
     def optimizer_state(self) -> State:
         """A copy of the optimizer's state: moments [n], counters []."""
-        return {name: tensor.clone() for name, tensor in state_tensors(self._optimizer).items()}
+        return {name: tensor.clone() for name, tensor in self._optimizer.state.items()}
 
     def moment_norms(self) -> dict[str, float]:
         """L2 norms of the optimizer's moments over this shard, by `first_moment_norm` and `second_moment_norm`.
 
         Empty for a rule that keeps none. Reads the state once: milliseconds for a million parameters.
         """
-        state = state_tensors(self._optimizer)
+        state = self._optimizer.state
         return {MOMENTS[name]: float(torch.linalg.vector_norm(state[name])) for name in state if name in MOMENTS}
 
     def load(self, parameters: Tensor, state: State | None) -> None:
@@ -143,10 +138,10 @@ class Shard:
         if self._measured_from is not None:
             self._measured_from.copy_(parameters)  # going back is no update
         if state is None:
-            for tensor in state_tensors(self._optimizer).values():
+            for tensor in self._optimizer.state.values():
                 tensor.zero_()
         else:
-            load_state_tensors(self._optimizer, state)
+            self._optimizer.load(state)
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from param_servers.errors import ConfigError, SnapshotError
 from param_servers.layout import FlatLayout
-from param_servers.optimizers import State, merge_states
+from param_servers.optimizers import merge_states
 from param_servers.sharding import ShardPlan
+from param_servers.update_rules import State
 
 FORMAT = "param_servers checkpoint 1"
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from param_servers.bounded import LeavableThread
 from param_servers.errors import ParamServersError, SnapshotError
-from param_servers.optimizers import State
 from param_servers.sharding import ShardPlan
 from param_servers.snapshots import discard_after, find_newest, load_checkpoint, publish, read_manifest, write_shard
+from param_servers.update_rules import State
 
 _DISCARD_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 10.0

@@ -70,7 +70,7 @@ class TcpHub:
         link = self._links.get(peer)
         if link is None:
             return False
-        self._loop.send(link, frame)
+        self._loop.stream(link, frame)
         return True
 
     def grown(self, peer: Peer) -> None:
@@ -107,11 +107,11 @@ class TcpHub:
 
     # -- links ---------------------------------------------------------------------------------------------------
 
-    def listen(self, host: str, port: int = 0, buffer_bytes: tuple[int, int] | None = None) -> tuple[str, int]:
+    def listen(self, host: str, port: int = 0, window_bytes: int | None = None) -> tuple[str, int]:
         """See `Hub`."""
-        listener = open_listener(host, port, buffer_bytes)
+        listener = open_listener(host, port, window_bytes)
         self._door = Door(listener, self._silence_timeout_s)
-        if buffer_bytes is not None:
+        if window_bytes is not None:
             self._wake_bytes = 1  # what arrives is passed on at once
         self._loop.listen(listener)
         address = listener.getsockname()

@@ -7,19 +7,19 @@ import socket
 
 LOOPBACK = ("127.", "::1", "localhost")
 """How the addresses begin that no other host has."""
+UNSENT_BYTES = 16 << 10
 
 
-def open_listener(host: str, port: int, buffer_bytes: tuple[int, int] | None) -> socket.socket:
-    """A socket that listens; port 0: any that is free. For `buffer_bytes` see `Hub.listen`.
+def open_listener(host: str, port: int, window_bytes: int | None) -> socket.socket:
+    """A socket that listens; port 0: any that is free. For `window_bytes` see `Hub.listen`.
 
     Raises:
         OSError: the address is taken, or none of this host.
     """
     listener = socket.create_server((host, port), family=_family(host), backlog=512)
     listener.setblocking(False)
-    if buffer_bytes is not None and not host.startswith(LOOPBACK):
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes[0])
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes[1])
+    if window_bytes is not None and not host.startswith(LOOPBACK):
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window_bytes)
     return listener
 
 
@@ -83,6 +83,17 @@ def begin_to_connect(address: tuple[str, int], silence_timeout_s: float) -> sock
             sock.close()
             raise
     return sock
+
+
+def hold_little_unsent(sock: socket.socket) -> None:
+    """Let the kernel take `UNSENT_BYTES` beyond what it has sent, not megabytes (where it can do that).
+
+    On loopback it sends at once, and less at a time would only be more work.
+    """
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        with contextlib.suppress(OSError):  # a broken link is noticed by the next poll
+            if not str(sock.getpeername()[0]).startswith(LOOPBACK):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 def reason_of(error: Exception) -> str:

@@ -38,9 +38,7 @@ from dba3c.simulation.validation import MeasuredPoint, fit
 from dba3c.simulation.validation_report import draw, page
 from param_servers.benchmarks.exchange_case import WARM_UP_STEPS, Bench, Case
 from param_servers.benchmarks.namespaces import Namespaces
-from param_servers.config import OptimizerConfig
 from param_servers.exchange import RunStopped
-from param_servers.optimizers import build_optimizer
 
 PREFIX = "dbsim"
 RATE_MBIT = 100.0
@@ -234,7 +232,6 @@ def main(words: list[str] | None = None) -> None:
     options = parser.parse_args(words)
     options.output.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    build_optimizer(OptimizerConfig(), torch.zeros(1))  # torch's late imports, before they would be timed
     run(options.output, options.seconds, options.frames, options.only, options.seed)
 
 

@@ -26,7 +26,6 @@ from param_servers.client import ServersExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import RunStopped
 from param_servers.layout import FlatLayout
-from param_servers.optimizers import build_optimizer
 from param_servers.server import ParameterServer
 from param_servers.sharding import plan_shards
 
@@ -160,7 +159,6 @@ def main() -> None:
     parser.add_argument("--cases", type=Case.parse, nargs="+", required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    build_optimizer(OptimizerConfig(), torch.zeros(1))  # torch's late imports, before their time would be counted
     place = detect(os.environ)
     for case in options.cases:
         rank = Rank(case, options.folder, options.workers, options.sleep_s, options.steps)

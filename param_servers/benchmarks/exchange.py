@@ -15,8 +15,6 @@ from pathlib import Path
 import torch
 
 from param_servers.benchmarks.exchange_case import Case, measure
-from param_servers.config import OptimizerConfig
-from param_servers.optimizers import build_optimizer
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -43,7 +41,6 @@ def main(arguments: list[str] | None = None) -> None:
     if options.backup and options.exchange not in ("servers", "majority"):
         parser.error(f"--exchange {options.exchange} knows no backup workers: servers and majority do")
     torch.set_num_threads(1)
-    build_optimizer(OptimizerConfig(), torch.zeros(1))  # torch's late imports, before they would be timed
     for case in cases(options):
         line = json.dumps(measure(case))
         print(line, flush=True)

@@ -21,9 +21,7 @@ import torch
 
 from param_servers.benchmarks.exchange_case import WARM_UP_STEPS, Bench, Case
 from param_servers.benchmarks.namespaces import Namespaces
-from param_servers.config import OptimizerConfig
 from param_servers.exchange import RunStopped
-from param_servers.optimizers import build_optimizer
 
 GRADIENTS, SLEEP_STEPS, SLOW = 8, 10, 3.0
 COLUMNS = (
@@ -135,7 +133,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True, help="the CSV")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    build_optimizer(OptimizerConfig(), torch.zeros(1))  # torch's late imports, before they would be timed
     found = [row for exchange in options.exchanges for b in options.backup for row in rows(options, exchange, b)]
     with options.output.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

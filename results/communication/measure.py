@@ -13,8 +13,6 @@ import torch
 from dba3c.host_facts import git_commit, host, versions
 from param_servers.benchmarks import link
 from param_servers.benchmarks.exchange_case import Case, measure
-from param_servers.config import OptimizerConfig
-from param_servers.optimizers import build_optimizer
 
 HERE = Path(__file__).resolve().parent
 WORKERS, RATE_MBIT = 8, 100.0
@@ -36,7 +34,6 @@ def cases() -> list[Case]:
 def main() -> None:
     """Measure, write exchange.csv, link.json and meta.json, draw."""
     torch.set_num_threads(1)
-    build_optimizer(OptimizerConfig(), torch.zeros(1))  # torch's late imports, before they would be timed
     rows = []
     for case in cases():
         rows.append(measure(case))

@@ -24,7 +24,6 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ParamServersError
 from param_servers.exchange import RunStopped
 from param_servers.layout import FlatLayout
-from param_servers.optimizers import build_optimizer
 from param_servers.server import ParameterServer
 from param_servers.sharding import plan_shards
 from param_servers.snapshots import find_newest, load_checkpoint
@@ -32,7 +31,6 @@ from param_servers.snapshots import find_newest, load_checkpoint
 SECRET = b"of this test run" * 2
 PATIENCE_S = 60.0
 _FORK = multiprocessing.get_context("fork")
-build_optimizer(OptimizerConfig(optimizer="adam"), torch.zeros(1))  # seconds of imports, once for all forks
 
 
 def gradient_of(numel: int, worker: int, incarnation: int, sequence: int) -> Tensor:

@@ -18,12 +18,10 @@ from param_servers.config import ExchangeConfig
 from param_servers.errors import ParamServersError
 from param_servers.exchange import RunStopped
 from param_servers.majority import MajorityExchange
-from param_servers.optimizers import build_optimizer
 from param_servers.selftest import BATCH, LAYOUT, OPTIMIZER, gradient, initial_parameters
 from param_servers.snapshots import find_newest, load_checkpoint
 
 _FORK = multiprocessing.get_context("fork")
-build_optimizer(OPTIMIZER, torch.zeros(1))  # seconds of imports, once for all forks
 PATIENCE_S = 60.0
 
 

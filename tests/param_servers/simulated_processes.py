@@ -61,7 +61,7 @@ class SimServer:
         def counted_abort() -> None:
             if bets._bet is not None:
                 counts["lost"] += 1
-                counts["lost halfway"] += bool(bets._bet._undo)
+                counts["lost halfway"] += bool(bets._bet._done)
             abort()
 
         bets.settle, bets.abort = counted_settle, counted_abort  # type: ignore[method-assign]

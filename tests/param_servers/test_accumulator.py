@@ -108,4 +108,6 @@ def test_the_mean_is_the_sum_in_order_then_divided(count: int) -> None:
     for gradient in gradients:
         expected = expected + gradient.numpy()
     expected = expected / np.float32(count)
-    assert np.array_equal(mean_into(torch.empty(100), gradients).numpy(), expected)
+    mean = np.empty(100, dtype=np.float32)
+    mean_into(mean, [gradient.numpy() for gradient in gradients])
+    assert np.array_equal(mean, expected)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from param_servers.config import OptimizerConfig
-from param_servers.cut_through import buffer_bytes, is_worthwhile
+from param_servers.cut_through import is_worthwhile, window_bytes
 from param_servers.frames import Frame
 from param_servers.handshake import Hello, Peer, Role
 from param_servers.messages import MEMBER, RECIPIENT, Dtype, Header, Kind, Row, pack_rows
@@ -96,9 +96,9 @@ def test_a_repetition_that_is_arriving_is_not_taken_for_the_slice_that_is_comple
 
 
 def test_all_receive_windows_together_are_bounded_but_none_is_too_small_to_move_bytes() -> None:
-    assert buffer_bytes(6_700_000, 8)[0] == (384 << 10) // 8
-    assert buffer_bytes(480_000, 8)[0] == 480_000 // 32
-    assert buffer_bytes(1000, 64)[0] == 7 << 10
+    assert window_bytes(6_700_000, 8) == (384 << 10) // 8
+    assert window_bytes(480_000, 8) == 480_000 // 32
+    assert window_bytes(1000, 64) == 11 << 10
 
 
 def test_small_slices_are_not_passed_on_while_they_arrive() -> None:

@@ -10,14 +10,16 @@ from param_servers.config import OptimizerConfig
 from param_servers.errors import ConfigError
 from param_servers.layout import FlatLayout
 from param_servers.optimizers import (
-    apply_gradient,
-    build_optimizer,
+    SliceOptimizer,
     clip_gradient,
-    load_state_tensors,
     merge_states,
     slice_state,
-    state_tensors,
 )
+
+
+def step(optimizer, gradient, learning_rate):
+    optimizer.step(slice(0, len(gradient)), gradient, learning_rate)
+
 
 NAMES = ["rmsprop", "adam", "sgd", "momentum", "adagrad", "adadelta"]
 
@@ -59,9 +61,9 @@ def test_each_rule_is_the_one_of_its_paper(name):
     config = OptimizerConfig(optimizer=name, learning_rate="0.05", beta1=0.8, beta2=0.75, epsilon=1e-4, decay=0.9)
     gradients, flat = stream(12, 37), torch.linspace(-1, 1, 37)
     expected = numpy_oracle(name, [g.double().numpy() for g in gradients], flat.double().numpy(), 0.05, config)
-    optimizer = build_optimizer(config, flat)
+    optimizer = SliceOptimizer(config, flat)
     for gradient in gradients:
-        apply_gradient(optimizer, gradient, 0.05)
+        step(optimizer, gradient, 0.05)
     np.testing.assert_allclose(flat.numpy(), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -72,13 +74,13 @@ def test_shards_are_bit_equal_to_the_whole_and_their_states_join(name, numel, da
     config = OptimizerConfig(optimizer=name)
     whole = torch.linspace(-1, 1, numel)
     parts = [whole[:cut].clone(), whole[cut:].clone()]
-    optimizer, shards = build_optimizer(config, whole), [build_optimizer(config, part) for part in parts]
+    optimizer, shards = SliceOptimizer(config, whole), [SliceOptimizer(config, part) for part in parts]
     for gradient in stream(5, numel):
-        apply_gradient(optimizer, gradient, 0.01)
-        apply_gradient(shards[0], gradient[:cut], 0.01)
-        apply_gradient(shards[1], gradient[cut:], 0.01)
+        step(optimizer, gradient, 0.01)
+        step(shards[0], gradient[:cut], 0.01)
+        step(shards[1], gradient[cut:], 0.01)
     assert torch.equal(whole, torch.cat(parts))
-    state, merged = state_tensors(optimizer), merge_states([state_tensors(shard) for shard in shards])
+    state, merged = optimizer.state, merge_states([shard.state for shard in shards])
     assert state.keys() == merged.keys() and all(torch.equal(state[key], merged[key]) for key in state)
 
 
@@ -86,34 +88,34 @@ def test_shards_are_bit_equal_to_the_whole_and_their_states_join(name, numel, da
 def test_a_state_saved_and_loaded_goes_on_bit_equal(name):
     config, gradients = OptimizerConfig(optimizer=name), stream(8, 33)
     flat = torch.linspace(-1, 1, 33)
-    optimizer = build_optimizer(config, flat)
+    optimizer = SliceOptimizer(config, flat)
     for gradient in gradients[:4]:
-        apply_gradient(optimizer, gradient, 0.01)
-    saved = {key: tensor.clone() for key, tensor in state_tensors(optimizer).items()}
+        step(optimizer, gradient, 0.01)
+    saved = {key: tensor.clone() for key, tensor in optimizer.state.items()}
     part = slice(7, 20)
     resumed = flat[part].clone()
-    second = build_optimizer(config, resumed)
-    load_state_tensors(second, slice_state(saved, part))
+    second = SliceOptimizer(config, resumed)
+    second.load(slice_state(saved, part))
     for gradient in gradients[4:]:
-        apply_gradient(optimizer, gradient, 0.01)
-        apply_gradient(second, gradient[part], 0.01)
+        step(optimizer, gradient, 0.01)
+        step(second, gradient[part], 0.01)
     assert torch.equal(flat[part], resumed)
 
 
 def test_building_an_optimizer_changes_no_parameter():
     for name in NAMES:
         flat = torch.tensor([1.0, -0.0, 1e-38])
-        build_optimizer(OptimizerConfig(optimizer=name), flat)
+        SliceOptimizer(OptimizerConfig(optimizer=name), flat)
         assert torch.equal(flat.view(torch.int32), torch.tensor([1.0, -0.0, 1e-38]).view(torch.int32))
 
 
 def test_the_state_of_another_optimizer_or_slice_is_refused():
-    optimizer = build_optimizer(OptimizerConfig(optimizer="adam"), torch.zeros(3))
+    optimizer = SliceOptimizer(OptimizerConfig(optimizer="adam"), torch.zeros(3))
     with pytest.raises(ConfigError, match="this optimizer needs"):
-        load_state_tensors(optimizer, {})
-    other = state_tensors(build_optimizer(OptimizerConfig(optimizer="adam"), torch.zeros(4)))
+        optimizer.load({})
+    other = SliceOptimizer(OptimizerConfig(optimizer="adam"), torch.zeros(4)).state
     with pytest.raises(ConfigError, match=r"has shape \[4\], but this optimizer needs \[3\]"):
-        load_state_tensors(optimizer, other)
+        optimizer.load(other)
     moved = {key: tensor + 1 for key, tensor in other.items()}
     with pytest.raises(ConfigError, match="shards disagree on the optimizer's step"):
         merge_states([other, moved])

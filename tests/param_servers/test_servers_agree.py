@@ -55,6 +55,8 @@ class Threads:
         self.errors: list[BaseException] = []
         self.last: dict[int, Tensor] = {}
         self.receipts: dict[int, list[Receipt]] = {}
+        self.all_here = threading.Barrier(config.num_workers)
+        """Nobody begins before all have come: an asynchronous run may be over before the last worker is there."""
 
     def run(self, data_points: int) -> None:
         threads = [threading.Thread(target=self._serve, args=(shard,)) for shard in range(self.plan.num_shards)]
@@ -90,6 +92,8 @@ class Threads:
         )
         receipts = self.receipts[worker] = []
         try:
+            exchange.pull()
+            self.all_here.wait(60)
             while True:
                 pull = exchange.pull()
                 self.last[worker] = reorder(pull.parameters, self.plan.layout, LAYOUT)

@@ -64,16 +64,15 @@ def test_an_update_in_parts_is_the_whole_update_and_can_be_undone(
         else:
             whole.apply(gradients, 0.01)
             before = parted.parameters.clone()
-        states = []
+        parted.publish(parted.parameters.clone())
+        parted.keep()
         for start, stop in zip([0, *stops], stops, strict=False):
             for part in parted.parts(start, stop):
-                states.append((part, parted.part_state(part)))
                 parted.mean_of(part, gradients)
                 parted.step_part(part, 0.01)
         assert torch.equal(parted.parameters, whole.parameters)
         if before is not None:
-            for part, state in reversed(states):
-                parted.restore_part(part, before, state)
+            parted.go_back()
             assert torch.equal(parted.parameters, before)
     assert all(map(torch.equal, parted.optimizer_state().values(), whole.optimizer_state().values()))
 

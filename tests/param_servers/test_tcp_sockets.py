@@ -1,0 +1,47 @@
+"""What a socket is told before frames travel on it."""
+
+import socket
+from contextlib import closing
+
+import pytest
+
+from param_servers.tcp_sockets import UNSENT_BYTES, hold_little_unsent
+
+_PAYLOAD = bytes(1 << 16)
+
+
+def own_address() -> str:
+    """An address of this host by which it does not look like loopback."""
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: only asks for the way
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
+def taken(host: str, little: bool) -> int:
+    """Bytes that the kernel takes for a peer that does not read."""
+    with closing(socket.create_server((host, 0))) as listener, closing(socket.socket()) as sender:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 10)
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        sender.connect(listener.getsockname())
+        sender.setblocking(False)
+        if little:
+            hold_little_unsent(sender)
+        count = 0
+        with closing(listener.accept()[0]), pytest.raises(BlockingIOError):
+            while True:
+                count += sender.send(_PAYLOAD)
+    return count
+
+
+def test_a_link_to_another_host_that_streams_holds_little_that_is_not_sent() -> None:
+    host = own_address()
+    if not host or not hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        pytest.skip("this host has no address but loopback, or its kernel no such option")
+    assert taken(host, little=True) < UNSENT_BYTES + len(_PAYLOAD) + (64 << 10) < taken(host, little=False)
+
+
+def test_on_loopback_the_kernel_takes_what_it_likes() -> None:
+    assert taken("127.0.0.1", little=True) > UNSENT_BYTES + len(_PAYLOAD) + (64 << 10)
