@@ -22,6 +22,8 @@ from launch.processes import exit_with_parent
 from launch.role_process import RUN_ENDED_BROKEN_EXIT
 from param_servers.errors import ConfigError, ParamServersError, RunBroken, SnapshotError
 
+DISK_FULL_EXIT = 1
+"""Like any other crash: who supervises the role may start it again, and there may be room by then."""
 FOLDER_TIMEOUT_S = 30.0
 """Longest wait for the launcher's run folder to appear (a shared file system may be slow)."""
 
@@ -47,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         return USER_ERROR_EXIT
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+            return DISK_FULL_EXIT
         if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             raise
         exchange = place.config.exchange

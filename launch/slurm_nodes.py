@@ -12,6 +12,7 @@ import shlex
 import socket
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from launch import slurm_tools
 from launch.nodelist import expand, hostnames
 
 LOOK_S = 10.0
+SUBMIT_TRIES = 5
+"""Looks at which a replacement that was refused is asked for: a busy controller, but also an account without hours."""
 
 
 class LostNodes:
@@ -51,7 +54,8 @@ class LostNodes:
         except UserError as error:
             say(f"a lost node will not be replaced: {error}")
         self.replacements: dict[str, str] = {}
-        """Lost node → job that replaces it."""
+        """Lost node → job that replaces it; "" when it was refused too often."""
+        self._refusals: Counter[str] = Counter()
         self._next_look_s = 0.0
 
     def look(self) -> None:
@@ -81,6 +85,12 @@ class LostNodes:
 
     def _replace(self, number: int, node: str, time_left: str) -> bool:
         """Ask for a job in the node's place; False when Slurm refuses."""
+        if self._refusals[node]:  # a controller that did not answer may have done it all the same
+            found = self._slurm(
+                ["squeue", "--noheader", f"--name={replacement_name(self.environ, node)}", "--format=%i"]
+            )
+            if found.returncode == 0 and found.stdout.strip():
+                return self._replaced(node, found.stdout.split()[0])
         command = ["sbatch", "--parsable", *sbatch_options(self.environ, self.run_dir, node, time_left)]
         environ = {name: value for name, value in self.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
         environ |= rank_environment(self.environ, self.run_dir, number, len(self.nodes))
@@ -88,11 +98,17 @@ class LostNodes:
             environ["SLURM_CONF"] = self.environ["SLURM_CONF"]
         answer = self._slurm(command, environ, script_text(self.environ, self.train))
         if answer.returncode:
-            self.replacements[node] = ""
-            self.say(f"node {node} is lost and cannot be replaced: {answer.stderr.strip()}")
+            self._refusals[node] += 1
+            tries = f"try {self._refusals[node]} of {SUBMIT_TRIES}"
+            self.say(f"node {node} is lost and cannot be replaced ({tries}): {answer.stderr.strip()}")
+            if self._refusals[node] == SUBMIT_TRIES:
+                self.replacements[node] = ""
             return False
-        self.replacements[node] = answer.stdout.strip().split(";")[0]
-        self.say(f"node {node} is lost; job {self.replacements[node]} takes its place as soon as a node is free")
+        return self._replaced(node, answer.stdout.strip().split(";")[0])
+
+    def _replaced(self, node: str, job: str) -> bool:
+        self.replacements[node] = job
+        self.say(f"node {node} is lost; job {job} takes its place as soon as a node is free")
         return True
 
     def end(self) -> None:
@@ -127,10 +143,15 @@ def rank_environment(environ: Mapping[str, str], run_dir: Path, number: int, nod
     }
 
 
+def replacement_name(environ: Mapping[str, str], node: str) -> str:
+    """The name of the job that replaces a node, by which it is found again: no other has it."""
+    return f"{environ.get('SLURM_JOB_NAME', 'dba3c')}-{slurm_tools.job_name(environ)}-{node}"
+
+
 def sbatch_options(environ: Mapping[str, str], run_dir: Path, node: str, time_left: str) -> list[str]:
     """One node like the lost one, for as long as the job may still run."""
     options = [
-        f"--job-name={environ.get('SLURM_JOB_NAME', 'dba3c')}-{node}",
+        f"--job-name={replacement_name(environ, node)}",
         "--nodes=1",
         f"--ntasks-per-node={tasks_per_node(environ)}",
         f"--time={time_left or 'UNLIMITED'}",

@@ -11,7 +11,7 @@ import pytest
 from dba3c.run_folder import RunFolder
 from launch.launchers import detect
 from launch.nodelist import expand
-from launch.slurm_nodes import LOOK_S, LostNodes, rank_environment, sbatch_options, script_text
+from launch.slurm_nodes import LOOK_S, SUBMIT_TRIES, LostNodes, rank_environment, sbatch_options, script_text
 
 JOB = {
     "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_NTASKS_PER_NODE": "2", "SLURM_CPUS_PER_TASK": "4",
@@ -29,6 +29,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 class FakeSlurm(LostNodes):
     nodes_left = "n[1-3]"
+    refuses = False
 
     def __init__(self, run_dir: Path) -> None:
         self.now_s, self.said, self.asked = 0.0, [], []  # type: ignore[var-annotated]
@@ -38,6 +39,10 @@ class FakeSlurm(LostNodes):
         self, command: Sequence[str], environ: Mapping[str, str] | None = None, script: str | None = None
     ) -> subprocess.CompletedProcess[str]:
         self.asked.append((command[0], environ, script))
+        if command[0] == "sbatch" and self.refuses:
+            return subprocess.CompletedProcess(command, 1, "", "no hours left\n")
+        if any(word.startswith("--name=") for word in command):
+            return subprocess.CompletedProcess(command, 0, "", "")
         answers = {"squeue": f"{self.nodes_left}|1:02:03", "sbatch": "8"}
         return subprocess.CompletedProcess(command, 0, answers.get(command[0], "") + "\n", "")
 
@@ -134,8 +139,45 @@ def test_a_refused_replacement_leaves_the_others_to_the_next_look(
     lost_nodes.look()
     assert asked == ["squeue", "sbatch"]
     lost_nodes.look()
-    lost_nodes.look()
-    assert asked == ["squeue", "sbatch"] * 2 + ["squeue"]  # each of the two once
+    assert asked[2:] == ["squeue", "squeue", "sbatch"]  # is the job there that Slurm did not confirm?
+
+
+def test_a_replacement_that_slurm_does_not_confirm_is_asked_for_again_and_found(run_dir: Path) -> None:
+    class SlowSlurm(FakeSlurm):
+        submitted: str | None = None
+
+        def _slurm(
+            self, command: Sequence[str], environ: Mapping[str, str] | None = None, script: str | None = None
+        ) -> subprocess.CompletedProcess[str]:
+            if command[0] == "sbatch":
+                self.asked.append((command[0], environ, script))
+                return subprocess.CompletedProcess(command, 124, "", "too slow")
+            if any(word.startswith("--name=") for word in command):
+                assert f"--job{command[2][1:]}" in sbatch_options(JOB, run_dir, "n3", "1")
+                return subprocess.CompletedProcess(command, 0, self.submitted or "", "")
+            return super()._slurm(command, environ, script)
+
+    slurm = SlowSlurm(run_dir)
+    slurm.nodes, slurm.nodes_left = ["n1", "n2", "n3"], "n[1-2]"
+    slurm.look_later()
+    slurm.look_later()
+    slurm.submitted = "9\n"
+    slurm.look_later()
+    assert slurm.said[-2:] == [
+        "node n3 is lost and cannot be replaced (try 2 of 5): too slow",
+        "node n3 is lost; job 9 takes its place as soon as a node is free",
+    ]
+    slurm.end()
+    assert slurm.asked[-1][0] == "scancel"
+
+
+def test_a_replacement_that_is_refused_again_and_again_is_given_up(run_dir: Path) -> None:
+    slurm = FakeSlurm(run_dir)
+    slurm.nodes, slurm.nodes_left, slurm.refuses = ["n1", "n2", "n3"], "n[1-2]", True
+    for _ in range(SUBMIT_TRIES + 3):
+        slurm.look_later()
+    assert [asked[0] for asked in slurm.asked].count("sbatch") == SUBMIT_TRIES
+    assert slurm.said[-1] == "node n3 is lost and cannot be replaced (try 5 of 5): no hours left"
 
 
 @pytest.mark.parametrize("answer", ["p[1-|1:00\n", "", "\n"])

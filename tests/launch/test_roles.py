@@ -1,0 +1,36 @@
+"""How a role's errors end its process: one line, and an exit code that its supervisor understands."""
+
+import errno
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from dba3c.config import TrainConfig
+from dba3c.place import Place
+from dba3c.roles import ROLES
+from dba3c.run_folder import RunFolder
+from launch import roles
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = RunFolder.create(tmp_path / "run", TrainConfig().to_json(), launch_id="1")
+    folder.release()
+    return folder.path
+
+
+def test_a_full_disk_ends_a_role_with_one_line_that_names_the_file(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play(place: Place) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place.folder.path / "checkpoints"))
+
+    monkeypatch.setitem(ROLES, "server", play)
+    monkeypatch.setattr(roles, "exit_with_parent", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    code = roles.main(["--run-dir", str(run_dir), "--role", "server", "--launch-id", "1"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code == roles.DISK_FULL_EXIT and line.startswith("server 0: ") and "No space left" in line
+    assert "checkpoints" in line
