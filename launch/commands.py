@@ -51,13 +51,14 @@ def resume(words: Sequence[str]) -> int:
 def stop(words: Sequence[str]) -> int:
     """dba3c stop RUN"""
     from dba3c.run_folder import RunFolder
+    from launch.verdict import STOP_COMMAND
 
     if len(words) != 1:
         raise UserError("usage: dba3c stop RUN")
     folder = RunFolder.open(words[0])
     if folder.status() != "live":
         raise UserError(f"{folder.path} is not live: it is {folder.status()}")
-    folder.request_stop("dba3c stop")
+    folder.request_stop(STOP_COMMAND)
     print(f"asked {folder.path} to end with a checkpoint")
     return 0
 

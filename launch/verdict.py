@@ -77,6 +77,10 @@ class Verdict:
         note_failure(self.run_dir, spec.role, spec.rank, code, child.tail(), self.node)
 
 
+STOP_COMMAND = "dba3c stop"
+"""The reason of a run that its user stopped: like after Ctrl-C a study goes on with it."""
+
+
 def outcome(code: int, folder: RunFolder) -> tuple[str, str]:
     """How a life ended, for meta.json: (finished | stopped | failed, reason)."""
     asked = folder.stop_reason()
@@ -84,6 +88,6 @@ def outcome(code: int, folder: RunFolder) -> tuple[str, str]:
     refused = [f for f in failures(folder.path, began_s) if f.code == USER_ERROR_EXIT and f.role in TRAINING_ROLES]
     if code != 0 or refused:
         return "failed", asked or f"exit code {code}"
-    if asked is not None and asked.startswith("SIG"):
+    if asked is not None and (asked.startswith("SIG") or asked == STOP_COMMAND):
         return "stopped", asked
     return "finished", asked or "the run has seen what it was to see"
