@@ -67,6 +67,7 @@ def central() -> None:
         draw_simulated(axes, x, y, f"{network} network, {nodes} nodes", index)
     axes.axhline(1.0, label="equal", **IDEAL)
     axes.set_xscale("log")
+    axes.set_yscale("log")
     finish(axes, "speed of the learner's node, in cores", "data points/s: central inference / workers", x)
     axes.tick_params(axis="x", labelsize=8)
     save(figure, HERE / "central")
