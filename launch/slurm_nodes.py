@@ -56,6 +56,8 @@ class LostNodes:
         self.replacements: dict[str, str] = {}
         """Lost node → job that replaces it; "" when it was refused too often."""
         self._refusals: Counter[str] = Counter()
+        self._names: dict[str, str] = {}
+        """Of the replacements that were asked for, by lost node."""
         self._next_look_s = 0.0
 
     def look(self) -> None:
@@ -68,7 +70,7 @@ class LostNodes:
         self._next_look_s = self._clock() + LOOK_S
         with contextlib.suppress(UserError):  # a list cut short, a meta.json just being replaced on a slow file system
             left, time_left = self._still_ours()
-            for number, node in enumerate(self.nodes):
+            for number, node in sorted(enumerate(self.nodes), key=lambda item: self._refusals[item[1]]):
                 known = not number or node in left or node in self.replacements  # the first's loss is not seen here
                 if not known and not self._replace(number, node, time_left):
                     return  # the others at the next look: several slow refusals would keep signals waiting
@@ -85,11 +87,12 @@ class LostNodes:
 
     def _replace(self, number: int, node: str, time_left: str) -> bool:
         """Ask for a job in the node's place; False when Slurm refuses."""
+        name = self._names.setdefault(node, replacement_name(self.environ, self.run_dir, node))
         if self._refusals[node]:  # a controller that did not answer may have done it all the same
-            found = self._slurm(
-                ["squeue", "--noheader", f"--name={replacement_name(self.environ, node)}", "--format=%i"]
-            )
-            if found.returncode == 0 and found.stdout.strip():
+            found = self._slurm(["squeue", "--noheader", "--me", f"--name={name}", "--format=%i"])
+            if found.returncode:
+                return self._refused(node, found.stderr)
+            if found.stdout.strip():
                 return self._replaced(node, found.stdout.split()[0])
         command = ["sbatch", "--parsable", *sbatch_options(self.environ, self.run_dir, node, time_left)]
         environ = {name: value for name, value in self.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
@@ -98,13 +101,16 @@ class LostNodes:
             environ["SLURM_CONF"] = self.environ["SLURM_CONF"]
         answer = self._slurm(command, environ, script_text(self.environ, self.train))
         if answer.returncode:
-            self._refusals[node] += 1
-            tries = f"try {self._refusals[node]} of {SUBMIT_TRIES}"
-            self.say(f"node {node} is lost and cannot be replaced ({tries}): {answer.stderr.strip()}")
-            if self._refusals[node] == SUBMIT_TRIES:
-                self.replacements[node] = ""
-            return False
+            return self._refused(node, answer.stderr)
         return self._replaced(node, answer.stdout.strip().split(";")[0])
+
+    def _refused(self, node: str, reason: str) -> bool:
+        self._refusals[node] += 1
+        tries = f"try {self._refusals[node]} of {SUBMIT_TRIES}"
+        self.say(f"node {node} is lost and cannot be replaced ({tries}): {reason.strip()}")
+        if self._refusals[node] == SUBMIT_TRIES:
+            self.replacements[node] = ""
+        return False
 
     def _replaced(self, node: str, job: str) -> bool:
         self.replacements[node] = job
@@ -116,6 +122,9 @@ class LostNodes:
         jobs = [job for job in self.replacements.values() if job]
         if jobs:
             self._slurm(["scancel", *jobs])
+        for node, name in self._names.items():
+            if not self.replacements.get(node):  # it may be there all the same
+                self._slurm(["scancel", f"--name={name}"])
 
     def _slurm(
         self, command: Sequence[str], environ: Mapping[str, str] | None = None, script: str | None = None
@@ -143,15 +152,19 @@ def rank_environment(environ: Mapping[str, str], run_dir: Path, number: int, nod
     }
 
 
-def replacement_name(environ: Mapping[str, str], node: str) -> str:
-    """The name of the job that replaces a node, by which it is found again: no other has it."""
-    return f"{environ.get('SLURM_JOB_NAME', 'dba3c')}-{slurm_tools.job_name(environ)}-{node}"
+def replacement_name(environ: Mapping[str, str], run_dir: Path, node: str) -> str:
+    """The name of the job that replaces a node, by which it is found again: no other has it.
+
+    Not even one of this job's earlier life: a launch has a name of its own. (To Slurm a comma separates two names.)
+    """
+    launch_id = RunFolder(run_dir).life().get("launch_id", "")
+    return f"{environ.get('SLURM_JOB_NAME', 'dba3c')}-{launch_id}-{node}".replace(",", "_")
 
 
 def sbatch_options(environ: Mapping[str, str], run_dir: Path, node: str, time_left: str) -> list[str]:
     """One node like the lost one, for as long as the job may still run."""
     options = [
-        f"--job-name={replacement_name(environ, node)}",
+        f"--job-name={replacement_name(environ, run_dir, node)}",
         "--nodes=1",
         f"--ntasks-per-node={tasks_per_node(environ)}",
         f"--time={time_left or 'UNLIMITED'}",

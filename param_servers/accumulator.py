@@ -141,8 +141,9 @@ def mean_into(out: Elements, gradients: Sequence[Elements]) -> None:
     1,536 elements: 6 us instead of 22).
     """
     out[:] = gradients[0]
-    for gradient in gradients[1:]:
-        np.add(out, gradient, out=out)
+    with np.errstate(over="ignore", invalid="ignore"):  # it may not be known yet whether they are finite
+        for gradient in gradients[1:]:
+            np.add(out, gradient, out=out)
     if len(gradients) > 1:
         np.divide(out, len(gradients), out=out)
 

@@ -7,7 +7,7 @@ shards receive from the first moment on, and none from all workers at once. And 
 beyond what the slowest has taken, of which the kernel holds little unsent (`tcp_sockets.hold_little_unsent`): what one
 link is behind when the others are done, its shard still has to pass on to every worker. (8 workers, 8 servers, 6.7 MB
 at 100 Mbit/s: some runs took 1.15 times the bound and some 1.26 to 1.39; with turns all took 1.15 to 1.26; with little
-unsent 1.12 to 1.15.)
+unsent 1.12 to 1.16.)
 """
 
 from param_servers.frames import Frame

@@ -13,7 +13,7 @@ from torch import Tensor
 from param_servers.config import ClipRule, OptimizerConfig
 from param_servers.errors import ConfigError
 from param_servers.layout import FlatLayout
-from param_servers.update_rules import RULES, State
+from param_servers.update_rules import State, rule_of
 
 
 class SliceOptimizer:
@@ -29,7 +29,7 @@ class SliceOptimizer:
             what = f"{parameters.dtype} {list(parameters.shape)}"
             raise ConfigError(f"an optimizer needs a flat float32 slice, got {what}")
         self._config, self._parameters = config, parameters
-        self._rule = RULES[config.optimizer]
+        self._rule = rule_of(config)
         self.state: State = {name: torch.zeros_like(parameters) for name in self._rule.moments}
         """See `update_rules.State`."""
         if self._rule.counts:

@@ -70,9 +70,9 @@ class Replica:
         return Pull(self._pulled, self.step, self.data_points)
 
     def commit(self, gradient: Tensor, data_points: int) -> None:
-        """One update with a mean gradient [P] over `data_points` samples."""
+        """One update with a mean gradient [P], of any device and float dtype, over `data_points` samples."""
         with torch.no_grad():
-            self.shard.apply([gradient], self.learning_rate)
+            self.shard.apply([gradient.to("cpu", torch.float32)], self.learning_rate)
         self.step += 1
         self.data_points += data_points
 

@@ -80,7 +80,7 @@ class ServerCore:
         self._alive_every_s, self._alive_s = exchange.step_timeout_s / 8, 0.0
         self._silence_s, self._heard_s = 2 * exchange.step_timeout_s, clock()
         self.window_bytes = window_bytes(4 * tensors.numel, all_needed) if all_needed else None
-        """Kernel buffers (receive, send) of a link; None: the kernel's choice."""
+        """See `Hub.listen`."""
         self.hub: Hub
 
     def attach(self, hub: Hub) -> None:

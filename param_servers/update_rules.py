@@ -70,7 +70,7 @@ def _adadelta(config: OptimizerConfig, parameters: Tensor, gradient: Tensor, sta
     )  # fmt: skip
 
 
-RULES: dict[OptimizerName, Rule] = {
+_RULES: dict[OptimizerName, Rule] = {
     "sgd": Rule((), False, _sgd),
     "momentum": Rule(("momentum_buffer",), False, _sgd),
     "rmsprop": Rule(("square_avg",), True, _rmsprop),
@@ -78,3 +78,9 @@ RULES: dict[OptimizerName, Rule] = {
     "adagrad": Rule(("sum",), True, _adagrad),
     "adadelta": Rule(("square_avg", "acc_delta"), True, _adadelta),
 }
+
+
+def rule_of(config: OptimizerConfig) -> Rule:
+    """The configuration's rule. Momentum 0 keeps no buffer, as in torch.optim."""
+    without = config.optimizer == "momentum" and not config.momentum_coefficient
+    return _RULES["sgd" if without else config.optimizer]

@@ -128,18 +128,27 @@ def test_a_refused_replacement_leaves_the_others_to_the_next_look(
 ) -> None:
     monkeypatch.setattr("launch.slurm_nodes.hostnames", expand)
     asked: list[str] = []
+    submitted: list[str] = []
 
     def answer(command: Sequence[str], *_: object, **__: object) -> subprocess.CompletedProcess[str]:
         asked.append(command[0])
-        refused = command[0] == "sbatch"
-        return subprocess.CompletedProcess(command, 124 if refused else 0, "" if refused else "n1|1:00\n", "too slow")
+        if command[0] == "sbatch":
+            submitted.append(next(word for word in command if word.startswith("--job-name=")))
+            return subprocess.CompletedProcess(command, 124, "", "too slow")
+        known = any(word.startswith("--jobs=") for word in command)
+        return subprocess.CompletedProcess(command, 0, "n1|1:00\n" if known else "", "")
 
     monkeypatch.setattr("launch.slurm_tools.ask", answer)
     lost_nodes = LostNodes(JOB, run_dir, ["dba3c"], say=lambda _: None, clock=lambda: LOOK_S * len(asked))
     lost_nodes.look()
     assert asked == ["squeue", "sbatch"]
     lost_nodes.look()
-    assert asked[2:] == ["squeue", "squeue", "sbatch"]  # is the job there that Slurm did not confirm?
+    lost_nodes.look()
+    assert asked[2:] == ["squeue", "sbatch", "squeue", "squeue", "sbatch"]  # is the job there that was not confirmed?
+    assert [name[-2:] for name in submitted] == ["n2", "n3", "n2"]
+    asked.clear()
+    lost_nodes.end()
+    assert asked == ["scancel"] * 2
 
 
 def test_a_replacement_that_slurm_does_not_confirm_is_asked_for_again_and_found(run_dir: Path) -> None:
@@ -153,7 +162,7 @@ def test_a_replacement_that_slurm_does_not_confirm_is_asked_for_again_and_found(
                 self.asked.append((command[0], environ, script))
                 return subprocess.CompletedProcess(command, 124, "", "too slow")
             if any(word.startswith("--name=") for word in command):
-                assert f"--job{command[2][1:]}" in sbatch_options(JOB, run_dir, "n3", "1")
+                assert f"--job{command[3][1:]}" in sbatch_options(JOB, run_dir, "n3", "1")
                 return subprocess.CompletedProcess(command, 0, self.submitted or "", "")
             return super()._slurm(command, environ, script)
 

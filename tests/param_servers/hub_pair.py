@@ -24,10 +24,10 @@ def receive_into(peer: Peer, header: Header) -> memoryview:
 class Pair:
     """A listening hub, a dialling hub, and what each has heard."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.server = TcpHub(SECRET, receive_into, handshake_timeout_s=0.3)
         self.worker = TcpHub(SECRET, receive_into)
-        self.address = self.server.listen("127.0.0.1")
+        self.address = self.server.listen(host)
         self.heard: dict[TcpHub, list[Event]] = {self.server: [], self.worker: []}
 
     def until(self, done: Callable[[], bool]) -> None:

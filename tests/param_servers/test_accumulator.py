@@ -111,3 +111,10 @@ def test_the_mean_is_the_sum_in_order_then_divided(count: int) -> None:
     mean = np.empty(100, dtype=np.float32)
     mean_into(mean, [gradient.numpy() for gradient in gradients])
     assert np.array_equal(mean, expected)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_mean_that_is_not_finite_is_no_warning_of_numpy() -> None:
+    mean = np.empty(2, dtype=np.float32)
+    mean_into(mean, [np.array(values, dtype=np.float32) for values in ([np.inf, 3e38], [-np.inf, 3e38])])
+    assert not np.isfinite(mean).any()

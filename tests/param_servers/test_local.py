@@ -108,3 +108,23 @@ def test_what_was_committed_is_reported_at_the_latest_when_it_closes():
     local.close()
     assert sum(report["commits"] for report in reports) == 2
     assert reports[-1]["data_points_total"] == 10 and reports[-1]["learning_rate"] == pytest.approx(0.09)
+
+
+class OnTheGpu(torch.Tensor):
+    """A gradient as on CUDA: to NumPy only over the CPU."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.numpy:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        return result.as_subclass(torch.Tensor) if function is torch.Tensor.to else result
+
+
+@pytest.mark.parametrize("as_elsewhere", [lambda flat: flat.as_subclass(OnTheGpu), lambda flat: flat.bfloat16()])
+def test_a_gradient_may_lie_on_another_device_or_have_another_float_type(as_elsewhere):
+    flat = torch.linspace(-1, 1, LAYOUT.numel).bfloat16().float()
+    here, elsewhere = exchange(), exchange()
+    here.push(flat, here.pull().step, 5)
+    assert elsewhere.push(as_elsewhere(flat), elsewhere.pull().step, 5).accepted
+    assert torch.equal(here.pull().parameters, elsewhere.pull().parameters)

@@ -5,7 +5,10 @@ from contextlib import closing
 
 import pytest
 
+from param_servers.frames import Frame
+from param_servers.messages import Header, Kind
 from param_servers.tcp_sockets import UNSENT_BYTES, hold_little_unsent
+from tests.param_servers.hub_pair import SERVER, Pair
 
 _PAYLOAD = bytes(1 << 16)
 
@@ -41,6 +44,24 @@ def test_a_link_to_another_host_that_streams_holds_little_that_is_not_sent() -> 
     if not host or not hasattr(socket, "TCP_NOTSENT_LOWAT"):
         pytest.skip("this host has no address but loopback, or its kernel no such option")
     assert taken(host, little=True) < UNSENT_BYTES + len(_PAYLOAD) + (64 << 10) < taken(host, little=False)
+
+
+def test_only_a_link_that_streams_is_told_so() -> None:
+    host = own_address()
+    if not host or not hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        pytest.skip("this host has no address but loopback, or its kernel no such option")
+    pair = Pair(host)
+    try:
+        pair.connect()
+        unsent = lambda: pair.worker._links[SERVER].sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)  # noqa: E731
+        header = Header(Kind.GRADIENT, sender=3)
+        pair.worker.send(SERVER, header, memoryview(_PAYLOAD))
+        assert unsent() != UNSENT_BYTES
+        pair.worker.stream(SERVER, Frame(header, memoryview(_PAYLOAD), available=1000))
+        assert unsent() == UNSENT_BYTES
+    finally:
+        pair.worker.shut()
+        pair.server.shut()
 
 
 def test_on_loopback_the_kernel_takes_what_it_likes() -> None:
