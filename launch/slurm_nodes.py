@@ -89,7 +89,7 @@ class LostNodes:
         """Ask for a job in the node's place; False when Slurm refuses."""
         name = self._names.setdefault(node, replacement_name(self.environ, self.run_dir, node))
         if self._refusals[node]:  # a controller that did not answer may have done it all the same
-            found = self._slurm(["squeue", "--noheader", "--me", f"--name={name}", "--format=%i"])
+            found = self._jobs_named([name])
             if found.returncode:
                 return self._refused(node, found.stderr)
             if found.stdout.strip():
@@ -120,11 +120,14 @@ class LostNodes:
     def end(self) -> None:
         """The run is over, and so are its replacements, begun or not."""
         jobs = [job for job in self.replacements.values() if job]
+        unconfirmed = [name for node, name in self._names.items() if not self.replacements.get(node)]
+        if unconfirmed:  # they may be there all the same
+            jobs += self._jobs_named(unconfirmed).stdout.split()
         if jobs:
             self._slurm(["scancel", *jobs])
-        for node, name in self._names.items():
-            if not self.replacements.get(node):  # it may be there all the same
-                self._slurm(["scancel", f"--name={name}"])
+
+    def _jobs_named(self, names: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return self._slurm(["squeue", "--noheader", "--me", f"--name={','.join(names)}", "--format=%i"])
 
     def _slurm(
         self, command: Sequence[str], environ: Mapping[str, str] | None = None, script: str | None = None

@@ -138,7 +138,7 @@ def mean_into(out: Elements, gradients: Sequence[Elements]) -> None:
     """Mean of `gradients` (each [n] float32) into `out` [n]: summed from the first to the last, then divided.
 
     NumPy and not torch: a part of a slice has a few KB, and a torch call costs as much as adding them (8 parts of
-    1,536 elements: 6 us instead of 22).
+    1,536 elements, cut out and averaged, in turn on one core: 23 against 31 us).
     """
     out[:] = gradients[0]
     with np.errstate(over="ignore", invalid="ignore"):  # it may not be known yet whether they are finite

@@ -80,11 +80,6 @@ class LinkLoop:
         link.send(frame)
         self._dirty[link] = None
 
-    def stream(self, link: Link, frame: Frame) -> None:
-        """Queue a frame that grows."""
-        link.stream(frame)
-        self._dirty[link] = None
-
     def grown(self, link: Link) -> None:
         """More of its frames may be sent."""
         self._dirty[link] = None

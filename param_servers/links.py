@@ -78,14 +78,10 @@ class Link:
 
     def send(self, frame: Frame) -> None:
         """Queue a frame; a reference to its payload is kept until it is sent."""
-        self._outbox.append(frame)
-
-    def stream(self, frame: Frame) -> None:
-        """Queue a frame that grows at the pace of other links too: what its link has taken is to be known."""
-        if not self._streams:
-            self._streams = True
+        if frame.available < len(frame.payload) and not self._streams:
+            self._streams = True  # it grows at the pace of other links too: what this one has sent is to be known
             hold_little_unsent(self.sock)
-        self.send(frame)
+        self._outbox.append(frame)
 
     def cancel(self, kind: Kind) -> None:
         """Drop queued frames of this kind that have not begun."""

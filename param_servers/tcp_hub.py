@@ -70,7 +70,7 @@ class TcpHub:
         link = self._links.get(peer)
         if link is None:
             return False
-        self._loop.stream(link, frame)
+        self._loop.send(link, frame)
         return True
 
     def grown(self, peer: Peer) -> None:

@@ -137,7 +137,14 @@ def draw(rows: list[Row], path: Path) -> list[Path]:
             label=f"{network}, {precision}",
         )
     finish(axes, f"observations in a batch ({rows[0].device})", "observations/s", [row.batch for row in rows], log=True)
-    axes.legend(frameon=False, fontsize=8, handlelength=4)  # long enough to tell dashed from solid
+    axes.legend(
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+        ncols=len(networks),
+        frameon=False,
+        fontsize=8,
+        handlelength=4,  # long enough to tell dashed from solid
+    )
     return save(figure, path)
 
 
