@@ -53,8 +53,8 @@ class Bets:
         """
         if self._bet is None and self._all_needed and self._lost_on != version:
             self._place(version, workers, incoming, data_points)
-        if self._bet is not None and not self._bet.advance():
-            self.abort()
+        if self._bet is not None:
+            self._bet.advance()
 
     def _place(self, version: Version, workers: dict[int, int], incoming: dict[Peer, Tensor], data_points: int) -> None:
         """Bet once all gradients of this step that are needed, and no others, are complete or (some still) arriving."""

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from param_servers.accumulator import is_usable
 from param_servers.frames import Frame
 from param_servers.handshake import Peer, Role
 from param_servers.hub import Hub
@@ -24,7 +23,7 @@ PARTS, LEAST_PART = 64, 1024
 """A part is worth its work when it is a 64th of the slice and 4 KB."""
 LEAST_BYTES = 256 << 10
 """Of all slices of a step: below that the wire is no match for the second message that a bet costs each worker."""
-WINDOWS, LEAST_WINDOW, ALL_WINDOWS = 32, 11 << 10, 384 << 10
+WINDOWS, LEAST_WINDOW, ALL_WINDOWS = 32, 16 << 10, 384 << 10
 
 
 def is_worthwhile(slice_bytes: int, workers: int) -> bool:
@@ -67,50 +66,51 @@ class CutThrough:
         members = sorted(members)
         self.rows = [member.row for member in members]
         self._gradients = [member.gradient for member in members]
-        self._arriving = {member.row.worker for member in members if not member.complete}
+        self._elements = [gradient.numpy() for gradient in self._gradients]
+        self._arriving = {
+            member.row.worker: Peer(Role.WORKER, member.row.worker) for member in members if not member.complete
+        }
         self._done = 0
         """Elements that are stepped."""
         self._least = max(LEAST_PART, shard.numel // PARTS)
         shard.keep()
         self._out = torch.empty(shard.numel)
+        self._stepped, self._passed_on = shard.parameters.numpy(), self._out.numpy()
         header = version._replace(kind=Kind.PARAMETERS, code=Code.STREAMED, dtype=Dtype.FLOAT32)
-        self._frames = {}
+        self._frames: dict[Peer, Frame] = {}
         first = version.sender % len(self.rows)  # each server begins with another worker
         for row in self.rows[first:] + self.rows[:first]:
-            frame = Frame(header, as_bytes(self._out), available=0)
-            if hub.stream(Peer(Role.WORKER, row.worker), frame):
-                self._frames[row.worker] = frame
+            worker, frame = Peer(Role.WORKER, row.worker), Frame(header, as_bytes(self._out), available=0)
+            if hub.stream(worker, frame):
+                self._frames[worker] = frame
 
     @property
     def streamed(self) -> set[int]:
         """Workers that were sent the frame on the link they have now."""
-        return set(self._frames)
+        return {worker.rank for worker in self._frames}
 
     def completed(self, worker: int, gradient: Tensor) -> bool:
         """A worker's slice has arrived whole; False when the bet is on another one (a repetition, or an older push)."""
-        self._arriving.discard(worker)
+        self._arriving.pop(worker, None)
         return any(gradient is expected for expected in self._gradients)
 
     def left(self, worker: int) -> bool:
         """A worker's link is gone; False when its gradient will never be complete and the bet is lost."""
-        self._frames.pop(worker, None)
+        self._frames.pop(Peer(Role.WORKER, worker), None)
         return worker not in self._arriving
 
-    def advance(self) -> bool:
-        """Step what is here from all; False when the bet is lost because the mean is not finite."""
+    def advance(self) -> None:
+        """Step what is here from all. Whether it is finite shows when a slice is whole; until then nothing counts."""
         have, numel = self._elements_from_all(), self._shard.numel
         if have < numel:
             have -= have % PART_MULTIPLE
             if have - self._done < self._least:
-                return True
+                return
         for part in self._shard.parts(self._done, have):
-            if not is_usable(self._shard.mean_of(part, self._gradients)):
-                return False
-            self._shard.step_part(part, self._learning_rate)
-            self._out[part].copy_(self._shard.parameters[part])
+            self._shard.update_part(part, self._elements, self._learning_rate)
+            self._passed_on[part] = self._stepped[part]
             self._done = part.stop
         self._release(self._done)
-        return True
 
     def over(self) -> None:
         """Send what is left."""
@@ -118,8 +118,9 @@ class CutThrough:
 
     def settle(self, members: list[Row]) -> bool:
         """Shard 0 commits `members`: whether this is the set that was bet on, and then the shard holds the result."""
-        if [tuple(row[:3]) for row in sorted(members)] != [tuple(row[:3]) for row in self.rows] or not self.advance():
+        if [tuple(row[:3]) for row in sorted(members)] != [tuple(row[:3]) for row in self.rows]:
             return False
+        self.advance()
         if self._done < self._shard.numel:
             return False
         self._shard.publish(self._out)
@@ -131,12 +132,12 @@ class CutThrough:
         self.over()
         self._shard.go_back()
         for worker in self._frames:
-            self._hub.send(Peer(Role.WORKER, worker), answer)
+            self._hub.send(worker, answer)
 
     def _elements_from_all(self) -> int:
         have = 4 * self._shard.numel
-        for worker in self._arriving:
-            receiving = self._hub.receiving(Peer(Role.WORKER, worker))
+        for worker in self._arriving.values():
+            receiving = self._hub.receiving(worker)
             have = min(have, receiving[1] if receiving is not None else 0)
         return have // 4
 
@@ -144,4 +145,4 @@ class CutThrough:
         for worker, frame in self._frames.items():
             if 4 * elements > frame.available:
                 frame.available = 4 * elements
-                self._hub.grown(Peer(Role.WORKER, worker))
+                self._hub.grown(worker)

@@ -129,7 +129,8 @@ class LinkLoop:
         """See `Hub.flush`."""
         dirty, self._dirty = self._dirty, {}
         for link in dirty:
-            self._flush(link)
+            if not self._selector.waits_to_write(link):
+                self._flush(link)
 
     def _flush(self, link: Link) -> None:
         if link not in self._selector:

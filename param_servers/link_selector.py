@@ -53,6 +53,10 @@ class LinkSelector:
             self._selector.unregister(link.sock)
         self._mask[link] = mask
 
+    def waits_to_write(self, link: Link) -> bool:
+        """Whether the kernel took no more of it, and has not yet reported that it does."""
+        return bool(self._mask.get(link, 0) & WRITE)
+
     def drop(self, link: Link) -> None:
         """Close it."""
         mask = self._mask.pop(link, None)

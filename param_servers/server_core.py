@@ -156,8 +156,8 @@ class ServerCore:
         Raises:
             PeerLost: shard 0 is gone and did not come back.
         """
-        self.node.advance()
         self._tell_arrived()
+        self.node.advance()
         self.storage.poll()
         if self.chief is not None:
             self.chief.tick()
@@ -194,10 +194,12 @@ class ServerCore:
             self.hub.send(_SHARD_0, header, memoryview(payload))
 
     def _tell_arrived(self) -> None:
-        """64 workers that finish together are one message, not 64."""
+        """64 workers that finish together are one message, not 64; ahead of the last part of the update."""
         arrived, self._arrived = self._arrived, {}
         for header, rows in arrived.items():
             self.hub.send(_SHARD_0, header, memoryview(b"".join(rows)))
+        if arrived:
+            self.hub.flush()
 
     # -- who may join --------------------------------------------------------------------------------------------
 

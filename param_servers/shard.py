@@ -5,12 +5,12 @@ every optimizer here works element by element, parts change nothing in the resul
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from param_servers.accumulator import mean_into
+from param_servers.accumulator import Elements, mean_into
 from param_servers.config import OptimizerConfig
 from param_servers.errors import SnapshotError
 from param_servers.optimizers import SliceOptimizer
@@ -60,25 +60,21 @@ class Shard:
         for begin in range(start, stop, LARGEST_PART):
             yield slice(begin, min(begin + LARGEST_PART, stop))
 
-    def mean_of(self, part: slice, gradients: list[Tensor]) -> Tensor:
-        """Average a part of `gradients` (each [n]); valid until the next call."""
+    def update_part(self, part: slice, gradients: Sequence[Elements], learning_rate: float) -> None:
+        """Average a part of `gradients` (each [n]) and step with it; an update is all parts in order."""
         start_s = time.perf_counter()
         mean = self._mean[: part.stop - part.start]
-        mean_into(mean.numpy(), [gradient.numpy()[part] for gradient in gradients])
-        self.aggregating_s += time.perf_counter() - start_s
-        return mean
-
-    def step_part(self, part: slice, learning_rate: float) -> None:
-        """Step a part with its mean that was just computed; an update is all parts in order."""
-        start_s = time.perf_counter()
-        self._optimizer.step(part, self._mean[: part.stop - part.start], learning_rate)
-        self.applying_s += time.perf_counter() - start_s
+        mean_into(mean.numpy(), [gradient[part] for gradient in gradients])
+        averaged_s = time.perf_counter()
+        self._optimizer.step(part, mean, learning_rate)
+        self.aggregating_s += averaged_s - start_s
+        self.applying_s += time.perf_counter() - averaged_s
 
     def apply(self, gradients: list[Tensor], learning_rate: float) -> None:
         """One update with the mean of `gradients`, each [n] float32, in the order given."""
+        elements = [gradient.numpy() for gradient in gradients]
         for part in self.parts(0, self.numel):
-            self.mean_of(part, gradients)
-            self.step_part(part, learning_rate)
+            self.update_part(part, elements, learning_rate)
         self._published = None
         self.committed()
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from param_servers.events import Event, Joined, Left, Rejected
 from param_servers.frames import Frame, ReceiveInto
-from param_servers.handshake import Dialer, Hello, Listener, Peer
+from param_servers.handshake import Dialer, Hello, Listener, Peer, Role
 from param_servers.link_loop import LinkLoop
 from param_servers.links import WAKE_BYTES, Link
 from param_servers.messages import Code, Header, Kind
-from param_servers.tcp_sockets import Door, begin_to_connect, open_listener, reason_of
+from param_servers.tcp_sockets import Door, begin_to_connect, open_listener, reason_of, send_first
 
 HANDSHAKE_TIMEOUT_S = 10.0
 MOST_STRANGERS = 512
@@ -179,6 +179,8 @@ class TcpHub:
             return
         self._loop.keep(link)
         self._wanted.pop(link, None)
+        if hello.role is Role.SERVER:
+            send_first(link.sock)
         before = self._links.get(peer)
         self._links[peer] = link  # first, so that a predecessor found broken now is not Left a second time
         if before is not None:

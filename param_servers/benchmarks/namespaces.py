@@ -1,4 +1,9 @@
-"""Hosts with slow links on one machine: network namespaces on a bridge, each limited in both directions. Root only."""
+"""Hosts with slow links on one machine: network namespaces at a switch, each limited in both directions. Root only.
+
+The switch is a bridge in a namespace of its own, so that what this machine filters and forwards (Docker's rules, say)
+neither stops nor slows the frames. What a host sends waits in Linux's default queue, in which urgent packets go first
+(`tcp_sockets.send_first`); what the switch sends to it waits in a plain one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from types import TracebackType
 _CLONE_NEWNET = 0x40000000
 _NET = "10.78.0"
 _CONTROL_KEY = "net.ipv4.tcp_congestion_control"
+_NOT_FILTERED = "net.bridge.bridge-nf-call-iptables=0"
 _CONGESTION_CONTROLS = ("cubic", "reno")
 """The first that may be set: Linux' default, as on most clusters, not what this machine happens to use (BBR, say)."""
 
@@ -28,8 +34,10 @@ class Namespaces:
     def __enter__(self) -> Namespaces:
         self._remove()
         try:
-            _ip("link", "add", f"{self.prefix}br", "type", "bridge")
-            _ip("link", "set", f"{self.prefix}br", "up")
+            _ip("netns", "add", self._switch)
+            _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
+            _ip("-n", self._switch, "link", "set", "bridge", "up")
+            _run("ip", "netns", "exec", self._switch, "sysctl", "-qw", _NOT_FILTERED, check=False)
             for host in range(1, self.count + 1):
                 self._add(host)
         except BaseException:
@@ -55,12 +63,16 @@ class Namespaces:
         finally:
             os.close(descriptor)
 
+    @property
+    def _switch(self) -> str:
+        return f"{self.prefix}switch"
+
     def _add(self, host: int) -> None:
-        name, outside = f"{self.prefix}{host}", f"{self.prefix}v{host}"
-        limit = ["root", "tbf", "rate", f"{self.rate_mbit}mbit", "burst", "64k", "latency", "50ms"]
+        name, port = f"{self.prefix}{host}", f"port{host}"
+        limit = ["tbf", "rate", f"{self.rate_mbit}mbit", "burst", "64k", "latency", "50ms"]
         _ip("netns", "add", name)
-        _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
-        _ip("link", "set", outside, "master", f"{self.prefix}br", "up")
+        _ip("-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("-n", self._switch, "link", "set", port, "master", "bridge", "up")
         _ip("-n", name, "link", "set", "lo", "up")
         _ip("-n", name, "addr", "add", f"{_NET}.{host}/24", "dev", "eth0")
         _ip("-n", name, "link", "set", "eth0", "up")
@@ -68,14 +80,13 @@ class Namespaces:
             if _run("ip", "netns", "exec", name, "sysctl", "-qw", f"{_CONTROL_KEY}={control}", check=False):
                 self.congestion_control = control
                 break
-        _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", *limit)
-        _run("tc", "qdisc", "add", "dev", outside, *limit)
+        _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "handle", "1:", *limit)
+        _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "parent", "1:1", "pfifo_fast")
+        _run("tc", "-n", self._switch, "qdisc", "add", "dev", port, "root", *limit)
 
     def _remove(self) -> None:
-        for host in range(1, self.count + 1):
-            _run("ip", "link", "del", f"{self.prefix}v{host}", check=False)
-            _run("ip", "netns", "del", f"{self.prefix}{host}", check=False)
-        _run("ip", "link", "del", f"{self.prefix}br", check=False)
+        for name in (*(f"{self.prefix}{host}" for host in range(1, self.count + 1)), self._switch):
+            _run("ip", "netns", "del", name, check=False)  # and what is in it
 
 
 def _ip(*arguments: str) -> None:

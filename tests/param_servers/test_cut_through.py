@@ -4,13 +4,18 @@ from typing import Any
 
 import torch
 
-from param_servers.config import OptimizerConfig
+from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.cut_through import is_worthwhile, window_bytes
+from param_servers.events import Message
 from param_servers.frames import Frame
 from param_servers.handshake import Hello, Peer, Role
+from param_servers.layout import FlatLayout
 from param_servers.messages import MEMBER, RECIPIENT, Dtype, Header, Kind, Row, pack_rows
+from param_servers.server_core import ServerCore
 from param_servers.shard import Shard, as_bytes
 from param_servers.shard_node import ShardNode
+from param_servers.sharding import plan_shards
+from param_servers.storage import Checkpoints
 
 WORKER = Peer(Role.WORKER, 0)
 GRADIENT = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dtype.FLOAT32, length=8)
@@ -95,10 +100,75 @@ def test_a_repetition_that_is_arriving_is_not_taken_for_the_slice_that_is_comple
     assert node.shard.parameters.tolist() == [-1.0, -2.0]
 
 
+def test_a_gradient_that_is_not_finite_is_found_once_it_is_whole_and_what_was_passed_on_is_void() -> None:
+    hub = OneWorker()
+    node = running(hub)
+    place = node.receive_into(WORKER, GRADIENT)
+    place[:] = as_bytes(torch.tensor([float("nan"), 2.0]))
+    hub.arriving = (GRADIENT, 8)
+    node.advance()
+    hub.arriving = None
+    node.gradient(WORKER, GRADIENT, place)
+    assert hub.sent == [Kind.PARAMETERS, Kind.ABORTED, Kind.RECEIPT]
+    assert node.shard.parameters.tolist() == [0.0, 0.0]
+
+
+class Recorded(OneWorker):
+    """What a shard beside shard 0 does, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[str] = []
+
+    def connected(self, peer: Peer) -> bool:
+        return True
+
+    def send(self, peer: Peer, header: Header, payload: Any = None) -> None:
+        self.log.append(f"{header.kind.name} to {peer}")
+
+    def grown(self, peer: Peer) -> None:
+        self.log.append(f"more to {peer}")
+
+    def flush(self) -> None:
+        self.log.append("flush")
+
+
+def test_shard_0_hears_of_the_last_gradient_before_the_wire_is_filled_with_the_last_part() -> None:
+    numel, hub = 1 << 16, Recorded()
+    plan, initial = plan_shards(FlatLayout.of({"w": (2 * numel,)}), 2), torch.zeros(2 * numel)
+    core = ServerCore(
+        shard=1,
+        plan=plan,
+        initial_parameters=initial,
+        optimizer_config=OptimizerConfig(optimizer="sgd", learning_rate="1"),
+        exchange_config=ExchangeConfig(num_workers=1, num_backup_workers=0, num_servers=2),
+        resolve=lambda shard: None,
+        storage=Checkpoints(None, plan, 1, initial),
+        clock=lambda: 0.0,
+        should_stop=lambda step, data_points: None,
+        on_event=lambda event: None,
+    )
+    core.attach(hub)  # type: ignore[arg-type]
+    core.node.joined(Hello(Role.WORKER, 0, 0, 0, ""))
+    core.node.obey(Header(Kind.RESTORE, 0, 0, 1, 0), b"")
+    gradient = GRADIENT._replace(length=4 * numel)
+    place = core.node.receive_into(WORKER, gradient)
+    place[:] = as_bytes(torch.ones(numel))
+    hub.arriving = (gradient, 2 * numel)
+    core.look_at_the_clock()
+    assert hub.log[-1] == f"more to {WORKER}"  # half of the update
+    hub.log.clear()
+    hub.arriving = None
+    core.handle(Message(WORKER, gradient, place))
+    core.look_at_the_clock()
+    core.close()
+    assert hub.log == ["ARRIVED to server 0", "flush", f"more to {WORKER}"]
+
+
 def test_all_receive_windows_together_are_bounded_but_none_is_too_small_to_move_bytes() -> None:
     assert window_bytes(6_700_000, 8) == (384 << 10) // 8
     assert window_bytes(480_000, 8) == 480_000 // 32
-    assert window_bytes(1000, 64) == 11 << 10
+    assert window_bytes(1000, 64) == 16 << 10
 
 
 def test_small_slices_are_not_passed_on_while_they_arrive() -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from param_servers.even_push import LEAD_BYTES, PIECE_BYTES, EvenPush
+from param_servers.even_push import FIRST_PIECE_BYTES, LEAD_BYTES, PIECE_BYTES, EvenPush, is_long
 from param_servers.frames import Frame
 from param_servers.handshake import Peer, Role
 from param_servers.messages import HEADER_BYTES, Header, Kind
@@ -62,19 +62,30 @@ def test_links_that_take_all_they_may_are_not_left_waiting_for_a_poll_that_nothi
     assert fast.sent == slow.sent == HEADER_BYTES + SIZE
 
 
-def test_links_take_turns_of_a_piece_in_the_order_in_which_they_were_begun() -> None:
+def test_links_take_turns_of_small_pieces_first_in_the_order_in_which_they_were_begun() -> None:
     class Sending(Links):
         def __init__(self) -> None:
             super().__init__()
+            self.frames: dict[Peer, Frame] = {}
             self.sent: list[tuple[Peer, int]] = []
 
+        def stream(self, peer: Peer, frame: Frame) -> bool:
+            self.frames[peer] = frame
+            return True
+
         def grown(self, peer: Peer) -> None:
-            self.sent.append((peer, PIECE_BYTES * (1 + sum(peer == other for other, _ in self.sent))))
+            self.sent.append((peer, self.frames[peer].available))
 
     hub = Sending()
     begun(hub)
-    pieces = range(PIECE_BYTES, LEAD_BYTES + 1, PIECE_BYTES)
-    assert hub.sent == [(peer, size) for size in pieces for peer in (FAST, SLOW)]
+    sizes = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 48 << 10]
+    assert (FIRST_PIECE_BYTES, PIECE_BYTES, LEAD_BYTES) == (sizes[0], sizes[2], sizes[-1])
+    assert hub.sent == [(peer, size) for size in sizes for peer in (FAST, SLOW)]
+
+
+def test_the_slices_of_1_33_mb_on_eight_servers_are_short_those_of_6_7_mb_are_long() -> None:
+    assert not is_long(1_330_000 // 8)
+    assert is_long(6_700_000 // 8)
 
 
 def test_a_short_slice_that_is_sent_holds_up_no_longer_one() -> None:

@@ -4,9 +4,12 @@ import socket
 import struct
 import time
 
+import pytest
+
 from param_servers.events import Joined, Left, Message
 from param_servers.frames import Frame
 from param_servers.handshake import Hello, Peer, Role
+from param_servers.links import Link
 from param_servers.messages import HEADER_BYTES, Code, Header, Kind, pack_header
 from param_servers.tcp_hub import TcpHub
 from tests.param_servers.hub_pair import MOST, SECRET, SERVER, WORKER, Pair, receive_into
@@ -71,6 +74,29 @@ def test_the_header_of_a_growing_frame_waits_for_its_first_bytes(pair: Pair) -> 
     pair.server.grown(WORKER)
     pair.server.poll(0)
     assert frame.sent == HEADER_BYTES + 1
+
+
+def test_a_link_of_which_the_kernel_takes_no_more_is_not_tried_again_before_it_does(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.connect()
+    pair.worker._links[SERVER].sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
+    pair.worker.send(SERVER, Header(Kind.GRADIENT, sender=3), memoryview(bytes(MOST)))
+    pair.worker.flush()
+    tries = 0
+    flush = Link.flush
+
+    def counted(link: Link) -> None:
+        nonlocal tries
+        tries += 1
+        flush(link)
+
+    monkeypatch.setattr(Link, "flush", counted)
+    pair.worker.send(SERVER, Header(Kind.PULL, sender=3))
+    pair.worker.flush()
+    assert tries == 0
+    pair.until(lambda: [event.header.kind for event in pair.heard[pair.server] if isinstance(event, Message)][1:] != [])
+    assert tries > 0
 
 
 def test_who_waits_for_one_peer_hears_the_others_when_it_speaks_or_when_the_time_is_over(pair: Pair) -> None:
