@@ -1,9 +1,9 @@
 """Hosts with slow links on one machine: network namespaces at a switch, each limited in both directions. Root only.
 
-The switch is a bridge in a namespace of its own, so that what this machine filters (Docker's rules, say) cannot stop the
-frames. They do pass the kernel's hooks for filters there, of which none is set: without them (or without the module
-br_netfilter) one server took 1.45 to 1.5 times the bound here instead of 1.1, with this version and the one before;
-why was not found out. What a host sends waits in Linux's default queue, in which urgent packets go first
+The switch is a bridge in a namespace of its own, so that what this machine filters (Docker's rules, say) cannot stop
+the frames. They do pass the kernel's hooks for filters there, of which none is set: without them (or without the
+module br_netfilter) one server took 1.45 to 1.5 times the bound here instead of 1.1, with this version and the one
+before; why was not found out. What a host sends waits in Linux's default queue, in which urgent packets go first
 (`tcp_sockets.send_first`); what the switch sends to it waits in a plain one.
 """
 

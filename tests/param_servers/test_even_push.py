@@ -79,7 +79,7 @@ def test_links_take_turns_of_small_pieces_first_in_the_order_in_which_they_were_
     hub = Sending()
     begun(hub)
     sizes = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 48 << 10]
-    assert (FIRST_PIECE_BYTES, PIECE_BYTES, LEAD_BYTES) == (sizes[0], sizes[2], sizes[-1])
+    assert sizes[0] == FIRST_PIECE_BYTES and sizes[2] == PIECE_BYTES and sizes[-1] == LEAD_BYTES
     assert hub.sent == [(peer, size) for size in sizes for peer in (FAST, SLOW)]
 
 
