@@ -168,7 +168,8 @@ def test_shard_0_hears_of_the_last_gradient_before_the_wire_is_filled_with_the_l
 def test_all_receive_windows_together_are_bounded_but_none_is_too_small_to_move_bytes() -> None:
     assert window_bytes(6_700_000, 8) == (384 << 10) // 8
     assert window_bytes(960_000, 8) == 960_000 // 32
-    assert window_bytes(1000, 64) == 16 << 10
+    assert window_bytes(1000, 8) == 16 << 10
+    assert window_bytes(1000, 64) == 11 << 10
 
 
 def test_small_slices_are_not_passed_on_while_they_arrive() -> None:
