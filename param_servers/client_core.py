@@ -14,7 +14,7 @@ from torch import Tensor
 from param_servers.client_state import ClientState, Push
 from param_servers.config import ExchangeConfig
 from param_servers.errors import PeerLost, Refused
-from param_servers.even_push import EvenPush, is_long
+from param_servers.even_push import EvenPush
 from param_servers.events import Event, Joined, Left, Message
 from param_servers.frames import Frame
 from param_servers.handshake import Hello, Peer, Role
@@ -145,8 +145,7 @@ class ClientCore:
             dtype=Dtype.FLOAT32,
         )
         server, payload = self.servers[shard], as_bytes(push.gradient[self._plan.slice_of(shard)])
-        paced = self._distant and is_long(len(payload))
-        if not (paced and self._pace.begin(server, Frame(header, payload, available=0))):
+        if not (self._distant and len(payload) and self._pace.begin(server, Frame(header, payload, available=0))):
             self.hub.send(server, header, payload)
 
     def receive_into(self, peer: Peer, header: Header) -> memoryview:

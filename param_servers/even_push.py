@@ -4,11 +4,10 @@ A shard can pass on what the slowest of its workers has sent. Where a worker's o
 many servers as workers) no link has time to make up for anything: what its queue did not have to send at the beginning
 of a step is lost for that step. So the links take turns, a piece each, beginning with another one at each worker: all
 shards receive from the first moment on, and none from all workers at once. The first pieces are small, or the last
-link would wait for its first byte while all others send 16 KB. And no link is given more than `LEAD_BYTES` beyond what
-the slowest has taken, of which the kernel holds little unsent (`tcp_sockets.hold_little_unsent`): left alone, links
-drift apart as a random walk does, and what one link is behind, its shard still has to pass on to every worker.
-A short slice is over before its links could drift apart (`is_long`). (8 workers, 8 servers, 6.7 MB at 100 Mbit/s:
-1.11 times the bound; whole slices at once: 1.44 to 1.54.)
+link would wait for its first byte. And no link is far ahead of the slowest, counted by what the kernel has taken, of
+which it holds little unsent (`tcp_sockets.hold_little_unsent`): left alone, links drift apart as a random walk does,
+and what one link is behind, its shard still has to pass on to every worker. (8 workers, 8 servers, times the bound:
+6.7 MB at 100 Mbit/s 1.11 to 1.13, without a pace 1.44 to 1.54; 1.33 MB at 25 Mbit/s 1.13, without 1.37 to 1.42.)
 """
 
 from param_servers.frames import Frame
@@ -16,13 +15,8 @@ from param_servers.handshake import Peer
 from param_servers.hub import Hub
 from param_servers.messages import HEADER_BYTES
 
-LEAD_BYTES, FIRST_PIECE_BYTES, PIECE_BYTES = 48 << 10, 4 << 10, 16 << 10
-SHORT_BYTES = 256 << 10
-
-
-def is_long(slice_bytes: int) -> bool:
-    """Whether a slice is worth the processor time of an even pace (1.33 MB to 8 servers: a tenth of all)."""
-    return slice_bytes > SHORT_BYTES
+LEADS, LEAST_LEAD_BYTES, FIRST_PIECE_BYTES = 16, 16 << 10, 4 << 10
+"""A link may be a 16th of the longest slice ahead, or 16 KB; pieces grow from 4 KB to a third of that."""
 
 
 class EvenPush:
@@ -31,6 +25,7 @@ class EvenPush:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._frames: dict[Peer, Frame] = {}
+        self._lead = LEAST_LEAD_BYTES
 
     def begin(self, server: Peer, frame: Frame) -> bool:
         """Queue a frame of which nothing is `available` yet; call `advance` when all have been.
@@ -40,6 +35,7 @@ class EvenPush:
         if not self._hub.stream(server, frame):
             return False
         self._frames[server] = frame
+        self._lead = max(self._lead, len(frame.payload) // LEADS)
         return True
 
     def lost(self, server: Peer) -> None:
@@ -53,7 +49,7 @@ class EvenPush:
         """
         while unsent := [frame for frame in self._frames.values() if frame.sent < HEADER_BYTES + len(frame.payload)]:
             slowest = min(max(0, frame.sent - HEADER_BYTES) for frame in unsent)
-            if not self._allow(slowest + LEAD_BYTES):
+            if not self._allow(slowest + self._lead):
                 return
 
     def finish(self) -> None:
@@ -63,6 +59,7 @@ class EvenPush:
                 frame.available = len(frame.payload)
                 self._hub.grown(server)  # sent with the next poll: what has not begun may still be cancelled
         self._frames.clear()
+        self._lead = LEAST_LEAD_BYTES
 
     def _allow(self, size: int) -> bool:
         """Let every link send so many bytes in all, a growing piece of each in turn; False when none may send more."""
@@ -73,7 +70,7 @@ class EvenPush:
             return False
         allowed = min(frame.available for frame in held.values())
         while allowed < size:
-            allowed += min(max(allowed, FIRST_PIECE_BYTES), PIECE_BYTES)
+            allowed += min(max(allowed, FIRST_PIECE_BYTES), self._lead // 3)
             for server, frame in held.items():
                 available = min(allowed, size, len(frame.payload))
                 if available > frame.available:
