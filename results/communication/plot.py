@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 
 def main() -> None:
     with (HERE / "exchange.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if float(row["rate_mbit"])]
+        rows = [row for row in csv.DictReader(file) if float(row["rate_mbit"]) == 100.0]
     figure, axes = new_figure()
     for index, megabytes in enumerate(dict.fromkeys(row["megabytes"] for row in rows)):
         mine = [row for row in rows if row["megabytes"] == megabytes and row["exchange"] == "servers"]
