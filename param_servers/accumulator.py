@@ -149,7 +149,7 @@ def mean_into(out: Elements, gradients: Sequence[Elements]) -> None:
 
 
 def is_usable(tensor: Tensor) -> bool:
-    """Whether a gradient [n] (or a part) may enter an update: every element is finite and at most `LARGEST`.
+    """Whether a gradient [n] may enter an update: every element is finite and at most `LARGEST`.
 
     The squares of all elements together bound each of them, in one pass without temporaries; only where they add up
     to more is a closer look taken.

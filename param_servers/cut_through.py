@@ -68,9 +68,7 @@ class CutThrough:
         self.rows = [member.row for member in members]
         self._gradients = [member.gradient for member in members]
         self._elements = [gradient.numpy() for gradient in self._gradients]
-        self._arriving = {
-            member.row.worker: Peer(Role.WORKER, member.row.worker) for member in members if not member.complete
-        }
+        self._arriving = {Peer(Role.WORKER, member.row.worker) for member in members if not member.complete}
         self._done = 0
         """Elements that are stepped."""
         self._least = max(LEAST_PART, shard.numel // PARTS)
@@ -92,13 +90,14 @@ class CutThrough:
 
     def completed(self, worker: int, gradient: Tensor) -> bool:
         """A worker's slice has arrived whole; False when the bet is on another one (a repetition, or an older push)."""
-        self._arriving.pop(worker, None)
+        self._arriving.discard(Peer(Role.WORKER, worker))
         return any(gradient is expected for expected in self._gradients)
 
     def left(self, worker: int) -> bool:
         """A worker's link is gone; False when its gradient will never be complete and the bet is lost."""
-        self._frames.pop(Peer(Role.WORKER, worker), None)
-        return worker not in self._arriving
+        peer = Peer(Role.WORKER, worker)
+        self._frames.pop(peer, None)
+        return peer not in self._arriving
 
     def advance(self) -> None:
         """Step what is here from all. Whether it is finite shows when a slice is whole; until then nothing counts."""
@@ -137,7 +136,7 @@ class CutThrough:
 
     def _elements_from_all(self) -> int:
         have = 4 * self._shard.numel
-        for worker in self._arriving.values():
+        for worker in self._arriving:
             receiving = self._hub.receiving(worker)
             have = min(have, receiving[1] if receiving is not None else 0)
         return have // 4

@@ -79,7 +79,10 @@ class Hub(Protocol):
         ...
 
     def flush(self) -> None:
-        """Send what can be sent now of what was queued since the last poll."""
+        """Send what can be sent now of what was queued since the last poll.
+
+        A link that took no more the last time is tried again by `poll`, when it does.
+        """
         ...
 
     def drain(self, timeout_s: float) -> None:

@@ -44,8 +44,8 @@ class Reporter:
             self._send(now_s)
 
     def close(self) -> None:
-        """The last report."""
-        if self._node.commits > self._counts["commits"]:
+        """The last report, unless the end came between two versions."""
+        if self._node.commits > self._counts["commits"] and not self._node.betting:
             self._send(time.monotonic())
 
     def _send(self, now_s: float) -> None:

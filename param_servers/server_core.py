@@ -156,7 +156,9 @@ class ServerCore:
         Raises:
             PeerLost: shard 0 is gone and did not come back.
         """
-        self._tell_arrived()
+        if self._arrived:  # shard 0 must not wait for it behind the last part of the update
+            self._tell_arrived()
+            self.hub.flush()
         self.node.advance()
         self.storage.poll()
         if self.chief is not None:
@@ -194,12 +196,10 @@ class ServerCore:
             self.hub.send(_SHARD_0, header, memoryview(payload))
 
     def _tell_arrived(self) -> None:
-        """64 workers that finish together are one message, not 64; ahead of the last part of the update."""
+        """64 workers that finish together are one message, not 64."""
         arrived, self._arrived = self._arrived, {}
         for header, rows in arrived.items():
             self.hub.send(_SHARD_0, header, memoryview(b"".join(rows)))
-        if arrived:
-            self.hub.flush()
 
     # -- who may join --------------------------------------------------------------------------------------------
 

@@ -204,6 +204,7 @@ class SimNetwork:
                 end = self.rng.randint(wire.have, end)
             wire.target[wire.have : end] = frame.payload[wire.have : end]
             wire.have = end
+            frame.sent = HEADER_BYTES + end
             if end < len(frame.payload):
                 return False
         header, payload = wire.header, wire.target if wire.target is not None else memoryview(b"")

@@ -34,7 +34,8 @@ class SimulatedRun:
         self.seed, self.verbose = seed, verbose
         cut_through.LEAST_BYTES = 0
         cut_through.LEAST_PART = cut_through.PART_MULTIPLE = rng.choice([2, 64])
-        even_push.LEAD_BYTES = 8 if seed % 4 == 2 else 64 << 10  # not drawn: old seeds keep their schedules
+        lead = 8 if seed % 4 == 2 else 64 << 10  # not drawn: old seeds keep their schedules
+        even_push.LEAST_LEAD_BYTES, even_push.FIRST_PIECE_BYTES = lead, lead // 4
         self.network, self.disk = SimNetwork(rng), SimDisk()
         k, n = rng.randint(1, 3), rng.randint(1, 4)
         g = rng.choice([n, rng.randint(1, n)])  # n: no backup workers, so updates are cut through

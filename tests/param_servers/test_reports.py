@@ -57,6 +57,24 @@ def test_the_norm_of_an_update_does_not_grow_with_the_number_of_updates_in_a_rep
     assert once[0]["update_norm"] == often[0]["update_norm"]
 
 
+def test_a_server_that_ends_between_two_versions_reports_neither() -> None:
+    hub: Any = OneWorker()
+    hub.bytes_moved = (0, 0)
+    node, reports = running(hub), list[dict[str, Any]]()
+    reporter = Reporter(node, hub, None, reports.append)
+    place = node.receive_into(WORKER, GRADIENT)
+    place[:] = as_bytes(torch.tensor([1.0, 2.0]))
+    node.gradient(WORKER, GRADIENT, place)
+    commit(node)
+    second = GRADIENT._replace(step=1, sequence=2)
+    node.receive_into(WORKER, second)[:] = as_bytes(torch.tensor([float("nan"), 2.0]))
+    hub.arriving = (second, 4)
+    node.advance()
+    assert node.betting
+    reporter.close()
+    assert reports == []
+
+
 def test_a_replica_tells_the_time_of_its_updates_but_not_as_sections_beside_its_workers() -> None:
     reports: list[dict[str, Any]] = []
     trained(reports)
