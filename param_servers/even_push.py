@@ -7,7 +7,7 @@ shards receive from the first moment on, and none from all workers at once. The 
 link would wait for its first byte. And no link is far ahead of the slowest, counted by what the kernel has taken, of
 which it holds little unsent (`tcp_sockets.hold_little_unsent`): left alone, links drift apart as a random walk does,
 and what one link is behind, its shard still has to pass on to every worker. (8 workers, 8 servers, times the bound:
-6.7 MB at 100 Mbit/s 1.11 to 1.13, without a pace 1.44 to 1.54; 1.33 MB at 25 Mbit/s 1.13, without 1.37 to 1.42.)
+6.7 MB at 100 Mbit/s 1.11 to 1.13, without a pace 1.40 and 1.51; 1.33 MB at 25 Mbit/s 1.13, without 1.37 to 1.42.)
 """
 
 from param_servers.frames import Frame
