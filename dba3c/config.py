@@ -103,6 +103,9 @@ class RunConfig:
     max_hours: float | None = None
     """End after this many hours of wall clock in one life."""
 
+    max_core_hours: float | None = None
+    """End after this much processor time of all the run's processes, over all its lives, in hours."""
+
     track: tuple[str, ...] = ("tensorboard",)
     """Sinks beside the metrics files: tensorboard, neptune, mlflow, wandb."""
 
@@ -125,6 +128,9 @@ class RunConfig:
         for name in ("total_frames", "stop_games", "evaluation_games", "recording_every"):
             value = getattr(self, name)
             _require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
+        for name in ("max_hours", "max_core_hours"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"{name} must be greater than 0, got {value}")
         for name in ("evaluators", "recorders", "seed"):
             _require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         unknown = set(self.track) - {"tensorboard", "neptune", "mlflow", "wandb"}

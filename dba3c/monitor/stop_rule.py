@@ -22,13 +22,16 @@ class StopRule:
     """Emulator frames that entered updates."""
     max_hours: float | None = None
     """Wall clock of one life."""
+    max_core_hours: float | None = None
+    """Processor time of all processes, over all lives."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> StopRule:
         """The limits in a run's config.json (its "run" section)."""
         limits = config.get("run") or {}
         games = limits.get("stop_games") or 50
-        return cls(limits.get("stop_score"), games, limits.get("total_frames"), limits.get("max_hours"))
+        names = ("stop_score", "total_frames", "max_hours", "max_core_hours")
+        return cls(stop_games=games, **{name: limits.get(name) for name in names})
 
 
 class StopWatch:
@@ -60,4 +63,6 @@ class StopWatch:
         hours = (now_s - self._since_s) / 3600
         if rule.max_hours is not None and hours >= rule.max_hours:
             return f"{hours:.2f} hours are over, {rule.max_hours:g} were allowed"
+        if rule.max_core_hours is not None and summary.cpu_hours >= rule.max_core_hours:
+            return f"{summary.cpu_hours:.2f} core-hours were used, {rule.max_core_hours:g} were allowed"
         return None

@@ -69,6 +69,8 @@ def test_the_stop_score_writes_stop_json_once_with_its_reason(make_up_run):
         (StopRule(total_frames=300 * 300 * 4), "360,000 frames entered updates, 360,000 were asked for"),
         (StopRule(max_hours=31 / 3600), None),
         (StopRule(max_hours=30 / 3600), "0.01 hours are over, 0.00833333 were allowed"),
+        (StopRule(max_core_hours=4 * 31 / 3600), None),  # two workers and two servers
+        (StopRule(max_core_hours=0.03), "0.03 core-hours were used, 0.03 were allowed"),
     ],
 )
 def test_each_limit_holds_exactly(make_up_run, rule, reason):

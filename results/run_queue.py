@@ -1,0 +1,203 @@
+"""The long learning runs of `results/`, one at a time, at the lowest priority; stopped, they go on where they were.
+
+    python results/run_queue.py list           what is done, what is under way, what is to come
+    python results/run_queue.py run            go on with the queue until it is empty or stopped (Ctrl-C: a checkpoint)
+    python results/run_queue.py save           pack the run under way into results/under_way/, small enough to commit
+
+Runs live in runs/queue/ (not committed). One that has ended leaves its curve, configuration and machine in
+results/<topic>/<name>/; one that is packed is unpacked wherever the queue goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from dba3c.checkpoints import checkpoint_steps
+from dba3c.errors import UserError
+from dba3c.plots.curve import downsample
+from dba3c.run_folder import RunFolder
+from dba3c.studies.study import Point, Run
+from launch.study_runs import train
+
+HERE = Path(__file__).resolve().parent
+RUNS = HERE.parent / "runs" / "queue"
+UNDER_WAY = HERE / "under_way"
+ALL = ("--checkpoint-every-steps", "2000", "--keep-checkpoints", "2", "--metrics-window-s", "10")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One run: what is asked (`topic`), what is tried (`name`), and the words of `dba3c train` for it."""
+
+    topic: str
+    name: str
+    seed: int
+    core_hours: float
+    words: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.topic}/{self.name}/seed-{self.seed}"
+
+    @property
+    def run(self) -> Run:
+        words = (*self.words, "--max-core-hours", f"{self.core_hours:g}", *ALL)
+        return Run(point=Point(name=self.name, words=words), seed=self.seed, folder=RUNS / self.label)
+
+    @property
+    def results(self) -> Path:
+        return HERE / self.label
+
+    @property
+    def packed(self) -> Path:
+        return UNDER_WAY / f"{self.topic}--{self.name}--seed-{self.seed}.tar.xz"
+
+
+def options(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+RECIPES = {
+    "ppo": options(
+        "--algorithm ppo --rollout-length 128 --envs-per-worker 32 --ppo-epochs 2 --ppo-minibatches 8"
+        " --trace-lambda 0.95 --optimizer adam --learning-rate linear:5e-4->5e-5@4e6 --epsilon 1e-5"
+    ),
+    "vtrace": options(
+        "--algorithm vtrace --rollout-length 20 --envs-per-worker 16 --learning-rate linear:7e-4->7e-5@4e6"
+    ),
+    "nstep": options("--rollout-length 5 --envs-per-worker 16"),
+}
+"""Each on top of the preset `breakout`: two workers, two servers, the small network in bfloat16, no sticky actions."""
+
+
+def recipe(name: str, game: str, seed: int = 0, core_hours: float = 0.75) -> Entry:
+    words = (f"ALE/{game}-v5", "--preset", "breakout", *RECIPES[name])
+    return Entry(topic="recipes", name=f"{name}-{game}", seed=seed, core_hours=core_hours, words=words)
+
+
+def batch(
+    samples: int, learning_rate: float, optimizer: str = "rmsprop", seed: int = 0, core_hours: float = 1.0
+) -> Entry:
+    """5-step actor-critic on Breakout to a mean of 100, `samples` in an update of two workers."""
+    envs, rest = divmod(samples, 2 * 5)
+    if rest:
+        raise UserError(f"{samples} samples are not 2 workers x environments x 5 steps")
+    words = options(
+        f"ALE/Breakout-v5 --preset breakout --rollout-length 5 --envs-per-worker {envs} --optimizer {optimizer}"
+        f" --learning-rate linear:{learning_rate:g}->{learning_rate / 10:g}@20e6 --stop-score 100"
+    )
+    name = f"nstep-{optimizer}-{samples}-{learning_rate:g}"
+    return Entry(topic="batch_size", name=name, seed=seed, core_hours=core_hours, words=words)
+
+
+def sqrt_rule(samples: int) -> float:
+    """RMSprop's learning rate: 7e-4 at 160 samples, growing with the root of their number (rounded to two digits)."""
+    return float(f"{7e-4 * (samples / 160) ** 0.5:.1e}")
+
+
+QUEUE: tuple[Entry, ...] = (
+    recipe("ppo", "Pong"),
+    batch(1120, sqrt_rule(1120)),
+    recipe("ppo", "Boxing"),
+    batch(160, sqrt_rule(160)),
+    recipe("vtrace", "Pong"),
+    batch(480, sqrt_rule(480)),
+    recipe("vtrace", "Boxing"),
+    batch(1920, sqrt_rule(1920)),
+    recipe("nstep", "Pong"),
+    recipe("nstep", "Boxing"),
+    batch(7200, sqrt_rule(7200)),
+    batch(1920, 1e-3, "adam"),
+)
+
+
+def state(entry: Entry) -> str:
+    if (entry.results / "curve.csv").exists():
+        return "done"
+    return "packed" if entry.packed.exists() and not entry.run.folder.exists() else entry.run.state()
+
+
+def command(entry: Entry) -> list[str]:
+    run = entry.run
+    asked = [sys.executable, "-m", "launch", "train", *run.point.words, "--seed", str(run.seed)]
+    resumed = ["--resume"] if (run.folder / "config.json").exists() else []
+    return [*asked, "--run-dir", str(run.folder), *resumed]
+
+
+def go_on() -> int:
+    os.nice(19)
+    for entry in QUEUE:
+        before = state(entry)
+        if before == "done":
+            continue
+        if before == "live":
+            raise UserError(f"{entry.label} is under way in another process: one at a time")
+        if before == "packed":
+            unpack(entry)
+        print(f"{entry.label}: {before}; budget {entry.core_hours:g} core-hours", flush=True)
+        code = train(command(entry))
+        if entry.run.state() != "finished":
+            print(f"{entry.label}: {entry.run.state()} (exit {code}); the same command goes on from here", flush=True)
+            return code or 1
+        downsample(entry.run.folder, entry.results)
+        entry.packed.unlink(missing_ok=True)
+    return 0
+
+
+def unpack(entry: Entry) -> None:
+    with tarfile.open(entry.packed) as archive:
+        archive.extractall(entry.run.folder, filter="data")
+
+
+def save() -> int:
+    """What a run needs to be resumed elsewhere: configuration, records, its newest checkpoint."""
+    shutil.rmtree(UNDER_WAY, ignore_errors=True)
+    for entry in QUEUE:
+        run = entry.run
+        if (entry.results / "curve.csv").exists() or not (run.folder / "config.json").exists():
+            continue
+        if run.state() == "live":
+            raise UserError(f"{entry.label} is live: stop it first (dba3c stop {run.folder})")
+        checkpoints = RunFolder.open(run.folder).checkpoints
+        newest = {f"step-{step}" for step in checkpoint_steps(checkpoints)[-1:]}
+        UNDER_WAY.mkdir(exist_ok=True)
+        with tarfile.open(entry.packed, "w:xz") as archive:
+            for path in sorted(run.folder.iterdir()):
+                if path.name in ("tensorboard", "logs", "audit", "videos", "checkpoints"):
+                    continue
+                archive.add(path, path.name)
+            for path in sorted(checkpoints.iterdir()):
+                if path.name in newest or not path.name.startswith("step-"):
+                    archive.add(path, f"checkpoints/{path.name}")
+        print(f"{entry.label}: {entry.packed.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def show() -> int:
+    for entry in QUEUE:
+        print(f"{state(entry):10} {entry.label:50} {entry.core_hours:g} core-hours")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("list", "run", "save"))
+    try:
+        return {"list": show, "run": go_on, "save": save}[parser.parse_args().what]()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except subprocess.SubprocessError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
