@@ -78,7 +78,8 @@ RECIPES = {
 
 
 def recipe(name: str, game: str, seed: int = 0, core_hours: float = 0.75) -> Entry:
-    words = (f"ALE/{game}-v5", "--preset", "breakout", *RECIPES[name])
+    goal = {"Pong": "20", "Boxing": "98"}[game]
+    words = (f"ALE/{game}-v5", "--preset", "breakout", *RECIPES[name], "--stop-score", goal)
     return Entry(topic="recipes", name=f"{name}-{game}", seed=seed, core_hours=core_hours, words=words)
 
 
