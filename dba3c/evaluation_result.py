@@ -22,7 +22,7 @@ from dba3c.evaluation_protocol import EvaluationProtocol
 from dba3c.full_games import PlayedGames
 from dba3c.players import Actions
 from dba3c.run_folder import RunFolder
-from dba3c.score_statistics import ScoreSummary, summarise
+from dba3c.studies.statistics import ScoreSummary, summarise
 
 FOLDER = "evaluations"
 

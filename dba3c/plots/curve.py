@@ -39,6 +39,21 @@ class Curve:
         """The mean score that the run was to reach, None where it had none."""
         return stop_score(self.config)
 
+    def reached(self, goal: float) -> int | None:
+        """The row at which the mean over the games that the stop rule asks for first was the goal; None: it never was.
+
+        That mean is of the last games that were played in training, or of an evaluation's full games.
+        """
+        best = self.columns.get("score/best_mean", np.empty(0))
+        evaluated = self.columns.get("evaluation/mean", np.empty(0)) if self._evaluates_enough() else np.empty(0)
+        rows = np.concatenate([np.flatnonzero(best >= goal), np.flatnonzero(evaluated >= goal)])
+        return int(rows.min()) if rows.size else None
+
+    def _evaluates_enough(self) -> bool:
+        limits = self.config.get("run") or {}
+        games, enough = limits.get("evaluation_games"), limits.get("stop_games")
+        return isinstance(games, int) and isinstance(enough, int) and games >= enough
+
     def column(self, chart: str) -> NDArray[np.float64]:
         """The values [N] of one chart. Raises UserError for an unknown one (nearest named), or one never recorded."""
         check_chart(chart)

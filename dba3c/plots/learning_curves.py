@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,21 +15,18 @@ from dba3c.errors import UserError
 from dba3c.flat_names import flat_names
 from dba3c.plots.curve import Curve, check_chart
 from dba3c.plots.style import label_axis, line_of, new_figure, save
-from dba3c.score_statistics import interquartile_mean
+from dba3c.studies.statistics import FEWEST_OF_IQM, interquartile_mean, spread, spread_name
 
 Statistic = Literal["iqm", "mean"]
 X_AXES = {"frames": "progress/frames", "hours": "progress/hours", "core-hours": "progress/core_hours"}
 MAY_DIFFER = ("run/seed", "run/run_dir")
-_RESAMPLES = 2000
 _GRID_POINTS = 200
-_FEWEST_OF_IQM = 4
-"""Of fewer runs no quarter can be cut off: their interquartile mean is their mean."""
 _FEW_POINTS = 5  # are marked: one alone would not be seen
 
 
 @dataclass(frozen=True)
 class Band:
-    """A statistic of several runs at common places [G], with its 95 % bootstrap interval over runs."""
+    """A statistic of several runs at common places [G], with its spread over runs."""
 
     x: NDArray[np.float64]
     centre: NDArray[np.float64]
@@ -50,10 +46,11 @@ def plot_learning_curves(
     """Draws one line for each group of runs (its seeds); returns the PNG and the SVG.
 
     Args:
-        groups: legend to runs. One run is drawn as it is; several as a statistic with a bootstrap band, each run thin.
+        groups: legend to runs. One run is drawn as it is; several as a statistic with a band, each run thin. The legend
+            says what the band is: a bootstrap interval, or the range of fewer than five runs.
         x: "frames", "hours" or "core-hours", or any chart's name.
         y: any chart's name.
-        goal: a horizontal line, e.g. the stop score.
+        goal: a horizontal line, e.g. the stop score; of a score, the legend says how many runs reached it.
     """
     if not any(groups.values()):
         raise UserError("no runs to draw")
@@ -63,6 +60,8 @@ def plot_learning_curves(
     x_chart = X_AXES.get(x, x)
     for index, (name, curves) in enumerate((name, curves) for name, curves in groups.items() if curves):
         check_drawable(curves, x, y)
+        if goal is not None and y.startswith("score/"):
+            name += f", {sum(curve.reached(goal) is not None for curve in curves)} of {len(curves)} reached {goal:g}"
         _draw_group(axes, name, [_line(curve, x_chart, y) for curve in curves], statistic, line_of(index))
     if goal is not None:
         axes.axhline(goal, color="#555555", linewidth=0.9, linestyle=(0, (4, 3)))
@@ -111,16 +110,13 @@ def _draw_group(
     for line in lines:
         axes.plot(*line, linewidth=0.5, alpha=0.35, **look)
     axes.fill_between(band.x, band.low, band.high, color=look["color"], alpha=0.2, linewidth=0)
-    kind = "IQM" if statistic == "iqm" and len(lines) >= _FEWEST_OF_IQM else "mean"
-    axes.plot(band.x, band.centre, label=f"{name} ({kind} of {len(lines)} runs, 95 % bootstrap)", linewidth=1.8, **look)
+    kind = "IQM" if statistic == "iqm" and len(lines) >= FEWEST_OF_IQM else "mean"
+    label = f"{name} ({kind} of {len(lines)} runs, {spread_name(len(lines))})"
+    axes.plot(band.x, band.centre, label=label, linewidth=1.8, **look)
 
 
-def aggregate(lines: Sequence[NDArray[np.float64]], statistic: Statistic = "iqm", seed: int = 0) -> Band:
-    """The statistic over runs, at places that every run has reached.
-
-    The interval is the percentile bootstrap over runs: all resamples of the n runs where there are at most
-    `_RESAMPLES` of them (n ≤ 4), random ones otherwise. The IQM is the mean of the middle half of the runs
-    (Agarwal et al. 2021, arXiv 2108.13264); below four runs it is their mean.
+def aggregate(lines: Sequence[NDArray[np.float64]], statistic: Statistic = "iqm") -> Band:
+    """The statistic over runs, and its spread (`dba3c.studies.statistics`), at places that every run has reached.
 
     Args:
         lines: one [2, N] array of places and values for each run; places do not fall.
@@ -128,8 +124,7 @@ def aggregate(lines: Sequence[NDArray[np.float64]], statistic: Statistic = "iqm"
     grid = np.linspace(*_common_range(lines), _GRID_POINTS)
     values = np.stack([np.interp(grid, *line) for line in lines])  # [runs, G]
     of = interquartile_mean if statistic == "iqm" else np.mean
-    resampled = np.stack([of(values[list(chosen)], axis=0) for chosen in _resamples(len(lines), seed)])
-    low, high = np.percentile(resampled, [2.5, 97.5], axis=0)
+    low, high = spread(values, of)
     return Band(grid, np.asarray(of(values, axis=0)), low, high)
 
 
@@ -174,10 +169,3 @@ def check_drawable(curves: Sequence[Curve], x: str, y: str) -> None:
 
 def _common_range(lines: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
     return max(line[0, 0] for line in lines), min(line[0, -1] for line in lines)
-
-
-def _resamples(count: int, seed: int) -> Sequence[Sequence[int]]:
-    if count**count <= _RESAMPLES:
-        return list(itertools.product(range(count), repeat=count))
-    random = np.random.default_rng(seed)
-    return random.integers(count, size=(_RESAMPLES, count)).tolist()  # type: ignore[no-any-return]

@@ -1,7 +1,11 @@
-"""The figures of a study. Measured: filled marks with error bars. Simulated: dotted, hollow, and said in the legend."""
+"""The figures of a study. Measured: filled marks with error bars. Simulated: dotted, hollow, and said in the legend.
+
+Beyond the budget, not measured: a seed or a median that did not get to the goal is an arrow that points up from there.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,16 +20,16 @@ from dba3c.plots.curve import Curve
 from dba3c.plots.learning_curves import drawable, plot_learning_curves
 from dba3c.plots.style import PALETTE, new_figure, save
 from dba3c.studies.results import (
-    Estimate,
+    PointResult,
     StudyResults,
     best_mean_score,
     data_points_per_s,
     dropped_share,
     each,
-    hours_to_stop_score,
     mean_of,
     steps_per_s,
 )
+from dba3c.studies.statistics import Estimate, TimeToGoal, spread_name
 
 Pairs = Sequence[tuple[float, Estimate]]
 Draw = Callable[[StudyResults, Path], list[Path]]
@@ -33,13 +37,41 @@ IDEAL: dict[str, Any] = {"color": "#555555", "linestyle": (0, (4, 3)), "linewidt
 
 
 def draw_measured(axes: Axes, pairs: Pairs, label: str, index: int = 0) -> None:
-    """Marks at the interquartile mean over seeds, with 95 % bootstrap intervals and each seed as a dot."""
+    """Marks at the interquartile mean over seeds, their spread as error bars (the legend says which), seeds as dots."""
     colour = PALETTE[index % len(PALETTE)]
     x, y = [x for x, _ in pairs], [e.centre for _, e in pairs]
     spread = [[e.centre - e.low for _, e in pairs], [e.high - e.centre for _, e in pairs]]
-    axes.errorbar(x, y, yerr=spread, marker="o", color=colour, capsize=3, linewidth=1.6, label=f"{label} (measured)")
+    label = f"{label} (measured, {_spread_names([len(e.values) for _, e in pairs])})"
+    axes.errorbar(x, y, yerr=spread, marker="o", color=colour, capsize=3, linewidth=1.6, label=label)
     for place, estimate in pairs:
         axes.plot([place] * len(estimate.values), estimate.values, ".", color=colour, alpha=0.35, markersize=4)
+
+
+def draw_times(axes: Axes, pairs: Sequence[tuple[float, TimeToGoal]], label: str, index: int = 0) -> None:
+    """Marks at the censored median, arrows where it or a seed is beyond the budget; each point says k of n reached."""
+    colour = PALETTE[index % len(PALETTE)]
+    known = [(x, time) for x, time in pairs if math.isfinite(time.median)]
+    label = f"{label} (measured: median of all seeds, {_spread_names([len(time.seen) for _, time in pairs])})"
+    axes.plot(
+        [x for x, _ in known], [time.median for _, time in known],
+        marker="o", color=colour, linewidth=1.6, label=label,
+    )  # fmt: skip
+    for x, time in pairs:
+        if math.isfinite(time.low):
+            top = time.high if math.isfinite(time.high) else max(time.seen)
+            axes.plot([x, x], [time.low, top], color=colour, linewidth=1.2)
+        for seen, reached in zip(time.seen, time.reached, strict=True):
+            axes.plot(x, seen, "." if reached else "^", color=colour, alpha=0.35, markersize=4)
+        if math.isinf(time.high):
+            axes.plot(x, max(time.seen), "^", color=colour, markersize=8, fillstyle="none")
+        at = (x, min(max(time.seen), time.high))
+        axes.annotate(time.told, at, (0, 8), textcoords="offset points", ha="center", fontsize=7)
+    if any(math.isinf(time.high) for _, time in pairs):
+        axes.plot([], [], "^", color=colour, fillstyle="none", linestyle="none", label="beyond the budget")
+
+
+def _spread_names(seeds: Sequence[int]) -> str:
+    return ", ".join(dict.fromkeys(spread_name(count) for count in sorted(seeds, reverse=True)))
 
 
 def draw_simulated(axes: Axes, x: Sequence[float], y: Sequence[float], label: str, index: int = 0) -> None:
@@ -128,11 +160,16 @@ def efficiency(results: StudyResults, path: Path) -> list[Path]:
 
 def time_to_score(results: StudyResults, path: Path) -> list[Path]:
     """Minutes to the stop score against the number of workers, with the theoretical line T(1) / n."""
-    pairs = _ratios(_pairs(results, lambda curve: 60 * hours_to_stop_score(curve), "reached its stop score"))
+    found = [(result.point.x, result.time_to_stop_score()) for result in results.points]
+    pairs = sorted(((x, time.times(60)) for x, time in found if time is not None and x > 0), key=lambda pair: pair[0])
+    if not pairs:
+        raise UserError("no run had a stop score")
     x = [x for x, _ in pairs]
     figure, axes = new_figure()
-    draw_measured(axes, pairs, "time to the stop score")
-    axes.plot(x, [pairs[0][1].centre * x[0] / one for one in x], label="theoretical", **IDEAL)
+    draw_times(axes, pairs, "time to the stop score")
+    first = pairs[0][1].median
+    if math.isfinite(first):
+        axes.plot(x, [first * x[0] / one for one in x], label="theoretical", **IDEAL)
     finish(axes, results.study.x_name, "minutes to the stop score", x, log=True)
     return save(figure, path)
 
@@ -208,10 +245,10 @@ FIGURES: dict[str, dict[str, Draw]] = {
     "games": {"scores": each_game},
 }
 
-MEASURES: dict[str, Callable[[Curve], float]] = {
-    "data points/s": data_points_per_s,
-    "hours to the stop score": hours_to_stop_score,
-    "best mean score": best_mean_score,
-    "dropped share": dropped_share,
+MEASURES: dict[str, Callable[[PointResult], Estimate | TimeToGoal | None]] = {
+    "data points/s": lambda result: result.estimate(data_points_per_s),
+    "hours to the stop score": PointResult.time_to_stop_score,
+    "best mean score": lambda result: result.estimate(best_mean_score),
+    "dropped share": lambda result: result.estimate(dropped_share),
 }
 """Columns of a report's table."""

@@ -14,7 +14,8 @@ from dba3c.plots.curve import check_chart
 from dba3c.plots.learning_curves import X_AXES
 from dba3c.studies.builtin import DBA3C_SCORES
 from dba3c.studies.figures import MEASURES, against_axis, draw, scores
-from dba3c.studies.results import Estimate, PointResult, StudyResults, read_results
+from dba3c.studies.results import PointResult, StudyResults, read_results
+from dba3c.studies.statistics import Estimate, TimeToGoal
 
 _STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
 img{max-width:100%}table{border-collapse:collapse}
@@ -77,8 +78,9 @@ def report_text(results: StudyResults, figures: Sequence[Path], title: str) -> s
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>",
         f"<h1>{escape(title)}</h1><p>Study <b>{escape(results.study.kind)}</b>: {runs} of {total} runs, "
-        f"{len(results.points)} of {len(results.study.points)} points. Intervals are 95 % bootstrap over seeds, "
-        "centres interquartile means (means below four seeds).</p>",
+        f"{len(results.points)} of {len(results.study.points)} points. Centres are interquartile means over seeds "
+        "(means below four), with [95 % bootstrap intervals], or [lowest to highest] of fewer than five seeds. Times "
+        "are medians in which a seed that did not reach the score counts as later than it was seen.</p>",
         *(_image(path) for path in figures if path.suffix == ".svg"),
         _table(results),
         _problems(results.problems),
@@ -97,18 +99,15 @@ def _table(results: StudyResults) -> str:
     names = ["point", "runs", *MEASURES, *(["DBA3C's score"] if games else [])]
     rows = ["<tr>" + "".join(f"<th>{escape(name)}</th>" for name in names) + "</tr>"]
     for result in results.points:
-        cells = [result.point.name, str(len(result.curves))]
-        cells += [_text(result.estimate(measure)) for measure in MEASURES.values()]
+        cells = [result.point.name, f"{len(result.curves)} of {len(results.study.seeds)}"]
+        cells += [_text(measure(result)) for measure in MEASURES.values()]
         cells += [_published(result)] if games else []
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     return "<table>" + "\n".join(rows) + "</table>"
 
 
-def _text(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "–"
-    spread = f" [{estimate.low:.4g}, {estimate.high:.4g}]" if len(estimate.values) > 1 else ""
-    return f"{estimate.centre:.4g}{spread}"
+def _text(found: Estimate | TimeToGoal | None) -> str:
+    return "–" if found is None else str(found)
 
 
 def _published(result: PointResult) -> str:

@@ -14,26 +14,8 @@ from dba3c.errors import UserError, writing
 from dba3c.line_file import prefixed, warn_on_stderr
 from dba3c.plots.curve import Curve, downsample, load_curve
 from dba3c.plots.of_runs import group_by_configuration
-from dba3c.score_statistics import interquartile_mean
+from dba3c.studies.statistics import Estimate, TimeToGoal, estimate, time_to_goal
 from dba3c.studies.study import STUDY_FILE, Point, Run, Study, load
-
-_RESAMPLES = 2000
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A statistic over seeds with its 95 % bootstrap interval (a point for one seed)."""
-
-    centre: float
-    low: float
-    high: float
-    values: tuple[float, ...]
-
-    def times(self, factor: float) -> Estimate:
-        """In another unit."""
-        return Estimate(
-            factor * self.centre, factor * self.low, factor * self.high, tuple(factor * value for value in self.values)
-        )
 
 
 @dataclass(frozen=True)
@@ -45,12 +27,16 @@ class PointResult:
 
     def estimate(self, measure: Callable[[Curve], float]) -> Estimate | None:
         """The interquartile mean (mean below four seeds) of a measure that is finite, None where no run has it."""
-        values = np.array([value for value in map(measure, self.curves) if math.isfinite(value)])
-        if not values.size:
-            return None
-        chosen = np.random.default_rng(0).integers(0, values.size, size=(_RESAMPLES, values.size))
-        low, high = np.quantile(interquartile_mean(values[chosen], axis=1), [0.025, 0.975])
-        return Estimate(float(interquartile_mean(values, axis=0)), float(low), float(high), tuple(values.tolist()))
+        return estimate([measure(curve) for curve in self.curves])
+
+    def time_to_stop_score(self) -> TimeToGoal | None:
+        """Hours until the mean score was the stop score; None where some run has no such score.
+
+        A run that did not reach it, whatever ended it, was seen without it to its end.
+        """
+        found = [hours_to_stop_score(curve) for curve in self.curves]
+        known = [one for one in found if one is not None]
+        return time_to_goal(*zip(*known, strict=True)) if len(known) == len(found) else None
 
 
 @dataclass
@@ -156,18 +142,25 @@ def dropped_share(curve: Curve) -> float:
 def best_mean_score(curve: Curve) -> float:
     """Best mean over consecutive games; the newest mean where there were too few games."""
     best = _column(curve, "score/best_mean")
-    best = best if np.isfinite(best).any() else _column(curve, "score/mean")
-    return float(np.nanmax(best)) if np.isfinite(best).any() else math.nan
+    if np.isfinite(best).any():
+        return float(np.nanmax(best))
+    means = _column(curve, "score/mean")
+    means = means[np.isfinite(means)]
+    return float(means[-1]) if means.size else math.nan
 
 
-def hours_to_stop_score(curve: Curve) -> float:
-    """Hours until the mean score first reached the configured stop score; NaN when it did not."""
-    stop = curve.stop_score
-    hours, best = _column(curve, "progress/hours"), _column(curve, "score/best_mean")
-    if stop is None or not hours.size or not best.size:
-        return math.nan
-    reached = np.flatnonzero(best >= stop)
-    return float(hours[reached[0]]) if reached.size else math.nan
+def hours_to_stop_score(curve: Curve) -> tuple[float, bool] | None:
+    """(hours until it first reached the configured stop score, True), or (hours without, False).
+
+    None where it has no such score, or recorded no hours.
+    """
+    stop, hours = curve.stop_score, _column(curve, "progress/hours")
+    if stop is None or not np.isfinite(hours).any():
+        return None
+    row = curve.reached(stop)
+    if row is None:
+        return float(np.nanmax(hours)), False
+    return float(np.nanmax(hours[: row + 1], initial=0.0)), True
 
 
 def mean_of(chart: str) -> Callable[[Curve], float]:

@@ -9,6 +9,7 @@ Writes study.json and the runs (downsampled), README.md, and the figure.
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import subprocess
 import sys
@@ -16,10 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-
 from dba3c.plots.curve import Curve
-from dba3c.studies.results import Estimate, commit_into, read_results
+from dba3c.studies.results import commit_into, read_results
+from dba3c.studies.statistics import TimeToGoal, time_to_goal
 
 HERE = Path(__file__).resolve().parent
 GOAL = 475.0
@@ -28,10 +28,10 @@ WORDS = ("study", "learning_curves", "--env", "CartPole-v1", "--workers", "2", "
 TRAIN = ("--total-frames", "200000", "--stop-score", "1000", "--track")
 
 
-def frames_to_goal(curve: Curve) -> float:
-    """Frames until the mean of 50 games was 475 for the first time; NaN when it never was."""
-    reached = np.flatnonzero(curve.column("score/mean") >= GOAL)
-    return float(curve.column("progress/frames")[reached[0]]) if reached.size else float("nan")
+def frames_to_goal(curve: Curve) -> tuple[float, bool]:
+    """(frames until the mean of 50 games first was 475, True), or (the run's frames without, False)."""
+    row, frames = curve.reached(GOAL), curve.column("progress/frames")
+    return (float(frames[-1]), False) if row is None else (float(frames[row]), True)
 
 
 def final_score(curve: Curve) -> float:
@@ -43,7 +43,8 @@ def page() -> str:
     """README.md, from the runs beside it."""
     (result,) = read_results(HERE).points
     life = result.curves[0].meta["lives"][0]
-    final, reached = result.estimate(final_score), result.estimate(frames_to_goal)
+    final = result.estimate(final_score)
+    reached = time_to_goal(*zip(*map(frames_to_goal, result.curves), strict=True))
     assert final is not None
     runs = len(result.curves)
     source = life["source"]
@@ -58,7 +59,7 @@ which runs `dba3c {" ".join(WORDS)} -- {" ".join(TRAIN)}`. {made}, commit {sourc
 ![live mean score](learning_curves.png)
 
 CartPole-v1, the live mean score of the last 50 games of {runs} runs that differ in nothing but
-their seed: the mean over runs with its 95 % bootstrap band, each run thin. {_reached(reached, runs)}
+their seed: the mean over runs with its 95 % bootstrap band, each run thin. {_reached(reached)}
 The last 50 games scored
 {final.centre:.0f} ({final.low:.0f} to {final.high:.0f}; interquartile mean over runs, 95 % bootstrap), from
 {min(final.values):.0f} to {max(final.values):.0f}; 500 is the most there is.
@@ -66,12 +67,14 @@ Against frames, not hours: the machine may have had other work.
 """
 
 
-def _reached(reached: Estimate | None, runs: int) -> str:
-    if reached is None:
-        return f"None reached {GOAL:g}."
+def _reached(found: TimeToGoal) -> str:
+    told = found.told.replace("reached", f"reached {GOAL:g}")
+    if math.isinf(found.median):
+        return f"{told}: the median seed needs more than {found.budget:,.0f} frames."
+    high = f"more than {max(found.seen):,.0f}" if math.isinf(found.high) else f"{found.high:,.0f}"
     return (
-        f"{len(reached.values)} of {runs} reached {GOAL:g}, after {reached.centre:,.0f} frames\n"
-        f"({reached.low:,.0f} to {reached.high:,.0f})."
+        f"{told}, the median of all {len(found.seen)} after\n{found.median:,.0f} frames ({found.low:,.0f} to {high}; a "
+        "run that did not reach it counts as later)."
     )
 
 

@@ -128,12 +128,14 @@ def lines_of(*scores):
     return [np.stack([np.arange(len(each), dtype=float), np.array(each, dtype=float)]) for each in scores]
 
 
-def test_the_band_is_the_percentile_bootstrap_over_runs():
-    values = [1.0, 2.0, 6.0]
+def test_the_band_of_five_runs_is_the_percentile_bootstrap_over_runs_and_of_fewer_their_range():
+    values = [1.0, 2.0, 6.0, 7.0, 9.0]
     band = aggregate(lines_of(*([v, v] for v in values)), "mean")
-    means = [np.mean(chosen) for chosen in itertools.product(values, repeat=3)]
-    assert band.centre[0] == pytest.approx(3.0)
-    assert (band.low[0], band.high[0]) == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])))
+    means = [np.mean(chosen) for chosen in itertools.product(values, repeat=5)]
+    assert band.centre[0] == pytest.approx(5.0)
+    assert (band.low[0], band.high[0]) == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])), rel=0.05)
+    few = aggregate(lines_of(*([v, v] for v in values[:3])), "mean")
+    assert (few.low[0], few.centre[0], few.high[0]) == (1.0, 3.0, 6.0)
 
 
 def test_the_iqm_leaves_the_best_and_the_worst_quarter_out():
@@ -183,7 +185,8 @@ def test_runs_of_one_folder_name_are_told_apart_by_their_parents(tmp_path, monke
     assert [curve.name for curve in load_curves(paths)] == ["workers-1/seed-0", "workers-2/seed-0"]
     plot_runs([*paths, paths[0]], tmp_path / "figure")
     assert "is given twice" in capsys.readouterr().err
-    assert {"workers-1/seed-0", "workers-2/seed-0"} <= svg_comments(tmp_path / "figure.svg")
+    told = ", 0 of 1 reached 300"
+    assert {f"workers-1/seed-0{told}", f"workers-2/seed-0{told}"} <= svg_comments(tmp_path / "figure.svg")
 
 
 def svg_comments(path):
@@ -197,7 +200,7 @@ def test_a_run_without_the_chart_is_left_out_and_the_others_are_drawn(tmp_path, 
         MetricsWriter(died, "worker", 0).record_event("joined", "worker 0 joined")
     plot_runs([died.path, played.path], tmp_path / "figure")
     assert "left out: died never recorded score/mean" in capsys.readouterr().err
-    assert "played" in svg_comments(tmp_path / "figure.svg")
+    assert "played, 0 of 1 reached 300" in svg_comments(tmp_path / "figure.svg")
     with pytest.raises(UserError, match="none of these runs can be drawn: none has score/mean against frames"):
         plot_runs([died.path], tmp_path / "figure")
 

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from dba3c.errors import UserError
+from dba3c.plots.curve import Curve
 from dba3c.studies.builtin import STUDIES, Shape, build
 from dba3c.studies.figures import FIGURES
 from dba3c.studies.report import plot_study
@@ -74,7 +76,7 @@ def test_the_runs_of_a_point_become_an_estimate_with_an_interval(study):
     assert speed.centre == pytest.approx(300 * 10, rel=0.02) and speed.low <= speed.centre <= speed.high
     assert results.points[0].estimate(best_mean_score).centre == pytest.approx(34.5, abs=0.1)
     # the mean of the last 50 of scores 0, 1, 2, … reaches 30 with the game of second 55, looked at every 5 s
-    assert results.points[0].estimate(hours_to_stop_score).centre * 3600 == pytest.approx(57.5, abs=3)
+    assert results.points[0].time_to_stop_score().median * 3600 == pytest.approx(57.5, abs=3)
 
 
 def test_figures_and_a_report_that_needs_no_server_are_written(study):
@@ -85,6 +87,32 @@ def test_figures_and_a_report_that_needs_no_server_are_written(study):
     page = (study / "figures" / "report.html").read_text()
     assert page.count("data:image/svg+xml;base64,") == 4 and "4 of 4 runs" in page
     assert "http://" not in page and "https://" not in page and "Left out" not in page
+
+
+def test_seeds_that_never_reached_the_stop_score_are_counted_in_table_and_figures(tmp_path, monkeypatch):
+    made = Study(kind="scaling", points=(Point(name="workers-1", words=("breakout",), x=1),), seeds=(0, 1, 2, 3, 4))
+    made.save(tmp_path)
+    for run in made.runs(tmp_path):  # one seed's scores rise by 1 a second, the others' stay at 0
+        score = float if run.seed == 2 else lambda second: 0.0
+        made_up_run(run.folder, monkeypatch, seconds=60, workers=1, config=config_of(run.seed), score=score)
+    plot_study(tmp_path)
+    page = (tmp_path / "figures" / "report.html").read_text(encoding="utf-8")
+    assert "&gt; 0.01667, 1 of 5 reached" in page  # hours: the minute that the others were seen
+    for figure in ("time_to_score", "scores"):
+        assert "1 of 5 reached" in (tmp_path / "figures" / f"{figure}.svg").read_text(encoding="utf-8"), figure
+
+
+def test_a_score_that_only_an_evaluation_reached_was_reached():
+    columns = {"progress/hours": np.array([1.0, 2.0, 3.0]), "evaluation/mean": np.array([np.nan, 31.0, 40.0])}
+    limits = {"stop_score": 30.0, "stop_games": 50, "evaluation_games": 50}
+    assert hours_to_stop_score(Curve("run", columns, {"run": limits}, {})) == (2.0, True)
+    assert hours_to_stop_score(Curve("run", columns, {"run": {**limits, "evaluation_games": 9}}, {})) == (3.0, False)
+    assert hours_to_stop_score(Curve("run", columns, {}, {})) is None
+
+
+def test_too_few_games_for_a_best_mean_give_the_newest_mean():
+    columns = {"score/mean": np.array([90.0, 20.0, np.nan]), "score/best_mean": np.full(3, np.nan)}
+    assert best_mean_score(Curve("run", columns, {}, {})) == 20.0
 
 
 def test_a_broken_run_and_a_missing_seed_are_named_and_the_rest_is_drawn(study, capsys):

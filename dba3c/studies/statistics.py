@@ -1,0 +1,290 @@
+"""The project's statistics of scores, seeds and games, each in this one place.
+
+IQM                  mean of the middle half (Agarwal et al. 2021, arXiv 2108.13264): as robust as the median, as sharp
+                     as the mean. Of fewer than four values nothing can be cut off: it is their mean then
+spread               over seeds: the 95 % percentile bootstrap; the seeds' own range where they are fewer than five
+time to a goal       right-censored: a seed that did not get there counts as later than it was seen, so the median is
+                     Kaplan and Meier's (1958), and is known only where more than half of the seeds got there
+several games        stratified: each game's seeds are resampled among themselves; then all runs are pooled
+performance profile  share of runs above each score
+P(improvement)       that a seed of X is better than one of Y on the same game, mean over games
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+FEWEST_FOR_BOOTSTRAP = 5
+"""Of fewer seeds a bootstrap knows next to nothing: their range is told, and that it is one."""
+FEWEST_OF_IQM = 4
+_QUARTER = 0.25
+_RESAMPLES = 9_999
+_CENSORED_RESAMPLES = 999  # each of them a Kaplan-Meier curve
+_95 = (0.025, 0.975)
+
+Floats = NDArray[np.float64]
+Statistic = Callable[..., Floats]
+"""Called with (values, axis=…), as np.mean and np.median are."""
+Scores = Mapping[str, Sequence[float]]
+"""Game → a score for each seed."""
+
+
+def interquartile_mean(values: ArrayLike, axis: int = 0) -> Floats:
+    """Mean along `axis` without the lowest and the highest quarter (⌊n / 4⌋ values at each end)."""
+    return np.asarray(stats.trim_mean(values, _QUARTER, axis=axis))
+
+
+def bootstrap_interval(values: Floats, statistic: Statistic, axis: int = 0) -> tuple[Floats, Floats]:
+    """95 % percentile bootstrap along `axis` (at least two values); the same values give the same interval.
+
+    BCa has no interval where all values are equal, as scores are early in training; the percentile one is that point.
+    """
+    return _bootstrap((values,), statistic, axis)
+
+
+def _bootstrap(samples: Sequence[Floats], statistic: Statistic, axis: int) -> tuple[Floats, Floats]:
+    found = stats.bootstrap(
+        samples, statistic, axis=axis, n_resamples=_RESAMPLES, method="percentile", vectorized=True, batch=500, rng=0
+    ).confidence_interval
+    return np.asarray(found.low), np.asarray(found.high)
+
+
+def spread(values: Floats, statistic: Statistic) -> tuple[Floats, Floats]:
+    """(low, high) of a statistic over seeds, the first axis of `values`: see the top of this file."""
+    if len(values) < FEWEST_FOR_BOOTSTRAP:
+        return values.min(axis=0), values.max(axis=0)
+    return bootstrap_interval(values, statistic)
+
+
+def spread_name(seeds: int) -> str:
+    """What `spread` is for so many seeds, for legends."""
+    if seeds < 2:
+        return "one seed"
+    return "95 % bootstrap" if seeds >= FEWEST_FOR_BOOTSTRAP else f"range of {seeds} seeds"
+
+
+# -- scores of full games ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreSummary:
+    """Statistics of the scores of full games, in game points."""
+
+    games: int
+    mean: float
+    median: float
+    iqm: float
+    interval_95: tuple[float, float] | None
+    """Percentile bootstrap interval of the IQM; None with a single game."""
+    min: float
+    max: float
+    deviation: float
+    """Standard deviation over the games, not of the mean."""
+
+    def __str__(self) -> str:
+        low_high = "" if self.interval_95 is None else f" [{self.interval_95[0]:.4g}, {self.interval_95[1]:.4g}]"
+        return (
+            f"mean {self.mean:.4g}, median {self.median:.4g}, IQM {self.iqm:.4g}{low_high}, max {self.max:.4g} "
+            f"over {self.games} full game{'' if self.games == 1 else 's'}"
+        )
+
+
+def summarise(scores: Sequence[float]) -> ScoreSummary:
+    """The summary of at least one finite score; the same scores give the same interval."""
+    values = np.asarray(scores, dtype=np.float64)
+    if values.size == 0:
+        raise ValueError("no scores to summarise")
+    low, high = bootstrap_interval(values, interquartile_mean) if values.size > 1 else (None, None)
+    return ScoreSummary(
+        games=int(values.size),
+        mean=float(values.mean()),
+        median=float(np.median(values)),
+        iqm=float(interquartile_mean(values)),
+        interval_95=None if low is None or high is None else (float(low), float(high)),
+        min=float(values.min()),
+        max=float(values.max()),
+        deviation=float(values.std()),
+    )
+
+
+# -- seeds -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A statistic over seeds and its spread (a point for one seed)."""
+
+    centre: float
+    low: float
+    high: float
+    values: tuple[float, ...]
+    """Of the seeds that have one."""
+    runs: int
+    """All seeds, also those without a value."""
+    is_range: bool = False
+    """Whether the spread is the seeds' own range: they are too few for an interval."""
+
+    def times(self, factor: float) -> Estimate:
+        """In another unit."""
+        return replace(
+            self, centre=factor * self.centre, low=factor * self.low, high=factor * self.high,
+            values=tuple(factor * value for value in self.values),
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        between = " to " if self.is_range else ", "
+        around = f" [{self.low:.4g}{between}{self.high:.4g}]" if len(self.values) > 1 else ""
+        told = "" if len(self.values) == self.runs else f", {len(self.values)} of {self.runs} runs"
+        return f"{self.centre:.4g}{around}{told}"
+
+
+def estimate(values: Sequence[float], statistic: Statistic = interquartile_mean) -> Estimate | None:
+    """The statistic of the seeds that have a finite value, None where none has."""
+    known = np.array([value for value in values if math.isfinite(value)])
+    if not known.size:
+        return None
+    low, high = spread(known, statistic)
+    centre, few = float(statistic(known, axis=0)), known.size < FEWEST_FOR_BOOTSTRAP
+    return Estimate(centre, float(low), float(high), tuple(known.tolist()), len(values), is_range=few)
+
+
+# -- time to a goal ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TimeToGoal:
+    """When seeds reached a goal, in any unit; infinity where that is later than anybody was seen."""
+
+    median: float
+    """Known where more than half of the seeds reached it."""
+    low: float
+    high: float
+    seen: tuple[float, ...]
+    """For each seed when it reached the goal, or when it was last seen without."""
+    reached: tuple[bool, ...]
+
+    @property
+    def reached_times(self) -> tuple[float, ...]:
+        """Of the seeds that reached it."""
+        return tuple(time for time, reached in zip(self.seen, self.reached, strict=True) if reached)
+
+    @property
+    def budget(self) -> float:
+        """What an unknown median is surely beyond: half of the seeds were seen for so long."""
+        return sorted(self.seen)[len(self.seen) // 2]
+
+    @property
+    def told(self) -> str:
+        """ "3 of 5 reached"."""
+        return f"{sum(self.reached)} of {len(self.seen)} reached"
+
+    def times(self, factor: float) -> TimeToGoal:
+        """In another unit."""
+        return replace(
+            self, median=factor * self.median, low=factor * self.low, high=factor * self.high,
+            seen=tuple(factor * time for time in self.seen),
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        if math.isinf(self.median):
+            return f"> {self.budget:.4g}, {self.told}"
+        between = " to " if len(self.seen) < FEWEST_FOR_BOOTSTRAP else ", "
+        high = f"> {max(self.seen):.4g}" if math.isinf(self.high) else f"{self.high:.4g}"
+        around = f" [{self.low:.4g}{between}{high}]" if len(self.seen) > 1 else ""
+        return f"{self.median:.4g}{around}, {self.told}"
+
+
+def time_to_goal(seen: Sequence[float], reached: Sequence[bool]) -> TimeToGoal:
+    """The censored median and its spread.
+
+    Args:
+        seen: for each seed when it reached the goal or, not `reached`, when it was last seen without.
+    """
+    times, known = np.asarray(seen, dtype=np.float64), np.asarray(reached, dtype=bool)
+    if not times.size:
+        raise ValueError("no seeds")
+    if times.size < FEWEST_FOR_BOOTSTRAP:
+        reached_at = np.where(known, times, math.inf)
+        low, high = float(reached_at.min()), float(reached_at.max())
+    else:
+        chosen = np.random.default_rng(0).integers(times.size, size=(_CENSORED_RESAMPLES, times.size))
+        medians = [_censored_median(times[seeds], known[seeds]) for seeds in chosen]
+        # no interpolation: what is beyond the last look is beyond it
+        low, high = (float(limit) for limit in np.quantile(medians, _95, method="inverted_cdf"))
+    return TimeToGoal(_censored_median(times, known), low, high, tuple(times.tolist()), tuple(known.tolist()))
+
+
+def _censored_median(times: Floats, reached: NDArray[np.bool_]) -> float:
+    """Where the Kaplan-Meier curve falls below one half; where it stays at it for a while, the middle of that."""
+    if 2 * reached.sum() <= times.size:
+        return math.inf
+    left = stats.ecdf(stats.CensoredData(uncensored=times[reached], right=times[~reached])).sf
+    share, at = left.probabilities, left.quantiles
+    below = at[share < 0.5 - 1e-9][0]
+    not_above = at[share < 0.5 + 1e-9][0]
+    return float(below + not_above) / 2
+
+
+# -- several games -----------------------------------------------------------------------------------------------------
+
+
+def of_games(scores: Scores, statistic: Statistic = interquartile_mean) -> Estimate:
+    """A statistic of all runs of all games with its stratified bootstrap interval (at least two seeds a game).
+
+    Scores should be comparable, e.g. normalised by those of a human.
+    """
+
+    def pooled(*games: Floats, axis: int) -> Floats:
+        return statistic(np.concatenate(games, axis=axis), axis=axis)
+
+    games = _arrays(scores)
+    low, high = _bootstrap(games, pooled, 0)
+    values = np.concatenate(games)
+    return Estimate(float(statistic(values, axis=0)), float(low), float(high), tuple(values.tolist()), values.size)
+
+
+def performance_profile(scores: Scores, thresholds: Sequence[float]) -> tuple[Floats, Floats, Floats]:
+    """(share, low, high), [τ] each: the share of runs above each threshold, and its stratified interval."""
+    at = np.asarray(thresholds, dtype=np.float64)
+
+    def above(*games: Floats, axis: int) -> Floats:
+        runs = np.moveaxis(np.concatenate(games, axis=axis), axis, -1)
+        return np.asarray((runs[..., None, :] > at[:, None]).mean(axis=-1))
+
+    games = _arrays(scores)
+    each = [_bootstrap(games, lambda *some, axis, i=i: above(*some, axis=axis)[..., i], 0) for i in range(at.size)]
+    return above(*games, axis=0), np.array([low for low, _ in each]), np.array([high for _, high in each])
+
+
+def probability_of_improvement(x: Scores, y: Scores) -> Estimate:
+    """P(a seed of X scores more than one of Y), a tie counting half: Mann and Whitney's U / (n m), mean over games."""
+    if x.keys() != y.keys():
+        raise ValueError(f"not the same games: {sorted(x.keys() ^ y.keys())}")
+    count = len(x)
+
+    def improved(*games: Floats, axis: int) -> Floats:
+        pairs = zip(games[:count], games[count:], strict=True)
+        return np.asarray(
+            np.mean([_more(np.moveaxis(a, axis, -1), np.moveaxis(b, axis, -1)) for a, b in pairs], axis=0)
+        )
+
+    games = [*_arrays(x), *_arrays({game: y[game] for game in x})]
+    low, high = _bootstrap(games, improved, 0) if all(game.size > 1 for game in games) else (math.nan, math.nan)
+    each = tuple(float(_more(a, b)) for a, b in zip(games[:count], games[count:], strict=True))
+    return Estimate(float(np.mean(each)), float(low), float(high), each, count)
+
+
+def _more(a: Floats, b: Floats) -> Floats:
+    """[..., n] and [..., m] → [...]."""
+    difference = np.sign(a[..., :, None] - b[..., None, :])
+    return np.asarray((difference + 1).mean(axis=(-2, -1)) / 2)
+
+
+def _arrays(scores: Scores) -> list[Floats]:
+    return [np.asarray(seeds, dtype=np.float64) for seeds in scores.values()]

@@ -1,0 +1,168 @@
+"""Every statistic against numbers computed by hand; censored times against the definition of their median."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from dba3c.studies.statistics import (
+    estimate,
+    of_games,
+    performance_profile,
+    probability_of_improvement,
+    spread,
+    summarise,
+    time_to_goal,
+)
+
+NEVER = math.inf
+
+# -- scores of full games ----------------------------------------------------------------------------------------------
+
+
+def test_statistics_of_eight_scores_are_those_computed_by_hand():
+    summary = summarise([10, 0, 2, 100, 4, 3, 1, 8])
+    # sorted 0 1 | 2 3 4 8 | 10 100: two of eight are cut at each end
+    assert summary.games == 8
+    assert summary.mean == 128 / 8
+    assert summary.median == 3.5
+    assert summary.iqm == 17 / 4
+    assert (summary.min, summary.max) == (0, 100)
+    assert summary.deviation == pytest.approx(math.sqrt(sum((x - 16) ** 2 for x in (10, 0, 2, 100, 4, 3, 1, 8)) / 8))
+
+
+def test_the_interval_surrounds_the_iqm_and_is_the_same_each_time():
+    scores = [float(x % 37) for x in range(0, 500, 10)]
+    summary = summarise(scores)
+    low, high = summary.interval_95
+    assert low < summary.iqm < high
+    assert summarise(scores).interval_95 == (low, high)
+
+
+def test_the_interval_of_two_values_is_known():
+    # with two games nothing is cut: the mean of a resample is 0, 5 or 10, each end with probability 1/4 > 2.5 %
+    assert summarise([0, 10]).interval_95 == (0, 10)
+
+
+def test_equal_scores_have_a_point_for_an_interval_and_one_score_has_none():
+    assert summarise([7.0] * 5).interval_95 == (7.0, 7.0)
+    single = summarise([7.0])
+    assert single.interval_95 is None and single.iqm == 7.0
+    assert str(single) == "mean 7, median 7, IQM 7, max 7 over 1 full game"
+
+
+def test_no_scores_are_refused():
+    with pytest.raises(ValueError, match="no scores"):
+        summarise([])
+
+
+# -- seeds -------------------------------------------------------------------------------------------------------------
+
+
+def test_below_five_seeds_the_spread_is_their_own_range_and_says_so():
+    few = estimate([1.0, 5.0, 3.0])
+    assert (few.centre, few.low, few.high, few.is_range) == (3.0, 1.0, 5.0, True)
+    assert str(few) == "3 [1 to 5]"
+    assert str(estimate([2.0])) == "2"
+
+
+def test_from_five_seeds_on_the_spread_is_the_percentile_bootstrap_over_seeds():
+    values = [1.0, 2.0, 6.0, 7.0, 30.0]
+    iqms = [np.mean(sorted(chosen)[1:4]) for chosen in itertools.product(values, repeat=5)]
+    many = estimate(values)
+    assert many.centre == 5.0 and not many.is_range
+    # the percentiles over all 3,125 resamples, of which random ones are drawn
+    assert (many.low, many.high) == pytest.approx(tuple(np.percentile(iqms, [2.5, 97.5])), rel=0.05)
+
+
+def test_a_seed_without_a_value_is_counted_beside_those_that_have_one():
+    partly = estimate([4.0, math.nan, 6.0])
+    assert partly.values == (4.0, 6.0) and partly.runs == 3
+    assert str(partly) == "5 [4 to 6], 2 of 3 runs"
+    assert estimate([math.nan]) is None
+
+
+def test_a_spread_is_taken_along_its_first_axis():
+    low, high = spread(np.array([[0.0, 10.0], [1.0, 30.0]]), np.mean)
+    assert low.tolist() == [0.0, 10.0] and high.tolist() == [1.0, 30.0]
+
+
+# -- time to a goal ----------------------------------------------------------------------------------------------------
+
+
+def test_one_seed_of_five_that_reached_the_goal_gives_no_median_but_the_budget():
+    found = time_to_goal([2.0, 4.0, 4.0, 4.0, 4.0], [True, False, False, False, False])
+    assert found.median == NEVER and found.told == "1 of 5 reached"
+    assert str(found) == "> 4, 1 of 5 reached"
+
+
+def test_half_of_the_seeds_are_not_enough_for_a_median():
+    assert str(time_to_goal([1.0, 2.0, 9.0, 9.0], [True, True, False, False])) == "> 9, 2 of 4 reached"
+
+
+def test_more_than_half_give_the_median_in_which_the_others_count_as_later():
+    found = time_to_goal([1.0, 9.0, 3.0, 2.0, 9.0], [True, False, True, True, False])
+    assert found.median == 3.0 and (found.low, found.high) == (1.0, NEVER)
+    assert str(found).startswith("3 [1") and str(found).endswith("> 9], 3 of 5 reached")
+
+
+def test_without_censoring_it_is_the_ordinary_median():
+    assert time_to_goal([4.0, 1.0, 2.0, 8.0], [True] * 4).median == 3.0
+    found = time_to_goal([4.0, 1.0, 2.0], [True] * 3)
+    assert (found.median, found.low, found.high) == (2.0, 1.0, 4.0)
+    assert str(found) == "2 [1 to 4], 3 of 3 reached"
+
+
+def test_a_seed_that_was_lost_early_counts_for_as_long_as_it_was_seen():
+    # Kaplan-Meier by hand: 1 of 5 at 1 h leaves 4/5, one is lost at 2 h, 1 of 3 at 3 h leaves 8/15, 1 of 2 at 5 h 4/15
+    assert time_to_goal([1.0, 2.0, 3.0, 5.0, 7.0], [True, False, True, True, False]).median == 5.0
+    # had all been seen to the end it would have been the third of five, too; with none lost, the third is at 3 h
+    assert time_to_goal([1.0, 2.0, 3.0, 5.0, 7.0], [True] * 5).median == 3.0
+
+
+def test_the_interval_of_ten_seeds_honours_those_that_did_not_reach_it():
+    times, reached = [10.0, 11, 12, 13, 14, 15, 16, 50, 50, 50], [True] * 7 + [False] * 3
+    found = time_to_goal(times, reached)
+    assert found.median == 14.5 and found.low < 14.5 < found.high and found.high == NEVER
+    # the seven alone would say 13 and end before 16
+    assert np.median(times[:7]) == 13.0
+
+
+def test_no_seed_at_all_that_reached_it_is_said():
+    found = time_to_goal([3.0, 3.0], [False, False])
+    assert str(found) == "> 3, 0 of 2 reached" and found.reached_times == ()
+    with pytest.raises(ValueError, match="no seeds"):
+        time_to_goal([], [])
+
+
+def test_times_can_be_told_in_another_unit():
+    found = time_to_goal([1.0, 2.0, 3.0], [True, True, False]).times(60)
+    assert str(found) == "120 [60 to > 180], 2 of 3 reached"
+
+
+# -- several games -----------------------------------------------------------------------------------------------------
+
+
+def test_several_games_are_pooled_and_each_games_seeds_resampled_among_themselves():
+    pooled = of_games({"a": [0.0, 0.0], "b": [10.0, 10.0]}, np.mean)
+    # resamples within a game are all alike; over both games together the mean would vary
+    assert (pooled.centre, pooled.low, pooled.high) == (5.0, 5.0, 5.0)
+    iqm = of_games({"a": [0.0, 1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0, 100.0]})
+    assert iqm.centre == (2 + 3 + 4 + 5) / 4 and iqm.low < iqm.centre < iqm.high
+
+
+def test_a_performance_profile_is_the_share_of_runs_above_each_score():
+    shares, low, high = performance_profile({"a": [0.0, 1.0], "b": [2.0, 3.0]}, [-1.0, 0.5, 2.0, 9.0])
+    assert shares.tolist() == [1.0, 0.75, 0.25, 0.0]
+    assert (low <= shares).all() and (shares <= high).all()
+
+
+def test_the_probability_of_improvement_counts_pairs_of_seeds_game_by_game_ties_half():
+    better, base = {"a": [2.0, 3.0], "b": [1.0, 5.0]}, {"a": [1.0, 3.0], "b": [9.0]}
+    # a: (2 > 1), (2 < 3), (3 > 1), (3 = 3): 2.5 of 4; b: none of 2
+    found = probability_of_improvement(better, base)
+    assert found.centre == pytest.approx((2.5 / 4 + 0) / 2)
+    assert probability_of_improvement({"a": [2.0, 2.0]}, {"a": [1.0, 1.0]}).low == 1.0
+    with pytest.raises(ValueError, match=r"not the same games: \['b'\]"):
+        probability_of_improvement(better, {"a": [1.0]})
