@@ -152,7 +152,8 @@ def _refuse_ranks_out_of_order(
 ) -> None:
     """Ranks that go round the nodes (srun's ``--distribution=cyclic``) are not where roles are dealt to.
 
-    Where each counts as a node of its own (mpirun on several nodes) they may: roles are dealt by rank alone.
+    Where each counts as a node of its own (mpirun on several nodes) they may: roles are dealt by rank alone. Nor need
+    mpirun's local ranks be in the order of the ranks: Open MPI 5 maps more ranks than cores core by core.
     """
     node_rank, local_rank = (_number(launcher, field, environ) for field in ("node_rank", "local_rank"))
     node = _node_of(rank, tasks_per_node)
@@ -168,7 +169,7 @@ def _refuse_ranks_out_of_order(
     local = _number(launcher, "local_world_size", environ)
     if launcher.name not in (MPIRUN, MPICH) or not local or local_rank is None:  # the others number ranks in blocks
         return
-    if not 0 <= rank - local_rank <= world_size - local:  # the ranks of a node are numbered in their order
+    if not 0 <= local_rank < local <= world_size:
         raise UserError(
             f"{launcher.name} put rank {rank} of {world_size} on its node as number {local_rank} of {local}, which "
             "cannot be: are its variables another launch's?"

@@ -40,8 +40,13 @@ CHIEF_DEAD_LOOKS = 5
 
 
 def srun_command(environ: Mapping[str, str], train: Sequence[str], nodes: int | None = None) -> list[str]:
-    """The srun that starts every rank. Slurm ≥ 22.05 does not hand --cpus-per-task on to srun by itself."""
+    """The srun that starts every rank. Slurm ≥ 22.05 does not hand --cpus-per-task on to srun by itself.
+
+    What the job was given of its submitter's environment (`sbatch --export=NONE`) is srun's default for its ranks too,
+    which need the script's: its PATH leads to the virtual environment.
+    """
     command = ["srun", "--kill-on-bad-exit=0", "--no-kill", "--distribution=block", "--mpi=none", "--wait=0"]
+    command.append("--export=ALL")
     if environ.get("SLURM_CPUS_PER_TASK"):
         command += [f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}"]
     if environ.get("SLURM_HET_SIZE"):  # one step over all parts of a heterogeneous job: ranks are counted through them

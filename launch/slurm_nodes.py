@@ -174,6 +174,7 @@ def sbatch_options(environ: Mapping[str, str], run_dir: Path, node: str, time_le
         f"--output={run_dir.absolute() / 'logs' / f'replacement-of-{node}.out'}",
         "--open-mode=append",
         "--no-requeue",
+        "--export=ALL",  # whom it replaces stands there; a site's default may be NONE
     ]
     for name, option in (
         ("SLURM_CPUS_PER_TASK", "--cpus-per-task"),
@@ -191,4 +192,5 @@ def script_text(environ: Mapping[str, str], train: Sequence[str]) -> str:
     cpus = f" --cpus-per-task={environ['SLURM_CPUS_PER_TASK']}" if environ.get("SLURM_CPUS_PER_TASK") else ""
     rank = "export DBA3C_REPLACES_RANK=$((DBA3C_REPLACES_RANK + SLURM_PROCID))"
     each = shlex.quote(f'{rank}; exec "$@"')
-    return f"#!/bin/bash\nexec srun --kill-on-bad-exit=0 --mpi=none{cpus} bash -c {each} rank {shlex.join(train)}\n"
+    srun = f"srun --export=ALL --kill-on-bad-exit=0 --mpi=none{cpus}"
+    return f"#!/bin/bash\nexec {srun} bash -c {each} rank {shlex.join(train)}\n"

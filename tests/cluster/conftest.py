@@ -129,11 +129,16 @@ class Cluster:
 
     def submit(self, script: str, folder: Path, *options: str, args: str = "", preset: str = "CartPole-v1") -> Job:
         """The committed script, unchanged; what is trained is reduced through the environment."""
-        few = "--envs-per-actor 2" if script == "central_inference.sh" else "--envs-per-worker 2"
-        args = f"{few} --join-timeout-s {PATIENCE_S:.0f} --step-timeout-s 300 {args}"
-        environ = {"DBA3C_PRESET": preset, "DBA3C_ARGS": args, "DBA3C_RUN_DIR": str(folder / "run")}
+        environ = self.small(script, folder, args, preset)
         said = self.run("sbatch", *options, str(ROOT / "slurm" / script), cwd=folder, **environ)
         return Job(self, said.split()[-1], folder)
+
+    @staticmethod
+    def small(script: str, folder: Path, args: str = "", preset: str = "CartPole-v1") -> dict[str, str]:
+        """The variables by which a script trains something small."""
+        few = "--envs-per-actor 2" if script == "central_inference.sh" else "--envs-per-worker 2"
+        args = f"{few} --join-timeout-s {PATIENCE_S:.0f} --step-timeout-s 300 {args}"
+        return {"DBA3C_PRESET": preset, "DBA3C_ARGS": args, "DBA3C_RUN_DIR": str(folder / "run")}
 
     def controller_log(self) -> str:
         return (self.folder / "log" / "slurmctld.log").read_text(errors="replace")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -107,6 +109,21 @@ def test_bad_input_fails_the_job_and_says_why(cluster: Cluster, tmp_path: Path) 
     end = job.wait_for_end()
     assert end["JobState"] == "FAILED"
     assert "NoSuchGame" in job.output
+
+
+def test_a_job_that_gets_nothing_of_its_submitter_s_environment_trains(cluster: Cluster, tmp_path: Path) -> None:
+    """``sbatch --export=NONE``, the default of some sites: all that the script knows is what `.venv` sets."""
+    small = cluster.small("breakout_64nodes.sh", tmp_path, "--total-frames 2000 --servers 1 --backup-workers 0")
+    small |= {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+    activate = tmp_path / ".venv" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in small.items())
+    activate.write_text(f"source {shlex.quote(sys.prefix)}/bin/activate\n{exports}")
+    script = str(ROOT / "slurm" / "breakout_64nodes.sh")
+    said = cluster.run("sbatch", "--export=NONE", "--nodes=3", script, cwd=tmp_path)
+    job = Job(cluster, said.split()[-1], tmp_path)
+    assert job.wait_for_end()["JobState"] == "COMPLETED", job.output
+    assert job.lives()[0]["ended"]["outcome"] == "finished", job.output
 
 
 def test_the_scaling_array_runs_on_1_2_and_4_nodes(cluster: Cluster, tmp_path: Path) -> None:

@@ -174,6 +174,20 @@ def test_ranks_of_mpirun_may_go_round_the_nodes() -> None:
         assert place.tasks_per_node == (1, 1, 1, 1)  # roles are dealt by rank, and all ranks agree on it
 
 
+OVERSUBSCRIBED = {3: [0, 2, 1], 4: [0, 2, 1, 3], 7: [0, 2, 4, 6, 1, 3, 5]}
+"""Ranks on a machine of two cores → the local rank of each, as Open MPI 5.0.11's `mpirun --oversubscribe` told them."""
+
+
+@pytest.mark.parametrize("local_ranks", OVERSUBSCRIBED.values(), ids=len)
+def test_an_oversubscribed_open_mpi_numbers_its_local_ranks_out_of_order(local_ranks: list[int]) -> None:
+    size = str(len(local_ranks))
+    for rank, local in enumerate(local_ranks):
+        told = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": size}
+        told |= {"OMPI_COMM_WORLD_LOCAL_RANK": str(local), "OMPI_COMM_WORLD_LOCAL_SIZE": size}
+        place = detect(told)
+        assert (place.rank, place.local_rank, place.tasks_per_node) == (rank, local, (len(local_ranks),))
+
+
 def test_the_innermost_launcher_speaks() -> None:
     one_torchrun_per_node = {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_STEP_NUM_TASKS": "4"}
     one_torchrun_per_node |= {"SLURM_PROCID": "2", "SLURM_NODEID": "2"}
@@ -197,10 +211,10 @@ def test_the_innermost_launcher_speaks() -> None:
         ({**SRUN, "SLURM_NODEID": "1"}, "srun --distribution=block"),
         ({**SRUN, "SLURM_LOCALID": "1"}, "on node 2 as its number 1, but filling nodes one after the other puts it on"),
         (
-            {**MPIRUN, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
-            "mpirun put rank 0 of 4 on its node as number 1 of 2, which cannot be",
+            {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_RANK": "2"},
+            "mpirun put rank 3 of 4 on its node as number 2 of 2, which cannot be",
         ),
-        ({**MPICH, "MPI_LOCALRANKID": "2"}, "rank 1 of 3 on its node as number 2 of 3"),
+        ({**MPICH, "MPI_LOCALRANKID": "3"}, "rank 1 of 3 on its node as number 3 of 3"),
     ],
 )
 def test_a_contradiction_is_refused_in_one_line(environ: dict[str, str], message: str) -> None:

@@ -12,6 +12,8 @@ import pytest
 from dba3c.errors import UserError
 from launch.sbatch import MAX_LINES, SlurmShape, main, script_text
 from launch.slurm_job import srun_command
+from launch.slurm_nodes import sbatch_options
+from launch.slurm_nodes import script_text as replacement_text
 
 SCRIPTS = sorted((Path(__file__).resolve().parents[2] / "slurm").glob("*.sh"))
 
@@ -72,3 +74,10 @@ def test_srun_gets_the_cores_of_a_task_and_the_first_nodes_only() -> None:
     assert "--no-kill" in command
     assert "--het-group=0,1" in srun_command({"SLURM_HET_SIZE": "2"}, ["dba3c", "train"])
     assert "--kill-on-bad-exit=0" in command
+
+
+def test_ranks_get_the_script_s_environment_whatever_the_job_got_of_its_submitter_s() -> None:
+    none = {"SLURM_EXPORT_ENV": "NONE", "SLURM_JOB_ID": "17"}  # what `sbatch --export=NONE` sets
+    assert "--export=ALL" in srun_command(none, ["dba3c", "train"])
+    assert "--export=ALL" in sbatch_options(none, Path("run"), "node2", "1:00:00")
+    assert "srun --export=ALL" in replacement_text(none, ["dba3c", "train"])

@@ -93,7 +93,7 @@ def test_a_replacement_is_a_node_of_the_same_kind_for_the_time_that_is_left(run_
 def test_a_replacement_s_tasks_are_the_lost_ranks_in_order(tmp_path: Path) -> None:
     text = script_text(JOB, ["sh", "-c", 'echo "$DBA3C_REPLACES_RANK $1"', "rank", "x y"])
     fake = tmp_path / "srun"
-    fake.write_text('#!/bin/sh\nshift 3\nexport SLURM_PROCID=1\nexec "$@"\n')
+    fake.write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexport SLURM_PROCID=1\nexec "$@"\n')
     fake.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "DBA3C_REPLACES_RANK": "4"}
     said = subprocess.run(["bash"], input=text, env=environ, capture_output=True, text=True, timeout=30, check=True)
