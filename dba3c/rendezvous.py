@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
+from pathlib import Path
 
 from dba3c.run_folder import RunFolder
-from param_servers.errors import RunBroken, RunStopped
+from param_servers.errors import ConfigError, RunBroken, RunStopped
+from param_servers.interfaces import LOOPBACK
+
+
+def network_space() -> str:
+    """Equal in the processes that share a loopback: this kernel's boot, and the network namespace in it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return socket.gethostname()
 
 
 class Rendezvous:
@@ -18,16 +31,32 @@ class Rendezvous:
         """What a process calls with the host and port that it listens on; kind: "server", "rank", "learner"."""
 
         def publish(host: str, port: int) -> None:
-            self.folder.publish(f"{kind}-{rank}", {"host": host, "port": port, "incarnation": incarnation})
+            address: dict[str, str | int] = {"host": host, "port": port, "incarnation": incarnation}
+            if host.startswith(LOOPBACK):
+                address |= {"only_on": socket.gethostname(), "only_in": network_space()}
+            self.folder.publish(f"{kind}-{rank}", address)
 
         return publish
 
     def address_of(self, kind: str) -> Callable[[int], tuple[str, int] | None]:
-        """Rank → where the process of this kind listens now; None while it has not said so."""
+        """Rank → where the process of this kind listens now; None while it has not said so.
+
+        Raises (when called):
+            ConfigError: it listens on the loopback of another host, where this one would dial itself.
+        """
+
+        here = network_space()
 
         def resolve(rank: int) -> tuple[str, int] | None:
             address = self.folder.published(f"{kind}-{rank}")
-            return None if address is None else (str(address["host"]), int(address["port"]))
+            if address is None:
+                return None
+            if address.get("only_in", here) != here:
+                raise ConfigError(
+                    f"{kind} {rank} listens on {address['host']}, which is loopback on {address.get('only_on')}: "
+                    f"{socket.gethostname()} cannot reach it there; say which interface others see (--interface)"
+                )
+            return str(address["host"]), int(address["port"])
 
         return resolve
 

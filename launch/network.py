@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator
 
 from dba3c.errors import UserError
 from param_servers import interfaces
+from param_servers.interfaces import LOOPBACK
 
 LISTEN_HOST_VARIABLE = "DBA3C_LISTEN_HOST"
 """Tells a role's process where on its own node to listen; the configuration is the same on all nodes."""
 
 RESOLVE_AGAIN_S = 1.0
+
+_ELSEWHERE = "192.0.2.1"
+"""An address of nobody (RFC 5737): the route to it is the default one."""
 
 FIRST_PORT, LAST_PORT = 20_000, 31_999
 """Below Linux's ephemeral range (from 32768 on), so that no outgoing connection sits on a port we derive."""
@@ -50,24 +54,54 @@ def free_port(host: str, job: str, count: int = 32) -> int:
 
 
 def address_towards(peer: str, wait_s: float = 0.0, say: Callable[[str], object] = print) -> str:
-    """This host's address on the route to ``peer``: what ``peer`` can call back.
+    """This host's address on the route to ``peer``: what ``peer`` can call back. Nothing is sent.
 
-    Nothing is sent.
+    A name that is loopback here names this very host (Debian and Ubuntu call every host 127.0.1.1 in its own
+    /etc/hosts). To the others it is another address, on the route from here (`routed_address`).
 
     Args:
         wait_s: how long ``peer`` may have no address yet: a pod's name begins to exist when the pod is scheduled.
         say: told once when there is something to wait for.
 
     Raises:
-        UserError: ``peer`` has no address after ``wait_s``, or no route leads there.
+        UserError: ``peer`` has no address after ``wait_s``, no route leads there, or it is this host and others see
+            none or several addresses of it.
     """
     address = _resolved(peer, wait_s, say)
+    if address.startswith(LOOPBACK) and not _means_loopback(peer):
+        return routed_address(f"{peer} is {address} to itself (/etc/hosts)")
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         try:
             probe.connect((address, 9))
         except OSError as error:
             raise UserError(f"no way to {peer} from {socket.gethostname()}: {error.strerror or error}") from error
         return str(probe.getsockname()[0])
+
+
+def _means_loopback(peer: str) -> bool:
+    """Whether who said this wants all ranks on one machine."""
+    return peer.startswith(LOOPBACK) or peer.split(".")[0] == "localhost"
+
+
+def routed_address(why: str) -> str:
+    """This host's address on its default route; without one that of its only network.
+
+    Raises:
+        UserError: there is no network, or several; the message begins with ``why`` one is looked for.
+    """
+    probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with contextlib.closing(probe), contextlib.suppress(OSError):  # no default route
+        probe.connect((_ELSEWHERE, 9))
+        address = str(probe.getsockname()[0])
+        if not address.startswith(LOOPBACK):
+            return address
+    found = interfaces.addresses()
+    if len(found) == 1:
+        return next(iter(found.values()))
+    networks = ", ".join(f"{name} {address}" for name, address in found.items()) or "none but loopback"
+    raise UserError(
+        f"{why}, which no other host can reach: say which interface others see (--interface NAME); here: {networks}"
+    )
 
 
 def _resolved(peer: str, wait_s: float, say: Callable[[str], object]) -> str:
@@ -106,9 +140,4 @@ def listen_address(
         return interfaces.listen_address("", interface)
     if num_nodes == 1:
         return "127.0.0.1"
-    address = address_towards(peer or socket.gethostname(), wait_s if peer else 0.0, say)
-    if not peer and address.startswith("127."):
-        raise UserError(
-            f"{socket.gethostname()} is {address} to itself: say which interface others see (--interface eth0)"
-        )
-    return address
+    return address_towards(peer or socket.gethostname(), wait_s if peer else 0.0, say)

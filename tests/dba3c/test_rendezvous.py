@@ -6,7 +6,7 @@ import pytest
 
 from dba3c.rendezvous import Rendezvous
 from dba3c.run_folder import RunFolder
-from param_servers.errors import RunBroken, RunStopped
+from param_servers.errors import ConfigError, RunBroken, RunStopped
 
 
 @pytest.fixture
@@ -34,4 +34,16 @@ def test_who_joins_a_run_that_was_stopped_hears_the_reason(folder: RunFolder) ->
 def test_who_joins_a_run_that_broke_hears_why(folder: RunFolder) -> None:
     folder.end_life("failed", "server 1 did not come within 30 s")
     with pytest.raises(RunBroken, match=r"ended \(failed\): server 1 did not come"):
+        Rendezvous(folder).address_until_the_end("server")(0)
+
+
+def test_a_loopback_address_of_another_host_is_refused_not_dialled(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Rendezvous(folder).publisher("server", 0, 0)("127.0.0.1", 7000)
+    Rendezvous(folder).publisher("server", 1, 0)("10.0.0.1", 7000)
+    assert Rendezvous(folder).address_of("server")(0) == ("127.0.0.1", 7000)
+    monkeypatch.setattr("dba3c.rendezvous.network_space", lambda: "another boot of another host")
+    assert Rendezvous(folder).address_of("server")(1) == ("10.0.0.1", 7000)
+    with pytest.raises(ConfigError, match=r"server 0 listens on 127.0.0.1, which is loopback on .* \(--interface\)"):
         Rendezvous(folder).address_until_the_end("server")(0)
