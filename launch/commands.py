@@ -51,16 +51,25 @@ def resume(words: Sequence[str]) -> int:
 def stop(words: Sequence[str]) -> int:
     """dba3c stop RUN"""
     from dba3c.run_folder import RunFolder
+    from launch import first_node
+    from launch.slurm_job import WARNING
     from launch.verdict import STOP_COMMAND
 
     if len(words) != 1:
         raise UserError("usage: dba3c stop RUN")
     folder = RunFolder.open(words[0])
-    if folder.status() != "live":
-        raise UserError(f"{folder.path} is not live: it is {folder.status()}")
-    folder.request_stop(STOP_COMMAND)
-    print(f"asked {folder.path} to end with a checkpoint")
-    return 0
+    status = folder.status()
+    if status == "live" and folder.request_stop(STOP_COMMAND):
+        print(f"asked {folder.path} to end with a checkpoint")
+        return 0
+    what = f"{folder.path} is not live: it is {status}"
+    if status == "live":
+        what = f"{folder.path} is ending already: {folder.stop_reason()}"
+        if not what.endswith(WARNING):
+            print(what)
+            return 0
+    job = first_node.next_life(folder.path)
+    raise UserError(f"{what}, but {job}" if job else what)
 
 
 def sbatch(words: Sequence[str]) -> int:

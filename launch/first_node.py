@@ -10,19 +10,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from dba3c.atomic_files import write_once
+from dba3c.atomic_files import write_atomically, write_once
 from dba3c.run_lock import LOCK_NAME, RunLock, living_holder
 from launch import slurm_tools
 
 FOLDER = ".slurm"
+JOB = "job"
 MAX_RESTARTS = 100
 """Lives of one job; more would mean that a life is too short to get anywhere."""
 
 
-def hold(run_dir: Path) -> RunLock:
-    """The script's lock, which dies with its node. Raises UserError when another job's script holds it."""
+def hold(run_dir: Path, environ: Mapping[str, str]) -> RunLock:
+    """The script's lock, which dies with its node, and the job's name beside it, which stays.
+
+    Raises:
+        UserError: another job's script holds it.
+    """
     (run_dir / FOLDER).mkdir(parents=True, exist_ok=True)
-    return RunLock.acquire(run_dir / FOLDER)
+    lock = RunLock.acquire(run_dir / FOLDER)
+    write_atomically(run_dir / FOLDER / JOB, slurm_tools.job_name(environ) + "\n")
+    return lock
+
+
+def next_life(run_dir: Path) -> str:
+    """Of a run that is not live: its job, if that may have a further life, and how to end it; "" where it has none."""
+    try:
+        job = (run_dir / FOLDER / JOB).read_text().strip()
+    except FileNotFoundError:
+        return ""
+    answer = slurm_tools.ask(["squeue", "--noheader", f"--jobs={job}", "--format=%T"])
+    states = "/".join(sorted(set(answer.stdout.split())))
+    if answer.returncode == 0:
+        goes_on = "goes on" if states == "PENDING" else "may go on"
+        return states and f"job {job} is {states} and {goes_on} with it in a next life: scancel {job} ends that too"
+    if "Invalid job id" in answer.stderr:  # Slurm has forgotten it
+        return ""
+    return f"whether job {job} has a next life is not known ({answer.stderr.strip()}): scancel {job} would end that too"
 
 
 def is_lost(run_dir: Path) -> bool:

@@ -32,6 +32,9 @@ from launch.first_node import MAX_RESTARTS, hold
 from launch.processes import describe_exit, shell_code, taking_signals
 from launch.slurm_nodes import LostNodes
 
+AT_THE_JOB = "at the Slurm job"
+WARNING = f"SIGUSR1 {AT_THE_JOB}"
+"""The reason of a life that ended for the time limit, and is to be followed by the next."""
 LOOK_S = 1.0
 SRUN_FOLLOWS_S = 60.0
 """How long srun may take to return when the run has ended."""
@@ -76,7 +79,7 @@ class SlurmJob:
         """Start the ranks, wait for the run's end, requeue if that is due."""
         started_s = time.time()
         print(f"{self._now()} life {self._restart_count() + 1}: {' '.join(self.command)}", flush=True)
-        lock = hold(self.run_dir)
+        lock = hold(self.run_dir, self.environ)
         try:
             with taking_signals(self._signals.put):
                 srun = subprocess.Popen(self.command, start_new_session=True)
@@ -127,7 +130,7 @@ class SlurmJob:
     def _signalled(self, signum: signal.Signals) -> None:
         self.requeue = self.requeue or signum == signal.SIGUSR1
         print(f"{self._now()} {signum.name}: asking the run to end with a checkpoint", flush=True)
-        self._stop_reason = f"{signum.name} at the Slurm job"
+        self._stop_reason = WARNING if signum == signal.SIGUSR1 else f"{signum.name} {AT_THE_JOB}"
 
     def _ask_to_stop(self) -> None:
         """Once this life has begun: what was asked before that, the beginning life would have cleared away."""

@@ -137,7 +137,7 @@ def test_only_the_death_of_both_script_and_chief_is_the_loss_of_the_first_node(t
     run_dir = tmp_path / "run"
     chief = RunFolder.create(run_dir, {})
     assert not first_node.is_lost(run_dir)  # no script of ours
-    script = first_node.hold(run_dir)
+    script = first_node.hold(run_dir, {"SLURM_JOB_ID": "7"})
     assert not first_node.is_lost(run_dir)
     die(run_dir / first_node.FOLDER)
     assert not first_node.is_lost(run_dir)  # srun's own affair: the chief lives

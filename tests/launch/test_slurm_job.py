@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dba3c.errors import UserError
 from dba3c.run_folder import RunFolder
 from launch import first_node, slurm_job, slurm_tools
+from launch.commands import stop
 from launch.slurm_job import SlurmJob, give_back_nodes
 from launch.slurm_nodes import LostNodes
 
@@ -138,3 +140,37 @@ def test_what_slurm_is_told_goes_to_its_standard_input(tmp_path: Path, fake: Fak
     fake("sbatch", "cat")
     environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
     assert slurm_tools.ask(["sbatch"], script="#!/bin/bash\n", environ=environ).stdout == "#!/bin/bash\n"
+
+
+def test_stopping_a_run_whose_job_waits_for_its_next_life_says_how_to_end_the_job(tmp_path: Path, fake: Fake) -> None:
+    folder = RunFolder.create(tmp_path / "run", {}, launch_id="7-0")
+    first_node.hold(folder.path, TASK).release()
+    folder.request_stop(slurm_job.WARNING)
+    fake("squeue", "echo RUNNING")
+    with pytest.raises(
+        UserError, match="is ending already: SIGUSR1 at the Slurm job, but job 7_2 is RUNNING and may go"
+    ):
+        stop([str(folder.path)])
+    folder.end_life("stopped", slurm_job.WARNING)
+    folder.release()
+    fake("squeue", "echo PENDING")
+    with pytest.raises(
+        UserError, match="is not live: it is finished, but job 7_2 is PENDING .*: scancel 7_2 ends that"
+    ):
+        stop([str(folder.path)])
+    assert asked(tmp_path)[-1] == "squeue --noheader --jobs=7_2 --format=%T"
+    fake("squeue", "echo 'slurm_load_jobs error: no controller' >&2; exit 1")
+    with pytest.raises(UserError, match="whether job 7_2 has a next life is not known .*no controller"):
+        stop([str(folder.path)])
+    fake("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    with pytest.raises(UserError, match="is not live: it is finished$"):
+        stop([str(folder.path)])
+
+
+def test_a_run_that_is_asked_to_stop_twice_is_ending(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        assert [stop([str(folder.path)]), stop([str(folder.path)])] == [0, 0]
+    assert capsys.readouterr().out.splitlines() == [
+        f"asked {folder.path} to end with a checkpoint",
+        f"{folder.path} is ending already: dba3c stop",
+    ]
