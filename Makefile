@@ -4,6 +4,8 @@ PYTHON      ?= python3
 VENV        ?= .venv
 TORCH_INDEX ?=
 ARGS        ?=
+MINUTES     ?= 10
+SEED        ?=
 BIN         := $(VENV)/bin
 PIP         := $(BIN)/python -m pip --disable-pip-version-check
 TORCH       := $(shell grep '^torch==' constraints.txt)
@@ -12,7 +14,7 @@ INSTALLED   := $(VENV)/.installed
 OPTIONAL    := mpi,envpool,vizdoom,mujoco,neptune,mlflow-server,wandb
 COMPLETE    := $(VENV)/.installed-all
 
-.PHONY: breakout test check format test-cluster results install install-all clean
+.PHONY: breakout test check format test-cluster chaos results install install-all clean
 
 breakout: $(INSTALLED)  ## train Breakout on this machine; Ctrl-C ends it with a checkpoint; ARGS=--resume goes on
 	$(BIN)/dba3c train breakout $(ARGS)
@@ -32,6 +34,9 @@ format: $(INSTALLED)
 test-cluster: $(INSTALLED)  ## a real Slurm of 64 nodes on this machine (root only to install it and to start its daemons)
 	tests/cluster/install_slurm.sh
 	DBA3C_TEST_CLUSTER=1 $(BIN)/python -m pytest tests/cluster $(ARGS)
+
+chaos: $(INSTALLED)  ## a real run under random faults, then an independent reader of what it left; MINUTES=10, SEED=… repeats one
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 results: $(INSTALLED)  ## redraw every plot under results/ from the data beside it
 	@for script in results/*/plot.py; do [ -e "$$script" ] || continue; echo "$$script"; $(BIN)/python "$$script" || exit 1; done

@@ -1,0 +1,16 @@
+"""A minute of the campaign, as `make chaos` runs it for longer; its seed is random, and in what a failure shows."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # of a machine that is busy with other things; its own waits are bounded
+def test_a_minute_of_random_faults_loses_nothing_and_falsifies_nothing() -> None:
+    command = [sys.executable, "-m", "tests.chaos", "--minutes", "1"]
+    campaign = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert campaign.returncode == 0, campaign.stdout + campaign.stderr
+    assert ": 0 findings" in campaign.stdout
