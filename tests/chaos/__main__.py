@@ -15,10 +15,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 30))
+    parser.add_argument("--without", action="append", default=[], help="a kind of fault, or an ending, to leave out")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"seed {arguments.seed}: make chaos SEED={arguments.seed} MINUTES={arguments.minutes:g}", flush=True)
-    campaign = Campaign(arguments.seed, arguments.minutes, lambda line: print(line, flush=True))
+    campaign = Campaign(arguments.seed, arguments.minutes, lambda line: print(line, flush=True), arguments.without)
     with ending_on_signals():
         campaign.play()
     for finding in campaign.findings:

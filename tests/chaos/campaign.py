@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 import psutil
@@ -41,7 +41,7 @@ PROGRESS_TIMEOUT_S = 240.0
 """For ten more steps, whatever has just happened: the run's own patience (120 s) and the start of its processes."""
 END_TIMEOUT_S = 180.0
 LIFE_S = (20.0, 60.0)
-ENDINGS = ("ctrl-c", "stop", "sigterm", "power", "launcher", "terminal")
+ENDINGS = ("ctrl-c", "stop", "sigterm", "power", "launcher", "no terminal")
 
 
 class Finding(Exception):
@@ -104,9 +104,14 @@ class Life:
 
 
 class Campaign:
-    """Lives until the time is over. `findings` is what does not hold."""
+    """Lives until the time is over. `findings` is what does not hold.
 
-    def __init__(self, seed: int, minutes: float, say: Callable[[str], None]) -> None:
+    Args:
+        say: told what happens, a line at a time.
+        without: kinds of faults, or endings, to leave out.
+    """
+
+    def __init__(self, seed: int, minutes: float, say: Callable[[str], None], without: Container[str] = ()) -> None:
         self.rng, self.deadline_s = random.Random(seed), time.monotonic() + 60 * minutes
         self.seed, self.minutes, self._say = seed, minutes, say
         self.findings: list[str] = []
@@ -115,10 +120,16 @@ class Campaign:
         self.run, self.records = self.folder / "run", self.folder / "records"
         self.records.mkdir()
         self.disk = faults.own_mounts() and faults.mount_run(self.run, DISK_MEGABYTES)
-        if not self.disk:
+        disks = () if self.disk else ("full disk", "read-only disk")
+        self.without = {*without, *disks}
+        if disks:
             say("not root, or no mounts allowed: without full and read-only disks (`unshare -rm make chaos` has them)")
         self.verifier = Verifier(self.run, self.records, WORKERS - BACKUP, ADAM, RATE)
         self._undo: list[tuple[float, str, Undo]] = []
+        self._disk_was_full = False
+        """In this life."""
+        self._server_hit = False
+        """Since steps were last seen to go on: an end now may be one at the newest checkpoint."""
 
     def say(self, line: str) -> None:
         self._say(f"{time.monotonic() - self.deadline_s + 60 * self.minutes:7.1f} s  {line}")
@@ -153,9 +164,14 @@ class Campaign:
         life, rng = self.lives, self.rng
         words = ["resume", str(self.run)] if life else [*TRAIN, "--run-dir", str(self.run), "--seed", str(self.seed)]
         at_terminal = rng.random() < 0.7
-        ending, length_s, seed = rng.choice(ENDINGS), rng.uniform(*LIFE_S), rng.randrange(1 << 30)
+        ending, length_s, seed = (
+            rng.choice([ending for ending in ENDINGS if ending not in self.without]),
+            rng.uniform(*LIFE_S),
+            rng.randrange(1 << 30),
+        )
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
         environ |= {FOLDER_VARIABLE: str(self.records), LIFE_VARIABLE: str(life)}
+        self._disk_was_full = False
         self.say(f"life {life} begins {'at a terminal' if at_terminal else 'with a pipe'}: dba3c {words[0]}")
         launch = Life(words, environ, self.folder / "terminal.log", at_terminal)
         try:
@@ -165,7 +181,8 @@ class Campaign:
             launch.close()
         self._everybody_gone()
         self._undo_all()
-        findings = self.verifier.life_over(life, ended_well=code == 0)
+        saved = code == 0 and not self._server_hit
+        findings = self.verifier.life_over(life, last_step_saved=saved, disk_was_full=self._disk_was_full)
         steps, checked = len(self.verifier.history), self.verifier.checkpoints_checked
         self.say(f"life {life} is over: exit code {code}, {steps} steps count, {checked} checkpoints looked at")
         self.findings += findings
@@ -176,7 +193,7 @@ class Campaign:
         victim = Victim(self.run, psutil.Process(launch.process.pid), launch.lose_terminal)
         until_s = min(time.monotonic() + length_s, max(self.deadline_s, time.monotonic() + LIFE_S[0] / 2))
         while time.monotonic() < until_s and launch.process.poll() is None:
-            self._do(victim, faults.draw(rng, self.disk))
+            self._do(victim, faults.draw(rng, self.without))
             pause_until_s = time.monotonic() + rng.choice([0.2, 1.0, 3.0, 6.0])
             while time.monotonic() < pause_until_s:
                 self._undo_due()
@@ -192,7 +209,9 @@ class Campaign:
             return
         came, undo = victim.do(fault)
         self.faults += 1
+        self._server_hit |= fault.role == "server" and fault.kind in faults.AIMED
         self.say(f"  {fault}" + (f" ({came})" if came else ""))
+        self._disk_was_full |= fault.kind == "full disk" and undo is not None
         if undo is not None:
             self._undo.append((time.monotonic() + fault.hold_s, str(fault), undo))
 
@@ -216,6 +235,7 @@ class Campaign:
                 raise Finding(f"it hangs: fewer than {steps} steps in {PROGRESS_TIMEOUT_S:g} s")
             self._undo_due()
             time.sleep(0.1)
+        self._server_hit = False
 
     def _end(self, launch: Life, ending: str) -> int | None:
         """End the life; its exit code, None where there is none to judge."""
@@ -232,7 +252,7 @@ class Campaign:
             launch.process.terminate()
         elif ending == "stop":
             self._stop_command()
-        elif ending == "terminal":
+        elif ending == "no terminal":
             launch.lose_terminal()
             self._progress(launch, 10)
             if launch.process.poll() is None:  # it goes on without

@@ -14,7 +14,7 @@ import random
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,24 +47,16 @@ class Fault:
 
 
 AIMED, UNDONE = ("kill", "freeze", "reset"), ("freeze", "full disk", "read-only disk")
-_KINDS = [
-    *4 * ["kill"],
-    *4 * ["freeze"],
-    *4 * ["reset"],
-    "strangers",
-    *2 * ["full disk"],
-    "read-only disk",
-    "no terminal",
-]
+WEIGHTS = {
+    "kill": 4, "freeze": 4, "reset": 4, "strangers": 1, "full disk": 2, "read-only disk": 1, "no terminal": 1
+}  # fmt: skip
 
 
-def draw(rng: random.Random, with_disk: bool) -> Fault:
+def draw(rng: random.Random, without: Container[str]) -> Fault:
     """The next one of a seed's schedule."""
-    kind, (role, rank) = rng.choice(_KINDS), rng.choice(ROLES)
+    kind, (role, rank) = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0], rng.choice(ROLES)
     fault = Fault(kind, role, rank, rng.choice([0.5, 2.0, 4.0, 14.0]), rng.randrange(1 << 30))
-    if (not with_disk and "disk" in kind) or (kind == "reset" and role == "monitor"):
-        return draw(rng, with_disk)
-    return fault
+    return draw(rng, without) if kind in without or (kind == "reset" and role == "monitor") else fault
 
 
 class Victim:

@@ -69,9 +69,9 @@ class MadeUp:
 def test_a_true_run_of_two_lives_gives_no_finding(tmp_path: Path) -> None:
     made = MadeUp(tmp_path)
     made.log(made.life(0, 1, range(6)))
-    assert made.verifier.life_over(0, ended_well=True) == []
+    assert made.verifier.life_over(0, last_step_saved=True) == []
     made.log(made.life(1, 2, range(6, 9)))
-    assert made.verifier.life_over(1, ended_well=True) == []
+    assert made.verifier.life_over(1, last_step_saved=True) == []
     assert (made.verifier.steps_checked, made.verifier.checkpoints_checked) == (9, 4)
 
 
@@ -103,7 +103,7 @@ def test_a_falsified_log_is_found(tmp_path: Path, what: str) -> None:
     lines = made.life(0, 1, range(6))
     falsify(lines)
     made.log(lines)
-    assert any(finding in found for found in made.verifier.life_over(0, ended_well=True))
+    assert any(finding in found for found in made.verifier.life_over(0, last_step_saved=True))
 
 
 def test_one_bit_of_a_gradient_or_of_a_checkpoint_is_found(tmp_path: Path) -> None:
@@ -115,16 +115,16 @@ def test_one_bit_of_a_gradient_or_of_a_checkpoint_is_found(tmp_path: Path) -> No
         raw = bytearray(path.read_bytes())
         raw[RECORD.size if name == "gradient" else -1] ^= 1
         path.write_bytes(raw)
-        found = " ".join(made.verifier.life_over(0, ended_well=True))
+        found = " ".join(made.verifier.life_over(0, last_step_saved=True))
         assert ("differs from the replay" if name == "gradient" else "step-3 is torn") in found
 
 
 def test_an_end_without_its_last_checkpoint_and_a_resume_from_an_older_one_are_found(tmp_path: Path) -> None:
     made = MadeUp(tmp_path)
     made.log(made.life(0, 1, range(7)))
-    assert "step 7 is in no checkpoint: the newest is 6" in made.verifier.life_over(0, ended_well=True)[0]
+    assert "step 7 is in no checkpoint: the newest is 6" in made.verifier.life_over(0, last_step_saved=True)[0]
     made.log([{"kind": "rollback", "term": 2, "step": 3, "data_points": 96}])
-    found = " ".join(made.verifier.life_over(1, ended_well=False))
+    found = " ".join(made.verifier.life_over(1, last_step_saved=False))
     assert "it began at step 3; the newest valid checkpoint was of 6" in found
 
 
@@ -135,6 +135,6 @@ def test_an_answer_that_does_not_fit_the_log_is_found(tmp_path: Path) -> None:
     raw = record.read_bytes().replace(RECORD.pack(b"DONE", 1, 2, 2, 0), RECORD.pack(b"DONE", 0, 2, 2, 0))
     record.write_bytes(raw + RECORD.pack(b"GRAD", 0, 7, 6, 16) + bytes(4 * NUMEL) + RECORD.pack(b"DONE", 1, 7, 7, 0))
     made.log(lines)
-    found = " ".join(made.verifier.life_over(0, ended_well=True))
+    found = " ".join(made.verifier.life_over(0, last_step_saved=True))
     assert "(0, 2, 0, 2) was called not accepted, and counts" in found
     assert "(0, 2, 0, 7) was called accepted, and is in no step" in found

@@ -128,22 +128,25 @@ class Verifier:
         path = self.run / "audit" / "commits.jsonl"
         return path.read_bytes().count(b'{"kind": "commit"') if path.exists() else 0
 
-    def life_over(self, life: int, ended_well: bool) -> list[str]:
+    def life_over(self, life: int, last_step_saved: bool, disk_was_full: bool = False) -> list[str]:
         """Check life `life` (from 0 on), all of whose processes are gone.
 
         Args:
-            ended_well: its launcher said so with exit code 0: then it must have left a checkpoint of its last step.
+            last_step_saved: whether there has to be a checkpoint of its last step: its launcher ended with exit code 0.
+            disk_was_full: for a while: lines that waited for room die with their server, and the steps with them.
         """
         self._findings = []
         pushes = self._pushes(life)
-        commits = self._walk(life, self._lines())
+        commits = self._walk(life, self._lines(may_be_torn=not last_step_saved))
         self._check_members(commits, pushes)
-        self._check_answers(life, commits, pushes)
+        self._check_answers(commits, pushes, all_are_there=not disk_was_full)
         checkpoints = self._checkpoints()
         self._replay(pushes, checkpoints)
         self._newest = max(checkpoints, default=0)
-        if ended_well and self._newest != len(self.history):
-            self._find(f"exit code 0, but step {len(self.history)} is in no checkpoint: the newest is {self._newest}")
+        if last_step_saved and self._newest != len(self.history):
+            self._find(
+                f"it ended as asked, but step {len(self.history)} is in no checkpoint: the newest is {self._newest}"
+            )
         for path in self.records.glob(f"life-{life}.*"):
             path.unlink()
         return [f"life {life}: {finding}" for finding in self._findings]
@@ -154,12 +157,12 @@ class Verifier:
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
-    def _lines(self) -> list[dict[str, Any]]:
-        """This life's lines. The last may be torn, and the next life's first then is what is left of it."""
+    def _lines(self, may_be_torn: bool) -> list[dict[str, Any]]:
+        """This life's lines. A last one that a sudden end has torn is for the next life to cut off."""
         path = self.run / "audit" / "commits.jsonl"
         raw = path.read_bytes()[self._read :] if path.exists() else b""
         whole, _, torn = raw.rpartition(b"\n")
-        if torn:
+        if torn and not may_be_torn:
             self._find(f"the log ends in a part of a line: {torn[:80]!r}")
         self._read += len(raw) - len(torn)
         lines = []
@@ -176,8 +179,12 @@ class Verifier:
         gradients, stopped, begun = self.num_gradients, False, False
         for line in lines:
             kind = line["kind"]
+            if line.get("life", life) != life:
+                self._find(f"a line says that it is of life {line['life']}")
             if kind == "commit":
                 commit = self._commit(life, line)
+                if commit.step != len(self.history) - 1:  # what follows cannot be right
+                    break
                 if not begun or stopped:
                     self._find(
                         f"step {commit.step} is committed {'after the end' if stopped else 'before a term began'}"
@@ -267,11 +274,11 @@ class Verifier:
             if late:
                 self._find(f"step {commit.step} takes gradients of other steps: {late}")
 
-    def _check_answers(self, life: int, commits: list[Commit], pushes: dict[Key, Push]) -> None:
+    def _check_answers(self, commits: list[Commit], pushes: dict[Key, Push], all_are_there: bool) -> None:
         ever = {key for commit in commits for key in commit.members}
         last_term = {key for commit in commits if commit.term == self._term for key in commit.members}
         for key, push in pushes.items():
-            if push.accepted and key not in ever:
+            if push.accepted and key not in ever and all_are_there:
                 self._find(f"gradient {key} was called accepted, and is in no step")
             if push.accepted is False and key in last_term:
                 self._find(f"gradient {key} was called not accepted, and counts")

@@ -13,18 +13,26 @@ from param_servers.handshake import Peer, Role
 from tests.param_servers.simulated_processes import SimServer, SimWorker
 from tests.param_servers.simulated_run import Broken, SimulatedRun
 
-FAIR_COMMITS = 3
-MOST_FAIR_TURNS = 20_000
+FAIR_COMMITS, FAIR_S = 3, 60.0
+"""After the last fault: so many steps that stay, or the declared end, within so long (a few patiences)."""
+TURN_S, FAIR_TURN_S = 0.02, 0.005
+"""One process does one thing in a turn: in the fair phase all of them are fast, next to a step's patience of 5 s."""
+CALM_S = 10.0
+"""Whoever ends a run must have a reason: something that was wrong so shortly before. Twice a step's patience."""
 
 
 class Simulation(SimulatedRun):
-    """One seed: a topology, a schedule, faults; then a fair phase in which the run must go on or end as declared."""
+    """One seed: a topology, a schedule, faults; then a fair phase, where steps go on or the run ends for a reason."""
 
     def __init__(self, seed: int, verbose: bool = False) -> None:
         super().__init__(seed, verbose)
         self.lives: dict[Peer, int] = {}
         self.servers: dict[int, SimServer] = {}
         self.workers: list[SimWorker] = []
+        self.disturbed_s = -CALM_S
+        """When anything was last wrong: a fault, a leap of the clock, a process that a fault has taken away."""
+        self.decided_s: float | None = None
+        """When the chief decided to end the run."""
         for shard in range(self.exchange.num_servers):
             self._start_server(shard)
         for worker in range(self.exchange.num_workers):
@@ -56,13 +64,21 @@ class Simulation(SimulatedRun):
             for key, push in chief.coordinator.steps.gradients.pushes.items():
                 if push.step != chief.coordinator.step:
                     raise Broken(f"step {chief.coordinator.step} counts {key}'s push of step {push.step}")
+        if chief is not None and chief.coordinator.state in ("stopping", "stopped") and self.decided_s is None:
+            self.decided_s = self.network.now_s
+            calm_s = self.decided_s - self.disturbed_s
+            if calm_s > CALM_S:
+                raise Broken(f"the run gives up though nothing was wrong for {calm_s:.1f} s: {self.describe()}")
 
     # -- schedules -----------------------------------------------------------------------------------------------
 
     def turn(self, faults: bool) -> None:
         """One random event."""
         network, rng = self.network, self.rng
-        network.now_s += 0.02 if rng.random() > 0.002 or not faults else rng.uniform(0, 8)
+        leap_s = 0.0 if rng.random() > 0.002 or not faults else rng.uniform(0, 8)
+        network.now_s += leap_s or (TURN_S if faults else FAIR_TURN_S)
+        if leap_s or self._somebody_is_missing():
+            self.disturbed_s = network.now_s
         if faults and rng.random() < self.faults:
             self._fault()
         choice = rng.random()
@@ -81,8 +97,16 @@ class Simulation(SimulatedRun):
                 rng.choice(live).act()
         self.check()
 
+    def _somebody_is_missing(self) -> bool:
+        dead_servers = any(not server.hub.alive for server in self.servers.values())
+        return dead_servers or any(life.hub.frozen or life.why_dead == "killed" for life in self._newest_lives())
+
+    def _newest_lives(self) -> list[SimWorker]:
+        return list({life.worker: life for life in self.workers}.values())
+
     def _fault(self) -> None:
         rng, network = self.rng, self.network
+        self.disturbed_s = network.now_s
         if rng.random() < self.server_faults / (self.faults or 1):
             server = rng.choice(list(self.servers.values()))
             if server.hub.alive and not server.core.node.ended:
@@ -122,11 +146,13 @@ class Simulation(SimulatedRun):
     def _fair_phase(self) -> None:
         for worker in self.workers:
             worker.hub.frozen = False
-        commits = len(self.lines)
-        for turn in range(MOST_FAIR_TURNS):
+        began, turn = len(self.lines), 0
+        self.disturbed_s = self.network.now_s
+        until_s = self.network.now_s + FAIR_S
+        while self.network.now_s < until_s:
             if self.ended is not None:
                 return self._check_end()
-            if sum(line["kind"] == "commit" for line in self.lines[commits:]) >= FAIR_COMMITS:
+            if self._lasting_commits(began) >= FAIR_COMMITS:
                 return None
             if turn % 50 == 0:
                 for shard, server in list(self.servers.items()):
@@ -136,7 +162,13 @@ class Simulation(SimulatedRun):
                     if not any(life.hub.alive for life in self.workers if life.worker == rank):
                         self._start_worker(rank)
             self.turn(faults=False)
-        raise Broken(f"the run hangs: {self.describe()}")
+            turn += 1
+        raise Broken(f"the run gets nowhere within {FAIR_S:g} s after the last fault: {self.describe()}")
+
+    def _lasting_commits(self, began: int) -> int:
+        """Steps since line `began` that no roll-back has undone."""
+        kinds = [line["kind"] for line in self.lines[began:]]
+        return kinds[len(kinds) - kinds[::-1].index("rollback") if "rollback" in kinds else 0 :].count("commit")
 
     def _check_end(self) -> None:
         assert self.ended is not None

@@ -4,7 +4,11 @@
 import pytest
 
 from param_servers import cut_through, even_push
-from param_servers.decisions import Commit
+from param_servers.client_core import ClientCore
+from param_servers.coordinator import Coordinator
+from param_servers.decisions import Commit, Decision
+from param_servers.shard_node import ShardNode
+from param_servers.step_commits import StepCommits
 from tests.param_servers.simulation import Broken, Simulation, play
 
 
@@ -60,3 +64,26 @@ def test_the_simulation_notices_a_push_that_counts_twice() -> None:
     again = Commit(line["term"], line["step"], 0, 0, (), ())
     with pytest.raises(Broken, match="counts twice"):
         simulation.commit(again, [tuple(member) for member in line["members"]], 1.0)
+
+
+def _undone_again(coordinator: Coordinator, now_s: float) -> list[Decision]:
+    """Every second step is undone, and the one before."""
+    return coordinator._restore(now_s) if coordinator.step % 2 == 0 else []
+
+
+NOWHERE = {
+    "servers that never get ready": (Coordinator, "server_ready", lambda *_: []),
+    "servers that do not come back": (Coordinator, "server_left", lambda *_: []),
+    "gradients that never make a step": (StepCommits, "commit", lambda _: []),
+    "steps that are undone again and again": (Coordinator, "_step_ended", _undone_again),
+    "workers that are never sent parameters": (ShardNode, "_send_parameters", lambda *_: None),
+    "workers that never ask": (ClientCore, "_ask", lambda _: None),
+}
+
+
+@pytest.mark.parametrize("what", NOWHERE)
+def test_the_simulation_notices_code_that_never_gets_anywhere(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*NOWHERE[what])
+    with pytest.raises(Broken, match=r"nowhere|nothing was wrong"):
+        for seed in range(8):
+            play(seed)
