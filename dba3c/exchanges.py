@@ -92,7 +92,11 @@ def _collective(place: Place) -> Collective:
     if exchange.collective_backend == "mpi":
         from param_servers.collective_mpi import MpiCollective
 
-        return MpiCollective(step_timeout_s=step_timeout_s, join_timeout_s=join_timeout_s)
+        return MpiCollective(
+            step_timeout_s=step_timeout_s,
+            join_timeout_s=join_timeout_s,
+            first_survivor_s=exchange.timeouts.first_survivor_s,
+        )
     if exchange.collective_backend == "horovod":
         from param_servers.collective_horovod import HorovodCollective
 

@@ -17,9 +17,10 @@ from param_servers.exchange import Pull, Receipt
 from param_servers.handshake import Peer, check_secret
 from param_servers.links import WAKE_BYTES
 from param_servers.sharding import ShardPlan
+from param_servers.timeouts import GOODBYE_S, NAP_S
 from param_servers.transports import open_hub
 
-_NAP_S, _DIAL_NAP_S, _LAST_WORDS_S = 0.5, 0.05, 1.0
+_DIAL_NAP_S = 0.05
 _ALONE_NAP_S = 0.1
 """Longest wait for one server, in which what another one says is not heard."""
 
@@ -51,7 +52,7 @@ class ServersExchange:
         incarnation: int = 0,
     ) -> None:
         check_secret(secret)
-        self._answer_timeout_s = max(exchange_config.join_timeout_s, 2 * exchange_config.step_timeout_s)
+        self._answer_timeout_s = exchange_config.timeouts.answer_s
         self._now_s = AwakeClock(self._answer_timeout_s).now_s
         self._core = core = ClientCore(
             worker=worker,
@@ -61,7 +62,7 @@ class ServersExchange:
             incarnation=incarnation,
             clock=self._now_s,
         )
-        silence_timeout_s = max(exchange_config.step_timeout_s, 1.0)
+        silence_timeout_s = exchange_config.timeouts.silence_s
         transport = exchange_config.transport
         self._hub = core.hub = open_hub(transport, secret, core.receive_into, silence_timeout_s=silence_timeout_s)
         largest = max(4 * (part.stop - part.start) for part in map(plan.slice_of, range(plan.num_shards)))
@@ -102,7 +103,7 @@ class ServersExchange:
         """Leave the run: the servers see the links close."""
         if not self._closed:
             self._closed = True
-            self._hub.drain(_LAST_WORDS_S)
+            self._hub.drain(GOODBYE_S)
 
     def _wait(self, heard_s: float, what: str) -> float:
         """One turn of a bounded wait; when something was heard, patience starts anew."""
@@ -112,7 +113,7 @@ class ServersExchange:
         elif self._waits_for_one and not self._in_vain:  # being woken for each server costs more than its frame
             heard = self._turn(_ALONE_NAP_S, core.servers[core.state.laggard])
         else:
-            heard = self._turn(_NAP_S)
+            heard = self._turn(NAP_S)
         self._in_vain = not heard
         if heard:
             return self._now_s()

@@ -51,8 +51,12 @@ class ClientCore:
         """Whether a server is on another host, so that the pace of its link is the network's."""
         self._plan, self._resolve, self._clock = plan, resolve, clock
         seed = random.Random(f"{worker}:{incarnation}").getrandbits(32)
-        self._redials = [Redial(exchange_config.join_timeout_s, seed + shard) for shard in range(plan.num_shards)]
-        self._reconnect_timeout_s = exchange_config.reconnect_timeout_s
+        timeouts = exchange_config.timeouts
+        self._redials = [
+            Redial(timeouts.other_start_s if shard else timeouts.start_s, seed + shard)
+            for shard in range(plan.num_shards)
+        ]
+        self._return_s = timeouts.return_s
         self._linked: set[int] = set()
         self._dialling: set[int] = set()
         self._must_ask = True
@@ -178,7 +182,7 @@ class ClientCore:
         self._dialling.discard(shard)
         self._linked.add(shard)
         self._redials[shard].succeeded()
-        self._redials[shard].timeout_s = self._reconnect_timeout_s
+        self._redials[shard].timeout_s = self._return_s
         self._must_ask = True
         push = self.state.push
         if push is not None and push.receipt is None:

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from param_servers.collective import describe_lost, first_line
 from param_servers.errors import PeerLost
+from param_servers.timeouts import Timeouts
 
 SPIN_S = 0.002
 """A call that takes longer waits for a straggler: from then on this process sleeps between polls."""
 _NAP_S = 0.0002
 _ROLL_CALL_S = 1.0
 _ROLL_CALL_TAG = 7
-_LAST_WORDS_S = 150.0
-"""After a loss: how long the other survivors let the lowest one, which writes the last checkpoint, go first."""
 
 
 class MpiCollective:
@@ -33,12 +32,17 @@ class MpiCollective:
     device = torch.device("cpu")
 
     def __init__(
-        self, communicator: MPI.Comm | None = None, *, step_timeout_s: float = 60.0, join_timeout_s: float = 300.0
+        self,
+        communicator: MPI.Comm | None = None,
+        *,
+        step_timeout_s: float = 60.0,
+        join_timeout_s: float = 300.0,
+        first_survivor_s: float = Timeouts.of().first_survivor_s,
     ) -> None:
         self._comm = communicator if communicator is not None else MPI.COMM_WORLD
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size, self.lost = self._comm.Get_rank(), self._comm.Get_size(), set[int]()
-        self._step_timeout_s = step_timeout_s
+        self._step_timeout_s, self._first_survivor_s = step_timeout_s, first_survivor_s
         self._broken = False
         atexit.register(self._leave)
         self._wait(self._comm.Ibarrier(), join_timeout_s)
@@ -60,7 +64,7 @@ class MpiCollective:
             return
         survivors = set(range(self.size)) - self.lost
         if self.rank != min(survivors, default=self.rank):
-            time.sleep(_LAST_WORDS_S)
+            time.sleep(self._first_survivor_s)  # it writes the last checkpoint
         MPI.COMM_WORLD.Abort(1)
 
     def _wait(self, request: MPI.Request, timeout_s: float) -> None:

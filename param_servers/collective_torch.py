@@ -24,10 +24,7 @@ from param_servers.collective import Publish, Resolve, describe_lost, first_line
 from param_servers.errors import PeerLost
 from param_servers.gpus import NO_GPU, gpu_of, numbered, sum_by_nccl
 from param_servers.interfaces import listen_address
-
-ROLL_CALL_S = 5.0
-_GRACE_S = 1.0
-"""Longer than torch's own timeout, where it has one: its message says more."""
+from param_servers.timeouts import GRACE_S, ROLL_CALL_S
 
 
 def host_store(host: str, port: int, secret: bytes, timeout_s: float) -> tuple[Any, int]:
@@ -48,7 +45,7 @@ def reach_store(host: str, port: int, secret: bytes, timeout_s: float) -> Any:
     """
     timeout = timedelta(seconds=timeout_s)
     try:  # torch would wait for ever for a stopped host, whose kernel takes the connection
-        store = within(timeout_s + _GRACE_S, lambda: TCPStore(host, port, None, False, timeout, wait_for_workers=False))
+        store = within(timeout_s + GRACE_S, lambda: TCPStore(host, port, None, False, timeout, wait_for_workers=False))
     except (RuntimeError, dist.DistError, TimeoutError) as error:
         raise PeerLost(f"rank 0 at {host}:{port} did not answer: {first_line(error)}") from error
     return _private(store, secret)
@@ -109,7 +106,7 @@ class TorchCollective:
         self._group: Any
         try:
             build = partial(self._build, host, interface, step_timeout_s, device)
-            self._group = within(step_timeout_s + _GRACE_S, build)
+            self._group = within(step_timeout_s + GRACE_S, build)
         except (RuntimeError, TimeoutError) as error:
             raise PeerLost(describe_lost((), size, first_line(error))) from error
 
@@ -190,7 +187,7 @@ class TorchCollective:
     def _missing(self, call: str, timeout_s: float) -> set[int]:
         """Answer a roll call in the store; returns the ranks that did not within `timeout_s`."""
         try:
-            return within(timeout_s + _GRACE_S, lambda: self._call_roll(call, timeout_s))
+            return within(timeout_s + GRACE_S, lambda: self._call_roll(call, timeout_s))
         except TimeoutError:
             return {0}  # it holds the store, which takes questions and answers none: it is stopped
 

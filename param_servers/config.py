@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from param_servers.errors import ConfigError
 from param_servers.schedules import Schedule, parse_schedule
 from param_servers.sharding import Sharding
+from param_servers.timeouts import Timeouts
 
 OptimizerName = Literal["rmsprop", "adam", "sgd", "momentum", "adagrad", "adadelta"]
 ClipRule = Literal["global", "average_per_tensor", "none"]
@@ -101,8 +102,11 @@ class ExchangeConfig:
     join_timeout_s: float = 300.0
     """Longest wait at the start for the others to appear."""
 
-    reconnect_timeout_s: float = 60.0
-    """servers, async: longest wait of a worker for a lost server to come back."""
+    reconnect_timeout_s: float = 300.0
+    """servers, async: longest wait for a lost server to come back."""
+
+    checkpoint_timeout_s: float = 120.0
+    """Longest wait for the disks: to load the checkpoint that is gone on from, and to write the last one."""
 
     when_workers_lost: WhenWorkersLost = "shrink"
     """With fewer than num_gradients workers left: average fewer (shrink), or stop with a checkpoint."""
@@ -133,8 +137,9 @@ class ExchangeConfig:
         choices |= {"sharding": Sharding, "when_workers_lost": WhenWorkersLost, "wire_dtype": WireDtype}
         for name, choice in choices.items():
             _check_choice(name, getattr(self, name), choice)
-        for name in ("step_timeout_s", "join_timeout_s", "reconnect_timeout_s"):
+        for name in ("step_timeout_s", "join_timeout_s", "reconnect_timeout_s", "checkpoint_timeout_s"):
             _check_positive(name, getattr(self, name))
+        _ = self.timeouts  # its relations are checked
         for name in ("num_workers", "num_servers", "min_workers", "keep_checkpoints"):
             _check_at_least(name, getattr(self, name), 1)
         for name in ("num_backup_workers", "max_staleness", "checkpoint_every_steps", "port"):
@@ -184,6 +189,16 @@ class ExchangeConfig:
             return f"{gradients} gradients need {gradients} workers, but {self.num_workers} were given"
         return (
             f"{gradients} gradients + {backup} backup = {gradients + backup} workers, but {self.num_workers} were given"
+        )
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """Who waits how long for whom."""
+        return Timeouts.of(
+            step_timeout_s=self.step_timeout_s,
+            join_timeout_s=self.join_timeout_s,
+            reconnect_timeout_s=self.reconnect_timeout_s,
+            checkpoint_timeout_s=self.checkpoint_timeout_s,
         )
 
     @property

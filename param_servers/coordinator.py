@@ -35,7 +35,9 @@ class Coordinator:
         self._servers: set[int] = set()
         self._ready: set[int] = set()
         self._heard_s: dict[int, float] = {}
-        self._since_s, self._patience_s = now_s, settings.join_timeout_s
+        self._since_s, self._patience_s = now_s, settings.timeouts.first_server_s
+        self._missing = dict.fromkeys(range(settings.num_shards), (now_s, settings.timeouts.first_server_s))
+        """Servers that are not here: since when, and for how long they are waited for."""
         self._ending: Stop | None = None
 
     @property
@@ -62,6 +64,7 @@ class Coordinator:
     def server_joined(self, shard: int, term: int, now_s: float) -> list[Decision]:
         """A shard is connected (shard 0: itself); it has seen `term`. With all of them there, all restore."""
         self._servers.add(shard)
+        self._missing.pop(shard, None)
         self._heard_s[shard] = now_s
         self.steps.term = max(self.term, term)
         if self.state == "gathering" and len(self._servers) == self.settings.num_shards:
@@ -71,10 +74,10 @@ class Coordinator:
     def server_left(self, shard: int, now_s: float) -> list[Decision]:
         """A shard is gone: nothing can be committed until it is back, and then all roll back together."""
         self._servers.discard(shard)
+        self._missing[shard] = (now_s, self.settings.timeouts.server_return_s)
         if self.state in ("stopping", "stopped"):
             return [] if self._ending is None else self._end()
         self.state = "gathering"
-        self._wait(now_s, self.settings.join_timeout_s)
         self.checkpointing.abandon()
         return [Note("server_lost", f"server {shard} is gone at step {self.step}; waiting for it to come back")]
 
@@ -90,7 +93,7 @@ class Coordinator:
         if len(self._ready) < self.settings.num_shards:
             return []
         self.state = "running"
-        self._wait(now_s, self.settings.join_timeout_s)
+        self._wait(now_s, self.settings.timeouts.first_step_s)
         note = Note("running", f"all {self.settings.num_shards} servers are at step {self.step}")
         return [note, *self.steps.give_to_waiting()]
 
@@ -98,7 +101,7 @@ class Coordinator:
         term, (step, data_points) = self.term + 1, self.checkpointing.saved
         lost = self.step - step
         self.state = "restoring"
-        self._wait(now_s, self.settings.join_timeout_s)
+        self._wait(now_s, self.settings.timeouts.load_s)
         self._ready.clear()
         self.checkpointing.abandon()
         self.steps.begin_term(term, step, data_points)
@@ -142,30 +145,38 @@ class Coordinator:
         return decisions if self.step == open_step else decisions + self._step_ended(now_s)
 
     def _step_ended(self, now_s: float) -> list[Decision]:
-        self._wait(now_s, self.settings.step_timeout_s)
+        self._wait(now_s, self.settings.step_s)
         return self._checkpoint() if self.checkpointing.due(self.step) else []
 
     # -- time ----------------------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> list[Decision]:
         """Look at the clock: nothing is waited for longer than stated."""
+        if self.state == "gathering":
+            return self._give_up_servers(now_s)
         if self.state == "stopped" or now_s - self._since_s <= self._patience_s:
             return []
         waited = f"within {self._patience_s:g} s"
-        if self.state in ("gathering", "restoring"):
-            there = self._servers if self.state == "gathering" else self._ready
-            missing = sorted(set(range(self.settings.num_shards)) - there)
-            return self.stop(f"{_names('server', missing)} did not come {waited}", now_s, failed=True)
+        if self.state == "restoring":
+            slow = sorted(self._servers - self._ready)
+            return self.stop(f"{_names('server', slow)} did not load step {self.step} {waited}", now_s, failed=True)
         if self.state == "stopping":
             note = Note("checkpoint_failed", f"the last checkpoint was not written {waited}")
             return [note, *self._end()]
         # Workers that wait for a silent server must not be blamed for it.
         return self._forsake_silent_servers(waited, now_s) or self._go_on_without_the_late(waited, now_s)
 
+    def _give_up_servers(self, now_s: float) -> list[Decision]:
+        late = {shard: wait for shard, wait in self._missing.items() if now_s - wait[0] > wait[1]}
+        if not late:
+            return []
+        patience_s = max(patience_s for _, patience_s in late.values())
+        return self.stop(f"{_names('server', sorted(late))} did not come within {patience_s:g} s", now_s, failed=True)
+
     def _forsake_silent_servers(self, waited: str, now_s: float) -> list[Decision]:
         decisions: list[Decision] = []
         for shard in sorted(self._servers - {0}):
-            if now_s - self._heard_s[shard] > self.settings.step_timeout_s / 2:
+            if now_s - self._heard_s[shard] > self.settings.timeouts.server_silence_s:
                 decisions.append(Forsake(shard, f"server {shard} is silent, and step {self.step} did not end {waited}"))
                 decisions += self.server_left(shard, now_s)
         return decisions
@@ -173,7 +184,7 @@ class Coordinator:
     def _go_on_without_the_late(self, waited: str, now_s: float) -> list[Decision]:
         steps, settings, open_step = self.steps, self.settings, self.step
         decisions = steps.expel_the_late(f"no gradient for step {open_step} {waited}")
-        self._wait(now_s, settings.step_timeout_s)
+        self._wait(now_s, settings.step_s)
         left = steps.possible_gradients
         what = f"step {open_step} needs {steps.num_gradients} gradients, but {waited} only {left} workers gave one"
         if left >= steps.num_gradients:
@@ -205,7 +216,7 @@ class Coordinator:
             return []
         able = self.state == "running"
         self.state = "stopping"
-        self._wait(now_s, self.settings.write_timeout_s)
+        self._wait(now_s, self.settings.timeouts.last_checkpoint_s)
         self._ending = Stop(reason, failed)
         note = Note("stopping", f"stopping at step {self.step}: {reason}")
         return [note, *(self._last_checkpoint() if able else self._end())]

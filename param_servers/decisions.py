@@ -1,9 +1,10 @@
 """What the coordinator can decide, and the numbers it decides by."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from param_servers.messages import Row
+from param_servers.timeouts import Timeouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,17 +16,20 @@ class Settings:
     """g, as configured."""
     asynchronous: bool = False
     max_staleness: int | None = None
-    step_timeout_s: float = 60.0
-    join_timeout_s: float = 300.0
-    """Patience for the first step of a term, and for servers to come (back)."""
-    write_timeout_s: float = 120.0
-    """Patience for the last checkpoint."""
+    timeouts: Timeouts = field(default_factory=Timeouts.of)
     when_lost: Literal["shrink", "stop"] = "shrink"
     min_workers: int = 1
     checkpoints: bool = False
     """Whether there is somewhere to write them."""
     checkpoint_every: int = 0
     """Steps; 0: only at the end."""
+    sums: bool = False
+    """Whether the workers are ranks that sum among themselves."""
+
+    @property
+    def step_s(self) -> float:
+        """Longest wait for a step, but for the first of a term."""
+        return self.timeouts.group_step_s if self.sums else self.timeouts.step_s
 
 
 class Commit(NamedTuple):

@@ -14,9 +14,7 @@ from param_servers.frames import Frame
 from param_servers.link_selector import READ, WRITE, LinkSelector
 from param_servers.links import Link
 from param_servers.tcp_sockets import reason_of
-
-LINGER_S = 2.0
-"""Longest time for the last words of a link, and for its peer to close, too."""
+from param_servers.timeouts import LINGER_S
 
 
 class LinkLoop:

@@ -85,8 +85,8 @@ class MajorityExchange:
         )
         on_report = on_report if rank == 0 else unread
         self._report = ReplicaReport(replica, on_report, workers=config.num_workers)
-        self._shared = SharedReplica(rank, incarnation, replica, config.join_timeout_s + 6 * config.step_timeout_s)
-        self._rejected_in_a_row = 0
+        self._shared = SharedReplica(rank, incarnation, replica, config.timeouts.comm_turn_s)
+        self._rejected_in_a_row, self._chief_leave_s = 0, config.timeouts.chief_leave_s
         group = MajorityGroup(rank, config, secret)
         self._chief_thread: threading.Thread | None = None
         if rank == 0:
@@ -150,6 +150,6 @@ class MajorityExchange:
             # The chief stays until all have heard how the run ended, or at once if it has not.
             if not isinstance(self._shared.ended, RunStopped):
                 self._given_up.set()
-            self._chief_thread.join(10)
+            self._chief_thread.join(self._chief_leave_s)
         self._report.maybe(last=True)
         self.replica.close()

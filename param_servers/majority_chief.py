@@ -17,11 +17,11 @@ from param_servers.majority_decisions import Began, FormGroup, LeaveGroup, Major
 from param_servers.majority_messages import Formation, no_payload, pack_formation
 from param_servers.messages import MEMBER, Code, Header, Kind, pack_rows
 from param_servers.tcp_hub import TcpHub
+from param_servers.timeouts import LAST_WORDS_S
 
 OnEvent = Callable[[dict[str, Any]], None]
 ShouldStop = Callable[[int, int], str | None]
 NAP_S = 0.05
-_LAST_WORDS_S = 5.0
 
 
 class MajorityChief:
@@ -53,10 +53,10 @@ class MajorityChief:
         self.coordinator = coordinator = MajorityCoordinator(config, fingerprint, self._clock.now_s())
         self._store, self._learning_rate, self._should_stop = store, learning_rate, should_stop
         self._on_event, self._audit = on_event, audit
-        self._alive_every_s, self._alive_s = config.step_timeout_s / 8, 0.0
-        self._step_timeout_s = config.step_timeout_s
-        silence_timeout_s = max(config.step_timeout_s, 1.0)
-        self._hub = TcpHub(secret, no_payload, admit=coordinator.roll.admits, silence_timeout_s=silence_timeout_s)
+        self._timeouts, self._alive_s = config.timeouts, 0.0
+        self._hub = TcpHub(
+            secret, no_payload, admit=coordinator.roll.admits, silence_timeout_s=self._timeouts.silence_s
+        )
 
     def listen(self, host: str, port: int) -> tuple[str, int]:
         """Open the door; returns the address."""
@@ -69,7 +69,7 @@ class MajorityChief:
                 self._decide(given_up)
             except (OSError, ParamServersError) as error:  # its log's disk is full: all ranks are told, not this thread
                 self._carry_out(self.coordinator.stop(f"rank 0 cannot decide any more: {error}", failed=True))
-            self._hub.drain(_LAST_WORDS_S)
+            self._hub.drain(LAST_WORDS_S)
         finally:
             self._hub.shut()
             if self._audit is not None:
@@ -86,13 +86,13 @@ class MajorityChief:
     def _say_that_it_lives(self, now_s: float) -> None:
         """A stopped process's kernel still answers for its links: only words show that the chief is there."""
         if now_s >= self._alive_s:
-            self._alive_s = now_s + self._alive_every_s
+            self._alive_s = now_s + self._timeouts.alive_every_s
             self._send_all(Header(Kind.ALIVE, 0))
 
     def _gone(self, rank: int, now_s: float) -> None:
         """A rank's link is gone. When rank 0 has just been stopped and nobody else is left, the others have lost it."""
         alone = set(self.coordinator.roll.incarnations) == {0, rank}
-        if rank and alone and now_s - self._clock.woke_s < self._step_timeout_s:
+        if rank and alone and now_s - self._clock.woke_s < self._timeouts.step_s:
             why = f"rank 0 was stopped for {self._clock.slept_s:.0f} s, and the others have ended the run without it"
             self._carry_out(self.coordinator.stop(why, failed=True))
 

@@ -16,9 +16,8 @@ from param_servers.messages import Code, Header, Kind, Row, unpack_rows
 from param_servers.replica import Replica
 from param_servers.replica_report import ReplicaReport
 from param_servers.shared_replica import Outcome, SharedReplica
+from param_servers.timeouts import GOODBYE_S, NAP_S
 from param_servers.wakeable_hub import WakeableHub
-
-_NAP_S = 0.5
 
 
 class MajorityComm:
@@ -48,8 +47,8 @@ class MajorityComm:
         self._buffer = torch.zeros(replica.layout.numel)
         self._announced = 0
         self._closing = False
-        self._hub = WakeableHub(secret, small_payload, silence_timeout_s=max(config.step_timeout_s, 1.0))
-        self._silence_s, self._quiet_s = 2 * config.step_timeout_s, 0.0
+        self._hub = WakeableHub(secret, small_payload, silence_timeout_s=config.timeouts.silence_s)
+        self._silence_s, self._quiet_s = config.timeouts.chief_silence_s, 0.0
         self._thread: threading.Thread | None = None
 
     def start(self, resolve: Resolve) -> None:
@@ -66,15 +65,16 @@ class MajorityComm:
         self._closing = True
         self._hub.wake()
         if self._thread is not None:
-            self._thread.join(self._config.step_timeout_s + 10)
+            self._thread.join(self._config.timeouts.comm_leave_s)
 
     def _main(self, resolve: Resolve, threads: int) -> None:
         torch.set_num_threads(threads)  # torch keeps this number for each thread
         try:
             self._join_chief(resolve)
             while self._shared.ended is None and not self._closing:
+                self._shared.turns += 1
                 start_s = time.monotonic()
-                events = self._hub.poll(_NAP_S)
+                events = self._hub.poll(NAP_S)
                 self._listen_for_the_chief(bool(events), time.monotonic() - start_s)
                 for event in events:
                     self._handle(event)
@@ -83,12 +83,12 @@ class MajorityComm:
             self._end(error if isinstance(error, ParamServersError) else RunBroken(f"rank {self._rank}: {error}"))
         finally:
             self._group.leave()
-            self._hub.drain(1.0)
+            self._hub.drain(GOODBYE_S)
 
     # -- the chief -----------------------------------------------------------------------------------------------
 
     def _join_chief(self, resolve: Resolve) -> None:
-        address = wait_for_address(resolve, 0, self._config.join_timeout_s)
+        address = wait_for_address(resolve, 0, self._config.timeouts.start_s)
         fingerprint = self._replica.layout.fingerprint
         self._hub.dial(address, Hello(Role.WORKER, self._rank, self._incarnation, 0, fingerprint))
 
@@ -115,7 +115,7 @@ class MajorityComm:
     def _listen_for_the_chief(self, heard: bool, polled_s: float) -> None:
         """Called after each poll. What comes while this thread is in a sum is heard before silence is told, and a poll
         that took much longer than it may tells nothing: it was this process that was stopped."""
-        self._quiet_s = 0.0 if heard else self._quiet_s + min(polled_s, _NAP_S)
+        self._quiet_s = 0.0 if heard else self._quiet_s + min(polled_s, NAP_S)
         if self._quiet_s > self._silence_s:
             self._chief_lost(f"silent for {self._silence_s:g} s")
 

@@ -45,7 +45,8 @@ class MajorityCoordinator:
         self._early: list[tuple[Row, int, int]] = []
         """Gradients (push, step, data points) that were ready before the last rank had joined the group."""
         self._fruitless = 0
-        self._deadline_s = now_s + config.join_timeout_s
+        self._timeouts = config.timeouts
+        self._deadline_s = now_s + self._timeouts.first_step_s
 
     @property
     def progress(self) -> tuple[int, int] | None:
@@ -97,7 +98,7 @@ class MajorityCoordinator:
     def _gather(self, why: str, now_s: float) -> list[MajorityDecision]:
         self.phase, self._coordinator = "gathering", None
         self.roll.standing.clear()
-        self._deadline_s = now_s + self._config.step_timeout_s
+        self._deadline_s = now_s + self._timeouts.regroup_s
         return [Note("regrouping", f"{why}; the others form a new group"), LeaveGroup(self.generation)]
 
     def _form_when_complete(self, now_s: float) -> list[MajorityDecision]:
@@ -117,7 +118,7 @@ class MajorityCoordinator:
         source = self.roll.furthest()
         self.generation += 1
         self.phase, self.members, self._ready, self._early = "forming", set(members), set(), []
-        self._deadline_s = now_s + 2 * config.step_timeout_s
+        self._deadline_s = now_s + self._timeouts.regroup_s
         form = FormGroup(self.generation, tuple(members), source, *self.roll.standing[source])
         return [*([Note("shrunk", f"{too_few}; steps average {len(members)} from now on")] if short else []), form]
 
@@ -134,9 +135,8 @@ class MajorityCoordinator:
         settings = Settings(
             num_shards=1,
             num_gradients=min(config.gradients_per_step, len(self.members)),
-            # Ranks may need one timeout to find out that the sum of the step before has a silent rank in it.
-            step_timeout_s=2 * config.step_timeout_s,
-            join_timeout_s=config.join_timeout_s,
+            timeouts=self._timeouts,
+            sums=True,
             when_lost=config.when_workers_lost,
             min_workers=config.min_workers,
         )
@@ -209,7 +209,7 @@ class MajorityCoordinator:
         if self.phase == "forming":
             return [*expelled, *self._gather(why, now_s)]
         if not self.generation and self._config.when_workers_lost == "stop":
-            return [*expelled, *self.stop(f"{why} within {self._config.join_timeout_s:g} s", failed=True)]
+            return [*expelled, *self.stop(f"{why} within {self._timeouts.first_step_s:g} s", failed=True)]
         return [*expelled, *(self._form(now_s) if self.roll.standing else self.stop(why, failed=True))]
 
     def stop(self, reason: str, failed: bool) -> list[MajorityDecision]:

@@ -45,7 +45,7 @@ class MajorityGroup:
         Raises:
             PeerLost: a member did not come within the step timeout.
         """
-        timeout_s = self._config.step_timeout_s
+        timeout_s = self._config.timeouts.sum_s
         if formation.store not in self._stores:
             self._stores[formation.store] = reach_store(*formation.store, self._secret, timeout_s)
         self._collective = TorchCollective(

@@ -21,7 +21,6 @@ from param_servers.snapshots import find_newest, load_checkpoint, read_manifest
 from param_servers.storage import Checkpoints
 from param_servers.update_rules import State
 
-LAST_CHECKPOINT_TIMEOUT_S = 120.0
 OnEvent = Callable[[dict[str, Any]], None]
 """Hears {"event", "message", "step"}; the message is one line for a person."""
 
@@ -151,7 +150,7 @@ class Replica:
             if json.loads(answer).get("step", -1) < self.step:
                 self._write(storage)
 
-        deadline_s = time.monotonic() + LAST_CHECKPOINT_TIMEOUT_S
+        deadline_s = time.monotonic() + self._config.timeouts.last_checkpoint_s
         self._wait(storage, deadline_s)
         if self._saved != self.step:
             storage.submit(newest, write_unless_there)
@@ -184,7 +183,8 @@ class Replica:
     def _wait(self, storage: Checkpoints, deadline_s: float) -> None:
         while storage.busy:
             if time.monotonic() > deadline_s:
-                late = f"the last checkpoint was not written within {LAST_CHECKPOINT_TIMEOUT_S:g} s"
+                patience_s = self._config.timeouts.last_checkpoint_s
+                late = f"the last checkpoint was not written within {patience_s:g} s"
                 self.note("checkpoint_failed", late)
                 return
             storage.poll()

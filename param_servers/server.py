@@ -24,9 +24,8 @@ from param_servers.report import Reporter
 from param_servers.server_core import Resolve, ServerCore, ShouldStop
 from param_servers.sharding import ShardPlan
 from param_servers.storage import Checkpoints
+from param_servers.timeouts import LAST_WORDS_S
 from param_servers.transports import open_hub
-
-_LAST_WORDS_S = 5.0
 
 
 class ParameterServer:
@@ -94,14 +93,13 @@ class ParameterServer:
             audit_path=audit_path,
             checkpoint_extra=checkpoint_extra,
         )
-        silence_timeout_s = max(exchange_config.step_timeout_s, 1.0)
         self._hub = open_hub(
             exchange_config.transport,
             check_secret(secret),
             core.node.receive_into,
             shard=shard,
             admit=core.admits,
-            silence_timeout_s=silence_timeout_s,
+            silence_timeout_s=exchange_config.timeouts.silence_s,
         )
         self._reporter = Reporter(core.node, self._hub, core.chief, on_report)
 
@@ -123,7 +121,7 @@ class ParameterServer:
                     core.handle(event)
                 core.look_at_the_clock()
                 self._reporter.maybe(time.monotonic())
-            self._hub.drain(_LAST_WORDS_S)
+            self._hub.drain(LAST_WORDS_S)
         finally:
             self._hub.shut()
             core.close()

@@ -25,6 +25,7 @@ from param_servers.shard import Shard
 from param_servers.shard_node import ShardNode
 from param_servers.sharding import ShardPlan
 from param_servers.storage import Checkpoints
+from param_servers.timeouts import NAP_S
 
 Resolve = Callable[[int], tuple[str, int] | None]
 """Server number -> (host, port), or None while it is not known. Asked again before every attempt."""
@@ -73,12 +74,12 @@ class ServerCore:
             coordinator = self._coordinator(exchange, asynchronous)
             keep, extra = exchange.keep_checkpoints, checkpoint_extra
             self.chief = Chief(coordinator, self.node, storage, clock, on_event, self._audit, keep, extra, should_stop)
-        self._redial = Redial(exchange.reconnect_timeout_s + exchange.join_timeout_s, seed=shard)
+        self._timeouts = timeouts = exchange.timeouts
+        self._redial = Redial(timeouts.start_s, seed=shard)
         self._dialling = False
         self._arrived: dict[Header, list[bytes]] = {}
         """What shard 0 is to be told of gradients, told once after each poll."""
-        self._alive_every_s, self._alive_s = exchange.step_timeout_s / 8, 0.0
-        self._silence_s, self._heard_s = 2 * exchange.step_timeout_s, clock()
+        self._alive_s, self._heard_s = 0.0, clock()
         self.window_bytes = window_bytes(4 * tensors.numel, all_needed) if all_needed else None
         """See `Hub.listen`."""
         self.hub: Hub
@@ -93,7 +94,7 @@ class ServerCore:
     @property
     def nap_s(self) -> float:
         """How long the loop may sleep when nothing happens."""
-        return 0.02 if self.storage.busy else min(0.5, self._alive_every_s)
+        return 0.02 if self.storage.busy else min(NAP_S, self._timeouts.alive_every_s)
 
     def close(self) -> None:
         self.storage.close()
@@ -135,6 +136,7 @@ class ServerCore:
         elif peer == _SHARD_0:
             self._dialling = False
             self._redial.succeeded()
+            self._redial.timeout_s = self._timeouts.return_s
             self._heard_s = self.clock()
 
     def _left(self, event: Left) -> None:
@@ -169,10 +171,11 @@ class ServerCore:
     def _keep_in_touch(self, now_s: float) -> None:
         """Shards other than 0: dial shard 0 until it answers, and let it know that we live."""
         if self.hub.connected(_SHARD_0):
-            if now_s - self._heard_s > self._silence_s:
-                raise PeerLost(f"server {self.shard}: server 0 is silent for {self._silence_s:g} s")
+            silence_s = self._timeouts.server_0_silence_s
+            if now_s - self._heard_s > silence_s:
+                raise PeerLost(f"server {self.shard}: server 0 is silent for {silence_s:g} s")
             if now_s >= self._alive_s:
-                self._alive_s = now_s + self._alive_every_s
+                self._alive_s = now_s + self._timeouts.alive_every_s
                 self.hub.send(_SHARD_0, Header(Kind.ALIVE, self.shard, 0, self.node.term, self.node.step))
             return
         if self._redial.expired(now_s):
@@ -222,8 +225,7 @@ class ServerCore:
             num_gradients=exchange.gradients_per_step,
             asynchronous=asynchronous,
             max_staleness=exchange.max_staleness,
-            step_timeout_s=exchange.step_timeout_s,
-            join_timeout_s=exchange.join_timeout_s,
+            timeouts=exchange.timeouts,
             when_lost=exchange.when_workers_lost,
             min_workers=exchange.min_workers,
             checkpoints=checkpoints,

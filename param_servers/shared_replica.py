@@ -14,6 +14,8 @@ from param_servers.local import refusal
 from param_servers.messages import Row
 from param_servers.replica import Replica
 
+LOOKS = 4
+"""In one patience: time in which the whole process was stopped costs one of them."""
 Outcome = ParamServersError | RunStopped
 """How a run ended."""
 
@@ -34,12 +36,14 @@ class SharedReplica:
     Args:
         rank, incarnation: whose pushes these are.
         replica: from now on changed through this only.
-        patience_s: longest wait of the main thread; longer than the chief's for anybody, so that it is the chief who
-            says who is missing.
+        patience_s: longest wait of the main thread for a sign of life of the comm thread. Of the others it is the chief
+            who decides, and who says who is missing.
     """
 
     def __init__(self, rank: int, incarnation: int, replica: Replica, patience_s: float) -> None:
         self._rank, self._incarnation, self._replica, self._patience_s = rank, incarnation, replica, patience_s
+        self.turns = 0
+        """The comm thread's, by which the main thread sees that it lives."""
         self._gradient = torch.zeros(replica.layout.numel)
         self._changed = threading.Condition()
         """Guards all below, and the replica."""
@@ -94,11 +98,13 @@ class SharedReplica:
             raise self._ended
 
     def _wait_for(self, true: Callable[[], bool], what: str) -> None:
-        self._changed.wait_for(lambda: true() or self._ended is not None, self._patience_s)
-        if true():
-            return
-        self._raise_if_ended()
-        raise PeerLost(f"rank {self._rank} waited {self._patience_s:g} s in vain for {what}")
+        looks, turns = 0, -1
+        while not self._changed.wait_for(lambda: true() or self._ended is not None, self._patience_s / LOOKS):
+            looks, turns = looks + 1 if turns == self.turns else 0, self.turns
+            if looks == LOOKS:
+                raise PeerLost(f"rank {self._rank} waited {self._patience_s:g} s in vain for {what}")
+        if not true():
+            self._raise_if_ended()
 
     # -- comm thread ---------------------------------------------------------------------------------------------
 

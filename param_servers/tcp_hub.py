@@ -9,8 +9,8 @@ from param_servers.link_loop import LinkLoop
 from param_servers.links import WAKE_BYTES, Link
 from param_servers.messages import Code, Header, Kind
 from param_servers.tcp_sockets import Door, begin_to_connect, open_listener, reason_of, send_first
+from param_servers.timeouts import HANDSHAKE_S
 
-HANDSHAKE_TIMEOUT_S = 10.0
 MOST_STRANGERS = 512
 """Connections whose handshake is not done; beyond this the newest are closed."""
 
@@ -34,7 +34,7 @@ class TcpHub:
         shard: int = 0,
         admit: Callable[[Hello], str] = lambda hello: "",
         silence_timeout_s: float = 60.0,
-        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        handshake_timeout_s: float = HANDSHAKE_S,
     ) -> None:
         self._secret, self._receive_into, self._shard, self._admit = secret, receive_into, shard, admit
         self._silence_timeout_s = silence_timeout_s
@@ -131,7 +131,7 @@ class TcpHub:
         self._loop.begin(link, connecting=True)
 
     def close(self, peer: Peer) -> None:
-        """See `Hub`. A peer that does not read is cut off after `link_loop.LINGER_S`."""
+        """See `Hub`. A peer that does not read is cut off after `timeouts.LINGER_S`."""
         link = self._links.pop(peer, None)
         if link is not None:
             self._loop.linger(link)

@@ -55,7 +55,7 @@ def test_a_lost_node_costs_its_worker_not_the_run_and_rejoins_when_it_returns(
 
 
 def test_a_server_that_does_not_come_back_ends_the_run_with_one_line(small_cluster: Cluster, tmp_path: Path) -> None:
-    args = f"{ENDLESS} --servers 2 --backup-workers 0 --join-timeout-s 90"
+    args = f"{ENDLESS} --servers 2 --backup-workers 0 --reconnect-timeout-s 90"
     job = small_cluster.submit("breakout_64nodes.sh", tmp_path, "--nodes=5", args=args)
     job.wait_for_commits(10)
     small_cluster.kill_node(job.nodes()[1])

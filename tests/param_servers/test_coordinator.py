@@ -7,11 +7,13 @@ import pytest
 from param_servers.coordinator import Coordinator
 from param_servers.decisions import Checkpoint, Commit, Decision, Expel, Forsake, Give, Note, Restore, Settings, Stop
 from param_servers.messages import MEMBER, RECIPIENT, Code, Row
+from param_servers.timeouts import Timeouts
 
 
 def running(num_shards: int = 2, workers: int = 3, **settings: Any) -> Coordinator:
     """A coordinator at step 0 of term 1 whose workers have their parameters."""
-    numbers: dict[str, Any] = {"num_shards": num_shards, "num_gradients": 2, "step_timeout_s": 10.0} | settings
+    timeouts = Timeouts.of(step_timeout_s=10.0, reconnect_timeout_s=30.0)
+    numbers: dict[str, Any] = {"num_shards": num_shards, "num_gradients": 2, "timeouts": timeouts} | settings
     coordinator = Coordinator(Settings(**numbers), now_s=0.0)
     for shard in range(num_shards):
         coordinator.server_joined(shard, 0, 0.0)
@@ -198,8 +200,10 @@ def test_a_server_that_returns_takes_everybody_back_to_the_checkpoint() -> None:
 
 
 def test_a_lost_server_that_does_not_return_ends_the_run() -> None:
-    coordinator = running(join_timeout_s=30.0)
+    coordinator = running()
     coordinator.server_left(1, 5.0)
+    coordinator.server_left(0, 30.0)  # another loss gives nobody more time than those who wait for server 1 have
+    assert coordinator.tick(35.0) == []
     (stop,) = only(coordinator.tick(35.1), Stop)
     assert stop == Stop("server 1 did not come within 30 s", True)
 

@@ -11,6 +11,7 @@ from param_servers.majority_decisions import Began, FormGroup, LeaveGroup, Major
 from param_servers.messages import MEMBER
 
 STEP_S, JOIN_S = 10.0, 100.0
+REGROUP_S = ExchangeConfig(step_timeout_s=STEP_S).timeouts.regroup_s
 
 
 def gathering(ranks: int = 3, connected: int | None = None, **settings: Any) -> MajorityCoordinator:
@@ -122,8 +123,8 @@ def test_ranks_that_do_not_say_how_far_they_are_are_expelled() -> None:
     coordinator = running()
     coordinator.left(0, "killed", 2.0)
     coordinator.stands(1, 1, 1, 10, 2.0)
-    assert coordinator.tick(2.0 + STEP_S) == []
-    decisions = coordinator.tick(2.1 + STEP_S)
+    assert coordinator.tick(2.0 + REGROUP_S) == []
+    decisions = coordinator.tick(2.1 + REGROUP_S)
     assert only(decisions, Expel) == [Expel(2, 0, "it did not answer in time")]
     assert only(decisions, FormGroup) == [FormGroup(2, (1,), 1, 1, 10)] and "shrunk" in notes(decisions)
 
@@ -133,7 +134,7 @@ def test_ranks_that_do_not_enter_the_group_are_expelled_and_the_others_gather_ag
     for rank in range(3):
         coordinator.stands(rank, 0, 0, 0, 1.0)
     coordinator.ready(0, 1, 1.0), coordinator.ready(2, 1, 1.0)
-    decisions = coordinator.tick(1.1 + 2 * STEP_S)
+    decisions = coordinator.tick(1.1 + REGROUP_S)
     assert [expel.worker for expel in only(decisions, Expel)] == [1] and only(decisions, LeaveGroup)
     assert coordinator.phase == "gathering"
 
@@ -142,7 +143,7 @@ def test_ranks_whose_gradients_do_not_come_are_expelled_and_the_others_gather_ag
     coordinator = running()
     offer(coordinator, 0, 0), offer(coordinator, 1, 0)
     offer(coordinator, 2, 1, now_s=2.0)
-    decisions = coordinator.tick(1.1 + 2 * STEP_S)
+    decisions = coordinator.tick(1.1 + REGROUP_S)
     assert [expel.worker for expel in only(decisions, Expel)] == [0, 1] and only(decisions, LeaveGroup)
     assert (coordinator.phase, coordinator.progress) == ("gathering", None)
 

@@ -1,5 +1,6 @@
 """What a majority rank's main thread hears of what its comm thread does; one thread plays both here."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -95,6 +96,16 @@ def test_nobody_waits_for_longer_than_stated_and_the_end_ends_all_waits(shared):
         shared.verdict(0)
     with pytest.raises(RunStopped, match="enough"):
         shared.offer(torch.ones(3), 0, 5)
+
+
+def test_while_the_comm_thread_lives_it_is_the_chief_who_decides_how_long_a_group_takes(main_thread):
+    shared = SharedReplica(RANK, 0, replica_at(0), patience_s=0.5)
+    pulled = main_thread.submit(shared.pull)
+    end_s = time.monotonic() + 1.2
+    while time.monotonic() < end_s:
+        shared.turns += 1
+    shared.go_on_from(None)
+    assert pulled.result(timeout=10).step == 0
 
 
 @pytest.fixture
