@@ -63,7 +63,7 @@ class Life:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            preexec_fn=(lambda: os.close(os.open(os.ttyname(1), os.O_RDWR))) if at_terminal else None,
+            preexec_fn=lambda: faults.begin_session(at_terminal),
         )
         os.close(theirs)
         self._closed = threading.Event()

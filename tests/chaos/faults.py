@@ -233,6 +233,13 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), errno.errorcode[ctypes.get_errno()])
 
 
+def begin_session(at_terminal: bool) -> None:
+    """In a launcher, before it begins: whoever kills the campaign kills it; its output is its controlling terminal."""
+    _LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if at_terminal:
+        os.close(os.open(os.ttyname(1), os.O_RDWR))
+
+
 def kill_all() -> None:
     """kill -9 to everybody below, at once and until nobody is left."""
     for _ in range(5):

@@ -116,6 +116,8 @@ class Verifier:
     _ever: set[Key] = field(default_factory=set)
     _read: int = 0
     """Bytes of the log that earlier lives wrote."""
+    _counted: tuple[int, int] = (0, 0)
+    """Bytes of the log that `commits_now` has seen, and the commits in them."""
     _term: int = 0
     _newest: int = 0
     """Step of the newest valid checkpoint when the last life was over."""
@@ -124,9 +126,14 @@ class Verifier:
     _findings: list[str] = field(default_factory=list)
 
     def commits_now(self) -> int:
-        """Lines of commits in the log so far, for whoever waits for the run to go on."""
+        """Commits in the log so far, for whoever waits for the run to go on."""
         path = self.run / "audit" / "commits.jsonl"
-        return path.read_bytes().count(b'{"kind": "commit"') if path.exists() else 0
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(self._counted[0])
+                new = file.read().rpartition(b"\n")[0]
+            self._counted = (self._counted[0] + len(new), self._counted[1] + new.count(b'{"kind": "commit"'))
+        return self._counted[1]
 
     def life_over(self, life: int, last_step_saved: bool, disk_was_full: bool = False) -> list[str]:
         """Check life `life` (from 0 on), all of whose processes are gone.
