@@ -14,11 +14,14 @@ import random
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from param_servers.handshake import Dialer, Hello, Role
 
 Undo = Callable[[], None]
 SERVERS, WORKERS, BACKUP = 2, 4, 1
@@ -170,7 +173,7 @@ def read_only(mount: Path) -> tuple[str, Undo | None]:
 def reset_links(victim: psutil.Process, number: int) -> str:
     """Break a process's connections as a network would: a reset to both ends, in the middle of whatever is said.
 
-    A copy of its descriptor disconnects (connect to AF_UNSPEC); bit i of `number` says whether the i-th link is hit.
+    A copy of its descriptor disconnects (connect to AF_UNSPEC); `number` says which links are hit.
     """
     try:
         links = [link for link in victim.net_connections(kind="tcp") if link.status == psutil.CONN_ESTABLISHED]
@@ -181,7 +184,7 @@ def reset_links(victim: psutil.Process, number: int) -> str:
     try:
         for i, link in enumerate(links):
             assert link.raddr.ip.startswith("127.")
-            if number >> i & 1 or len(links) == 1:
+            if number >> i & 1 or i == number % len(links):
                 copy = _LIBC.syscall(_PIDFD_GETFD, own, link.fd, 0)
                 if copy < 0:
                     return os.strerror(ctypes.get_errno())
@@ -205,9 +208,10 @@ def strangers(run: Path, number: int) -> str:
         for _ in range(rng.choice([1, 5, 30])):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0) as stranger:
                 stranger.settimeout(0.05)
-                hello = b"D3HI" + (1).to_bytes(2, "little") + bytes([rng.choice([1, 2, 3, 77]), 0])
-                words = [b"", rng.randbytes(64), rng.randbytes(20_000), hello, hello + rng.randbytes(64 + 32)]
-                stranger.sendall(rng.choice([*words, b"GET / HTTP/1.1\r\n\r\n", b"D3PS" + rng.randbytes(60)]))
+                of = Hello(rng.choice(list(Role)), rng.randrange(9), rng.randrange(9), rng.randrange(2), "0" * 16)
+                greeting = Dialer(rng.randbytes(32), of).outgoing
+                words = [b"", rng.randbytes(20_000), b"GET / HTTP/1.1\r\n\r\n", b"D3PS" + rng.randbytes(60)]
+                stranger.sendall(rng.choice([*words, greeting[:20], greeting[:4] + rng.randbytes(96), greeting]))
                 knocked += 1
                 with contextlib.suppress(socket.timeout):
                     stranger.recv(1 << 16)
@@ -240,12 +244,11 @@ def begin_session(at_terminal: bool) -> None:
         os.close(os.open(os.ttyname(1), os.O_RDWR))
 
 
-def kill_all() -> None:
+def kill_all(timeout_s: float = 30.0) -> None:
     """kill -9 to everybody below, at once and until nobody is left."""
-    for _ in range(5):
-        left = descendants()
+    deadline_s = time.monotonic() + timeout_s
+    while (left := descendants()) and time.monotonic() < deadline_s:
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        if not psutil.wait_procs(left, timeout=5)[1] and not descendants():
-            return
+        time.sleep(0.05)
