@@ -27,7 +27,7 @@ Undo = Callable[[], None]
 SERVERS, WORKERS, BACKUP = 2, 4, 1
 ROLES = [*(("server", i) for i in range(SERVERS)), *(("worker", i) for i in range(WORKERS)), ("monitor", 0)]
 MOST_HITS = 3
-"""Of one process in one life: its supervisor starts it again five times, and what is frozen or out of disk may die."""
+"""Of one process in one life, as its launcher starts it again five times: kills, and freezes, of which it may die."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PIDFD_GETFD = 438
 
@@ -89,9 +89,9 @@ class Victim:
     def do(self, fault: Fault) -> tuple[str, Undo | None]:
         """Do it; what came of it, and how it is undone."""
         if fault.kind == "full disk":
-            return self._everybody(lambda: fill(self.run))
+            return fill(self.run)
         if fault.kind == "read-only disk":
-            return self._everybody(lambda: read_only(self.run / "checkpoints"))
+            return read_only(self.run / "checkpoints")
         if fault.kind == "strangers":
             return strangers(self.run, fault.number), None
         if fault.kind == "no terminal":
@@ -100,7 +100,7 @@ class Victim:
         victim = self.process(fault.role, fault.rank)
         if victim is None:
             return "nobody there", None
-        if fault.kind != "reset" and not self._may_hit([(fault.role, fault.rank)]):
+        if fault.kind != "reset" and not self._may_hit((fault.role, fault.rank)):
             return "hit often enough in this life", None
         with contextlib.suppress(psutil.NoSuchProcess):
             if fault.kind == "kill":
@@ -112,14 +112,9 @@ class Victim:
             return reset_links(victim, fault.number), None
         return "it was gone", None
 
-    def _everybody(self, do: Callable[[], tuple[str, Undo | None]]) -> tuple[str, Undo | None]:
-        return do() if self._may_hit(ROLES) else ("hit often enough in this life", None)
-
-    def _may_hit(self, roles: list[tuple[str, int]]) -> bool:
-        if any(self._hits.get(role, 0) >= MOST_HITS for role in roles):
-            return False
-        self._hits.update({role: self._hits.get(role, 0) + 1 for role in roles})
-        return True
+    def _may_hit(self, role: tuple[str, int]) -> bool:
+        self._hits[role] = self._hits.get(role, 0) + 1
+        return self._hits[role] <= MOST_HITS
 
 
 def thaw(process: psutil.Process) -> None:
