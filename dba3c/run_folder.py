@@ -17,8 +17,9 @@ import errno
 import json
 import os
 import secrets
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,9 @@ class RunFolder:
         """`create` or `resume`, holding the folder's lock; `config` is JSON text or a mapping, None to keep it."""
         folder = Path(path).expanduser().resolve()
         _make_directory(folder)
-        holds_a_run = (folder / "config.json").exists()
-        if not holds_a_run and resume:
+        if resume and not (folder / "config.json").exists():
             raise UserError(f"nothing to resume: {folder} holds no run (no config.json)")
-        strangers = {entry.name for entry in folder.iterdir()} - _OURS
-        if not holds_a_run and any(not name.startswith(".") for name in strangers):
-            raise UserError(f"{folder} is not a run folder and not empty ({min(strangers)}): choose another")
+        _refuse_strangers(folder)
         lock = RunLock.acquire(folder)
         try:
             if (folder / "config.json").exists() and not resume:
@@ -89,10 +87,27 @@ class RunFolder:
         return run
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], wait_s: float = 0.0, launch_id: str = "") -> RunFolder:
+    def refuse_unusable(cls, path: str | os.PathLike[str]) -> None:
+        """Raise UserError where `launch` would, as far as anybody can see it who shares the folder."""
+        folder = Path(path).expanduser().resolve()
+        _make_directory(folder)
+        _refuse_strangers(folder)
+        probe = folder / f".{socket.gethostname()}-{os.getpid()}"
+        write_atomically(probe, "")
+        probe.unlink(missing_ok=True)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        wait_s: float = 0.0,
+        launch_id: str = "",
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> RunFolder:
         """An existing run, without its lock: for its roles, for viewers and for plots.
 
         Waits up to `wait_s` for the launch to have made it; with `launch_id`, for that launch and not an earlier one.
+        `while_waiting` may raise, which ends the wait.
         """
         folder = Path(path).expanduser().resolve()
         deadline_s = time.monotonic() + wait_s
@@ -100,6 +115,7 @@ class RunFolder:
             run = cls(folder)
             if (folder / "config.json").exists() and (not launch_id or run.life().get("launch_id") == launch_id):
                 return run
+            while_waiting()
             if time.monotonic() >= deadline_s:
                 waited = f" after {wait_s:.0f} s" if wait_s else ""
                 which = f" of launch {launch_id}" if launch_id else ""
@@ -250,6 +266,12 @@ class RunFolder:
         if not isinstance(value, dict):
             raise UserError(f"{self.path / name} should hold one JSON object")
         return value
+
+
+def _refuse_strangers(folder: Path) -> None:
+    strangers = {entry.name for entry in folder.iterdir()} - _OURS
+    if not (folder / "config.json").exists() and any(not name.startswith(".") for name in strangers):
+        raise UserError(f"{folder} is not a run folder and not empty ({min(strangers)}): choose another")
 
 
 def _make_directory(path: Path) -> None:

@@ -1,19 +1,28 @@
 """The first failure of a run is not lost among 64 ranks: it is noted in the run folder, and printed last.
 
+A refusal, by which a run does not begin, is noted too: the ranks that wait for their chief stop waiting.
+
 ``python -m launch.failures RUN`` prints it: the last line of our Slurm scripts when a run ended badly.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from dba3c.atomic_files import write_atomically
+from dba3c.errors import UserError
+from dba3c.run_folder import RunFolder
 from launch.processes import describe_exit
+from param_servers.errors import ConfigError
+
+REFUSED = ".refused.json"
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,38 @@ def failures(run_dir: Path, since_s: float = 0.0) -> list[Failure]:
         if failure.time_s >= since_s:
             found.append(failure)
     return sorted(found, key=lambda failure: failure.time_s)
+
+
+@contextlib.contextmanager
+def telling_refusals(run_dir: Path, launch_id: str) -> Iterator[None]:
+    """Inside, the chief begins a run: why it cannot is noted for the ranks that wait for it, before it is raised.
+
+    What cannot be noted, each rank finds out for itself: `RunFolder.refuse_unusable`.
+    """
+    path = run_dir / REFUSED
+    with contextlib.suppress(OSError):
+        if refusal(run_dir, launch_id):
+            path.unlink(missing_ok=True)  # of an earlier try
+    try:
+        yield
+    except Exception as error:
+        why = str(error) if isinstance(error, (UserError, ConfigError)) else f"{type(error).__name__}: {error}"
+        try:
+            RunFolder.refuse_unusable(run_dir)
+            write_atomically(path, json.dumps({"launch_id": launch_id, "why": why, "time_s": time.time()}) + "\n")
+        except (OSError, UserError) as silenced:
+            print(f"the ranks that wait cannot be told, and look for themselves: {silenced}", file=sys.stderr)
+        raise
+
+
+def refusal(run_dir: Path, launch_id: str | None = None, since_s: float = 0.0) -> str:
+    """Why the chief of this launch (None: of any) refused to begin since then; "" where it has not."""
+    try:
+        noted = json.loads((run_dir / REFUSED).read_text())
+        is_ours = launch_id in (None, noted["launch_id"]) and noted["time_s"] >= since_s
+        return str(noted["why"]) if is_ours else ""
+    except (OSError, ValueError, LookupError, TypeError):  # the next look is soon
+        return ""
 
 
 def report(run_dir: Path, since_s: float = 0.0) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,21 +22,26 @@ from dba3c.metrics import MetricsWriter
 from dba3c.run_folder import RunFolder
 from launch import first_node, local
 from launch.belonging import refuse_options_given_in_vain
+from launch.failures import note_failure, refusal, telling_refusals
 from launch.fitting import fit_config, refuse_what_would_vanish, run_dir_of_launch, sums_over_all_ranks, take_counts
 from launch.incarnations import first_incarnation
-from launch.launcher_table import STARTS_RANKS_AGAIN
+from launch.launcher_table import REPLACEMENT, STARTS_RANKS_AGAIN
 from launch.launchers import LaunchPlace
 from launch.local import role_processes
 from launch.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.options import parse_train
 from launch.resources import bind_to_own_cores, given_cores, thread_environment
-from launch.role_process import USER_ERROR_EXIT
+from launch.role_process import TRAINING_ROLES, USER_ERROR_EXIT
 from launch.supervisor import Supervisor, say_to_stderr
 from launch.topology import Assignment, Topology
 from launch.verdict import outcome
+from param_servers.errors import ConfigError
 
 END_LOOK_S = 2.0
 FIRST_NODE_LOST_LOOKS = 3
+REFUSAL_HOLDS_S = 60.0
+"""How much later than its chief a rank may begin to wait, where a launch may have the name of an earlier one: what was
+refused before that, was refused to the earlier one."""
 PROGRESS_EVERY_S = 30.0
 """Between lines in the output of a job."""
 COLOCATED = "--colocated-servers"
@@ -100,27 +106,28 @@ def run_rank(
             nothing was started then.
     """
     mine = topology.place(place.tasks_per_node)[place.rank]
-    nodes = len(place.tasks_per_node)
-    patience_s = config.exchange.join_timeout_s
-    listen_host = listen_address(config.exchange.interface, place.address, nodes, patience_s, say_to_stderr)
     cores = given_cores(os.environ, place.local_world_size)
     if place.launcher == "srun":
         bind_to_own_cores(os.environ, place.local_rank, place.local_world_size)
+    with telling_refusals(run_dir, place.launch_id) if place.is_chief else nullcontext():
+        listen_host = _listen_host(config, place, mine[0], run_dir)
+        if place.is_chief:
+            shape = {**asdict(topology), "nodes": len(place.tasks_per_node), "restart_count": place.restart_count}
+            folder = RunFolder.launch(
+                run_dir,
+                config.to_json(),
+                resume or _returns(run_dir, place),
+                topology={**shape, "run_name": place.run_name},
+                cores=cores * place.world_size,
+                launcher=place.launcher,
+                launch_id=place.launch_id,
+                command=command,
+            )
+        else:
+            folder = _folder_of_the_chief(config, place, run_dir)
     environ = {**thread_environment(max(1, cores // len(mine)), os.environ), LISTEN_HOST_VARIABLE: listen_host}
     if place.is_chief:
         mine = (*mine, Assignment("monitor", 0))
-        life = {"launcher": place.launcher, "launch_id": place.launch_id, "command": command}
-        shape = {**asdict(topology), "nodes": nodes, "restart_count": place.restart_count, "run_name": place.run_name}
-        folder = RunFolder.launch(
-            run_dir,
-            config.to_json(),
-            resume or _returns(run_dir, place),
-            topology=shape,
-            cores=cores * place.world_size,
-            **life,
-        )
-    else:
-        folder = RunFolder.open(run_dir, wait_s=patience_s, launch_id=place.launch_id)
     with folder:
         metrics = MetricsWriter(folder, "launcher", place.rank)
         try:
@@ -148,6 +155,35 @@ def run_rank(
         finally:
             metrics.close()
     return code
+
+
+def _folder_of_the_chief(config: TrainConfig, place: LaunchPlace, run_dir: Path) -> RunFolder:
+    """The folder that this launch's chief makes. Raises UserError: it refused, cannot make it, or did not in time."""
+    unique = place.launch_id and place.launcher not in STARTS_RANKS_AGAIN
+    since_s = 0.0 if unique else time.time() - REFUSAL_HOLDS_S
+
+    def look() -> None:
+        if why := refusal(run_dir, place.launch_id, since_s):
+            raise UserError(why)
+
+    RunFolder.refuse_unusable(run_dir)
+    wait_s = config.exchange.join_timeout_s
+    return RunFolder.open(run_dir, wait_s=wait_s, launch_id=place.launch_id, while_waiting=look)
+
+
+def _listen_host(config: TrainConfig, place: LaunchPlace, part: Assignment, run_dir: Path) -> str:
+    """Where this rank's processes listen. A rank that can do so nowhere ends the run, which would wait for it."""
+    nodes, wait_s = len(place.tasks_per_node), config.exchange.join_timeout_s
+    try:
+        return listen_address(config.exchange.interface, place.address, nodes, wait_s, say_to_stderr)
+    except (UserError, ConfigError) as error:
+        if not place.is_chief and place.launcher != REPLACEMENT and part.role in TRAINING_ROLES:
+            say_to_stderr(f"{part} on {place.node_name}: {error}")  # the chief's folder may be long in coming
+            with suppress(UserError):
+                folder = _folder_of_the_chief(config, place, run_dir)
+                note_failure(folder.path, part.role, part.rank, USER_ERROR_EXIT, str(error), place.node_name)
+                folder.request_stop(f"{part} on {place.node_name}: {error}")
+        raise
 
 
 @contextmanager

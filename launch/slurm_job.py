@@ -27,7 +27,7 @@ from dba3c.errors import UserError
 from dba3c.run_folder import RunFolder
 from dba3c.run_lock import living_holder
 from launch import slurm_tools
-from launch.failures import report
+from launch.failures import refusal, report
 from launch.first_node import MAX_RESTARTS, hold
 from launch.processes import describe_exit, shell_code, taking_signals
 from launch.slurm_nodes import LostNodes
@@ -99,9 +99,8 @@ class SlurmJob:
         else:
             code = code or 1  # every rank has left, and none could say that the run has ended
         if code:
-            print(
-                report(self.run_dir, started_s) or "no rank noted why: see above, and the logs of the run", flush=True
-            )
+            why = report(self.run_dir, started_s) or refusal(self.run_dir, since_s=started_s)
+            print(why or "no rank noted why: see above, and the logs of the run", flush=True)
         return shell_code(code)
 
     def _wait(self, srun: subprocess.Popen[bytes]) -> int:

@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dba3c.run_folder import RunFolder
+
 BIN = Path(sys.executable).parent
 TRAIN = ["train", "CartPole-v1", "--servers", "1", "--envs-per-worker", "2", "--total-frames", "4000"]
 AS_ROOT = ["--allow-run-as-root", "--oversubscribe"]  # which numbers local ranks out of order
@@ -115,6 +117,17 @@ def test_a_rank_that_dies_costs_only_itself_and_rejoins_as_a_new_incarnation(tmp
         ranks.running[2] = ranks.start(2)
         wait_until(lambda: any(m[:2] == [1, 100] for step in commits(run_dir) for m in step), "worker 1 to come back")
         ranks.end()
+
+
+@pytest.mark.timeout(240)
+def test_what_the_chief_refuses_is_every_rank_s_last_line_at_once(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", {}, launch_id="an earlier one").release()
+    with Ranks(tmp_path, RANK="RANK", WORLD_SIZE="3", LOCAL_WORLD_SIZE="3", DBA3C_LAUNCH_ID="one") as ranks:
+        # Each long before --join-timeout-s, which is 300 s.
+        wait_until(lambda: all(rank.poll() is not None for rank in ranks.running), "the end of all ranks")
+    assert [rank.returncode for rank in ranks.running] == [2, 2, 2]
+    last_lines = {(tmp_path / f"rank-{rank}.log").read_text().splitlines()[-1] for rank in range(3)}
+    assert last_lines == {f"dba3c: {tmp_path}/run already holds a run: resume it (--resume), or choose another folder"}
 
 
 @pytest.mark.timeout(300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,15 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.run_folder import RunFolder
 from dba3c.run_lock import LOCK_NAME
-from launch import first_node
-from launch.failures import note_failure
+from launch import first_node, ranks
+from launch.failures import REFUSED, note_failure, telling_refusals
 from launch.fitting import fit_config, run_dir_of_launch, take_counts
 from launch.incarnations import first_incarnation
 from launch.launchers import LaunchPlace
 from launch.options import parse_train
 from launch.ranks import _returns, train
 from launch.verdict import outcome
+from param_servers.errors import ConfigError
 
 
 def fitted(world_size: int, *words: str) -> str:
@@ -151,3 +153,71 @@ def die(folder: Path) -> None:
     """As if the lock's holder were a process that is no more."""
     holder = json.loads((folder / LOCK_NAME).read_text())
     (folder / LOCK_NAME).write_text(json.dumps({**holder, "process_started": "-1"}))
+
+
+def rank_of_three(rank: int, launcher: str = "srun") -> LaunchPlace:
+    return LaunchPlace(
+        launcher=launcher, rank=rank, world_size=3, tasks_per_node=(1,) * 3, launch_id="17-0-0", address="localhost"
+    )
+
+
+def refused(run_dir: Path, rank: int, *words: str, launcher: str = "srun") -> str:
+    """What the rank of a launch into `run_dir` says before it starts anything; it would wait for a minute."""
+    words = ("CartPole-v1", "--servers", "1", "--join-timeout-s", "60", "--run-dir", str(run_dir), *words)
+    began_s = time.monotonic()
+    with pytest.raises((UserError, ConfigError)) as refusal:
+        train(words, rank_of_three(rank, launcher), "dba3c")
+    assert time.monotonic() - began_s < 45.0
+    return str(refusal.value)
+
+
+def test_ranks_that_wait_hear_what_their_chief_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = tmp_path / "run"
+    missing = [refused(run_dir, rank, "--interface", "ib9") for rank in (0, 1)]
+    assert missing[0].startswith("network interface ib9 has no IPv4 address")
+    assert refused(run_dir, 2) == missing[0]  # a rank whose own network is well
+    RunFolder.create(run_dir, {}, launch_id="an earlier one").release()
+    assert {refused(run_dir, rank) for rank in range(3)} == {
+        f"{run_dir} already holds a run: resume it (--resume), or choose another folder"
+    }
+    monkeypatch.setattr(RunFolder, "launch", crash)
+    with pytest.raises(ZeroDivisionError):
+        train(["CartPole-v1", "--servers", "1", "--run-dir", str(run_dir)], rank_of_three(0), "dba3c")
+    assert refused(run_dir, 1) == "ZeroDivisionError: of this test"
+
+
+def crash(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("of this test")
+
+
+def test_where_the_chief_cannot_leave_word_each_rank_sees_why(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letters").write_text("")
+    for folder, why in ((tmp_path / "file" / "run", "cannot make the folder"), (tmp_path / "home", "not a run folder")):
+        said = {refused(folder, rank) for rank in range(3)}
+        assert len(said) == 1
+        assert why in said.pop()
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["letters"]
+
+
+def test_a_refusal_of_a_launch_that_had_the_same_name_is_not_believed(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    RunFolder.create(run_dir, {}, launch_id="an earlier one").release()
+    words = ["CartPole-v1", "--servers", "1", "--join-timeout-s", "1", "--run-dir", str(run_dir)]
+    by_hand = "the environment"
+    assert "already holds a run" in refused(run_dir, 0, launcher=by_hand)
+    noted = json.loads((run_dir / REFUSED).read_text())
+    (run_dir / REFUSED).write_text(json.dumps({**noted, "time_s": noted["time_s"] - 2 * ranks.REFUSAL_HOLDS_S}))
+    with pytest.raises(UserError, match="not a run folder of launch 17-0-0 after 1 s"):
+        train(words, rank_of_three(1, by_hand), "dba3c")
+    assert "already holds a run" in refused(run_dir, 1)  # srun names no two launches alike
+    with telling_refusals(run_dir, "17-0-0"):
+        assert not (run_dir / REFUSED).exists()  # the chief is back
+
+
+def test_a_rank_that_can_listen_nowhere_ends_the_run_that_would_wait_for_it(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}, launch_id="17-0-0") as folder:
+        assert refused(folder.path, 2, "--interface", "ib9").startswith("network interface ib9")
+        assert (folder.stop_reason() or "").startswith("worker 1 on ")
+        assert outcome(0, folder)[0] == "failed"
