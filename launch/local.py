@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from dba3c.config import TrainConfig
@@ -42,7 +43,7 @@ def train(config: TrainConfig, *, resume: bool, command: str, launch_id: str = "
         metrics = MetricsWriter(folder, "launcher", 0)
         supervisor = Supervisor(
             folder.path, role_processes(config, folder.path, launch_id), folder.request_stop,
-            on_event=metrics.record_event,
+            on_event=metrics.record_event, stop_timeout_s=config.exchange.timeouts.stop_s,
         )  # fmt: skip
         code = 1
         try:
@@ -66,7 +67,8 @@ def role_processes(config: TrainConfig, run_dir: Path, launch_id: str) -> list[R
                 "--incarnation", str(incarnation), "--launch-id", launch_id,
             ]  # fmt: skip
 
-        return RoleProcess(role=role, rank=rank, command=command, **what)  # type: ignore[arg-type]
+        made = RoleProcess(role=role, rank=rank, command=command, **what)  # type: ignore[arg-type]
+        return replace(made, drain_timeout_s=config.exchange.timeouts.drain_s) if made.takes_part else made
 
     counts = topology_of(config)
     servers = [process("server", i, max_restarts=SERVER_RESTARTS) for i in range(counts["servers"])]

@@ -144,6 +144,7 @@ def run_rank(
                 on_event=metrics.record_event,
                 say=lambda line: say_to_stderr(f"[{mine[0]} on {place.node_name}] {line}"),
                 whole_run=place.world_size == 1,
+                stop_timeout_s=config.exchange.timeouts.stop_s,
             )
             with _told_of_the_end(supervisor, folder, place), _showing_progress(folder, place):
                 code = supervisor.run()

@@ -96,6 +96,7 @@ def _through(port: int, rank: int, secret: bytes, groups: list[ActorGroup]) -> P
         resolve=lambda: ("127.0.0.1", port),
         secret=secret,
         join_timeout_s=JOIN_TIMEOUT_S,
+        answer_timeout_s=JOIN_TIMEOUT_S,
         reconnect_timeout_s=JOIN_TIMEOUT_S,
         on_steps=count,
     ).run()

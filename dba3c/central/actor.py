@@ -77,8 +77,9 @@ class Actor:
     groups: environments.
     resolve: where the learner listens now, None while unknown; asked before every attempt.
     secret: the run's secret.
-    join_timeout_s: longest wait for the learner at the start, and for an answer of a learner that is connected.
-    reconnect_timeout_s: longest wait for a learner that was lost.
+    join_timeout_s: longest wait for the learner at the start.
+    answer_timeout_s: for an answer of a learner that is connected, which may itself be waiting for its servers.
+    reconnect_timeout_s: for a learner that was lost.
     stop_reason: why the run was asked to end, or None; looked at while there is no learner to say so.
     on_failure: told one line of each environment that broke.
     on_steps: told (newest version heard of, seconds by section) after each step.
@@ -94,6 +95,7 @@ class Actor:
         resolve: Callable[[], Address | None],
         secret: bytes,
         join_timeout_s: float,
+        answer_timeout_s: float,
         reconnect_timeout_s: float,
         silence_timeout_s: float = 60.0,
         stop_reason: Callable[[], str | None] = lambda: None,
@@ -102,10 +104,10 @@ class Actor:
     ) -> None:
         self._groups, self._resolve = groups, resolve
         self._stop_reason, self._on_failure, self._on_steps = stop_reason, on_failure, on_steps
-        self._join_timeout_s, self._reconnect_timeout_s = join_timeout_s, reconnect_timeout_s
+        self._answer_timeout_s, self._reconnect_timeout_s = answer_timeout_s, reconnect_timeout_s
         self._hello = Hello(Role.ACTOR, rank, incarnation, learner, groups[0].shape.fingerprint)
         self._learner = Peer(Role.SERVER, learner)
-        self._hub = TcpHub(secret, self._receive_into, silence_timeout_s=max(1.0, silence_timeout_s))
+        self._hub = TcpHub(secret, self._receive_into, silence_timeout_s=silence_timeout_s)
         self._seed = random.Random(f"{rank}:{incarnation}").getrandbits(32)
         self._redial = Redial(join_timeout_s, self._seed)
         self._dialling = False
@@ -139,8 +141,8 @@ class Actor:
     def _keep_in_touch(self, now_s: float) -> None:
         name = f"learner {self._hello.shard}"
         if self._hub.connected(self._learner):
-            if now_s - self._heard_s > self._join_timeout_s:
-                raise PeerLost(f"{name} is connected but has not answered for {self._join_timeout_s:.0f} s")
+            if now_s - self._heard_s > self._answer_timeout_s:
+                raise PeerLost(f"{name} is connected but has not answered for {self._answer_timeout_s:.0f} s")
         elif self._redial.expired(now_s):
             raise PeerLost(f"{name} not reached in {self._redial.timeout_s:.0f} s: {self._redial.last_reason}")
         elif not self._dialling and self._redial.due(now_s):

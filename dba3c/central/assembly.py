@@ -53,13 +53,13 @@ def assemble(place: Place, metrics: MetricsWriter) -> Learner:
         batcher,
         central.actor_groups,
         metrics.record_event,
-        exchange.step_timeout_s,
+        exchange.timeouts.silence_s,
         # the replay has places for the environments that were announced; V-trace takes whoever comes
         most_actors=central.actors if config.algorithm.algorithm == "r2d2" else MOST_ACTORS,
     )
     targets = target_store(place, metrics)
     trainer = build_trainer(config, network, spaces, actors, seed, targets)
-    watch = ActorWatch(actors, exchange.join_timeout_s)
+    watch = ActorWatch(actors, exchange.timeouts.first_step_s)
     if own:
         return Learner(trainer, network.layout, OwnThread(service, watch, network, trainer.groups_per_batch))
     return Learner(trainer, network.layout, SharedThread(service, watch))

@@ -65,7 +65,7 @@ class InferenceService:
         most_actors: int = MOST_ACTORS,
     ) -> None:
         self.hub = TcpHub(
-            secret, self._receive_into, shard=rank, admit=self._admits, silence_timeout_s=max(1.0, silence_timeout_s)
+            secret, self._receive_into, shard=rank, admit=self._admits, silence_timeout_s=silence_timeout_s
         )
         self.policy, self.store, self.report = policy, store, InferenceReport()
         self._episodes: deque[Episode] = deque()

@@ -55,24 +55,25 @@ class Serving(Protocol):
 
 
 class ActorWatch:
-    """Bounds the time without a full batch.
+    """Bounds the waits for a full batch: time that the learner spent elsewhere is no silence of its actors.
 
     Args:
         expected: ranks of the actors that should be here.
-        timeout_s: longest time without a batch.
+        timeout_s: longest wait for a batch.
     """
 
     def __init__(self, expected: range, timeout_s: float) -> None:
         self._expected, self._timeout_s = expected, timeout_s
-        self._last_s = time.monotonic()
+        self._waited_s = 0.0
 
     def batch(self) -> None:
         """There was one."""
-        self._last_s = time.monotonic()
+        self._waited_s = 0.0
 
     def check(self, present: set[int]) -> None:
-        """Raises PeerLost naming the missing when the time is up."""
-        if time.monotonic() - self._last_s <= self._timeout_s:
+        """Waited ``PATIENCE_S`` in vain. Raises PeerLost naming the missing when the time is up."""
+        self._waited_s += PATIENCE_S
+        if self._waited_s <= self._timeout_s:
             return
         missing = [str(actor) for actor in self._expected if actor not in present]
         who = f"actors {', '.join(missing)} are missing" if missing else "all actors are here but silent"

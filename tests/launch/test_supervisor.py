@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 
+from dba3c.config import TrainConfig
 from launch.failures import failures, report
+from launch.local import role_processes
+from param_servers.config import ExchangeConfig
 from tests.launch.supervised import Lab, wait_until
 
 
@@ -104,3 +108,10 @@ def test_a_checkpoint_that_fails_after_the_request_to_stop_fails_the_run(lab: La
     lab.pid("server-0")
     lab.signal(signal.SIGTERM)
     assert lab.finish() == 1
+
+
+def test_who_still_writes_the_last_checkpoint_when_the_others_have_ended_is_given_the_time(tmp_path: Path) -> None:
+    """In an all-reduce every rank's end is the run's, and only the first one writes."""
+    config = TrainConfig(exchange=ExchangeConfig(exchange="allreduce", num_workers=2, checkpoint_timeout_s=500.0))
+    workers = [process for process in role_processes(config, tmp_path, "") if process.takes_part]
+    assert [process.decides and process.drain_timeout_s > 500 for process in workers] == [True, True]

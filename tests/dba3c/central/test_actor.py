@@ -47,7 +47,8 @@ def make_groups(count: int = 2) -> list[ActorGroup]:
 
 
 def make_actor(groups: list[ActorGroup], resolve: Callable[[], object], **options: object) -> Actor:
-    settings = {"join_timeout_s": PATIENCE_S, "reconnect_timeout_s": PATIENCE_S, "incarnation": 0} | options
+    waits = dict.fromkeys(("join_timeout_s", "answer_timeout_s", "reconnect_timeout_s"), PATIENCE_S)
+    settings = {"incarnation": 0, **waits} | options
     return Actor(rank=0, learner=0, groups=groups, resolve=resolve, secret=SECRET, **settings)
 
 
@@ -139,7 +140,7 @@ def test_a_learner_that_no_longer_answers_is_given_up_and_named() -> None:
     groups = make_groups()
     service = make_service(groups[0].shape)
     address = service.hub.listen("127.0.0.1")
-    acting = InThread(make_actor(groups, lambda: address, join_timeout_s=1.0))
+    acting = InThread(make_actor(groups, lambda: address, answer_timeout_s=1.0))
     serve(service, lambda: service.actors == {0})
     acting.thread.join(PATIENCE_S)  # nobody serves any more, though the link stands
     service.close(None)

@@ -144,3 +144,11 @@ def test_too_long_without_a_batch_names_the_missing_actors(own: bool) -> None:
     with pytest.raises(PeerLost, match="actors 1 are missing"):
         serving.collect(1, Sections())
     serving.close(None)
+
+
+def test_time_that_the_learner_spent_elsewhere_is_no_silence_of_its_actors(monkeypatch):
+    """It may have waited for other learners' gradients as long as it waits for actors, and answered nobody."""
+    watch = ActorWatch(range(1), 300.0)
+    later_s = time.monotonic() + 1000
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    watch.check({0})
