@@ -120,9 +120,10 @@ def r2d2_loss(
     importance_weights: Tensor,
     settings: R2d2Settings,
 ) -> R2d2Result:
-    """Double-Q loss ½·δ² of the steps after the burn-in, mean over the valid ones, sequences weighted by [B].
+    """Double-Q loss ½·δ²: summed over the valid steps after the burn-in, mean over the sequences, weighted by [B].
 
-    Both networks start from the stored state and warm up over the burn-in without gradient.
+    As SEED RL has it (arXiv 1910.06591, agents/r2d2/learner.py). The sum over time belongs to Adam's ε of 1e-3 and the
+    clipping at 40: with a mean, gradients are L times smaller, near ε, and so are the steps. Both networks start from the stored state and warm up over the burn-in without gradient.
     """
     online, burned = _unrolled(network, sequences, settings.burn_in)
     with torch.no_grad():
@@ -141,7 +142,7 @@ def r2d2_loss(
     chosen = online[:-1].gather(-1, burned.actions.unsqueeze(-1)).squeeze(-1)
     errors = (rescale(returns, settings.rescale_epsilon) - chosen) * burned.valid
     points = burned.valid.sum().clamp(min=1)
-    total = 0.5 * (errors.square() * importance_weights).sum() / points
+    total = (0.5 * errors.square().sum(0) * importance_weights).mean()
     with torch.no_grad():
         numbers = {
             "loss_total": total,
