@@ -1,7 +1,7 @@
 """A worker that learns each rollout several times: proximal policy optimisation, synchronous and data-parallel.
 
-Every minibatch's gradient goes through the exchange, so that all workers take the same updates: with equal rollouts and
-minibatches, n workers of B environments learn as one with n·B does.
+Every minibatch's gradient goes through the exchange, so that all workers take the same updates: the mean of n workers'
+gradients is that of one minibatch made of theirs, but for advantages, which each worker normalises by its own minibatch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def run_ppo_worker(
                     gradient = agent.gradient_of(loss.total)
                     before, after = clip_gradient(gradient, agent.layout, *clip)
                 # a point is data when it enters its first update, not again in later epochs
-                data_points = len(part.actions) if index < settings.minibatches else 0
+                data_points = part.data_points if index < settings.minibatches else 0
                 with sections("pushing"):
                     receipt = exchange.push(gradient, pulled.step, data_points)
                 numbers = {"entropy_cost": cost, "gradient_norm": before, "gradient_norm_clipped": after}

@@ -1,10 +1,12 @@
 """The actor-critic loss, once: n-step, GAE and V-trace differ only in the targets that they hand to it.
 
-Legend: T rollout length, B environments, P distribution parameters (A logits), N valid data points of the [T, B].
+Legend: T rollout length, B environments, P distribution parameters (A logits), N = T·B.
 
     loss = −1/N Σ advantage·log π(a|x)  +  c_v·1/N Σ ½(V(x) − target)²  −  c_e·1/N Σ H(π(·|x))
 
-(Mnih et al. 2016, arXiv 1602.01783, with the value cost c_v apart.) Sums run over valid steps only.
+(Mnih et al. 2016, arXiv 1602.01783, with the value cost c_v apart.) Sums run over valid steps only, and N is the same for
+every rollout, the steps that do not train included: so the mean of n workers' gradients is exactly the gradient of their
+joint batch. Divided by the valid steps of each worker, those of a worker that has fewer would count for more.
 """
 
 from __future__ import annotations
@@ -144,12 +146,14 @@ def actor_critic_loss(
     value_cost: float,
     entropy_cost: float,
 ) -> Loss:
-    """The loss of policy and values [T, B] (with graph) against targets [T, B], mean over the valid steps.
+    """The loss of policy and values [T, B] (with graph) against targets [T, B]: the valid steps' sum over T·B.
 
     A rollout without one valid step has loss 0 and gradient 0. In the metrics, ``loss_policy + loss_value −
-    entropy_cost·entropy = loss_total``: every term is on the scale that is optimised. Entropy is in nats.
+    entropy_cost·entropy = loss_total``: every term is the number that is optimised, so a masked step counts as 0 in it,
+    also in the entropy (nats). The other metrics are means over the valid steps.
     """
-    weights = valid / valid.sum().clamp(min=1)
+    weights = valid / valid.numel()
+    shares = valid / valid.sum().clamp(min=1)
     loss_policy = -(policy.log_prob(actions) * targets.advantages * weights).sum()
     loss_value = (0.5 * value_cost) * ((values - targets.values).square() * weights).sum()
     entropy = (policy.entropy() * weights).sum()
@@ -160,11 +164,11 @@ def actor_critic_loss(
             "loss_policy": loss_policy,
             "loss_value": loss_value,
             "entropy": entropy,
-            "value_mean": (values * weights).sum(),
-            "advantage_mean": (targets.advantages * weights).sum(),
-            "max_probability": (policy.max_probability() * weights).sum(),
+            "value_mean": (values * shares).sum(),
+            "advantage_mean": (targets.advantages * shares).sum(),
+            "max_probability": (policy.max_probability() * shares).sum(),
         }
         if targets.importance_weights is not None:
-            numbers["importance_mean"] = (targets.importance_weights * weights).sum()
+            numbers["importance_mean"] = (targets.importance_weights * shares).sum()
         metrics = dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
     return Loss(total, metrics)

@@ -1,9 +1,12 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347) on the same rollouts as the actor-critic.
 
-Legend: T rollout length, B environments, N valid data points of a rollout or a minibatch, P distribution parameters.
+Legend: T rollout length, B environments, N positions of a rollout (T·B) or of a minibatch, P distribution parameters.
 
     loss = −1/N Σ min(ρ·A, clip(ρ, 1 − ε, 1 + ε)·A)  +  c_v·1/N Σ ½(V − target)²  −  c_e·1/N Σ H        ρ = π/π_old
 
+Sums run over the positions that train; the others weigh nothing, but N counts them, so that the mean of n workers'
+gradients is the gradient of their joint minibatch (see ``actor_critic``). That is exact for given advantages; those that
+are normalised are so within a worker's own minibatch, as in every data-parallel PPO that averages gradients only.
 For feed-forward networks: minibatches are drawn point by point, so there is no state to carry.
 """
 
@@ -44,7 +47,7 @@ class PpoSettings:
 
 
 class PpoBatch(NamedTuple):
-    """Data points, without graph and without time."""
+    """Positions of a rollout, without graph and without time."""
 
     observations: Tensor
     """[N, *S] as the environments gave them."""
@@ -58,11 +61,18 @@ class PpoBatch(NamedTuple):
     """[N] float32."""
     advantages: Tensor
     """[N] float32."""
+    valid: Tensor
+    """[N] bool: False where the position does not train."""
+
+    @property
+    def data_points(self) -> int:
+        """Positions that train."""
+        return int(self.valid.sum())
 
 
 @torch.no_grad()
 def ppo_batch(policy: Distribution, rollout: TrainableRollout, observations: Tensor, settings: PpoSettings) -> PpoBatch:
-    """The valid data points of a rollout, with the targets that stay fixed during its epochs.
+    """The positions of a rollout, with the targets that stay fixed during its epochs.
 
     policy: the acting one, over [T, B]. observations: [T, B, *S], the ones acted on.
     """
@@ -78,15 +88,15 @@ def ppo_batch(policy: Distribution, rollout: TrainableRollout, observations: Ten
         trace_lambda=settings.trace_lambda,
     )
     log_probs = policy.log_prob(rollout.actions)
-    points = (observations, rollout.actions, log_probs, values, targets.values, targets.advantages)
-    return PpoBatch(*(tensor[rollout.valid] for tensor in points))
+    points = (observations, rollout.actions, log_probs, values, targets.values, targets.advantages, rollout.valid)
+    return PpoBatch(*(tensor.flatten(0, 1) for tensor in points))
 
 
 def minibatches(batch: PpoBatch, settings: PpoSettings, generator: torch.Generator) -> Iterator[PpoBatch]:
-    """``epochs·minibatches`` parts of the batch: each epoch visits every point once, in an order of its own.
+    """``epochs·minibatches`` parts of the batch: each epoch visits every position once, in an order of its own.
 
-    Always that many, so that synchronous workers keep step; sizes differ by one at most. With fewer points than
-    minibatches some are empty, and their loss and gradient are 0.
+    Always that many and for every rollout of the same sizes, so that synchronous workers keep step and weigh alike;
+    sizes differ by one at most. With fewer positions than minibatches some are empty, and their loss and gradient are 0.
     """
     size = batch.actions.shape[0]
     for _ in range(settings.epochs):
@@ -100,18 +110,18 @@ def ppo_loss(
 ) -> Loss:
     """The clipped loss of the present policy and values [N] (with graph) on one minibatch.
 
-    Beside the actor-critic's metrics: ``clip_fraction``, the share of points whose ratio left 1 ± ε, and
+    Logged terms of the loss are on its scale, the other metrics are means over the positions that train. Beside the actor-critic's metrics: ``clip_fraction``, the share of points whose ratio left 1 ± ε, and
     ``kl_divergence``, the estimate E[ρ − 1 − log ρ] of KL(π_old‖π) in nats.
     """
-    scale = 1 / max(1, values.shape[0])
+    weights = batch.valid / max(1, batch.valid.numel())
+    shares = batch.valid / batch.valid.sum().clamp(min=1)
     log_ratios = policy.log_prob(batch.actions) - batch.log_probs
     ratios = log_ratios.exp()
-    advantages = _normalised(batch.advantages) if settings.normalise_advantages else batch.advantages
+    advantages = _normalised(batch.advantages, batch.valid) if settings.normalise_advantages else batch.advantages
     clipped = ratios.clamp(1 - settings.policy_clip, 1 + settings.policy_clip)
-    loss_policy = -torch.minimum(ratios * advantages, clipped * advantages).sum() * scale
-    errors = _squared_errors(values, batch, settings.value_clip)
-    loss_value = (0.5 * settings.value_cost * scale) * errors.sum()
-    entropy = policy.entropy().sum() * scale
+    loss_policy = -(torch.minimum(ratios * advantages, clipped * advantages) * weights).sum()
+    loss_value = (0.5 * settings.value_cost) * (_squared_errors(values, batch, settings.value_clip) * weights).sum()
+    entropy = (policy.entropy() * weights).sum()
     total = loss_policy + loss_value - entropy_cost * entropy
     with torch.no_grad():
         numbers = {
@@ -119,20 +129,21 @@ def ppo_loss(
             "loss_policy": loss_policy,
             "loss_value": loss_value,
             "entropy": entropy,
-            "value_mean": values.sum() * scale,
-            "advantage_mean": batch.advantages.sum() * scale,
-            "max_probability": policy.max_probability().sum() * scale,
-            "clip_fraction": ((ratios - 1).abs() > settings.policy_clip).sum() * scale,
-            "kl_divergence": (ratios - 1 - log_ratios).sum() * scale,
+            "value_mean": (values * shares).sum(),
+            "advantage_mean": (batch.advantages * shares).sum(),
+            "max_probability": (policy.max_probability() * shares).sum(),
+            "clip_fraction": (((ratios - 1).abs() > settings.policy_clip) * shares).sum(),
+            "kl_divergence": ((ratios - 1 - log_ratios) * shares).sum(),
         }
         metrics = dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
     return Loss(total, metrics)
 
 
-def _normalised(advantages: Tensor) -> Tensor:
-    if advantages.shape[0] < 2:  # one point has no deviation: its advantage says all there is
+def _normalised(advantages: Tensor, valid: Tensor) -> Tensor:
+    points = advantages[valid]
+    if points.shape[0] < 2:  # one point has no deviation: its advantage says all there is
         return advantages
-    return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    return (advantages - points.mean()) / (points.std() + 1e-8)
 
 
 def _squared_errors(values: Tensor, batch: PpoBatch, value_clip: float | None) -> Tensor:

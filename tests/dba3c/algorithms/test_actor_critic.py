@@ -46,7 +46,7 @@ def numpy_loss(logits, values, actions, targets, valid, value_cost, entropy_cost
         policy -= targets.advantages[t, b] * np.log(probabilities[actions[t, b]])
         value += 0.5 * value_cost * (values[t, b] - targets.values[t, b]) ** 2
         entropy -= (probabilities * np.log(probabilities)).sum()
-    n = valid.sum()
+    n = valid.size
     return policy / n, value / n, entropy / n, (policy + value - entropy_cost * entropy) / n
 
 
@@ -80,7 +80,7 @@ def test_gradients_are_those_of_the_closed_form() -> None:
     loss.total.backward()
     masks = (rollout.rewards, rollout.terminated, rollout.truncated, rollout.valid)
     targets = lambda_returns(*masks, rollout.values.detach(), rollout.bootstrap_value, discount=0.9)
-    weights = rollout.valid / rollout.valid.sum()
+    weights = rollout.valid / rollout.valid.numel()
     probabilities = torch.softmax(rollout.policy_logits.detach(), -1)
     chosen = torch.nn.functional.one_hot(rollout.actions, 3)
     expected = (probabilities - chosen) * (targets.advantages * weights).unsqueeze(-1)
@@ -105,21 +105,23 @@ def test_a_rollout_without_a_valid_step_has_no_loss_and_no_gradient() -> None:
     assert not rollout.policy_logits.grad.any()
 
 
-def test_the_mean_of_two_workers_gradients_is_the_gradient_of_their_joint_batch() -> None:
-    halves = [played(seed, environments=2) for seed in (11, 12)]
-    valid = [torch.ones_like(half.valid) for half in halves]
-    halves = [replace(half, valid=v) for half, v in zip(halves, valid, strict=True)]
+@pytest.mark.parametrize("vtrace", [False, True], ids=["n_step", "vtrace"])
+def test_the_mean_of_two_workers_gradients_is_the_gradient_of_their_joint_batch(vtrace: bool) -> None:
+    halves = [played(seed, environments=2) for seed in (11, 14)]
+    assert len({int(half.valid.sum()) for half in halves} | {halves[0].valid.numel()}) == 3  # masked, and unequally
     joint = Played(
         *(torch.cat([getattr(half, name).detach() for half in halves], 0 if name == "bootstrap_value" else 1)
           for name in Played.__dataclass_fields__)
     )  # fmt: skip
     joint.policy_logits.requires_grad_()
     joint.values.requires_grad_()
-    loss = ActorCriticLoss(ACTIONS, ActorCriticSettings())
+    loss = ActorCriticLoss(ACTIONS, ActorCriticSettings(vtrace=vtrace))
     for rollout in (*halves, joint):
         loss(rollout, entropy_cost=0.01).total.backward()
     mean = torch.cat([half.policy_logits.grad for half in halves], 1) / 2
-    torch.testing.assert_close(mean, joint.policy_logits.grad)
+    torch.testing.assert_close(mean, joint.policy_logits.grad, rtol=1e-6, atol=1e-9)
+    values = torch.cat([half.values.grad for half in halves], 1) / 2
+    torch.testing.assert_close(values, joint.values.grad, rtol=1e-6, atol=1e-9)
 
 
 def test_the_vtrace_form_on_the_acting_graph_is_the_n_step_loss() -> None:

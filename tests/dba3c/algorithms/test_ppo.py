@@ -15,10 +15,11 @@ from tests.dba3c.algorithms.test_actor_critic import played
 
 def batch_of(points: int) -> PpoBatch:
     numbers = torch.arange(points, dtype=torch.float32)
-    return PpoBatch(numbers.unsqueeze(1), torch.zeros(points, dtype=torch.int64), *(numbers.clone() for _ in range(4)))
+    actions, valid = torch.zeros(points, dtype=torch.int64), torch.ones(points, dtype=torch.bool)
+    return PpoBatch(numbers.unsqueeze(1), actions, *(numbers.clone() for _ in range(4)), valid)
 
 
-def test_a_batch_holds_the_valid_points_and_their_gae_targets() -> None:
+def test_a_batch_holds_the_rollouts_positions_and_their_gae_targets() -> None:
     rollout = played(3)
     observations = torch.arange(rollout.valid.numel()).reshape(*rollout.valid.shape, 1)
     settings = PpoSettings(discount=0.9, trace_lambda=0.8)
@@ -26,10 +27,11 @@ def test_a_batch_holds_the_valid_points_and_their_gae_targets() -> None:
     batch = ppo_batch(policy, rollout, observations, settings)
     masks = (rollout.rewards, rollout.terminated, rollout.truncated, rollout.valid)
     targets = lambda_returns(*masks, rollout.values.detach(), rollout.bootstrap_value, discount=0.9, trace_lambda=0.8)
-    assert torch.equal(batch.observations, observations[rollout.valid])
-    assert torch.equal(batch.advantages, targets.advantages[rollout.valid])
-    assert torch.equal(batch.value_targets, targets.values[rollout.valid])
-    assert torch.equal(batch.log_probs, policy.log_prob(rollout.actions)[rollout.valid])
+    assert torch.equal(batch.observations, observations.flatten(0, 1))
+    assert torch.equal(batch.advantages, targets.advantages.flatten())
+    assert torch.equal(batch.value_targets, targets.values.flatten())
+    assert torch.equal(batch.log_probs, policy.log_prob(rollout.actions).flatten())
+    assert batch.data_points == int(rollout.valid.sum()) < rollout.valid.numel()
 
 
 def test_each_epoch_visits_every_point_once_in_another_order() -> None:
@@ -55,7 +57,7 @@ def one_point(ratio: float, advantage: float, settings: PpoSettings | None = Non
     logits = torch.cat(((0.5 * torch.tensor([ratio])).log(), (1 - 0.5 * torch.tensor([ratio])).log()))
     logits = logits.unsqueeze(0).requires_grad_()
     zero = torch.zeros(1)
-    batch = PpoBatch(zero, zero.long(), log_prob, zero, zero, torch.tensor([advantage]))
+    batch = PpoBatch(zero, zero.long(), log_prob, zero, zero, torch.tensor([advantage]), zero == 0)
     loss = ppo_loss(Categorical(logits), zero, batch, settings or PpoSettings(), entropy_cost=0.0)
     loss.total.backward()
     assert logits.grad is not None
@@ -84,18 +86,58 @@ def test_the_first_gradient_of_a_rollout_is_the_actor_critics() -> None:
     settings = PpoSettings(discount=0.9, trace_lambda=0.8, normalise_advantages=False)
     observations = torch.zeros(*ours.valid.shape, 1)
     batch = ppo_batch(Categorical(ours.policy_logits.detach()), ours, observations, settings)
-    policy = Categorical(ours.policy_logits[ours.valid])
-    ppo_loss(policy, ours.values[ours.valid], batch, settings, entropy_cost=0.01).total.backward()
+    policy = Categorical(ours.policy_logits.flatten(0, 1))
+    ppo_loss(policy, ours.values.flatten(), batch, settings, entropy_cost=0.01).total.backward()
     reference = ActorCriticLoss(spaces.Discrete(3), ActorCriticSettings(discount=0.9, trace_lambda=0.8))
     reference(theirs, entropy_cost=0.01).total.backward()
     torch.testing.assert_close(ours.policy_logits.grad, theirs.policy_logits.grad)
     torch.testing.assert_close(ours.values.grad, theirs.values.grad)
 
 
+def test_the_mean_of_two_workers_minibatches_is_their_joint_minibatch() -> None:
+    settings = PpoSettings(normalise_advantages=False, epochs=1, minibatches=3)
+    generator = torch.Generator().manual_seed(0)
+    workers, whole = [played(seed, environments=2) for seed in (11, 14)], []
+    for rollout in workers:
+        observations = torch.arange(rollout.valid.numel()).reshape(*rollout.valid.shape, 1)
+        batch = ppo_batch(Categorical(rollout.policy_logits.detach()), rollout, observations, settings)
+        whole.append(list(minibatches(batch, settings, generator)))
+    logits = torch.randn(24, 3, generator=generator)
+
+    def gradient(part: PpoBatch, rows: torch.Tensor) -> torch.Tensor:
+        parameters = logits[rows].clone().requires_grad_()
+        ppo_loss(Categorical(parameters), parameters[:, 0], part, settings, entropy_cost=0.01).total.backward()
+        assert parameters.grad is not None
+        return parameters.grad
+
+    for first, second in zip(*whole, strict=True):
+        joint = PpoBatch(*(torch.cat(pair) for pair in zip(first, second, strict=True)))
+        rows = [part.observations.squeeze(1) for part in (first, second)]
+        mean = torch.cat([gradient(part, at) / 2 for part, at in zip((first, second), rows, strict=True)])
+        torch.testing.assert_close(mean, gradient(joint, torch.cat(rows)), rtol=1e-6, atol=1e-9)
+    counts = [[part.data_points for part in parts] for parts in whole]
+    assert counts[0] != counts[1]  # masked, and unequally
+
+
+def test_positions_that_do_not_train_weigh_nothing_and_normalise_nothing() -> None:
+    batch = batch_of(8)
+    batch = batch._replace(
+        valid=torch.arange(8) < 5, advantages=torch.cat((batch.advantages[:5], torch.full((3,), 9e9)))
+    )
+    logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    loss = ppo_loss(Categorical(logits), torch.zeros(8), batch, PpoSettings(), entropy_cost=0.1)
+    loss.total.backward()
+    assert logits.grad is not None and not logits.grad[5:].any() and logits.grad[:5].any()
+    few = PpoBatch(*(tensor[:5] for tensor in batch))
+    alone = ppo_loss(Categorical(logits[:5].detach()), torch.zeros(5), few, PpoSettings(), entropy_cost=0.1)
+    assert loss.total.item() == pytest.approx(alone.total.item() * 5 / 8)
+    assert loss.metrics["value_mean"] == alone.metrics["value_mean"]
+
+
 def test_a_clipped_value_pays_the_larger_of_both_errors() -> None:
     settings = PpoSettings(value_clip=0.1, value_cost=1.0)
     zero = torch.zeros(1)
-    batch = PpoBatch(zero, zero.long(), zero - torch.log(torch.tensor(2.0)), zero, torch.ones(1), zero)
+    batch = PpoBatch(zero, zero.long(), zero - torch.log(torch.tensor(2.0)), zero, torch.ones(1), zero, zero == 0)
     # old value 0, target 1: at 0.5 the clipped value is 0.1, whose error 0.81 is the larger
     loss = ppo_loss(Categorical(torch.zeros(1, 2)), torch.tensor([0.5]), batch, settings, entropy_cost=0.0)
     assert loss.metrics["loss_value"] == pytest.approx(0.5 * 0.81)
