@@ -66,7 +66,7 @@ class RenderCamera:
             self._env = make_env()  # a broken one is replaced: the newest is the one that plays
             return self._env
 
-        environments = LoopVectorEnvironment(config, make_and_keep, 1, seed, "evaluation")
+        environments = LoopVectorEnvironment(config, make_and_keep, 1, seed)
         self.environments = with_normalization(config, environments, "evaluation")
         self.pictures_per_s = float(self._env.metadata.get("render_fps") or _DEFAULT_PICTURES_PER_S)
         self.action_names = _numbered_actions(self.environments)

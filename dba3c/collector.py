@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dba3c.agent import Agent
 from dba3c.algorithms.episodes import EpisodeStarts
-from dba3c.environments.protocol import VectorEnvironment
+from dba3c.environments.protocol import Experience, VectorEnvironment
 from dba3c.metrics import Sections
 from dba3c.networks import reset_state
 from dba3c.rollout import Rollout
@@ -77,6 +77,7 @@ class Collector:
             truncated=_stacked([transition.truncated for transition in transitions]).to(device),
             valid=_stacked([transition.valid for transition in transitions]).to(device),
             bootstrap_value=bootstrap_value,
+            experience=Experience.of(np.stack([transition.frames for transition in transitions])),
             episodes=[episode for transition in transitions for episode in transition.episodes],
             observations=_stacked(observations).to(device) if self.keep_observations else None,
             failures=tuple(failure for transition in transitions for failure in transition.failures),

@@ -92,7 +92,8 @@ class RunConfig:
     """Everything random in the run follows from it."""
 
     total_frames: int | None = None
-    """End after this many emulator frames entered updates; None trains until the stop score or a signal."""
+    """End after this many emulator frames entered updates (data points × the frame skip, its mean where it is random);
+    None trains until the stop score or a signal."""
 
     stop_score: float | None = None
     """End when the mean score of the last ``stop_games`` finished games reaches it."""

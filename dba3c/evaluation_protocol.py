@@ -42,7 +42,7 @@ def protocol_for(config: TrainConfig, actions: Actions | None = None) -> Evaluat
     name = environment.protocol_name
     is_2017 = name.split(" ")[0] == "2017"
     if is_2017:
-        frames = LIMIT_2017_STEPS * environment.frames_per_step
+        frames = round(LIMIT_2017_STEPS * environment.frames_per_step)
         environment = replace(environment, max_episode_frames=frames)
         name += f", at most {LIMIT_2017_STEPS:,} steps a game"
     actions = actions or ("greedy" if is_2017 else "sampled")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dba3c.environments.protocol import Episode, VectorEnvironment
+from dba3c.environments.protocol import Episode, Experience, VectorEnvironment
 from dba3c.errors import UserError
 from dba3c.networks import State
 from dba3c.players import Player
@@ -82,7 +82,7 @@ def play_full_games(
         choice = player.choose(observation, reward, state)
         transition = environments.step(choice.actions)
         observation, reward = transition.observation, transition.reward
-        steps += environments.num_envs
+        steps += Experience.of(transition.frames).agent_steps
         failures += transition.failures
         for episode in transition.episodes:
             index = episode.environment

@@ -62,8 +62,9 @@ _STEP = _metrics(
     ("accepted", "gradients", "sum", "gradients that entered an update", ""),
     ("dropped", "gradients", "sum", "gradients that came too late for their step (stale)", ""),
     ("rejected", "gradients", "sum", "gradients refused for another reason (not finite, wrong length)", ""),
-    ("agent_steps", "agent steps", "sum", "agent steps taken, whether or not they entered an update", ""),
-    ("data_points", "data points", "sum", "agent steps of the gradients that were accepted", ""),
+    ("agent_steps", "agent steps", "sum", "agent steps taken, whatever became of them (a reset is none)", ""),
+    ("frames", "frames", "sum", "emulator frames that these steps ran", ""),
+    ("data_points", "data points", "sum", "agent steps that entered an accepted update, each counted once", ""),
     ("loss_total", "loss", "mean", "the loss as it is optimised", "loss/total"),
     ("loss_policy", "loss", "mean", "its policy gradient term", "loss/policy"),
     ("loss_value", "loss", "mean", "its value term, weighted as it is optimised", "loss/value"),
@@ -177,7 +178,6 @@ _EPISODE = _metrics(
     "episode",
     ("score", "game points", "mean", "unclipped sum of a whole game's rewards", ""),
     ("length_steps", "agent steps", "mean", "length of the game", "game/length_steps"),
-    ("agent_steps_total", "agent steps", "last", "agent steps that this worker had taken", ""),
 )
 _EVALUATION = _metrics(
     "evaluation",
@@ -195,7 +195,7 @@ _CHARTS: tuple[tuple[str, str, str], ...] = (
     ("score/best", "game points", "highest score of any game so far"),
     ("score/best_mean", "game points", "highest mean over 50 consecutive games so far"),
     ("progress/games", "games", "games finished"),
-    ("progress/frames", "frames", "emulator frames stepped (agent steps × frame skip)"),
+    ("progress/frames", "frames", "emulator frames stepped, whatever became of them"),
     ("progress/data_points", "data points", "agent steps that entered an update"),
     ("progress/hours", "hours", "wall clock, over all lives of the run, without the time between them"),
     ("progress/core_hours", "core-hours", "cores held × hours, over all lives of the run"),

@@ -131,12 +131,11 @@ class MetricsWriter:
         step: int,
         score: float,
         length_steps: int,
-        agent_steps_total: int = 0,
         terminated: bool = True,
         truncated: bool = False,
     ) -> None:
         """One finished game. `score`: unclipped sum of the whole game's rewards; `length_steps`: agent steps."""
-        fields = {"length_steps": int(length_steps), "agent_steps_total": int(agent_steps_total)}
+        fields = {"length_steps": int(length_steps)}
         ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
         with self._lock:
             self._append("episode", step, {**finite_or_null({"score": float(score)}), **fields, **ends})

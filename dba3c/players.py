@@ -1,6 +1,6 @@
 """Who plays evaluated and filmed games: a checkpoint's policy, whatever algorithm trained it.
 
-Legend: N environments of a batch, A actions. Rewards are those of the evaluation view: raw.
+Legend: N environments of a batch, A actions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Player(Protocol):
         ...
 
     def choose(self, observation: np.ndarray, reward: np.ndarray, state: State) -> Choice:
-        """Observations [N, ...], float32 rewards [N] of the steps that led to them."""
+        """Observations [N, ...], float32 rewards [N] of the steps that led to them, as they are trained on."""
         ...
 
 
@@ -68,7 +68,7 @@ def make_player(config: TrainConfig, of: Spaces, policy: Policy, actions: Action
     flat.load(policy.parameters_for(flat.layout))
     if algorithm == "sac":
         return SacPlayer(flat, ActionScaling.of(of.action), actions, seed)
-    return R2d2Player(flat, actions, seed, clip_reward=config.environment.clips_reward)
+    return R2d2Player(flat, actions, seed)
 
 
 class AgentPlayer:
@@ -96,10 +96,9 @@ class AgentPlayer:
 class R2d2Player:
     """Takes the action of the highest value. State: the LSTM's (h, c) and the previous action + 1, [N, 1]."""
 
-    def __init__(self, network: FlatNetwork, actions: Actions, seed: int, *, clip_reward: bool) -> None:
+    def __init__(self, network: FlatNetwork, actions: Actions, seed: int) -> None:
         self._flat = network
         self._epsilon = 0.0 if actions == "greedy" else R2D2_EVALUATION_EPSILON
-        self._clip_reward = clip_reward
         self._random = np.random.default_rng(seed)
 
     def initial_state(self, num_envs: int) -> State:
@@ -113,8 +112,7 @@ class R2d2Player:
         network, device = self._flat.network, self._flat.device
         hidden, memory, before = state
         previous_action = before.squeeze(-1).long() - 1
-        seen = np.clip(reward, -1.0, 1.0) if self._clip_reward else reward  # as it was trained
-        previous_reward = torch.as_tensor(seen, device=device) * (previous_action >= 0)
+        previous_reward = torch.as_tensor(reward, device=device) * (previous_action >= 0)
         output = network(
             torch.as_tensor(observation, device=device), (hidden, memory), previous_action, previous_reward
         )

@@ -1,7 +1,7 @@
 """A worker that learns each rollout several times: proximal policy optimisation, synchronous and data-parallel.
 
-Every minibatch's gradient goes through the exchange, so that all workers take the same updates: the mean of n workers'
-gradients is that of one minibatch made of theirs, but for advantages, which each worker normalises by its own minibatch.
+Every minibatch's gradient goes through the exchange, so that all workers take the same updates: the mean of their
+gradients is that of one minibatch made of theirs, but for advantages, which each normalises by its own minibatch.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ def run_ppo_worker(
             with relus.watch():
                 rollout = collector.collect(generator, sections)
             assert rollout.observations is not None
-            recorder.stepped(rollout.agent_steps, rollout.episodes)
-            for failure in rollout.failures:
-                metrics.record_event("environment_restarted", failure, pulled.step)
+            recorder.stepped(pulled.step, rollout.experience, rollout.episodes, rollout.failures)
             batch = ppo_batch(agent.policy(rollout.policy_logits), rollout, rollout.observations, settings)
             for index, part in enumerate(minibatches(batch, settings, generator)):
                 with sections("waiting"):
@@ -73,6 +71,8 @@ def run_ppo_worker(
                 recorder.record(receipt, pulled.step, data_points, loss.metrics | numbers | relus.take(), sections)
     except RunStopped as stopped:
         return stopped.reason
+    finally:
+        recorder.finish()
 
 
 def settings_of(config: TrainConfig) -> PpoSettings:

@@ -133,7 +133,7 @@ def play_and_show(
         if transition.failures:
             raise UserError(f"the game cannot be filmed: {transition.failures[0]}")
         observation, reward, state = transition.observation, transition.reward, choice.state
-        score += float(reward[0])
+        score += float(transition.gained[0])
         for picture in camera.pictures(observation):
             on_picture(picture, score, step, choice)
         if transition.episodes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dba3c.environments.protocol import Episode
+from dba3c.environments.protocol import Episode, Experience
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Rollout:
     actions: Tensor
     """[T, B] int64, or [T, B, D]; time t is the transition (observation_t, action_t) → reward_t."""
     rewards: Tensor
-    """[T, B] float32, training view."""
+    """[T, B] float32."""
     terminated: Tensor
     """[T, B] bool, training view (a lost life counts where configured)."""
     truncated: Tensor
@@ -36,17 +36,14 @@ class Rollout:
     """[T, B] bool: False where the step was autoreset's extra one, which is no experience."""
     bootstrap_value: Tensor
     """[B] float32: value of the observation after the last step, without graph."""
+    experience: Experience
+    """What the environments did."""
     episodes: list[Episode]
     """Games that ended inside the rollout, with their unclipped scores."""
     observations: Tensor | None = None
     """[T, B, ...] that were acted on, where they are kept (PPO)."""
     failures: tuple[str, ...] = ()
     """One line for each environment that broke and was started anew."""
-
-    @property
-    def agent_steps(self) -> int:
-        """Steps that the environments took, autoreset's extra ones included."""
-        return self.values.numel()
 
     @property
     def data_points(self) -> int:

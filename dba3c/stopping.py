@@ -1,4 +1,7 @@
-"""When the coordinator ends a run: it was asked to, or it has seen the frames it was to see."""
+"""When the coordinator ends a run: it was asked to, or it has seen the frames it was to see.
+
+The one rule of `total_frames`: data points × the frame skip, its mean where it is random.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dba3c.config import TrainConfig
 from dba3c.run_folder import RunFolder
 
 LOOK_S = 1.0
+REPLAYING = ("r2d2", "sac")
 
 
 class StopRule:
@@ -18,6 +22,7 @@ class StopRule:
         self.frames_per_point = config.environment.frames_per_step
         self.total_frames = config.run.total_frames
         self.max_hours = config.run.max_hours
+        self.replay_frames = frames_before_learning(config)
         self._started_s = time.monotonic()
         self._next_look_s = 0.0
 
@@ -32,7 +37,9 @@ class StopRule:
     def _limit_reached(self, data_points: int) -> str | None:
         frames = data_points * self.frames_per_point
         if self.total_frames is not None and frames >= self.total_frames:
-            return f"{frames:,} frames trained on"
+            late = self.replay_frames > self.total_frames
+            filled = f"; {self.replay_frames:,.0f} had filled the replay before the first update" if late else ""
+            return f"{frames:,.0f} frames trained on{filled}"
         now_s = time.monotonic()
         if now_s < self._next_look_s:
             return None
@@ -40,3 +47,17 @@ class StopRule:
         if self.max_hours is not None and now_s - self._started_s >= self.max_hours * 3600:
             return f"{self.max_hours} hours of this life are over"
         return self.folder.stop_reason()
+
+
+def frames_before_learning(config: TrainConfig) -> float:
+    """Frames that are stepped before the first update, in every learner's replay; 0 where nothing is replayed."""
+    if config.algorithm.algorithm not in REPLAYING:
+        return 0.0
+    return config.replay.replay_start * config.exchange.num_workers * config.environment.frames_per_step
+
+
+def before_the_first_update(config: TrainConfig) -> str:
+    """What is said of a run that ended without an update."""
+    frames = frames_before_learning(config)
+    why = f", while the replay was filling: it begins with {frames:,.0f} frames" if frames else ""
+    return f"before the first update{why}"

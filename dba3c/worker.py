@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -9,7 +11,7 @@ from dba3c.active_relus import ActiveRelus
 from dba3c.agent import Agent
 from dba3c.collector import Collector
 from dba3c.config import TrainConfig
-from dba3c.environments.protocol import Episode
+from dba3c.environments.protocol import Episode, Experience
 from dba3c.metrics import MetricsWriter, Sections
 from param_servers.exchange import GradientExchange, Receipt, RunStopped
 from param_servers.optimizers import clip_gradient
@@ -45,6 +47,7 @@ def run_worker(
             agent.load(pulled.parameters)
             with relus.watch():
                 rollout = collector.collect(random.at(pulled.step), sections)
+            recorder.stepped(pulled.step, rollout.experience, rollout.episodes, rollout.failures)
             with sections("learning"):
                 cost = entropy_cost(pulled.data_points)
                 gradient, losses = agent.gradient(rollout, entropy_cost=cost)
@@ -54,42 +57,37 @@ def run_worker(
                 receipt = exchange.push(gradient, pulled.step, rollout.data_points)
             numbers = {"entropy_cost": cost, "reward_mean": float(rollout.rewards.mean()), **norms}
             numbers |= relus.take()
-            recorder.stepped(rollout.agent_steps, rollout.episodes)
-            for failure in rollout.failures:
-                metrics.record_event("environment_restarted", failure, pulled.step)
             recorder.record(receipt, pulled.step, rollout.data_points, losses | numbers, sections)
     except RunStopped as stopped:
         return stopped.reason
+    finally:
+        recorder.finish()
 
 
 class GradientRecorder:
-    """Writes down what each gradient was: an accepted one is data, a dropped one only experience."""
+    """Writes down what each gradient was: an accepted one is data, a dropped one only experience.
+
+    Experience is what was stepped, whether a gradient of it is answered or not: `finish` writes down the last of it.
+    """
 
     def __init__(self, metrics: MetricsWriter) -> None:
         self.metrics = metrics
-        self._agent_steps = 0
-        self._new_agent_steps = 0
+        self._step = 0
+        self._experience = Experience()
         self._episodes: list[Episode] = []
 
-    def stepped(self, agent_steps: int, episodes: list[Episode]) -> None:
-        """Experience was gathered; the next ``record`` writes it down."""
-        self._new_agent_steps += agent_steps
+    def stepped(self, step: int, experience: Experience, episodes: list[Episode], failures: Sequence[str] = ()) -> None:
+        """Environments were stepped with the parameters of ``step``; the next ``record`` writes it down."""
+        self._step = step
+        self._experience = self._experience.plus(experience)
         self._episodes += episodes
+        for failure in failures:
+            self.metrics.record_event("environment_restarted", failure, step)
 
     def record(
         self, receipt: Receipt, pulled_step: int, data_points: int, numbers: dict[str, float], sections: Sections
     ) -> None:
         """One gradient of ``data_points`` on the parameters of ``pulled_step``, and the games that have ended since."""
-        self._agent_steps += self._new_agent_steps
-        for episode in self._episodes:
-            self.metrics.record_episode(
-                receipt.step,
-                episode.score,
-                episode.length_steps,
-                agent_steps_total=self._agent_steps,
-                terminated=episode.terminated,
-                truncated=episode.truncated,
-            )
         dropped = not receipt.accepted and receipt.reason == "stale"
         # an update does not count for its own gradient's delay: on time is 0
         delay = max(0, receipt.step - pulled_step - receipt.accepted)
@@ -97,13 +95,31 @@ class GradientRecorder:
             "accepted": receipt.accepted,
             "dropped": dropped,
             "rejected": not receipt.accepted and not dropped,
-            "agent_steps": self._new_agent_steps,
+            **self._take(receipt.step),
             "data_points": data_points if receipt.accepted else 0,
             **dict.fromkeys(("staleness_mean", "staleness_min", "staleness_max"), delay),
             **numbers,
         }
-        self._new_agent_steps, self._episodes = 0, []
         self.metrics.record_step(receipt.step, values, sections.take())
+
+    def finish(self) -> None:
+        """No gradient will be answered any more."""
+        if self._experience.agent_steps or self._episodes:
+            self.metrics.record_step(self._step, self._take(self._step))
+
+    def _take(self, step: int) -> dict[str, int]:
+        """What was done since the last call, for the record of ``step``; its games are written down here."""
+        taken, self._experience = self._experience, Experience()
+        episodes, self._episodes = self._episodes, []
+        for episode in episodes:
+            self.metrics.record_episode(
+                step,
+                episode.score,
+                episode.length_steps,
+                terminated=episode.terminated,
+                truncated=episode.truncated,
+            )
+        return taken._asdict()
 
 
 class RolloutRandomness:

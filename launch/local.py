@@ -12,6 +12,7 @@ from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
 from dba3c.run_folder import RunFolder
+from dba3c.stopping import before_the_first_update
 from launch.role_process import RoleProcess
 from launch.supervisor import Supervisor
 from launch.verdict import outcome
@@ -30,7 +31,9 @@ def train(config: TrainConfig, *, resume: bool, command: str, launch_id: str = "
     Raises:
         UserError: the run folder is in use, or holds another run.
     """
-    from dba3c.construction import check_buildable  # torch: not for the ranks of a cluster, which only start processes
+    # torch: not for the ranks of a cluster, which only start processes
+    from dba3c.checkpoints import checkpoint_steps
+    from dba3c.construction import check_buildable
     from dba3c.monitor.watch import watched
 
     run_dir = config.run.run_dir or (newest_run_dir(config) if resume else default_run_dir(config))
@@ -53,6 +56,8 @@ def train(config: TrainConfig, *, resume: bool, command: str, launch_id: str = "
             how, reason = outcome(code, folder)
             folder.end_life(how, reason)
             metrics.close()
+        if code == 0 and not max(checkpoint_steps(folder.checkpoints), default=0):
+            reason += f", {before_the_first_update(config)}"
         print(f"run {'ended' if code == 0 else 'failed'}: {reason}; folder: {folder.path}", flush=True)
         return code
 

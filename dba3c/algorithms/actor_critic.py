@@ -4,9 +4,9 @@ Legend: T rollout length, B environments, P distribution parameters (A logits), 
 
     loss = −1/N Σ advantage·log π(a|x)  +  c_v·1/N Σ ½(V(x) − target)²  −  c_e·1/N Σ H(π(·|x))
 
-(Mnih et al. 2016, arXiv 1602.01783, with the value cost c_v apart.) Sums run over valid steps only, and N is the same for
-every rollout, the steps that do not train included: so the mean of n workers' gradients is exactly the gradient of their
-joint batch. Divided by the valid steps of each worker, those of a worker that has fewer would count for more.
+(Mnih et al. 2016, arXiv 1602.01783, with the value cost c_v apart.) Sums run over valid steps only, and N is the same
+for every rollout, the steps that do not train included: so the mean of n workers' gradients is exactly the gradient of
+their joint batch. Divided by the valid steps of each worker, those of a worker that has fewer would count for more.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Legend: T rollout length, B environments, N positions of a rollout (T·B) or of 
     loss = −1/N Σ min(ρ·A, clip(ρ, 1 − ε, 1 + ε)·A)  +  c_v·1/N Σ ½(V − target)²  −  c_e·1/N Σ H        ρ = π/π_old
 
 Sums run over the positions that train; the others weigh nothing, but N counts them, so that the mean of n workers'
-gradients is the gradient of their joint minibatch (see ``actor_critic``). That is exact for given advantages; those that
-are normalised are so within a worker's own minibatch, as in every data-parallel PPO that averages gradients only.
+gradients is the gradient of their joint minibatch (see ``actor_critic``). That is exact for given advantages; where
+they are normalised, it is within a worker's own minibatch, as in every data-parallel PPO that averages gradients only.
 For feed-forward networks: minibatches are drawn point by point, so there is no state to carry.
 """
 
@@ -96,7 +96,7 @@ def minibatches(batch: PpoBatch, settings: PpoSettings, generator: torch.Generat
     """``epochs·minibatches`` parts of the batch: each epoch visits every position once, in an order of its own.
 
     Always that many and for every rollout of the same sizes, so that synchronous workers keep step and weigh alike;
-    sizes differ by one at most. With fewer positions than minibatches some are empty, and their loss and gradient are 0.
+    sizes differ by one at most. Where there are fewer positions than minibatches, some are empty: loss and gradient 0.
     """
     size = batch.actions.shape[0]
     for _ in range(settings.epochs):
@@ -110,8 +110,9 @@ def ppo_loss(
 ) -> Loss:
     """The clipped loss of the present policy and values [N] (with graph) on one minibatch.
 
-    Logged terms of the loss are on its scale, the other metrics are means over the positions that train. Beside the actor-critic's metrics: ``clip_fraction``, the share of points whose ratio left 1 ± ε, and
-    ``kl_divergence``, the estimate E[ρ − 1 − log ρ] of KL(π_old‖π) in nats.
+    Logged terms of the loss are on its scale, the other metrics are means over the positions that train. Beside the
+    actor-critic's metrics: ``clip_fraction``, the share of points whose ratio left 1 ± ε, and ``kl_divergence``, the
+    estimate E[ρ − 1 − log ρ] of KL(π_old‖π) in nats.
     """
     weights = batch.valid / max(1, batch.valid.numel())
     shares = batch.valid / batch.valid.sum().clamp(min=1)

@@ -123,7 +123,9 @@ def r2d2_loss(
     """Double-Q loss ½·δ²: summed over the valid steps after the burn-in, mean over the sequences, weighted by [B].
 
     As SEED RL has it (arXiv 1910.06591, agents/r2d2/learner.py). The sum over time belongs to Adam's ε of 1e-3 and the
-    clipping at 40: with a mean, gradients are L times smaller, near ε, and so are the steps. Both networks start from the stored state and warm up over the burn-in without gradient.
+    clipping at 40: with a mean, gradients are L times smaller, near ε, and so are the steps.
+
+    Both networks start from the stored state and warm up over the burn-in without gradient.
     """
     online, burned = _unrolled(network, sequences, settings.burn_in)
     with torch.no_grad():

@@ -117,6 +117,7 @@ class SequenceReplay:
         self._head = np.zeros(rings[0], dtype=np.int64)  # steps appended so far
         self._stream_start = np.zeros(rings[0], dtype=np.int64)
         self._births = np.full(rings[0] * self._blocks, -1, dtype=np.int64)  # first step of the leaf's sequence
+        self._used = np.zeros(rings[0] * self._blocks, dtype=bool)  # whether it has entered an update
         self._tree = SumTree(rings[0] * self._blocks)
         self._held = 0
         self._max_weight = 1.0
@@ -172,6 +173,16 @@ class SequenceReplay:
             self._tree.set(sample.leaves[same], weights)
             self._max_weight = max(self._max_weight, float(weights.max()))
 
+    def fresh(self, sample: Sample) -> torch.Tensor:
+        """[B] bool: sequences that entered no update yet, each named once."""
+        first = np.zeros(len(sample.leaves), dtype=bool)
+        first[np.unique(sample.leaves, return_index=True)[1]] = True
+        return torch.from_numpy(first & ~self._used[sample.leaves])
+
+    def used(self, sample: Sample) -> None:
+        """The sample has entered an update."""
+        self._used[sample.leaves[self._births[sample.leaves] == sample.births]] = True
+
     def _keep_older(self, environments: np.ndarray, slots: np.ndarray, record: Record) -> None:
         """Of what begins here; what is overwritten here takes its own along."""
         overwritten = self._first[environments, slots]
@@ -196,7 +207,7 @@ class SequenceReplay:
         starts = head - self.settings.sequence_length
         done = (starts % self.settings.stride == 0) & (starts >= self._stream_start[environments])
         leaves = self._leaves(environments[done], starts[done])
-        self._births[leaves] = starts[done]
+        self._births[leaves], self._used[leaves] = starts[done], False
         self._tree.set(leaves, self._max_weight)
         self._held += leaves.size
 

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from dba3c.central.actor import Actor, ActorGroup
 from dba3c.central.wire import GroupShape
 from dba3c.environments import EnvironmentConfig, Transition, VectorEnvironment, make_vector_environment
+from dba3c.environments.protocol import Experience
 
 GROUPS = 2
 JOIN_TIMEOUT_S = 60.0
@@ -20,15 +21,16 @@ JOIN_TIMEOUT_S = 60.0
 class BlankEnvironment:
     """Frames of Atari's size that are already there; no game ends."""
 
-    frame_skip = 1
-
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
         self.observation_space: spaces.Space[Any] = spaces.Box(0, 255, (4, 84, 84), np.uint8)
         self.action_space: spaces.Space[Any] = spaces.Discrete(4)
         self._observation = np.random.default_rng(0).integers(0, 255, (num_envs, 4, 84, 84), dtype=np.uint8)
         nothing = np.zeros(num_envs, bool)
-        self._step = Transition(self._observation, np.zeros(num_envs, np.float32), nothing, nothing, ~nothing, [])
+        rewards, frames = np.zeros(num_envs, np.float32), np.ones(num_envs, np.int64)
+        self._step = Transition(
+            self._observation, rewards, nothing, nothing, ~nothing, [], rewards.astype(np.float64), frames
+        )
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """The same frames as ever."""
@@ -82,7 +84,7 @@ def _through(port: int, rank: int, secret: bytes, groups: list[ActorGroup]) -> P
     """As an actor of a service, from the first step to the service's end."""
     steps, began_s, cpu_s = 0, 0.0, 0.0
 
-    def count(version: int, sections: dict[str, float]) -> None:
+    def count(version: int, experience: Experience, sections: dict[str, float]) -> None:
         nonlocal steps, began_s, cpu_s
         if steps == 0:
             began_s, cpu_s = time.perf_counter(), time.process_time()

@@ -16,7 +16,7 @@ import numpy as np
 
 from dba3c.algorithms.episodes import EpisodeStarts
 from dba3c.central.wire import GroupShape, pack_step
-from dba3c.environments.protocol import Episode, VectorEnvironment
+from dba3c.environments.protocol import Episode, Experience, Transition, VectorEnvironment
 from dba3c.metrics import Sections
 from param_servers.errors import BadMessage, PeerLost, Refused
 from param_servers.events import Event, Joined, Left, Message
@@ -27,6 +27,7 @@ from param_servers.tcp_hub import TcpHub
 
 Address = tuple[str, int]
 Ends = tuple[np.ndarray, np.ndarray, np.ndarray]
+OnSteps = Callable[[int, Experience, dict[str, float]], None]
 _NAP_S = 0.2
 _MOST_REASON_BYTES = 4096
 
@@ -44,8 +45,8 @@ class ActorGroup:
         self._message = np.zeros(shape.most_bytes, np.uint8)
         self.begin_link()
 
-    def step(self) -> list[str]:
-        """Do ``actions``; lines about environments that broke and were started anew."""
+    def step(self) -> Transition:
+        """Do ``actions``."""
         transition = self.environments.step(self.actions)
         self._observation = transition.observation
         ends = (transition.terminated, transition.truncated, transition.valid)
@@ -53,7 +54,7 @@ class ActorGroup:
         whole = self._starts(transition.truncated, transition.episodes)
         self._pack(transition.reward, ends, whole, transition.episodes)
         self.sequence += 1
-        return transition.failures
+        return transition
 
     def begin_link(self) -> None:
         """The learner knows nothing of this group: the present observation is said whole, as the first of a link."""
@@ -82,7 +83,8 @@ class Actor:
     reconnect_timeout_s: for a learner that was lost.
     stop_reason: why the run was asked to end, or None; looked at while there is no learner to say so.
     on_failure: told one line of each environment that broke.
-    on_steps: told (newest version heard of, seconds by section) after each step.
+    on_steps: told (newest version heard of, what a group's environments did, seconds by section) after each step. Here
+        steps are counted: they are experience even where the learner never makes an unroll of them.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Actor:
         silence_timeout_s: float = 60.0,
         stop_reason: Callable[[], str | None] = lambda: None,
         on_failure: Callable[[str], None] = lambda line: None,
-        on_steps: Callable[[int, dict[str, float]], None] = lambda version, sections: None,
+        on_steps: OnSteps = lambda version, experience, sections: None,
     ) -> None:
         self._groups, self._resolve = groups, resolve
         self._stop_reason, self._on_failure, self._on_steps = stop_reason, on_failure, on_steps
@@ -178,11 +180,11 @@ class Actor:
     def _step(self, header: Header) -> None:
         group = self._groups[header.term]
         with self._sections("environment"):
-            failures = group.step()
-        for line in failures:
+            transition = group.step()
+        for line in transition.failures:
             self._on_failure(line)
         self._say(header.term)
-        self._on_steps(header.step, self._sections.take())
+        self._on_steps(header.step, Experience.of(transition.frames), self._sections.take())
 
     def _say(self, index: int) -> None:
         group = self._groups[index]

@@ -6,7 +6,9 @@ from dba3c.active_relus import ActiveRelus
 from dba3c.central.serving import Serving
 from dba3c.central.trainers import Trainer
 from dba3c.config import TrainConfig
+from dba3c.environments.protocol import Experience
 from dba3c.metrics import MetricsWriter, Sections
+from dba3c.stopping import before_the_first_update
 from dba3c.worker import GradientRecorder
 from param_servers.exchange import GradientExchange, RunStopped
 from param_servers.layout import FlatLayout
@@ -31,7 +33,7 @@ def run_learner(
     """
     sections, recorder, service = Sections(), GradientRecorder(metrics), serving.service
     relus = ActiveRelus()
-    clip = (config.optimizer.clip_rule, config.optimizer.clip_norm)
+    clip, updates = (config.optimizer.clip_rule, config.optimizer.clip_norm), 0
     try:
         while True:
             with sections("waiting"):
@@ -42,7 +44,7 @@ def run_learner(
                 with sections("learning"):
                     if unrolls:
                         trainer.take(unrolls)
-                        recorder.stepped(sum(unroll.agent_steps for unroll in unrolls), service.take_episodes())
+                        recorder.stepped(pulled.step, Experience(), service.take_episodes())  # actors count their steps
                         service.store.release(unrolls)
                 if not trainer.owes:
                     continue
@@ -52,6 +54,8 @@ def run_learner(
                 before, after = clip_gradient(update.gradient, layout, *clip)
             with sections("pushing"):
                 receipt = exchange.push(update.gradient, pulled.step, update.data_points)
+            trainer.answered(receipt.accepted)
+            updates += receipt.accepted
             numbers = update.numbers | {"gradient_norm": before, "gradient_norm_clipped": after}
             numbers |= {"unroll_queue": service.store.ready} | service.report.take() | relus.take()
             numbers |= serving.thread_shares()
@@ -59,4 +63,8 @@ def run_learner(
     except RunStopped as stopped:
         serving.close(stopped.reason)
         trainer.stopped()
+        if not updates:
+            metrics.record_event("no_update", f"this life ended {before_the_first_update(config)}")
         return stopped.reason
+    finally:
+        recorder.finish()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dba3c.algorithms.r2d2 import R2d2Settings, Sequences, exploration_rate, r2d2_loss
-from dba3c.algorithms.sequence_replay import Record, SequenceReplay, SequenceReplaySettings
+from dba3c.algorithms.sequence_replay import Record, Sample, SequenceReplay, SequenceReplaySettings
 from dba3c.central.policies import Asked, Decision
 from dba3c.central.replay_debt import ReplayDebt
 from dba3c.central.target_store import TargetStore
@@ -114,6 +114,7 @@ class R2d2Trainer:
         self._batch_size, self._target_every_steps = replay.replay_batch, replay.target_every_steps
         self._target = copy.deepcopy(network.network).requires_grad_(False)
         self._target_period, self._targets = -1, targets
+        self._sample: Sample | None = None
         self._rng = np.random.default_rng(seed)
 
     @staticmethod
@@ -169,7 +170,16 @@ class R2d2Trainer:
         gradient = self._network.gradient_of(result.loss.total)
         self._replay.update_priorities(sample, result.priorities.cpu())
         numbers = result.loss.metrics | {"priority_mean": float(result.priorities.mean())}
-        return Update(gradient, self._debt.paid(), numbers)
+        self._debt.paid()
+        self._sample = sample
+        # sequences begin a stride apart and train on their last stride: no step is trained on by two of them
+        trained = sample.sequences.valid[self._settings.burn_in :]
+        return Update(gradient, int(trained[:, self._replay.fresh(sample)].sum()), numbers)
+
+    def answered(self, accepted: bool) -> None:
+        """See ``Trainer``."""
+        if accepted and self._sample is not None:
+            self._replay.used(self._sample)
 
     def _follow(self, step: int) -> None:
         """Copy into the target network when a period begins; a learner that begins within one takes what it had."""

@@ -14,8 +14,7 @@ class ReplayDebt:
 
     def __init__(self, start: int, ratio: float, per_update: int) -> None:
         self._start, self._ratio, self._per_update = start, ratio, per_update
-        self._gathered = self._fresh = 0
-        self._sampled = 0
+        self._gathered = self._sampled = 0
 
     @property
     def owes(self) -> bool:
@@ -26,10 +25,7 @@ class ReplayDebt:
     def gathered(self, steps: int) -> None:
         """Steps that train were added to the replay."""
         self._gathered += steps
-        self._fresh += steps
 
-    def paid(self) -> int:
-        """One gradient was computed; the steps that no gradient before it could have sampled: its data points."""
+    def paid(self) -> None:
+        """One gradient was computed."""
         self._sampled += self._per_update
-        fresh, self._fresh = self._fresh, 0
-        return fresh

@@ -9,7 +9,7 @@ from dba3c.config import TrainConfig
 if TYPE_CHECKING:
     from dba3c.central.wire import GroupShape
     from dba3c.construction import Spaces
-    from dba3c.environments.protocol import VectorEnvironment
+    from dba3c.environments.protocol import Experience, VectorEnvironment
     from dba3c.place import Place
 
 
@@ -67,9 +67,9 @@ def actor(place: Place) -> str:
         shape = group_shape(config, Spaces(vectors[0].observation_space, vectors[0].action_space))
         groups = [ActorGroup(vector, shape, seed) for vector, seed in zip(vectors, seeds, strict=True)]
 
-        def stepped(version: int, sections: dict[str, float]) -> None:
+        def stepped(version: int, experience: Experience, sections: dict[str, float]) -> None:
             keeper.at(version)
-            metrics.record_step(version, {}, sections)
+            metrics.record_step(version, experience._asdict(), sections)
 
         address_of = Rendezvous(place.folder).address_of("learner")
         reason = Actor(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dba3c.algorithms.replay import UniformReplay
+from dba3c.algorithms.replay import UniformReplay, UniformSample
 from dba3c.algorithms.sac import SacSettings, Transitions, move_targets, sac_loss
 from dba3c.central.policies import Asked, Decision
 from dba3c.central.replay_debt import ReplayDebt
@@ -89,6 +89,7 @@ class SacTrainer:
         self._debt = ReplayDebt(replay.replay_start, replay.replay_ratio, replay.replay_batch)
         self._target = network.network.make_target_critics()
         self._target_step, self._targets = -1, targets
+        self._sample: UniformSample | None = None
         self._keep_every_steps = config.exchange.checkpoint_every_steps
         self._rng, self._generator = np.random.default_rng(seed), torch.Generator(network.device).manual_seed(seed)
 
@@ -117,11 +118,18 @@ class SacTrainer:
     def update(self, pulled: Pull) -> Update:
         """See ``Trainer``. The target critics follow each committed step."""
         self._follow(pulled.step)
-        sampled = self._replay.sample(self._batch_size, self._rng)
-        batch = Transitions(*(part.to(self._network.device) for part in sampled))
+        self._sample = self._replay.sample(self._batch_size, self._rng)
+        batch = Transitions(*(part.to(self._network.device) for part in self._sample.transitions))
         loss = sac_loss(self._network.network, self._target, batch, self._settings, self._generator)
         gradient = self._network.gradient_of(loss.total)
-        return Update(gradient, self._debt.paid(), loss.metrics | {"reward_mean": float(batch.rewards.mean())})
+        self._debt.paid()
+        numbers = loss.metrics | {"reward_mean": float(batch.rewards.mean())}
+        return Update(gradient, self._replay.fresh(self._sample), numbers)
+
+    def answered(self, accepted: bool) -> None:
+        """See ``Trainer``."""
+        if accepted and self._sample is not None:
+            self._replay.used(self._sample)
 
     def _follow(self, step: int) -> None:
         """Move the target critics, once for each step; a learner that begins takes those it had."""

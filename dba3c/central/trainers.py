@@ -14,6 +14,7 @@ from dba3c.central.inference_report import policy_lag
 from dba3c.central.unroll import Unroll
 from dba3c.central.unroll_batch import UnrollBatch, batch_of
 from dba3c.config import TrainConfig
+from dba3c.environments.protocol import Experience
 from dba3c.rollout import Rollout
 from param_servers.exchange import Pull
 from param_servers.schedules import parse_schedule
@@ -25,7 +26,7 @@ class Update(NamedTuple):
     gradient: Tensor
     """[P] float32, in a buffer that the next one reuses."""
     data_points: int
-    """Transitions that enter an update for the first time."""
+    """Transitions that enter an update for the first time, should it be accepted."""
     numbers: dict[str, float]
     """Metrics by their names in the registry."""
 
@@ -47,6 +48,10 @@ class Trainer(Protocol):
 
     def update(self, pulled: Pull) -> Update:
         """A gradient at the pulled parameters, which the trainer's network holds already."""
+        ...
+
+    def answered(self, accepted: bool) -> None:
+        """Whether the newest gradient entered an update; of one that was dropped, no transition is a data point."""
         ...
 
     def stopped(self) -> None:
@@ -83,6 +88,9 @@ class ActorCriticTrainer:
         numbers |= {"entropy_cost": cost, "reward_mean": float(batch.rewards.mean())}
         return Update(gradient, batch.data_points, numbers | policy_lag(batch.versions, pulled.step))
 
+    def answered(self, accepted: bool) -> None:
+        """See ``Trainer``."""
+
     def stopped(self) -> None:
         """See ``Trainer``."""
 
@@ -101,5 +109,6 @@ def replay(agent: Agent, batch: UnrollBatch) -> Rollout:
         truncated=batch.truncated.to(device),
         valid=batch.valid.to(device),
         bootstrap_value=output.value[length].detach(),
+        experience=Experience(),  # its actors have counted it
         episodes=[],
     )

@@ -64,11 +64,6 @@ class Unroll:
         self.time = 0
         """t: the message that is awaited, or was the last to arrive."""
 
-    @property
-    def agent_steps(self) -> int:
-        """Steps that the environments took for a complete unroll, autoreset's extra ones included."""
-        return self.length * self.shape.num_envs
-
     def place(self, length: int) -> memoryview:
         """Where message ``time`` of ``length`` bytes is received. Raises BadMessage when it cannot be one."""
         self.shape.check_length(length)

@@ -56,12 +56,15 @@ class AleConsoles:
     def reset(self, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See `Consoles.reset`."""
         observation, info = self._native.reset(seed=seeds)
+        self._at_frame = info["episode_frame_number"]
         return self._channels_first(observation), info["lives"]
 
     def step(self, actions: np.ndarray) -> ConsoleStep:
         """See `Consoles.step`."""
         observation, reward, game_over, cut, info = self._native.step(actions)
-        return ConsoleStep(self._channels_first(observation), reward, game_over, cut, info["lives"])
+        before, self._at_frame = self._at_frame, info["episode_frame_number"]
+        frames = self._at_frame - before
+        return ConsoleStep(self._channels_first(observation), reward, game_over, cut, info["lives"], frames)
 
     def close(self) -> None:
         """Join the C++ threads."""

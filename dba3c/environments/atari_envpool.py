@@ -1,7 +1,8 @@
 """Atari on EnvPool's C++ vector environment, the alternative to ale-py's own (`atari_backend="envpool"`).
 
 Needs: the extra `envpool` (`pip install "dba3c[envpool]"`). Observes, skips and scores as `atari` does. Its rewards and
-lives come from the same ALE, but no-ops, FIRE and resizing are its own code, so games differ frame by frame.
+lives come from the same ALE, but no-ops, FIRE and resizing are its own code, so games differ frame by frame. It does
+not say how many frames the last step of a game ran: each step counts as the whole frame skip.
 `python -m dba3c.benchmarks.environments` measures both.
 
 Facts about EnvPool 1.2 this file rests on, each held by a test: arrays it returns are not written to again;
@@ -47,7 +48,8 @@ class EnvPoolConsoles:
     def step(self, actions: np.ndarray) -> ConsoleStep:
         """See `Consoles.step`."""
         observation, reward, game_over, cut, info = self._pool.step(actions)
-        return ConsoleStep(observation, reward, game_over, cut & ~game_over, info["lives"])
+        frames = np.full(len(actions), self._config.frame_skip_range[0])
+        return ConsoleStep(observation, reward, game_over, cut & ~game_over, info["lives"], frames)
 
     def close(self) -> None:
         """Join EnvPool's threads."""

@@ -82,7 +82,7 @@ def protocol_name(config: EnvironmentConfig) -> str:
     """
     if config.family != "atari":
         skip = config.frames_per_step
-        return f"{config.env_id}, frame skip {skip}" if skip > 1 else f"{config.env_id} as registered"
+        return f"{config.env_id}, frame skip {skip:g}" if skip > 1 else f"{config.env_id} as registered"
     played = {name: getattr(config, name) for name in ATARI_PROTOCOLS["v5"]}
     low, high = config.frame_skip_range
     played["frame_skip"] = low if low == high else (low, high)

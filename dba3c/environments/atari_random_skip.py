@@ -57,7 +57,7 @@ class RandomSkipConsoles:
 
     def step(self, actions: np.ndarray) -> ConsoleStep:
         """See `Consoles.step`."""
-        started = self._over.copy()
+        started, before = self._over.copy(), self._frames.copy()
         reward = np.zeros(len(actions), dtype=np.float32)
         game_over = np.zeros(len(actions), dtype=bool)
         for index, action in enumerate(actions):
@@ -68,7 +68,7 @@ class RandomSkipConsoles:
                 reward[index], game_over[index] = self._play(index, self._actions[action])
         cut = (self._frames >= self._config.max_episode_frames) & ~game_over
         self._over = game_over | cut
-        return ConsoleStep(self._observe(started), reward, game_over, cut, self._lives())
+        return ConsoleStep(self._observe(started), reward, game_over, cut, self._lives(), self._frames - before)
 
     def screen(self, index: int) -> np.ndarray:
         """What the screen of console `index` shows now, in its own size: uint8 [H, W, 3]."""

@@ -3,7 +3,7 @@
 The consoles (ale-py's, EnvPool's or our own with the random frame skip) step full games and give raw rewards and
 lives; everything that differs between training and evaluation is decided here, once, in NumPy on [B] arrays:
 
-- reward clipping, so that raw scores stay known;
+- reward scaling and clipping, so that raw scores stay known;
 - a lost life as `terminated` (`episodic_life`). The consoles' own episodic modes are off: ale-py's `episodic_life`
   starts a new game at every lost life and EnvPool's adds a step. Here the game simply goes on: the step after a lost
   life is an ordinary, valid step;
@@ -32,6 +32,7 @@ class ConsoleStep(NamedTuple):
     game_over: np.ndarray  # bool
     cut: np.ndarray  # bool: max_episode_frames reached
     lives: np.ndarray  # int32
+    frames: np.ndarray  # int: emulator frames that an action ran; where the step was a reset, of no meaning
 
 
 class Consoles(Protocol):
@@ -60,12 +61,10 @@ class AtariVectorEnvironment:
         self.num_envs = len(seeds)
         self.observation_space: Space[Any] = Box(0, 255, consoles.observation_shape, np.uint8)
         self.action_space: Space[Any] = Discrete(consoles.num_actions)
-        self.frame_skip = config.frames_per_step
         self._consoles = consoles
         self._num_actions = consoles.num_actions
         self._seeds = seeds
-        self._clip_reward = config.clips_reward and training
-        self._reward_scale = config.reward_scale if training else 1.0
+        self._clip_reward, self._reward_scale = config.clips_reward, config.reward_scale
         self._episodic_life = config.episodic_life and training
         self._fire = np.int32(consoles.fire_action or 0)
         has_fire = consoles.fire_action is not None
@@ -90,7 +89,8 @@ class AtariVectorEnvironment:
     def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> Transition:
         """One agent step of every game; see `VectorEnvironment.step`. `actions` int [B]."""
         actions = self._checked(actions)
-        valid = ~self._resetting
+        plays = ~self._resetting
+        valid = plays.copy()
         if self._fire_on_life_loss and self._must_fire.any():
             actions = np.where(self._must_fire, self._fire, actions)
             if not self._fire_is_agents:
@@ -121,6 +121,8 @@ class AtariVectorEnvironment:
             truncated=stepped.cut & ~stepped.game_over,
             valid=valid,
             episodes=episodes,
+            gained=stepped.reward.astype(np.float64),
+            frames=np.where(plays, stepped.frames, 0).astype(np.int64),
         )
 
     def close(self) -> None:

@@ -31,14 +31,14 @@ class EnvironmentConfig:
     (4 for Atari, ViZDoom and DeepMind Lab, else 1)."""
 
     clip_reward: bool | None = None
-    """Clip rewards to [-1, 1] in the training view; scores are never clipped. None: yes for Atari only."""
+    """Clip rewards to [-1, 1]; scores are never clipped. None: yes for Atari only."""
 
     normalize_observations: bool = False
     """Vector observations minus their running mean over their running deviation, clipped to ±10 (as in PPO for
     MuJoCo). Every worker keeps its own statistics, beside the checkpoints; evaluations use those of all, merged."""
 
     reward_scale: float = 1.0
-    """Rewards of the training view are multiplied by this, before any clipping; scores are not."""
+    """Rewards are multiplied by this, before any clipping; scores are not."""
 
     environment_restarts: int = 3
     """How often each environment that raises, or returns what it must not, is started anew before giving up."""
@@ -137,10 +137,9 @@ class EnvironmentConfig:
         return self.frame_skip if isinstance(self.frame_skip, tuple) else (self.frame_skip, self.frame_skip)
 
     @property
-    def frames_per_step(self) -> int:
-        """Emulator frames per agent step; the mean, rounded, where the frame skip is random."""
-        low, high = self.frame_skip_range
-        return round((low + high) / 2)
+    def frames_per_step(self) -> float:
+        """Emulator frames per agent step; the mean where the frame skip is random."""
+        return sum(self.frame_skip_range) / 2
 
     @property
     def shows_binary_planes(self) -> bool:

@@ -98,4 +98,4 @@ def dmlab_maker(config: EnvironmentConfig, view: str) -> Callable[[], DmlabEnv]:
     if view == "evaluation":
         settings |= {"allowHoldOutLevels": "true", "mixerSeed": str(EVALUATION_MIXER_SEED)}
     cache = None if config.dmlab_level_cache is None else LevelCache(Path(config.dmlab_level_cache))
-    return lambda: DmlabEnv(level, config.frames_per_step, settings, cache)
+    return lambda: DmlabEnv(level, config.frame_skip_range[0], settings, cache)

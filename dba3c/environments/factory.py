@@ -23,7 +23,7 @@ def make_vector_environment(
     """B = `num_envs` copies of the environment that `config` names.
 
     `seed`: of the whole vector, e.g. `worker_seed(run_seed, worker, incarnation)`; every copy gets its own from it.
-    `view`: "training" (clipped rewards and lost lives as configured) or "evaluation" (full games, raw rewards).
+    `view`: "training" (lost lives as configured) or "evaluation" (full games). Rewards are the same in both.
     Raises `UserError` with one line where the environment cannot be made or is not supported.
     """
     if num_envs < 1:
@@ -50,7 +50,7 @@ def _make(config: EnvironmentConfig, num_envs: int, seed: int, view: str) -> Vec
     make_env = maker_of(config, view)  # also where processes make them: what is missing is said here, once
     if config.environment_processes:
         make_env = functools.partial(ProcessEnv, config, view)
-    return LoopVectorEnvironment(config, make_env, num_envs, seed, view)
+    return LoopVectorEnvironment(config, make_env, num_envs, seed)
 
 
 def maker_of(config: EnvironmentConfig, view: str) -> MakeEnv:
@@ -67,7 +67,7 @@ def maker_of(config: EnvironmentConfig, view: str) -> MakeEnv:
     if config.family == "football":
         from dba3c.environments.football import football_maker
 
-        return football_maker(config, view)
+        return football_maker(config)
     if config.family == "dmlab":
         from dba3c.environments.dmlab import dmlab_maker
 

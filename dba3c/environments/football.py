@@ -4,7 +4,7 @@ Needs: gfootball 2.10.2, which has no wheel: `scripts/football_wheel.sh VENV` bu
 Observes: `extracted`, the "super mini map" uint8 [16, 72, 96] (left team, right team, ball, active player; the last 4
 frames), binary, larger with `football_map`; or `simple115v2`, float32 [115]. Actions: 19. Frame skip: 1 (one step is
 0.1 s of play). Reward: goals, +1 or −1, and with `scoring,checkpoints` up to 1 for bringing the ball to the goal in
-tenths; an evaluation and every score count goals only. Stop scores: `stop_scores`.
+tenths; every score counts goals only. Stop scores: `stop_scores`.
 
 gfootball has the old four-value `step`, whose `done` does not say why. A game that ends with its clock at 0 and no goal
 in that step is `truncated`; a goal, the ball out of play or its loss, where the scenario ends on it, is `terminated`.
@@ -88,7 +88,7 @@ class FootballEnv(gymnasium.Env[np.ndarray, np.int64]):
         self._env.close()
 
 
-def football_maker(config: EnvironmentConfig, view: str) -> Callable[[], FootballEnv]:
+def football_maker(config: EnvironmentConfig) -> Callable[[], FootballEnv]:
     """What makes one game of the scenario that `config` names; `UserError` where there is none."""
     try:
         scenarios = _import_quietly("gfootball.scenarios")
@@ -98,9 +98,8 @@ def football_maker(config: EnvironmentConfig, view: str) -> Callable[[], Footbal
     known = sorted(module.name for module in pkgutil.iter_modules(scenarios.__path__) if not module.ispkg)
     if scenario not in known:
         raise UserError(f"unknown football scenario {config.env_id}{close_names(scenario, known, 'football/')}")
-    rewards = config.football_rewards if view == "training" else "scoring"
     map_size = MAP_SIZES[config.football_map]
-    return lambda: FootballEnv(scenario, config.football_observation, map_size, rewards)
+    return lambda: FootballEnv(scenario, config.football_observation, map_size, config.football_rewards)
 
 
 def _import_quietly(name: str) -> Any:

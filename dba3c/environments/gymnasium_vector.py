@@ -29,11 +29,10 @@ from dba3c.errors import UserError
 class LoopVectorEnvironment:
     """A `VectorEnvironment` that steps B `gymnasium.Env` objects one after the other in this thread."""
 
-    def __init__(self, config: EnvironmentConfig, make_env: MakeEnv, num_envs: int, seed: int, view: str) -> None:
+    def __init__(self, config: EnvironmentConfig, make_env: MakeEnv, num_envs: int, seed: int) -> None:
         self.num_envs = num_envs
-        self.frame_skip = config.frames_per_step
-        self._clip_reward = config.clips_reward and view == "training"
-        self._reward_scale = config.reward_scale if view == "training" else 1.0
+        self._clip_reward, self._reward_scale = config.clips_reward, config.reward_scale
+        self._frames_per_step = config.frame_skip_range[0]
         env_id = config.env_id
         self._copies = RestartableEnvironments(env_id, make_env, num_envs, seed, config.environment_restarts)
         try:
@@ -112,7 +111,8 @@ class LoopVectorEnvironment:
             rewards *= np.float32(self._reward_scale)
         if self._clip_reward:
             np.clip(rewards, -1.0, 1.0, out=rewards)
-        return Transition(observation, rewards, ended, cut & ~ended, valid, episodes, failures)
+        gained, frames = np.array(raw, dtype=np.float64), valid * np.int64(self._frames_per_step)
+        return Transition(observation, rewards, ended, cut & ~ended, valid, episodes, gained, frames, failures)
 
     def close(self) -> None:
         """Close every environment."""

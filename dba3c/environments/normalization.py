@@ -88,7 +88,6 @@ class NormalizedObservations:
         if not isinstance(space, Box) or space.dtype != np.float32 or len(space.shape) != 1:
             raise UserError(f"normalize_observations is for vector observations; {env_id} has {space}")
         self.num_envs = envs.num_envs
-        self.frame_skip = envs.frame_skip
         self.observation_space: Space[Any] = Box(-_CLIP, _CLIP, space.shape, np.float32)
         self.action_space: Space[Any] = envs.action_space
         self.statistics = RunningStatistics(space.shape[0])

@@ -5,6 +5,13 @@ Legend: B environments, "..." the shape of one observation.
 Autoreset is NEXT_STEP everywhere: where a game ends, `step` returns its true last observation (whose value is the
 bootstrap of a truncated episode), and the following `step` is the reset: its action is ignored, its reward is 0 and
 `valid` is False, so it must not train.
+
+What a run has done is three numbers, each counted in one place:
+
+- **emulator frames** that environments ran, as drawn where the frame skip is random and fewer where a game ends within
+  a step; a reset's are none. `Transition.frames`, summed where environments are stepped (`Experience`);
+- **agent steps**: the steps that ran any; of `Experience` too. Both are experience, whatever becomes of it;
+- **data points**: agent steps that entered an accepted update, each once, counted by whoever pushes the gradient.
 """
 
 from __future__ import annotations
@@ -33,12 +40,30 @@ class Transition(NamedTuple):
     """
 
     observation: np.ndarray  # [B, ...] uint8 or float32: what to act on next
-    reward: np.ndarray  # float32 [B], training view (clipped where configured), raw in the evaluation view
+    reward: np.ndarray  # float32 [B], as it is trained on in both views: shaped, scaled and clipped where configured
     terminated: np.ndarray  # bool [B]; in the training view a lost life counts when `episodic_life`
     truncated: np.ndarray  # bool [B]; never together with `terminated`: a truncated episode bootstraps
     valid: np.ndarray  # bool [B]; False where the action was not the agent's doing: the step must not train
     episodes: list[Episode]  # games finished in this step
+    gained: np.ndarray  # float64 [B]: what the step adds to the score, never clipped
+    frames: np.ndarray  # int64 [B]: emulator frames that the step ran; 0 where it was a reset, or broke
     failures: list[str] = []  # noqa: RUF012 (never appended to): one line per environment that broke and was restarted
+
+
+class Experience(NamedTuple):
+    """What environments did in one step or many; see the module's docstring."""
+
+    agent_steps: int = 0
+    frames: int = 0
+
+    @staticmethod
+    def of(frames: np.ndarray) -> Experience:
+        """From the `frames` of a transition [B], or of several."""
+        return Experience(int(np.count_nonzero(frames)), int(frames.sum()))
+
+    def plus(self, other: Experience) -> Experience:
+        """Both together."""
+        return Experience(self.agent_steps + other.agent_steps, self.frames + other.frames)
 
 
 class VectorEnvironment(Protocol):
@@ -47,7 +72,6 @@ class VectorEnvironment(Protocol):
     num_envs: int
     observation_space: Space[Any]  # of one environment: Box uint8 [C, H, W] or Box float32 [D]
     action_space: Space[Any]  # of one environment: Discrete, MultiDiscrete or Box
-    frame_skip: int  # emulator frames per agent step (the mean, where it is random)
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """Start new games everywhere; the first observations [B, ...].

@@ -120,4 +120,4 @@ def vizdoom_maker(config: EnvironmentConfig) -> Callable[[], VizdoomEnv]:
     if not file.is_file() or "/" in scenario:
         known = sorted(path.stem for path in Path(vizdoom.scenarios_path).glob("*.cfg"))
         raise UserError(f"unknown ViZDoom scenario {config.env_id}{close_names(scenario, known, 'vizdoom/')}")
-    return lambda: VizdoomEnv(file, config.frames_per_step)
+    return lambda: VizdoomEnv(file, config.frame_skip_range[0])

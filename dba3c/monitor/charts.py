@@ -76,7 +76,7 @@ class ChartInterval:
         point.update(_sections(self.summary, now_s))
         if per_worker:
             for process in self.summary.workers():
-                point.update(_worker(process, now_s, self.summary.facts.frames_per_step))
+                point.update(_worker(process, now_s))
         self._clear()
         return {chart: value for chart, value in point.items() if value is not None}
 
@@ -116,7 +116,7 @@ def _speed(summary: RunSummary, now_s: float) -> dict[str, float | None]:
     recent = _recent(summary.workers(), now_s)
     return {
         "speed/data_points_per_s": summary.per_second(now_s, "data_points"),
-        "speed/frames_per_s": summary.per_second(now_s, "agent_steps") * summary.facts.frames_per_step,
+        "speed/frames_per_s": summary.per_second(now_s, "frames"),
         "speed/steps_per_s": summary.per_second(now_s, "commits"),
         "speed/cpu_cores": summary.per_second(now_s, "cpu_s"),
         "cluster/active_workers": summary.active_workers(now_s),
@@ -133,10 +133,10 @@ def _sections(summary: RunSummary, now_s: float) -> dict[str, float | None]:
     return point
 
 
-def _worker(process: ProcessState, now_s: float, frames_per_step: float) -> dict[str, float | None]:
+def _worker(process: ProcessState, now_s: float) -> dict[str, float | None]:
     values = {
         "score": process.scores.mean,
-        "frames_per_s": process.recent.per_second(now_s, "agent_steps") * frames_per_step,
+        "frames_per_s": process.recent.per_second(now_s, "frames"),
         "dropped_share": process.dropped_share(now_s),
         "loss_total": process.latest.get("loss_total"),
         "waiting_share": process.section_shares(now_s).get("waiting"),

@@ -58,7 +58,7 @@ def render(summary: RunSummary, now_s: float) -> RenderableType:
 
 def _head(summary: RunSummary, now_s: float) -> RenderableType:
     hours, core_hours = summary.hours()
-    frames_per_s = summary.per_second(now_s, "agent_steps") * summary.facts.frames_per_step
+    frames_per_s = summary.per_second(now_s, "frames")
     grid = Table.grid(padding=(0, 3))
     grid.add_row("score", Text(score_text(summary), style="bold"), "best game", number(summary.scores.best))
     grid.add_row(
@@ -109,7 +109,7 @@ def _row(process: ProcessState, summary: RunSummary, now_s: float) -> list[Rende
     if process.role == "server":
         counts = f"{number(process.totals.get('stale'))} stale" if process.totals.get("stale") else ""
         return [name, "", "", counts, _bar(process.section_shares(now_s)), note]
-    frames_per_s = process.recent.per_second(now_s, "agent_steps") * summary.facts.frames_per_step
+    frames_per_s = process.recent.per_second(now_s, "frames")
     dropped = f"{number(process.totals.get('dropped', 0.0))} ({process.dropped_share(now_s):.0%})"
     score = number(process.scores.mean)
     return [name, number(frames_per_s, 0), score, dropped, _bar(process.section_shares(now_s)), note]

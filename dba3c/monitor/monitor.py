@@ -67,7 +67,7 @@ class Monitor:
         self.records = 0
         self._reader = RunReader(run)
         self._interval = ChartInterval(self.summary)
-        self._watch = StopWatch(rule or StopRule(), facts, self.since_s)
+        self._watch = StopWatch(rule or StopRule(), self.since_s)
         self._view = view or NoView()
         self._points_every_s = points_every_s
         self._next_point_s = 0.0

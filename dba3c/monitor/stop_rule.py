@@ -1,4 +1,4 @@
-"""When a run has had enough: the stop score, a number of frames, or an amount of time."""
+"""When a run has had enough: the stop score, or an amount of time. Its frames are for `dba3c.stopping` to count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dba3c.monitor.reader import Record
-from dba3c.monitor.run_facts import RunFacts
 from dba3c.monitor.summary import RunSummary, Scores
 
 
@@ -18,8 +17,6 @@ class StopRule:
     stop_score: float | None = None
     """Mean score of the last `stop_games` finished games to reach."""
     stop_games: int = 50
-    total_frames: float | None = None
-    """Emulator frames that entered updates."""
     max_hours: float | None = None
     """Wall clock of one life."""
     max_core_hours: float | None = None
@@ -30,7 +27,7 @@ class StopRule:
         """The limits in a run's config.json (its "run" section)."""
         limits = config.get("run") or {}
         games = limits.get("stop_games") or 50
-        names = ("stop_score", "total_frames", "max_hours", "max_core_hours")
+        names = ("stop_score", "max_hours", "max_core_hours")
         return cls(stop_games=games, **{name: limits.get(name) for name in names})
 
 
@@ -41,9 +38,8 @@ class StopWatch:
     with it, and a run that is resumed was asked to go on.
     """
 
-    def __init__(self, rule: StopRule, facts: RunFacts, since_s: float) -> None:
+    def __init__(self, rule: StopRule, since_s: float) -> None:
         self.rule = rule
-        self._facts = facts
         self._since_s = since_s
         self._scores = Scores(rule.stop_games)
 
@@ -57,9 +53,6 @@ class StopWatch:
         rule, mean = self.rule, self._scores.mean
         if rule.stop_score is not None and self._scores.full and mean is not None and mean >= rule.stop_score:
             return f"mean score {mean:.1f} of the last {rule.stop_games} games reached {rule.stop_score:g}"
-        frames = summary.data_points * self._facts.frames_per_step
-        if rule.total_frames is not None and frames >= rule.total_frames:
-            return f"{frames:,.0f} frames entered updates, {rule.total_frames:,.0f} were asked for"
         hours = (now_s - self._since_s) / 3600
         if rule.max_hours is not None and hours >= rule.max_hours:
             return f"{hours:.2f} hours are over, {rule.max_hours:g} were allowed"

@@ -10,7 +10,7 @@ from dba3c.monitor.recent import RecentSums
 from dba3c.monitor.run_facts import RunFacts
 
 HEARD_OF_S = 10.0
-_COUNTS = ("accepted", "dropped", "rejected", "agent_steps", "data_points", "commits", "stale")
+_COUNTS = ("accepted", "dropped", "rejected", "agent_steps", "frames", "data_points", "commits", "stale")
 _TRAINERS = ("worker", "learner", "actor")
 
 
@@ -109,7 +109,7 @@ class RunSummary:
         for name, count in (record.get("not_finite") or {}).items():
             self.not_finite[name] = self.not_finite.get(name, 0) + count
         if kind in ("step", "server"):
-            process.add(record)
+            process.add(self._with_frames(record))
             self.step = max(self.step, record["step"])
             self.data_points_committed = record.get("data_points_total") or self.data_points_committed
         elif kind == "episode" and record.get("score") is not None:
@@ -119,6 +119,12 @@ class RunSummary:
             self.events.append(record)
         elif kind == "evaluation":
             self.evaluation = record
+
+    def _with_frames(self, record: Record) -> Record:
+        """The record; one of a run from before frames were counted gets what its agent steps come to."""
+        if "agent_steps" not in record or "frames" in record:
+            return record
+        return {**record, "frames": record["agent_steps"] * self.facts.frames_per_step}
 
     def _process(self, record: Record) -> ProcessState:
         key = (record["role"], record["rank"])
@@ -168,7 +174,7 @@ class RunSummary:
     @property
     def frames(self) -> float:
         """Emulator frames stepped."""
-        return self.total("agent_steps") * self.facts.frames_per_step
+        return self.total("frames")
 
     def active_workers(self, now_s: float) -> int:
         """Live workers: as the newest server record says, else those heard of lately."""

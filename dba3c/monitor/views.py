@@ -93,10 +93,10 @@ def status_line(summary: RunSummary, now_s: float) -> str:
     if not summary.processes:
         return "nothing recorded yet"
     hours, core_hours = summary.hours()
-    points_s, steps_s = summary.per_second(now_s, "data_points"), summary.per_second(now_s, "agent_steps")
+    points_s, frames_s = summary.per_second(now_s, "data_points"), summary.per_second(now_s, "frames")
     dropped = dropped_share({name: summary.total(name) for name in ("accepted", "dropped", "rejected")})
     return (
         f"[{duration(hours)}] step {summary.step:,}  frames {number(summary.frames)}  score {score_text(summary)}  "
-        f"{number(points_s, 0)} data points/s  {number(steps_s * summary.facts.frames_per_step, 0)} frames/s  "
+        f"{number(points_s, 0)} data points/s  {number(frames_s, 0)} frames/s  "
         f"workers {summary.active_workers(now_s)}  dropped {dropped:.1%}  core-hours {core_hours:.2f}"
     )

@@ -21,7 +21,7 @@ from dba3c.plots.style import PALETTE, new_figure, save
 from dba3c.run_folder import RunFolder
 from param_servers.audit import history, read_audit
 
-STEPPING = ("worker", "learner")
+STEPPING = ("worker", "actor")
 """Roles whose records count agent steps."""
 ARCHITECTURES = {
     "sync-servers": "workers + servers",
@@ -74,9 +74,9 @@ def cost_of(path: Path, architecture: str, network: str, seconds: float) -> Cost
         who: [record for record in records if end_s - seconds < record["time_s"] <= end_s]
         for who, records in by_process.items()
     }
-    steps_per_s = sum(_rate(_steps(records), "agent_steps") for (role, _), records in late.items() if role in STEPPING)
+    stepped = [_steps(records) for (role, _), records in late.items() if role in STEPPING]
+    steps_per_s, frames_per_s = (sum(_rate(records, name) for records in stepped) for name in ("agent_steps", "frames"))
     cores = sum(map(_cores, late.values()))
-    frames_per_s = steps_per_s * config.environment.frames_per_step
     committed = sorted(record["step"] for records in late.values() for record in records)
     lag_p50, lag_p99 = _policy_lag(run, config, late)
     return Cost(

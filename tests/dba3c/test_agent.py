@@ -21,7 +21,7 @@ ACTION = spaces.Discrete(3)
 class ScriptedEnvironments:
     """Fixed observations and rewards; keeps what it was asked."""
 
-    num_envs, frame_skip = B, 1
+    num_envs = B
     observation_space, action_space = OBSERVATION, ACTION
 
     def __init__(self) -> None:
@@ -39,9 +39,8 @@ class ScriptedEnvironments:
         truncated = np.array([t == 2, False, False])
         valid = np.array([t != 3, True, True])
         episodes = [Episode(score=7.0, length_steps=2, terminated=False, truncated=True)] if t == 2 else []
-        return Transition(
-            self.observations[t], self.rewards[t - 1] * valid, np.zeros(B, bool), truncated, valid, episodes
-        )
+        rewards, frames = self.rewards[t - 1] * valid, 4 * valid.astype(np.int64)
+        return Transition(self.observations[t], rewards, np.zeros(B, bool), truncated, valid, episodes, rewards, frames)
 
     def close(self) -> None: ...
 
@@ -76,10 +75,10 @@ def test_the_gradient_of_the_acting_graph_is_that_of_a_second_forward_pass() -> 
     assert gradient.abs().sum() > 0
 
 
-def test_a_rollout_counts_the_reset_step_as_stepped_but_not_as_data() -> None:
+def test_a_rollout_counts_the_reset_step_neither_as_stepped_nor_as_data() -> None:
     agent, _ = make_agent()
     rollout = Collector(ScriptedEnvironments(), agent, T, seed=1).collect(torch.Generator(), Sections())
-    assert rollout.agent_steps == T * B
+    assert rollout.experience == (T * B - 1, 4 * (T * B - 1))
     assert rollout.data_points == T * B - 1
     assert [episode.score for episode in rollout.episodes] == [7.0]
 

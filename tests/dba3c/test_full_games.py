@@ -40,7 +40,8 @@ class LongGamesScoreMore:
                 ended[index] = True
                 episodes.append(Episode(float(length), length, True, False, index))
         observation = np.array(self.at, np.float32)[:, None]
-        return Transition(observation, np.ones(self.num_envs, np.float32), ended, ~valid & ended, valid, episodes)
+        ones, frames = np.ones(self.num_envs, np.float32), 4 * valid.astype(np.int64)
+        return Transition(observation, ones, ended, ~valid & ended, valid, episodes, ones, frames)
 
 
 class CountingPlayer:
@@ -83,7 +84,7 @@ def test_games_come_in_the_order_of_their_numbers_not_of_their_ends():
     games = played(environments, 4, on_game=lambda episode: ended.append(episode.score))
     assert [episode.score for episode in games.episodes] == [9, 1, 1, 20]
     assert ended == [1, 9, 1, 20]
-    assert games.agent_steps == 2 * len(environments.actions)
+    assert games.agent_steps == 2 * len(environments.actions) - 4  # resets are none
 
 
 def test_lengths_that_correlate_with_scores_do_not_bias_the_mean():

@@ -8,11 +8,12 @@ from dba3c.central.config import CentralConfig
 from dba3c.checkpoints import Policy
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig, replace_options
 from dba3c.construction import initial_parameters, spaces_of
+from dba3c.environments import make_vector_environment
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.evaluation import evaluate
 from dba3c.evaluation_protocol import protocol_for
-from dba3c.players import make_player
+from dba3c.players import R2d2Player, make_player
 
 CARTPOLE = EnvironmentConfig(env_id="CartPole-v1")
 
@@ -76,17 +77,35 @@ def test_greedy_takes_the_likeliest_action():
     assert choice.actions.tolist() == choice.probabilities.argmax(-1).tolist()
 
 
-def test_r2d2_sees_rewards_as_it_was_trained_and_none_before_a_game_s_first_action():
-    clipped = replace_options(R2D2, clip_reward=True)
-    observation = np.ones((1, 4), np.float32)
-    values = {}
-    for name, config, reward in (("clipped", clipped, 7.0), ("one", clipped, 1.0), ("raw", R2D2, 7.0)):
-        player = player_of(config, "greedy")
+@pytest.mark.parametrize(
+    ("options", "seen"), [({"reward_scale": 0.1}, 0.1), ({"clip_reward": True, "reward_scale": 3.0}, 1.0), ({}, 1.0)]
+)
+def test_r2d2_is_shown_rewards_as_it_was_trained(options, seen, monkeypatch):
+    config = replace_options(R2D2, **options)
+    shown, choose = [], R2d2Player.choose
+
+    def spy(player, observation, reward, state):
+        shown.append(reward.copy())
+        return choose(player, observation, reward, state)
+
+    monkeypatch.setattr(R2d2Player, "choose", spy)
+    evaluation = evaluate(config, policy_of(config), games=1, num_envs=1)
+    training = make_vector_environment(config.environment, 1, seed=0)
+    training.reset()
+    assert shown[0] == 0.0
+    assert {float(reward[0]) for reward in shown[1:]} == {np.float32(seen)}
+    assert training.step(np.array([0])).reward[0] == np.float32(seen)
+    assert evaluation.scores == [float(evaluation.lengths_steps[0])]  # which is what CartPole pays, unscaled
+
+
+def test_r2d2_sees_no_reward_before_a_game_s_first_action():
+    observation, values = np.ones((1, 4), np.float32), {}
+    for reward in (7.0, 1.0):
+        player = player_of(R2D2, "greedy")
         start = player.choose(observation, np.full(1, reward, np.float32), player.initial_state(1))
         after = player.choose(observation, np.full(1, reward, np.float32), start.state)
-        values[name] = float(start.value), float(after.value)
-    assert values["clipped"] == values["one"]
-    assert values["raw"][0] == values["one"][0] and values["raw"][1] != values["one"][1]
+        values[reward] = float(start.value), float(after.value)
+    assert values[7.0][0] == values[1.0][0] and values[7.0][1] != values[1.0][1]
 
 
 def test_r2d2_s_protocol_names_its_random_actions():

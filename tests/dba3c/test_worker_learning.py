@@ -67,7 +67,7 @@ def test_ppo_learns_cartpole(tmp_path: Path) -> None:
     algorithm = AlgorithmConfig(algorithm="ppo", rollout_length=64, trace_lambda=0.95, entropy_cost="0.0")
     found = learn(run_ppo_worker, cartpole(algorithm, "1e-3", envs=8), 60_000, tmp_path)
     assert np.mean(scores(found)[:20]) < 60
-    assert np.mean(scores(found)[-20:]) > 350
+    assert np.mean(scores(found)[-20:]) > 300
     steps = [record for record in found if record["kind"] == "step"]
     # 16 gradients a rollout, and each step is data once
     assert sum(record["accepted"] for record in steps) >= 16 * (60_000 // (64 * 8))

@@ -1,4 +1,4 @@
-"""How many gradients experience is worth, and how it is counted."""
+"""How many gradients experience is worth."""
 
 from dba3c.central.replay_debt import ReplayDebt
 
@@ -28,11 +28,3 @@ def test_after_the_start_each_step_is_sampled_ratio_times() -> None:
         debt.gathered(1)
         one_by_one += updates(debt)
     assert one_by_one == 20
-
-
-def test_a_step_is_a_data_point_once() -> None:
-    debt = ReplayDebt(start=0, ratio=4.0, per_update=5)
-    debt.gathered(30)
-    assert [debt.paid() for _ in range(3)] == [30, 0, 0]
-    debt.gathered(7)
-    assert debt.paid() == 7

@@ -148,3 +148,24 @@ def test_r2d2_keeps_a_place_for_every_environment_and_no_sequence_goes_on_across
     update = trainer.update(Pull(network.layout.flatten(network.network), 0, 0))
     assert torch.isfinite(update.gradient).all() and update.gradient.abs().sum() > 0
     assert update.data_points > 0
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["accepted", "every_second_dropped"])
+def test_a_replayed_step_is_a_data_point_when_an_accepted_update_first_uses_it(late: bool) -> None:
+    trainer, network = r2d2_trainer()
+    store = UnrollStore(SHAPE, R2D2.central.unroll_length)
+    begun = (torch.zeros(2, 8), torch.zeros(2, 8), torch.zeros(2, 1))
+    for actor, group in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        store.begin(GroupKey(actor, 0, group), begun)
+        tell(store, GroupKey(actor, 0, group), range(23))
+    trainer.take(store.take(store.ready))
+    sequences = len(trainer._replay)
+    pull = Pull(network.layout.flatten(network.network), 0, 0)
+    points = []
+    for number in range(200):
+        update, accepted = trainer.update(pull), not (late and number % 2)
+        trainer.answered(accepted)
+        points.append(update.data_points if accepted else 0)
+    assert 0 < points[0] <= 4 * R2D2.central.unroll_length  # four sequences, whatever was gathered
+    assert points[-1] == 0
+    assert sum(points) == sequences * R2D2.central.unroll_length

@@ -35,10 +35,10 @@ class Counting(gymnasium.Env):
         return observation, reward, ended and not self.truncates, ended and self.truncates, {}
 
 
-def loop(*environments, config=CONFIG, view="training"):
+def loop(*environments, config=CONFIG):
     """A vector of the given environments, then ones that never end for every restart."""
     queue = [*environments, *[Counting(length=100) for _ in range(9)]]
-    envs = LoopVectorEnvironment(config, lambda: queue.pop(0), len(environments), 7, view)
+    envs = LoopVectorEnvironment(config, lambda: queue.pop(0), len(environments), 7)
     envs.reset()
     return envs
 

@@ -132,14 +132,25 @@ def test_rgb_planes_are_frame_by_frame_and_channels_first(made, backend):
 def test_the_2017_protocol_skips_two_to_four_frames_at_random(made):
     envs = made(replace(atari_2017(NO_STICKY), noop_max=0), 1, seed=0)
     envs.reset()
-    frames = [0]
+    frames, counted = [0], []
     for _ in range(60):
-        envs.step(np.array([0]))
+        counted.append(int(envs.step(np.array([0])).frames[0]))
         frames.append(int(envs._consoles._frames[0]))
-    skips = np.diff(frames)
-    assert set(skips) == {2, 3, 4}
-    assert envs.frame_skip == 3
+    assert counted == np.diff(frames).tolist()
+    assert set(counted) == {2, 3, 4}
     assert envs.observation_space.shape == (12, 84, 84)
+
+
+def test_frames_are_those_of_the_console_and_a_reset_with_its_no_ops_is_none(made):
+    envs = made(replace(NO_STICKY, noop_max=30, max_episode_frames=302), 1, seed=0)
+    envs.reset()
+    transitions = play(envs, 90)
+    ends = [i for i, t in enumerate(transitions) if t.truncated[0] or t.terminated[0]]
+    assert ends and all(0 < int(transitions[i].frames[0]) <= 4 for i in ends)
+    resets = [i for i, t in enumerate(transitions) if not t.valid[0]]
+    assert resets and not any(transitions[i].frames[0] for i in resets)
+    others = set(range(90)) - set(ends) - set(resets)
+    assert {int(transitions[i].frames[0]) for i in others} == {4}
 
 
 def test_the_2017_protocol_starts_every_game_with_a_black_history(made):

@@ -5,6 +5,7 @@ import pytest
 
 from dba3c.environments.atari_view import AtariVectorEnvironment, ConsoleStep
 from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.protocol import Experience
 from dba3c.errors import UserError
 
 NOOP, FIRE, RIGHT = 0, 1, 2
@@ -25,10 +26,11 @@ class ScriptedConsoles:
 
     def step(self, actions):
         reward, game_over, cut, lives = self.script[len(self.played)]
+        frames = np.array([1 if game_over else 4])
         self.played.append(int(actions[0]))
         observation = np.full((1, 1, 1, 1), len(self.played), np.uint8)
         return ConsoleStep(
-            observation, np.array([reward]), np.array([game_over]), np.array([cut]), np.array([lives], np.int32)
+            observation, np.array([reward]), np.array([game_over]), np.array([cut]), np.array([lives], np.int32), frames
         )
 
     def close(self):
@@ -78,14 +80,30 @@ def test_a_frame_limit_truncates_even_when_it_falls_on_a_lost_life():
     assert not transitions[1].valid[0]
 
 
-def test_scores_are_raw_while_training_rewards_are_clipped_and_evaluation_rewards_are_not():
+def test_scores_are_raw_while_rewards_are_scaled_and_clipped_in_an_evaluation_as_in_training():
     script = [(50, False, False, 2), (-3, True, False, 0)]
-    training, _ = play(script)
-    evaluation, _ = play(script, view="evaluation")
-    assert [t.reward[0] for t in training] == [1, -1]
-    assert [t.reward[0] for t in evaluation] == [50, -3]
+    training, _ = play(script, reward_scale=0.2)
+    evaluation, _ = play(script, view="evaluation", reward_scale=0.2)
+    for transitions in (training, evaluation):
+        assert [float(t.reward[0]) for t in transitions] == pytest.approx([1, -0.6])
+        assert [t.gained[0] for t in transitions] == [50, -3]
     assert training[1].episodes[0].score == evaluation[1].episodes[0].score == 47
     assert training[0].reward.dtype == np.float32
+
+
+def test_frames_are_those_that_were_run_and_a_reset_ran_none():
+    script = [
+        (0, False, False, 1),
+        (7, True, False, 0),
+        (0, False, False, 2),
+        (1, False, False, 1),
+        (0, False, False, 1),
+    ]
+    for view in ("training", "evaluation"):
+        transitions, _ = play(script, view=view, episodic_life=True, fire_on_life_loss=True)
+        # the FIRE after a lost life does not train, but the console has run
+        assert [int(t.frames[0]) for t in transitions] == [4, 1, 0, 4, 4]
+        assert Experience.of(np.stack([t.frames for t in transitions])) == (4, 13)
 
 
 def test_an_evaluation_plays_full_games_whatever_training_does():

@@ -113,10 +113,12 @@ def test_checkpoint_rewards_train_but_are_no_score(made):
     transitions, (episode, *_) = play_until_games_end(envs, 1, lambda t: RIGHT)
     assert sum(float(t.reward[0]) for t in transitions) > episode.score
     assert episode.score in (-1.0, 0.0, 1.0)
-    judged = made(config, 1, seed=0, view="evaluation")
+    assert sum(float(t.gained[0]) for t in transitions) == episode.score
+    judged = made(config, 1, seed=0, view="evaluation")  # by what it was trained on, an agent may remember
     judged.reset()
-    transitions, (episode, *_) = play_until_games_end(judged, 1, lambda t: RIGHT)
-    assert sum(float(t.reward[0]) for t in transitions) == episode.score
+    again, (episode, *_) = play_until_games_end(judged, 1, lambda t: RIGHT)
+    assert [float(t.reward[0]) for t in again] == [float(t.reward[0]) for t in transitions]
+    assert sum(float(t.gained[0]) for t in again) == episode.score
 
 
 def test_an_unknown_scenario_names_the_close_ones():

@@ -9,7 +9,7 @@ from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.environments.seeding import environment_seed
 from dba3c.environments.spaces import ObservationCodec
 from dba3c.errors import UserError
-from tests.dba3c.environments.counting_game import Counting, loop
+from tests.dba3c.environments.counting_game import CONFIG, Counting, loop, raising
 
 
 def test_the_last_observation_is_the_true_one_and_the_next_step_is_the_reset():
@@ -53,11 +53,17 @@ def test_observations_are_never_written_to_again_and_go_where_they_are_wanted():
     assert transition.observation is buffer and buffer[0, 0] == 6
 
 
-def test_training_rewards_are_clipped_only_where_configured():
+def test_rewards_are_clipped_only_where_configured_and_what_counts_as_score_never():
     config = EnvironmentConfig(env_id="tests.game:make", clip_reward=True)
-    assert loop(Counting(), config=config).step(np.array([0])).reward[0] == 1
-    assert loop(Counting(), config=config, view="evaluation").step(np.array([0])).reward[0] == 10
-    assert loop(Counting()).step(np.array([0])).reward[0] == 10
+    for chosen, reward in ((config, 1), (CONFIG, 10)):
+        transition = loop(Counting(), config=chosen).step(np.array([0]))
+        assert (transition.reward[0], transition.gained[0]) == (reward, 10)
+
+
+def test_a_step_is_one_frame_and_neither_a_reset_nor_a_step_that_broke_is_any():
+    envs = loop(Counting(length=2), Counting(fault=raising, bad_at=3))
+    frames = [envs.step(np.zeros(2, np.int64)).frames.tolist() for _ in range(5)]
+    assert frames == [[1, 1], [1, 1], [0, 0], [1, 0], [1, 1]]
 
 
 def test_pendulum_is_truncated_at_200_steps_with_its_last_observation_to_bootstrap_from():

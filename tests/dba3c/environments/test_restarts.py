@@ -71,7 +71,7 @@ def test_floats_from_a_space_of_integers_are_refused():
 
 
 def test_an_environment_that_keeps_breaking_is_given_up_with_index_seed_and_step():
-    envs = LoopVectorEnvironment(CONFIG, lambda: Counting(fault=raising, bad_at=1), 1, 7, "training")
+    envs = LoopVectorEnvironment(CONFIG, lambda: Counting(fault=raising, bad_at=1), 1, 7)
     envs.reset()
     with pytest.raises(EnvironmentFailed, match=r"environment 0 \(seed \d+, step 1\).*exploded; given up after 2"):
         for _ in range(10):
@@ -83,7 +83,7 @@ def test_an_environment_that_cannot_even_reset_is_given_up():
         def reset(self, *, seed=None, options=None):
             raise OSError("no such level")
 
-    envs = LoopVectorEnvironment(CONFIG, Unborn, 2, 7, "training")
+    envs = LoopVectorEnvironment(CONFIG, Unborn, 2, 7)
     line = r"environment 0 \(seed \d+, step 0\): OSError: no such level; given up"
     with pytest.raises(EnvironmentFailed, match=line):
         envs.reset()
@@ -91,7 +91,7 @@ def test_an_environment_that_cannot_even_reset_is_given_up():
 
 def test_a_new_environment_that_cannot_be_made_is_one_more_failed_restart():
     makers = [lambda: Counting(fault=raising, bad_at=1), unmakable, lambda: Counting(length=100)]
-    envs = LoopVectorEnvironment(CONFIG, lambda: makers.pop(0)(), 1, 7, "training")
+    envs = LoopVectorEnvironment(CONFIG, lambda: makers.pop(0)(), 1, 7)
     envs.reset()
     broken = envs.step(np.array([0]))
     first, second = broken.failures
@@ -110,7 +110,7 @@ def test_environments_that_can_no_longer_be_made_are_given_up_and_closed_once():
 
     made = [Closing(length=100), Closing(fault=raising, bad_at=2)]
     makers = [lambda: made[0], lambda: made[1], *[unmakable] * 9]
-    envs = LoopVectorEnvironment(CONFIG, lambda: makers.pop(0)(), 2, 7, "training")
+    envs = LoopVectorEnvironment(CONFIG, lambda: makers.pop(0)(), 2, 7)
     envs.reset()
     envs.step(np.array([0, 0]))
     line = r"environment 1 \(seed \d+, step 0\): OSError: the port is in use; given up after 2 restarts"
@@ -129,7 +129,7 @@ def test_a_restarted_environment_has_another_seed():
             return super().reset(seed=seed)
 
     queue = [Remembering(fault=raising, bad_at=1, length=1), Remembering(length=2)]
-    envs = LoopVectorEnvironment(CONFIG, lambda: queue.pop(0), 1, 7, "training")
+    envs = LoopVectorEnvironment(CONFIG, lambda: queue.pop(0), 1, 7)
     envs.reset()
     for _ in range(5):
         envs.step(np.array([0]))

@@ -21,7 +21,13 @@ class Clock:
 
 
 def step_values(late=False, **others):
-    counts = {"accepted": not late, "dropped": late, "agent_steps": 160, "data_points": 0 if late else 160}
+    counts = {
+        "accepted": not late,
+        "dropped": late,
+        "agent_steps": 160,
+        "frames": 640,
+        "data_points": 0 if late else 160,
+    }
     losses = {"loss_total": 0.5, "loss_policy": 0.2, "loss_value": 0.3, "entropy": 1.25}
     return {**counts, **losses, "staleness_mean": late, "staleness_min": late, "staleness_max": late, **others}
 

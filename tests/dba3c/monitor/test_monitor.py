@@ -65,8 +65,6 @@ def test_the_stop_score_writes_stop_json_once_with_its_reason(make_up_run):
     [
         (StopRule(stop_score=100.1), None),
         (StopRule(stop_score=50.0, stop_games=200), None),
-        (StopRule(total_frames=400_000), None),
-        (StopRule(total_frames=300 * 300 * 4), "360,000 frames entered updates, 360,000 were asked for"),
         (StopRule(max_hours=31 / 3600), None),
         (StopRule(max_hours=30 / 3600), "0.01 hours are over, 0.00833333 were allowed"),
         (StopRule(max_core_hours=4 * 31 / 3600), None),  # two workers and two servers

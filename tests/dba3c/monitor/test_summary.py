@@ -41,12 +41,14 @@ def test_a_score_that_was_not_a_number_is_no_game_but_is_counted_as_not_finite()
     assert summary.scores.mean is None and summary.not_finite == {"score": 1}
 
 
-def test_frames_are_steps_taken_and_data_points_are_what_the_servers_committed():
+def test_frames_are_what_was_stepped_and_data_points_are_what_the_servers_committed():
     summary = summary_of(
-        record("step", 1.0, agent_steps=100, data_points=60),
-        record("step", 1.0, rank=1, agent_steps=100, data_points=100),
+        record("step", 1.0, agent_steps=100, frames=253, data_points=60),
+        record("step", 1.0, rank=1, agent_steps=100, frames=397, data_points=100),
     )
-    assert (summary.frames, summary.data_points) == (800.0, 160.0)
+    assert (summary.frames, summary.data_points) == (650.0, 160.0)
+    summary.add(record("step", 1.5, rank=2, agent_steps=100))  # of a run from before frames were counted
+    assert summary.frames == 650.0 + 4 * 100
     summary.add(record("server", 2.0, role="server", data_points_total=128))
     assert summary.data_points == 128.0
 

@@ -42,7 +42,7 @@ def test_the_live_view_shows_a_run_of_central_inference(tmp_path):
     with RunFolder.create(tmp_path / "run", CONFIG) as run:
         learner, actor = MetricsWriter(run, "learner", 0), MetricsWriter(run, "actor", 0)
         learner.record_step(1, {"accepted": 1, "data_points": 80}, {"serving": 0.6, "inference": 0.3, "learning": 0.1})
-        actor.record_step(1, {"agent_steps": 80}, {"environment": 0.9, "other": 0.1})
+        actor.record_step(1, {"agent_steps": 80, "frames": 320}, {"environment": 0.9, "other": 0.1})
         learner.close()
         actor.close()
         run.end_life("finished", "done")

@@ -30,13 +30,15 @@ def written(path, config, **processes):
                     share = 0.1 if second <= 10 else 1.0
                     for kind, fields in records.items():
                         common = {"kind": kind, "time_s": 1000.0 + second, "step": 10 * second, "role": role, "rank": 0}
-                        numbers = {k: v * share if k in ("agent_steps", "cpu_s") else v for k, v in fields.items()}
+                        numbers = {
+                            k: v * share if k in ("agent_steps", "frames", "cpu_s") else v for k, v in fields.items()
+                        }
                         file.write(json.dumps({**common, "rank": int(rank), "window_s": 1.0, **numbers}) + "\n")
         return folder
 
 
 def test_steps_and_processor_time_are_those_of_the_last_seconds_of_all_processes(tmp_path):
-    step = {"agent_steps": 500, "cpu_s": 0.8}
+    step = {"agent_steps": 500, "frames": 2000, "cpu_s": 0.8}
     folder = written(
         tmp_path / "run", WORKERS, worker_0={"step": step}, worker_1={"step": step}, server_0={"server": {"cpu_s": 0.1}}
     )
@@ -53,11 +55,12 @@ def test_steps_and_processor_time_are_those_of_the_last_seconds_of_all_processes
         cost_of(folder.path, "async-servers", "small", seconds=45)
 
 
-def test_of_a_learner_and_its_actors_only_the_learner_counts_steps_and_two_kinds_of_records_count_time_once(tmp_path):
-    learner = {"agent_steps": 600, "cpu_s": 0.5, "policy_lag_p50": 1.0, "policy_lag_p99": 3.0}
+def test_of_a_learner_and_its_actors_only_the_actors_count_steps_and_two_kinds_of_records_count_time_once(tmp_path):
+    learner = {"cpu_s": 0.5, "policy_lag_p50": 1.0, "policy_lag_p99": 3.0}
+    actor = {"agent_steps": 600, "frames": 2400, "cpu_s": 0.4}
     folder = written(
         tmp_path / "run", CENTRAL,
-        learner_0={"step": learner, "server": {"cpu_s": 0.1}}, actor_0={"step": {"cpu_s": 0.4}},
+        learner_0={"step": learner, "server": {"cpu_s": 0.1}}, actor_0={"step": actor},
     )  # fmt: skip
     cost = cost_of(folder.path, "central", "nature", seconds=8)
     assert cost.agent_steps_per_s == 600
