@@ -61,8 +61,8 @@ class AlgorithmConfig:
     entropy_cost: str = "0.01"
     """Weight of the policy's entropy: a schedule over data points."""
 
-    policy_clip: float = 0.2
-    """ppo: ε, how far a probability ratio may leave 1 before its gradient stops."""
+    policy_clip: str = "0.2"
+    """ppo: ε, how far a probability ratio may leave 1 before its gradient stops: a schedule over data points."""
 
     ppo_epochs: int = 4
     """ppo: passes over a rollout."""
@@ -73,7 +73,9 @@ class AlgorithmConfig:
     def __post_init__(self) -> None:
         _require(self.ppo_epochs >= 1, f"ppo_epochs must be at least 1, got {self.ppo_epochs}")
         _require(self.ppo_minibatches >= 1, f"ppo_minibatches must be at least 1, got {self.ppo_minibatches}")
-        _require(self.policy_clip > 0, f"policy_clip must be greater than 0, got {self.policy_clip}")
+        _require(
+            parse_schedule(self.policy_clip)(0) > 0, f"policy_clip must begin greater than 0, got {self.policy_clip}"
+        )
         _require(self.rollout_length >= 1, f"rollout_length must be at least 1, got {self.rollout_length}")
         _require(0.0 <= self.discount <= 1.0, f"discount must lie in [0, 1], got {self.discount}")
         _require(0.0 <= self.trace_lambda <= 1.0, f"trace_lambda must lie in [0, 1], got {self.trace_lambda}")

@@ -6,6 +6,8 @@ gradients is that of one minibatch made of theirs, but for advantages, which eac
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dba3c.active_relus import ActiveRelus
 from dba3c.agent import Agent
 from dba3c.algorithms.ppo import PpoSettings, minibatches, ppo_batch, ppo_loss
@@ -38,7 +40,9 @@ def run_ppo_worker(
     """
     sections, recorder, settings = Sections(), GradientRecorder(metrics), settings_of(config)
     relus = ActiveRelus()
-    entropy_cost = parse_schedule(config.algorithm.entropy_cost)
+    entropy_cost, policy_clip = (
+        parse_schedule(text) for text in (config.algorithm.entropy_cost, config.algorithm.policy_clip)
+    )
     clip = (config.optimizer.clip_rule, config.optimizer.clip_norm)
     random = RolloutRandomness(config.run.seed, rank, incarnation)
     try:
@@ -59,7 +63,8 @@ def run_ppo_worker(
                 with sections("learning"):
                     cost = entropy_cost(pulled.data_points)
                     output = agent.forward(part.observations, ())
-                    loss = ppo_loss(agent.policy(output.policy_logits), output.value, part, settings, entropy_cost=cost)
+                    now = replace(settings, policy_clip=policy_clip(pulled.data_points))
+                    loss = ppo_loss(agent.policy(output.policy_logits), output.value, part, now, entropy_cost=cost)
                     gradient = agent.gradient_of(loss.total)
                     before, after = clip_gradient(gradient, agent.layout, *clip)
                 # a point is data when it enters its first update, not again in later epochs
@@ -76,12 +81,12 @@ def run_ppo_worker(
 
 
 def settings_of(config: TrainConfig) -> PpoSettings:
-    """PPO's coefficients, as the configuration has them."""
+    """PPO's coefficients, as the configuration has them at the start."""
     algorithm = config.algorithm
     return PpoSettings(
         discount=algorithm.discount,
         trace_lambda=algorithm.trace_lambda,
-        policy_clip=algorithm.policy_clip,
+        policy_clip=parse_schedule(algorithm.policy_clip)(0),
         value_cost=algorithm.value_cost,
         epochs=algorithm.ppo_epochs,
         minibatches=algorithm.ppo_minibatches,

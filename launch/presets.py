@@ -41,10 +41,11 @@ def breakout(env_id: str, cores: int) -> TrainConfig:
 
 
 def dba3c_paper(env_id: str, cores: int) -> TrainConfig:
-    """The recipe of 2017 (arXiv 1801.02852): RGB, batch 32 from 10 environments, Adam 1e-3, β 0.8 and 0.75, clipping
-    by each tensor's average norm, entropy 0.01, the DBA3C network, sticky actions and random frame skip.
+    """The recipe of 2017 (arXiv 1801.02852): RGB, 5-step returns, Adam 1e-3, β 0.8 and 0.75, clipping by each tensor's
+    average norm, entropy 0.01, the DBA3C network, sticky actions and random frame skip, 60 of 65 workers' gradients.
 
-    Its rollouts were queues of single 5-step samples; here 6 environments of 5 steps stand for a batch of about 32.
+    But for the batch: a worker's was 32 samples out of a queue that 10 simulators filled, so 1,920 made an update. Here
+    it is one rollout, 5 steps of 6 environments: 30 samples, 1,800 in an update.
     """
     del cores  # the paper's shape; --workers, --servers and --backup-workers change it
     return TrainConfig(

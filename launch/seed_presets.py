@@ -12,10 +12,13 @@ from dba3c.environments.stop_scores import stop_score
 from param_servers.config import ExchangeConfig, OptimizerConfig
 
 ONE_LEARNER = ExchangeConfig(exchange="local")
+PPO_DATA_POINTS = 10_000_000
+"""Of the paper's Atari runs: 40 M frames."""
 
 
 def impala(env_id: str, cores: int) -> TrainConfig:
-    """V-trace with SEED's settings (arXiv 1910.06591): 32 unrolls of 20 (short games), the residual network."""
+    """V-trace with SEED's settings (arXiv 1910.06591): 32 unrolls of 20 (short games), γ 0.99, baseline cost 0.5,
+    entropy cost 0.00025, Adam 4.8e-4 with β1 0 and ε 3.125e-7; its residual network, without the LSTM."""
     environment, image = _environment(env_id)
     return TrainConfig(
         environment=environment,
@@ -63,16 +66,32 @@ def sac(env_id: str, cores: int) -> TrainConfig:
 
 
 def ppo(env_id: str, cores: int) -> TrainConfig:
-    """PPO (arXiv 1707.06347), synchronous in all workers: 128 steps of 8 environments, 4 epochs of 4 minibatches."""
+    """PPO as its paper plays Atari (arXiv 1707.06347, table 5): 128 steps of 8 environments, 3 epochs of 4 minibatches,
+    λ 0.95, value coefficient 1, entropy 0.01, ε from 0.1 and the learning rate from 2.5e-4 to 0 in 10 M data points,
+    where the run ends.
+
+    That is one worker's; with n workers a minibatch has n × 256 samples. Not the table's: Adam's ε of 1e-5 and clipping
+    the gradient at a norm of 0.5, which are OpenAI Baselines', and the sticky actions of the protocol v5.
+    """
     environment, image = _environment(env_id)
     workers = max(1, cores)
     return TrainConfig(
         environment=replace(environment, envs_per_worker=8),
         network=NetworkConfig(network="nature" if image else "auto"),
-        algorithm=AlgorithmConfig(algorithm="ppo", rollout_length=128, trace_lambda=0.95, entropy_cost="0.01"),
-        optimizer=OptimizerConfig(optimizer="adam", learning_rate="2.5e-4", epsilon=1e-5, clip_norm=0.5),
+        algorithm=AlgorithmConfig(
+            algorithm="ppo",
+            rollout_length=128,
+            trace_lambda=0.95,
+            value_cost=2.0,  # of ½(V − target)², where the paper has the whole square
+            entropy_cost="0.01",
+            policy_clip=f"linear:0.1->0@{PPO_DATA_POINTS}",
+            ppo_epochs=3,
+        ),
+        optimizer=OptimizerConfig(
+            optimizer="adam", learning_rate=f"linear:2.5e-4->0@{PPO_DATA_POINTS}", epsilon=1e-5, clip_norm=0.5
+        ),
         exchange=ExchangeConfig(exchange="servers", num_workers=workers, num_servers=1),
-        run=RunConfig(stop_score=stop_score(env_id)),
+        run=RunConfig(stop_score=stop_score(env_id), total_frames=round(PPO_DATA_POINTS * environment.frames_per_step)),
     )
 
 

@@ -10,7 +10,8 @@ from dba3c.networks.convolutional import ConvolutionalTorso
 from dba3c.networks.vectors import PerceptronTorso
 from launch.environment_presets import fitting_preset
 from launch.options import parse_train
-from launch.presets import preset
+from launch.presets import PRESETS, preset
+from param_servers.schedules import parse_schedule
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,35 @@ def test_r2d2_sees_rewards_as_they_are_and_the_other_recipes_for_atari_clip_them
     assert clips == {"r2d2": False, "impala": True, "ppo": True}
     assert not parse_train(["--preset", "r2d2", "--protocol", "2017"], cores=2).config.environment.clips_reward
     assert parse_train(["--preset", "r2d2", "--clip-reward", "True"], cores=2).config.environment.clips_reward
+
+
+def test_ppo_is_its_papers_for_atari() -> None:
+    config = preset("ppo", "ALE/Pong-v5", cores=1)
+    algorithm, clip = config.algorithm, parse_schedule(config.algorithm.policy_clip)
+    rate = parse_schedule(config.optimizer.learning_rate)
+    assert (algorithm.rollout_length, config.environment.envs_per_worker, config.exchange.num_workers) == (128, 8, 1)
+    assert (algorithm.ppo_epochs, algorithm.ppo_minibatches) == (3, 4)  # of 256
+    assert (algorithm.discount, algorithm.trace_lambda, algorithm.entropy_cost) == (0.99, 0.95, "0.01")
+    assert algorithm.value_cost / 2 == 1.0  # the paper's coefficient is of the whole square, ours of half of it
+    for alpha in (1.0, 0.5, 0.0):
+        at = 10e6 * (1 - alpha)
+        assert (clip(at), rate(at)) == pytest.approx((0.1 * alpha, 2.5e-4 * alpha))
+    assert config.run.total_frames == 40_000_000
+
+
+def test_r2d2_is_seeds() -> None:
+    config = preset("r2d2", "ALE/Pong-v5", cores=1)
+    optimizer, replay = config.optimizer, config.replay
+    assert (parse_schedule(optimizer.learning_rate)(0), optimizer.epsilon) == (4.8e-4, 1e-3)
+    assert (optimizer.clip_rule, optimizer.clip_norm) == ("global", 40.0)
+    assert (replay.replay_batch, config.central.unroll_length, replay.burn_in, replay.n_step) == (64, 100, 40, 5)
+    assert (config.algorithm.discount, replay.replay_ratio, replay.target_every_steps) == (0.997, 1.5, 2500)
+
+
+def test_a_worker_of_dba3c_paper_has_the_batch_that_its_docstring_says() -> None:
+    config = preset("dba3c_paper", "ALE/Breakout-v5", cores=1)
+    samples = config.environment.envs_per_worker * config.algorithm.rollout_length
+    assert str(PRESETS["dba3c_paper"].__doc__).count(f"{samples} samples, {60 * samples:,} in an update") == 1
 
 
 @pytest.mark.parametrize("name", ["2017", "v5", "v4-no-sticky"])
