@@ -1,9 +1,10 @@
-"""The one error a user can cause: its message is one line that says what is wrong and what to do."""
+"""The one error a user can cause: its message is one line that says what is wrong and what to do. And warnings."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -20,3 +21,13 @@ def writing(path: str | Path) -> Iterator[None]:
         raise UserError(f"cannot write {path}: {error.filename} is not a directory") from error
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def warn_on_stderr(message: str) -> None:
+    """One line about what could not be read or written, where that does not matter to what is being done."""
+    print(f"dba3c: warning: {message}", file=sys.stderr, flush=True)
+
+
+def prefixed(prefix: str, warn: Callable[[str], None]) -> Callable[[str], None]:
+    """`warn` for lines about one thing, which is named before each of them."""
+    return lambda line: warn(f"{prefix}: {line}")

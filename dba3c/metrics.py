@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 from dba3c import metric_registry
-from dba3c.line_file import LineFile
+from dba3c.errors import warn_on_stderr
 from dba3c.metric_window import Window, finite_or_null
 from dba3c.run_folder import RunFolder
+from param_servers.line_file import LineFile
 
 
 class _Section:
@@ -89,7 +90,7 @@ class MetricsWriter:
         run = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
         self._identity = {"role": role, "rank": rank, "incarnation": incarnation}
         self._window_s = window_s
-        self._file = LineFile(run.metrics_file(role, rank), warn)
+        self._file = LineFile(run.metrics_file(role, rank), warn or warn_on_stderr)
         self._windows = {
             "step": Window(metric_registry.of_kind("step"), "step"),
             "server": Window(metric_registry.of_kind("server"), "server"),

@@ -36,6 +36,7 @@ def server(place: Place) -> str:
             incarnation=place.incarnation,
             checkpoint_dir=folder.checkpoints,
             audit_path=folder.audit / "commits.jsonl",
+            life=folder.life_number(),
             should_stop=StopRule(folder, config),
             on_report=to_server_records(metrics),
             on_event=to_event_records(metrics),

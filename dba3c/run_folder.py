@@ -170,6 +170,10 @@ class RunFolder:
         newest: dict[str, Any] = (self.meta().get("lives") or [{}])[-1]
         return newest
 
+    def life_number(self) -> int:
+        """0 in a run's first life, one more each time it is resumed."""
+        return max(0, len(self.meta().get("lives", [])) - 1)
+
     def status(self) -> str:
         """ "live" (a launch holds it), "finished" (its last life noted its end) or "broken" (it did not)."""
         if "ended" in self.life():

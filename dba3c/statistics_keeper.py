@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from dba3c.atomic_files import write_atomically
 from dba3c.checkpoints import checkpoint_steps
 from dba3c.environments.normalization import NormalizedObservations
 from dba3c.environments.protocol import VectorEnvironment
+from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.observation_statistics import FOLDER, read_snapshots, statistics_of
 from dba3c.place import Place
 from param_servers.exchange import GradientExchange, Pull, Receipt
@@ -33,6 +35,7 @@ class StatisticsKeeper:
         self._run, self._name = place.folder.path, f"{role}-{place.rank}"
         self._every = place.config.exchange.checkpoint_every_steps
         self._saved_step: int | None = None
+        self._warned = False
         self._step = 0
         for group in normalized:
             group.statistics = normalized[0].statistics
@@ -66,15 +69,24 @@ class StatisticsKeeper:
             self._shared.load_dict(stored)
 
     def _save(self, step: int) -> None:
-        assert self._shared is not None
+        self._saved_step = step  # also when the disk refuses: the next one is tried when it is due
         path = self._run / FOLDER / f"{self._name}.json"
+        try:
+            with writing(path):
+                self._add_snapshot(path, step)
+        except UserError as error:
+            if not self._warned:
+                warn_on_stderr(f"{error}; training goes on, evaluations normalise by an earlier snapshot")
+            self._warned = True
+
+    def _add_snapshot(self, path: Path, step: int) -> None:
+        assert self._shared is not None
         path.parent.mkdir(exist_ok=True)
         oldest = min(checkpoint_steps(self._run / "checkpoints"), default=0)
         snapshots = {s: stored for s, stored in (read_snapshots(path) or {}).items() if s <= step}
         needed = max((s for s in snapshots if s <= oldest), default=0)  # the oldest checkpoint's
         kept = {str(s): stored for s, stored in snapshots.items() if s >= needed}
         write_atomically(path, json.dumps(kept | {str(step): self._shared.to_dict()}) + "\n")
-        self._saved_step = step
 
 
 class KeepingExchange:

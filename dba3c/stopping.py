@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 from dba3c.config import TrainConfig
+from dba3c.errors import UserError, warn_on_stderr
 from dba3c.run_folder import RunFolder
 
 LOOK_S = 1.0
@@ -31,7 +32,10 @@ class StopRule:
         del step
         reason = self._limit_reached(data_points)
         if reason is not None:
-            self.folder.request_stop(reason)  # its helpers (monitor, evaluator, recorder) look for it there
+            try:
+                self.folder.request_stop(reason)  # its helpers (monitor, evaluator, recorder) look for it there
+            except UserError as error:  # a full disk: the run ends all the same, and they hear of it from its launch
+                warn_on_stderr(str(error))
         return reason
 
     def _limit_reached(self, data_points: int) -> str | None:

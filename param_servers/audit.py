@@ -1,13 +1,13 @@
 """The log from which a run can be checked: every commit, roll-back and expulsion, one JSON object a line.
 
-    {"kind": "commit", "term": 1, "step": 7, "members": [[0, 0, 8], [2, 1, 3]], "data_points": 1280, ...}
-    {"kind": "rollback", "term": 2, "step": 5, "data_points": 960}
+    {"kind": "commit", "life": 0, "term": 1, "step": 7, "members": [[0, 0, 8], [2, 1, 3]], "data_points": 1280, ...}
+    {"kind": "rollback", "life": 0, "term": 2, "step": 5, "data_points": 960}
 
-`members` are (worker, incarnation, sequence). Whoever kept the gradients can repeat the run: see `replay`.
+`members` are (worker, incarnation, sequence), unique in one life of the run: a run that is resumed goes on in the same
+file under the next life. Whoever kept the gradients can repeat the run over all its lives: see `replay`.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,29 @@ from torch import Tensor
 
 from param_servers.config import OptimizerConfig
 from param_servers.decisions import Commit
+from param_servers.errors import ParamServersError
+from param_servers.line_file import LineFile, whole_lines
 from param_servers.shard import Shard
 
-GradientOf = Callable[[int, int, int], Tensor]
-"""(worker, incarnation, sequence) -> gradient [P] float32."""
+GradientOf = Callable[[int, int, int, int], Tensor]
+"""(life, worker, incarnation, sequence) -> gradient [P] float32."""
 
 
 class AuditLog:
-    """Appends to one file; each line is in the kernel's hands before the decision it records is sent."""
+    """Appends to one file; each line is in the kernel's hands before the decision it records is sent.
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    Unless the disk refuses: then training goes on and lines wait (see `LineFile`). What had to be dropped is told by a
+    line of kind "lost" with the number of `records` that are missing before it, and is no history to replay.
+
+    Args:
+        life: which life of the run this is, 0 for the first.
+        warn: called with one line when the disk refuses, and with the number of lost lines at the end.
+    """
+
+    def __init__(self, path: Path, life: int = 0, warn: Callable[[str], None] = lambda line: None) -> None:
+        self.life = life
+        self._file = LineFile(path, warn)
+        self._told_lost = 0
 
     def commit(self, commit: Commit, members: Iterable[tuple[int, int, int]], learning_rate: float) -> None:
         """One committed step."""
@@ -45,20 +56,31 @@ class AuditLog:
 
     def write(self, kind: str, **fields: Any) -> None:
         """Any other line: rollback, expelled, shrunk, grown, stopped."""
-        os.write(self._descriptor, json.dumps({"kind": kind, **fields}).encode() + b"\n")
+        self._file.write([{"kind": kind, "life": self.life, **fields}])
+        lost = self._file.lost - self._told_lost
+        if lost and not self._file.waiting:
+            self._told_lost += lost
+            self.write("lost", records=lost)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Write what can be written, and let go of the file."""
+        self._file.close()
 
 
 def read_audit(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a log; a last line cut off by a crash is left out."""
-    with path.open() as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+    """The lines of a log; a last line cut off by a crash is left out.
+
+    Raises:
+        ParamServersError: another line is no record.
+        OSError: the file cannot be read.
+    """
+    for number, text in enumerate(whole_lines(path), start=1):
+        try:
+            line = json.loads(text)
+            line["kind"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ParamServersError(f"{path}, line {number} is no record: {text[:60]!r}") from error
+        yield line
 
 
 def history(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -80,12 +102,18 @@ def replay(
     Args:
         initial: [P] float32, the parameters at step 0.
         config: the run's optimizer.
-        lines: of the audit log, from step 0 on.
+        lines: of the audit log, from step 0 on, over all lives of the run.
         gradient_of: the recorded gradients.
+
+    Raises:
+        ParamServersError: a commit is missing (the disk was full).
     """
     whole = Shard(initial, config)
     with torch.no_grad():
-        for commit in history(lines):
-            gradients = [gradient_of(*member) for member in sorted(commit["members"])]
+        for step, commit in enumerate(history(lines)):
+            if commit["step"] != step:
+                raise ParamServersError(f"the log goes on with step {commit['step']} where step {step} should be")
+            life = commit.get("life", 0)
+            gradients = [gradient_of(life, *member) for member in sorted(commit["members"])]
             whole.apply(gradients, commit["learning_rate"])
     return whole.parameters

@@ -48,6 +48,7 @@ class MajorityExchange:
         secret: at least 16 bytes that every rank must know.
         publish_address, resolve: rank 0 publishes where it listens, the others resolve rank 0.
         audit_path: rank 0 appends every commit and every return to an earlier step there; see `audit`.
+        life: which life of the run this is, for the audit log: 0 for the first, one more each time it is resumed.
         should_stop: rank 0 asks it after each step.
         on_report: called by rank 0 about once a second with the figures of `ReplicaReport`.
         on_event: see `Replica`; the chief on rank 0 tells it, too, who joined, left and was expelled.
@@ -71,6 +72,7 @@ class MajorityExchange:
         incarnation: int = 0,
         checkpoint_dir: Path | None = None,
         audit_path: Path | None = None,
+        life: int = 0,
         should_stop: ShouldStop = never,
         checkpoint_extra: Callable[[], dict[str, Any]] = dict,
         on_report: OnReport = unread,
@@ -90,7 +92,9 @@ class MajorityExchange:
         group = MajorityGroup(rank, config, secret)
         self._chief_thread: threading.Thread | None = None
         if rank == 0:
-            audit = AuditLog(audit_path) if audit_path is not None else None
+            audit: AuditLog | None = None
+            if audit_path is not None:
+                audit = AuditLog(audit_path, life, lambda line: replica.note("audit_incomplete", line))
             self._chief_thread = self._start_chief(config, secret, group, should_stop, on_event, publish_address, audit)
         self._comm = MajorityComm(rank, incarnation, config, secret, replica, self._shared, self._report, group)
         self._comm.start(resolve)

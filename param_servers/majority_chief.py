@@ -67,7 +67,7 @@ class MajorityChief:
         try:
             try:
                 self._decide(given_up)
-            except (OSError, ParamServersError) as error:  # its log's disk is full: all ranks are told, not this thread
+            except (OSError, ParamServersError) as error:  # all ranks are told, not only this thread
                 self._carry_out(self.coordinator.stop(f"rank 0 cannot decide any more: {error}", failed=True))
             self._hub.drain(LAST_WORDS_S)
         finally:

@@ -42,6 +42,7 @@ class ParameterServer:
         publish_address: called once with (host, port) when this server listens.
         checkpoint_dir: shared by all servers; None: no checkpoints, and a lost server costs all steps.
         audit_path: shard 0 appends every commit, roll-back and expulsion there.
+        life: which life of the run this is, for the audit log: 0 for the first, one more each time it is resumed.
         should_stop: shard 0 asks it after every step and twice a second: (step, data_points) -> reason or None.
         checkpoint_extra: shard 0: JSON for the manifest, asked when a checkpoint is published.
         on_report: called about once a second with the figures of `report.Reporter`.
@@ -67,6 +68,7 @@ class ParameterServer:
         publish_address: Callable[[str, int], None] = lambda host, port: None,
         checkpoint_dir: Path | None = None,
         audit_path: Path | None = None,
+        life: int = 0,
         should_stop: ShouldStop = lambda step, data_points: None,
         checkpoint_extra: Callable[[], dict[str, Any]] = dict,
         on_report: Callable[[dict[str, Any]], None] = lambda report: None,
@@ -91,6 +93,7 @@ class ParameterServer:
             on_event=on_event,
             incarnation=incarnation,
             audit_path=audit_path,
+            life=life,
             checkpoint_extra=checkpoint_extra,
         )
         self._hub = open_hub(

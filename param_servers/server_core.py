@@ -56,6 +56,7 @@ class ServerCore:
         on_event: OnEvent,
         incarnation: int = 0,
         audit_path: Path | None = None,
+        life: int = 0,
         checkpoint_extra: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         exchange = exchange_config
@@ -69,7 +70,11 @@ class ServerCore:
         all_needed = exchange.num_workers if worthwhile and not asynchronous and not exchange.backup_workers else 0
         self.node = ShardNode(shard, tensors, asynchronous, storage, self._report, all_needed)
         self.chief: Chief | None = None
-        self._audit = AuditLog(audit_path) if audit_path is not None and shard == 0 else None
+        self._audit: AuditLog | None = None
+        if audit_path is not None and shard == 0:
+            self._audit = AuditLog(
+                audit_path, life, lambda line: on_event({"event": "audit_incomplete", "message": line})
+            )
         if shard == 0:
             coordinator = self._coordinator(exchange, asynchronous)
             keep, extra = exchange.keep_checkpoints, checkpoint_extra

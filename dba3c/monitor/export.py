@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from dba3c.errors import UserError, writing
-from dba3c.line_file import warn_on_stderr
+from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.monitor.replay import Event, replay
 from dba3c.monitor.sinks import TrackedRun, make_sinks
 from dba3c.run_folder import RunFolder

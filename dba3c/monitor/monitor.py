@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dba3c.errors import UserError
-from dba3c.line_file import warn_on_stderr
+from dba3c.errors import UserError, warn_on_stderr
 from dba3c.monitor.charts import ChartInterval, evaluation_point
 from dba3c.monitor.ending import RunIsOver
 from dba3c.monitor.reader import Record, RunReader

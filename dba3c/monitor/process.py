@@ -6,7 +6,7 @@ import signal
 import threading
 from pathlib import Path
 
-from dba3c.line_file import warn_on_stderr
+from dba3c.errors import warn_on_stderr
 from dba3c.metrics import MetricsWriter
 from dba3c.monitor.monitor import MonitorReport, run_monitor
 from dba3c.monitor.stop_rule import StopRule

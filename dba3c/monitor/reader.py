@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dba3c import metric_registry
-from dba3c.line_file import warn_on_stderr
+from dba3c.errors import warn_on_stderr
 from dba3c.run_folder import RunFolder
 
 Record = dict[str, Any]

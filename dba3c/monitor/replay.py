@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dba3c.line_file import warn_on_stderr
+from dba3c.errors import warn_on_stderr
 from dba3c.monitor.charts import ChartInterval, evaluation_point
 from dba3c.monitor.reader import whole_run
 from dba3c.monitor.run_facts import RunFacts

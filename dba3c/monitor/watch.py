@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from dba3c.errors import UserError
-from dba3c.line_file import warn_on_stderr
+from dba3c.errors import UserError, warn_on_stderr
 from dba3c.monitor.reader import RunReader
 from dba3c.monitor.run_facts import RunFacts
 from dba3c.monitor.summary import RunSummary

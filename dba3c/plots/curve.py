@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dba3c import metric_registry
-from dba3c.errors import UserError, writing
-from dba3c.line_file import warn_on_stderr
+from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.monitor.replay import Event, Point, replay
 from dba3c.monitor.run_facts import RunFacts, stop_score
 from dba3c.run_folder import RunFolder

@@ -14,8 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, ScalarFormatter
 
 from dba3c import metric_registry
-from dba3c.errors import UserError
-from dba3c.line_file import prefixed
+from dba3c.errors import UserError, prefixed
 from dba3c.plots.curve import Curve
 from dba3c.plots.learning_curves import drawable, plot_learning_curves
 from dba3c.plots.style import PALETTE, new_figure, save

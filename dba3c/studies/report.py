@@ -8,8 +8,7 @@ from html import escape
 from pathlib import Path
 
 from dba3c.atomic_files import write_atomically
-from dba3c.errors import writing
-from dba3c.line_file import warn_on_stderr
+from dba3c.errors import warn_on_stderr, writing
 from dba3c.plots.curve import check_chart
 from dba3c.plots.learning_curves import X_AXES
 from dba3c.studies.builtin import DBA3C_SCORES

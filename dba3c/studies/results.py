@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dba3c.errors import UserError, writing
-from dba3c.line_file import prefixed, warn_on_stderr
+from dba3c.errors import UserError, prefixed, warn_on_stderr, writing
 from dba3c.plots.curve import Curve, downsample, load_curve
 from dba3c.plots.of_runs import group_by_configuration
 from dba3c.studies.statistics import Estimate, TimeToGoal, estimate, time_to_goal

@@ -134,3 +134,15 @@ def test_nothing_is_kept_where_observations_are_not_normalised(tmp_path: Path):
         environments = make_vector_environment(config.environment, 2, seed=0)
         StatisticsKeeper(Place(folder, config, rank=0, incarnation=0), "worker", [environments]).finish()
         assert not (folder.path / "observations").exists()
+
+
+def test_statistics_that_the_disk_refuses_stop_no_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of()
+    with RunFolder.create(tmp_path / "run", config.to_json()) as folder:
+        (folder.path / "observations").write_text("a file where the folder should be")
+        environments = make_vector_environment(config.environment, 2, seed=0)
+        keeper = StatisticsKeeper(Place(folder, config, rank=0, incarnation=0), "worker", [environments])
+        for step in (0, 10, 20):
+            keeper.at(step)
+        keeper.finish()
+    assert capsys.readouterr().err.count("observations/worker-0.json") == 1

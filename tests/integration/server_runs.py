@@ -1,6 +1,7 @@
 """Servers and workers as real processes with a run folder between them, and the faults that tests do to them.
 
-A worker's gradient is a function of (worker, incarnation, sequence), so a test can replay the audit log afterwards.
+A worker's gradient is a function of (life of the run, worker, incarnation, sequence), so a test can replay the audit
+log afterwards.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ PATIENCE_S = 60.0
 _FORK = multiprocessing.get_context("fork")
 
 
-def gradient_of(numel: int, worker: int, incarnation: int, sequence: int) -> Tensor:
+def gradient_of(numel: int, life: int, worker: int, incarnation: int, sequence: int) -> Tensor:
     """[P] float32, the same wherever it is asked for."""
-    seed = (worker * 1000 + incarnation) * 100_000 + sequence
+    seed = ((life * 100 + worker) * 1000 + incarnation) * 100_000 + sequence
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
 
 
@@ -62,6 +63,7 @@ class Run:
         self.initial = torch.linspace(-1, 1, numel)
         self.servers: dict[int, BaseProcess] = {}
         self.workers: dict[int, BaseProcess] = {}
+        self.life = 0
         self._lives: dict[str, int] = {}
 
     # -- processes -----------------------------------------------------------------------------------------------
@@ -72,6 +74,15 @@ class Run:
         for worker in range(self.exchange.num_workers) if only is None else only:
             self.start_worker(worker)
         return self
+
+    def resume(self) -> Run:
+        """The next life of a run that was stopped: everybody is new, and counts from 0 again."""
+        (self.folder / "stop").unlink()
+        for path in self.folder.glob("server-*.json"):
+            path.unlink()
+        self.life += 1
+        self._lives.clear()
+        return self.start()
 
     def start_server(self, shard: int) -> None:
         self.servers[shard] = self._start(self._serve, "server", shard, ())
@@ -107,6 +118,7 @@ class Run:
             publish_address=lambda host, port: self._publish(shard, host, port),
             checkpoint_dir=self.folder / "checkpoints",
             audit_path=self.folder / "audit.jsonl",
+            life=self.life,
             should_stop=lambda step, data_points: "asked to" if (self.folder / "stop").exists() else None,
             on_event=lambda event: self._say("server", shard, event),
         ).run()
@@ -125,7 +137,7 @@ class Run:
             while True:
                 pull = exchange.pull()
                 sequence += 1
-                gradient = gradient_of(self.numel, worker, incarnation, sequence)
+                gradient = gradient_of(self.numel, self.life, worker, incarnation, sequence)
                 if die is not None and sequence == die[1]:
                     _die(exchange, die[0], gradient, pull.step)
                 receipt = exchange.push(gradient, pull.step, data_points=10)

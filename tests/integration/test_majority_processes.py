@@ -108,7 +108,8 @@ class Run:
         commits = history(lines)
         assert len(commits) == checkpoint.step and commits[-1]["data_points"] == checkpoint.data_points
         assert all(len({member[0] for member in commit["members"]}) == 2 for commit in commits)
-        assert torch.equal(checkpoint.parameters, replay(initial_parameters(), OPTIMIZER, lines, gradient_of))
+        replayed = replay(initial_parameters(), OPTIMIZER, lines, lambda life, *key: gradient_of(*key))
+        assert torch.equal(checkpoint.parameters, replayed)
 
     def kill(self):
         for process in self.ranks.values():

@@ -38,7 +38,9 @@ def check_against_replay(folder, steps):
     """The checkpoint is bit-equal to a replay of the audit log; every step has its members."""
     checkpoint = load_checkpoint(find_newest(folder / "checkpoints"))
     lines = list(read_audit(folder / "audit.jsonl"))
-    replayed = replay(initial_parameters(), OPTIMIZER, lines, lambda worker, _, sequence: gradient(worker, sequence))
+    replayed = replay(
+        initial_parameters(), OPTIMIZER, lines, lambda life, worker, incarnation, sequence: gradient(worker, sequence)
+    )
     assert checkpoint.step == steps and torch.equal(checkpoint.parameters, replayed)
     return [[member[0] for member in commit["members"]] for commit in history(lines)]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from param_servers.audit import history
 from param_servers.handshake import Hello, Peer, Role, pack_hello
 from param_servers.messages import Header, Kind, pack_header
 from param_servers.snapshots import find_newest, load_checkpoint
@@ -225,6 +226,37 @@ def test_a_connection_that_died_without_a_word_is_noticed(make_run: Callable[...
     run.more_commits()
     run.stop()
     run.check()
+
+
+def test_a_full_disk_costs_no_server_and_the_log_is_whole_when_there_is_room_again(
+    make_run: Callable[..., Run],
+) -> None:
+    run = make_run(workers=2)
+    (run.folder / "audit.jsonl").symlink_to("/dev/full")
+    run.start()
+    run.until("training on a full disk", lambda: len(run.messages("checkpoint of step", "written")) >= 3)
+    assert len(run.messages("audit.jsonl", "No space left on device", "training goes on")) == 1
+    (run.folder / "audit.jsonl").unlink()
+    run.more_commits()
+    run.stop()
+    run.check()
+    assert [server.exitcode for server in run.servers.values()] == [0, 0]
+
+
+def test_a_run_with_two_lives_and_a_torn_log_is_bit_equal_to_its_replay(make_run: Callable[..., Run]) -> None:
+    run = make_run(workers=2).start()
+    run.more_commits(8)
+    for process in [*run.workers.values(), *run.servers.values()]:
+        run.kill(process)  # so that life 1 goes back behind what life 0 has committed
+    with (run.folder / "audit.jsonl").open("a") as file:
+        file.write('{"kind": "commit", "ste')
+    (run.folder / "stop").touch()
+    run.resume().commits_with(1, 0)
+    run.until("steps of life 1", lambda: sum(line["life"] == 1 for line in run.commits()) > 5)
+    run.stop()
+    run.check()
+    keys = [(line["life"], *member) for line in history(run.audit()) for member in line["members"]]
+    assert len(set(keys)) == len(keys) and {key[0] for key in keys} == {0, 1}
 
 
 @pytest.mark.slow

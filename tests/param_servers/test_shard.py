@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from param_servers.audit import history, replay
 from param_servers.config import OptimizerConfig, OptimizerName
 from param_servers.layout import FlatLayout
 from param_servers.shard import Shard
@@ -82,25 +81,6 @@ def test_what_was_published_does_not_change_with_the_next_step() -> None:
     shard.apply([torch.ones(10)], 1.0)
     assert before.sum() == 0 and shard.published().sum() == -10
     assert shard.published() is shard.published()
-
-
-def test_a_rolled_back_history_leaves_the_commits_that_count() -> None:
-    lines = [
-        {"kind": "rollback", "term": 1, "step": 0},
-        *({"kind": "commit", "term": 1, "step": step} for step in range(4)),
-        {"kind": "expelled", "worker": 3},
-        {"kind": "rollback", "term": 2, "step": 2},
-        {"kind": "commit", "term": 2, "step": 2},
-    ]
-    assert [(line["term"], line["step"]) for line in history(lines)] == [(1, 0), (1, 1), (2, 2)]
-
-
-def test_a_replay_sums_in_ascending_worker_order() -> None:
-    gradients = {(worker, 0, 1): randn(worker, 50) for worker in range(4)}
-    lines = [{"kind": "commit", "step": 0, "members": [[3, 0, 1], [0, 0, 1], [2, 0, 1]], "learning_rate": 1.0}]
-    got = replay(torch.zeros(50), OptimizerConfig(optimizer="sgd"), lines, lambda *key: gradients[key])
-    expected = -(gradients[0, 0, 1] + gradients[2, 0, 1] + gradients[3, 0, 1]) / 3
-    assert torch.equal(got, expected)
 
 
 def test_the_norms_of_the_moments_of_all_shards_add_up_to_the_whole() -> None:
