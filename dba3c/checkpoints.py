@@ -76,6 +76,7 @@ def load_policy(checkpoint: Path) -> Policy:
 
     Raises:
         SnapshotError: it is torn, or gone.
+        CheckpointUnreadable: the file system does not let it be read.
     """
     loaded = load_checkpoint(checkpoint)
     return Policy(
@@ -98,7 +99,11 @@ def checkpoint_steps(checkpoints: Path) -> list[int]:
 
 
 def newest_policy(checkpoints: Path, on_skip: Callable[[str], None]) -> Policy | None:
-    """The newest valid checkpoint's policy, None when there is none; each torn one is named through `on_skip`."""
+    """The newest valid checkpoint's policy, None when there is none; each torn one is named through `on_skip`.
+
+    Raises:
+        CheckpointUnreadable: one that may be the newest valid one cannot be read.
+    """
     for step in reversed(checkpoint_steps(checkpoints)):
         try:
             return load_policy(checkpoints / f"step-{step}")
@@ -113,6 +118,7 @@ def find_policy(checkpoints: Path, step: int | None, on_skip: Callable[[str], No
     Raises:
         UserError: there is no checkpoint (yet), none of them is whole, no such step (the steps there are are named), or
             the one asked for is torn.
+        CheckpointUnreadable: the one that is wanted cannot be read.
     """
     steps = checkpoint_steps(checkpoints)
     if not steps:

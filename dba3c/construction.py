@@ -96,10 +96,11 @@ def check_buildable(config: TrainConfig, checkpoints: Path | None = None) -> Non
 
     Raises:
         UserError, ConfigError: an environment, network or sharding that cannot be.
-        SnapshotError: the checkpoint belongs to another network.
+        SnapshotError: the checkpoint belongs to another network, or there are some and none is whole.
+        CheckpointUnreadable: the file system does not let them be read.
     """
     plan, _ = initial_parameters(config)
-    if checkpoints is not None and checkpoints.is_dir():
+    if checkpoints is not None:
         newest = find_newest(checkpoints)
         if newest is not None:
             load_checkpoint(newest).slice_for(plan, shard=0)

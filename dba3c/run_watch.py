@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dba3c.checkpoints import Policy, checkpoint_steps, load_policy
 from dba3c.run_folder import RunFolder
-from param_servers.errors import RunBroken, SnapshotError
+from param_servers.errors import CheckpointUnreadable, RunBroken, SnapshotError
 
 LOOK_S = 1.0
 GONE_AFTER_S = 60.0
@@ -80,6 +80,7 @@ class CheckpointWatch:
         self._look_s = look_s
         self._seen: set[tuple[int, int]] = set()
         self._first_look = True
+        self._unreadable: int | None = None
         self.passed_over: list[int] = []
 
     def wait(self) -> Policy | None:
@@ -104,6 +105,12 @@ class CheckpointWatch:
             except SnapshotError as error:
                 self._say(f"skipped: {error}")
                 continue
+            except CheckpointUnreadable as error:  # nothing is known about it: the next look tries again
+                self._seen = {seen for seen in self._seen if seen[0] != step}
+                if step != self._unreadable:
+                    self._unreadable = step
+                    self._say(str(error))
+                return None
             if self._is_done(policy):
                 return None
             self.passed_over = [] if first_look else steps

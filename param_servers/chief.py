@@ -99,7 +99,7 @@ class Chief:
             self._carry_out(self.coordinator.server_ready(shard, header.term, now_s))
         elif header.kind == Kind.ALIVE:
             self.hub.send(Peer(Role.SERVER, shard), header._replace(sender=0))
-        elif header.kind == Kind.WRITTEN and header.term == self._node.term:  # else of a history that was undone
+        elif header.kind == Kind.WRITTEN and header.term == self.coordinator.term:  # else of a history that was undone
             self._written(shard, header.step, json.loads(bytes(payload)))
 
     def tick(self) -> None:
@@ -147,10 +147,7 @@ class Chief:
             self._servers.discard(decision.shard)
             self.hub.close(Peer(Role.SERVER, decision.shard))
         elif isinstance(decision, Restore):
-            self._storage.discard_after(decision.step)
-            self._log("rollback", term=decision.term, step=decision.step, data_points=decision.data_points)
-            header = Header(Kind.RESTORE, 0, 0, decision.term, decision.step, data_points=decision.data_points)
-            self._order(header)
+            self._storage.set_aside_after(decision.step, lambda: self._roll_back(decision))
         elif isinstance(decision, Checkpoint):
             self._files.clear()
             self._order(Header(Kind.CHECKPOINT, 0, 0, term, decision.step, data_points=decision.data_points))
@@ -160,6 +157,13 @@ class Chief:
             self._order(Header(Kind.STOP, 0, term=term, code=code), decision.reason.encode())
         elif isinstance(decision, Note):
             self._note(decision)
+
+    def _roll_back(self, restore: Restore) -> None:
+        """Later checkpoints are out of the way. Not when the run has ended, or begun a newer term, meanwhile."""
+        if self.coordinator.state == "restoring" and self.coordinator.term == restore.term:
+            self._log("rollback", term=restore.term, step=restore.step, data_points=restore.data_points)
+            header = Header(Kind.RESTORE, 0, 0, restore.term, restore.step, data_points=restore.data_points)
+            self._order(header)
 
     def _commit(self, commit: Commit) -> None:
         self.staleness += commit.staleness

@@ -29,6 +29,10 @@ class SnapshotError(ParamServersError):
     """A checkpoint that is torn, does not match its manifest, or belongs to another layout."""
 
 
+class CheckpointUnreadable(ParamServersError):
+    """The file system does not let a checkpoint be read; nothing is known about its content."""
+
+
 class RunStopped(Exception):
     """The run has ended as asked. Not an error: the worker's loop leaves through it.
 

@@ -112,7 +112,8 @@ class Replica:
         """Load the newest valid checkpoint, if there is one.
 
         Raises:
-            SnapshotError: it is of another model or optimizer.
+            SnapshotError: it is of another model or optimizer, or there are some and none is whole.
+            CheckpointUnreadable: the file system does not let them be read.
         """
         if self._directory is None:
             return

@@ -16,6 +16,7 @@ from param_servers.hub import Hub
 from param_servers.messages import MEMBER, RECIPIENT, Code, Dtype, Header, Kind, Row, pack_rows, unpack_rows
 from param_servers.shard import Shard, as_bytes, tensor_of
 from param_servers.storage import Storage
+from param_servers.update_rules import State
 
 MOST_CONTROL_BYTES = 1 << 20
 _FROM_WORKERS = {Kind.GRADIENT}
@@ -59,6 +60,8 @@ class ShardNode:
         self._receipts: dict[int, tuple[int, int, Code]] = {}
         """Last decided push of each worker: (incarnation, sequence, answer)."""
         self._bets = Bets(index, shard, self._accumulator, all_needed)
+        self._restoring: int | None = None
+        """The term whose state is being loaded."""
 
     @property
     def hub(self) -> Hub:
@@ -104,8 +107,8 @@ class ShardNode:
 
     def gradient(self, peer: Peer, header: Header, payload: memoryview) -> None:
         """A slice is complete. The next one of this worker may have begun to arrive in the same poll."""
-        if header.term != self.term or self.ended or not header.length:
-            return  # of an earlier term: the worker was sent parameters of the new one
+        if header.term != self.term or self._restoring is not None or self.ended or not header.length:
+            return  # of an earlier term: the worker was, or will be, sent parameters of the new one
         tensor = tensor_of(payload)
         if self._incoming.get(peer) is tensor:
             del self._incoming[peer]
@@ -188,7 +191,8 @@ class ShardNode:
 
     def advance(self) -> None:
         """Pass on what can be; to be called after each poll."""
-        self._bets.advance(Version(self.term, self.step), self.workers, self._incoming, self.data_points)
+        if self._restoring is None:
+            self._bets.advance(Version(self.term, self.step), self.workers, self._incoming, self.data_points)
 
     @property
     def betting(self) -> bool:
@@ -223,12 +227,21 @@ class ShardNode:
         self._storage.write(step, term, self.shard.published(), self.shard.optimizer_state(), written)
 
     def _restore(self, header: Header) -> None:
+        """Go back; links are served while the disk works, but no gradient is taken."""
         self._bets.abort()
-        self.shard.load(*self._storage.load(header.step))
-        self.term, self.step, self.data_points = header.term, header.step, header.data_points
-        self._accumulator.restart(self.step)
+        self._accumulator.restart(header.step)
         self._receipts.clear()
-        self._report(Header(Kind.READY, self.index, 0, self.term, self.step), b"")
+        self._restoring = header.term
+
+        def loaded(parameters: Tensor, state: State | None) -> None:
+            if header.term != self._restoring:
+                return  # everybody goes back once more
+            self._restoring = None
+            self.shard.load(parameters, state)
+            self.term, self.step, self.data_points = header.term, header.step, header.data_points
+            self._report(Header(Kind.READY, self.index, 0, self.term, self.step), b"")
+
+        self._storage.load(header.step, loaded)
 
     def _stop(self, header: Header, reason: bytes) -> None:
         self._bets.abort()

@@ -9,29 +9,45 @@
 
 A directory is complete when its name does not end in `.tmp`: every file in it was flushed to disk before the rename.
 Whoever crashes halfway leaves a `.tmp` or, at worst, a torn directory, which is named and skipped.
+
+Torn is what is there and not as its manifest says. What the file system does not let us read (a stale handle of NFS, a
+missing permission) is not torn: it is tried again for a few seconds and then refused, as is a folder in which
+checkpoints are and none is whole. Nobody who reads changes anything. A run that goes on from an earlier checkpoint
+renames the later ones, `step-12.damaged-1` or `step-12.undone-1`, for people to look at and delete; and only whole
+checkpoints are ever deleted, when enough newer ones are there.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 
-from param_servers.errors import ConfigError, SnapshotError
+from param_servers.errors import CheckpointUnreadable, ConfigError, SnapshotError
 from param_servers.layout import FlatLayout
 from param_servers.optimizers import merge_states
 from param_servers.sharding import ShardPlan
 from param_servers.update_rules import State
 
 FORMAT = "param_servers checkpoint 1"
+_PAUSES_S = (0.1, 0.5, 1.0, 2.0)
+"""Between attempts to read what the file system refuses."""
+_LOOKS = 3
+"""At a folder in which checkpoints come and go meanwhile."""
+_TORN_NAMED = 3
+_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""What the file system knows for sure: the name is no file."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -121,35 +137,106 @@ def publish(
     _write_text(folder / "manifest.json", json.dumps(manifest, indent=1))
     _sync(folder)
     if final.exists():  # a torn one, or one from before a roll-back
-        shutil.rmtree(final)
+        _set_aside(final)
     os.rename(folder, final)
-    _write_text(directory / "LATEST.tmp", final.name + "\n")
-    os.replace(directory / "LATEST.tmp", directory / "LATEST")
-    _sync(directory)
+    _point_at(directory, final.name)
     for _, old in _found(directory)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        _delete_if_whole(old)
     for abandoned in directory.glob("step-*.tmp"):
         shutil.rmtree(abandoned, ignore_errors=True)
     return final
 
 
-def discard_after(directory: Path, step: int) -> None:
-    """Delete checkpoints of later steps than `step`: the run goes back to it. Raises OSError."""
-    for later, path in _found(directory):
-        if later > step:
-            shutil.rmtree(path)
+def set_aside_after(directory: Path, step: int) -> None:
+    """Rename checkpoints of later steps than `step`: the run goes back to it. Raises OSError."""
+    found = _found(directory)
+    later = [path for saved, path in found if saved > step]
+    for path in later:
+        _set_aside(path)
+    if later and len(found) > len(later):
+        _point_at(directory, found[-len(later) - 1][1].name)
+
+
+def _set_aside(path: Path) -> None:
+    try:
+        _check(path)
+        what = "undone"
+    except (SnapshotError, OSError):
+        what = "damaged"
+    names = (path.with_name(f"{path.name}.{what}-{number}") for number in itertools.count(1))
+    os.rename(path, next(name for name in names if not name.exists()))
+    _sync(path.parent)
+
+
+def _delete_if_whole(path: Path) -> None:
+    """What is not is renamed; what cannot be read stays. The checkpoint just written is safe whatever happens here."""
+    try:
+        _check(path)
+    except SnapshotError:
+        _set_aside(path)
+    except OSError:
+        return
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _point_at(directory: Path, name: str) -> None:
+    _write_text(directory / "LATEST.tmp", name + "\n")
+    os.replace(directory / "LATEST.tmp", directory / "LATEST")
+    _sync(directory)
+
+
+def patiently(read: Callable[[], T], path: Path) -> T:
+    """The result of `read`, which is tried again where the file system refuses `path`.
+
+    Raises:
+        CheckpointUnreadable: it still refuses after a few seconds.
+    """
+    for pause_s in _PAUSES_S:
+        try:
+            return read()
+        except OSError:
+            time.sleep(pause_s)
+    try:
+        return read()
+    except OSError as error:
+        tries = f"{len(_PAUSES_S) + 1} times in {sum(_PAUSES_S):g} s"
+        raise CheckpointUnreadable(f"{path} cannot be read, tried {tries}: {error}") from error
 
 
 def find_newest(directory: Path, on_skip: Callable[[str], None] = lambda line: None) -> Path | None:
-    """The newest valid checkpoint in `directory`, or None; each torn one is named through `on_skip`."""
-    for _, path in reversed(_found(directory)):
-        try:
-            _check(path)
-        except SnapshotError as error:
-            on_skip(f"skipped: {error}")
-            continue
-        return path
-    return None
+    """The newest valid checkpoint in `directory`, None where no checkpoint is; torn ones are named through `on_skip`.
+
+    Raises:
+        SnapshotError: checkpoints are there, and none is whole.
+        CheckpointUnreadable: the directory, or one that may be the newest valid one, cannot be read.
+    """
+    for look in range(_LOOKS):
+        found, torn = patiently(lambda: _found(directory), directory), []
+        for _, path in reversed(found):
+            why = _why_torn(path)
+            if not why:
+                return path
+            torn.append(why)
+            on_skip(f"skipped: {why}")
+        if not found:
+            return None
+        if look == _LOOKS - 1 or patiently(lambda: _found(directory), directory) == found:
+            named = "; ".join(torn[:_TORN_NAMED]) + ("; …" if len(torn) > _TORN_NAMED else "")
+            raise SnapshotError(
+                f"{directory}: none of its checkpoints is whole ({named}); nothing was changed there: "
+                "move them away to begin from step 0"
+            )
+    raise AssertionError("the last look returns or raises")
+
+
+def _why_torn(path: Path) -> str:
+    """ "" of a whole checkpoint. Raises CheckpointUnreadable."""
+    try:
+        patiently(lambda: _check(path), path)
+    except SnapshotError as error:
+        return str(error)
+    return ""
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -157,17 +244,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
     Raises:
         SnapshotError: there is none, or it is not one of ours.
+        CheckpointUnreadable: it cannot be read.
     """
-    try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        if manifest["format"] != FORMAT:
-            raise SnapshotError(f"checkpoint {path.name} has the format {manifest['format']!r}, not {FORMAT!r}")
-        for name, kind in (("step", int), ("data_points", int), ("term", int), ("files", list), ("layout", list)):
-            if not isinstance(manifest[name], kind):
-                raise SnapshotError(f"checkpoint {path.name} is torn: its manifest's {name} is no {kind.__name__}")
-        return dict(manifest)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SnapshotError(f"checkpoint {path.name} is torn: {type(error).__name__} in manifest.json") from error
+    return patiently(lambda: _manifest(path), path)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -175,29 +254,73 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
     Raises:
         SnapshotError: it is torn, or its files do not fit its manifest; nothing is half-loaded.
+        CheckpointUnreadable: it cannot be read.
     """
-    manifest = _check(path)
+    return patiently(lambda: _load(path), path)
+
+
+def _load(path: Path) -> Checkpoint:
+    """Raises SnapshotError, OSError."""
+    manifest = _manifest(path)
     try:
         layout = FlatLayout.of([(name, shape) for name, shape in manifest["layout"]])
-        shards = [load_file(path / shard_file(i, len(manifest["files"]))) for i in range(len(manifest["files"]))]
+        entries = {entry["file"]: entry for entry in manifest["files"]}
+        names = [shard_file(shard, len(entries)) for shard in range(len(entries))]
+        shards = [load(_content(path / name, entries[name])) for name in names]
         parameters = torch.cat([shard.pop("parameters") for shard in shards])
         layout.check(parameters)
         states = [{name.removeprefix("optimizer."): shard[name] for name in shard} for shard in shards]
         state = merge_states(states)
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError, ConfigError) as error:
+    except (ValueError, TypeError, KeyError, RuntimeError, SafetensorError, ConfigError) as error:
         raise SnapshotError(f"checkpoint {path.name} is torn: {error}") from error
     return Checkpoint(
         manifest["step"], manifest["data_points"], manifest["term"], layout, parameters, state, manifest["extra"]
     )
 
 
+def _manifest(path: Path) -> dict[str, Any]:
+    """Raises SnapshotError, OSError."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        if manifest["format"] != FORMAT:
+            raise SnapshotError(f"checkpoint {path.name} has the format {manifest['format']!r}, not {FORMAT!r}")
+        for name, kind in (("step", int), ("data_points", int), ("term", int), ("files", list), ("layout", list)):
+            if not isinstance(manifest[name], kind):
+                raise SnapshotError(f"checkpoint {path.name} is torn: its manifest's {name} is no {kind.__name__}")
+        for entry in manifest["files"]:
+            str(entry["file"]), int(entry["bytes"]), str(entry["sha256"])
+        return dict(manifest)
+    except (*_NOT_THERE, ValueError, KeyError, TypeError) as error:
+        raise SnapshotError(f"checkpoint {path.name} is torn: {type(error).__name__} in manifest.json") from error
+
+
 def _check(path: Path) -> dict[str, Any]:
-    manifest = read_manifest(path)
+    """The manifest of a checkpoint whose files are as it says. Raises SnapshotError, OSError."""
+    manifest = _manifest(path)
     for entry in manifest["files"]:
         file = path / str(entry["file"])
-        if not file.is_file() or file.stat().st_size != entry["bytes"] or _sha256(file) != entry["sha256"]:
-            raise SnapshotError(f"checkpoint {path.name} is torn: {file.name} does not fit the manifest")
+        try:
+            fits = file.stat().st_size == entry["bytes"] and _sha256(file) == entry["sha256"]
+        except _NOT_THERE:
+            fits = False
+        if not fits:
+            raise _does_not_fit(file)
     return manifest
+
+
+def _content(file: Path, entry: Mapping[str, Any]) -> bytes:
+    """What was hashed is what is loaded, and no mapped file can fail under the tensors later."""
+    try:
+        content = file.read_bytes()
+    except _NOT_THERE as error:
+        raise _does_not_fit(file) from error
+    if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        raise _does_not_fit(file)
+    return content
+
+
+def _does_not_fit(file: Path) -> SnapshotError:
+    return SnapshotError(f"checkpoint {file.parent.name} is torn: {file.name} does not fit the manifest")
 
 
 def _unfinished(directory: Path, step: int, term: int) -> Path:
@@ -206,10 +329,12 @@ def _unfinished(directory: Path, step: int, term: int) -> Path:
 
 
 def _found(directory: Path) -> list[tuple[int, Path]]:
-    """Checkpoint directories by step, oldest first, valid or not."""
-    if not directory.is_dir():
+    """Checkpoint directories by step, oldest first, valid or not. Raises OSError."""
+    try:
+        paths = list(directory.iterdir())
+    except FileNotFoundError:
         return []
-    named = [(path.name.removeprefix("step-"), path) for path in directory.iterdir() if path.name.startswith("step-")]
+    named = [(path.name.removeprefix("step-"), path) for path in paths if path.name.startswith("step-")]
     return sorted((int(step), path) for step, path in named if step.isdigit())
 
 

@@ -1,23 +1,33 @@
-"""One shard's way to the checkpoints: writes go on in a thread, so that a slow disk does not stop the steps."""
+"""One shard's way to the checkpoints: the disk works in a thread, so that a slow one stops neither steps nor links."""
 
 import json
+import math
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from param_servers.bounded import LeavableThread
 from param_servers.errors import ParamServersError, SnapshotError
 from param_servers.sharding import ShardPlan
-from param_servers.snapshots import discard_after, find_newest, load_checkpoint, publish, read_manifest, write_shard
+from param_servers.snapshots import (
+    find_newest,
+    load_checkpoint,
+    patiently,
+    publish,
+    read_manifest,
+    set_aside_after,
+    write_shard,
+)
 from param_servers.update_rules import State
 
-_DISCARD_TIMEOUT_S = 60.0
+_SET_ASIDE_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 10.0
 """For what is still being written: whoever needs it has waited for it before."""
+Loaded = Callable[[Tensor, State | None], None]
 
 
 class Storage(Protocol):
@@ -27,9 +37,20 @@ class Storage(Protocol):
         """Write a slice [n] that nobody changes any more; `done(JSON)` is called later, with `file` or `error`."""
         ...
 
-    def load(self, step: int) -> tuple[Tensor, State | None]:
-        """The slice [n] of version `step`; version 0 without a checkpoint is the initial one."""
+    def load(self, step: int, done: Loaded) -> None:
+        """The slice [n] of version `step`, for `done` later; version 0 without a checkpoint is the initial one."""
         ...
+
+
+class _Pending(NamedTuple):
+    """Work that the thread was given."""
+
+    future: Future[Any]
+    told: Callable[[Future[Any]], None]
+    """Called from `poll` when it is done; may raise what ends the run."""
+    by_s: float
+    late: str
+    """What to say when it is not done by then."""
 
 
 class Checkpoints:
@@ -44,7 +65,7 @@ class Checkpoints:
         self.directory, self._plan, self._shard = directory, plan, shard
         self._initial = initial[plan.slice_of(shard)].clone()
         self._thread = LeavableThread(f"checkpoints-{shard}")
-        self._pending: list[tuple[Future[dict[str, Any]], Callable[[bytes], None]]] = []
+        self._pending: list[_Pending] = []
         self._stuck = False
 
     @property
@@ -75,51 +96,79 @@ class Checkpoints:
         self.submit(work, done)
 
     def submit(self, work: Callable[[], dict[str, Any]], done: Callable[[bytes], None]) -> None:
-        self._pending.append((self._thread.submit(work), done))
-
-    def poll(self) -> None:
-        """Call `done` of what is finished; from the loop, so that nothing else needs a lock."""
-        finished = [entry for entry in self._pending if entry[0].done()]
-        self._pending = [entry for entry in self._pending if not entry[0].done()]
-        for future, done in finished:
+        def told(future: Future[dict[str, Any]]) -> None:
             try:
                 result = future.result()
             except (OSError, ParamServersError, ValueError) as error:
                 result = {"error": str(error)}
             done(json.dumps(result).encode())
 
-    def discard_after(self, step: int) -> None:
-        """Shard 0, before a roll-back to `step`: later checkpoints belong to a history that did not happen.
+        self._begin(work, told)
 
-        Waits for what is being written (at most _DISCARD_TIMEOUT_S), since that could be one of them.
+    def _begin(
+        self, work: Callable[[], Any], told: Callable[[Future[Any]], None], by_s: float = math.inf, late: str = ""
+    ) -> None:
+        self._pending.append(_Pending(self._thread.submit(work), told, by_s, late))
+
+    def poll(self) -> None:
+        """Call `done` of what is finished; from the loop, so that nothing else needs a lock.
 
         Raises:
-            SnapshotError: the disk did not do it, or not in time; a restart would find the wrong history there.
+            SnapshotError: what is to be loaded cannot be, or checkpoints cannot be set aside, or not in time.
+            CheckpointUnreadable: the file system does not let the one be read that is to be loaded.
+        """
+        finished: list[_Pending] = []
+        waiting: list[_Pending] = []
+        for entry in self._pending:  # asked once: what is done between two questions would be in neither list
+            (finished if entry.future.done() else waiting).append(entry)
+        self._pending = waiting
+        for entry in finished:
+            entry.told(entry.future)
+        for entry in self._pending:
+            if time.monotonic() > entry.by_s:
+                self._stuck = True  # nobody waits for that disk again
+                raise SnapshotError(entry.late)
+
+    def set_aside_after(self, step: int, done: Callable[[], None]) -> None:
+        """Shard 0, before a roll-back to `step`: later checkpoints belong to a history that did not happen.
+
+        After what is being written, since that could be one of them. Where the disk does not do it within
+        _SET_ASIDE_TIMEOUT_S, `poll` raises: a restart would find the wrong history there.
         """
         directory = self.directory
         if directory is None:
+            done()
             return
-        try:
-            self._thread.submit(lambda: discard_after(directory, step)).result(_DISCARD_TIMEOUT_S)
-        except FutureTimeoutError as error:
-            what = f"the disk did not delete the checkpoints after step {step} within {_DISCARD_TIMEOUT_S:g} s"
-            self._stuck = True  # nobody waits for that disk again
-            raise SnapshotError(f"{what}: {directory}") from error
-        except OSError as error:
-            raise SnapshotError(f"the checkpoints after step {step} cannot be deleted: {error}") from error
-        self.poll()
+
+        def told(future: Future[None]) -> None:
+            try:
+                future.result()
+            except OSError as error:
+                raise SnapshotError(f"the checkpoints after step {step} cannot be set aside: {error}") from error
+            done()
+
+        what = f"the disk did not set aside the checkpoints after step {step} within {_SET_ASIDE_TIMEOUT_S:g} s"
+        by_s = time.monotonic() + _SET_ASIDE_TIMEOUT_S
+        self._begin(lambda: set_aside_after(directory, step), told, by_s, f"{what}: {directory}")
 
     def newest(self, on_skip: Callable[[str], None]) -> tuple[int, int, int]:
-        """(step, data_points, term) of the newest valid checkpoint; zeros without one."""
+        """(step, data_points, term) of the newest valid checkpoint; zeros without one. Raises as `find_newest`."""
         path = find_newest(self.directory, on_skip) if self.directory is not None else None
         if path is None:
             return 0, 0, 0
         manifest = read_manifest(path)
         return int(manifest["step"]), int(manifest["data_points"]), int(manifest["term"])
 
-    def load(self, step: int) -> tuple[Tensor, State | None]:
+    def load(self, step: int, done: Loaded) -> None:
+        """See `Storage`; `poll` raises what goes wrong."""
+        if self.directory is None:  # no disk to wait for
+            done(*self._load(step))
+        else:
+            self._begin(lambda: self._load(step), lambda future: done(*future.result()))
+
+    def _load(self, step: int) -> tuple[Tensor, State | None]:
         path = self.directory / f"step-{step}" if self.directory is not None else None
-        if path is None or not path.is_dir():
+        if path is None or not patiently(path.is_dir, path):
             if step == 0:
                 return self._initial, None
             raise SnapshotError(f"server {self._shard} cannot find checkpoint step-{step} in {self.directory}")

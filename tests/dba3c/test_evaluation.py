@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 
+from dba3c import run_watch
 from dba3c.checkpoints import load_policy
 from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.construction import initial_parameters
@@ -17,7 +18,7 @@ from dba3c.evaluation import evaluate, run_evaluator
 from dba3c.evaluation_protocol import protocol_for, stream_seeds
 from dba3c.full_games import GamesAbandoned
 from dba3c.run_watch import CheckpointWatch, RunEnd
-from param_servers.errors import RunBroken
+from param_servers.errors import CheckpointUnreadable, RunBroken
 
 CARTPOLE = replace_options(
     TrainConfig(environment=EnvironmentConfig(env_id="CartPole-v1"), network=NetworkConfig(network="mlp")),
@@ -194,6 +195,21 @@ def test_of_several_waiting_checkpoints_the_newest_whole_one_is_taken_and_the_ot
     assert watch.newest_unseen() is None and len(lines) == 1
     write_checkpoint(run, CARTPOLE, step=40)  # written again after a roll-back
     assert watch.newest_unseen().step == 40 and watch.passed_over == []
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_looked_at_again(cartpole, monkeypatch):
+    run, _ = cartpole
+    lines = []
+    watch = CheckpointWatch(run, lambda: None, say=lines.append)
+    with monkeypatch.context() as away:
+
+        def unreadable(path):
+            raise CheckpointUnreadable(f"{path} cannot be read")
+
+        away.setattr(run_watch, "load_policy", unreadable)
+        assert watch.newest_unseen() is None and watch.newest_unseen() is None
+    assert len(lines) == 1 and "step-10 cannot be read" in lines[0]
+    assert watch.newest_unseen().step == 10
 
 
 def test_a_launch_that_is_gone_without_a_word_is_not_waited_for(cartpole):

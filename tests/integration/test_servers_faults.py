@@ -1,5 +1,6 @@
 """Real processes, real deaths: the run goes on or ends as declared, says who and why, and breaks no invariant."""
 
+import os
 import signal
 import socket
 import time
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from param_servers import storage
 from param_servers.audit import history
 from param_servers.handshake import Hello, Peer, Role, pack_hello
 from param_servers.messages import Header, Kind, pack_header
-from param_servers.snapshots import find_newest, load_checkpoint
+from param_servers.snapshots import Checkpoint, find_newest, load_checkpoint
 from param_servers.tcp_hub import TcpHub
 from tests.integration.server_runs import SECRET, Run
 
@@ -225,6 +227,31 @@ def test_a_connection_that_died_without_a_word_is_noticed(make_run: Callable[...
     run.until("its end", lambda: run.messages("worker 7 left"), timeout_s=20.0)
     run.more_commits()
     run.stop()
+    run.check()
+
+
+def test_a_disk_that_is_slow_during_recovery_ends_no_run(
+    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host_of_slow_disk = tmp_path / "host-of-slow-disk"
+    host_of_slow_disk.touch()
+
+    def slowly(path: Path) -> Checkpoint:
+        if host_of_slow_disk.read_text() == str(os.getpid()):
+            time.sleep(4)  # not for a condition: the fault is that the disk takes longer than two step timeouts
+        return load_checkpoint(path)
+
+    monkeypatch.setattr(storage, "load_checkpoint", slowly)  # in the servers, which are forked from here
+    run = make_run(workers=2, step_timeout_s=1.0).start()
+    run.until("a checkpoint", lambda: run.messages("checkpoint of step", "written"))
+    host_of_slow_disk.write_text(str(run.servers[0].pid))
+    run.kill(run.servers[1])
+    run.start_server(1)
+    run.until("a new term", lambda: sum(line["kind"] == "rollback" for line in run.audit()) == 2)
+    run.more_commits()
+    run.stop()
+    assert not run.messages("silent")
+    assert [process.exitcode for process in [*run.servers.values(), *run.workers.values()]] == [0] * 4
     run.check()
 
 

@@ -106,7 +106,9 @@ def test_a_run_folder_in_use_is_refused_and_the_run_in_it_is_not_disturbed(tmp_p
         assert run.wait()[0] == 0
 
 
-def test_a_torn_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
+def test_a_torn_newest_checkpoint_is_renamed_and_the_one_before_is_used_and_with_none_whole_resume_refuses(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "run"
     with started(folder, "--checkpoint-every-steps", "10", "--total-frames", "2000") as run:
         assert run.wait()[0] == 0
@@ -118,6 +120,14 @@ def test_a_torn_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path: 
     assert code == 0, output
     told = [r["message"] for r in run.records("server", 0) if r["kind"] == "event"]
     assert any(newest.name in message for message in told)
+    assert (folder / "checkpoints" / f"{newest.name}.damaged-1").is_dir()
+    for manifest in folder.glob("checkpoints/step-*/manifest.json"):
+        manifest.write_text("{")
+    left = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    with started(folder, "--resume", "--total-frames", "2500") as run:
+        code, output = run.wait()
+    assert code == 2 and "none of its checkpoints is whole" in output and len(output.splitlines()) == 1
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == left
 
 
 def test_a_checkpoint_of_another_network_is_refused_in_one_line_and_kept(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class SimStorage:
 
     def __init__(self, disk: SimDisk, rng: random.Random, shard: int, initial: Tensor) -> None:
         self._disk, self._rng, self._shard, self._initial = disk, rng, shard, initial
-        self._pending: list[tuple[Callable[[], bytes], Callable[[bytes], None]]] = []
+        self._pending: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
 
     @property
     def busy(self) -> bool:
@@ -63,11 +63,11 @@ class SimStorage:
             work, done = self._pending.pop(0)
             done(work())
 
-    def discard_after(self, step: int) -> None:
-        while self._pending and self._rng.random() < 0.5:
-            self._pending.pop(0)[0]()
-        self._pending.clear()
-        self._disk.finished = {saved: entry for saved, entry in self._disk.finished.items() if saved <= step}
+    def set_aside_after(self, step: int, done: Callable[[], None]) -> None:
+        def work() -> None:
+            self._disk.finished = {saved: entry for saved, entry in self._disk.finished.items() if saved <= step}
+
+        self._pending.append((work, lambda _: done()))
 
     def newest(self, on_skip: Callable[[str], None]) -> tuple[int, int, int]:
         if not self._disk.finished:
@@ -76,10 +76,14 @@ class SimStorage:
         data_points, term, _ = self._disk.finished[step]
         return step, data_points, term
 
-    def load(self, step: int) -> tuple[Tensor, Any]:
-        if step == 0 and 0 not in self._disk.finished:
-            return self._initial, None
-        return self._disk.finished[step][2][self._shard]
+    def load(self, step: int, done: Callable[[Tensor, Any], None]) -> None:
+        def work() -> tuple[Tensor, Any]:
+            if step == 0 and 0 not in self._disk.finished:
+                return self._initial, None
+            found: tuple[Tensor, Any] = self._disk.finished[step][2][self._shard]
+            return found
+
+        self._pending.append((work, lambda found: done(*found)))
 
     def close(self) -> None:
         pass

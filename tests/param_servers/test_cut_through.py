@@ -1,5 +1,6 @@
 """Passing an update on while it arrives: what was bet on is what is committed."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,8 +42,8 @@ class OneWorker:
     def grown(self, peer: Peer) -> None:
         pass
 
-    def load(self, step: int) -> tuple[torch.Tensor, None]:
-        return torch.zeros(2), None
+    def load(self, step: int, done: Callable[[torch.Tensor, None], None]) -> None:
+        done(torch.zeros(2), None)
 
 
 def running(hub: Any) -> ShardNode:

@@ -1,6 +1,7 @@
 """What a shard and shard 0's chief do when everybody goes back to a checkpoint."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,12 +37,23 @@ class Recorder:
     def publish(self, step: int, term: int, data_points: int, files: Any, *rest: Any) -> None:
         self.calls.append(("publish", step, term, files))
 
-    def discard_after(self, step: int) -> None:
-        self.calls.append(("discard_after", step))
+    def set_aside_after(self, step: int, done: Callable[[], None]) -> None:
+        self.calls.append(("set_aside_after", step))
+        self.disk(done)
 
-    def load(self, step: int) -> tuple[Tensor, None]:
+    def load(self, step: int, done: Callable[[Tensor, None], None]) -> None:
         self.calls.append(("load", step))
-        return torch.zeros(2), None
+        self.disk(lambda: done(torch.full((2,), float(step)), None))
+
+    def disk(self, work: Callable[[], None]) -> None:
+        """A fast one; see `slow`."""
+        work()
+
+    def slow(self) -> list[Callable[[], None]]:
+        """From now on the disk does nothing by itself: what it has to do."""
+        waiting: list[Callable[[], None]] = []
+        self.disk = waiting.append  # type: ignore[method-assign]
+        return waiting
 
 
 def shard_node(recorder: Any) -> ShardNode:
@@ -74,14 +86,46 @@ def test_a_roll_back_takes_back_the_answers_of_the_history_that_it_undoes() -> N
     assert answers(recorder)[1:] == [(2, 0, Code.NONE)]  # push 1 is in no step any more
 
 
-def test_later_checkpoints_are_discarded_before_anybody_goes_back() -> None:
+def test_later_checkpoints_are_set_aside_before_anybody_goes_back() -> None:
     recorder: Any = Recorder()
     settings = Settings(num_shards=1, num_gradients=1)
     coordinator = Coordinator(settings, 0.0, saved=(40, 400), term=3)
     chief = Chief(coordinator, shard_node(recorder), recorder, lambda: 0.0, lambda event: None)
     chief.hub = recorder
     chief.begin()
-    assert recorder.calls == [("discard_after", 40), ("load", 40)]
+    assert recorder.calls == [("set_aside_after", 40), ("load", 40)]
+
+
+def test_while_the_disk_is_slow_nothing_waits_for_it_and_a_load_that_was_overtaken_does_not_count() -> None:
+    recorder: Any = Recorder()
+    told: list[Header] = []
+    node = shard_node(recorder)
+    node._report = lambda header, payload: told.append(header)
+    node.obey(Header(Kind.RESTORE, 0, 0, 1, 0), b"")
+    waiting = recorder.slow()
+    node.obey(Header(Kind.RESTORE, 0, 0, 2, 7, data_points=70), b"")
+    header = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dtype.FLOAT32, length=8)
+    place = node.receive_into(WORKER, header)
+    place[:] = as_bytes(torch.ones(2))
+    node.gradient(WORKER, header, place)  # of the history that is being left
+    node.obey(Header(Kind.RESTORE, 0, 0, 3, 5, data_points=50), b"")
+    for loaded in waiting:
+        loaded()
+    assert [(header.kind, header.term, header.step) for header in told] == [(Kind.READY, 1, 0), (Kind.READY, 3, 5)]
+    assert (node.term, node.step, node.data_points) == (3, 5, 50)
+    assert node.shard.parameters.tolist() == [5.0, 5.0]
+
+
+def test_a_run_that_ends_while_the_disk_is_slow_does_not_go_back_any_more() -> None:
+    recorder: Any = Recorder()
+    coordinator = Coordinator(Settings(num_shards=1, num_gradients=1), 0.0, saved=(40, 400), term=3)
+    chief = Chief(coordinator, shard_node(recorder), recorder, lambda: 0.0, lambda event: None)
+    chief.hub = recorder
+    set_aside = recorder.slow()
+    chief.begin()
+    chief.stop("asked to")
+    set_aside[0]()
+    assert recorder.calls[0] == ("set_aside_after", 40) and ("load", 40) not in recorder.calls
 
 
 def test_a_slice_that_was_written_before_a_roll_back_is_in_no_checkpoint_after_it() -> None:

@@ -1,17 +1,28 @@
-"""Checkpoints: whole or skipped, and loadable into any number of shards."""
+"""Checkpoints: whole or skipped, never lost by reading, and loadable into any number of shards."""
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from param_servers import snapshots
 from param_servers.config import OptimizerConfig
-from param_servers.errors import SnapshotError
+from param_servers.errors import CheckpointUnreadable, SnapshotError
 from param_servers.layout import FlatLayout
 from param_servers.shard import Shard
 from param_servers.sharding import ShardPlan, plan_shards
-from param_servers.snapshots import discard_after, find_newest, load_checkpoint, publish, write_shard
+from param_servers.snapshots import (
+    find_newest,
+    load_checkpoint,
+    publish,
+    read_manifest,
+    set_aside_after,
+    write_shard,
+)
 
 LAYOUT = FlatLayout.of({"a": (3, 2), "b": (5,), "c": (1,)})
 CONFIG = OptimizerConfig(optimizer="adam", learning_rate="0.1")
@@ -107,19 +118,100 @@ def test_only_the_last_few_are_kept_and_abandoned_ones_go(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["LATEST", "step-4", "step-5"]
 
 
-def test_a_step_reached_again_replaces_its_checkpoint(tmp_path: Path) -> None:
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if path.is_dir())
+
+
+def tear(path: Path) -> None:
+    shard = next(path.glob("shard-*"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+
+
+def test_a_step_reached_again_replaces_its_checkpoint_which_is_kept(tmp_path: Path) -> None:
     plan = plan_shards(LAYOUT, 1)
-    save(tmp_path, plan, 3)
+    for _ in range(3):
+        save(tmp_path, plan, 3)
+    tear(tmp_path / "step-3")
     save(tmp_path, plan, 3)
     assert find_newest(tmp_path) == tmp_path / "step-3"
+    assert names(tmp_path) == ["step-3", "step-3.damaged-1", "step-3.undone-1", "step-3.undone-2"]
 
 
-def test_a_roll_back_discards_what_did_not_happen(tmp_path: Path) -> None:
+def test_a_roll_back_renames_what_did_not_happen_and_what_is_damaged(tmp_path: Path) -> None:
     plan = plan_shards(LAYOUT, 1)
-    for step in (2, 4, 6):
+    for step in (2, 4, 6, 8):
         save(tmp_path, plan, step)
-    discard_after(tmp_path, 4)
+    tear(tmp_path / "step-8")
+    set_aside_after(tmp_path, 4)
     assert find_newest(tmp_path) == tmp_path / "step-4"
+    assert names(tmp_path) == ["step-2", "step-4", "step-6.undone-1", "step-8.damaged-1"]
+    assert load_checkpoint(tmp_path / "step-6.undone-1").step == 6
+    assert (tmp_path / "LATEST").read_text() == "step-4\n"
+
+
+def test_old_ones_are_deleted_only_where_they_are_whole(tmp_path: Path) -> None:
+    plan = plan_shards(LAYOUT, 1)
+    for step in (2, 4):
+        save(tmp_path, plan, step)
+    tear(tmp_path / "step-2")
+    save(tmp_path, plan, 6, keep=1)
+    assert names(tmp_path) == ["step-2.damaged-1", "step-6"]
+
+
+def test_where_no_checkpoint_is_whole_the_run_does_not_begin_anew(tmp_path: Path) -> None:
+    plan = plan_shards(LAYOUT, 1)
+    for step in (2, 4):
+        tear(save(tmp_path, plan, step))
+    with pytest.raises(
+        SnapshotError, match="none of its checkpoints is whole .*step-4 is torn.*step-2 is torn"
+    ) as error:
+        find_newest(tmp_path)
+    assert "\n" not in str(error.value) and names(tmp_path) == ["step-2", "step-4"]
+
+
+class Refusing:
+    """A file system that does not let names with `what` in them be read, so many times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, what: str, times: int) -> None:
+        self.times, self.asked = times, 0
+        real_open = Path.open
+
+        def opened(path: Path, *how: Any, **named: Any) -> Any:
+            if what in str(path):
+                self.asked += 1
+                if self.asked <= self.times:
+                    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+            return real_open(path, *how, **named)
+
+        monkeypatch.setattr(Path, "open", opened)
+        monkeypatch.setattr(snapshots, "_PAUSES_S", (0.0,) * 4)
+
+
+@pytest.mark.parametrize("what", ["step-4/manifest", "step-4/shard-1"])
+def test_a_stale_handle_is_no_damage_it_is_tried_again(tmp_path: Path, monkeypatch: Any, what: str) -> None:
+    plan = plan_shards(LAYOUT, 2)
+    for step in (2, 4):
+        save(tmp_path, plan, step)
+    Refusing(monkeypatch, what, times=4)
+    assert find_newest(tmp_path, pytest.fail) == tmp_path / "step-4"
+    Refusing(monkeypatch, what, times=4)
+    assert load_checkpoint(tmp_path / "step-4").step == 4
+
+
+def test_a_checkpoint_that_cannot_be_read_is_refused_and_no_older_one_taken_for_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_shards(LAYOUT, 2)
+    for step in (2, 4):
+        save(tmp_path, plan, step)
+    refusing = Refusing(monkeypatch, "step-4", times=1000)
+    for read in (lambda: find_newest(tmp_path), lambda: load_checkpoint(tmp_path / "step-4")):
+        with pytest.raises(CheckpointUnreadable, match="step-4 cannot be read, tried 5 times .*[Ss]tale") as error:
+            read()
+        assert "\n" not in str(error.value)
+    with pytest.raises(CheckpointUnreadable):
+        read_manifest(tmp_path / "step-4")
+    assert refusing.asked == 15 and names(tmp_path) == ["step-2", "step-4"]
 
 
 def test_an_empty_or_missing_directory_has_no_checkpoint(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A shard's way to the disk: what a roll-back undoes does not come back from it."""
+"""A shard's way to the disk: nobody waits for it, and what a roll-back undoes does not come back from it."""
 
 import json
 import subprocess
@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from param_servers import storage as storage_module
 from param_servers.errors import SnapshotError
 from param_servers.layout import FlatLayout
 from param_servers.sharding import plan_shards
+from param_servers.snapshots import load_checkpoint
 from param_servers.storage import Checkpoints
 
 PLAN = plan_shards(FlatLayout.of({"w": (4,)}), 1)
@@ -27,38 +29,40 @@ def begin(storage: Checkpoints, step: int) -> None:
         storage.publish(step, 1, 10 * step, [json.loads(payload)], {}, 5, published.append)
 
     storage.write(step, 1, torch.full((4,), float(step)), {}, written)
-    [(write, _)] = storage._pending
-    write.result(10.0)
+    [write] = storage._pending
+    write.future.result(10.0)
     storage.poll()
 
 
-def finish(storage: Checkpoints) -> None:
-    deadline_s = time.monotonic() + 10.0
+def finish(storage: Checkpoints, timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
     while storage.busy and time.monotonic() < deadline_s:
         storage.poll()
 
 
-def test_a_roll_back_also_discards_a_checkpoint_that_is_just_being_published(tmp_path: Path) -> None:
+def test_a_roll_back_also_sets_a_checkpoint_aside_that_is_just_being_published(tmp_path: Path) -> None:
     storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
     begin(storage, 2)
     finish(storage)
     begin(storage, 4)
-    storage.discard_after(2)
+    done: list[Any] = []
+    storage.set_aside_after(2, lambda: storage.load(2, lambda parameters, state: done.append(parameters.tolist())))
     finish(storage)
-    assert storage.newest(lambda line: None) == (2, 20, 1)
-    parameters, _ = storage.load(2)
-    assert parameters.tolist() == [2.0] * 4
+    assert storage.newest(lambda line: None) == (2, 20, 1) and done == [[2.0] * 4]
+    assert load_checkpoint(tmp_path / "step-4.undone-1").step == 4
+    assert (tmp_path / "LATEST").read_text() == "step-2\n"
     storage.close()
 
 
-def test_a_disk_that_cannot_discard_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_cannot_set_aside_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(directory: Path, step: int) -> None:
         raise PermissionError(13, "Permission denied", str(directory / "step-4"))
 
-    monkeypatch.setattr(storage_module, "discard_after", refuse)
+    monkeypatch.setattr(storage_module, "set_aside_after", refuse)
     storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
-    with pytest.raises(SnapshotError, match=r"^the checkpoints after step 2 cannot be deleted: .*step-4"):
-        storage.discard_after(2)
+    storage.set_aside_after(2, pytest.fail)
+    with pytest.raises(SnapshotError, match=r"^the checkpoints after step 2 cannot be set aside: .*step-4"):
+        finish(storage)
     storage.close()
 
 
@@ -66,38 +70,67 @@ def test_a_disk_that_does_not_answer_is_waited_for_as_long_as_stated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = threading.Event()
-    monkeypatch.setattr(storage_module, "discard_after", lambda directory, step: answers.wait(60))
-    monkeypatch.setattr(storage_module, "_DISCARD_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(storage_module, "set_aside_after", lambda directory, step: answers.wait(60))
+    monkeypatch.setattr(storage_module, "_SET_ASIDE_TIMEOUT_S", 0.05)
     storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
-    with pytest.raises(SnapshotError, match=r"did not delete the checkpoints after step 2 within 0\.05 s"):
-        storage.discard_after(2)
+    storage.set_aside_after(2, pytest.fail)
+    with pytest.raises(SnapshotError, match=r"did not set aside the checkpoints after step 2 within 0\.05 s"):
+        finish(storage)
     storage.close()  # does not wait for it either
     assert not answers.is_set()
     answers.set()
 
 
+def test_a_slow_load_leaves_the_loop_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, real = threading.Event(), storage_module.load_checkpoint
+    storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
+    begin(storage, 2)
+    finish(storage)
+    monkeypatch.setattr(storage_module, "load_checkpoint", lambda path: answers.wait(60) and real(path))
+    loaded: list[Any] = []
+    storage.load(2, lambda parameters, state: loaded.append(parameters.tolist()))
+    storage.poll()  # does not wait
+    assert storage.busy and not loaded
+    answers.set()
+    finish(storage)
+    assert loaded == [[2.0] * 4]
+    storage.close()
+
+
+def test_what_cannot_be_loaded_is_said_from_the_loop(tmp_path: Path) -> None:
+    storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
+    storage.load(3, pytest.fail)
+    with pytest.raises(SnapshotError, match="server 0 cannot find checkpoint step-3"):
+        finish(storage)
+    storage.close()
+
+
 HANGING_DISK = """
 import sys, threading
 from pathlib import Path
+from typing import Any
 import torch
 from param_servers import storage
 from param_servers.layout import FlatLayout
 from param_servers.sharding import plan_shards
+from param_servers.snapshots import load_checkpoint
 
-storage._CLOSE_TIMEOUT_S = storage._DISCARD_TIMEOUT_S = 0.05
-storage.discard_after = storage.write_shard = lambda *arguments: threading.Event().wait()
+storage._CLOSE_TIMEOUT_S = storage._SET_ASIDE_TIMEOUT_S = 0.05
+storage.set_aside_after = storage.write_shard = lambda *arguments: threading.Event().wait()
 checkpoints = storage.Checkpoints(Path(sys.argv[1]), plan_shards(FlatLayout.of({"w": (4,)}), 1), 0, torch.zeros(4))
-if sys.argv[2] == "discard":
-    checkpoints.discard_after(2)
+if sys.argv[2] == "set aside":
+    checkpoints.set_aside_after(2, print)
+    while True:
+        checkpoints.poll()
 checkpoints.write(2, 1, torch.zeros(4), {}, print)
 checkpoints.close()
 print("closed")
 """
 
 
-@pytest.mark.parametrize(("what", "code"), [("write", 0), ("discard", 1)])
+@pytest.mark.parametrize(("what", "code"), [("write", 0), ("set aside", 1)])
 def test_a_process_whose_disk_hangs_ends_all_the_same(tmp_path: Path, what: str, code: int) -> None:
     command = [sys.executable, "-c", HANGING_DISK, str(tmp_path), what]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == code
-    assert (ended.stdout == "closed\n") if code == 0 else ("SnapshotError: the disk did not delete" in ended.stderr)
+    assert (ended.stdout == "closed\n") if code == 0 else ("SnapshotError: the disk did not set aside" in ended.stderr)
