@@ -19,6 +19,7 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.schedules import parse_schedule
+from param_servers.timeouts import NOTICE_S
 
 ALGORITHMS_OF_MODES = {"worker": ("actor_critic", "vtrace", "ppo"), "central": ("vtrace", "r2d2", "sac")}
 WHY_NOT = {"worker": "which replays experience that workers do not keep", "central": "which needs its own actions"}
@@ -163,6 +164,12 @@ class TrainConfig:
         _require(
             algorithm != "ppo" or not self.network.network.endswith("_lstm"),
             "ppo draws its minibatches step by step: choose a network without _lstm, or --algorithm vtrace",
+        )
+        hangs_s, step_s = self.environment.environment_timeout_s, self.exchange.step_timeout_s
+        _require(
+            mode == "central" or not self.environment.environment_processes or hangs_s + NOTICE_S <= step_s,
+            f"environment_timeout_s {hangs_s:g} + {NOTICE_S:g} must be at most step_timeout_s {step_s:g}, or a worker "
+            "whose environment hangs is expelled before it can start that one anew",
         )
 
     def to_json(self) -> str:

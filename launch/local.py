@@ -73,7 +73,7 @@ def role_processes(config: TrainConfig, run_dir: Path, launch_id: str) -> list[R
             ]  # fmt: skip
 
         made = RoleProcess(role=role, rank=rank, command=command, **what)  # type: ignore[arg-type]
-        return replace(made, drain_timeout_s=config.exchange.timeouts.drain_s) if made.takes_part else made
+        return replace(made, drain_timeout_s=config.exchange.timeouts.drain_s) if made.decides else made
 
     counts = topology_of(config)
     servers = [process("server", i, max_restarts=SERVER_RESTARTS) for i in range(counts["servers"])]

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from param_servers.timeouts import Timeouts
+
 PARENT_VARIABLE = "DBA3C_PARENT_PID"
-ORPHAN_GRACE_S = 60.0
+ORPHAN_GRACE_S = Timeouts.of().stop_s
 """What an orphan may use for its checkpoint before it is killed."""
 
 _PR_SET_PDEATHSIG = 1

@@ -6,8 +6,10 @@ import json
 import pytest
 
 from dba3c.config import AlgorithmConfig, RunConfig, TrainConfig, option_names, replace_options
+from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from launch.presets import PRESETS, preset
+from param_servers.config import ExchangeConfig
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -72,3 +74,11 @@ def test_unknown_presets_are_refused() -> None:
 def test_a_worker_per_core_and_a_backup_worker_where_there_are_enough() -> None:
     assert preset("breakout", "ALE/Breakout-v5", cores=2).exchange.backup_workers == 0
     assert preset("breakout", "ALE/Breakout-v5", cores=24).exchange.backup_workers == 3
+
+
+def test_an_environment_that_hangs_is_given_up_before_its_worker_is() -> None:
+    environment = EnvironmentConfig(env_id="games:slow", environment_processes=True, environment_timeout_s=60.0)
+    line = r"environment_timeout_s 60 \+ 2 must be at most step_timeout_s 60, or a worker .* is expelled"
+    with pytest.raises(UserError, match=line):
+        TrainConfig(environment=environment)
+    TrainConfig(environment=environment, exchange=ExchangeConfig(step_timeout_s=62.0))
