@@ -114,13 +114,18 @@ class RunConfig:
     """Sinks beside the metrics files: tensorboard, neptune, mlflow, wandb."""
 
     evaluators: int = 0
-    """Processes that play full games with each new checkpoint."""
+    """Processes that play full games with each new checkpoint; several share its games."""
 
     recorders: int = 0
     """Processes that film a game of every k-th checkpoint."""
 
     evaluation_games: int = 50
-    """Full games per checkpoint."""
+    """Full games per checkpoint, of all evaluators together."""
+
+    evaluation_budget_s: float = 120.0
+    """Seconds that the evaluators may play on after the run has had its frames, score or time: they finish the games
+    under way, and play with the checkpoint that the run ended with. Ctrl-C ends that; a run that is stopped has none.
+    """
 
     recording_every: int = 5
     """The recorder films each n-th checkpoint."""
@@ -135,6 +140,11 @@ class RunConfig:
         for name in ("max_hours", "max_core_hours"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"{name} must be greater than 0, got {value}")
+        _require(self.evaluation_budget_s >= 0, f"evaluation_budget_s must not be negative: {self.evaluation_budget_s}")
+        _require(
+            self.evaluators <= self.evaluation_games,
+            f"{self.evaluators} evaluators share evaluation_games: give at least as many, not {self.evaluation_games}",
+        )
         for name in ("evaluators", "recorders", "seed"):
             _require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         unknown = set(self.track) - {"tensorboard", "neptune", "mlflow", "wandb"}

@@ -13,13 +13,15 @@ from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from dba3c.evaluation_protocol import protocol_for, stream_seeds
-from dba3c.evaluation_result import Evaluation, evaluated_policies, evaluation_of
-from dba3c.full_games import GamesAbandoned, play_full_games
+from dba3c.evaluation_result import Evaluation, evaluated_policies, evaluation_of, together
+from dba3c.full_games import GamesAbandoned, play_full_games, quotas
 from dba3c.metrics import MetricsWriter
+from dba3c.monitor.ending import evaluating
 from dba3c.observation_statistics import use_statistics
 from dba3c.players import Actions, make_player
 from dba3c.run_folder import RunFolder
-from dba3c.run_watch import LOOK_S, CheckpointWatch, RunEnd
+from dba3c.run_watch import LOOK_S, CheckpointWatch, Overtime, RunEnd
+from dba3c.studies.statistics import ScoreSummary
 
 DEFAULT_NUM_ENVS = 10
 
@@ -43,11 +45,11 @@ def evaluate(
         num_envs: environments at once, at most one per game. Part of what the seed means: environment i plays the
             games that its own seed gives.
         env_threads: C++ threads for Atari; None as configured.
-        on_game, should_stop: see `play_full_games`.
+        on_game, should_stop: see `play_full_games`; games that had not ended are counted as `unfinished`.
 
     Raises:
         UserError: the policy is of another network, or the environment cannot be played.
-        GamesAbandoned: `should_stop` gave a reason.
+        GamesAbandoned: `should_stop` gave a reason, and no game had ended.
     """
     if games < 1 or num_envs < 1:
         raise UserError(f"games and environments must be at least 1, not {games} and {num_envs}")
@@ -77,11 +79,16 @@ def run_evaluator(
     num_envs: int = DEFAULT_NUM_ENVS,
     look_s: float = LOOK_S,
     say: Callable[[str], None] | None = None,
+    told_to_leave: Callable[[], bool] = lambda: False,
 ) -> str:
-    """The evaluation node's whole life: play `evaluation_games` with each new checkpoint until the run ends.
+    """The evaluation node's whole life: play with each new checkpoint until the run ends, then with its last one.
 
-    A checkpoint that comes while another is played waits; of several that wait the newest is taken and the others are
-    named. When the mean of at least `stop_games` games reaches the stop score, the run is asked to end.
+    Several evaluators share the `evaluation_games` of each checkpoint: each plays games of its own stream of seeds and
+    writes them to its own file; the statistics are of all shares that are there. A checkpoint that comes while another
+    is played waits; of several that wait the newest is taken and the others are named. When the mean of at least
+    `stop_games` games reaches the stop score, the run is asked to end.
+
+    After the end there is `Overtime`, none when the run was stopped: games that have not ended then are counted.
 
     Returns:
         The reason the run ended.
@@ -93,64 +100,102 @@ def run_evaluator(
     say = say or (lambda line: print(f"evaluator {rank}: {line}", flush=True))
     metrics = MetricsWriter(folder, "evaluator", rank, incarnation)
     run_end = RunEnd(folder, look_s=look_s)
+    overtime = Overtime(folder, config, run_end, told_to_leave, look_s)
 
     def tell(line: str) -> None:
         say(line)
         metrics.record_event("evaluation", line)
 
-    done = evaluated_policies(folder)
+    evaluators = max(1, config.run.evaluators)
+    games = int(quotas(config.run.evaluation_games, evaluators)[rank])
+    done = evaluated_policies(folder, games, seed_index=rank)
     watch = CheckpointWatch(folder, run_end, is_done=lambda policy: policy.sha256 in done, say=tell, look_s=look_s)
-    games = config.run.evaluation_games
-    if config.run.stop_score is not None and games < config.run.stop_games:
-        tell(f"will not stop the run: {games} games are fewer than the {config.run.stop_games} of the stop rule")
+    if config.run.stop_score is not None and config.run.evaluation_games < config.run.stop_games:
+        few = f"{config.run.evaluation_games} games are fewer than the {config.run.stop_games} of the stop rule"
+        tell(f"will not stop the run: {few}")
+
+    def play(policy: Policy, say: Callable[[str], None]) -> None:
+        if watch.passed_over:
+            tell(f"passed over steps {', '.join(map(str, watch.passed_over))}: {policy.step} is newer")
+        overtime.step = policy.step
+        try:
+            share = evaluate(config, policy, games=games, seed_index=rank, num_envs=num_envs, should_stop=overtime)
+        except GamesAbandoned as why:
+            tell(f"step {policy.step}: none of {games} games had ended when {why}; {by_hand(folder, policy.step)}")
+            return
+        try:
+            share.save(folder)
+        except UserError as error:  # a full disk: the record below has the statistics
+            tell(str(error))
+        summary, unfinished = together(folder, share, evaluators)
+        report(share, summary, unfinished, metrics, say)
+        if not unfinished:
+            stop_when_solved(summary, policy.step, folder, config, tell)
+
     try:
-        while (policy := watch.wait()) is not None:
-            if watch.passed_over:
-                tell(f"passed over steps {', '.join(map(str, watch.passed_over))}: {policy.step} is newer")
-            try:
-                evaluation = evaluate(config, policy, games=games, num_envs=num_envs, should_stop=run_end)
-            except GamesAbandoned as gave_up:
-                tell(f"step {policy.step}: gave up after {gave_up.played} of {games} games, since the run ended")
-                break
-            report(evaluation, metrics, say)
-            try:
-                evaluation.save(folder)
-            except UserError as error:  # a full disk: the record above has the statistics
-                tell(str(error))
-            stop_when_solved(evaluation, folder, config, tell)
+        with evaluating(folder, rank, tell):
+            while (policy := watch.wait()) is not None:
+                play(policy, say)
+            if not overtime.granted():
+                tell(f"the checkpoint that the run ends with is not played with ({run_end()}); {by_hand(folder)}")
+                return run_end() or "the run has ended"
+            tell(
+                f"the run has ended ({run_end()}): playing {games} games with its last checkpoint, for at most "
+                f"{overtime.budget_s:.0f} s; Ctrl-C ends that"
+            )
+            while not overtime.training_has_ended() and not told_to_leave():
+                time.sleep(look_s)
+            last = watch.newest_unseen()
+            while last is None and watch.unreadable is not None and overtime() is None:
+                time.sleep(look_s)
+                last = watch.newest_unseen()
+            if last is None:
+                unread = "" if watch.unreadable is None else f" and could be read; {by_hand(folder, watch.unreadable)}"
+                tell(f"there is no checkpoint that was not played with{unread}")
+            else:
+                play(last, tell)
     finally:
         metrics.close()
     return run_end() or "the run has ended"
 
 
-def report(evaluation: Evaluation, metrics: MetricsWriter, say: Callable[[str], None]) -> None:
+def by_hand(folder: RunFolder, step: int | None = None) -> str:
+    """What plays the games that were not."""
+    which = "" if step is None else f" --step {step}"
+    return f"`dba3c evaluate {folder.path}{which}` does it"
+
+
+def report(
+    share: Evaluation, summary: ScoreSummary, unfinished: int, metrics: MetricsWriter, say: Callable[[str], None]
+) -> None:
     """One `evaluation` record, and one line for people."""
-    summary = evaluation.summary
     metrics.record_evaluation(
-        evaluation.checkpoint_step,
-        checkpoint_step=evaluation.checkpoint_step,
+        share.checkpoint_step,
+        checkpoint_step=share.checkpoint_step,
         games=summary.games,
+        unfinished=unfinished,
         mean=summary.mean,
         median=summary.median,
         iqm=summary.iqm,
         interval_95=summary.interval_95 or (float("nan"), float("nan")),
         max=summary.max,
     )
-    for failure in evaluation.environment_failures:
+    for failure in share.environment_failures:
         metrics.record_event("environment", failure)
-    say(f"step {evaluation.checkpoint_step}: {summary} ({evaluation.wall_s:.0f} s)")
+    left = f"; {unfinished} had not ended, which favours short games" if unfinished else ""
+    say(f"step {share.checkpoint_step}: {summary} ({share.wall_s:.0f} s{left})")
 
 
 def stop_when_solved(
-    evaluation: Evaluation, folder: RunFolder, config: TrainConfig, tell: Callable[[str], None]
+    summary: ScoreSummary, step: int, folder: RunFolder, config: TrainConfig, tell: Callable[[str], None]
 ) -> None:
     """Ask the run to end when the mean of enough games reaches the stop score."""
-    summary, stop_score = evaluation.summary, config.run.stop_score
+    stop_score = config.run.stop_score
     if stop_score is None or summary.games < config.run.stop_games or summary.mean < stop_score:
         return
     reason = (
-        f"evaluation of step {evaluation.checkpoint_step}: mean {summary.mean:.4g} of {summary.games} full games "
+        f"evaluation of step {step}: mean {summary.mean:.4g} of {summary.games} full games "
         f"reached the stop score {stop_score:g}"
     )
-    if folder.request_stop(reason):
+    if folder.request_stop(reason, finished=True):
         tell(reason)

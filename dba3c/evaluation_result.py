@@ -1,6 +1,7 @@
 """What one evaluation found, as it is written down.
 
-    evaluations/step-N-ACTIONS.json    protocol, seed, hashes, every game's score and length, and their summary
+    evaluations/step-N-ACTIONS.json      protocol, seed, hashes, every game's score and length, and their summary
+    evaluations/step-N-ACTIONS-I.json    games of the stream of seeds I, where that is not 0: evaluator I's share
 
 They lie beside `checkpoints/`, not in it: a checkpoint's files are those of its manifest, and old ones are deleted.
 """
@@ -49,16 +50,19 @@ class Evaluation:
     truncated: list[bool]
     """Whether a time limit ended the game."""
     summary: ScoreSummary
+    unfinished: int
+    """Games that had not ended when there was no more time; long ones are among them."""
     environment_failures: list[str]
     agent_steps: int
     wall_s: float
 
     def path(self, folder: RunFolder) -> Path:
         """Where `save` puts it."""
-        return folder.path / FOLDER / f"step-{self.checkpoint_step}-{self.actions}.json"
+        stream = f"-{self.seed_index}" if self.seed_index else ""
+        return folder.path / FOLDER / f"step-{self.checkpoint_step}-{self.actions}{stream}.json"
 
     def save(self, folder: RunFolder) -> Path:
-        """Write it atomically into the run's folder; an evaluation of the same step and actions is replaced."""
+        """Write it atomically into the run's folder; one of the same step, actions and stream is replaced."""
         path = self.path(folder)
         try:
             path.parent.mkdir(exist_ok=True)
@@ -96,19 +100,39 @@ def evaluation_of(
         lengths_steps=[episode.length_steps for episode in played.episodes],
         truncated=[episode.truncated for episode in played.episodes],
         summary=summarise(scores),
+        unfinished=played.unfinished,
         environment_failures=played.failures,
         agent_steps=played.agent_steps,
         wall_s=round(wall_s, 3),
     )
 
 
-def evaluated_policies(folder: RunFolder) -> set[str]:
-    """SHA-256 of the parameters that were evaluated already, in this life of the run or an earlier one."""
-    hashes = set()
-    for path in sorted((folder.path / FOLDER).glob("step-*.json")):
-        try:
-            fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            hashes.add(str(fields["parameters_sha256"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # not one of ours, or a broken one: then it is evaluated again
-    return hashes
+def together(folder: RunFolder, share: Evaluation, evaluators: int) -> tuple[ScoreSummary, int]:
+    """(summary, unfinished games) of all evaluators' shares of a checkpoint that are there by now, `share` among them.
+
+    Each evaluator writes its share before it looks for the others', so whoever comes last sees all of them.
+    """
+    scores, unfinished = list(share.scores), share.unfinished
+    for index in set(range(evaluators)) - {share.seed_index}:
+        fields = _read(dataclasses.replace(share, seed_index=index).path(folder))
+        if fields.get("parameters_sha256") == share.parameters_sha256:
+            scores += [float(score) for score in fields["scores"]]
+            unfinished += int(fields["unfinished"])
+    return summarise(scores), unfinished
+
+
+def evaluated_policies(folder: RunFolder, games: int, seed_index: int = 0) -> set[str]:
+    """SHA-256 of the parameters with which so many games of a stream were played, in this life of the run or before."""
+    found = map(_read, sorted((folder.path / FOLDER).glob("step-*.json")))
+    whole = (one for one in found if one.get("seed_index") == seed_index and not one.get("unfinished"))
+    return {str(one["parameters_sha256"]) for one in whole if len(one["scores"]) >= games}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """An evaluation's fields; {} where there is none, or none of ours: then it is played again."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        ours = {"parameters_sha256": str(fields["parameters_sha256"]), "unfinished": int(fields.get("unfinished", 0))}
+        return {**ours, "seed_index": fields["seed_index"], "scores": list(map(float, fields["scores"]))}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

@@ -23,17 +23,7 @@ LONGEST_GAME_STEPS = 250_000
 
 
 class GamesAbandoned(Exception):
-    """The games were given up because there was a reason to stop.
-
-    Attributes:
-        reason: one line.
-        played: games that had counted until then.
-    """
-
-    def __init__(self, reason: str, played: int) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.played = played
+    """There was a reason to stop before a single game had ended."""
 
 
 class PlayedGames(NamedTuple):
@@ -44,6 +34,8 @@ class PlayedGames(NamedTuple):
     """Steps of all environments, those of uncounted games included."""
     failures: list[str]
     """One line for each environment that broke and was restarted; its broken game does not count."""
+    unfinished: int = 0
+    """Games of those asked for that had not ended when there was a reason to stop: long ones are among them."""
 
 
 def quotas(games: int, num_envs: int) -> np.ndarray:
@@ -59,14 +51,16 @@ def play_full_games(
     on_game: Callable[[Episode], None] = lambda episode: None,
     should_stop: Callable[[], str | None] = lambda: None,
 ) -> PlayedGames:
-    """Play exactly `games` games from reset, each to its end, in environments of the evaluation view.
+    """Play `games` games from reset, each to its end, in environments of the evaluation view.
+
+    Exactly so many, unless there is a reason to stop before: then those that had ended, and how many had not.
 
     Args:
         on_game: called with each counted game when it ends.
         should_stop: asked after every step; a reason ends the playing.
 
     Raises:
-        GamesAbandoned: `should_stop` gave a reason.
+        GamesAbandoned: `should_stop` gave a reason, and no game had ended.
         UserError: an environment broke for good, or a game does not end.
     """
     quota = quotas(games, environments.num_envs)
@@ -95,10 +89,12 @@ def play_full_games(
         running_steps = np.where(transition.valid, running_steps + 1, 0)
         _check_that_games_end(running_steps, played < quota)
         reason = should_stop()
-        if reason is not None and len(done) < games:
-            raise GamesAbandoned(reason, len(done))
+        if reason is not None:
+            if not done:
+                raise GamesAbandoned(reason)
+            break
     in_order = sorted(done, key=lambda game: game[:2])
-    return PlayedGames([episode for _, _, episode in in_order], steps, failures)
+    return PlayedGames([episode for _, _, episode in in_order], steps, failures, games - len(done))
 
 
 def restarted(player: Player, state: State, fresh: np.ndarray) -> State:

@@ -183,6 +183,7 @@ _EVALUATION = _metrics(
     "evaluation",
     ("checkpoint_step", "steps", "last", "step of the evaluated checkpoint", "evaluation/checkpoint_step"),
     ("games", "games", "last", "full games played", ""),
+    ("unfinished", "games", "last", "games that had not ended when the run's end left no more time", ""),
     ("mean", "game points", "last", "mean score", "evaluation/mean"),
     ("median", "game points", "last", "median score", "evaluation/median"),
     ("iqm", "game points", "last", "interquartile mean of the scores", "evaluation/iqm"),

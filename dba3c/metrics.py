@@ -148,6 +148,7 @@ class MetricsWriter:
         *,
         checkpoint_step: int,
         games: int,
+        unfinished: int = 0,
         mean: float,
         median: float,
         iqm: float,
@@ -161,6 +162,7 @@ class MetricsWriter:
             fields = {
                 "checkpoint_step": checkpoint_step,
                 "games": games,
+                "unfinished": unfinished,
                 **finite_or_null(scores),
                 "interval_95": interval,
             }

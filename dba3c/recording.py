@@ -140,7 +140,7 @@ def play_and_show(
             return transition.episodes[0]
         reason = should_stop()
         if reason is not None:
-            raise GamesAbandoned(reason, played=0)
+            raise GamesAbandoned(reason)
     raise UserError(f"the game did not end within {LONGEST_GAME_STEPS} steps: give the environment a time limit")
 
 

@@ -85,17 +85,19 @@ def monitor(place: Place) -> str:
 
 
 def evaluator(place: Place) -> str:
-    """Play full games with each new checkpoint."""
+    """Play full games with each new checkpoint, and with the one that the run ends with."""
     from dba3c.evaluation import run_evaluator
 
-    return run_evaluator(place.folder, place.config, place.rank)
+    return run_evaluator(
+        place.folder, place.config, place.rank, incarnation=place.incarnation, told_to_leave=place.told_to_leave
+    )
 
 
 def recorder(place: Place) -> str:
     """Film a game of every k-th checkpoint."""
     from dba3c.recording import run_recorder
 
-    return run_recorder(place.folder, place.config, place.rank)
+    return run_recorder(place.folder, place.config, place.rank, incarnation=place.incarnation)
 
 
 def learner(place: Place) -> str:

@@ -227,10 +227,22 @@ class RunFolder:
             raise UserError(f"{path} can be read by others: chmod 600 it, or set {SECRET_VARIABLE}")
         return self._read("secret").strip()
 
-    def request_stop(self, reason: str) -> bool:
-        """Asks the run to end at its next step boundary. The first reason stays; returns whether this was it."""
-        text = json.dumps({"reason": reason, "time_s": time.time()}) + "\n"
+    def request_stop(self, reason: str, finished: bool = False) -> bool:
+        """Asks the run to end at its next step boundary. The first reason stays; returns whether this was it.
+
+        Args:
+            finished: the run has had what it was to have (frames, score, time): what follows may take its time. Without
+                it somebody waits, or the machine is about to be gone.
+        """
+        text = json.dumps({"reason": reason, "time_s": time.time(), "finished": finished}) + "\n"
         return write_once(self.path / "stop.json", text)
+
+    def has_finished(self) -> bool:
+        """Whether the run was asked to end because it has had what it was to have."""
+        try:
+            return bool(json.loads((self.path / "stop.json").read_text())["finished"])
+        except (OSError, ValueError, KeyError, TypeError):  # no such word of anybody
+            return False
 
     def stop_reason(self) -> str | None:
         """Why the run was asked to end, None when it was not. One `open` on a missing file: fine once a second."""
@@ -250,6 +262,14 @@ class RunFolder:
     def publish(self, name: str, address: Mapping[str, Any]) -> None:
         """Writes rendezvous/NAME.json atomically, e.g. {"host": ..., "port": ..., "incarnation": ...}."""
         write_atomically(self.rendezvous / f"{name}.json", json.dumps(dict(address)) + "\n")
+
+    def note_left(self, role: str, rank: int) -> None:
+        """A process of the training has ended as asked: the run's last checkpoint is there, or will be at once."""
+        self.publish(f"left-{role}-{rank}", {})
+
+    def has_left(self, role: str, rank: int) -> bool:
+        """Whether it has, in this life."""
+        return (self.rendezvous / f"left-{role}-{rank}.json").exists()
 
     def published(self, name: str) -> dict[str, Any] | None:
         """What `publish(name)` wrote in this life, None when it has not yet."""

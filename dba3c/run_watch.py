@@ -1,4 +1,8 @@
-"""Following a live run from a process that is not part of its training: has it ended, is there a new checkpoint?"""
+"""Following a live run from a process that is not part of its training: has it ended, is there a new checkpoint?
+
+How a run's end reaches its evaluators: stop.json says why, and whether the run has had what it was to have; then each
+process that decides about the end says that it has left (`RunFolder.note_left`), its last checkpoint written.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,15 @@ import time
 from collections.abc import Callable
 
 from dba3c.checkpoints import Policy, checkpoint_steps, load_policy
+from dba3c.config import TrainConfig
 from dba3c.run_folder import RunFolder
 from param_servers.errors import CheckpointUnreadable, RunBroken, SnapshotError
 
 LOOK_S = 1.0
 GONE_AFTER_S = 60.0
 """A launch whose lock nobody holds for this long is gone."""
+LATE_S = 10.0
+"""Longest wait for further processes of the training after the first has ended."""
 
 
 class RunEnd:
@@ -20,6 +27,9 @@ class RunEnd:
     has not. Reasons: it was asked to stop, or its launch noted its end.
 
     Raises RunBroken when the launch is gone without a word.
+
+    Attributes:
+        finished: it has had what it was to have; otherwise somebody stopped it, or it failed.
     """
 
     def __init__(self, folder: RunFolder, *, look_s: float = LOOK_S, gone_after_s: float = GONE_AFTER_S) -> None:
@@ -27,6 +37,7 @@ class RunEnd:
         self._look_s = look_s
         self._gone_after_s = gone_after_s
         self._reason: str | None = None
+        self.finished = False
         self._next_look_s = 0.0
         self._seen_alive_s = time.monotonic()
 
@@ -40,16 +51,87 @@ class RunEnd:
     def _look(self, now_s: float) -> str | None:
         reason = self._folder.stop_reason()
         if reason is not None:
+            self.finished = self._folder.has_finished()
             return reason
         status = self._folder.status()
         if status == "finished":
-            return str(self._folder.life()["ended"].get("reason", "the run has ended"))
+            ended = self._folder.life()["ended"]
+            self.finished = ended.get("outcome") == "finished"
+            return str(ended.get("reason", "the run has ended"))
         if status == "live":
             self._seen_alive_s = now_s
         elif now_s - self._seen_alive_s > self._gone_after_s:
             waited = f"nobody has held its lock for {self._gone_after_s:.0f} s"
             raise RunBroken(f"the launch of {self._folder.path} is gone: {waited}")
         return None
+
+
+class Overtime:
+    """Why an evaluator has to leave its games now, None while it may play on; called as often as one likes.
+
+    It may as long as the run goes on; then, when the run has had what it was to have, until `evaluation_budget_s` after
+    the training has ended: half of it with a checkpoint that is not the last. Not when the run was stopped, or this
+    process was told to leave.
+
+    Attributes:
+        step: of the checkpoint that is played with.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: TrainConfig,
+        run_end: RunEnd,
+        told_to_leave: Callable[[], bool] = lambda: False,
+        look_s: float = LOOK_S,
+    ) -> None:
+        exchange = config.exchange
+        if exchange.exchange in ("servers", "async"):
+            role, count = "server", exchange.num_servers
+        else:
+            role, count = "learner" if config.central.mode == "central" else "worker", exchange.num_workers
+        self.step = 0
+        self.budget_s = config.run.evaluation_budget_s
+        self._folder, self._run_end, self._told_to_leave, self._look_s = folder, run_end, told_to_leave, look_s
+        self._awaited = [(role, rank) for rank in range(count)]
+        self._write_s = exchange.checkpoint_timeout_s
+        self._next_look_s = 0.0
+        self._asked_s: float | None = None
+        self._first_ended_s: float | None = None
+        self._ended_s: float | None = None
+        self._last_step = 0
+
+    def __call__(self) -> str | None:
+        if self._told_to_leave():
+            return "this process was told to end"
+        reason = self._run_end()
+        if reason is None or not self._run_end.finished:
+            return reason
+        if not self.training_has_ended():
+            return None
+        assert self._ended_s is not None
+        left_s = self.budget_s if self.step == self._last_step else self.budget_s / 2
+        over = time.monotonic() - self._ended_s >= left_s
+        return f"{left_s:.0f} s after the run's end were over" if over else None
+
+    def granted(self) -> bool:
+        """After the end of the run: whether there is any."""
+        return self._run_end.finished and not self._told_to_leave()
+
+    def training_has_ended(self) -> bool:
+        """Whether the last checkpoint is there. Asked after the run's end; true at last, whoever says nothing."""
+        now_s = time.monotonic()
+        if self._ended_s is None and now_s >= self._next_look_s:
+            self._next_look_s = now_s + self._look_s
+            self._asked_s = self._asked_s or now_s
+            ended = sum(self._folder.has_left(*process) for process in self._awaited)
+            if ended and self._first_ended_s is None:
+                self._first_ended_s = now_s
+            late = self._first_ended_s is not None and now_s - self._first_ended_s > LATE_S
+            if ended == len(self._awaited) or late or now_s - self._asked_s > self._write_s + LATE_S:
+                self._ended_s = now_s
+                self._last_step = max(checkpoint_steps(self._folder.checkpoints), default=0)
+        return self._ended_s is not None
 
 
 class CheckpointWatch:
@@ -61,6 +143,7 @@ class CheckpointWatch:
         say: called with one line for each torn checkpoint.
 
     Attributes:
+        unreadable: step of the checkpoint that the last look could not read, which is looked at again; None: it could.
         passed_over: steps that came since the last policy was handed out and are older than the one handed out now.
     """
 
@@ -80,7 +163,7 @@ class CheckpointWatch:
         self._look_s = look_s
         self._seen: set[tuple[int, int]] = set()
         self._first_look = True
-        self._unreadable: int | None = None
+        self.unreadable: int | None = None
         self.passed_over: list[int] = []
 
     def wait(self) -> Policy | None:
@@ -107,10 +190,11 @@ class CheckpointWatch:
                 continue
             except CheckpointUnreadable as error:  # nothing is known about it: the next look tries again
                 self._seen = {seen for seen in self._seen if seen[0] != step}
-                if step != self._unreadable:
-                    self._unreadable = step
+                if step != self.unreadable:
+                    self.unreadable = step
                     self._say(str(error))
                 return None
+            self.unreadable = None
             if self._is_done(policy):
                 return None
             self.passed_over = [] if first_look else steps

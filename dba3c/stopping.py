@@ -30,27 +30,31 @@ class StopRule:
     def __call__(self, step: int, data_points: int) -> str | None:
         """Why the run should end now, None to go on."""
         del step
-        reason = self._limit_reached(data_points)
-        if reason is not None:
+        now_s = time.monotonic()
+        looks = now_s >= self._next_look_s
+        limit = self._frames_reached(data_points)
+        if limit is None and looks and self.max_hours is not None and now_s - self._started_s >= self.max_hours * 3600:
+            limit = f"{self.max_hours} hours of this life are over"
+        if limit is not None:
             try:
-                self.folder.request_stop(reason)  # its helpers (monitor, evaluator, recorder) look for it there
+                self.folder.request_stop(
+                    limit, finished=True
+                )  # monitor, evaluators and recorders look for it there
             except UserError as error:  # a full disk: the run ends all the same, and they hear of it from its launch
                 warn_on_stderr(str(error))
-        return reason
-
-    def _limit_reached(self, data_points: int) -> str | None:
-        frames = data_points * self.frames_per_point
-        if self.total_frames is not None and frames >= self.total_frames:
-            late = self.replay_frames > self.total_frames
-            filled = f"; {self.replay_frames:,.0f} had filled the replay before the first update" if late else ""
-            return f"{frames:,.0f} frames trained on{filled}"
-        now_s = time.monotonic()
-        if now_s < self._next_look_s:
+            return limit
+        if not looks:
             return None
         self._next_look_s = now_s + LOOK_S
-        if self.max_hours is not None and now_s - self._started_s >= self.max_hours * 3600:
-            return f"{self.max_hours} hours of this life are over"
         return self.folder.stop_reason()
+
+    def _frames_reached(self, data_points: int) -> str | None:
+        frames = data_points * self.frames_per_point
+        if self.total_frames is None or frames < self.total_frames:
+            return None
+        late = self.replay_frames > self.total_frames
+        filled = f"; {self.replay_frames:,.0f} had filled the replay before the first update" if late else ""
+        return f"{frames:,.0f} frames trained on{filled}"
 
 
 def frames_before_learning(config: TrainConfig) -> float:

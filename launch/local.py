@@ -13,7 +13,7 @@ from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
 from dba3c.run_folder import RunFolder
 from dba3c.stopping import before_the_first_update
-from launch.role_process import RoleProcess
+from launch.role_process import DRAIN_TIMEOUT_S, RoleProcess
 from launch.supervisor import Supervisor
 from launch.verdict import outcome
 
@@ -87,8 +87,9 @@ def role_processes(config: TrainConfig, run_dir: Path, launch_id: str) -> list[R
         process("actor", i, max_restarts=WORKER_RESTARTS, essential=False, decides=False)
         for i in range(counts["actors"])
     ]
+    drain_timeout_s = DRAIN_TIMEOUT_S + (config.run.evaluation_budget_s if counts["evaluators"] else 0.0)
     helpers = [
-        process(role, i, essential=False, decides=False)
+        process(role, i, essential=False, decides=False, drain_timeout_s=drain_timeout_s)
         for role in ("evaluator", "recorder", "monitor")
         for i in range(counts[f"{role}s"])
     ]

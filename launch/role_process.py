@@ -11,6 +11,9 @@ RUN_ENDED_BROKEN_EXIT = 3
 """The run has ended, not as asked (a server did not come back, too few workers are left): it would end so again."""
 FINAL_EXITS = (USER_ERROR_EXIT, RUN_ENDED_BROKEN_EXIT)
 
+DRAIN_TIMEOUT_S = 30.0
+"""Of a process that has nothing to do after the run's end; evaluators have their budget on top."""
+
 TRAINING_ROLES = ("server", "worker", "learner", "actor")
 
 
@@ -28,7 +31,7 @@ class RoleProcess:
     """Lost for good, it ends the run; otherwise the run goes on without it."""
     decides: bool = True
     """Its exit with 0 means that the run has ended."""
-    drain_timeout_s: float = 30.0
+    drain_timeout_s: float = DRAIN_TIMEOUT_S
     """How long it may go on after the run has ended."""
     environ: Mapping[str, str] = field(default_factory=dict)
     """Added to the supervisor's own environment."""

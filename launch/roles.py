@@ -7,7 +7,8 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from dba3c.run_folder import RunFolder
 from launch.cli import RUN_BROKEN_EXIT, USER_ERROR_EXIT
 from launch.network import LISTEN_HOST_VARIABLE, free_port
 from launch.processes import exit_with_parent
-from launch.role_process import RUN_ENDED_BROKEN_EXIT
+from launch.role_process import RUN_ENDED_BROKEN_EXIT, TRAINING_ROLES
 from param_servers.errors import ConfigError, ParamServersError, RunBroken, SnapshotError
 
 DISK_FULL_EXIT = 1
@@ -41,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     exit_with_parent()
     try:
         folder = RunFolder.open(arguments.run_dir, wait_s=FOLDER_TIMEOUT_S, launch_id=arguments.launch_id)
-        stop_on_signal(folder, name)
+        told_to_leave = stop_on_signal(folder, name)
         config = TrainConfig.from_json(folder.config_text())
-        place = Place(folder, config, arguments.rank, arguments.incarnation)
+        place = Place(folder, config, arguments.rank, arguments.incarnation, told_to_leave)
         reason = play_where_it_can_listen(arguments.role, place, f"{arguments.launch_id}-{name}")
     except (UserError, ConfigError, SnapshotError) as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
@@ -62,6 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         servers_ended_it = isinstance(error, RunBroken) and place.config.exchange.exchange in ("servers", "async")
         return RUN_ENDED_BROKEN_EXIT if servers_ended_it else RUN_BROKEN_EXIT
     print(f"{name}: {reason}", flush=True)
+    if arguments.role in TRAINING_ROLES:
+        try:
+            folder.note_left(arguments.role, arguments.rank)
+        except UserError as error:  # a full disk: the evaluators wait a little longer
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
     return 0
 
 
@@ -94,15 +100,21 @@ def play(role: str, place: Place) -> str:
     return ROLES[role](place)
 
 
-def stop_on_signal(folder: RunFolder, name: str) -> None:
-    """SIGTERM asks the whole run to end at a step boundary; SIGINT is the launcher's, which does the same."""
+def stop_on_signal(folder: RunFolder, name: str) -> Callable[[], bool]:
+    """SIGTERM asks the whole run to end at a step boundary; SIGINT is the launcher's, which does the same.
+
+    Returns what tells whether this process got such a signal: in a run that is ending already, it is to leave.
+    """
+    told = threading.Event()
 
     def ask(signum: int, frame: Any) -> None:
         del frame
+        told.set()
         folder.request_stop(f"{signal.Signals(signum).name} at {name}")
 
     signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return told.is_set
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ class Supervisor:
         self.stop_timeout_s = stop_timeout_s
         self.terminate_timeout_s = terminate_timeout_s
         self.refused_timeout_s = refused_timeout_s
-        self._started_s = time.monotonic()
+        self._started_s = self._ended_s = time.monotonic()
         self._phases = Phases()
         self._live: dict[str, _Running] = {}
         self._happened: queue.SimpleQueue[tuple[str, Any, int]] = queue.SimpleQueue()
@@ -148,10 +148,9 @@ class Supervisor:
     def _exited(self, gone: _Running, code: int) -> None:
         spec = gone.spec
         if code == 0:
-            if spec.decides:
-                self._verdict.ended_well = True
-                if self._phases.now == RUNNING:
-                    self._phases.enter(ENDING, self._drain_timeout_s())
+            self._verdict.ended_well |= spec.decides
+            if (spec.decides and self._phases.now == RUNNING) or self._phases.now == ENDING:
+                self._drain()
             return
         if self._phases.now >= TERMINATING:
             return
@@ -205,8 +204,10 @@ class Supervisor:
     def _ended_elsewhere(self, well: bool) -> None:
         self._verdict.ended_well |= well
         self._nothing_to_save = not well
-        if self._phases.now == RUNNING:
-            self._phases.enter(ENDING, self._drain_timeout_s() if well else self.refused_timeout_s)
+        if self._phases.now == RUNNING and well:
+            self._drain()
+        elif self._phases.now == RUNNING:
+            self._phases.enter(ENDING, self.refused_timeout_s)
 
     def _too_slow(self) -> None:
         late = ", ".join(self._live)
@@ -232,8 +233,12 @@ class Supervisor:
             running.child.signal(signal.SIGKILL)
         self._phases.enter(KILLING, self.terminate_timeout_s)
 
-    def _drain_timeout_s(self) -> float:
-        return max((running.spec.drain_timeout_s for running in self._live.values()), default=0.0)
+    def _drain(self) -> None:
+        """The run has ended: wait for those that are left, as long as the most patient of them may take."""
+        if self._phases.now == RUNNING:
+            self._ended_s = time.monotonic()
+        timeout_s = max((running.spec.drain_timeout_s for running in self._live.values()), default=0.0)
+        self._phases.enter(ENDING, max(0.0, self._ended_s + timeout_s - time.monotonic()))
 
     def _tell(self, event: str, message: str) -> None:
         self.say(message)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.monitor.charts import ChartInterval, evaluation_point
-from dba3c.monitor.ending import RunIsOver
+from dba3c.monitor.ending import EVALUATION_EXTRA_S, RunIsOver
 from dba3c.monitor.reader import Record, RunReader
 from dba3c.monitor.run_facts import RunFacts
 from dba3c.monitor.sinks import Sink, TrackedRun, make_sinks
@@ -143,7 +143,7 @@ class Monitor:
 
     def _attempt_stop(self, reason: str) -> None:
         try:
-            if self.run.request_stop(reason):
+            if self.run.request_stop(reason, finished=True):
                 self._on_stop(reason)
         except UserError as error:  # a full disk: looked at again in the next turn
             self.stop_reason = None
@@ -177,7 +177,8 @@ def run_monitor(
         until_finished: ends the monitor earlier than the end of the run, which it sees by itself (`RunIsOver`).
     """
     monitor = Monitor(folder, make_sinks(sinks), stop_rule, view, points_every_s, warn, on_stop)
-    run_is_over = RunIsOver(folder, monitor.silent_s)
+    budget_s = (folder.config().get("run") or {}).get("evaluation_budget_s") or 0.0
+    run_is_over = RunIsOver(folder, monitor.silent_s, evaluation_s=budget_s + EVALUATION_EXTRA_S)
     over = False
     while not over:
         over = until_finished() or run_is_over()  # asked before the look: what was written until then is read

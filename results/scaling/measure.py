@@ -94,7 +94,8 @@ servers, {backups(64)} of 64 workers are backups. Latency 50 µs and 5 µs a mes
 ![time to 300](time_to_300.png)
 
 The time to a mean score of 300 takes the {DATA_POINTS_TO_300:,} data points of [the Breakout run](../breakout_2cores/)
-(1 of 1 seed reached it) for granted at every size: that the samples needed do not grow with the batch is an assumption, which no run here shows.
+(1 of 1 seed reached it)
+for granted at every size: that the samples needed do not grow with the batch is an assumption, which no run here shows.
 
 ![servers](servers.png)
 

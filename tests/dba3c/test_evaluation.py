@@ -16,8 +16,9 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.evaluation import evaluate, run_evaluator
 from dba3c.evaluation_protocol import protocol_for, stream_seeds
+from dba3c.evaluation_result import evaluated_policies
 from dba3c.full_games import GamesAbandoned
-from dba3c.run_watch import CheckpointWatch, RunEnd
+from dba3c.run_watch import CheckpointWatch, Overtime, RunEnd
 from param_servers.errors import CheckpointUnreadable, RunBroken
 
 CARTPOLE = replace_options(
@@ -34,8 +35,8 @@ def cartpole(make_run, write_checkpoint):
     return run, load_policy(write_checkpoint(run, CARTPOLE, step=10))
 
 
-def records(run, kind):
-    lines = run.metrics_file("evaluator", 0).read_text().splitlines()
+def records(run, kind, rank=0):
+    lines = run.metrics_file("evaluator", rank).read_text().splitlines()
     return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
@@ -149,6 +150,7 @@ def test_the_evaluator_plays_each_new_checkpoint_and_ends_with_the_run(cartpole,
 def test_the_evaluator_stops_the_run_when_enough_full_games_reach_the_stop_score(cartpole):
     run, _ = cartpole
     config = replace_options(CARTPOLE, stop_score=5.0, stop_games=4)
+    run.note_left("worker", 0)
     thread, reasons = evaluator_of(run, config, lambda line: None)
     thread.join(30)
     assert "of 4 full games reached the stop score 5" in reasons[0]
@@ -166,10 +168,127 @@ def test_fewer_games_than_the_stop_rule_asks_for_do_not_stop_the_run(cartpole):
 
     thread, reasons = evaluator_of(run, replace_options(CARTPOLE, stop_score=5.0), says)
     assert played.wait(30)
+    run.note_left("worker", 0)
     run.end_life("finished", "1,000 frames trained on")
     thread.join(30)
     assert reasons == ["1,000 frames trained on"] and run.stop_reason() is None
     assert lines[0] == "will not stop the run: 4 games are fewer than the 50 of the stop rule"
+
+
+# -- the end of a run --------------------------------------------------------------------------------------------------
+
+
+def ended_with(run, write_checkpoint, step):
+    """The training has had its frames, and writes its last checkpoint."""
+    run.request_stop("200 frames trained on", finished=True)
+    write_checkpoint(run, CARTPOLE, step=step, parameters=torch.randn(initial_parameters(CARTPOLE)[1].shape))
+    run.note_left("worker", 0)
+
+
+def test_the_checkpoint_a_run_ends_with_is_evaluated_also_where_it_is_the_only_one(make_run, write_checkpoint):
+    run, lines = make_run(CARTPOLE), []
+    asked = threading.Event()
+
+    def says(line):
+        lines.append(line)
+        if "playing 4 games with its last checkpoint, for at most 120 s" in line:
+            asked.set()
+
+    thread, reasons = evaluator_of(run, CARTPOLE, says)
+    run.request_stop("200 frames trained on", finished=True)
+    assert asked.wait(30)  # and it waits for the checkpoint
+    ended_with(run, write_checkpoint, step=7)
+    thread.join(30)
+    assert reasons == ["200 frames trained on"]
+    assert [record["checkpoint_step"] for record in records(run, "evaluation")] == [7]
+    assert lines[-1].startswith("step 7: mean")
+
+
+def in_the_middle_of_games(monkeypatch, step, happen):
+    """`happen` when the first evaluation has taken so many steps; from then on it looks at once."""
+    asked, ask = [], Overtime.__call__
+
+    def look(self):
+        asked.append(self.step)
+        if len(asked) == step:
+            happen()
+            self._run_end._next_look_s = 0.0
+        return ask(self)
+
+    monkeypatch.setattr(Overtime, "__call__", look)
+
+
+def test_games_under_way_at_the_end_are_finished_and_then_the_last_checkpoint_is_played(
+    cartpole, write_checkpoint, monkeypatch
+):
+    run, _ = cartpole
+    in_the_middle_of_games(monkeypatch, 3, lambda: ended_with(run, write_checkpoint, step=20))
+    thread, _ = evaluator_of(run, CARTPOLE, lambda line: None)
+    thread.join(30)
+    found = records(run, "evaluation")
+    assert [(one["checkpoint_step"], one["games"], one["unfinished"]) for one in found] == [(10, 4, 0), (20, 4, 0)]
+
+
+def test_what_the_budget_does_not_suffice_for_is_counted_and_the_command_named(cartpole, write_checkpoint, monkeypatch):
+    run, _ = cartpole
+    config, lines = replace_options(CARTPOLE, evaluation_budget_s=0.0), []
+    in_the_middle_of_games(monkeypatch, 3, lambda: ended_with(run, write_checkpoint, step=20))
+    thread, _ = evaluator_of(run, config, lines.append)
+    thread.join(30)
+    assert records(run, "evaluation") == []
+    why = "none of 4 games had ended when 0 s after the run's end were over"
+    assert lines[-1] == f"step 20: {why}; `dba3c evaluate {run.path} --step 20` does it"
+
+
+def test_a_run_that_is_stopped_is_not_held_up_by_games_and_the_command_is_named(cartpole, monkeypatch):
+    run, _ = cartpole
+    lines = []
+    in_the_middle_of_games(monkeypatch, 12, lambda: run.request_stop("SIGINT"))
+    thread, reasons = evaluator_of(run, CARTPOLE, lines.append)
+    thread.join(30)
+    assert reasons == ["SIGINT"] and f"(SIGINT); `dba3c evaluate {run.path}` does it" in lines[-1]
+    ended = [(one["games"], one["unfinished"]) for one in records(run, "evaluation")]
+    untold = [line for line in lines if line.startswith("step 10: none of 4 games had ended when SIGINT")]
+    assert sum(ended, ()) in {(1, 3), (2, 2), (3, 1)} or untold
+
+
+def test_an_evaluator_that_is_told_to_leave_does_so_in_its_overtime(cartpole, write_checkpoint):
+    run, _ = cartpole
+    told, lines = threading.Event(), []
+
+    def says(line):
+        lines.append(line)
+        if "Ctrl-C ends that" in line:
+            told.set()  # while it waits for a checkpoint that does not come
+
+    run.request_stop("enough", finished=True)
+    thread, reasons = evaluator_of(run, CARTPOLE, says, told_to_leave=told.is_set)
+    thread.join(30)
+    assert reasons == ["enough"] and "none of 4 games had ended when this process was told to end" in lines[-1]
+
+
+def test_two_evaluators_share_the_games_of_a_checkpoint_and_overwrite_nothing(cartpole):
+    run, policy = cartpole
+    config = replace_options(CARTPOLE, evaluators=2, evaluation_games=5)
+    run.request_stop("enough", finished=True)
+    run.note_left("worker", 0)
+    for rank in (0, 1):
+        assert run_evaluator(run, config, rank, look_s=0.0) == "enough"
+    found = [json.loads((run.path / "evaluations" / f"step-10-sampled{end}.json").read_text()) for end in ("", "-1")]
+    assert [len(one["scores"]) for one in found] == [3, 2]
+    assert [one["seed_index"] for one in found] == [0, 1]
+    assert found[0]["scores"] == evaluate(CARTPOLE, policy, games=3, seed_index=0).scores
+    assert found[1]["scores"] == evaluate(CARTPOLE, policy, games=2, seed_index=1).scores
+    told = [record for rank in (0, 1) for record in records(run, "evaluation", rank)]
+    assert [record["games"] for record in told] == [3, 5]  # the second sees both
+    assert told[1]["mean"] == sum(found[0]["scores"] + found[1]["scores"]) / 5
+    assert policy.sha256 in evaluated_policies(run, 2, seed_index=1)
+    assert policy.sha256 not in evaluated_policies(run, 3, seed_index=1)
+
+
+def test_more_evaluators_than_games_are_refused():
+    with pytest.raises(UserError, match="3 evaluators share evaluation_games"):
+        replace_options(CARTPOLE, evaluators=3, evaluation_games=2)
 
 
 def test_a_checkpoint_evaluated_in_an_earlier_life_is_not_played_again(cartpole):

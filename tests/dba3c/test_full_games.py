@@ -101,11 +101,13 @@ def test_the_recurrent_state_is_a_fresh_one_where_a_game_starts():
     assert [states[1] for states in player.states] == [0, 1, 2, 3, 0, 1, 2]
 
 
-def test_a_reason_to_stop_ends_the_playing_and_says_how_far_it_came():
-    asked = iter([None] * 4 + ["stop score reached"])
-    with pytest.raises(GamesAbandoned) as abandoned:
-        played(LongGamesScoreMore([2], [100]), 4, should_stop=lambda: next(asked))
-    assert (abandoned.value.reason, abandoned.value.played) == ("stop score reached", 2)
+def test_a_reason_to_stop_ends_the_playing_and_the_games_that_had_not_ended_are_counted():
+    asked = iter([None] * 4 + ["no more time"])
+    games = played(LongGamesScoreMore([2], [100]), 4, should_stop=lambda: next(asked))
+    assert (len(games.episodes), games.unfinished) == (2, 2)
+    assert played(LongGamesScoreMore([2], [3]), 4).unfinished == 0
+    with pytest.raises(GamesAbandoned, match="no more time"):
+        played(LongGamesScoreMore([100], [100]), 4, should_stop=lambda: "no more time")
 
 
 def test_a_game_that_does_not_end_is_an_error_that_names_its_environment(monkeypatch):

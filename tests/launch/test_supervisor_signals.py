@@ -52,6 +52,20 @@ def test_a_process_that_stays_when_the_run_has_ended_is_killed_within_the_stated
     assert lab.events[-2:] == ["terminating", "killing"]
 
 
+def test_who_may_take_longer_keeps_the_others_no_longer_than_it_takes_itself(lab: Lab) -> None:
+    lab.start(
+        lab.process("server", 0, "obedient"),
+        lab.process("worker", 0, "deaf", drain_timeout_s=0.2),
+        lab.process("evaluator", 0, "obedient", essential=False, decides=False, drain_timeout_s=LONG_S),
+    )
+    deaf = lab.pid("worker-0")
+    lab.pid("server-0")
+    lab.pid("evaluator-0")
+    lab.request_stop("enough")  # the evaluator ends at once, too
+    assert lab.finish() == 0
+    assert gone(deaf)
+
+
 def test_what_a_killed_process_had_started_dies_with_it(lab: Lab) -> None:
     lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 0, "parent", essential=False))
     os.kill(lab.pid("worker-0"), signal.SIGKILL)

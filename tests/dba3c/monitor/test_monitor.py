@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from dba3c.metrics import MetricsWriter
+from dba3c.monitor.ending import RunIsOver, evaluating
 from dba3c.monitor.monitor import Monitor, run_monitor
 from dba3c.monitor.process import monitor_process
 from dba3c.monitor.stop_rule import StopRule
@@ -32,6 +33,22 @@ class PointSink(RecordingSink):
 
 def no_warning(message):
     raise AssertionError(f"an unexpected warning: {message}")
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_the_monitor_of_a_finished_run_waits_for_its_evaluators_and_of_a_stopped_one_does_not(tmp_path, finished):
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        silence = [0.0]
+        is_over = RunIsOver(run, lambda: silence[0], evaluation_s=100.0)
+        with evaluating(run, 0, print):
+            assert not is_over()
+            run.request_stop("enough", finished=finished)
+            silence[0] = 50.0
+            assert is_over() is not finished
+            silence[0] = 101.0  # its patience has an end
+            assert is_over()
+            silence[0] = 50.0
+        assert is_over()
 
 
 def test_a_point_holds_every_chart_and_events_and_evaluations_come_through(make_up_run):
@@ -106,7 +123,7 @@ def test_a_full_disk_delays_the_stop_and_does_not_end_the_monitor(make_up_run, m
     run, warnings = make_up_run(seconds=30, score=lambda second: 100.0), []
     monitor = Monitor(run, rule=StopRule(stop_score=100.0, stop_games=10), warn=warnings.append)
 
-    def full(reason):
+    def full(reason, finished=False):
         raise UserError("cannot write stop.json: No space left on device")
 
     with monkeypatch.context() as patched:
