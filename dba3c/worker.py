@@ -1,4 +1,8 @@
-"""The worker's whole life: pull, collect, differentiate, push, record."""
+"""The worker's whole life: pull, collect, differentiate, push, record.
+
+The mean of n workers' gradients is that of one batch made of theirs (`dba3c.algorithms.actor_critic`). Each clips its
+own before it is pushed, as DBA3C did: where clipping binds, the mean of the clipped is not the clipped mean.
+"""
 
 from __future__ import annotations
 

@@ -77,6 +77,13 @@ def test_replay_algorithms_resume_with_their_targets_and_say_what_is_lost(
     assert said.endswith("the replay begins empty")
 
 
+@pytest.mark.timeout(300)
+def test_a_run_that_ends_while_its_replay_is_filling_says_so_in_its_last_line(tmp_path: Path) -> None:
+    words = ("Pendulum-v1", "--preset", "sac", *ONE_ACTOR, "--replay-start", "1000000", "--max-hours", "0.001")
+    last = trained(tmp_path / "run", *words).strip().splitlines()[-1]
+    assert ", before the first update, while the replay was filling: it begins with 1,000,000 frames; folder" in last
+
+
 @pytest.mark.timeout(60)
 def test_ppo_with_memory_is_refused_in_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "run"
