@@ -88,7 +88,7 @@ class ParameterServer:
             optimizer_config=optimizer_config,
             exchange_config=exchange_config,
             resolve=resolve,
-            storage=Checkpoints(checkpoint_dir, plan, shard, initial_parameters),
+            storage=Checkpoints(checkpoint_dir, plan, shard, initial_parameters, exchange_config.timeouts.set_aside_s),
             clock=AwakeClock(exchange_config.step_timeout_s).now_s,
             should_stop=should_stop,
             on_event=on_event,

@@ -22,11 +22,9 @@ from param_servers.snapshots import (
     set_aside_after,
     write_shard,
 )
+from param_servers.timeouts import CLOSE_S, Timeouts
 from param_servers.update_rules import State
 
-_SET_ASIDE_TIMEOUT_S = 60.0
-_CLOSE_TIMEOUT_S = 10.0
-"""For what is still being written: whoever needs it has waited for it before."""
 Loaded = Callable[[Tensor, State | None], None]
 
 
@@ -59,10 +57,18 @@ class Checkpoints:
     Args:
         directory: None: nothing is written, and only the initial parameters can be loaded.
         initial: [P] float32, parameters of step 0, in the order of `plan`.
+        set_aside_s: longest wait for the disk in `set_aside_after`.
     """
 
-    def __init__(self, directory: Path | None, plan: ShardPlan, shard: int, initial: Tensor) -> None:
-        self.directory, self._plan, self._shard = directory, plan, shard
+    def __init__(
+        self,
+        directory: Path | None,
+        plan: ShardPlan,
+        shard: int,
+        initial: Tensor,
+        set_aside_s: float = Timeouts.of().set_aside_s,
+    ) -> None:
+        self.directory, self._plan, self._shard, self._set_aside_s = directory, plan, shard, set_aside_s
         self._initial = initial[plan.slice_of(shard)].clone()
         self._thread = LeavableThread(f"checkpoints-{shard}")
         self._pending: list[_Pending] = []
@@ -133,7 +139,7 @@ class Checkpoints:
         """Shard 0, before a roll-back to `step`: later checkpoints belong to a history that did not happen.
 
         After what is being written, since that could be one of them. Where the disk does not do it within
-        _SET_ASIDE_TIMEOUT_S, `poll` raises: a restart would find the wrong history there.
+        `set_aside_s`, `poll` raises: a restart would find the wrong history there.
         """
         directory = self.directory
         if directory is None:
@@ -147,8 +153,8 @@ class Checkpoints:
                 raise SnapshotError(f"the checkpoints after step {step} cannot be set aside: {error}") from error
             done()
 
-        what = f"the disk did not set aside the checkpoints after step {step} within {_SET_ASIDE_TIMEOUT_S:g} s"
-        by_s = time.monotonic() + _SET_ASIDE_TIMEOUT_S
+        what = f"the disk did not set aside the checkpoints after step {step} within {self._set_aside_s:g} s"
+        by_s = time.monotonic() + self._set_aside_s
         self._begin(lambda: set_aside_after(directory, step), told, by_s, f"{what}: {directory}")
 
     def newest(self, on_skip: Callable[[str], None]) -> tuple[int, int, int]:
@@ -176,4 +182,4 @@ class Checkpoints:
 
     def close(self) -> None:
         """Let go of the thread, within a bounded time."""
-        self._thread.close(0.0 if self._stuck else _CLOSE_TIMEOUT_S)
+        self._thread.close(0.0 if self._stuck else CLOSE_S)

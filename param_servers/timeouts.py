@@ -28,6 +28,8 @@ LAST_WORDS_S = 5.0
 """A server's or chief's, to everybody, at its end."""
 GOODBYE_S = 1.0
 """A worker's."""
+CLOSE_S = 10.0
+"""For what is still being written at the end of a process: whoever needs it has waited for it before."""
 ROLL_CALL_S = 5.0
 """After a sum has failed: who is still there?"""
 GRACE_S = 1.0
@@ -55,6 +57,8 @@ class Timeouts:
     """For a server that was lost to come back."""
     load_s: float
     """For all servers to load the checkpoint that they go on from."""
+    set_aside_s: float
+    """Of that: for checkpoints of undone steps to be out of the way."""
     first_step_s: float
     """For the first step of a term: workers may still be starting."""
     step_s: float
@@ -123,6 +127,7 @@ class Timeouts:
             first_server_s=join_s,
             server_return_s=return_s,
             load_s=disk_s,
+            set_aside_s=disk_s / 2,
             first_step_s=join_s,
             step_s=step_s,
             server_silence_s=step_s / 2,
@@ -182,6 +187,7 @@ RELATIONS = (
     Relation("start_s", ("first_server_s",), NOTICE_S, "server 0 decides about servers that do not come"),
     Relation("other_start_s", ("start_s", "first_server_s"), NOTICE_S, "server 0 may come last, and then waits itself"),
     Relation("return_s", ("silence_s", "server_return_s"), NOTICE_S, "server 0 may notice the loss later, and waits"),
+    Relation("load_s", ("set_aside_s",), 0.0, "who waits for a disk that does not set checkpoints aside says so"),
     Relation("step_s", ("server_silence_s", "alive_every_s"), 0.0, "a server that lives has been heard before that"),
     Relation("server_0_silence_s", ("alive_every_s",) * 4, 0.0, "a server 0 that lives has been heard before that"),
     Relation("chief_silence_s", ("alive_every_s",) * 4, 0.0, "a chief that lives has been heard before that"),

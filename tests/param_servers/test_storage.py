@@ -71,8 +71,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_as_long_as_stated(
 ) -> None:
     answers = threading.Event()
     monkeypatch.setattr(storage_module, "set_aside_after", lambda directory, step: answers.wait(60))
-    monkeypatch.setattr(storage_module, "_SET_ASIDE_TIMEOUT_S", 0.05)
-    storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
+    storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4), set_aside_s=0.05)
     storage.set_aside_after(2, pytest.fail)
     with pytest.raises(SnapshotError, match=r"did not set aside the checkpoints after step 2 within 0\.05 s"):
         finish(storage)
@@ -115,9 +114,10 @@ from param_servers.layout import FlatLayout
 from param_servers.sharding import plan_shards
 from param_servers.snapshots import load_checkpoint
 
-storage._CLOSE_TIMEOUT_S = storage._SET_ASIDE_TIMEOUT_S = 0.05
+storage.CLOSE_S = 0.05
 storage.set_aside_after = storage.write_shard = lambda *arguments: threading.Event().wait()
-checkpoints = storage.Checkpoints(Path(sys.argv[1]), plan_shards(FlatLayout.of({"w": (4,)}), 1), 0, torch.zeros(4))
+plan = plan_shards(FlatLayout.of({"w": (4,)}), 1)
+checkpoints = storage.Checkpoints(Path(sys.argv[1]), plan, 0, torch.zeros(4), 0.05)
 if sys.argv[2] == "set aside":
     checkpoints.set_aside_after(2, print)
     while True:
