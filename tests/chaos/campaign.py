@@ -54,7 +54,7 @@ class Life:
     def __init__(self, words: list[str], environ: dict[str, str], log: Path, at_terminal: bool) -> None:
         self._log = log.open("ab", buffering=0)
         self._ours, theirs = pty.openpty() if at_terminal else os.pipe()
-        self._at_terminal, self.lost = at_terminal, False
+        self._at_terminal = at_terminal
         self.process = subprocess.Popen(
             [sys.executable, "-m", "launch.cli", *words],
             cwd=ROOT,
@@ -84,6 +84,11 @@ class Life:
                     return
                 self._log.write(said)
 
+    @property
+    def hung_up(self) -> bool:
+        """Whether it has lost its terminal, of which it is told by SIGHUP."""
+        return self._at_terminal and self._closed.is_set()
+
     def press_ctrl_c(self) -> None:
         if self._at_terminal and not self._closed.is_set():
             os.write(self._ours, b"\x03")
@@ -93,7 +98,6 @@ class Life:
     def lose_terminal(self) -> None:
         """The window is closed, the pipe's reader gone."""
         if not self._closed.is_set():
-            self.lost = True
             self._closed.set()
             self._reader.join(10)
             os.close(self._ours)
@@ -163,19 +167,15 @@ class Campaign:
     def _live(self) -> None:
         life, rng = self.lives, self.rng
         words = ["resume", str(self.run)] if life else [*TRAIN, "--run-dir", str(self.run), "--seed", str(self.seed)]
-        at_terminal = rng.random() < 0.7
-        ending, length_s, seed = (
-            rng.choice([ending for ending in ENDINGS if ending not in self.without]),
-            rng.uniform(*LIFE_S),
-            rng.randrange(1 << 30),
-        )
+        ending = rng.choice([ending for ending in ENDINGS if ending not in self.without])
+        at_terminal, length_s, seed = rng.random() < 0.7, rng.uniform(*LIFE_S), rng.randrange(1 << 30)
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
         environ |= {FOLDER_VARIABLE: str(self.records), LIFE_VARIABLE: str(life)}
         self._disk_was_full = False
         self.say(f"life {life} begins {'at a terminal' if at_terminal else 'with a pipe'}: dba3c {words[0]}")
         launch = Life(words, environ, self.folder / "terminal.log", at_terminal)
         try:
-            self._attack(launch, length_s, random.Random(seed))
+            self._attack(launch, min(length_s, 15 * self.minutes), random.Random(seed))
             code = self._end(launch, ending)
         finally:
             launch.close()
@@ -190,8 +190,10 @@ class Campaign:
 
     def _attack(self, launch: Life, length_s: float, rng: random.Random) -> None:
         self._progress(launch, 10)
+        if launch.process.poll() is not None:
+            return
         victim = Victim(self.run, psutil.Process(launch.process.pid), launch.lose_terminal)
-        until_s = min(time.monotonic() + length_s, max(self.deadline_s, time.monotonic() + LIFE_S[0] / 2))
+        until_s = min(time.monotonic() + length_s, max(self.deadline_s, time.monotonic() + 10))
         while time.monotonic() < until_s and launch.process.poll() is None:
             self._do(victim, faults.draw(rng, self.without))
             pause_until_s = time.monotonic() + rng.choice([0.2, 1.0, 3.0, 6.0])
@@ -240,10 +242,12 @@ class Campaign:
     def _end(self, launch: Life, ending: str) -> int | None:
         """End the life; 0 where it has to have left a checkpoint of its last step."""
         early = launch.process.poll()
+        if launch.hung_up:  # it is ending, or has ended: a further signal would hurry it
+            ending = "no terminal"
         self.say(f"  ending: {ending}" if early is None else f"  it has ended with exit code {early}")
         if early is not None:
-            if launch.lost:  # it may, with a checkpoint
-                return 0
+            if launch.hung_up and (early == 0 or self._server_hit):
+                return early
             raise Finding(f"it ended by itself with exit code {early}: {self._last_words()}")
         calm = not self._undo
         if ending == "ctrl-c":
