@@ -15,7 +15,7 @@ Every process of a run appends one JSON object a line to its own file, `RUN/metr
 the truth: the live view, the trackers, the stop rule, exports and plots are computed from them.
 
 Every record has `kind`, `time_s` (unix), `step` (the newest committed step its writer knew), `role`, `rank` and
-`incarnation` (how often the process was restarted). Step and server records are reduced over windows (about one
+`incarnation` (+1 by each restart, +100 by each launch). Step and server records are reduced over windows (about one
 second by default) by the rule in the tables, hold `count` (how many became one), `window_s` (the seconds that they are
 of), `cpu_s` (processor seconds used) and `sections_s` (seconds by section). A value that is not finite becomes null,
 and `not_finite` counts it by name.

@@ -127,7 +127,7 @@ class GradientRecorder:
 
 
 class RolloutRandomness:
-    """Action randomness as a function of (run seed, worker, incarnation, step): resuming restores it exactly."""
+    """Action randomness as a function of (run seed, worker, incarnation, step): nothing of it has to be saved."""
 
     def __init__(self, seed: int, rank: int, incarnation: int) -> None:
         self._identity = (seed, rank, incarnation)

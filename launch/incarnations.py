@@ -1,8 +1,12 @@
-"""A rank that its launcher starts again (a returned node, a restarted pod) must not pass for its dead predecessor."""
+"""What is started again must not pass for its dead predecessor: by its supervisor, its launcher, or as a resumed run.
+
+Nor may the histories of a run's lives be mistaken for each other: server 0's terms follow from its incarnation.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dba3c.atomic_files import write_atomically
@@ -21,3 +25,8 @@ def first_incarnation(run_dir: Path, rank: int) -> int:
         starts = 0
     write_atomically(path, json.dumps({"starts": starts + 1}) + "\n")
     return starts * PER_START
+
+
+def counting_from(first: int, command: Callable[[int], Sequence[str]]) -> Callable[[int], Sequence[str]]:
+    """A role's command line by incarnation, for a supervisor that counts from 0."""
+    return lambda incarnation: command(first + incarnation)

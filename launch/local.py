@@ -13,6 +13,7 @@ from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
 from dba3c.run_folder import RunFolder
 from dba3c.stopping import before_the_first_update
+from launch.incarnations import counting_from, first_incarnation
 from launch.role_process import DRAIN_TIMEOUT_S, RoleProcess
 from launch.supervisor import Supervisor
 from launch.verdict import outcome
@@ -44,8 +45,13 @@ def train(config: TrainConfig, *, resume: bool, command: str, launch_id: str = "
     with RunFolder.launch(run_dir, config.to_json(), resume, **life) as folder:
         print(f"run folder: {folder.path}", flush=True)
         metrics = MetricsWriter(folder, "launcher", 0)
+        first = first_incarnation(folder.path, rank=0)
+        processes = [
+            replace(process, command=counting_from(first, process.command))
+            for process in role_processes(config, folder.path, launch_id)
+        ]
         supervisor = Supervisor(
-            folder.path, role_processes(config, folder.path, launch_id), folder.request_stop,
+            folder.path, processes, folder.request_stop,
             on_event=metrics.record_event, stop_timeout_s=config.exchange.timeouts.stop_s,
         )  # fmt: skip
         code = 1

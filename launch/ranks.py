@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from launch import first_node, local
 from launch.belonging import refuse_options_given_in_vain
 from launch.failures import note_failure, refusal, telling_refusals
 from launch.fitting import fit_config, refuse_what_would_vanish, run_dir_of_launch, sums_over_all_ranks, take_counts
-from launch.incarnations import first_incarnation
+from launch.incarnations import counting_from, first_incarnation
 from launch.launcher_table import REPLACEMENT, STARTS_RANKS_AGAIN
 from launch.launchers import LaunchPlace
 from launch.local import role_processes
@@ -133,7 +133,7 @@ def run_rank(
         try:
             first = first_incarnation(folder.path, place.rank)
             processes = [
-                replace(process, environ=environ, command=_counting_from(first, process.command))
+                replace(process, environ=environ, command=counting_from(first, process.command))
                 for process in role_processes(config, folder.path, place.launch_id)
                 if Assignment(process.role, process.rank) in mine
             ]
@@ -226,10 +226,6 @@ def _told_of_the_end(supervisor: Supervisor, folder: RunFolder, place: LaunchPla
         yield
     finally:
         left.set()
-
-
-def _counting_from(first: int, command: Callable[[int], Sequence[str]]) -> Callable[[int], Sequence[str]]:
-    return lambda incarnation: command(first + incarnation)
 
 
 def _returns(run_dir: Path, place: LaunchPlace) -> bool:

@@ -105,7 +105,7 @@ def _interest(process: ProcessState, now_s: float) -> tuple[bool, float, int]:
 def _row(process: ProcessState, summary: RunSummary, now_s: float) -> list[RenderableType]:
     silent_s = now_s - process.last_time_s
     note = Text(f"silent for {silent_s:.0f} s", style="red") if silent_s > _SILENT_AFTER_S else Text("")
-    name = process.name + (f" (life {process.incarnation + 1})" if process.incarnation else "")
+    name = process.name + (f" (incarnation {process.incarnation})" if process.incarnation else "")
     if process.role == "server":
         counts = f"{number(process.totals.get('stale'))} stale" if process.totals.get("stale") else ""
         return [name, "", "", counts, _bar(process.section_shares(now_s)), note]

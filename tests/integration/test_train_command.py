@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dba3c.run_folder import RunFolder
+from launch.incarnations import PER_START
 from param_servers.snapshots import load_checkpoint
 from tests.integration.runs import Run, episodes, newest_checkpoint
 
@@ -68,6 +69,8 @@ def test_ctrl_c_ends_with_a_checkpoint_and_resume_goes_on_from_it(tmp_path: Path
     assert second["step"] > first["step"]
     assert total_frames <= second["data_points"] < total_frames + 200
     assert len(RunFolder.open(folder).meta()["lives"]) == 2
+    for role in ("server", "worker"):  # nobody passes for who played the role in the life before
+        assert {record["incarnation"] for record in run.records(role, 0)} == {0, PER_START}
 
 
 def test_ctrl_c_twice_ends_at_once_and_leaves_no_process(tmp_path: Path) -> None:
