@@ -197,5 +197,8 @@ def stop_when_solved(
         f"evaluation of step {step}: mean {summary.mean:.4g} of {summary.games} full games "
         f"reached the stop score {stop_score:g}"
     )
-    if folder.request_stop(reason, finished=True):
-        tell(reason)
+    try:
+        if folder.request_stop(reason, finished=True):
+            tell(reason)
+    except UserError as error:  # a full disk: the next evaluation asks again
+        tell(str(error))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from dba3c.errors import UserError
 from dba3c.run_folder import RunFolder
+from param_servers.errors import RunBroken
 
 _SETTLED_S = 2.0
 _UNREADABLE_FOLDER_S = 60.0
@@ -39,11 +40,15 @@ class RunIsOver:
     """Whether nothing more is to come: its end is noted, its launch is dead, or it was asked to stop and went silent.
 
     The launch waits for its monitor before it notes the end, hence the last case; evaluators may play for a while after
-    a run that has had what it was to have. A folder that cannot be read for a while (a shared file system) is no end.
+    a run that has had what it was to have. A folder that cannot be read for a while (a shared file system) is no end:
+    for longer, it is a fault, after which the monitor is started again.
 
     Args:
         silent_s: seconds since the last new record.
         evaluation_s: bound of the silence in which evaluators may play on.
+
+    Raises:
+        RunBroken: when called: the folder could not be read for a minute.
     """
 
     def __init__(self, run: RunFolder, silent_s: Callable[[], float], evaluation_s: float = 0.0) -> None:
@@ -56,9 +61,11 @@ class RunIsOver:
         try:
             ending = self._run.stop_reason() is not None and self._silent_s() > _SETTLED_S
             over = (ending and not self._evaluators_play()) or self._run.status() != "live"
-        except (UserError, OSError):
+        except (UserError, OSError) as error:
             since_s = self._unreadable_since_s = self._unreadable_since_s or time.monotonic()
-            return time.monotonic() - since_s > _UNREADABLE_FOLDER_S
+            if time.monotonic() - since_s > _UNREADABLE_FOLDER_S:
+                raise RunBroken(f"the run cannot be read for {_UNREADABLE_FOLDER_S:g} s: {error}") from error
+            return False
         self._unreadable_since_s = None
         return over
 

@@ -45,6 +45,7 @@ class Monitor:
         points_every_s: seconds between two points of a chart.
         warn: takes one line about what does not work.
         on_stop: takes the reason when the rule ends the run.
+        again: another monitor was here before in this life of the run; what it has drawn is not drawn again.
     """
 
     def __init__(
@@ -56,17 +57,21 @@ class Monitor:
         points_every_s: float = 5.0,
         warn: Callable[[str], None] = warn_on_stderr,
         on_stop: Callable[[str], None] = lambda reason: None,
+        again: bool = False,
     ) -> None:
         self.run = run
         facts = RunFacts.of(run)
-        self.since_s = facts.lives[-1].started_s if facts.lives else 0.0  # what is older was drawn by an earlier life
+        life_s = facts.lives[-1].started_s if facts.lives else 0.0
+        self.since_s = time.time() if again else life_s  # what is older was drawn by an earlier life
+        tracked = TrackedRun.of(run)
+        self._sinks = [BackgroundSink(sink, tracked, warn) for sink in sinks]
         self.summary = RunSummary(facts)
         self.stop_reason: str | None = None
         self.points = 0
         self.records = 0
         self._reader = RunReader(run)
         self._interval = ChartInterval(self.summary)
-        self._watch = StopWatch(rule or StopRule(), self.since_s)
+        self._watch = StopWatch(rule or StopRule(), life_s)
         self._view = view or NoView()
         self._points_every_s = points_every_s
         self._next_point_s = 0.0
@@ -74,15 +79,9 @@ class Monitor:
         self._on_stop = on_stop
         self._news_s = time.monotonic()
         self._warned: set[str] = set()
-        if len(facts.lives) > 1:
-            self._read_earlier_lives()
-        tracked = TrackedRun.of(run)
-        self._sinks = [BackgroundSink(sink, tracked, warn) for sink in sinks]
-
-    def _read_earlier_lives(self) -> None:
-        """Takes in what is there already, without drawing it again."""
-        self._take_in()
-        self._interval.take(self.summary.newest_s)
+        if again or len(facts.lives) > 1:  # what is there already is taken in, without being drawn again
+            self._take_in()
+            self._interval.take(self.summary.newest_s)
 
     def silent_s(self) -> float:
         """Seconds since the last new record."""
@@ -169,14 +168,19 @@ def run_monitor(
     points_every_s: float = 5.0,
     warn: Callable[[str], None] = warn_on_stderr,
     on_stop: Callable[[str], None] = lambda reason: None,
+    again: bool = False,
 ) -> MonitorReport:
     """The monitor's whole life: look, wait, until the run is over; then a last look.
 
     Args:
         sinks: trackers by name, as in --track.
         until_finished: ends the monitor earlier than the end of the run, which it sees by itself (`RunIsOver`).
+        again: see `Monitor`.
+
+    Raises:
+        RunBroken: the folder cannot be read any more.
     """
-    monitor = Monitor(folder, make_sinks(sinks), stop_rule, view, points_every_s, warn, on_stop)
+    monitor = Monitor(folder, make_sinks(sinks), stop_rule, view, points_every_s, warn, on_stop, again)
     budget_s = (folder.config().get("run") or {}).get("evaluation_budget_s") or 0.0
     run_is_over = RunIsOver(folder, monitor.silent_s, evaluation_s=budget_s + EVALUATION_EXTRA_S)
     over = False

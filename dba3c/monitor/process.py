@@ -14,7 +14,7 @@ from dba3c.monitor.views import terminal_view
 from dba3c.run_folder import RunFolder
 
 
-def monitor_process(path: str | Path, show: bool = True) -> MonitorReport:
+def monitor_process(path: str | Path, show: bool = True, incarnation: int = 0) -> MonitorReport:
     """Feeds the trackers and applies the limits that the run's config.json names, until the run is over.
 
     Ctrl-C reaches every process of a terminal: it is the launch's to handle, the monitor stays to the end. SIGTERM
@@ -23,13 +23,14 @@ def monitor_process(path: str | Path, show: bool = True) -> MonitorReport:
 
     Args:
         show: print the run's progress on stdout.
+        incarnation: how many monitors this life of the run has had before.
     """
     told_to_end = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
     run = RunFolder.open(path)
     config = run.config()
-    metrics = MetricsWriter(run, "monitor", 0)
+    metrics = MetricsWriter(run, "monitor", 0, incarnation)
 
     def warn(message: str) -> None:
         warn_on_stderr(message)
@@ -44,6 +45,7 @@ def monitor_process(path: str | Path, show: bool = True) -> MonitorReport:
             view=terminal_view() if show else None,
             warn=warn,
             on_stop=lambda reason: metrics.record_event("stopping", reason),
+            again=incarnation > 0,
         )
     finally:
         metrics.close()

@@ -106,6 +106,27 @@ def test_games_of_an_earlier_life_do_not_stop_a_resumed_run_nor_are_they_drawn_a
     assert monitor.summary.scores.mean == 100.0
 
 
+def test_what_a_resumed_life_has_written_before_its_monitor_came_does_not_break_it(make_up_run):
+    run, sink = make_up_run(seconds=60, finished=False), PointSink()
+    set_lives(run, (START_S, START_S + 20, 2), (START_S + 30, None, 2))
+    monitor = Monitor(run, [sink], warn=no_warning)
+    monitor.look(START_S + 61)
+    monitor.close()
+    assert sink.events == ["worker-0: checkpoint of step 600 written"]
+    assert [step for step, values in sink.points if "evaluation/iqm" in values] == [550]
+    run.release()
+
+
+def test_a_monitor_that_was_started_again_draws_nothing_twice_and_still_stops_the_run_at_its_score(make_up_run):
+    run, sink = make_up_run(seconds=60, finished=False, score=lambda second: 100.0), PointSink()
+    monitor = Monitor(run, [sink], StopRule(stop_score=100.0), warn=no_warning, again=True)
+    monitor.look(START_S + 61)
+    monitor.close()
+    assert sink.points == [] and sink.events == []
+    assert run.stop_reason() == "mean score 100.0 of the last 50 games reached 100"
+    run.release()
+
+
 def test_lines_that_are_no_records_cost_one_warning(make_up_run):
     run, warnings = make_up_run(seconds=2), []
     path = run.metrics_file("worker", 0)
