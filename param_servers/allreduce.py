@@ -19,10 +19,10 @@ from torch import Tensor
 
 from param_servers.collective import Collective
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import ConfigError, PeerLost, RunBroken, RunStopped
+from param_servers.errors import ConfigError, LastStepsLost, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
 from param_servers.layout import FlatLayout
-from param_servers.local import ShouldStop, check_rejected, never, refusal
+from param_servers.local import ShouldStop, check_rejected, how_it_ended, never, refusal
 from param_servers.replica import OnEvent, Replica, silent
 from param_servers.replica_report import OnReport, ReplicaReport, unread
 from param_servers.step_rows import ROW_NUMBERS, StepRow, read_rows, write_rows
@@ -79,7 +79,7 @@ class AllReduceExchange:
         on_report = on_report if collective.rank == 0 else unread
         self._report = ReplicaReport(self.replica, on_report, workers=collective.size)
         self._rejected_in_a_row = 0
-        self._ended: str | None = None
+        self._ended: RunStopped | LastStepsLost | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -93,7 +93,8 @@ class AllReduceExchange:
         self._collective.broadcast_(counters)
         self._collective.broadcast_(packed)
         self.replica.unpack(counters, packed)
-        self._ended = self._agree_on_reason(reason) or None
+        agreed = self._agree_on_reason(reason)
+        self._ended = RunStopped(agreed) if agreed else None
 
     def _check_same_model(self) -> None:
         own = zlib.crc32(self.replica.layout.fingerprint.encode()) & 0xFFFF
@@ -107,13 +108,13 @@ class AllReduceExchange:
     def pull(self) -> Pull:
         """See `GradientExchange.pull`."""
         if self._ended is not None:
-            raise RunStopped(self._ended)
+            raise self._ended
         return self.replica.pull()
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
         """See `GradientExchange.push`. A second push for one pull is stale and takes part in nothing."""
         if self._ended is not None:
-            raise RunStopped(self._ended)
+            raise self._ended
         reason = refusal(gradient, step, self.replica)
         if reason == "stale":
             return Receipt(False, self.replica.step, reason)
@@ -139,8 +140,10 @@ class AllReduceExchange:
         start_s = time.perf_counter()
         try:
             self._collective.all_reduce_sum_(self._buffer)
-        except PeerLost:
-            self._save_before_the_end()
+        except PeerLost as error:
+            lost = self._save_before_the_end()
+            if lost:
+                raise PeerLost(f"{error}; {lost}") from error
             raise
         self._report.collective_s += time.perf_counter() - start_s
         return read_rows(self._rows)
@@ -169,9 +172,8 @@ class AllReduceExchange:
 
     def _end(self) -> None:
         """Step 4: all ranks are here in the same step."""
-        self._ended = self._agree_on_reason(self._reason)
-        if self._collective.rank == 0:
-            self.replica.finish()
+        reason = self._agree_on_reason(self._reason)
+        self._ended = how_it_ended(reason, self.replica.finish() if self._collective.rank == 0 else "")
 
     def _agree_on_reason(self, reason: str | None) -> str:
         """Rank 0's reason on all ranks; "" for None."""
@@ -182,10 +184,9 @@ class AllReduceExchange:
         self._collective.broadcast_(text)
         return bytes(text.tolist()).rstrip(b"\0").decode("utf-8", "replace")
 
-    def _save_before_the_end(self) -> None:
+    def _save_before_the_end(self) -> str:
         survivors = set(range(self._collective.size)) - self._collective.lost
-        if self._collective.rank == min(survivors, default=0):
-            self.replica.finish()
+        return self.replica.finish() if self._collective.rank == min(survivors, default=0) else ""
 
     def close(self) -> None:
         """See `GradientExchange.close`."""

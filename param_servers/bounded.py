@@ -2,6 +2,8 @@
 
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -33,6 +35,37 @@ def within(timeout_s: float, work: Callable[[], T]) -> T:
     if not results:
         raise TimeoutError(f"no answer within {timeout_s:g} s")
     return results[0]
+
+
+class Restarts:
+    """How often something that fails may be begun again: at most `most` times within `window_s`. A rate, so that
+    neither a run of weeks uses it up nor something that always fails goes on for ever.
+    """
+
+    def __init__(self, most: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.most, self.window_s = most, window_s
+        self.total = 0
+        self._clock = clock
+        self._times_s: deque[float] = deque()
+
+    @property
+    def recent(self) -> int:
+        """Of the last `window_s`."""
+        while self._times_s and self._clock() - self._times_s[0] >= self.window_s:
+            self._times_s.popleft()
+        return len(self._times_s)
+
+    def take(self) -> bool:
+        """Count one more; False, and not counted, when it would be one too many."""
+        if self.recent >= self.most:
+            return False
+        self._times_s.append(self._clock())
+        self.total += 1
+        return True
+
+    def __str__(self) -> str:
+        """`2 of 5 within 1 h`."""
+        return f"{self.recent} of {self.most} within {self.window_s / 3600:g} h"
 
 
 class LeavableThread:

@@ -1,6 +1,11 @@
 """Which checkpoint is being written, which shards have written their slice, which one is safe. Pure."""
 
 
+def steps_lost(saved: int, why: str) -> str:
+    """What it costs that the last checkpoint was not written; `saved` is the step of the newest one that was."""
+    return f"the last checkpoint could not be written ({why}): all steps since {saved} are lost"
+
+
 class Checkpointing:
     """At most one checkpoint is in the making.
 
@@ -12,6 +17,8 @@ class Checkpointing:
 
     def __init__(self, num_shards: int, every: int, saved: tuple[int, int]) -> None:
         self.saved = saved
+        self.failure = ""
+        """Why the last one that failed did."""
         self.data_points = 0
         """Of the checkpoint in the making."""
         self._num_shards, self._every = num_shards, every
@@ -47,11 +54,12 @@ class Checkpointing:
         self._written.add(shard)
         return len(self._written) == self._num_shards
 
-    def done(self, step: int, failed: bool) -> bool:
+    def done(self, step: int, error: str) -> bool:
         """It is published, or has failed; False when nobody waits for it any more."""
         if step != self._writing:
             return False
-        if not failed:
+        self.failure = error
+        if not error:
             self.saved = (step, self.data_points)
         self._writing = None
         return True

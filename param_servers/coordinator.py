@@ -10,7 +10,7 @@ of `membership`); one that is still busy then only learns that a version exists,
 parameters.
 """
 
-from param_servers.checkpointing import Checkpointing
+from param_servers.checkpointing import Checkpointing, steps_lost
 from param_servers.decisions import Checkpoint, Decision, Forsake, Note, Restore, Settings, Stop
 from param_servers.messages import Row
 from param_servers.step_commits import StepCommits
@@ -76,7 +76,7 @@ class Coordinator:
         self._servers.discard(shard)
         self._missing[shard] = (now_s, self.settings.timeouts.server_return_s)
         if self.state in ("stopping", "stopped"):
-            return [] if self._ending is None else self._end()
+            return [] if self._ending is None else self._end(f"server {shard} is gone")
         self.state = "gathering"
         self.checkpointing.abandon()
         return [Note("server_lost", f"server {shard} is gone at step {self.step}; waiting for it to come back")]
@@ -162,7 +162,7 @@ class Coordinator:
             return self.stop(f"{_names('server', slow)} did not load step {self.step} {waited}", now_s, failed=True)
         if self.state == "stopping":
             note = Note("checkpoint_failed", f"the last checkpoint was not written {waited}")
-            return [note, *self._end()]
+            return [note, *self._end(f"not {waited}")]
         # Workers that wait for a silent server must not be blamed for it.
         return self._forsake_silent_servers(waited, now_s) or self._go_on_without_the_late(waited, now_s)
 
@@ -203,7 +203,7 @@ class Coordinator:
 
     def checkpoint_done(self, step: int, error: str) -> list[Decision]:
         """The checkpoint is published, or has failed (`error` says why); training goes on either way."""
-        if not self.checkpointing.done(step, bool(error)):
+        if not self.checkpointing.done(step, error):
             return []
         note = Note("checkpoint", f"checkpoint of step {step} written")
         if error:
@@ -219,7 +219,7 @@ class Coordinator:
         self._wait(now_s, self.settings.timeouts.last_checkpoint_s)
         self._ending = Stop(reason, failed)
         note = Note("stopping", f"stopping at step {self.step}: {reason}")
-        return [note, *(self._last_checkpoint() if able else self._end())]
+        return [note, *(self._last_checkpoint() if able else self._end("not all servers are there"))]
 
     def _last_checkpoint(self, failed: bool = False) -> list[Decision]:
         if self.state != "stopping" or self.checkpointing.busy:
@@ -228,10 +228,19 @@ class Coordinator:
             return self._end()
         return self._checkpoint()
 
-    def _end(self) -> list[Decision]:
+    def _end(self, why_unsaved: str = "") -> list[Decision]:
+        """Stop as it was asked to; not so where committed steps are in no checkpoint though there is a place for them.
+
+        Args:
+            why_unsaved: what kept the last checkpoint from being written, where that is no failure of the disk.
+        """
         assert self._ending is not None
         self.state = "stopped"
-        return [self._ending]
+        saved = self.checkpointing.saved[0]
+        if not self.settings.checkpoints or saved == self.step:
+            return [self._ending]
+        lost = steps_lost(saved, why_unsaved or self.checkpointing.failure)
+        return [Stop(f"{self._ending.reason}; {lost}", failed=True)]
 
 
 def _names(what: str, ranks: list[int]) -> str:

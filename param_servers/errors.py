@@ -25,6 +25,10 @@ class RunBroken(ParamServersError):
     """The run ended because it could not go on as declared (e.g. too few live workers under the policy `stop`)."""
 
 
+class LastStepsLost(RunBroken):
+    """The run has ended, and its last checkpoint could not be written."""
+
+
 class SnapshotError(ParamServersError):
     """A checkpoint that is torn, does not match its manifest, or belongs to another layout."""
 

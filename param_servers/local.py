@@ -9,7 +9,7 @@ from torch import Tensor
 
 from param_servers.accumulator import is_usable
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import RunBroken, RunStopped
+from param_servers.errors import LastStepsLost, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
 from param_servers.layout import FlatLayout
 from param_servers.replica import OnEvent, Replica, silent
@@ -61,8 +61,7 @@ class LocalExchange:
         """See `GradientExchange.pull`."""
         reason = self._should_stop(self.replica.step, self.replica.data_points)
         if reason is not None:
-            self.replica.finish()
-            raise RunStopped(reason)
+            raise how_it_ended(reason, self.replica.finish())
         return self.replica.pull()
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
@@ -85,7 +84,13 @@ class LocalExchange:
     def close(self) -> None:
         """See `GradientExchange.close`."""
         self._report.maybe(last=True)
+        self.replica.finish()  # of a process that ends otherwise than asked (its environment failed) no step is lost
         self.replica.close()
+
+
+def how_it_ended(reason: str, lost: str) -> RunStopped | LastStepsLost:
+    """What a run ends with that was asked to, and whose `Replica.finish` said what is lost."""
+    return LastStepsLost(f"{reason}; {lost}") if lost else RunStopped(reason)
 
 
 def refusal(gradient: Tensor, step: int, replica: Replica) -> str:

@@ -24,7 +24,7 @@ from param_servers.audit import AuditLog
 from param_servers.collective import Publish, Resolve
 from param_servers.collective_torch import host_store
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import RunStopped
+from param_servers.errors import LastStepsLost, RunStopped
 from param_servers.exchange import Pull, Receipt
 from param_servers.handshake import check_secret
 from param_servers.interfaces import listen_address
@@ -152,7 +152,7 @@ class MajorityExchange:
         self._comm.close()
         if self._chief_thread is not None:
             # The chief stays until all have heard how the run ended, or at once if it has not.
-            if not isinstance(self._shared.ended, RunStopped):
+            if not isinstance(self._shared.ended, (RunStopped, LastStepsLost)):
                 self._given_up.set()
             self._chief_thread.join(self._chief_leave_s)
         self._report.maybe(last=True)

@@ -7,7 +7,7 @@ import torch
 
 from param_servers.collective import Resolve, wait_for_address
 from param_servers.config import ExchangeConfig
-from param_servers.errors import ParamServersError, PeerLost, RunBroken, RunStopped
+from param_servers.errors import LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.events import Event, Left, Message
 from param_servers.handshake import Hello, Role
 from param_servers.majority_group import MajorityGroup
@@ -136,12 +136,13 @@ class MajorityComm:
     def _chief_lost(self, reason: str) -> None:
         if self._rank == next((rank for rank in self._group.members if rank != 0), -1):
             self._replica.term += 1  # should rank 0 be alive behind a broken link, it writes under another name
-            self._replica.finish()
+            reason = "; ".join(filter(None, (reason, self._replica.finish())))
         self._end(PeerLost(f"rank 0, which decides who takes part, is lost: {reason}"))
 
     def _end(self, outcome: Outcome) -> None:
-        if self._rank == 0:
-            self._replica.finish()
+        lost = self._replica.finish() if self._rank == 0 else ""
+        if lost:
+            outcome = LastStepsLost(f"{outcome}; {lost}")
         self._shared.end(outcome)
 
     # -- the group -----------------------------------------------------------------------------------------------

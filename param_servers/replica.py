@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from param_servers.checkpointing import steps_lost
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.exchange import Pull
 from param_servers.layout import FlatLayout
@@ -61,7 +62,9 @@ class Replica:
         self._storage: Checkpoints | None = None
         if checkpoint_dir is not None:
             self._storage = Checkpoints(checkpoint_dir, self._plan, 0, initial_parameters)
-        self._saved = self.step
+        self._saved = self._safe = self.step
+        """The step of the newest checkpoint that was begun, and of the newest that is there."""
+        self._failure = ""
 
     def pull(self) -> Pull:
         """The parameters in a buffer that stays constant until the next `pull`."""
@@ -122,7 +125,7 @@ class Replica:
             checkpoint = load_checkpoint(path)
             self.shard.load(*checkpoint.slice_for(self._plan, 0))
             self.step, self.data_points, self.term = checkpoint.step, checkpoint.data_points, checkpoint.term
-            self._saved = self.step
+            self._saved = self._safe = self.step
             self.note("restored", f"going on from checkpoint {path.name}")
 
     def checkpoint_when_due(self) -> None:
@@ -134,28 +137,32 @@ class Replica:
         if every and self.step // every > self._saved // every and not self._storage.busy:
             self._write(self._storage)
 
-    def finish(self) -> None:
-        """Write a last checkpoint and wait for it, for a bounded time.
+    def finish(self) -> str:
+        """Write a last checkpoint and wait for it, for a bounded time; "", or one line that says what is lost.
 
         Not where there is one of this step, or a later one: it is from a rank that ended the run without this one.
         """
         storage, directory = self._storage, self._directory
         if storage is None or directory is None:
-            return
+            return ""
 
         def newest() -> dict[str, Any]:
             path = find_newest(directory)
             return {} if path is None else {"step": read_manifest(path)["step"]}
 
         def write_unless_there(answer: bytes) -> None:
-            if json.loads(answer).get("step", -1) < self.step:
+            there = json.loads(answer).get("step", -1)
+            if there < self.step:
                 self._write(storage)
+            else:
+                self._safe = there
 
         deadline_s = time.monotonic() + self._config.timeouts.last_checkpoint_s
         self._wait(storage, deadline_s)
-        if self._saved != self.step:
+        if self._safe < self.step and not storage.busy:
             storage.submit(newest, write_unless_there)
             self._wait(storage, deadline_s)
+        return "" if self._safe >= self.step else steps_lost(self._safe, self._failure)
 
     def close(self) -> None:
         """Let go of the writing thread."""
@@ -175,8 +182,10 @@ class Replica:
 
         def done(answer: bytes) -> None:
             if error := json.loads(answer).get("error"):
+                self._failure = str(error)
                 self.note("checkpoint_failed", f"checkpoint of step {step} failed: {error}; training goes on")
             else:
+                self._safe = step
                 self.note("checkpoint", f"checkpoint of step {step} written")
 
         storage.write(step, term, self.shard.published(), self.shard.optimizer_state(), written)
@@ -184,9 +193,8 @@ class Replica:
     def _wait(self, storage: Checkpoints, deadline_s: float) -> None:
         while storage.busy:
             if time.monotonic() > deadline_s:
-                patience_s = self._config.timeouts.last_checkpoint_s
-                late = f"the last checkpoint was not written within {patience_s:g} s"
-                self.note("checkpoint_failed", late)
+                self._failure = f"not within {self._config.timeouts.last_checkpoint_s:g} s"
+                self.note("checkpoint_failed", f"the last checkpoint was not written: {self._failure}")
                 return
             storage.poll()
             time.sleep(0.001)

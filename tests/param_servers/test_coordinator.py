@@ -240,6 +240,25 @@ def test_asynchronous_gradients_count_up_to_the_bound(staleness: int, counts: bo
         assert answer == Give(1, 3, (Row(1, 0, 1, Code.STALE),))
 
 
+@pytest.mark.parametrize("how", ["refused", "too slow", "a server died", "a server was already gone"])
+def test_a_last_checkpoint_that_is_not_written_is_no_success_and_its_steps_are_named(how: str) -> None:
+    coordinator = running(num_shards=2, workers=1, num_gradients=1, checkpoints=True, write_timeout_s=120.0)
+    push(coordinator, 0, 1, 0)
+    if how == "a server was already gone":
+        coordinator.server_left(1, 2.0)
+    ended = coordinator.stop("enough", 2.0)
+    if how == "refused":
+        ended = coordinator.checkpoint_done(1, "server 0: read-only file system")
+    elif how == "too slow":
+        ended = coordinator.tick(123.0)
+    elif how == "a server died":
+        ended = coordinator.server_left(1, 3.0)
+    (stop,) = only(ended, Stop)
+    assert stop.failed
+    assert stop.reason.startswith("enough; the last checkpoint could not be written (")
+    assert stop.reason.endswith("): all steps since 0 are lost")
+
+
 def test_a_checkpoint_that_failed_is_not_tried_again_before_the_next_one_is_due() -> None:
     coordinator = running(num_shards=1, workers=1, num_gradients=1, checkpoints=True, checkpoint_every=10)
     begun = []

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import RunBroken, RunStopped
+from param_servers.errors import LastStepsLost, RunBroken, RunStopped
 from param_servers.exchange import GradientExchange
 from param_servers.layout import FlatLayout
 from param_servers.local import MOST_REJECTED_STEPS, LocalExchange
@@ -99,6 +99,22 @@ def test_the_last_checkpoint_replaces_none_that_another_rank_wrote_of_the_same_s
         silent.replica.finish()
         manifest = read_manifest(find_newest(tmp_path))
         assert (manifest["step"], manifest["term"]) == newest
+
+
+def test_a_process_that_fails_leaves_all_its_steps_to_the_next_one(tmp_path):
+    local = exchange(checkpoint_dir=tmp_path)
+    train(local, 3)
+    local.close()
+    assert exchange(checkpoint_dir=tmp_path).pull().step == 3
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_told_with_what_is_lost(tmp_path):
+    folder = tmp_path / "checkpoints"
+    local = exchange(checkpoint_dir=folder, should_stop=lambda step, data_points: "enough" if step == 3 else None)
+    folder.touch()  # a file where the folder should be
+    with pytest.raises(LastStepsLost, match=r"^enough; the last checkpoint .* all steps since 0 are lost$"):
+        train(local, 3)
+    local.close()
 
 
 def test_what_was_committed_is_reported_at_the_latest_when_it_closes():
