@@ -81,7 +81,8 @@ def monitor(place: Place) -> str:
     """Read the metrics of all, feed the trackers, decide when the score is reached."""
     from dba3c.monitor.process import monitor_process
 
-    return monitor_process(place.folder.path, show=False).stop_reason or "the run has ended"
+    seen = monitor_process(place.folder.path, show=False, incarnation=place.incarnation)
+    return seen.stop_reason or "the run has ended"
 
 
 def evaluator(place: Place) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 
 from dba3c import host_facts
 from dba3c.atomic_files import write_atomically, write_once
-from dba3c.errors import UserError
+from dba3c.errors import UserError, warn_on_stderr
 from dba3c.run_lock import RunLock, living_holder
 
 FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "audit")
@@ -45,6 +45,7 @@ class RunFolder:
         self.videos = path / "videos"
         self.rendezvous = path / "rendezvous"
         self.audit = path / "audit"
+        self._stop_here: str | None = None
 
     # -- getting one ---------------------------------------------------------------------------------------------
 
@@ -75,6 +76,7 @@ class RunFolder:
             run = cls(folder, lock)
             for name in FOLDERS:
                 _make_directory(folder / name)
+            check_writable(run.checkpoints)
             run.secret()
             run._forget_last_life()
             if config is not None:
@@ -244,15 +246,23 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError):  # no such word of anybody
             return False
 
+    def stop_here(self, reason: str, finished: bool = False) -> None:
+        """`request_stop` of who cannot be told that the disk refuses: at least this process then ends."""
+        self._stop_here = reason
+        try:
+            self.request_stop(reason, finished)
+        except UserError as error:
+            warn_on_stderr(f"{error}; this process ends, the others were not told")
+
     def stop_reason(self) -> str | None:
         """Why the run was asked to end, None when it was not. One `open` on a missing file: fine once a second."""
         try:
             text = (self.path / "stop.json").read_text()
         except FileNotFoundError:
-            return None
+            return self._stop_here
         except OSError as error:
-            if error.errno == errno.ESTALE:  # NFS: replaced under us, the next look sees it
-                return None
+            if error.errno == errno.ESTALE or self._stop_here:  # NFS: replaced under us, the next look sees it
+                return self._stop_here
             raise
         try:
             return str(json.loads(text)["reason"])
@@ -296,6 +306,17 @@ def _refuse_strangers(folder: Path) -> None:
     strangers = {entry.name for entry in folder.iterdir()} - _OURS
     if not (folder / "config.json").exists() and any(not name.startswith(".") for name in strangers):
         raise UserError(f"{folder} is not a run folder and not empty ({min(strangers)}): choose another")
+
+
+def check_writable(folder: Path) -> None:
+    """Write a file there, and delete it. Raises UserError when that cannot be: rather now than after hours of work."""
+    probe = folder / f".probe-{os.getpid()}"
+    try:
+        write_atomically(probe, "x" * 4096)
+        probe.unlink()
+    except (UserError, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error).rpartition(": ")[2]
+        raise UserError(f"nothing can be written in {folder}: {why}") from error
 
 
 def _make_directory(path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 
 from dba3c.config import TrainConfig
-from dba3c.errors import UserError, warn_on_stderr
 from dba3c.run_folder import RunFolder
 
 LOOK_S = 1.0
@@ -36,12 +35,7 @@ class StopRule:
         if limit is None and looks and self.max_hours is not None and now_s - self._started_s >= self.max_hours * 3600:
             limit = f"{self.max_hours} hours of this life are over"
         if limit is not None:
-            try:
-                self.folder.request_stop(
-                    limit, finished=True
-                )  # monitor, evaluators and recorders look for it there
-            except UserError as error:  # a full disk: the run ends all the same, and they hear of it from its launch
-                warn_on_stderr(str(error))
+            self.folder.stop_here(limit, finished=True)  # monitor, evaluators and recorders look for it there
             return limit
         if not looks:
             return None

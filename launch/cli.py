@@ -6,10 +6,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from dba3c.errors import UserError
+from launch.output import harmless_output
 from param_servers.errors import ConfigError, ParamServersError, SnapshotError
 
 USER_ERROR_EXIT = 2
 RUN_BROKEN_EXIT = 1
+MAKE_WHAT_LASTS = ("train", "resume", "study", "evaluate", "record")
+"""Commands whose work lies in a folder: they do it to its end, and exit as it ends, whoever reads what they print. What
+the others print is their work, so they end with their reader, and fail where it cannot be written."""
 
 HELP = """dba3c: synchronous data-parallel reinforcement learning on CPU clusters
 
@@ -35,6 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return 0 if arguments else USER_ERROR_EXIT
+    if arguments[0] in MAKE_WHAT_LASTS:
+        with harmless_output():
+            return _run(arguments)
+    return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         return command(arguments[0])(arguments[1:])
     except (UserError, ConfigError, SnapshotError) as error:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dba3c.atomic_files import write_atomically
-from dba3c.errors import UserError
+from dba3c.errors import UserError, warn_on_stderr
 from dba3c.run_folder import RunFolder
 from launch.processes import describe_exit
 from param_servers.errors import ConfigError
@@ -38,11 +38,15 @@ class Failure:
 
 
 def note_failure(run_dir: Path, role: str, rank: int, code: int, tail: str, node: str | None = None) -> None:
-    """Write ``logs/failure-ROLE-RANK.json``; an older one of the same process is replaced."""
+    """Write ``logs/failure-ROLE-RANK.json``; an older one of the same process is replaced. What the disk refuses is
+    said on stderr: it is no reason not to end the run well."""
     failure = Failure(time.time(), role, rank, node or socket.gethostname(), code, tail)
     path = run_dir / "logs" / f"failure-{role}-{rank}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(failure)) + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(failure)) + "\n")
+    except OSError as error:
+        warn_on_stderr(f"cannot write {path}: {error.strerror}")
 
 
 def failures(run_dir: Path, since_s: float = 0.0) -> list[Failure]:

@@ -16,11 +16,11 @@ from dba3c.stopping import before_the_first_update
 from launch.incarnations import counting_from, first_incarnation
 from launch.role_process import DRAIN_TIMEOUT_S, RoleProcess
 from launch.supervisor import Supervisor
-from launch.verdict import outcome
+from launch.verdict import note_end
 
 RUNS = Path("runs")
-SERVER_RESTARTS = 5
-WORKER_RESTARTS = 5
+RESTARTS = 5
+"""Of each process, within `RESTART_WINDOW_S`."""
 
 
 def train(config: TrainConfig, *, resume: bool, command: str, launch_id: str = "", run_name: str = "") -> int:
@@ -59,8 +59,7 @@ def train(config: TrainConfig, *, resume: bool, command: str, launch_id: str = "
             with watched(folder):
                 code = supervisor.run()
         finally:
-            how, reason = outcome(code, folder)
-            folder.end_life(how, reason)
+            reason = note_end(folder, code, supervisor.cause)
             metrics.close()
         if code == 0 and not max(checkpoint_steps(folder.checkpoints), default=0):
             reason += f", {before_the_first_update(config)}"
@@ -82,20 +81,19 @@ def role_processes(config: TrainConfig, run_dir: Path, launch_id: str) -> list[R
         return replace(made, drain_timeout_s=config.exchange.timeouts.drain_s) if made.decides else made
 
     counts = topology_of(config)
-    servers = [process("server", i, max_restarts=SERVER_RESTARTS) for i in range(counts["servers"])]
+    servers = [process("server", i, max_restarts=RESTARTS) for i in range(counts["servers"])]
     all_needed = config.exchange.exchange == "allreduce"  # nobody can take a lost rank's place in a collective
     workers = [
-        process(role, i, max_restarts=0 if all_needed else WORKER_RESTARTS, essential=all_needed, decides=not servers)
+        process(role, i, max_restarts=0 if all_needed else RESTARTS, essential=all_needed, decides=not servers)
         for role in ("worker", "learner")
         for i in range(counts[f"{role}s"])
     ]
     actors = [
-        process("actor", i, max_restarts=WORKER_RESTARTS, essential=False, decides=False)
-        for i in range(counts["actors"])
+        process("actor", i, max_restarts=RESTARTS, essential=False, decides=False) for i in range(counts["actors"])
     ]
     drain_timeout_s = DRAIN_TIMEOUT_S + (config.run.evaluation_budget_s if counts["evaluators"] else 0.0)
     helpers = [
-        process(role, i, essential=False, decides=False, drain_timeout_s=drain_timeout_s)
+        process(role, i, max_restarts=RESTARTS, essential=False, decides=False, drain_timeout_s=drain_timeout_s)
         for role in ("evaluator", "recorder", "monitor")
         for i in range(counts[f"{role}s"])
     ]

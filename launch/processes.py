@@ -7,13 +7,14 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
+from dba3c.errors import warn_on_stderr
 from param_servers.timeouts import Timeouts
 
 PARENT_VARIABLE = "DBA3C_PARENT_PID"
@@ -40,8 +41,7 @@ class Child:
         self.command = list(command)
         self.log = log
         self.started_s = time.monotonic()
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
+        with _opened(log) as output:
             self.log_start = output.tell()
             self._process = subprocess.Popen(
                 self.command,
@@ -67,6 +67,10 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signum)
 
+    def ask_to_end(self) -> None:
+        """SIGTERM to the process alone: what it has started is its own to end."""
+        self._process.terminate()
+
     def tail(self, lines: int = 40) -> str:
         """The last lines that this process, not an earlier incarnation, wrote to its log."""
         try:
@@ -77,6 +81,16 @@ class Child:
         except OSError as error:
             return f"(its log {self.log} cannot be read: {error.strerror})"
         return "\n".join(text.splitlines()[-lines:])
+
+
+def _opened(log: Path) -> BinaryIO:
+    """To append to; a disk that refuses a log does not refuse the process."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("ab")
+    except OSError as error:
+        warn_on_stderr(f"cannot write {log}: {error.strerror}; what this process says is lost")
+        return open(os.devnull, "ab")
 
 
 def before_exec(parent: int, orphan_signal: signal.Signals) -> Callable[[], None]:
@@ -104,12 +118,8 @@ def exit_with_parent(environ: Mapping[str, str] = os.environ, grace_s: float = O
 def _watch_parent(parent: int, grace_s: float) -> None:
     while os.getppid() == parent:
         time.sleep(_ORPHAN_LOOK_S)
-    print(
-        f"the process {parent} that started this one has died: ending within {grace_s:.0f} s",
-        file=sys.stderr,
-        flush=True,
-    )
     os.kill(os.getpid(), signal.SIGTERM)
+    warn_on_stderr(f"the process {parent} that started this one has died: ending within {grace_s:.0f} s")
     time.sleep(grace_s)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -120,7 +130,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 @contextlib.contextmanager
 def taking_signals(take: Callable[[int], None]) -> Iterator[None]:
-    """Inside, `take` gets the number of each stop signal. Without effect outside the main thread."""
+    """Inside, `take` gets the number of each stop signal. Without effect outside the main thread.
+
+    A SIGHUP that is ignored already stays so: that is what `nohup` asks for.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -128,7 +141,9 @@ def taking_signals(take: Callable[[int], None]) -> Iterator[None]:
     def handler(signum: int, frame: FrameType | None) -> None:
         take(signum)
 
-    before = {signum: signal.signal(signum, handler) for signum in STOP_SIGNALS}
+    under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    taken = [signum for signum in STOP_SIGNALS if not (under_nohup and signum == signal.SIGHUP)]
+    before = {signum: signal.signal(signum, handler) for signum in taken}
     try:
         yield
     finally:

@@ -34,7 +34,7 @@ from launch.resources import bind_to_own_cores, given_cores, thread_environment
 from launch.role_process import TRAINING_ROLES, USER_ERROR_EXIT
 from launch.supervisor import Supervisor, say_to_stderr
 from launch.topology import Assignment, Topology
-from launch.verdict import outcome
+from launch.verdict import note_end
 from param_servers.errors import ConfigError
 
 END_LOOK_S = 2.0
@@ -149,7 +149,7 @@ def run_rank(
             with _told_of_the_end(supervisor, folder, place), _showing_progress(folder, place):
                 code = supervisor.run()
             if place.is_chief:
-                folder.end_life(*outcome(code, folder))
+                note_end(folder, code, supervisor.cause)
             elif place.launcher == "srun" and first_node.is_lost(folder.path):
                 why = first_node.requeue(folder.path, place.launch_id, os.environ)
                 metrics.record_event("first_node_lost", why)  # srun, which would pass on what is printed, is dead too

@@ -11,6 +11,7 @@ RUN_ENDED_BROKEN_EXIT = 3
 """The run has ended, not as asked (a server did not come back, too few workers are left): it would end so again."""
 FINAL_EXITS = (USER_ERROR_EXIT, RUN_ENDED_BROKEN_EXIT)
 
+RESTART_WINDOW_S = 3600.0
 DRAIN_TIMEOUT_S = 30.0
 """Of a process that has nothing to do after the run's end; evaluators have their budget on top."""
 
@@ -26,7 +27,7 @@ class RoleProcess:
     command: Callable[[int], Sequence[str]]
     """Incarnation → command line."""
     max_restarts: int = 0
-    """How often it is started again after it was lost; an exit with one of `FINAL_EXITS` is final."""
+    """How often within `RESTART_WINDOW_S` it is started again after it was lost; one of `FINAL_EXITS` is final."""
     essential: bool = True
     """Lost for good, it ends the run; otherwise the run goes on without it."""
     decides: bool = True

@@ -13,24 +13,31 @@ from dataclasses import replace
 from typing import Any
 
 from dba3c.config import TrainConfig, replace_options
+from dba3c.environments.errors import EnvironmentFailed
 from dba3c.errors import UserError
 from dba3c.place import Place
 from dba3c.roles import ROLES
 from dba3c.run_folder import RunFolder
 from launch.cli import RUN_BROKEN_EXIT, USER_ERROR_EXIT
 from launch.network import LISTEN_HOST_VARIABLE, free_port
+from launch.output import harmless_output
 from launch.processes import exit_with_parent
 from launch.role_process import RUN_ENDED_BROKEN_EXIT, TRAINING_ROLES
-from param_servers.errors import ConfigError, ParamServersError, RunBroken, SnapshotError
+from param_servers.errors import ConfigError, LastStepsLost, ParamServersError, RunBroken, SnapshotError
 
-DISK_FULL_EXIT = 1
-"""Like any other crash: who supervises the role may start it again, and there may be room by then."""
+FAULT_EXIT = 1
+"""Like any other crash (a full disk, a game that keeps failing): who supervises the role may start it again."""
 FOLDER_TIMEOUT_S = 30.0
 """Longest wait for the launcher's run folder to appear (a shared file system may be slow)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Be the role that the arguments name; 0 when the run ended as asked."""
+    """Be the role that the arguments name; 0 when the run ended as asked. What it prints goes to its log."""
+    with harmless_output():
+        return _be_the_role(argv)
+
+
+def _be_the_role(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m launch.roles")
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--role", required=True, choices=sorted(ROLES))
@@ -46,13 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = TrainConfig.from_json(folder.config_text())
         place = Place(folder, config, arguments.rank, arguments.incarnation, told_to_leave)
         reason = play_where_it_can_listen(arguments.role, place, f"{arguments.launch_id}-{name}")
+    except EnvironmentFailed as error:
+        print(f"{name}: {error}", file=sys.stderr, flush=True)
+        return FAULT_EXIT
     except (UserError, ConfigError, SnapshotError) as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         return USER_ERROR_EXIT
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             print(f"{name}: {error}", file=sys.stderr, flush=True)
-            return DISK_FULL_EXIT
+            return FAULT_EXIT
         if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             raise
         exchange = place.config.exchange
@@ -61,14 +71,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ParamServersError as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         servers_ended_it = isinstance(error, RunBroken) and place.config.exchange.exchange in ("servers", "async")
-        return RUN_ENDED_BROKEN_EXIT if servers_ended_it else RUN_BROKEN_EXIT
-    print(f"{name}: {reason}", flush=True)
+        if not servers_ended_it and not isinstance(error, LastStepsLost):
+            return RUN_BROKEN_EXIT
+        code = RUN_ENDED_BROKEN_EXIT
+    else:
+        print(f"{name}: {reason}", flush=True)
+        code = 0
     if arguments.role in TRAINING_ROLES:
         try:
             folder.note_left(arguments.role, arguments.rank)
         except UserError as error:  # a full disk: the evaluators wait a little longer
             print(f"{name}: {error}", file=sys.stderr, flush=True)
-    return 0
+    return code
 
 
 def play_where_it_can_listen(role: str, place: Place, job: str) -> str:
@@ -110,7 +124,7 @@ def stop_on_signal(folder: RunFolder, name: str) -> Callable[[], bool]:
     def ask(signum: int, frame: Any) -> None:
         del frame
         told.set()
-        folder.request_stop(f"{signal.Signals(signum).name} at {name}")
+        folder.stop_here(f"{signal.Signals(signum).name} at {name}")
 
     signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

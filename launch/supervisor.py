@@ -5,13 +5,19 @@
        │                                                            ▼
        └──(third signal: KILLING at once)                      TERMINATING ──► KILLING
 
-STOPPING asks through the run folder, so the run ends at a step boundary with a checkpoint. Each phase but RUNNING is
-bounded. Exit code: 0 when the run ended as asked (Ctrl-C included), the failing process's own when it failed
-(128 + n for signal n), 128 + n when signal n had to force the end.
+STOPPING asks through the run folder, so the run ends at a step boundary with a checkpoint; where the folder cannot be
+written, it asks its own processes by SIGTERM. Each phase but RUNNING is bounded. Exit code: 0 when the run ended as
+asked (Ctrl-C included), the failing process's own when it failed (128 + n for signal n), 128 + n when signal n had to
+force the end.
+
+What is told is told last: no terminal, log or disk decides how a run ends (`launch.output`). A lost terminal is a
+SIGHUP, which ends the run with a checkpoint as SIGTERM does; under nohup, or when only the reader of a pipe has left,
+the run goes on and says nothing. After an error of the supervisor itself the run is asked to end, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -22,10 +28,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dba3c.errors import UserError
 from launch.phases import ENDING, KILLING, RUNNING, STOPPING, TERMINATING, Phases
 from launch.processes import Child, describe_exit, taking_signals
-from launch.role_process import FINAL_EXITS, USER_ERROR_EXIT, RoleProcess
+from launch.role_process import (
+    FINAL_EXITS,
+    RESTART_WINDOW_S,
+    RUN_ENDED_BROKEN_EXIT,
+    TRAINING_ROLES,
+    USER_ERROR_EXIT,
+    RoleProcess,
+)
 from launch.verdict import Failed, Verdict
+from param_servers.bounded import Restarts
 
 
 @dataclass
@@ -33,12 +48,6 @@ class _Running:
     spec: RoleProcess
     child: Child
     incarnation: int
-
-
-def refusal(name: str, tail: str) -> str:
-    """Why a role refused its input: the last line it said."""
-    line = (tail.splitlines() or ["no word of it in its log"])[-1]
-    return line if line.startswith(name) else f"{name}: {line}"
 
 
 def say_to_stderr(line: str) -> None:
@@ -87,6 +96,7 @@ class Supervisor:
         self._started_s = self._ended_s = time.monotonic()
         self._phases = Phases()
         self._live: dict[str, _Running] = {}
+        self._restarts = {spec.name: Restarts(spec.max_restarts, RESTART_WINDOW_S) for spec in processes}
         self._happened: queue.SimpleQueue[tuple[str, Any, int]] = queue.SimpleQueue()
         self._verdict = Verdict(run_dir, self.environ.get("SLURMD_NODENAME"))
         self._nothing_to_save = False  # refused before it began, or over elsewhere: who is late need not be asked again
@@ -100,13 +110,18 @@ class Supervisor:
                 while self._live:
                     self._handle_next()
             finally:
-                self._kill_rest()
+                self._end_rest()
         return self._verdict.exit_code(
             self.say,
             stopped=self._phases.now == STOPPING,
             whole_run=self.whole_run,
             last_signal=int(self._phases.last_signal),
         )
+
+    @property
+    def cause(self) -> str:
+        """Why the run failed, in one line; "" when it did not."""
+        return self._verdict.cause
 
     def pids(self) -> dict[str, int]:
         """Name → pid of the processes alive now."""
@@ -154,40 +169,56 @@ class Supervisor:
             return
         if self._phases.now >= TERMINATING:
             return
-        lost = f"{spec.name}: {describe_exit(code)}"
-        if self._phases.now == RUNNING and code not in FINAL_EXITS and gone.incarnation < spec.max_restarts:
-            incarnation = gone.incarnation + 1
-            self._tell("restarted", f"{lost}; starting it again ({incarnation} of at most {spec.max_restarts} times)")
-            self._start(spec, incarnation)
-        elif self._phases.now == RUNNING and not self._may_go_on_without(spec, code):
-            self._fail(Failed(spec, gone.child, code))
+        failed = Failed(spec, gone.child, code)
+        # What this process's first life could do was no bad input: a later one that is refused it has met a fault.
+        final = code in FINAL_EXITS and not (code == USER_ERROR_EXIT and gone.incarnation)
+        lost = f"{spec.name}: {describe_exit(code)}" + (f" ({failed.cause})" if code > 0 else "")
+        if self._phases.now == RUNNING and not final and self._restarts[spec.name].take():
+            self._start(spec, gone.incarnation + 1)
+            self._tell("restarted", f"{lost}; starting it again ({self._restarts[spec.name]})")
+        elif self._phases.now == RUNNING and not self._may_go_on_without(spec, refused=final):
+            self._fail(failed, refused=final and code == USER_ERROR_EXIT)
         elif self._phases.now == RUNNING:
-            self._tell("left", f"{lost}; the run goes on without it")
             if not self.whole_run:  # this rank has failed, the run has not: it learns of it through its own protocol
-                self._verdict.lose(Failed(spec, gone.child, code))
+                self._verdict.lose(failed)
+            self._tell("left", f"{lost}; the run goes on without it")
         else:
+            said_so = code == RUN_ENDED_BROKEN_EXIT and spec.decides
+            if (said_so or (spec.essential and not self._verdict.ended_well)) and not self._verdict.failed:
+                self._verdict.fail(failed)
+            elif spec.decides:
+                self._verdict.lose(failed)  # unless another one ends well
             self._tell("killed", f"{lost} while the run was ending")
-            if spec.essential and not self._verdict.ended_well and not self._verdict.failed:
-                self._verdict.fail(Failed(spec, gone.child, code))
 
-    def _may_go_on_without(self, spec: RoleProcess, code: int) -> bool:
-        """Whether the run can: it is not needed, its input was not refused, and somebody is left to end the run."""
-        still_decides = not self.whole_run or any(running.spec.decides for running in self._live.values())
-        return not spec.essential and still_decides and not (code == USER_ERROR_EXIT and spec.takes_part)
+    def _may_go_on_without(self, spec: RoleProcess, refused: bool) -> bool:
+        """Whether the run can: it is not needed, its input was not refused, and others are left to train and to end."""
+        left = [running.spec for running in self._live.values()]
+        decided = any(other.decides for other in left)
+        trained = spec.role not in TRAINING_ROLES or any(other.role == spec.role for other in left)
+        others = not self.whole_run or (decided and trained)
+        return not spec.essential and others and not (refused and spec.takes_part)
 
-    def _fail(self, failed: Failed) -> None:
+    def _fail(self, failed: Failed, refused: bool) -> None:
         self._verdict.fail(failed)
-        spec, child, code = failed
-        if code == USER_ERROR_EXIT and time.monotonic() - self._started_s < self.stop_timeout_s:
+        spec, _, code = failed
+        if refused and time.monotonic() - self._started_s < self.stop_timeout_s:
             self._nothing_to_save = True
-            self._stop(refusal(spec.name, child.tail()))
+            self._stop(failed.cause)
         else:
             self._stop(f"{spec.name} failed ({describe_exit(code)})")
 
     def _stop(self, reason: str) -> None:
-        self._tell("stopping", f"{reason}; ending the run" + ("" if self._nothing_to_save else " with a checkpoint"))
-        self.request_stop(reason)
+        self._ask_to_stop(reason)
         self._phases.enter(STOPPING, self.refused_timeout_s if self._nothing_to_save else self.stop_timeout_s)
+        self._tell("stopping", f"{reason}; ending the run" + ("" if self._nothing_to_save else " with a checkpoint"))
+
+    def _ask_to_stop(self, reason: str) -> None:
+        try:
+            self.request_stop(reason)
+        except (UserError, OSError) as error:
+            for running in self._live.values():
+                running.child.ask_to_end()
+            self.say(f"{error}; asked the processes of this machine alone to end")
 
     def _signalled(self, signum: signal.Signals) -> None:
         if self._phases.is_repeated(signum):
@@ -220,18 +251,18 @@ class Supervisor:
             self._live.clear()
 
     def _terminate(self, why: str) -> None:
-        self._verdict.forced = True
+        self._force(TERMINATING, signal.SIGTERM)
         self._tell("terminating", f"{why}: terminating {', '.join(self._live)}")
-        for running in self._live.values():
-            running.child.signal(signal.SIGTERM)
-        self._phases.enter(TERMINATING, self.terminate_timeout_s)
 
     def _kill(self, why: str) -> None:
-        self._verdict.forced = True
+        self._force(KILLING, signal.SIGKILL)
         self._tell("killing", f"{why}: killing {', '.join(self._live)}")
+
+    def _force(self, phase: int, signum: signal.Signals) -> None:
+        self._verdict.forced = True
         for running in self._live.values():
-            running.child.signal(signal.SIGKILL)
-        self._phases.enter(KILLING, self.terminate_timeout_s)
+            running.child.signal(signum)
+        self._phases.enter(phase, self.terminate_timeout_s)
 
     def _drain(self) -> None:
         """The run has ended: wait for those that are left, as long as the most patient of them may take."""
@@ -241,20 +272,32 @@ class Supervisor:
         self._phases.enter(ENDING, max(0.0, self._ended_s + timeout_s - time.monotonic()))
 
     def _tell(self, event: str, message: str) -> None:
+        """After it was done: to tell of it can take long, or fail."""
         self.say(message)
         self.on_event(event, message)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def _kill_rest(self) -> None:
-        """After an error of the supervisor itself: nothing stays behind."""
-        deadline_s = time.monotonic() + self.terminate_timeout_s
+    def _end_rest(self) -> None:
+        """After an error of the supervisor itself: a checkpoint where one can be had, and nothing stays behind."""
+        if not self._live:
+            return
+        with contextlib.suppress(Exception):  # the error that led here is the one to be told
+            self._ask_to_stop("the supervisor failed")
+        self._wait_for_rest(self.stop_timeout_s)
         for running in self._live.values():
             running.child.signal(signal.SIGKILL)
-        while self._live and time.monotonic() < deadline_s:
+        self._wait_for_rest(self.terminate_timeout_s)
+
+    def _wait_for_rest(self, timeout_s: float) -> None:
+        """Until all are gone, or a signal says that it takes too long."""
+        deadline_s = time.monotonic() + timeout_s
+        while self._live:
             try:
-                kind, name, _ = self._happened.get(timeout=self.terminate_timeout_s)
+                kind, name, _ = self._happened.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except queue.Empty:
+                return
+            if kind == "signal":
                 return
             if kind == "exit":
                 self._live.pop(name, None)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dba3c.errors import UserError, warn_on_stderr
 from dba3c.run_folder import RunFolder
 from launch.failures import failures, note_failure
 from launch.processes import Child, describe_exit, shell_code
@@ -18,6 +19,14 @@ class Failed(NamedTuple):
     spec: RoleProcess
     child: Child
     code: int
+
+    @property
+    def cause(self) -> str:
+        """One line: the last that it said, or the signal that killed it."""
+        if self.code < 0:
+            return f"{self.spec.name}: {describe_exit(self.code)}"
+        line = (self.child.tail().splitlines() or [f"{describe_exit(self.code)}, no word of it in its log"])[-1]
+        return line if line.startswith(self.spec.name) else f"{self.spec.name}: {line}"
 
 
 class Verdict:
@@ -43,6 +52,16 @@ class Verdict:
         """Whether it is known what ended the run."""
         return self._failure is not None
 
+    @property
+    def cause(self) -> str:
+        """Why the run failed, in one line; "" when it did not."""
+        failure = self._decisive
+        return "" if failure is None else failure.cause
+
+    @property
+    def _decisive(self) -> Failed | None:
+        return self._failure or (None if self.ended_well else self._lost)
+
     def fail(self, failed: Failed) -> None:
         """This is what ended the run."""
         self._failure = failed
@@ -60,7 +79,7 @@ class Verdict:
             stopped: the run was asked to end and did.
             whole_run, last_signal: see `Supervisor`, `Phases`.
         """
-        failure = self._failure or (None if self.ended_well else self._lost)
+        failure = self._decisive
         if failure is not None:
             spec, child, code = failure
             say(f"dba3c: {spec.name} failed ({describe_exit(code)}); the end of its log {child.log}:")
@@ -81,13 +100,28 @@ STOP_COMMAND = "dba3c stop"
 """The reason of a run that its user stopped: like after Ctrl-C a study goes on with it."""
 
 
-def outcome(code: int, folder: RunFolder) -> tuple[str, str]:
-    """How a life ended, for meta.json: (finished | stopped | failed, reason)."""
+def note_end(folder: RunFolder, code: int, cause: str) -> str:
+    """Write into meta.json how this life ended; returns the reason. A disk that refuses does not change the end.
+
+    Args:
+        cause: `Verdict.cause`.
+    """
+    reason = cause or f"exit code {code}"
+    try:
+        how, reason = outcome(code, folder, cause)
+        folder.end_life(how, reason)
+    except (UserError, OSError) as error:
+        warn_on_stderr(f"how the run ended cannot be noted: {error}")
+    return reason
+
+
+def outcome(code: int, folder: RunFolder, cause: str = "") -> tuple[str, str]:
+    """How a life ended, for meta.json: (finished | stopped | failed, reason). `cause`: `Verdict.cause`."""
     asked = folder.stop_reason()
     began_s = folder.life().get("started_s", 0.0)
     refused = [f for f in failures(folder.path, began_s) if f.code == USER_ERROR_EXIT and f.role in TRAINING_ROLES]
     if code != 0 or refused:
-        return "failed", asked or f"exit code {code}"
+        return "failed", cause or asked or f"exit code {code}"
     if asked is not None and (asked.startswith("SIG") or asked == STOP_COMMAND):
         return "stopped", asked
     return "finished", asked or "the run has seen what it was to see"

@@ -41,7 +41,8 @@ class EnvironmentConfig:
     """Rewards are multiplied by this, before any clipping; scores are not."""
 
     environment_restarts: int = 3
-    """How often each environment that raises, or returns what it must not, is started anew before giving up."""
+    """How often within an hour each environment that raises, or returns what it must not, is started anew. When that
+    does not do, its worker is started again, so often within an hour, too; then the run goes on without that worker."""
 
     environment_processes: bool = False
     """Each environment in a process of its own: they step in parallel, and one that hangs is noticed and ended. Not for

@@ -6,7 +6,10 @@ from dba3c.errors import UserError
 
 
 class EnvironmentFailed(UserError):
-    """An environment broke more often than `environment_restarts` allows; the line names index, seed and step."""
+    """An environment broke more often than `environment_restarts` allows; the line names index, seed and step.
+
+    A fault of the process that plays it, like a crash: whoever supervises that process starts it again.
+    """
 
 
 def failure_line(env_id: str, index: int, seed: int, step: int, what: str) -> str:

@@ -1,4 +1,4 @@
-"""B environments of one kind, each replaced by a new one when it breaks, a bounded number of times."""
+"""B environments of one kind, each replaced by a new one when it breaks, so often within an hour."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy as np
 
 from dba3c.environments.errors import EnvironmentFailed, failure_line
 from dba3c.environments.seeding import environment_seed
+from param_servers.bounded import Restarts
 
 _LOG = logging.getLogger(__name__)
+RESTART_WINDOW_S = 3600.0
 MakeEnv = Callable[[], "gymnasium.Env[Any, Any]"]
 
 
@@ -22,7 +24,7 @@ class RestartableEnvironments:
     Args:
         num_envs: B. None is made here: see `make_another`.
         seed: of them all, e.g. `worker_seed(run_seed, worker, incarnation)`.
-        allowed: restarts of each environment.
+        allowed: restarts of each environment within `RESTART_WINDOW_S`.
     """
 
     def __init__(self, env_id: str, make_env: MakeEnv, num_envs: int, seed: int, allowed: int) -> None:
@@ -32,8 +34,7 @@ class RestartableEnvironments:
         self.life_steps = np.zeros(num_envs, dtype=np.int64)  # since each was made, for failure lines
         self._env_id = env_id
         self._make_env = make_env
-        self._allowed = allowed
-        self._restarts = [0] * num_envs
+        self._restarts = [Restarts(allowed, RESTART_WINDOW_S) for _ in range(num_envs)]
         self._closed: set[int] = set()  # broken ones whose place nobody has taken
 
     def make_another(self) -> gymnasium.Env[Any, Any]:
@@ -54,7 +55,7 @@ class RestartableEnvironments:
 
     def seed_of(self, index: int) -> int:
         """The seed of environment `index`, another one after each restart."""
-        return environment_seed(self.seed, index, self._restarts[index])
+        return environment_seed(self.seed, index, self._restarts[index].total)
 
     def restart(self, index: int, error: Exception, failures: list[str]) -> None:
         """Replace an environment that broke by `error` by a new one with the next seed.
@@ -86,10 +87,10 @@ class RestartableEnvironments:
     def _count(self, index: int, error: Exception, failures: list[str]) -> None:
         """One restart more for environment `index`, or `EnvironmentFailed`."""
         line = failure_line(self._env_id, index, self.seed_of(index), int(self.life_steps[index]), one_line(error))
-        if self._restarts[index] >= self._allowed:
-            raise EnvironmentFailed(f"{line}; given up after {self._restarts[index]} restarts") from error
-        self._restarts[index] += 1
-        failures.append(f"{line}; restart {self._restarts[index]} of {self._allowed}")
+        restarts = self._restarts[index]
+        if not restarts.take():
+            raise EnvironmentFailed(f"{line}; given up after {restarts.most} restarts") from error
+        failures.append(f"{line}; restart {restarts}")
         _LOG.warning(failures[-1])
 
 

@@ -1,18 +1,20 @@
 """Games of one's own for the tests: `tests.integration.games:make_raising` and the like."""
 
+import sys
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 
 class Corridor(gymnasium.Env):
-    """Walk right for a reward; 20 steps long. It misbehaves from step `trouble_at` on, counted over all games."""
+    """Walk right for a reward; 20 steps long. It collapses from step `trouble_at` on, counted over all games."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, trouble: str = "", trouble_at: int = 0) -> None:
-        self.trouble, self.trouble_at, self.steps_ever = trouble, trouble_at, 0
+    def __init__(self, trouble_at: int | None = None) -> None:
+        self.trouble_at, self.steps_ever = trouble_at, 0
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         super().reset(seed=seed)
@@ -23,10 +25,8 @@ class Corridor(gymnasium.Env):
         self.t += 1
         self.steps_ever += 1
         reward = float(action)
-        if self.trouble and self.steps_ever >= self.trouble_at:
-            if self.trouble == "raise":
-                raise RuntimeError("the corridor has collapsed")
-            reward = float("nan")
+        if self.trouble_at is not None and self.steps_ever >= self.trouble_at:
+            raise RuntimeError("the corridor has collapsed")
         observation = np.array([self.t / 20, 0.0], np.float32)
         return observation, reward, self.t >= 20, False, {}
 
@@ -36,11 +36,13 @@ def make_corridor() -> gymnasium.Env:
 
 
 def make_raising() -> gymnasium.Env:
-    return Corridor("raise", trouble_at=100)
+    return Corridor(trouble_at=100)
 
 
-def make_nan_reward() -> gymnasium.Env:
-    return Corridor("nan", trouble_at=100)
+def make_flaky_for_worker_1() -> gymnasium.Env:
+    """Collapses at every step, but only in the first life of worker 1."""
+    flaky = "--role worker --rank 1 --incarnation 0" in " ".join(sys.argv)
+    return Corridor(trouble_at=1 if flaky else None)
 
 
 def make_memory_cue() -> gymnasium.Env:

@@ -19,14 +19,18 @@ ROOT = Path(__file__).parents[2]
 
 
 class Run:
-    """A `dba3c` command in a process of its own, killed with all its children when the test is over."""
+    """A `dba3c` command in a process of its own, killed with all its children when the test is over.
 
-    def __init__(self, *words: str, folder: Path) -> None:
+    Args:
+        output: where it prints, instead of a pipe that `wait` reads.
+    """
+
+    def __init__(self, *words: str, folder: Path, output: int = subprocess.PIPE) -> None:
         self.folder = folder
         command = [sys.executable, "-m", "launch.cli", *words]
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
+            command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True, env=environ
         )
 
     def __enter__(self) -> "Run":
@@ -39,7 +43,8 @@ class Run:
             except (psutil.NoSuchProcess, ProcessLookupError):
                 continue
         self.process.wait(timeout=30)
-        self.process.stdout.close()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
     def children(self) -> list[psutil.Process]:
         try:
@@ -60,9 +65,9 @@ class Run:
         self.process.send_signal(signum)
 
     def wait(self, timeout_s: float = 90.0) -> tuple[int, str]:
-        """Exit code and everything printed."""
+        """Exit code and everything printed to the pipe."""
         output, _ = self.process.communicate(timeout=timeout_s)
-        return self.process.returncode, output
+        return self.process.returncode, output or ""
 
     def wait_until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
         """Poll until `condition` is true; fail with what the run printed when it ends or takes too long."""
@@ -72,7 +77,7 @@ class Run:
             if found:
                 return found
             if self.process.poll() is not None:
-                raise AssertionError(f"the run ended before {what}:\n{self.process.stdout.read()}")
+                raise AssertionError(f"the run ended before {what}:\n{self.wait()[1]}")
             time.sleep(0.05)
         raise AssertionError(f"{what} did not happen within {timeout_s} s")
 

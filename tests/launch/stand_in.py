@@ -11,17 +11,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 GIVE_UP_S = 60.0
 
 
-def wait_for_stop(run_dir: Path) -> None:
-    """Until stop.json is there, as a role would."""
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Until what this stand-in waits for is so."""
     give_up_s = time.monotonic() + GIVE_UP_S
-    while not (run_dir / "stop.json").exists():
+    while not condition():
         if time.monotonic() > give_up_s:
-            sys.exit("nobody asked this stand-in to stop")
+            sys.exit("what this stand-in waits for did not happen")
         time.sleep(0.01)
 
 
@@ -33,6 +34,9 @@ def main() -> int:
     if behaviour == "parent":
         child = subprocess.Popen(["sleep", "60"])
         (run_dir / f"{name}.grandchild").write_text(str(child.pid))
+    asked: list[int] = []
+    if behaviour == "saves-at-sigterm":
+        signal.signal(signal.SIGTERM, lambda signum, _: asked.append(signum))
     temporary = run_dir / f".{name}.{incarnation}"
     temporary.write_text(str(os.getpid()))
     temporary.rename(run_dir / f"{name}.{incarnation}.pid")
@@ -42,13 +46,26 @@ def main() -> int:
     if behaviour == "bad-input":
         print("no such game", file=sys.stderr)
         return 2
+    if behaviour == "bad-input-later" and incarnation != "0":
+        print("config.json cannot be read", file=sys.stderr)
+        return 2
     if behaviour == "ends":
+        return 0
+    if behaviour == "saves-at-sigterm":
+        wait_until(lambda: bool(asked))
+        (run_dir / f"{name}.saved").touch()
         return 0
     if behaviour in ("deaf", "stubborn"):  # deaf: to everything; stubborn: only SIGTERM moves it
         time.sleep(GIVE_UP_S)
-    wait_for_stop(run_dir)
+    wait_until((run_dir / "stop.json").exists)
     if behaviour == "breaks-at-the-end":
         return 1
+    if behaviour == "ends-broken":
+        other = (run_dir / "worker-1.0.pid").read_text()
+        wait_until(lambda: not Path(f"/proc/{other}").exists())
+        print("all steps since 40 are lost")
+        return 3
+    print(f"{name} ended as asked")
     return 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.config import TrainConfig
+from dba3c.environments.errors import EnvironmentFailed
 from dba3c.place import Place
 from dba3c.roles import ROLES
 from dba3c.run_folder import RunFolder
@@ -32,5 +33,19 @@ def test_a_full_disk_ends_a_role_with_one_line_that_names_the_file(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     code = roles.main(["--run-dir", str(run_dir), "--role", "server", "--launch-id", "1"])
     (line,) = capsys.readouterr().err.splitlines()
-    assert code == roles.DISK_FULL_EXIT and line.startswith("server 0: ") and "No space left" in line
+    assert code == roles.FAULT_EXIT and line.startswith("server 0: ") and "No space left" in line
     assert "checkpoints" in line
+
+
+def test_a_game_that_keeps_failing_is_a_fault_of_its_process_and_no_bad_input(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play(place: Place) -> str:
+        raise EnvironmentFailed("corridor environment 0 (seed 1, step 2): collapsed; given up after 3 restarts")
+
+    monkeypatch.setitem(ROLES, "worker", play)
+    monkeypatch.setattr(roles, "exit_with_parent", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    code = roles.main(["--run-dir", str(run_dir), "--role", "worker", "--launch-id", "1"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code == roles.FAULT_EXIT and line.startswith("worker 0: corridor environment 0")

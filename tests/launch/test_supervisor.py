@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 from dba3c.config import TrainConfig
+from dba3c.errors import UserError
 from launch.failures import failures, report
 from launch.local import role_processes
 from param_servers.config import ExchangeConfig
@@ -33,7 +34,8 @@ def test_a_killed_worker_is_replaced_as_the_next_incarnation(lab: Lab) -> None:
     os.kill(lab.pid("worker-1"), signal.SIGKILL)
     second = lab.pid("worker-1", incarnation=1)
     assert lab.supervisor.pids()["worker 1"] == second
-    assert lab.said == ["worker 1: killed by SIGKILL; starting it again (1 of at most 2 times)"]
+    wait_until(lambda: bool(lab.said), "the restart to be told")
+    assert lab.said == ["worker 1: killed by SIGKILL; starting it again (1 of 2 within 1 h)"]
     lab.request_stop("enough")
     assert lab.finish() == 0
     log = (lab.run_dir / "logs" / "worker-1.log").read_text()
@@ -42,11 +44,17 @@ def test_a_killed_worker_is_replaced_as_the_next_incarnation(lab: Lab) -> None:
 
 
 def test_a_worker_that_may_be_left_is_left_and_the_run_goes_on(lab: Lab) -> None:
-    lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 0, "obedient", essential=False))
+    lab.start(
+        lab.process("server", 0, "obedient"),
+        lab.process("worker", 0, "fails", essential=False, max_restarts=1),
+        lab.process("worker", 1, "obedient", essential=False),
+    )
     lab.pid("server-0")
-    os.kill(lab.pid("worker-0"), signal.SIGKILL)
+    lab.pid("worker-1")
     wait_until(lambda: "left" in lab.events, "the loss to be told")
-    assert list(lab.supervisor.pids()) == ["server 0"]
+    assert list(lab.supervisor.pids()) == ["server 0", "worker 1"]
+    cause = "worker 0: exit code 1 (worker 0: RuntimeError: worker-0 has a fault of its own)"
+    assert lab.said == [f"{cause}; starting it again (1 of 1 within 1 h)", f"{cause}; the run goes on without it"]
     lab.request_stop("enough")
     assert lab.finish() == 0
 
@@ -83,6 +91,53 @@ def test_a_refused_input_ends_those_that_nobody_else_would_end_within_seconds(la
     assert lab.events == ["stopping", "killing"]  # not terminating: a worker takes that for a request it has heard
     assert json.loads((lab.run_dir / "stop.json").read_text())["reason"] == "server 0: no such game"
     assert lab.said[-1].splitlines()[-1] == "no such game"
+
+
+def test_a_worker_whose_first_life_was_accepted_is_not_refused_as_bad_input_later(lab: Lab) -> None:
+    worker = lab.process("worker", 1, "bad-input-later", essential=False, max_restarts=2)
+    lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 0, "obedient", essential=False), worker)
+    lab.pid("server-0")
+    lab.pid("worker-0")
+    os.kill(lab.pid("worker-1"), signal.SIGKILL)
+    wait_until(lambda: "left" in lab.events, "the loss to be told")
+    assert lab.events == ["restarted", "restarted", "left"]
+    lab.request_stop("enough")
+    assert lab.finish() == 0
+
+
+def test_the_last_of_the_workers_ends_the_run_with_what_it_said(lab: Lab) -> None:
+    lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 0, "fails", essential=False))
+    assert lab.finish() == 1
+    assert lab.supervisor.cause == "worker 0: RuntimeError: worker-0 has a fault of its own"
+
+
+def test_a_run_that_ended_broken_is_no_success_though_another_process_ended_well(lab: Lab) -> None:
+    lab.start(lab.process("worker", 0, "ends-broken"), lab.process("worker", 1, "obedient"))
+    lab.pid("worker-0")
+    lab.pid("worker-1")
+    lab.request_stop("enough")
+    assert lab.finish() == 3
+    assert lab.supervisor.cause == "worker 0: all steps since 40 are lost"
+
+
+def test_a_folder_that_cannot_be_written_does_not_keep_a_run_from_ending_with_a_checkpoint(lab: Lab) -> None:
+    def refuse(reason: str) -> None:
+        raise UserError(f"cannot write {lab.run_dir}/stop.json: No space left on device")
+
+    lab.request_stop = refuse  # type: ignore[method-assign]
+    lab.start(lab.process("server", 0, "saves-at-sigterm"))
+    lab.pid("server-0")
+    lab.signal(signal.SIGINT)
+    assert lab.finish() == 0
+    assert (lab.run_dir / "server-0.saved").exists()
+
+
+def test_a_failure_whose_note_and_log_cannot_be_written_ends_the_run_as_always(lab: Lab) -> None:
+    (lab.run_dir / "logs").touch()  # where a folder should be
+    lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 3, "fails"))
+    lab.pid("server-0")
+    assert lab.finish() == 1
+    assert lab.events == ["stopping"]
 
 
 def test_a_broken_monitor_does_not_end_the_run(lab: Lab) -> None:

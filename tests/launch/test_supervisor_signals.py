@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
+
+import pytest
 
 from tests.launch.supervised import LONG_S, STAND_IN, Lab, gone, wait_until
 
@@ -67,9 +71,9 @@ def test_who_may_take_longer_keeps_the_others_no_longer_than_it_takes_itself(lab
 
 
 def test_what_a_killed_process_had_started_dies_with_it(lab: Lab) -> None:
-    lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 0, "parent", essential=False))
-    os.kill(lab.pid("worker-0"), signal.SIGKILL)
-    grandchild = int((lab.run_dir / "worker-0.grandchild").read_text())
+    lab.start(lab.process("server", 0, "obedient"), lab.process("monitor", 0, "parent", essential=False))
+    os.kill(lab.pid("monitor-0"), signal.SIGKILL)
+    grandchild = int((lab.run_dir / "monitor-0.grandchild").read_text())
     wait_until(lambda: gone(grandchild), "the grandchild's end")
     lab.pid("server-0")
     lab.request_stop("enough")
@@ -87,13 +91,16 @@ def test_a_rank_that_has_not_heard_of_the_run_s_end_leaves_in_bounded_time(lab: 
 MAIN = """
 import json, sys
 from pathlib import Path
+from launch.output import harmless_output
 from launch.role_process import RoleProcess
 from launch.supervisor import Supervisor
 run_dir, stand_in = Path(sys.argv[1]), sys.argv[2]
 command = lambda name, how: lambda incarnation: [sys.executable, stand_in, str(run_dir), name, how, str(incarnation)]
 stop = lambda reason: (run_dir / "stop.json").write_text(json.dumps({"reason": reason}))
 roles = [RoleProcess(role=how, rank=0, command=command(how, how)) for how in sys.argv[3:]]
-sys.exit(Supervisor(run_dir, roles, stop, stop_timeout_s=20).run())
+with harmless_output():
+    code = Supervisor(run_dir, roles, stop, stop_timeout_s=20).run()
+sys.exit(code)
 """
 
 
@@ -108,6 +115,46 @@ def test_a_real_ctrl_c_ends_a_real_command_with_0(tmp_path: Path) -> None:
         "SIGINT; ending the run with a checkpoint",
         "once more to end without a checkpoint",
     ]
+
+
+@pytest.mark.parametrize("lost", ["terminal", "pipe"])
+def test_a_launcher_that_cannot_say_anything_any_more_still_asks_for_a_clean_end(tmp_path: Path, lost: str) -> None:
+    ours, its = pty.openpty() if lost == "terminal" else os.pipe()
+    command = [sys.executable, "-c", MAIN, str(tmp_path), str(STAND_IN), "obedient"]
+    launcher = subprocess.Popen(command, stdout=its, stderr=its)
+    os.close(its)
+    wait_until((tmp_path / "obedient.0.pid").exists, "the role")
+    os.close(ours)
+    launcher.send_signal(signal.SIGHUP)
+    launcher.wait(LONG_S)
+    assert json.loads((tmp_path / "stop.json").read_text())["reason"] == "SIGHUP"
+    wait_until(lambda: gone(int((tmp_path / "obedient.0.pid").read_text())), "the role's own end")
+    assert (tmp_path / "logs" / "obedient-0.log").read_text().splitlines()[-1] == "obedient ended as asked"
+
+
+def test_a_launcher_whose_terminal_stands_still_ends_the_run_all_the_same(tmp_path: Path) -> None:
+    ours, its = pty.openpty()
+    command = [sys.executable, "-c", MAIN, str(tmp_path), str(STAND_IN), "obedient"]
+    launcher = subprocess.Popen(command, stdout=its, stderr=its)
+    try:
+        wait_until((tmp_path / "obedient.0.pid").exists, "the role")
+        termios.tcflow(its, termios.TCOOFF)  # Ctrl-S
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(LONG_S) == 0
+    finally:
+        launcher.kill()
+        os.close(ours)
+        os.close(its)
+
+
+def test_nohup_keeps_a_run_going_when_its_terminal_goes(tmp_path: Path) -> None:
+    command = ["nohup", sys.executable, "-c", MAIN, str(tmp_path), str(STAND_IN), "obedient"]
+    launcher = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    wait_until((tmp_path / "obedient.0.pid").exists, "the role")
+    launcher.send_signal(signal.SIGHUP)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(LONG_S) == 0
+    assert json.loads((tmp_path / "stop.json").read_text())["reason"] == "SIGTERM"
 
 
 def test_when_the_launcher_is_killed_its_processes_die(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""A run ends as it was asked to, with all that it has learned, whatever becomes of its terminal, its disk or a game."""
+
+import json
+import os
+import pty
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from dba3c.run_folder import RunFolder
+from tests.integration.runs import Run, newest_checkpoint
+
+CORRIDOR = (
+    "train", "tests.integration.games:make_corridor", "--workers", "1", "--servers", "1", "--track",
+    "--envs-per-worker", "2", "--metrics-window-s", "0.1",
+)  # fmt: skip
+
+
+def ended(folder: Path) -> dict[str, str]:
+    """How the newest life ended, as its launch noted it."""
+    return RunFolder.open(folder).life()["ended"]
+
+
+def saved_step(folder: Path) -> int:
+    return json.loads((newest_checkpoint(folder) / "manifest.json").read_text())["step"]
+
+
+def test_a_run_whose_terminal_is_closed_goes_on_and_ends_with_a_checkpoint_at_sighup(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    terminal, its_end = pty.openpty()
+    with Run(*CORRIDOR, "--run-dir", str(folder), folder=folder, output=its_end) as run:
+        os.close(its_end)
+        run.wait_until(lambda: run.steps() > 5, "step 5")
+        os.close(terminal)
+        run.role("worker", 0).kill()  # so that there is something to say
+        run.wait_until(lambda: any(r["incarnation"] == 1 for r in run.records("worker", 0)), "the next worker")
+        before = run.steps()
+        run.wait_until(lambda: run.steps() > before + 20, "20 further steps")
+        run.signal(signal.SIGHUP)  # what the shell of a lost ssh sends
+        code, _ = run.wait()
+    assert code == 0
+    assert ended(folder)["outcome"] == "stopped"
+    assert saved_step(folder) > before + 20
+
+
+def test_a_pipe_whose_reader_has_left_changes_neither_the_end_nor_the_exit_code(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    reader, its_end = os.pipe()
+    os.close(reader)
+    with Run(*CORRIDOR, "--run-dir", str(folder), "--total-frames", "500", folder=folder, output=its_end) as run:
+        os.close(its_end)
+        code, _ = run.wait()
+    assert code == 0
+    assert ended(folder)["outcome"] == "finished"
+    assert saved_step(folder) > 0
+    reader, its_end = os.pipe()
+    os.close(reader)
+    with Run("train", "CartPol-v1", folder=folder, output=its_end) as run:
+        os.close(its_end)
+        code, _ = run.wait()
+    assert code == 2
+
+
+def test_a_last_checkpoint_that_cannot_be_written_fails_the_run_and_names_what_is_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with Run(*CORRIDOR, "--run-dir", str(folder), "--checkpoint-every-steps", "20", folder=folder) as run:
+        run.wait_until(lambda: (folder / "checkpoints" / "LATEST").exists(), "a checkpoint")
+        (folder / "checkpoints").rename(folder / "kept")
+        (folder / "checkpoints").touch()  # nothing can be written there, not even by root
+        before = run.steps()
+        run.wait_until(lambda: run.steps() > before + 20, "20 further steps")
+        run.signal(signal.SIGINT)
+        code, output = run.wait()
+    assert code not in (0, 2), output
+    last = output.splitlines()[-1]
+    step = max(int(path.name.removeprefix("step-")) for path in (folder / "kept").glob("step-*"))
+    assert f"all steps since {step} are lost" in last, output
+    assert ended(folder)["outcome"] == "failed"
+
+
+@pytest.mark.parametrize("exchange", ["local", "allreduce"])
+def test_that_holds_without_servers_too(tmp_path: Path, exchange: str) -> None:
+    folder = tmp_path / "run"
+    workers = "1" if exchange == "local" else "2"
+    words = ("train", CORRIDOR[1], "--exchange", exchange, "--workers", workers, "--track", *CORRIDOR[7:])
+    with Run(*words, "--run-dir", str(folder), folder=folder) as run:
+        run.wait_until(lambda: any(r["step"] > 5 for r in run.records("worker", 0)), "step 5")
+        shutil.rmtree(folder / "checkpoints")
+        (folder / "checkpoints").touch()
+        run.signal(signal.SIGINT)
+        code, output = run.wait()
+    assert code not in (0, 2), output
+    assert "all steps since 0 are lost" in output.splitlines()[-1], output
+
+
+def test_a_run_whose_checkpoints_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with Run(*CORRIDOR, "--run-dir", str(folder), "--total-frames", "200", folder=folder) as run:
+        assert run.wait()[0] == 0
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "checkpoints").symlink_to("/sys/kernel")  # a folder in which not even root can make a file
+    lives = len(RunFolder.open(folder).meta()["lives"])
+    with Run("resume", str(folder), folder=folder) as run:
+        code, output = run.wait()
+    assert code == 2, output
+    assert len(output.splitlines()) == 1 and str(folder / "checkpoints") in output
+    assert len(RunFolder.open(folder).meta()["lives"]) == lives
+
+
+def test_a_worker_whose_game_keeps_failing_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ("train", "tests.integration.games:make_flaky_for_worker_1", "--workers", "2", *CORRIDOR[4:])
+    with Run(*words, "--run-dir", str(folder), folder=folder) as run:
+        run.wait_until(lambda: any(r["incarnation"] == 1 for r in run.records("worker", 1)), "the next worker")
+        before = run.steps()
+        run.wait_until(lambda: run.steps() > before + 20, "20 further steps")
+        run.signal(signal.SIGINT)
+        code, output = run.wait()
+    assert code == 0, output
+    told = next(line for line in output.splitlines() if "starting it again" in line)
+    assert "worker 1" in told and "the corridor has collapsed" in told
+
+
+def test_a_monitor_that_is_killed_is_started_again_and_stops_the_run_at_its_score(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with Run(*CORRIDOR, "--run-dir", str(folder), "--stop-score", "-1", "--stop-games", "400", folder=folder) as run:
+        run.wait_until(lambda: run.steps() > 5, "step 5")
+        run.role("monitor", 0).kill()
+        code, output = run.wait()
+    assert code == 0, output
+    assert "monitor 0: killed by SIGKILL; starting it again" in output
+    assert "games reached" in ended(folder)["reason"]

@@ -1,0 +1,56 @@
+"""What is printed cannot fail, hang or end the process that prints it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SAY = """
+import sys
+from launch.output import harmless_output
+with harmless_output():
+    for _ in range(300):
+        print("one line – of many" * 100, flush=True)
+        print("a warning", file=sys.stderr)
+print("done", file=open(sys.argv[1], "w"))
+"""
+
+
+def say(tmp_path: Path, output: int, **environ: str) -> int:
+    """Print a lot there; the exit code, when all was done."""
+    command = [sys.executable, "-c", SAY, str(tmp_path / "done")]
+    process = subprocess.run(command, stdout=output, stderr=output, env={**os.environ, **environ}, timeout=60)
+    assert (tmp_path / "done").read_text() == "done\n"
+    return process.returncode
+
+
+def test_a_full_disk_swallows_what_is_said(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        assert say(tmp_path, full.fileno()) == 0
+
+
+@pytest.mark.parametrize("reader", ["gone", "stopped", "stopped, and never waits"])
+def test_a_reader_that_reads_nothing_holds_nobody_up(tmp_path: Path, reader: str) -> None:
+    ours, its = os.pipe()
+    if reader == "gone":
+        os.close(ours)
+    os.set_blocking(its, "never" not in reader)
+    assert say(tmp_path, its) == 0
+
+
+def test_a_character_that_the_terminal_lacks_is_escaped_and_lines_arrive_in_their_order(tmp_path: Path) -> None:
+    with (tmp_path / "said").open("w+") as said:
+        assert say(tmp_path, said.fileno(), PYTHONIOENCODING="ascii") == 0
+        lines = (tmp_path / "said").read_text().splitlines()
+    assert len(lines) == 600
+    assert lines[0].startswith(r"one line \u2013 of many") and lines[1] == "a warning"
+
+
+def test_a_closed_output_is_one_that_nobody_reads(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SAY, str(tmp_path / "done")]
+    assert subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *command], timeout=60).returncode == 0
+    assert (tmp_path / "done").exists()
