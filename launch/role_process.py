@@ -43,5 +43,10 @@ class RoleProcess:
         return self.role in TRAINING_ROLES
 
     @property
+    def keeps_the_run(self) -> bool:
+        """Whether all that was learned is lost with it: the only learner, the chief of workers without servers."""
+        return self.essential or (self.decides and self.rank == 0)
+
+    @property
     def name(self) -> str:
         return f"{self.role} {self.rank}"

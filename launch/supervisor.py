@@ -141,7 +141,7 @@ class Supervisor:
             environ={**self.environ, **spec.environ},
             on_exit=lambda code: self._happened.put(("exit", name, code)),
             # SIGTERM asks the whole run to end. One of many ranks that loses its launcher should only cost itself.
-            orphan_signal=signal.SIGTERM if self.whole_run or spec.essential else signal.SIGKILL,
+            orphan_signal=signal.SIGTERM if self.whole_run or spec.keeps_the_run else signal.SIGKILL,
         )
         self._live[name] = _Running(spec, child, incarnation)
 

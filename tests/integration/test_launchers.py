@@ -19,6 +19,7 @@ from dba3c.run_folder import RunFolder
 
 BIN = Path(sys.executable).parent
 TRAIN = ["train", "CartPole-v1", "--servers", "1", "--envs-per-worker", "2", "--total-frames", "4000"]
+ENDLESS = ["--total-frames", "1000000000", "--stop-score", "1000000", "--checkpoint-every-steps", "5"]
 AS_ROOT = ["--allow-run-as-root", "--oversubscribe"]  # which numbers local ranks out of order
 LAUNCHERS = {
     "torchrun": ["torchrun", "--standalone", "--nproc-per-node", "3", "-m", "launch"],
@@ -67,13 +68,14 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 90.0
 class Ranks:
     """Three ranks of one launch, started one by one."""
 
+    shape = (*TRAIN[2:-2], "--gradients", "1")
+
     def __init__(self, folder: Path, **environ: str) -> None:
         self.folder, self.run_dir, self.environ = folder, folder / "run", environ
         self.running = [self.start(rank) for rank in range(3)]
 
     def start(self, rank: int) -> subprocess.Popen[bytes]:
-        endless = ["--total-frames", "1000000000", "--stop-score", "1000000", "--checkpoint-every-steps", "5"]
-        command = [BIN / "dba3c", *TRAIN[:-2], *endless, "--gradients", "1", "--run-dir", self.run_dir]
+        command = [BIN / "dba3c", *TRAIN[:2], *ENDLESS, *self.shape, "--run-dir", self.run_dir]
         own = {name: value.replace("RANK", str(rank)) for name, value in self.environ.items()}
         with (self.folder / f"rank-{rank}.log").open("a") as log:
             return subprocess.Popen(
@@ -119,6 +121,25 @@ def test_a_rank_that_dies_costs_only_itself_and_rejoins_as_a_new_incarnation(tmp
         ranks.end()
 
 
+class RanksOfALearner(Ranks):
+    words = "--mode central --envs-per-actor 2 --batch-unrolls 4 --unroll-length 5 --checkpoint-every-steps 1000000"
+    shape = tuple(words.split())
+
+
+@pytest.mark.timeout(240)
+def test_a_learner_whose_rank_is_killed_ends_with_a_checkpoint(tmp_path: Path) -> None:
+    """mpirun kills its ranks half a second after it has told them to end."""
+    with RanksOfALearner(tmp_path, RANK="RANK", WORLD_SIZE="3", LOCAL_WORLD_SIZE="3", DBA3C_LAUNCH_ID="one") as ranks:
+        metrics = ranks.run_dir / "metrics" / "learner-0.jsonl"
+        wait_until(lambda: metrics.exists() and '"kind": "step"' in metrics.read_text(), "updates")
+        roles = psutil.Process(ranks.running[0].pid).children(recursive=True)
+        ranks.kill(0)
+        psutil.wait_procs(roles, 60)
+        assert not [role for role in roles if role.is_running()]
+    assert json.loads((ranks.run_dir / "stop.json").read_text())["reason"] == "SIGTERM at learner 0"
+    assert (ranks.run_dir / "checkpoints" / "LATEST").exists()
+
+
 @pytest.mark.timeout(240)
 def test_what_the_chief_refuses_is_every_rank_s_last_line_at_once(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", {}, launch_id="an earlier one").release()
@@ -133,8 +154,7 @@ def test_what_the_chief_refuses_is_every_rank_s_last_line_at_once(tmp_path: Path
 @pytest.mark.timeout(300)
 def test_a_launch_that_torchrun_starts_again_resumes_its_run(tmp_path: Path) -> None:
     environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
-    endless = ["--total-frames", "1000000000", "--stop-score", "1000000", "--checkpoint-every-steps", "5"]
-    command = ["torchrun", *LAUNCHERS["torchrun"][1:4], "--max-restarts", "1", "-m", "launch", *TRAIN[:-2], *endless]
+    command = ["torchrun", *LAUNCHERS["torchrun"][1:4], "--max-restarts", "1", "-m", "launch", *TRAIN[:-2], *ENDLESS]
     with (tmp_path / "log").open("wb") as log:
         torchrun = subprocess.Popen(
             command, cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
