@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 import torch
+from hypothesis import settings
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LEFTOVER_GRACE_S = 5.0
@@ -18,6 +19,8 @@ _KEPT_BY_MULTIPROCESSING = ("multiprocessing.resource_tracker", "multiprocessing
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    settings.register_profile("no_deadline", deadline=None)  # no test depends on speed
+    settings.load_profile("no_deadline")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the processes that tests start
     # A grandchild whose parent died becomes our child, not init's, so that the check below sees it.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
