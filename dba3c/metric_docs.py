@@ -19,6 +19,11 @@ Every record has `kind`, `time_s` (unix), `step` (the newest committed step its 
 second by default) by the rule in the tables, hold `count` (how many became one), `window_s` (the seconds that they are
 of), `cpu_s` (processor seconds used) and `sections_s` (seconds by section). A value that is not finite becomes null,
 and `not_finite` counts it by name.
+
+Three counts, each made in one place: **frames** that emulators ran (as drawn, where the frame skip is random; a reset's
+are none) and **agent steps**, both counted by whoever steps environments (workers, actors), whatever becomes of them;
+**data points**, agent steps that entered an accepted update, each once (of a replay: when an update first uses them).
+`--total-frames` is data points × the frame skip, its mean where it is random.
 """
 _KINDS = {
     "step": "Recorded for each gradient of a worker or learner",
