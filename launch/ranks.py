@@ -153,6 +153,10 @@ def run_rank(
             elif place.launcher == "srun" and first_node.is_lost(folder.path):
                 why = first_node.requeue(folder.path, place.launch_id, os.environ)
                 metrics.record_event("first_node_lost", why)  # srun, which would pass on what is printed, is dead too
+        except BaseException as error:
+            if place.is_chief:  # else the others would wait for what it had to start
+                note_end(folder, 1, f"rank 0 on {place.node_name}: {type(error).__name__}: {error}")
+            raise
         finally:
             metrics.close()
     return code

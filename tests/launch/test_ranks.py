@@ -186,6 +186,18 @@ def test_ranks_that_wait_hear_what_their_chief_refused(tmp_path: Path, monkeypat
     assert refused(run_dir, 1) == "ZeroDivisionError: of this test"
 
 
+def test_a_chief_that_crashes_once_the_run_has_begun_has_noted_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "role_processes", crash)
+    words = ["CartPole-v1", "--servers", "1", "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(ZeroDivisionError):
+        train(words, rank_of_three(0), "dba3c")
+    ended = RunFolder(tmp_path / "run").life()["ended"]
+    assert ended["outcome"] == "failed"
+    assert ended["reason"].endswith("ZeroDivisionError: of this test")
+
+
 def crash(*_: object, **__: object) -> None:
     raise ZeroDivisionError("of this test")
 
