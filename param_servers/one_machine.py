@@ -4,7 +4,8 @@ import multiprocessing
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +26,8 @@ from param_servers.snapshots import Checkpoint, find_newest, load_checkpoint
 
 LAST_WORDS_S = 60.0
 """Longest wait for a worker after the servers have ended."""
+SAVING_S = 180.0
+"""Longer than a server waits for its last checkpoint."""
 Worker = Callable[[GradientExchange, int], None]
 """(exchange, rank): pulls and pushes until RunStopped, which is caught for it."""
 
@@ -41,14 +44,16 @@ def run_on_one_machine(
 ) -> Checkpoint:
     """Start `num_servers` servers and `num_workers` workers, wait for the end, return what was learned.
 
-    The processes are forked, so `worker` may be any function; what it changes is lost with its process. Workers that
-    die are not started again: the run goes on without them as `exchange_config` says.
+    The processes are forked, so `worker` may be any function; what it changes is lost with its process. Each has one
+    torch thread, and must keep to it: of torch's other threads a fork has none, and would wait for them for ever.
+    Workers that die are not started again: the run goes on without them as `exchange_config` says.
 
     Args:
         plan, initial_parameters, optimizer_config, exchange_config, should_stop, on_event: see `ParameterServer`.
 
     Raises:
-        RunBroken: a server failed (its process has printed why), or a worker did not end within `LAST_WORDS_S`.
+        RunBroken: a server failed (its process has printed why); or it did not listen within the join timeout, did not
+            end when it should have, or a worker did not: these are named and killed.
     """
     context, secret, parent = multiprocessing.get_context("fork"), secrets.token_bytes(32), os.getpid()
 
@@ -95,9 +100,13 @@ def run_on_one_machine(
             finally:
                 exchange.close()
 
-        servers = [context.Process(target=serve, args=(shard,)) for shard in range(exchange_config.num_servers)]
-        workers = [context.Process(target=work, args=(rank,)) for rank in range(exchange_config.num_workers)]
-        _run(servers, workers, folder / "ended")
+        def alone(main: Callable[[int], None], rank: int) -> None:
+            torch.set_num_threads(1)
+            main(rank)
+
+        servers = [context.Process(target=alone, args=(serve, shard)) for shard in range(exchange_config.num_servers)]
+        workers = [context.Process(target=alone, args=(work, rank)) for rank in range(exchange_config.num_workers)]
+        _run(servers, workers, folder, exchange_config)
         path = find_newest(folder / "checkpoints")
         if path is None:
             raise RunBroken("the run ended before its first step")
@@ -131,7 +140,6 @@ def train_on_one_machine(
     in_order = [parameters_by_name[name] for name in layout.names]
 
     def worker(exchange: GradientExchange, rank: int) -> None:
-        torch.set_num_threads(1)
         torch.manual_seed(rank)
         while True:
             parameters, step, _ = exchange.pull()
@@ -152,25 +160,58 @@ def train_on_one_machine(
     return learned.step
 
 
-def _run(servers: list[ForkProcess], workers: list[ForkProcess], ended: Path) -> None:
+def _run(servers: Sequence[ForkProcess], workers: Sequence[ForkProcess], folder: Path, config: ExchangeConfig) -> None:
     """Start all, wait for the servers, tell workers that come late, wait for them; nobody is left behind."""
     try:
         for process in [*servers, *workers]:
             process.start()
-        for process in servers:  # bounded by the servers' own timeouts
-            process.join()
-        ended.touch()
-        give_up_s = time.monotonic() + LAST_WORDS_S
-        for process in workers:
-            process.join(max(0.0, give_up_s - time.monotonic()))
-        late = [str(rank) for rank, process in enumerate(workers) if process.is_alive()]
+        _wait_for_servers(servers, workers, folder, config)
+        (folder / "ended").touch()
+        late = _still_alive(workers, LAST_WORDS_S)
     finally:
         for process in [*servers, *workers]:
             if process.is_alive():
                 process.kill()
                 process.join()
-    failed = [str(shard) for shard, process in enumerate(servers) if process.exitcode != 0]
+    failed = [shard for shard, process in enumerate(servers) if process.exitcode != 0]
     if failed:
-        raise RunBroken(f"server {', '.join(failed)} failed")
+        raise RunBroken(f"server {_names(failed)} failed")
     if late:
-        raise RunBroken(f"worker {', '.join(late)} did not end within {LAST_WORDS_S:g} s of the run's end")
+        raise RunBroken(f"worker {_names(late)} did not end within {LAST_WORDS_S:g} s of the run's end")
+
+
+def _wait_for_servers(
+    servers: Sequence[ForkProcess], workers: Sequence[ForkProcess], folder: Path, config: ExchangeConfig
+) -> None:
+    """Until all have ended. How long a run trains is the user's affair, but not how long it takes to begin and to end.
+
+    Raises:
+        RunBroken: one did not listen within the join timeout; or when all workers or another server had ended, it did
+            not within all its own timeouts: then it hangs.
+    """
+    give_up_s = time.monotonic() + config.join_timeout_s
+    while deaf := [shard for shard in range(len(servers)) if not (folder / f"server-{shard}").exists()]:
+        if any(process.exitcode is not None for process in servers):
+            break
+        if time.monotonic() > give_up_s:
+            raise RunBroken(f"server {_names(deaf)} did not listen within {config.join_timeout_s:g} s")
+        wait([process.sentinel for process in servers], 0.05)
+    working = {process.sentinel for process in workers}
+    while working and all(process.is_alive() for process in servers):
+        working.difference_update(wait([*working, *(process.sentinel for process in servers)]))
+    patience_s = config.join_timeout_s + config.reconnect_timeout_s + 2 * config.step_timeout_s + SAVING_S
+    why = "all workers" if all(process.is_alive() for process in servers) else "another server"
+    if late := _still_alive(servers, patience_s):
+        raise RunBroken(f"server {_names(late)} did not end within {patience_s:g} s of the end of {why}")
+
+
+def _still_alive(processes: Sequence[ForkProcess], timeout_s: float) -> list[int]:
+    """Which of them have not ended when so much time is over."""
+    give_up_s = time.monotonic() + timeout_s
+    for process in processes:
+        process.join(max(0.0, give_up_s - time.monotonic()))
+    return [rank for rank, process in enumerate(processes) if process.is_alive()]
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

@@ -1,9 +1,19 @@
 """A module trained by processes of this machine takes the steps that one process would take."""
 
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
 import torch
 
+from param_servers import one_machine
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.one_machine import train_on_one_machine
+from param_servers.errors import RunBroken
+from param_servers.layout import FlatLayout
+from param_servers.one_machine import run_on_one_machine, train_on_one_machine
+from param_servers.sharding import plan_shards
 
 INPUT = torch.arange(12.0).view(4, 3) / 12
 
@@ -33,3 +43,56 @@ def test_a_module_learns_on_one_machine_what_it_learns_in_one_process() -> None:
     assert steps == 10
     for mine, reference in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine, reference)
+
+
+LARGE = """
+import sys, torch
+from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.one_machine import train_on_one_machine
+
+width = int(sys.argv[1])
+model = torch.nn.Linear(width, width)
+before = model.weight.detach() * 1.0  # torch's threads are at work before the processes are forked
+steps = train_on_one_machine(
+    model,
+    lambda model, rank, step: model(torch.ones(2, width)).square().mean(),
+    OptimizerConfig(optimizer="sgd", learning_rate="0.1"),
+    ExchangeConfig(exchange="servers", num_workers=2, num_servers=2, join_timeout_s=60),
+    data_points=2,
+    should_stop=lambda step, data_points: "enough" if step >= 3 else None,
+)
+print("steps", steps, "learned", not torch.equal(model.weight, before))
+"""
+
+
+@pytest.mark.parametrize("width", [400, 1500])
+def test_a_model_so_large_that_torch_shares_its_work_between_threads_learns(width: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE, str(width)],
+        env=os.environ | {"OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert "steps 3 learned True" in done.stdout, done.stderr
+
+
+def test_a_server_that_hangs_is_named_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_machine, "SAVING_S", 0.5)
+    plan = plan_shards(FlatLayout.of_module(torch.nn.Linear(3, 1)), 1)
+
+    def hang(step: int, data_points: int) -> None:
+        if step:
+            threading.Event().wait()
+
+    with pytest.raises(RunBroken, match=r"server 0 did not end within 7.5 s of the end of all workers"):
+        run_on_one_machine(
+            lambda exchange, rank: exchange.push(torch.ones(4), exchange.pull().step, 1) and None,
+            plan=plan,
+            initial_parameters=torch.zeros(4),
+            optimizer_config=OptimizerConfig(),
+            exchange_config=ExchangeConfig(
+                exchange="servers", num_workers=2, step_timeout_s=1, join_timeout_s=4, reconnect_timeout_s=1
+            ),
+            should_stop=hang,
+        )
