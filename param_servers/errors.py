@@ -47,3 +47,9 @@ class RunStopped(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+def told(error: BaseException) -> str:
+    """One line on any error: this package's and the system's speak for themselves, of others the kind is said too."""
+    speaks = isinstance(error, (ParamServersError, OSError)) and str(error)
+    return str(error) if speaks else f"{type(error).__name__}: {error}".rstrip(": ")

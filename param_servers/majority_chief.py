@@ -9,7 +9,7 @@ from param_servers.audit import AuditLog
 from param_servers.awake_clock import AwakeClock
 from param_servers.config import ExchangeConfig
 from param_servers.decisions import Commit, Expel, Note, Stop
-from param_servers.errors import ParamServersError
+from param_servers.errors import told
 from param_servers.events import Event, Joined, Left, Message, Rejected
 from param_servers.handshake import Peer, Role
 from param_servers.majority_coordinator import MajorityCoordinator
@@ -67,8 +67,8 @@ class MajorityChief:
         try:
             try:
                 self._decide(given_up)
-            except (OSError, ParamServersError) as error:  # all ranks are told, not only this thread
-                self._carry_out(self.coordinator.stop(f"rank 0 cannot decide any more: {error}", failed=True))
+            except BaseException as error:  # all ranks are told, not this thread
+                self._send_stop(Stop(f"rank 0 cannot decide any more: {told(error)}", True))
             self._hub.drain(LAST_WORDS_S)
         finally:
             self._hub.shut()
@@ -143,8 +143,7 @@ class MajorityChief:
             elif isinstance(decision, Expel):
                 self._expel(decision.worker, decision.reason)
             elif isinstance(decision, Stop):
-                code = Code.FAILED if decision.failed else Code.NONE
-                self._send_all(Header(Kind.STOP, 0, code=code), decision.reason.encode())
+                self._send_stop(decision)
             elif isinstance(decision, Note):
                 self._note(decision.event, decision.message)
 
@@ -174,6 +173,10 @@ class MajorityChief:
         self._note("expelled", f"rank {rank} expelled: {reason}")
         self._send(rank, Header(Kind.EXPELLED, 0), reason.encode())
         self._hub.close(Peer(Role.WORKER, rank))
+
+    def _send_stop(self, stop: Stop) -> None:
+        code = Code.FAILED if stop.failed else Code.NONE
+        self._send_all(Header(Kind.STOP, 0, code=code), stop.reason.encode())
 
     def _send_all(self, header: Header, payload: bytes = b"") -> None:
         """To every rank that is connected, in a group or not."""

@@ -7,7 +7,7 @@ import torch
 
 from param_servers.collective import Resolve, wait_for_address
 from param_servers.config import ExchangeConfig
-from param_servers.errors import LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped
+from param_servers.errors import LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped, told
 from param_servers.events import Event, Left, Message
 from param_servers.handshake import Hello, Role
 from param_servers.majority_group import MajorityGroup
@@ -79,11 +79,18 @@ class MajorityComm:
                 for event in events:
                     self._handle(event)
                 self._announce()
-        except (ParamServersError, OSError, RuntimeError) as error:
-            self._end(error if isinstance(error, ParamServersError) else RunBroken(f"rank {self._rank}: {error}"))
+        except BaseException as error:  # the main thread waits for this one: nothing may end it in silence
+            self._end(self._outcome_of(error))
         finally:
             self._group.leave()
             self._hub.drain(GOODBYE_S)
+
+    def _outcome_of(self, error: BaseException) -> Outcome:
+        if isinstance(error, (ParamServersError, RunStopped)):
+            return error
+        broken = RunBroken(f"rank {self._rank} cannot go on: {told(error)}")
+        broken.__cause__ = error
+        return broken
 
     # -- the chief -----------------------------------------------------------------------------------------------
 
@@ -140,7 +147,10 @@ class MajorityComm:
         self._end(PeerLost(f"rank 0, which decides who takes part, is lost: {reason}"))
 
     def _end(self, outcome: Outcome) -> None:
-        lost = self._replica.finish() if self._rank == 0 else ""
+        try:
+            lost = self._replica.finish() if self._rank == 0 else ""
+        except BaseException as error:  # the main thread waits to be told how the run ended
+            lost = f"the last checkpoint was not written: {told(error)}"
         if lost:
             outcome = LastStepsLost(f"{outcome}; {lost}")
         self._shared.end(outcome)

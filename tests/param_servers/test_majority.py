@@ -205,11 +205,11 @@ def test_the_loss_of_rank_0_is_told_by_the_others_and_the_next_one_writes_a_chec
     assert (tmp_path / "step-1").is_dir()
 
 
-def test_a_chief_whose_disk_is_full_tells_all_ranks_why_the_run_ends(start):
+def test_a_full_disk_costs_the_chief_its_log_and_no_rank_the_run(start):
     run = start(2).start(0, 1, audit_path=Path("/dev/full"))
-    for error in run.together([0, 1]).values():
-        assert isinstance(error, RunBroken)
-        assert str(error) == "rank 0 cannot decide any more: [Errno 28] No space left on device"
+    for receipts in run.together([0, 1], steps=2).values():
+        assert all(receipt.accepted for receipt in receipts)
+    assert any("No space left on device" in event["message"] for event in run.events)
 
 
 def test_rank_0_ends_the_run_for_all_and_it_resumes_from_its_checkpoint(start, tmp_path):
@@ -256,3 +256,37 @@ def test_a_gradient_that_is_not_finite_or_would_overflow_is_answered_and_takes_p
     assert run.ranks[0].push(torch.full((LAYOUT.numel,), value), run.ranks[0].pull().step, 1)[2] == "non-finite"
     run.together([0, 1])
     assert torch.equal(run.newest(0, 1).parameters, reference([[0, 1]]))
+
+
+def test_whatever_ends_a_ranks_communication_thread_is_told_by_its_main_thread(start):
+    def resolve(rank):
+        return {}["address of rank 0"]
+
+    run = start(2)
+    run.board.resolve = resolve
+    with pytest.raises(RunBroken, match="rank 1 cannot go on: KeyError: 'address of rank 0'"):
+        run.start(1).ranks[1].pull()
+
+
+def test_a_last_checkpoint_that_cannot_be_written_hides_from_nobody_that_the_run_ended(start, tmp_path):
+    def stop(step, data_points):
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+        return "enough" if step else None
+
+    def extra():
+        raise LookupError("nothing to add")
+
+    run = start(2).start(0, 1, should_stop=stop, checkpoint_dir=tmp_path / "checkpoints", checkpoint_extra=extra)
+    outcomes = run.together([0, 1], steps=2)
+    assert isinstance(outcomes[1], RunStopped) and outcomes[1].reason == "enough"
+    assert str(outcomes[0]) == "enough; the last checkpoint was not written: LookupError: nothing to add"
+
+
+def test_whatever_ends_the_chief_is_told_by_all_ranks(start):
+    def stop(step, data_points):
+        return "enough" if step / 0 else None
+
+    run = start(2).start(0, 1, should_stop=stop)
+    for error in run.together([0, 1]).values():
+        assert isinstance(error, RunBroken)
+        assert str(error) == "rank 0 cannot decide any more: ZeroDivisionError: division by zero"
