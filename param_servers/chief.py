@@ -8,13 +8,34 @@ from typing import Any
 from param_servers.audit import AuditLog
 from param_servers.coordinator import Coordinator
 from param_servers.decisions import Checkpoint, Commit, Decision, Expel, Forsake, Give, Note, Restore, Stop
+from param_servers.errors import BadMessage
 from param_servers.handshake import Hello, Peer, Role
 from param_servers.hub import Hub
-from param_servers.messages import MEMBER, Code, Header, Kind, pack_rows, unpack_rows
+from param_servers.messages import MEMBER, Code, Header, Kind, check_data_points, pack_rows, unpack_rows
 from param_servers.shard_node import ShardNode
 from param_servers.storage import Checkpoints
 
 OnEvent = Callable[[dict[str, Any]], None]
+_CODES = set(Code)
+
+
+def check_report(header: Header, payload: bytes | memoryview) -> None:
+    """Whether a shard of this run says such things.
+
+    Raises:
+        BadMessage: it does not.
+    """
+    if header.kind == Kind.ARRIVED:
+        check_data_points(header.data_points)
+        if not {row.mark for row in unpack_rows(payload)} <= _CODES:
+            raise BadMessage("an answer to a gradient that does not exist")
+    elif header.kind == Kind.WRITTEN:
+        try:
+            entry = json.loads(bytes(payload))
+        except ValueError as error:
+            raise BadMessage("a checkpoint's entry that is no JSON") from error
+        if not isinstance(entry, dict):
+            raise BadMessage("a checkpoint's entry that is none")
 
 
 class Chief:
@@ -59,14 +80,6 @@ class Chief:
     def begin(self) -> None:
         """Shard 0 itself is there."""
         self._carry_out(self.coordinator.server_joined(0, 0, self._clock()))
-
-    def admits(self, hello: Hello) -> str:
-        """ "" or one line why this peer may not join."""
-        if hello.role is Role.WORKER:
-            return self.coordinator.admits(hello.rank, hello.incarnation)
-        if not 0 < hello.rank < self.coordinator.settings.num_shards:
-            return f"there is no server {hello.rank} in this run of {self.coordinator.settings.num_shards} servers"
-        return ""
 
     def joined(self, hello: Hello) -> None:
         now_s = self._clock()

@@ -14,7 +14,7 @@ from param_servers.client_core import ClientCore
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
-from param_servers.handshake import Peer, check_secret
+from param_servers.handshake import Peer, check_secret, new_incarnation
 from param_servers.links import WAKE_BYTES
 from param_servers.sharding import ShardPlan
 from param_servers.timeouts import GOODBYE_S, NAP_S
@@ -30,7 +30,8 @@ class ServersExchange:
 
     Args:
         worker: rank of this worker.
-        incarnation: how many times this worker has been started again; an older one is turned away.
+        incarnation: higher than that of every earlier process that was this worker: an older one is turned away, and so
+            is another process with the same. None: by the clock.
         plan: layout and cuts, as in the servers; gradients and parameters are [P] in the order of `plan.layout`.
         exchange_config: settings.
         resolve: server number -> (host, port) or None while unknown; asked again before every attempt. It may raise
@@ -49,7 +50,7 @@ class ServersExchange:
         exchange_config: ExchangeConfig,
         resolve: Callable[[int], tuple[str, int] | None],
         secret: bytes,
-        incarnation: int = 0,
+        incarnation: int | None = None,
     ) -> None:
         check_secret(secret)
         self._answer_timeout_s = exchange_config.timeouts.answer_s
@@ -59,7 +60,7 @@ class ServersExchange:
             plan=plan,
             exchange_config=exchange_config,
             resolve=resolve,
-            incarnation=incarnation,
+            incarnation=new_incarnation() if incarnation is None else incarnation,
             clock=self._now_s,
         )
         silence_timeout_s = exchange_config.timeouts.silence_s

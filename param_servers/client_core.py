@@ -17,7 +17,7 @@ from param_servers.errors import PeerLost, Refused
 from param_servers.even_push import EvenPush
 from param_servers.events import Event, Joined, Left, Message
 from param_servers.frames import Frame
-from param_servers.handshake import Hello, Peer, Role
+from param_servers.handshake import Hello, Peer, Role, new_life
 from param_servers.hub import Hub
 from param_servers.messages import Code, Dtype, Header, Kind
 from param_servers.redial import Redial
@@ -40,7 +40,7 @@ class ClientCore:
         incarnation: int,
         clock: Callable[[], float],
     ) -> None:
-        self.worker, self.incarnation = worker, incarnation
+        self.worker, self.incarnation, self._life = worker, incarnation, new_life()
         self.state = ClientState(plan, exchange_config.exchange == "async")
         self.servers = [Peer(Role.SERVER, shard) for shard in range(plan.num_shards)]
         self.stopped: tuple[str, bool] | None = None
@@ -104,7 +104,8 @@ class ClientCore:
         self._dialling.add(shard)
         self._distant = self._distant or not address[0].startswith(LOOPBACK)
         fingerprint, term = self._plan.fingerprint, self.state.term
-        self.hub.dial(address, Hello(Role.WORKER, self.worker, self.incarnation, shard, fingerprint, term))
+        hello = Hello(Role.WORKER, self.worker, self.incarnation, shard, fingerprint, term, self._life)
+        self.hub.dial(address, hello)
 
     def _ask(self) -> None:
         """Ask shard 0 for the newest version; it orders all shards to send the same one."""

@@ -110,13 +110,6 @@ class Coordinator:
 
     # -- workers -------------------------------------------------------------------------------------------------
 
-    def admits(self, worker: int, incarnation: int) -> str:
-        """ "" or one line why this incarnation may not join."""
-        if self.steps.workers.superseded(worker, incarnation):
-            newest = self.steps.workers.newest_incarnation(worker, incarnation)
-            return f"worker {worker} has a newer incarnation {newest} in this run; this is {incarnation}"
-        return ""
-
     def worker_joined(self, worker: int, incarnation: int, term: int, now_s: float) -> list[Decision]:
         """A worker is connected to shard 0. It counts from now on; it asks for parameters with `pulled`."""
         met = self.steps.workers.met(worker, incarnation)

@@ -13,6 +13,8 @@ import hashlib
 import hmac
 import secrets
 import struct
+import threading
+import time
 from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
@@ -20,7 +22,7 @@ from typing import NamedTuple
 from param_servers.errors import BadMessage, ConfigError, Refused
 from param_servers.messages import PROTOCOL_VERSION
 
-_HELLO = struct.Struct("<4sHBxIIII16s32s")
+_HELLO = struct.Struct("<4sHBxIIIIQ16s32s")
 _CHALLENGE = struct.Struct("<4sHxxI32s32s")
 _PROOF_BYTES = 32
 _VERDICT = struct.Struct("<4sB3x248s")
@@ -29,6 +31,10 @@ _HELLO_MAGIC, _CHALLENGE_MAGIC, _VERDICT_MAGIC = b"D3HI", b"D3CH", b"D3OK"
 
 
 LEAST_SECRET_BYTES = 16
+MOST_TERM = (1 << 31) - 1
+"""The newest term that a process may claim to have seen: servers go on from it, and must never reach 2³²."""
+_EPOCH_S = 1_735_689_600  # 2025 began
+_newest_incarnation, _drawing = 0, threading.Lock()
 
 
 def check_secret(secret: bytes) -> bytes:
@@ -36,6 +42,23 @@ def check_secret(secret: bytes) -> bytes:
     if len(secret) < LEAST_SECRET_BYTES:
         raise ConfigError(f"a run's secret must have at least {LEAST_SECRET_BYTES} bytes, got {len(secret)}")
     return secret
+
+
+def new_incarnation() -> int:
+    """For a process that nobody has numbered: quarters of a second since 2025, so that a later life has a higher one.
+
+    Within one process each call's is higher than the last. Two processes that began in the same quarter are told apart
+    by their `Hello.life`.
+    """
+    global _newest_incarnation
+    with _drawing:
+        _newest_incarnation = max(_newest_incarnation + 1, int(4 * (time.time() - _EPOCH_S)))
+        return _newest_incarnation
+
+
+def new_life() -> int:
+    """A number that no other process has drawn."""
+    return secrets.randbits(64)
 
 
 class Role(IntEnum):
@@ -69,10 +92,30 @@ class Hello(NamedTuple):
     """16 characters that are equal where the layout and the cut into shards are."""
     term: int = 0
     """The newest term this process has seen."""
+    life: int = 0
+    """`new_life` of this process: by it one that dials again is told from another one of the same incarnation."""
 
     @property
     def peer(self) -> Peer:
         return Peer(self.role, self.rank)
+
+
+class Lives:
+    """Who has been here: a name (role, rank, incarnation) belongs to the process that first came with it."""
+
+    def __init__(self) -> None:
+        self._newest: dict[Peer, tuple[int, int]] = {}
+        """(incarnation, life)"""
+
+    def admits(self, hello: Hello) -> str:
+        """ "" or one line why this process may not join; one that may has its name from now on."""
+        incarnation, life = self._newest.get(hello.peer, (hello.incarnation, hello.life))
+        if hello.incarnation < incarnation:
+            return f"a newer incarnation of {hello.peer} is here: {incarnation}; this is {hello.incarnation}"
+        if hello.incarnation == incarnation and hello.life != life:
+            return f"another process is or was {hello.peer}, incarnation {incarnation}: a new one needs a higher number"
+        self._newest[hello.peer] = (hello.incarnation, hello.life)
+        return ""
 
 
 class Dialer:
@@ -141,7 +184,8 @@ class Listener:
             return self._challenge
         if not hmac.compare_digest(data, _mac(self._secret, b"dialer", self._hello_bytes, self._challenge)):
             raise BadMessage(f"whoever calls itself {self.hello.peer} does not know this run's secret")
-        self.refusal = self._admit(self.hello)
+        wanted = self.hello.shard
+        self.refusal = self._admit(self.hello) if wanted == self._shard else f"this is {self._shard}, not {wanted}"
         self.wants, self.done = 0, True
         return pack_verdict(self.refusal)
 
@@ -156,6 +200,7 @@ def pack_hello(hello: Hello, nonce: bytes) -> bytes:
         hello.incarnation,
         hello.term,
         hello.shard,
+        hello.life,
         hello.fingerprint.encode()[:16],
         nonce,
     )
@@ -165,17 +210,21 @@ def unpack_hello(data: bytes) -> Hello:
     """Read HELLO.
 
     Raises:
-        BadMessage: it is none, or of another version.
+        BadMessage: it is none, of another version, or says what no process of a run says.
     """
-    magic, version, role, rank, incarnation, term, shard, fingerprint, _ = _HELLO.unpack(data)
+    magic, version, role, rank, incarnation, term, shard, life, fingerprint, _ = _HELLO.unpack(data)
     if magic != _HELLO_MAGIC:
         raise BadMessage("a stranger spoke (no handshake)")
     if version != PROTOCOL_VERSION:
         raise BadMessage(f"a peer speaks protocol version {version}, this server {PROTOCOL_VERSION}")
     if role not in set(Role):
         raise BadMessage(f"a peer claims the unknown role {role}")
+    if term > MOST_TERM:
+        raise BadMessage(f"a peer claims to have seen term {term}, which no run reaches")
     text = fingerprint.rstrip(b"\0").decode("ascii", "replace")
-    return Hello(Role(role), rank, incarnation, shard, text, term)
+    if not text.isprintable():
+        raise BadMessage(f"a peer has a layout that no run has, {text!r}")
+    return Hello(Role(role), rank, incarnation, shard, text, term, life)
 
 
 def pack_verdict(refusal: str) -> bytes:

@@ -26,7 +26,7 @@ from param_servers.collective_torch import host_store
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import LastStepsLost, RunStopped
 from param_servers.exchange import Pull, Receipt
-from param_servers.handshake import check_secret
+from param_servers.handshake import check_secret, new_incarnation
 from param_servers.interfaces import listen_address
 from param_servers.layout import FlatLayout
 from param_servers.local import ShouldStop, check_rejected, never
@@ -42,7 +42,7 @@ class MajorityExchange:
     """`GradientExchange` of rank `rank`. Everything but `pull` and `push` happens in its comm thread.
 
     Args:
-        rank, incarnation: who this is; a restarted rank comes back with a higher incarnation.
+        rank, incarnation: who this is; a restarted rank comes back with a higher incarnation. None: by the clock.
         layout, initial_parameters, optimizer_config, exchange_config, checkpoint_extra: see `Replica`.
         checkpoint_dir: the same on all ranks; the lowest rank of the group writes there, rank 0 reads.
         secret: at least 16 bytes that every rank must know.
@@ -69,7 +69,7 @@ class MajorityExchange:
         secret: bytes,
         resolve: Resolve,
         publish_address: Publish = lambda host, port: None,
-        incarnation: int = 0,
+        incarnation: int | None = None,
         checkpoint_dir: Path | None = None,
         audit_path: Path | None = None,
         life: int = 0,
@@ -81,6 +81,7 @@ class MajorityExchange:
         self.rank = rank
         config = exchange_config
         check_secret(secret)
+        incarnation = new_incarnation() if incarnation is None else incarnation
         listen_address(config.listen_host, config.interface)  # its errors here, not in a thread
         self.replica = replica = Replica(
             layout, initial_parameters, optimizer_config, config, checkpoint_dir, checkpoint_extra, on_event

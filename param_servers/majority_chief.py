@@ -9,12 +9,12 @@ from param_servers.audit import AuditLog
 from param_servers.awake_clock import AwakeClock
 from param_servers.config import ExchangeConfig
 from param_servers.decisions import Commit, Expel, Note, Stop
-from param_servers.errors import told
+from param_servers.errors import BadMessage, told
 from param_servers.events import Event, Joined, Left, Message, Rejected
 from param_servers.handshake import Peer, Role
 from param_servers.majority_coordinator import MajorityCoordinator
 from param_servers.majority_decisions import Began, FormGroup, LeaveGroup, MajorityDecision
-from param_servers.majority_messages import Formation, no_payload, pack_formation
+from param_servers.majority_messages import Formation, check_standing, no_payload, pack_formation
 from param_servers.messages import MEMBER, Code, Header, Kind, pack_rows
 from param_servers.tcp_hub import TcpHub
 from param_servers.timeouts import LAST_WORDS_S
@@ -100,6 +100,12 @@ class MajorityChief:
 
     def handle(self, event: Event) -> None:
         """Take in one event of the hub."""
+        if isinstance(event, Message):
+            try:
+                check_standing(event.header)
+            except BadMessage as error:
+                self._hub.close(event.peer)
+                event = Left(event.peer, str(error))
         if isinstance(event, Message):
             self._hear(event.peer.rank, event.header, self._clock.now_s())
         elif isinstance(event, Joined):

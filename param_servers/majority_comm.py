@@ -9,7 +9,7 @@ from param_servers.collective import Resolve, wait_for_address
 from param_servers.config import ExchangeConfig
 from param_servers.errors import LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped, told
 from param_servers.events import Event, Left, Message
-from param_servers.handshake import Hello, Role
+from param_servers.handshake import Hello, Role, new_life
 from param_servers.majority_group import MajorityGroup
 from param_servers.majority_messages import Formation, small_payload, unpack_formation
 from param_servers.messages import Code, Header, Kind, Row, unpack_rows
@@ -97,7 +97,7 @@ class MajorityComm:
     def _join_chief(self, resolve: Resolve) -> None:
         address = wait_for_address(resolve, 0, self._config.timeouts.start_s)
         fingerprint = self._replica.layout.fingerprint
-        self._hub.dial(address, Hello(Role.WORKER, self._rank, self._incarnation, 0, fingerprint))
+        self._hub.dial(address, Hello(Role.WORKER, self._rank, self._incarnation, 0, fingerprint, life=new_life()))
 
     def _handle(self, event: Event) -> None:
         if self._shared.ended is not None:

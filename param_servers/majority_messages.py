@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 from param_servers.errors import BadMessage
 from param_servers.handshake import Peer
-from param_servers.messages import Dtype, Header, Kind
+from param_servers.messages import Dtype, Header, Kind, check_data_points
 
 MOST_BYTES = 1 << 20
+_MOST_STEP = 1 << 62
 
 
 class Formation(NamedTuple):
@@ -50,6 +51,18 @@ def unpack_formation(data: bytes) -> Formation:
         return Formation(members, int(found["source"]), (str(host), int(port)))
     except (ValueError, KeyError, TypeError) as error:
         raise BadMessage(f"a formation that cannot be read ({type(error).__name__})") from error
+
+
+def check_standing(header: Header) -> None:
+    """Whether a rank can be where it says it is, or give what it says it gives.
+
+    Raises:
+        BadMessage: it cannot; the chief would hand on numbers that do not fit into a header.
+    """
+    if not (0 <= header.step <= _MOST_STEP and 0 <= header.data_points <= _MOST_STEP):
+        raise BadMessage(f"it claims to be at step {header.step} with {header.data_points} data points")
+    if header.kind == Kind.GRADIENT:
+        check_data_points(header.data_points)
 
 
 def no_payload(peer: Peer, header: Header) -> memoryview:

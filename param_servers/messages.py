@@ -1,6 +1,6 @@
 """What is said on a link: a fixed header of 64 bytes, then `length` raw bytes. Nothing is pickled.
 
-Who says what (protocol version 1):
+Who says what (protocol version 2):
 
     worker -> shard     PULL        send me the newest parameters (to shard 0 only, which orders all shards to)
                         GRADIENT    my slice for `step`; `sequence` numbers this worker's pushes, alike on every shard
@@ -35,9 +35,11 @@ from typing import NamedTuple
 from param_servers.errors import BadMessage
 
 MAGIC = b"D3PS"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _HEADER = struct.Struct("<4sHBBB3xIIIIqqQQ4x")
 HEADER_BYTES = _HEADER.size
+MOST_DATA_POINTS = 1 << 32
+"""Of one gradient: a run's sum of them, signed 64 bit, has room for 2³¹ such."""
 _ROW = struct.Struct("<IIII")
 
 
@@ -152,6 +154,16 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Header:
     return Header(
         _KINDS[kind], sender, incarnation, term, step, sequence, data_points, _CODES[code], _DTYPES[dtype], length
     )
+
+
+def check_data_points(data_points: int) -> None:
+    """Whether a gradient can be the mean over so many.
+
+    Raises:
+        BadMessage: it cannot; the sums that are sent on would be nonsense, or soon not fit into a header.
+    """
+    if not 0 <= data_points <= MOST_DATA_POINTS:
+        raise BadMessage(f"a gradient over {data_points} data points")
 
 
 def pack_rows(rows: Iterable[Row]) -> bytes:

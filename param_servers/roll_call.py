@@ -1,6 +1,6 @@
 """Which ranks of a majority all-reduce are connected, and how far each says it is. Pure."""
 
-from param_servers.handshake import Hello
+from param_servers.handshake import Hello, Lives, Role
 
 
 class RollCall:
@@ -16,17 +16,15 @@ class RollCall:
         """Of the ranks that are connected."""
         self.standing: dict[int, tuple[int, int]] = {}
         """(step, data points) of the ranks that have answered."""
-        self._num_ranks, self._fingerprint = num_ranks, fingerprint
+        self._num_ranks, self._fingerprint, self._lives = num_ranks, fingerprint, Lives()
 
     def admits(self, hello: Hello) -> str:
         """ "" or one line why this rank may not join."""
         if hello.fingerprint != self._fingerprint:
             return f"its layout is {hello.fingerprint}, this run's is {self._fingerprint}"
-        if hello.rank >= self._num_ranks:
-            return f"there is no rank {hello.rank} in this run of {self._num_ranks}"
-        if hello.incarnation < self.incarnations.get(hello.rank, 0):
-            return f"a newer incarnation of rank {hello.rank} is here"
-        return ""
+        if hello.role is not Role.WORKER or hello.rank >= self._num_ranks:
+            return f"there is no {hello.peer} in this run of {self._num_ranks} workers"
+        return self._lives.admits(hello)
 
     def leave(self, rank: int) -> bool:
         """A rank is gone; whether it was connected."""

@@ -21,7 +21,7 @@ from param_servers.errors import ConfigError, RunBroken
 from param_servers.handshake import check_secret
 from param_servers.interfaces import listen_address
 from param_servers.report import Reporter
-from param_servers.server_core import Resolve, ServerCore, ShouldStop
+from param_servers.server_core import MOST_INCARNATION, Resolve, ServerCore, ShouldStop
 from param_servers.sharding import ShardPlan
 from param_servers.storage import Checkpoints
 from param_servers.timeouts import LAST_WORDS_S
@@ -77,6 +77,8 @@ class ParameterServer:
     ) -> None:
         if not 0 <= shard < plan.num_shards:
             raise ConfigError(f"there is no shard {shard} in a plan of {plan.num_shards}")
+        if not 0 <= incarnation <= MOST_INCARNATION:
+            raise ConfigError(f"a server's incarnation is 0 to {MOST_INCARNATION}, got {incarnation}")
         plan.layout.check(initial_parameters)
         host = listen_address(exchange_config.listen_host, exchange_config.interface)
         self._address = (host, exchange_config.port)

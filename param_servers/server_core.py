@@ -10,14 +10,14 @@ from typing import Any
 from torch import Tensor
 
 from param_servers.audit import AuditLog
-from param_servers.chief import Chief
+from param_servers.chief import Chief, check_report
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.coordinator import Coordinator
 from param_servers.cut_through import is_worthwhile, window_bytes
 from param_servers.decisions import Settings
-from param_servers.errors import PeerLost
+from param_servers.errors import BadMessage, PeerLost
 from param_servers.events import Event, Joined, Left, Message, Rejected
-from param_servers.handshake import Hello, Peer, Role
+from param_servers.handshake import MOST_TERM, Hello, Lives, Peer, Role
 from param_servers.hub import Hub
 from param_servers.messages import Header, Kind
 from param_servers.redial import Redial
@@ -33,6 +33,11 @@ ShouldStop = Callable[[int, int], str | None]
 """(step, data_points) -> the reason to end the run, or None."""
 OnEvent = Callable[[dict[str, Any]], None]
 _SHARD_0 = Peer(Role.SERVER, 0)
+TERMS_OF_A_LIFE = 1 << 12
+"""Terms that a life of server 0 has to itself; more than it ever goes back to a checkpoint."""
+MOST_INCARNATION = MOST_TERM // TERMS_OF_A_LIFE - 1
+MOST_TERMS_AHEAD = 1 << 16
+"""Further ahead of server 0 nobody can be: all servers died, and forgot what workers have seen since the checkpoint."""
 
 
 class ServerCore:
@@ -64,6 +69,7 @@ class ServerCore:
         self.storage, self.clock = storage, clock
         self._plan, self._resolve, self._incarnation = plan, resolve, incarnation
         self._on_event = on_event
+        self._num_workers, self._lives = exchange.num_workers, Lives()
         asynchronous = exchange.exchange == "async"
         tensors = Shard(initial_parameters[plan.slice_of(shard)], optimizer_config)
         worthwhile = is_worthwhile(4 * tensors.numel, exchange.num_workers)
@@ -127,6 +133,12 @@ class ServerCore:
             elif header.kind == Kind.PULL and self.chief is not None:
                 self.chief.pull(peer, header)
         elif self.chief is not None:
+            try:
+                check_report(header, message.payload)
+            except BadMessage as error:
+                self.hub.close(peer)
+                self._left(Left(peer, str(error)))
+                return
             self.chief.report(header, message.payload)
         else:
             self._heard_s = self.clock()
@@ -217,11 +229,16 @@ class ServerCore:
             return f"the run has ended: {self.node.ended[0]}"
         if hello.fingerprint != self._plan.fingerprint:
             return f"its layout is {hello.fingerprint}, this run's is {self._plan.fingerprint}"
-        if hello.role is Role.WORKER and hello.incarnation < self.node.workers.get(hello.rank, 0):
-            return f"a newer incarnation of worker {hello.rank} is here"
-        if self.chief is not None:
-            return self.chief.admits(hello)
-        return "" if hello.role is Role.WORKER else "only server 0 takes servers"
+        if self.chief is not None and hello.term > self.chief.coordinator.term + MOST_TERMS_AHEAD:
+            return f"it claims to have seen term {hello.term}, this run is at {self.chief.coordinator.term}"
+        if hello.role is Role.SERVER:
+            servers = self._plan.num_shards
+            if self.chief is None:
+                return "only server 0 takes servers"
+            return "" if 0 < hello.rank < servers else f"there is no {hello.peer} in this run of {servers} servers"
+        if hello.role is not Role.WORKER or hello.rank >= self._num_workers:
+            return f"there is no {hello.peer} in this run of {self._num_workers} workers"
+        return self._lives.admits(hello)
 
     def _coordinator(self, exchange: ExchangeConfig, asynchronous: bool) -> Coordinator:
         checkpoints = self.storage.directory is not None
@@ -240,4 +257,4 @@ class ServerCore:
             lambda line: self._on_event({"event": "torn_checkpoint", "message": line})
         )
         # Each life of shard 0 has its own range of terms, so that no term means two histories.
-        return Coordinator(settings, self.clock(), (step, data_points), max(term, self._incarnation << 16))
+        return Coordinator(settings, self.clock(), (step, data_points), max(term, self._incarnation * TERMS_OF_A_LIFE))

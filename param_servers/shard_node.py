@@ -13,7 +13,18 @@ from param_servers.betting import Bets, Version
 from param_servers.errors import BadMessage
 from param_servers.handshake import Hello, Peer, Role
 from param_servers.hub import Hub
-from param_servers.messages import MEMBER, RECIPIENT, Code, Dtype, Header, Kind, Row, pack_rows, unpack_rows
+from param_servers.messages import (
+    MEMBER,
+    RECIPIENT,
+    Code,
+    Dtype,
+    Header,
+    Kind,
+    Row,
+    check_data_points,
+    pack_rows,
+    unpack_rows,
+)
 from param_servers.shard import Shard, as_bytes, tensor_of
 from param_servers.storage import Storage
 from param_servers.update_rules import State
@@ -98,6 +109,7 @@ class ShardNode:
             raise BadMessage(f"a gradient of {header.length} bytes for a slice of {4 * self.shard.numel}")
         if header.incarnation != self.workers.get(peer.rank):
             raise BadMessage(f"it signs as incarnation {header.incarnation}")
+        check_data_points(header.data_points)
         whole = header.length == 4 * self.shard.numel
         place = as_bytes(self._accumulator.spare() if whole else torch.empty(header.length // 4))
         self._incoming[peer] = tensor_of(place)

@@ -20,7 +20,7 @@ from dba3c.environments.protocol import Episode, Experience, Transition, VectorE
 from dba3c.metrics import Sections
 from param_servers.errors import BadMessage, PeerLost, Refused
 from param_servers.events import Event, Joined, Left, Message
-from param_servers.handshake import Hello, Peer, Role
+from param_servers.handshake import Hello, Peer, Role, new_life
 from param_servers.messages import Header, Kind
 from param_servers.redial import Redial
 from param_servers.tcp_hub import TcpHub
@@ -107,7 +107,7 @@ class Actor:
         self._groups, self._resolve = groups, resolve
         self._stop_reason, self._on_failure, self._on_steps = stop_reason, on_failure, on_steps
         self._answer_timeout_s, self._reconnect_timeout_s = answer_timeout_s, reconnect_timeout_s
-        self._hello = Hello(Role.ACTOR, rank, incarnation, learner, groups[0].shape.fingerprint)
+        self._hello = Hello(Role.ACTOR, rank, incarnation, learner, groups[0].shape.fingerprint, life=new_life())
         self._learner = Peer(Role.SERVER, learner)
         self._hub = TcpHub(secret, self._receive_into, silence_timeout_s=silence_timeout_s)
         self._seed = random.Random(f"{rank}:{incarnation}").getrandbits(32)

@@ -29,7 +29,7 @@ from dba3c.metrics import Sections
 from dba3c.networks import State, reset_state
 from param_servers.errors import BadMessage
 from param_servers.events import Event, Joined, Left, Message, Rejected
-from param_servers.handshake import Hello, Peer, Role
+from param_servers.handshake import Hello, Lives, Peer, Role
 from param_servers.messages import HEADER_BYTES, Header, Kind
 from param_servers.tcp_hub import TcpHub
 
@@ -70,6 +70,7 @@ class InferenceService:
         self.policy, self.store, self.report = policy, store, InferenceReport()
         self._episodes: deque[Episode] = deque()
         self._rank, self._batcher, self._groups_per_actor, self._on_event = rank, batcher, groups_per_actor, on_event
+        self._lives = Lives()
         self._incarnations: dict[int, int] = {}
         """The newest incarnation of every actor that was ever here."""
         self._present: set[int] = set()
@@ -136,9 +137,7 @@ class InferenceService:
             return f"a learner answers actors 0 to {self._most_actors - 1}, not {hello.peer}"
         if hello.fingerprint != self.store.shape.fingerprint:
             return f"its environments are not this learner's, which have {self.store.shape}"
-        if hello.incarnation < self._incarnations.get(hello.rank, 0):
-            return f"a newer incarnation of actor {hello.rank} was here"
-        return ""
+        return self._lives.admits(hello)
 
     def _keys(self, actor: int) -> list[GroupKey]:
         incarnation = self._incarnations.get(actor, 0)

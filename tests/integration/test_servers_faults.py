@@ -209,14 +209,14 @@ def test_strangers_and_bad_frames_harm_nobody(make_run: Callable[..., Run]) -> N
 
 
 def test_a_connection_that_died_without_a_word_is_noticed(make_run: Callable[..., Run]) -> None:
-    run = make_run(workers=2, backup=1, step_timeout_s=2.0).start()
+    run = make_run(workers=3, backup=1, step_timeout_s=2.0).start(only=[0, 1])
     run.more_commits()
     address = run.address(0)
     assert address is not None
     ghost = TcpHub(SECRET, lambda peer, header: memoryview(bytearray(header.length)))
-    ghost.dial(address, Hello(Role.WORKER, 7, 0, 0, run.plan.fingerprint))
+    ghost.dial(address, Hello(Role.WORKER, 2, 0, 0, run.plan.fingerprint))
     run.until("the ghost", lambda: ghost.poll(0.02) is not None and ghost.connected(Peer(Role.SERVER, 0)))
-    run.until("its welcome", lambda: run.messages("worker 7 joined"))
+    run.until("its welcome", lambda: run.messages("worker 2 joined"))
     (link,) = ghost._links.values()
     try:  # in repair mode the kernel forgets a connection without telling the other side: a host that lost power
         link.sock.setsockopt(socket.IPPROTO_TCP, 19, 1)
@@ -224,7 +224,7 @@ def test_a_connection_that_died_without_a_word_is_noticed(make_run: Callable[...
         ghost.shut()
         pytest.skip("needs CAP_NET_ADMIN")
     ghost.shut()
-    run.until("its end", lambda: run.messages("worker 7 left"), timeout_s=20.0)
+    run.until("its end", lambda: run.messages("worker 2 left"), timeout_s=20.0)
     run.more_commits()
     run.stop()
     run.check()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from param_servers.errors import BadMessage, Refused
-from param_servers.handshake import Dialer, Hello, Listener, Role, pack_hello, unpack_hello
+from param_servers.handshake import HELLO_BYTES, Dialer, Hello, Listener, Role, pack_hello, unpack_hello
 
 SECRET = b"s" * 32
 HELLO = Hello(Role.WORKER, 3, 1, shard=2, fingerprint="0123456789abcdef", term=7)
@@ -73,7 +73,7 @@ def test_another_version_is_named_on_both_sides() -> None:
         Dialer(SECRET, HELLO).feed(bytes(challenge))
 
 
-@given(st.binary(min_size=76, max_size=76))
+@given(st.binary(min_size=HELLO_BYTES, max_size=HELLO_BYTES))
 def test_no_bytes_confuse_the_listener(data: bytes) -> None:
     listener = Listener(SECRET, 0, lambda hello: "")
     with pytest.raises(BadMessage):

@@ -2,20 +2,29 @@
 
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from param_servers.chief import check_report
 from param_servers.client import ServersExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import ConfigError, Refused, RunStopped
+from param_servers.errors import BadMessage, ConfigError, Refused, RunStopped
+from param_servers.events import Event, Joined, Left, Message
+from param_servers.handshake import Hello, Peer, Role
 from param_servers.interfaces import listen_address
 from param_servers.layout import FlatLayout
 from param_servers.majority import MajorityExchange
+from param_servers.majority_messages import check_standing
+from param_servers.messages import Dtype, Header, Kind, Row, pack_rows
 from param_servers.server import ParameterServer
+from param_servers.server_core import ServerCore
 from param_servers.sharding import plan_shards
+from param_servers.storage import Checkpoints
+from param_servers.tcp_hub import TcpHub
 
 SECRET = b"s" * 32
 PLAN = plan_shards(FlatLayout.of({"w": (8,)}), 1)
@@ -146,3 +155,170 @@ def majority(secret: bytes = SECRET, **settings: Any) -> MajorityExchange:
         secret=secret,
         resolve=lambda rank: None,
     )
+
+
+class Serving:
+    """A server of one worker, running in a thread, and what it says."""
+
+    def __init__(self, num_workers: int = 1) -> None:
+        self.config = ExchangeConfig(exchange="servers", num_workers=num_workers, join_timeout_s=20, step_timeout_s=20)
+        self.addresses: dict[int, tuple[str, int]] = {}
+        self.end = threading.Event()
+        self.server = serve(self.config, self.addresses, self.end)
+        self.thread = threading.Thread(target=self.server.run)
+
+    def __enter__(self) -> "Serving":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end.set()
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+    def worker(self, **options: Any) -> ServersExchange:
+        given = {"worker": 0, "plan": PLAN, "exchange_config": self.config, "secret": SECRET} | options
+        return ServersExchange(resolve=self.addresses.get, **given)
+
+    def knock(self, hello: Hello) -> Left | Joined:
+        """How the server answers to this."""
+        hub = TcpHub(SECRET, lambda peer, header: memoryview(bytearray(header.length)))
+        wait_until(lambda: 0 in self.addresses)
+        hub.dial(self.addresses[0], hello)
+        events: list[Event] = []
+        try:
+            wait_until(lambda: bool(events.extend(hub.poll(0.05)) or events))
+        finally:
+            hub.shut()
+        assert isinstance(events[0], Left | Joined)
+        return events[0]
+
+    def trains(self, worker: ServersExchange) -> bool:
+        receipts = [worker.push(torch.ones(8), worker.pull().step, 1) for _ in range(3)]
+        return all(receipt.accepted for receipt in receipts)
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+
+
+def test_a_worker_that_is_started_again_takes_part_without_anybody_numbering_its_lives() -> None:
+    with Serving() as run:
+        for _ in range(3):
+            worker = run.worker()
+            assert run.trains(worker)
+            worker.close()
+
+
+def test_another_process_under_the_same_name_is_told_so_at_once() -> None:
+    with Serving() as run:
+        first = run.worker(incarnation=7)
+        assert run.trains(first)
+        for closed in (False, True):
+            twin = run.worker(incarnation=7)
+            with pytest.raises(Refused, match="another process is or was worker 0, incarnation 7"):
+                twin.pull()
+            twin.close()
+            if not closed:
+                assert run.trains(first)
+                first.close()
+        last = run.worker(incarnation=8)
+        assert run.trains(last)
+        last.close()
+
+
+@pytest.mark.parametrize(
+    ("claim", "line"),
+    [
+        ({"term": 2**32 - 1}, "closed the connection"),
+        ({"term": 2**31 - 1}, "it claims to have seen term 2147483647, this run is at 1"),
+        ({"role": Role.ACTOR}, "there is no actor 0 in this run of 1 workers"),
+        ({"role": Role.ACTOR, "rank": 1}, "there is no actor 1 in this run of 1 workers"),
+        ({"role": Role.SERVER}, "there is no server 0 in this run of 1 servers"),
+        ({"role": Role.SERVER, "rank": 1}, "there is no server 1 in this run of 1 servers"),
+        ({"rank": 1}, "there is no worker 1 in this run of 1 workers"),
+        ({"fingerprint": "another"}, "its layout is another"),
+        ({"fingerprint": "\x1b[2Jbad"}, "closed the connection"),
+        ({"shard": 1}, "it is server 0, but server 1 was wanted"),
+    ],
+)
+def test_whoever_claims_what_the_run_does_not_have_is_turned_away_and_harms_nobody(
+    claim: dict[str, Any], line: str
+) -> None:
+    hello = Hello(Role.WORKER, 0, 99, 0, PLAN.fingerprint)._replace(**claim)
+    with Serving() as run:
+        worker = run.worker()
+        assert run.trains(worker)
+        left = run.knock(hello)
+        assert isinstance(left, Left) and line in left.reason
+        assert run.trains(worker)
+        worker.close()
+
+
+@pytest.mark.parametrize("data_points", [2**63 - 1, 2**32 + 1, -1])
+def test_a_gradient_over_impossibly_many_data_points_closes_its_link_and_harms_nobody(data_points: int) -> None:
+    with Serving(num_workers=2) as run:
+        wait_until(lambda: 0 in run.addresses)
+        hub = TcpHub(SECRET, lambda peer, header: memoryview(bytearray(header.length)))
+        server, events = Peer(Role.SERVER, 0), list[Event]()
+        hub.dial(run.addresses[0], Hello(Role.WORKER, 1, 0, 0, PLAN.fingerprint))
+        wait_until(lambda: hub.poll(0.05) is not None and hub.connected(server))
+        header = Header(Kind.GRADIENT, 1, 0, 1, 0, 1, data_points, dtype=Dtype.FLOAT32)
+        hub.send(server, header, memoryview(bytearray(32)))
+        wait_until(lambda: bool(events.extend(hub.poll(0.05)) or any(isinstance(event, Left) for event in events)))
+        hub.shut()
+        worker = run.worker()
+        assert worker.pull().step == 0
+        worker.close()
+
+
+@pytest.mark.parametrize(
+    ("header", "payload", "line"),
+    [
+        (Header(Kind.ARRIVED, 1, data_points=2**63 - 1), pack_rows([Row(0, 0, 1)]), "data points"),
+        (Header(Kind.ARRIVED, 1, data_points=1), pack_rows([Row(0, 0, 1, 99)]), "does not exist"),
+        (Header(Kind.ARRIVED, 1, data_points=1), b"\0" * 17, "whole number of rows"),
+        (Header(Kind.WRITTEN, 1), b"{", "no JSON"),
+        (Header(Kind.WRITTEN, 1), b"[]", "that is none"),
+    ],
+)
+def test_what_no_server_says_closes_its_link_only(header: Header, payload: bytes, line: str) -> None:
+    plan, events, impostor = plan_shards(FlatLayout.of({"w": (8,)}), 2), list[dict[str, Any]](), Peer(Role.SERVER, 1)
+    config = ExchangeConfig(exchange="servers", num_servers=2)
+    core = ServerCore(
+        shard=0,
+        plan=plan,
+        initial_parameters=torch.zeros(8),
+        optimizer_config=OptimizerConfig(),
+        exchange_config=config,
+        resolve=lambda shard: None,
+        storage=Checkpoints(None, plan, 0, torch.zeros(8)),
+        clock=lambda: 0.0,
+        should_stop=lambda step, data_points: None,
+        on_event=events.append,
+    )
+    closed: list[Peer] = []
+    core.attach(types.SimpleNamespace(send=lambda *frame: None, flush=lambda: None, close=closed.append))  # type: ignore[arg-type]
+    core.handle(Joined(impostor, Hello(Role.SERVER, 1, 0, 0, plan.fingerprint)))
+    core.handle(Message(impostor, header, memoryview(payload)))
+    core.close()
+    assert closed == [impostor] and events[-1]["event"] == "server_lost"
+    with pytest.raises(BadMessage, match=line):
+        check_report(header, payload)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        Header(Kind.ABORTED, 1, step=-1),
+        Header(Kind.ABORTED, 1, step=2**63 - 1),
+        Header(Kind.ABORTED, 1, data_points=2**63 - 1),
+        Header(Kind.GRADIENT, 1, data_points=2**33),
+    ],
+)
+def test_a_rank_that_is_where_none_can_be_is_not_believed(header: Header) -> None:
+    with pytest.raises(BadMessage, match="data points"):
+        check_standing(header)

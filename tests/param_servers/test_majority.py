@@ -172,7 +172,7 @@ def test_a_rank_comes_back_and_takes_over_the_newest_state(start):
     run.together([0, 1])
     run.die(2)
     run.together([0, 1])
-    run.start(2, incarnation=1)
+    run.start(2)
     assert run.ranks[2].pull().step == 2
     run.together([1, 2])
     assert torch.equal(run.newest(0, 3).parameters, reference([[0, 1], [0, 1], [1, 2]]))
