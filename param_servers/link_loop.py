@@ -4,6 +4,7 @@ Nobody is waited for without end: a handshake and the last words of a link each 
 `tcp_hub`'s business, which is asked when a handshake is over and told when a link is gone.
 """
 
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -43,6 +44,8 @@ class LinkLoop:
         """Links in their handshake or their last words, with the time when patience ends."""
         self._dirty: dict[Link, None] = {}
         """Links with something to send, in the order in which they are to send."""
+        self._listener: socket.socket | None = None
+        self._deaf_until_s: float | None = None
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
@@ -56,7 +59,14 @@ class LinkLoop:
 
     def listen(self, listener: socket.socket) -> None:
         """Call `knocked` for the connections to this socket."""
+        self._listener = listener
         self._selector.listen(listener)
+
+    def pause_listening(self, pause_s: float) -> None:
+        """Let connections wait in the kernel: one that cannot be accepted would wake this process up for ever."""
+        if self._listener is not None and self._deaf_until_s is None:
+            self._selector.ignore(self._listener)
+            self._deaf_until_s = time.monotonic() + pause_s
 
     def wake_for(self, sock: socket.socket) -> None:
         """End a `poll` when this socket can be read."""
@@ -92,6 +102,7 @@ class LinkLoop:
         """Close every link at once. Safe to call twice."""
         for link in self._selector:
             self._drop(link)
+        self._listener = None
         self._selector.close()
 
     # -- moving bytes --------------------------------------------------------------------------------------------
@@ -101,8 +112,8 @@ class LinkLoop:
         self.flush()
         if self.events:
             timeout_s = 0.0
-        elif self._passing:
-            timeout_s = min(timeout_s, max(0.0, min(self._passing.values()) - time.monotonic()))
+        elif self._passing or self._deaf_until_s is not None:
+            timeout_s = min(timeout_s, self._until_the_next_deadline())
         if until is not None and timeout_s > 0 and self._selector.wait_for(until, timeout_s):
             timeout_s = 0.0
         for link, mask in self._selector.select(timeout_s):
@@ -116,6 +127,16 @@ class LinkLoop:
         self._cut_off_the_slow()
         events, self.events = self.events, []
         return events
+
+    def _until_the_next_deadline(self) -> float:
+        now_s, deadlines = time.monotonic(), list(self._passing.values())
+        if self._listener is not None and self._deaf_until_s is not None:
+            if now_s >= self._deaf_until_s:
+                self._deaf_until_s = None
+                self._selector.listen(self._listener)
+            else:
+                deadlines.append(self._deaf_until_s)
+        return max(0.0, min(deadlines, default=math.inf) - now_s)
 
     def let_pass(self, timeout_s: float) -> None:
         """Wait until no link is in its handshake or its last words; what happens meanwhile nobody learns."""

@@ -36,6 +36,10 @@ class LinkSelector:
         """Report connections that wait to be accepted."""
         self._selector.register(listener, READ, None)
 
+    def ignore(self, listener: socket.socket) -> None:
+        """Do not report them any more."""
+        self._selector.unregister(listener)
+
     def wake_for(self, sock: socket.socket) -> None:
         """End a `select` when this socket can be read, without reporting it."""
         self._selector.register(sock, READ, sock)

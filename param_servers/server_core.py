@@ -123,7 +123,8 @@ class ServerCore:
         elif isinstance(event, Left):
             self._left(event)
         elif isinstance(event, Rejected):
-            self._on_event({"event": "rejected", "message": f"server {self.shard}: {event.reason}"})
+            message = f"server {self.shard}: {event.reason}"
+            self._on_event({"event": "rejected", "message": message, "count": event.count})
 
     def _hear(self, message: Message) -> None:
         peer, header = message.peer, message.header

@@ -1,8 +1,9 @@
 """Frames to and from peers over TCP: which link is whose, and who may have one."""
 
+import time
 from collections.abc import Callable
 
-from param_servers.events import Event, Joined, Left, Rejected
+from param_servers.events import Event, Joined, Left, Rejections
 from param_servers.frames import Frame, ReceiveInto
 from param_servers.handshake import Dialer, Hello, Listener, Peer, Role
 from param_servers.link_loop import LinkLoop
@@ -13,6 +14,10 @@ from param_servers.timeouts import HANDSHAKE_S
 
 MOST_STRANGERS = 512
 """Connections whose handshake is not done; beyond this the newest are closed."""
+MOST_OF_A_HOST = 128
+"""Of these, so many of one host: others still find a place."""
+PAUSE_S = 1.0
+"""When no connection can be accepted (no more files can be opened), the next is tried so much later."""
 
 
 class TcpHub:
@@ -43,6 +48,10 @@ class TcpHub:
         self._links: dict[Peer, Link] = {}
         self._wanted: dict[Link, Peer] = {}
         """Whom the links are to reach that were dialled and have not Joined."""
+        self._strangers: dict[Link, str] = {}
+        """The hosts of those that were accepted and whose handshake is not over."""
+        self._rejected, self._refused = Rejections(), Rejections()
+        """Strangers, of which a flood shall not hide what peers are told."""
         self._wake_bytes = WAKE_BYTES
 
     @property
@@ -99,7 +108,9 @@ class TcpHub:
 
     def poll(self, timeout_s: float, until: Peer | None = None) -> list[Event]:
         """See `Hub`."""
-        return self._loop.poll(timeout_s, self._links.get(until) if until is not None else None)
+        events = self._loop.poll(timeout_s, self._links.get(until) if until is not None else None)
+        now_s = time.monotonic()
+        return [*events, *self._rejected.due(now_s), *self._refused.due(now_s)]
 
     def flush(self) -> None:
         """See `Hub`."""
@@ -148,6 +159,7 @@ class TcpHub:
         self._loop.shut()
         self._links.clear()
         self._wanted.clear()
+        self._strangers.clear()
         if self._door is not None:
             self._door.close()
             self._door = None
@@ -157,24 +169,32 @@ class TcpHub:
     def _accept(self) -> None:
         assert self._door is not None
         try:
-            sock = self._door.accept()
+            accepted = self._door.accept()
         except OSError as error:
-            self._loop.events.append(Rejected(f"a connection could not be accepted: {reason_of(error)}"))
+            self._rejected.add(f"no connection can be accepted: {reason_of(error)}")
+            self._loop.pause_listening(PAUSE_S)
             return
-        if sock is None:
+        if accepted is None:
             return
-        if self._loop.passing >= MOST_STRANGERS:
+        sock, host = accepted
+        waiting = sum(other == host for other in self._strangers.values())
+        if waiting >= MOST_OF_A_HOST or self._loop.passing >= MOST_STRANGERS:
+            self._rejected.add(
+                f"{host} has {waiting} connections of {self._loop.passing} that have not said who they are"
+            )
             sock.close()
             return
         link = Link(sock, Listener(self._secret, self._shard, self._admit), self._receive_into)
         link.wake_bytes = self._wake_bytes
+        self._strangers[link] = host
         self._loop.begin(link)
 
     def _welcome(self, link: Link) -> None:
         peer, hello = link.peer, link.hello
         assert peer is not None and hello is not None
+        self._strangers.pop(link, None)
         if link.closing:
-            self._loop.events.append(Rejected(f"{peer} was turned away: {link.refusal}"))
+            self._refused.add(f"{peer} was turned away: {link.refusal}")
             self._loop.linger(link)
             return
         self._loop.keep(link)
@@ -192,6 +212,7 @@ class TcpHub:
         self._loop.events.append(Joined(peer, hello))
 
     def _lost(self, link: Link, reason: str, refused: bool) -> None:
+        self._strangers.pop(link, None)
         wanted, peer = self._wanted.pop(link, None), link.peer
         if wanted is not None:
             self._loop.events.append(Left(wanted, reason, refused))
@@ -199,4 +220,4 @@ class TcpHub:
             del self._links[peer]
             self._loop.events.append(Left(peer, reason))
         else:
-            self._loop.events.append(Rejected(reason))
+            self._rejected.add(reason)

@@ -26,48 +26,27 @@ def open_listener(host: str, port: int, window_bytes: int | None) -> socket.sock
 
 
 class Door:
-    """A listening socket, and a descriptor to spare.
-
-    A connection that cannot be accepted because no more files can be opened would stay in the queue and wake the
-    process for ever; with the spare one it can be taken and closed.
-    """
+    """A listening socket."""
 
     def __init__(self, listener: socket.socket, silence_timeout_s: float) -> None:
         self._listener, self._silence_timeout_s = listener, silence_timeout_s
-        self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
 
-    def accept(self) -> socket.socket | None:
-        """The connection that has waited longest; None when there is none any more.
+    def accept(self) -> tuple[socket.socket, str] | None:
+        """The connection that has waited longest, and its host; None when there is none any more.
 
         Raises:
-            OSError: it had to be closed.
+            OSError: it cannot be accepted now, because no more files can be opened, say. It still waits.
         """
         try:
-            sock, _ = self._listener.accept()
+            sock, address = self._listener.accept()
         except (BlockingIOError, ConnectionError):
             return None
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._turn_away()
-            raise
         _tune(sock, self._silence_timeout_s)
-        return sock
+        return sock, str(address[0])
 
     def close(self) -> None:
         """Nobody is let in any more."""
         self._listener.close()
-        self._give_up_spare()
-
-    def _turn_away(self) -> None:
-        self._give_up_spare()
-        with contextlib.suppress(BlockingIOError, ConnectionError):  # it went away by itself
-            self._listener.accept()[0].close()
-        self._spare = os.open(os.devnull, os.O_RDONLY)
-
-    def _give_up_spare(self) -> None:
-        spare, self._spare = self._spare, None  # never closed twice: by then the number may be somebody else's file
-        if spare is not None:
-            os.close(spare)
 
 
 def begin_to_connect(address: tuple[str, int], silence_timeout_s: float) -> socket.socket:

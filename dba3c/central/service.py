@@ -80,7 +80,7 @@ class InferenceService:
         self._numbers: dict[GroupKey, np.ndarray] = {}
         """Of its environments, in the whole run."""
         self._batch = np.empty((0,), np.uint8)
-        self._rejected, self._most_actors = 0, most_actors
+        self._most_actors = most_actors
 
     @property
     def actors(self) -> set[int]:
@@ -128,9 +128,7 @@ class InferenceService:
             elif isinstance(event, Left):
                 self._forget(event.peer.rank, event.reason)
             elif isinstance(event, Rejected):
-                self._rejected += 1
-                if self._rejected & (self._rejected - 1) == 0:  # at 1, 2, 4, 8 …: a flood of strangers, few lines
-                    self._on_event("rejected", f"{event.reason} ({self._rejected} turned away so far)")
+                self._on_event("rejected", event.reason)
 
     def _admits(self, hello: Hello) -> str:
         if hello.role is not Role.ACTOR or hello.rank >= self._most_actors:

@@ -3,10 +3,12 @@
 import os
 import resource
 import socket
+import time
 
 import pytest
 
-from param_servers.events import Left, Message, Rejected
+from param_servers import tcp_hub
+from param_servers.events import Left, Message, Rejected, Rejections
 from param_servers.handshake import Hello, Role, pack_hello
 from param_servers.messages import HEADER_BYTES, Header, Kind, pack_header
 from tests.param_servers.hub_pair import MOST, SERVER, WORKER, Pair
@@ -27,7 +29,10 @@ def test_a_stranger_is_turned_away_in_one_line(pair: Pair, data: bytes, why: str
     assert isinstance(event, Rejected) and why in event.reason
 
 
-def test_a_connection_beyond_the_last_open_file_is_closed_and_the_links_go_on(pair: Pair) -> None:
+def test_a_connection_beyond_the_last_open_file_waits_without_a_busy_loop_and_the_links_go_on(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_hub, "PAUSE_S", 0.5)
     pair.connect()
     strangers = [pair.raw() for _ in range(3)]  # before files run out: their own ends need descriptors too
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -37,17 +42,85 @@ def test_a_connection_beyond_the_last_open_file_is_closed_and_the_links_go_on(pa
         with pytest.raises(OSError, match="Too many open files"):
             while True:
                 fillers.append(os.open(os.devnull, os.O_RDONLY))
-        pair.until(lambda: sum(isinstance(event, Rejected) for event in pair.heard[pair.server]) == 3)
-        assert "Too many open files (EMFILE)" in pair.last(pair.server, Rejected).reason
-        assert [stranger.recv(1) for stranger in strangers] == [b""] * 3  # closed, not left waiting
+        told = pair.wait_for(pair.server, Rejected)
+        assert isinstance(told, Rejected) and "Too many open files (EMFILE)" in told.reason
+        start_s = time.monotonic()
+        assert pair.server.poll(0.3) == [] and time.monotonic() - start_s > 0.25  # the three do not wake it up
         pair.worker.send(SERVER, Header(Kind.PULL, 3))
         assert isinstance(pair.wait_for(pair.server, Message), Message)
+        while fillers:
+            os.close(fillers.pop())
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        strangers[0].sendall(pack_hello(Hello(Role.WORKER, 4, 0, 0, "f" * 16), bytes(32)))
+        strangers[0].settimeout(0.01)
+        pair.until(lambda: answered(strangers[0]))  # it was let in after all
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for descriptor in fillers:
             os.close(descriptor)
         for stranger in strangers:
             stranger.close()
+
+
+def answered(stranger: socket.socket) -> bool:
+    try:
+        return bool(stranger.recv(1))
+    except TimeoutError:
+        return False
+
+
+def test_a_flood_of_strangers_is_one_line_and_then_one_a_minute_with_their_number() -> None:
+    rejections = Rejections()
+    for number in range(1850):
+        rejections.add(f"stranger {number}")
+        told = rejections.due(now_s=number / 100)
+        assert told == ([Rejected("stranger 0", 1)] if number == 0 else [])
+    assert rejections.due(59.9) == []
+    assert rejections.due(60.0) == [Rejected("stranger 1849 (the last of 1849 turned away)", 1849)]
+    assert rejections.due(1000.0) == []
+
+
+def test_real_strangers_are_one_line_and_hide_no_peer_that_is_turned_away(pair: Pair) -> None:
+    pair.server._admit = lambda hello: "another layout"  # type: ignore[assignment]
+    for _ in range(20):
+        with pair.raw() as stranger:
+            stranger.sendall(bytes(200))
+            stranger.settimeout(0.01)
+            pair.until(lambda stranger=stranger: gone(stranger))  # type: ignore[misc]
+    pair.worker.dial(pair.address, Hello(Role.WORKER, 3, 0, 0, "f" * 16))
+    pair.wait_for(pair.worker, Left)
+    pair.server.poll(0.0)
+    told = [event.reason for event in pair.heard[pair.server] if isinstance(event, Rejected)]
+    assert told == ["a stranger spoke (no handshake)", "worker 3 was turned away: another layout"]
+
+
+def gone(stranger: socket.socket) -> bool:
+    try:
+        return stranger.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_one_host_has_no_more_than_its_share_of_the_waiting_places(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_hub, "MOST_OF_A_HOST", 3)
+    pair.server._loop._handshake_timeout_s = 30.0
+    strangers = [pair.raw() for _ in range(5)]
+    told = pair.wait_for(pair.server, Rejected)
+    assert (
+        isinstance(told, Rejected) and "127.0.0.1 has 3 connections of 3 that have not said who they are" in told.reason
+    )
+    for stranger in strangers:
+        stranger.settimeout(0.01)
+    pair.until(lambda: sum(gone(stranger) for stranger in strangers[3:]) == 2)
+    assert not any(gone(stranger) for stranger in strangers[:3])
+    other = socket.create_connection(pair.address, timeout=10, source_address=("127.0.0.2", 0))  # finds a place
+    other.sendall(pack_hello(Hello(Role.WORKER, 4, 0, 0, "f" * 16), bytes(32)))
+    other.settimeout(0.01)
+    pair.until(lambda: answered(other))
+    for stranger in [*strangers, other]:
+        stranger.close()
 
 
 def test_a_stranger_that_says_nothing_is_cut_off(pair: Pair) -> None:
