@@ -24,10 +24,6 @@ from param_servers.server_core import ShouldStop
 from param_servers.sharding import ShardPlan, plan_shards
 from param_servers.snapshots import Checkpoint, find_newest, load_checkpoint
 
-LAST_WORDS_S = 60.0
-"""Longest wait for a worker after the servers have ended."""
-SAVING_S = 180.0
-"""Longer than a server waits for its last checkpoint."""
 Worker = Callable[[GradientExchange, int], None]
 """(exchange, rank): pulls and pushes until RunStopped, which is caught for it."""
 
@@ -52,7 +48,7 @@ def run_on_one_machine(
         plan, initial_parameters, optimizer_config, exchange_config, should_stop, on_event: see `ParameterServer`.
 
     Raises:
-        RunBroken: a server failed (its process has printed why); or it did not listen within the join timeout, did not
+        RunBroken: a server failed (its process has printed why); or it did not begin to listen, did not
             end when it should have, or a worker did not: these are named and killed.
     """
     context, secret, parent = multiprocessing.get_context("fork"), secrets.token_bytes(32), os.getpid()
@@ -167,7 +163,8 @@ def _run(servers: Sequence[ForkProcess], workers: Sequence[ForkProcess], folder:
             process.start()
         _wait_for_servers(servers, workers, folder, config)
         (folder / "ended").touch()
-        late = _still_alive(workers, LAST_WORDS_S)
+        workers_end_s = config.timeouts.workers_end_s
+        late = _still_alive(workers, workers_end_s)
     finally:
         for process in [*servers, *workers]:
             if process.is_alive():
@@ -177,7 +174,7 @@ def _run(servers: Sequence[ForkProcess], workers: Sequence[ForkProcess], folder:
     if failed:
         raise RunBroken(f"server {_names(failed)} failed")
     if late:
-        raise RunBroken(f"worker {_names(late)} did not end within {LAST_WORDS_S:g} s of the run's end")
+        raise RunBroken(f"worker {_names(late)} did not end within {workers_end_s:g} s of the run's end")
 
 
 def _wait_for_servers(
@@ -186,20 +183,21 @@ def _wait_for_servers(
     """Until all have ended. How long a run trains is the user's affair, but not how long it takes to begin and to end.
 
     Raises:
-        RunBroken: one did not listen within the join timeout; or when all workers or another server had ended, it did
+        RunBroken: one did not begin to listen; or when all workers or another server had ended, it did
             not within all its own timeouts: then it hangs.
     """
-    give_up_s = time.monotonic() + config.join_timeout_s
+    start_s = config.timeouts.start_s
+    give_up_s = time.monotonic() + start_s
     while deaf := [shard for shard in range(len(servers)) if not (folder / f"server-{shard}").exists()]:
         if any(process.exitcode is not None for process in servers):
             break
         if time.monotonic() > give_up_s:
-            raise RunBroken(f"server {_names(deaf)} did not listen within {config.join_timeout_s:g} s")
+            raise RunBroken(f"server {_names(deaf)} did not listen within {start_s:g} s")
         wait([process.sentinel for process in servers], 0.05)
     working = {process.sentinel for process in workers}
     while working and all(process.is_alive() for process in servers):
         working.difference_update(wait([*working, *(process.sentinel for process in servers)]))
-    patience_s = config.join_timeout_s + config.reconnect_timeout_s + 2 * config.step_timeout_s + SAVING_S
+    patience_s = config.timeouts.servers_end_s
     why = "all workers" if all(process.is_alive() for process in servers) else "another server"
     if late := _still_alive(servers, patience_s):
         raise RunBroken(f"server {_names(late)} did not end within {patience_s:g} s of the end of {why}")

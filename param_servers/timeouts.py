@@ -102,6 +102,10 @@ class Timeouts:
     """Rank 0, at its end: for the chief to have told everybody."""
 
     # -- processes
+    servers_end_s: float
+    """Who has forked a whole run: for its servers to end when all workers, or another server, have ended."""
+    workers_end_s: float
+    """The same: for its workers when the servers have ended; they may be computing."""
     stop_s: float
     """A supervisor: from a request to stop to the end, with a checkpoint."""
     drain_s: float
@@ -147,6 +151,8 @@ class Timeouts:
             comm_turn_s=max(start_s, 5 * (step_s + GRACE_S), disk_s) + MARGIN_S,
             comm_leave_s=step_s + 2 * MARGIN_S,
             chief_leave_s=LAST_WORDS_S + MARGIN_S,
+            servers_end_s=answer_s + disk_s + NOTICE_S,
+            workers_end_s=max(step_s, 60.0),
             stop_s=step_s + disk_s + LAST_WORDS_S + MARGIN_S,
             drain_s=disk_s + LAST_WORDS_S + MARGIN_S,
         )
@@ -198,6 +204,11 @@ RELATIONS = (
     Relation("comm_turn_s", ("last_checkpoint_s",), NOTICE_S, "the comm thread writes the last checkpoint"),
     Relation("comm_leave_s", ("sum_s",), NOTICE_S, "the comm thread may be in a sum"),
     Relation("first_survivor_s", ("last_checkpoint_s",), NOTICE_S, "MPI ends all ranks when one leaves"),
+    Relation(
+        "servers_end_s", ("first_step_s", "last_checkpoint_s"), NOTICE_S, "server 0 waits for workers, then saves"
+    ),
+    Relation("servers_end_s", ("return_s",), NOTICE_S, "a server waits for server 0, which is gone"),
+    Relation("servers_end_s", ("server_return_s", "load_s"), NOTICE_S, "server 0 waits for a server that is gone"),
     Relation("stop_s", ("step_s", "last_checkpoint_s"), NOTICE_S, "a run ends at a step, with a checkpoint"),
     Relation("drain_s", ("last_checkpoint_s",), NOTICE_S, "one rank still writes when the others have ended"),
 )

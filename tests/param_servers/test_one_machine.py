@@ -8,7 +8,6 @@ import threading
 import pytest
 import torch
 
-from param_servers import one_machine
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import RunBroken
 from param_servers.layout import FlatLayout
@@ -77,22 +76,28 @@ def test_a_model_so_large_that_torch_shares_its_work_between_threads_learns(widt
     assert "steps 3 learned True" in done.stdout, done.stderr
 
 
-def test_a_server_that_hangs_is_named_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_machine, "SAVING_S", 0.5)
+def test_a_server_that_hangs_is_named_and_killed() -> None:
     plan = plan_shards(FlatLayout.of_module(torch.nn.Linear(3, 1)), 1)
 
     def hang(step: int, data_points: int) -> None:
         if step:
             threading.Event().wait()
 
-    with pytest.raises(RunBroken, match=r"server 0 did not end within 7.5 s of the end of all workers"):
+    config = ExchangeConfig(
+        exchange="servers",
+        num_workers=2,
+        step_timeout_s=1,
+        join_timeout_s=1,
+        reconnect_timeout_s=1,
+        checkpoint_timeout_s=1,
+    )
+    seconds = f"{config.timeouts.servers_end_s:g}"
+    with pytest.raises(RunBroken, match=f"server 0 did not end within {seconds} s of the end of all workers"):
         run_on_one_machine(
             lambda exchange, rank: exchange.push(torch.ones(4), exchange.pull().step, 1) and None,
             plan=plan,
             initial_parameters=torch.zeros(4),
             optimizer_config=OptimizerConfig(),
-            exchange_config=ExchangeConfig(
-                exchange="servers", num_workers=2, step_timeout_s=1, join_timeout_s=4, reconnect_timeout_s=1
-            ),
+            exchange_config=config,
             should_stop=hang,
         )
