@@ -1,15 +1,21 @@
 """All-reduce over torch.distributed: Gloo, or NCCL where each rank computes on a GPU of its own (never run so far).
 
-torch.distributed neither authenticates nor encrypts (PyTorch's SECURITY.md). Keys in the store are kept under a name
-that only processes with the run's secret know, and everything listens on one chosen address, by default loopback;
-still: choose an interface on a network that you trust.
+**torch.distributed neither authenticates nor encrypts** (PyTorch's SECURITY.md): whoever can reach the store's port can
+list its keys, read, change and delete them, and whoever is on the path of the tensors can read and change those. The
+name under which keys are kept is no secret. What is done: store and Gloo listen on one chosen address only, by default
+loopback; each rank proves to the others in the new group, by the run's secret, who it is and whom it has met; and a key
+that vanishes or a rank that disagrees ends the ranks at once with a line that says so. Choose an interface on a network
+that you trust, or parameter servers, whose links are authenticated.
 """
 
 import hashlib
 import hmac
+import os
+import secrets
 import socket
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -21,7 +27,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from param_servers.bounded import within
 from param_servers.collective import Publish, Resolve, describe_lost, first_line, wait_for_address
-from param_servers.errors import PeerLost
+from param_servers.errors import PeerLost, RunBroken
 from param_servers.gpus import NO_GPU, gpu_of, numbered, sum_by_nccl
 from param_servers.interfaces import listen_address
 from param_servers.timeouts import GRACE_S, ROLL_CALL_S
@@ -67,17 +73,23 @@ def gloo_group(
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
+TAMPERED = "somebody else writes in the store where ranks meet: keep its port from whoever is not of the run"
+_PROOF = struct.Struct("<4q")
+
+
 class TorchCollective:
     """See `Collective`.
 
     Args:
         store: see `host_store`; `generation` keeps groups that use the same store apart.
+        secret: the run's, which each rank proves to the others to know.
         host, interface: where to listen for the other ranks' tensors.
         step_timeout_s, join_timeout_s: longest wait in a call, and here for the others to come.
         device: where this rank computes, "cpu" or "cuda"; the sum is on the GPUs when no two ranks share one.
         roll_call_s: after a failure, how long survivors wait for each other's names.
     Raises:
         PeerLost: not all ranks came; the message names them.
+        RunBroken: what they wrote for each other is gone, or they do not agree on it.
     """
 
     def __init__(
@@ -86,6 +98,7 @@ class TorchCollective:
         size: int,
         store: Any,
         *,
+        secret: bytes,
         host: str = "127.0.0.1",
         interface: str | None = None,
         step_timeout_s: float = 60.0,
@@ -97,7 +110,9 @@ class TorchCollective:
         self.rank, self.size, self.lost = rank, size, set[int]()
         device = numbered(device)  # the group is built in another thread
         self.device, self._gpu = torch.device("cpu"), gpu_of(device)
-        self._store = PrefixStore(f"group/{generation}", store)
+        self._store, self._secret = PrefixStore(f"group/{generation}", store), secret
+        self._card = f"{self._gpu} {secrets.token_hex(16)}"
+        """What this rank shows the others: its GPU, and a number of which a proof is used once."""
         self._roll_call_s = min(roll_call_s, step_timeout_s)
         self._whole = False
         if missing := self._missing("here", join_timeout_s):
@@ -108,17 +123,54 @@ class TorchCollective:
             build = partial(self._build, host, interface, step_timeout_s, device)
             self._group = within(step_timeout_s + GRACE_S, build)
         except (RuntimeError, TimeoutError) as error:
+            self._check_nothing_vanished()
             raise PeerLost(describe_lost((), size, first_line(error))) from error
 
     def _build(self, host: str, interface: str | None, step_timeout_s: float, device: str) -> Any:
-        # Each rank has answered the roll call with the name of its GPU.
-        if self._gpu == NO_GPU or not sum_by_nccl([self._store.get(key).decode() for key in self._keys("here")]):
+        # Each rank has answered the roll call with its card.
+        cards = [self._store.get(key).decode("ascii", "replace") for key in self._keys("here")]
+        group = self._connect([card.partition(" ")[0] for card in cards], host, interface, step_timeout_s, device)
+        self._check_peers(group, cards)
+        return group
+
+    def _connect(self, gpus: list[str], host: str, interface: str | None, step_timeout_s: float, device: str) -> Any:
+        if self._gpu == NO_GPU or not sum_by_nccl(gpus):
             return gloo_group(self._store, self.rank, self.size, host, interface, step_timeout_s)
+        if interface is not None:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
         self.device, self._whole = torch.empty(0, device=device).device, True
         torch.cuda.set_device(self.device)  # of this thread
         timeout = timedelta(seconds=step_timeout_s)
         dist.init_process_group("nccl", store=self._store, rank=self.rank, world_size=self.size, timeout=timeout)
         return dist.group.WORLD
+
+    def _check_peers(self, group: Any, cards: list[str]) -> None:
+        """In the first sum each rank proves that it knows the secret, and has met the same ranks."""
+        proofs = torch.tensor([self._proof(rank, cards) for rank in range(self.size)])
+        table = torch.zeros_like(proofs)
+        table[self.rank] = proofs[self.rank]
+        table = table.to(self.device)
+        group.allreduce([table]).wait()
+        odd = (table.cpu() != proofs).any(dim=1).nonzero().flatten().tolist()
+        if odd:
+            raise RunBroken(f"ranks {odd} of {self.size} have met others than rank {self.rank} has: {TAMPERED}")
+
+    def _proof(self, rank: int, cards: list[str]) -> tuple[int, ...]:
+        said = f"rank {rank} of {self.size} has met\n" + "\n".join(cards)
+        return _PROOF.unpack(hmac.new(self._secret, said.encode(), hashlib.sha256).digest())
+
+    def _check_nothing_vanished(self) -> None:
+        """Raises RunBroken: an answer to the roll call is no longer there."""
+        try:
+            keys = self._keys("here")
+            gone = within(GRACE_S, lambda: [rank for rank, key in enumerate(keys) if not self._store.check([key])])
+        except (RuntimeError, dist.DistError, TimeoutError):
+            return  # the store is gone: rank 0 is lost
+        self._check_none(gone)
+
+    def _check_none(self, gone: Iterable[int]) -> None:
+        if vanished := sorted(gone):
+            raise RunBroken(f"what ranks {vanished} of {self.size} have written for the others is gone: {TAMPERED}")
 
     @classmethod
     def join(
@@ -147,6 +199,7 @@ class TorchCollective:
             rank,
             size,
             store,
+            secret=secret,
             host=address,
             interface=interface,
             step_timeout_s=step_timeout_s,
@@ -181,7 +234,10 @@ class TorchCollective:
         # Our connections close first: ranks that wait for us then fail at once too and answer the roll call. Not
         # within `except`, for the error's trace holds the group, and a group closes with its last holder.
         self.close()
-        self.lost = self._missing("survived", self._roll_call_s)
+        try:
+            self.lost = self._missing("survived", self._roll_call_s)
+        except RunBroken as broken:
+            why = f"{why}; {broken}"  # the first survivor still saves what there is
         raise PeerLost(describe_lost(self.lost, self.size, why))
 
     def _missing(self, call: str, timeout_s: float) -> set[int]:
@@ -199,10 +255,13 @@ class TorchCollective:
         missing = {0}  # should the store be gone before it is asked: rank 0 held it
         deadline_s = time.monotonic() + timeout_s
         try:
-            self._store.set(keys[self.rank], self._gpu)
+            self._store.set(keys[self.rank], self._card)
+            seen = {self.rank}
             while missing := {rank for rank, key in keys.items() if not self._store.check([key])}:
+                self._check_none(missing & seen)
                 if time.monotonic() > deadline_s:
                     return missing
+                seen = set(keys) - missing
                 time.sleep(0.01)
         except (RuntimeError, dist.DistError):
             return missing  # rank 0 left with the store: lost, unless it had answered

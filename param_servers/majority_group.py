@@ -44,6 +44,7 @@ class MajorityGroup:
 
         Raises:
             PeerLost: a member did not come within the step timeout.
+            RunBroken: somebody else writes in the store.
         """
         timeout_s = self._config.timeouts.sum_s
         if formation.store not in self._stores:
@@ -52,6 +53,7 @@ class MajorityGroup:
             formation.members.index(self._rank),
             len(formation.members),
             self._stores[formation.store],
+            secret=self._secret,
             host=listen_address(self._config.listen_host, self._config.interface),
             interface=self._config.interface,
             step_timeout_s=timeout_s,

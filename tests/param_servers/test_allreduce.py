@@ -1,9 +1,13 @@
 import math
 import threading
+import time
+from datetime import timedelta
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
+from torch.distributed import PrefixStore, TCPStore
 
 from param_servers.allreduce import COMPARE_EVERY_STEPS, AllReduceExchange
 from param_servers.collective_torch import TorchCollective
@@ -231,3 +235,84 @@ def test_a_rank_that_never_comes_is_named(board):
     for thread in threads:
         thread.join()
     assert errors[0] == "rank 2 of 3 lost: did not come within 1 s"
+
+
+class Tamperer:
+    """A stranger with nothing but a connection to the store."""
+
+    def __init__(self, board):
+        deadline_s = time.monotonic() + 20
+        while 0 not in board.addresses:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        timeout = timedelta(seconds=20)
+        self.store = TCPStore(*board.addresses[0], None, False, timeout, wait_for_workers=False)
+
+    def key(self, ending):
+        """The name of a key that ends so, once it is there; anybody can list them."""
+        deadline_s = time.monotonic() + 20
+        while not (found := [key for key in self.store.list_keys() if key.endswith(ending)]):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        return found[0]
+
+
+def joining(board, rank, results, size=2):
+    """Rank `rank` joins in a thread of its own."""
+
+    def join():
+        try:
+            results[rank] = TorchCollective.join(
+                rank,
+                size,
+                secret=b"0123456789abcdef",
+                publish=board.publisher(rank),
+                resolve=board.resolve,
+                step_timeout_s=20,
+                join_timeout_s=60,
+            )
+        except Exception as error:
+            results[rank] = error
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    return thread
+
+
+def test_a_rank_whose_answer_is_deleted_from_the_store_says_so(board):
+    results = {}
+    thread = joining(board, 0, results)
+    stranger = Tamperer(board)
+    stranger.store.delete_key(stranger.key("here/0"))
+    thread.join(30)
+    assert isinstance(results[0], RunBroken)
+    assert "what ranks [0] of 2 have written for the others is gone: somebody else writes" in str(results[0])
+
+
+def test_ranks_that_were_shown_different_cards_say_so_instead_of_training(board, monkeypatch):
+    results, get = {}, PrefixStore.get
+
+    def forged(store, key):  # as if the stranger wrote between two looks, which cannot be timed from outside
+        card = get(store, key)
+        return (
+            card + b"0"
+            if key == "here/1"
+            and threading.current_thread() is not first_get.setdefault("thread", threading.current_thread())
+            else card
+        )
+
+    first_get = {}
+    monkeypatch.setattr(PrefixStore, "get", forged)
+    for thread in [joining(board, rank, results) for rank in range(2)]:
+        thread.join(40)
+    for error in results.values():
+        assert isinstance(error, RunBroken) and "have met others than" in str(error)
+
+
+def test_store_and_group_listen_on_the_chosen_address_only(run_ranks):
+    def listening():
+        return {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+
+    before = listening()
+    found = run_ranks(2, lambda collective: listening() - before, host="127.0.0.3")
+    assert all({address.ip for address in addresses} == {"127.0.0.3"} for addresses in found), found
