@@ -39,7 +39,7 @@ class Rejected(NamedTuple):
 
     reason: str
     """Of the last one."""
-    count: int = 1
+    number: int = 1
     """So many since this was last told."""
 
 

@@ -115,7 +115,7 @@ class MajorityChief:
             self._gone(event.peer.rank, now_s)
             self._carry_out(self.coordinator.left(event.peer.rank, event.reason, now_s))
         elif isinstance(event, Rejected):
-            self._on_event({"event": "rejected", "message": f"chief: {event.reason}", "count": event.count})
+            self._on_event({"event": "rejected", "message": f"chief: {event.reason}", "number": event.number})
 
     def _hear(self, rank: int, header: Header, now_s: float) -> None:
         generation, step, data_points = header.term, header.step, header.data_points

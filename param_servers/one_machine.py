@@ -163,8 +163,8 @@ def _run(servers: Sequence[ForkProcess], workers: Sequence[ForkProcess], folder:
             process.start()
         _wait_for_servers(servers, workers, folder, config)
         (folder / "ended").touch()
-        workers_end_s = config.timeouts.workers_end_s
-        late = _still_alive(workers, workers_end_s)
+        drain_s = config.timeouts.drain_s
+        late = _still_alive(workers, drain_s)
     finally:
         for process in [*servers, *workers]:
             if process.is_alive():
@@ -174,7 +174,7 @@ def _run(servers: Sequence[ForkProcess], workers: Sequence[ForkProcess], folder:
     if failed:
         raise RunBroken(f"server {_names(failed)} failed")
     if late:
-        raise RunBroken(f"worker {_names(late)} did not end within {workers_end_s:g} s of the run's end")
+        raise RunBroken(f"worker {_names(late)} did not end within {drain_s:g} s of the run's end")
 
 
 def _wait_for_servers(

@@ -124,7 +124,7 @@ class ServerCore:
             self._left(event)
         elif isinstance(event, Rejected):
             message = f"server {self.shard}: {event.reason}"
-            self._on_event({"event": "rejected", "message": message, "count": event.count})
+            self._on_event({"event": "rejected", "message": message, "number": event.number})
 
     def _hear(self, message: Message) -> None:
         peer, header = message.peer, message.header

@@ -104,12 +104,11 @@ class Timeouts:
     # -- processes
     servers_end_s: float
     """Who has forked a whole run: for its servers to end when all workers, or another server, have ended."""
-    workers_end_s: float
-    """The same: for its workers when the servers have ended; they may be computing."""
     stop_s: float
     """A supervisor: from a request to stop to the end, with a checkpoint."""
     drain_s: float
-    """A supervisor: from the end of who decides to the end of all; in an all-reduce one of them still writes."""
+    """A supervisor, or who has forked a whole run: from the end of who decides to the end of all; in an all-reduce one
+    of them still writes."""
 
     @classmethod
     def of(
@@ -151,8 +150,7 @@ class Timeouts:
             comm_turn_s=max(start_s, 5 * (step_s + GRACE_S), disk_s) + MARGIN_S,
             comm_leave_s=step_s + 2 * MARGIN_S,
             chief_leave_s=LAST_WORDS_S + MARGIN_S,
-            servers_end_s=answer_s + disk_s + NOTICE_S,
-            workers_end_s=max(step_s, 60.0),
+            servers_end_s=answer_s + disk_s + MARGIN_S,
             stop_s=step_s + disk_s + LAST_WORDS_S + MARGIN_S,
             drain_s=disk_s + LAST_WORDS_S + MARGIN_S,
         )

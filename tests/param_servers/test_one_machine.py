@@ -85,10 +85,10 @@ def test_a_server_that_hangs_is_named_and_killed() -> None:
     config = ExchangeConfig(
         exchange="servers",
         num_workers=2,
-        step_timeout_s=1,
-        join_timeout_s=1,
-        reconnect_timeout_s=1,
-        checkpoint_timeout_s=1,
+        step_timeout_s=0.5,
+        join_timeout_s=0.5,
+        reconnect_timeout_s=0.5,
+        checkpoint_timeout_s=0.5,
     )
     seconds = f"{config.timeouts.servers_end_s:g}"
     with pytest.raises(RunBroken, match=f"server 0 did not end within {seconds} s of the end of all workers"):
