@@ -146,7 +146,11 @@ class Campaign:
                 self._live()
         except Finding as finding:
             self.findings.append(f"life {self.lives}: {finding}")
+        except KeyboardInterrupt:
+            self.say("interrupted")
         finally:
+            for signum in (signal.SIGINT, signal.SIGTERM):  # what follows is bounded
+                signal.signal(signum, signal.SIG_IGN)
             faults.kill_all()
             self._undo_all()
             self._leave()
