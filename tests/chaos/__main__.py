@@ -30,7 +30,7 @@ def main() -> int:
         f"{verifier.checkpoints_checked} checkpoints compared: {len(campaign.findings)} findings",
         flush=True,
     )
-    return 1 if campaign.findings else 0
+    return 1 if campaign.findings else 130 if campaign.interrupted else 0
 
 
 if __name__ == "__main__":

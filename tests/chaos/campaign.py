@@ -120,6 +120,7 @@ class Campaign:
         self.seed, self.minutes, self._say = seed, minutes, say
         self.findings: list[str] = []
         self.lives = self.faults = 0
+        self.interrupted = False
         self.folder = Path(tempfile.mkdtemp(prefix=f"chaos-{seed}-"))
         self.run, self.records = self.folder / "run", self.folder / "records"
         self.records.mkdir()
@@ -147,6 +148,7 @@ class Campaign:
         except Finding as finding:
             self.findings.append(f"life {self.lives}: {finding}")
         except KeyboardInterrupt:
+            self.interrupted = True
             self.say("interrupted")
         finally:
             for signum in (signal.SIGINT, signal.SIGTERM):  # what follows is bounded
