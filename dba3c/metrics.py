@@ -88,6 +88,7 @@ class MetricsWriter:
         warn: Callable[[str], None] | None = None,
     ) -> None:
         run = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
+        self._run = run
         self._identity = {"role": role, "rank": rank, "incarnation": incarnation}
         self._window_s = window_s
         self._file = LineFile(run.metrics_file(role, rank), warn or warn_on_stderr)
@@ -171,6 +172,8 @@ class MetricsWriter:
 
     def record_event(self, event: str, message: str, step: int | None = None) -> None:
         """Something happened (joined, left, killed, shrunk, checkpoint, ...): `message` is one line for people."""
+        if self._run.lock is not None:  # events are rare, and what ends a run is one: no need to wait for the next beat
+            self._run.lock.look()
         with self._lock:
             self._append("event", self._step if step is None else step, {"event": event, "message": message})
             self._flush()
@@ -219,4 +222,5 @@ class MetricsWriter:
                 window.clear()
         self._opened_s = now_s
         waiting, self._waiting = self._waiting, []
-        self._file.write(waiting)
+        if self._run.lock is None or self._run.lock.lost_to is None:  # else the file is the next launch's
+            self._file.write(waiting)

@@ -20,13 +20,14 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dba3c import host_facts
 from dba3c.atomic_files import write_atomically, write_once
 from dba3c.errors import UserError, warn_on_stderr
-from dba3c.run_lock import RunLock, living_holder
+from dba3c.run_lock import Holder, RunLock, living_holder
 
 FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "audit")
 SECRET_VARIABLE = "DBA3C_SECRET"
@@ -106,9 +107,10 @@ class RunFolder:
         launch_id: str = "",
         while_waiting: Callable[[], None] = lambda: None,
     ) -> RunFolder:
-        """An existing run, without its lock: for its roles, for viewers and for plots.
+        """An existing run: for the processes of its launch, for viewers and for plots.
 
-        Waits up to `wait_s` for the launch to have made it; with `launch_id`, for that launch and not an earlier one.
+        Waits up to `wait_s` for the launch to have made it; with `launch_id`, for that launch and not an earlier one,
+        whose lock is then followed.
         `while_waiting` may raise, which ends the wait.
         """
         folder = Path(path).expanduser().resolve()
@@ -116,6 +118,7 @@ class RunFolder:
         while True:
             run = cls(folder)
             if (folder / "config.json").exists() and (not launch_id or run.life().get("launch_id") == launch_id):
+                run._follow(launch_id)
                 return run
             while_waiting()
             if time.monotonic() >= deadline_s:
@@ -143,6 +146,7 @@ class RunFolder:
             "command": command,
             "topology": dict(topology or {}),
             "cores": cores if cores is not None else host_facts.usable_cores(),
+            "lock": asdict(self.lock.holder) if self.lock is not None else None,
             "host": host_facts.host(),
             "versions": host_facts.versions(),
             "source": host_facts.git_commit(),
@@ -155,6 +159,17 @@ class RunFolder:
         meta = self.meta()
         meta.setdefault("lives", [{}])[-1]["ended"] = {"time_s": time.time(), "outcome": outcome, "reason": reason}
         self._write_meta(meta)
+
+    def _follow(self, launch_id: str) -> None:
+        holder = self.life().get("lock") if launch_id else None
+        if isinstance(holder, dict):
+            self.lock = RunLock(self.path, Holder(**holder), keeps=False)
+
+    def refuse_when_lost(self) -> None:
+        """Raise UserError where another launch has taken over: this one's processes write nothing more."""
+        successor = self.lock.look() if self.lock is not None else None
+        if successor is not None:
+            raise UserError(taken_over(self.path, successor))
 
     def release(self) -> None:
         """Gives the lock back."""
@@ -212,6 +227,7 @@ class RunFolder:
         return meta
 
     def _write_meta(self, meta: Mapping[str, Any]) -> None:
+        self.refuse_when_lost()
         write_atomically(self.path / "meta.json", json.dumps(meta, indent=2) + "\n")
 
     def metrics_file(self, role: str, rank: int) -> Path:
@@ -236,6 +252,7 @@ class RunFolder:
             finished: the run has had what it was to have (frames, score, time): what follows may take its time. Without
                 it somebody waits, or the machine is about to be gone.
         """
+        self.refuse_when_lost()
         text = json.dumps({"reason": reason, "time_s": time.time(), "finished": finished}) + "\n"
         return write_once(self.path / "stop.json", text)
 
@@ -271,6 +288,7 @@ class RunFolder:
 
     def publish(self, name: str, address: Mapping[str, Any]) -> None:
         """Writes rendezvous/NAME.json atomically, e.g. {"host": ..., "port": ..., "incarnation": ...}."""
+        self.refuse_when_lost()
         write_atomically(self.rendezvous / f"{name}.json", json.dumps(dict(address)) + "\n")
 
     def note_left(self, role: str, rank: int) -> None:
@@ -300,6 +318,12 @@ class RunFolder:
         if not isinstance(value, dict):
             raise UserError(f"{self.path / name} should hold one JSON object")
         return value
+
+
+def taken_over(folder: Path, successor: Holder) -> str:
+    """The line of a launch that has lost its folder."""
+    who = f"process {successor.pid} on {successor.host}"
+    return f"{folder} was taken over by {who}: this launch has ended at once and writes nothing more"
 
 
 def _refuse_strangers(folder: Path) -> None:

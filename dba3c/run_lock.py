@@ -8,6 +8,14 @@ The lock is the file `lock.json` {host, pid, ...}. Its holder touches it every f
 
 A dead holder's lock is taken over. Two launches that take over at once are put in order by flock where the file system
 has it; where it has none, the one whose token is in the file afterwards has won.
+
+A holder may be wrongly called dead by 2: it was frozen, or could not reach the file system. So
+
+3. every process of a launch looks at the file every HEARTBEAT_S. Only another launch's name in it, or, where it is
+   gone, in the newest life of meta.json, makes it lose the folder: it then ends at once and writes nothing more. Reads
+   and refreshes that fail change nothing, and a file that somebody has deleted is put back;
+4. a refresh that fails for less than HEARTBEAT_LOST_S lets nobody in. After that a launch on another host may take the
+   folder; it waits for two heartbeats before it writes anything else, in which whoever lives learns of it by 3.
 """
 
 from __future__ import annotations
@@ -22,7 +30,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -145,12 +153,20 @@ def _takeover_guard(folder: Path) -> Iterator[None]:
 
 
 class RunLock:
-    """The right to write to one run folder, held until `release()` or the death of this process."""
+    """The right of one launch to write to one run folder: taken by `acquire`, and followed by its other processes.
 
-    def __init__(self, folder: Path, holder: Holder) -> None:
-        self.folder = folder
-        self.holder = holder
-        self.lost = False  # True once another launch has taken over (this one was frozen for too long)
+    Args:
+        holder: the launch's process that has acquired it.
+        keeps: this is that process, which refreshes the lock and gives it back.
+    """
+
+    def __init__(self, folder: Path, holder: Holder, keeps: bool) -> None:
+        self.folder, self.holder = folder, holder
+        self.lost_to: Holder | None = None
+        """Who has taken over."""
+        self._keeps = keeps
+        self._on_lost: Callable[[Holder], None] = lambda successor: None
+        self._looking = threading.RLock()  # a signal handler may look, too
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
         self._thread.start()
@@ -168,7 +184,7 @@ class RunLock:
         path = folder / LOCK_NAME
         mine = Holder.this_process()
         with _takeover_guard(folder):
-            other = living_holder(folder)
+            other, last = living_holder(folder), _read(path)
             if other is not None:
                 raise UserError(
                     f"{folder} is in use by process {other.pid} on {other.host}: "
@@ -177,26 +193,64 @@ class RunLock:
             temporary = folder / f".{LOCK_NAME}-{mine.token}"
             temporary.write_text(json.dumps(asdict(mine)))
             os.replace(temporary, path)
-            winner = _read(path)
+        if last is not None and last.pid_space != mine.pid_space:
+            time.sleep(2 * HEARTBEAT_S)  # rule 4
+        winner = _read(path)
         if winner is None or winner.token != mine.token:
             raise UserError(f"{folder} was taken by another launch at the same moment")
-        return cls(folder, mine)
+        return cls(folder, mine, keeps=True)
+
+    def when_lost(self, on_lost: Callable[[Holder], None]) -> None:
+        """Call `on_lost` with the successor, from any thread, once this launch has lost the folder."""
+        with self._looking:
+            self._on_lost = on_lost
+            if self.lost_to is not None:
+                on_lost(self.lost_to)
+
+    def look(self) -> Holder | None:
+        """Who has taken over, None while nobody has, as far as can be seen now."""
+        with self._looking:
+            if self.lost_to is None and not self._released.is_set():
+                found = _read(self.folder / LOCK_NAME) or _holder_of_newest_life(self.folder)
+                if found is not None and found.token not in (self.holder.token, ""):
+                    self.lost_to = found
+                    self._on_lost(found)
+            return self.lost_to
 
     def _beat(self) -> None:
-        path = self.folder / LOCK_NAME
         while not self._released.wait(HEARTBEAT_S):
-            holder = _read(path)
-            if holder is None or holder.token not in (self.holder.token, ""):
-                self.lost = True
+            if self.look() is not None:
                 return
-            with contextlib.suppress(OSError):  # a full or absent file system: the next beat tries again
-                os.utime(path)
+            if self._keeps:
+                with contextlib.suppress(OSError):  # a full or absent file system: the next beat tries again
+                    self._refresh()
+
+    def _refresh(self) -> None:
+        path = self.folder / LOCK_NAME
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            temporary = self.folder / f".{LOCK_NAME}-{self.holder.token}"
+            temporary.write_text(json.dumps(asdict(self.holder)))
+            try:
+                if not self._released.is_set():
+                    os.link(temporary, path)  # fails where another launch was faster
+            finally:
+                temporary.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Gives the folder back; harmless when done twice or after the lock was lost."""
         self._released.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=HEARTBEAT_S)
-        holder = _read(self.folder / LOCK_NAME)
+        holder = _read(self.folder / LOCK_NAME) if self._keeps else None
         if holder is not None and holder.token == self.holder.token:
             (self.folder / LOCK_NAME).unlink(missing_ok=True)
+
+
+def _holder_of_newest_life(folder: Path) -> Holder | None:
+    """Who held the folder in the newest life that meta.json knows; None when that cannot be said."""
+    try:
+        return Holder(**json.loads((folder / "meta.json").read_text())["lives"][-1]["lock"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

@@ -15,8 +15,8 @@ from dba3c.run_folder import RunFolder
 from dba3c.stopping import before_the_first_update
 from launch.incarnations import counting_from, first_incarnation
 from launch.role_process import DRAIN_TIMEOUT_S, RoleProcess
-from launch.supervisor import Supervisor
-from launch.verdict import note_end
+from launch.supervisor import Supervisor, say_to_stderr
+from launch.verdict import end_when_taken_over, note_end
 
 RUNS = Path("runs")
 RESTARTS = 5
@@ -43,6 +43,7 @@ def train(config: TrainConfig, *, resume: bool, command: str, launch_id: str = "
     shape = {**topology_of(config), **({"run_name": run_name} if run_name else {})}
     life = {"launcher": "local", "topology": shape, "launch_id": launch_id, "command": command}
     with RunFolder.launch(run_dir, config.to_json(), resume, **life) as folder:
+        end_when_taken_over(folder, say_to_stderr)
         print(f"run folder: {folder.path}", flush=True)
         metrics = MetricsWriter(folder, "launcher", 0)
         first = first_incarnation(folder.path, rank=0)

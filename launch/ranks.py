@@ -34,7 +34,7 @@ from launch.resources import bind_to_own_cores, given_cores, thread_environment
 from launch.role_process import TRAINING_ROLES, USER_ERROR_EXIT
 from launch.supervisor import Supervisor, say_to_stderr
 from launch.topology import Assignment, Topology
-from launch.verdict import note_end
+from launch.verdict import end_when_taken_over, note_end
 from param_servers.errors import ConfigError
 
 END_LOOK_S = 2.0
@@ -129,6 +129,7 @@ def run_rank(
     if place.is_chief:
         mine = (*mine, Assignment("monitor", 0))
     with folder:
+        end_when_taken_over(folder, say_to_stderr)
         metrics = MetricsWriter(folder, "launcher", place.rank)
         try:
             first = first_incarnation(folder.path, place.rank)

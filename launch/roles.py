@@ -23,6 +23,7 @@ from launch.network import LISTEN_HOST_VARIABLE, free_port
 from launch.output import harmless_output
 from launch.processes import exit_with_parent
 from launch.role_process import RUN_ENDED_BROKEN_EXIT, TRAINING_ROLES
+from launch.verdict import end_when_taken_over
 from param_servers.errors import ConfigError, LastStepsLost, ParamServersError, RunBroken, SnapshotError
 
 FAULT_EXIT = 1
@@ -49,6 +50,7 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
     exit_with_parent()
     try:
         folder = RunFolder.open(arguments.run_dir, wait_s=FOLDER_TIMEOUT_S, launch_id=arguments.launch_id)
+        end_when_taken_over(folder)
         told_to_leave = stop_on_signal(folder, name)
         config = TrainConfig.from_json(folder.config_text())
         place = Place(folder, config, arguments.rank, arguments.incarnation, told_to_leave)

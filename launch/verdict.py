@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dba3c.errors import UserError, warn_on_stderr
-from dba3c.run_folder import RunFolder
+from dba3c.run_folder import RunFolder, taken_over
+from dba3c.run_lock import Holder
 from launch.failures import failures, note_failure
 from launch.processes import Child, describe_exit, shell_code
-from launch.role_process import TRAINING_ROLES, USER_ERROR_EXIT, RoleProcess
+from launch.role_process import RUN_TAKEN_OVER_EXIT, TRAINING_ROLES, USER_ERROR_EXIT, RoleProcess
 
 
 class Failed(NamedTuple):
@@ -125,3 +127,19 @@ def outcome(code: int, folder: RunFolder, cause: str = "") -> tuple[str, str]:
     if asked is not None and (asked.startswith("SIG") or asked == STOP_COMMAND):
         return "stopped", asked
     return "finished", asked or "the run has seen what it was to see"
+
+
+def end_when_taken_over(folder: RunFolder, say: Callable[[str], Any] = lambda line: None) -> None:
+    """From now on, let this process end at once when another launch takes the run folder, which is then not its own.
+
+    Its children end with it, or by themselves: each follows the lock. `say` is not for a log in the folder.
+    """
+
+    def leave(successor: Holder) -> None:
+        try:
+            say(f"dba3c: {taken_over(folder.path, successor)}")
+        finally:
+            os._exit(RUN_TAKEN_OVER_EXIT)
+
+    if folder.lock is not None:
+        folder.lock.when_lost(leave)

@@ -8,12 +8,14 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from dba3c import run_folder, run_lock
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
+from dba3c.metrics import MetricsWriter
 from dba3c.run_folder import RunFolder
 from dba3c.stopping import StopRule
 
@@ -96,12 +98,13 @@ def test_a_pid_given_to_a_later_process_is_not_the_holder(tmp_path):
     assert run_lock.living_holder(run.path) is None
 
 
-def test_a_lock_of_another_host_counts_while_its_heartbeat_is_fresh(tmp_path):
+def test_a_lock_of_another_host_counts_while_its_heartbeat_is_fresh(tmp_path, monkeypatch):
     run = finished_run(tmp_path / "run")
     pretend_held_elsewhere(run.path, age_s=5)
     with pytest.raises(UserError, match="in use by process 42 on node17"):
         RunFolder.resume(run.path)
     pretend_held_elsewhere(run.path, age_s=run_lock.HEARTBEAT_LOST_S + 5)
+    monkeypatch.setattr(run_lock, "HEARTBEAT_S", 0.01)  # two of them are left to whoever may live after all
     RunFolder.resume(run.path).release()
 
 
@@ -112,14 +115,88 @@ def test_a_torn_lock_counts_while_its_heartbeat_is_fresh(tmp_path):
         RunFolder.resume(run.path)
 
 
-def test_a_holder_that_was_taken_over_learns_it_and_does_not_release_the_new_lock(tmp_path, monkeypatch):
+def test_a_holder_that_was_taken_over_names_the_successor_and_writes_nothing_more(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "HEARTBEAT_S", 0.01)
-    run = RunFolder.create(tmp_path / "run", CONFIG)
+    run = RunFolder.create(tmp_path / "run", CONFIG, launch_id="one")
+    worker = RunFolder.open(run.path, launch_id="one")  # another process of the same launch
+    writer, told = MetricsWriter(worker, "worker", 0), []
+    run.lock.when_lost(told.append)
     pretend_held_elsewhere(run.path, age_s=0)
-    run.lock._thread.join(timeout=10)
-    assert run.lock.lost
+    for lock in (run.lock, worker.lock):
+        lock._thread.join(timeout=10)
+        assert lock.lost_to.host == "node17"
+    assert told == [run.lock.lost_to]
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    for write in (
+        lambda: run.end_life("finished", ""),
+        lambda: worker.publish("x", {}),
+        lambda: worker.request_stop(""),
+    ):
+        with pytest.raises(UserError, match="was taken over by process 42 on node17: .* writes nothing more"):
+            write()
+    writer.record_event("joined", "worker 0")
+    writer.close()
     run.release()
-    assert (run.path / "lock.json").exists()
+    worker.release()
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
+
+
+def test_what_asks_before_the_next_beat_is_not_written_either(tmp_path):
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        pretend_held_elsewhere(run.path, age_s=0)
+        with pytest.raises(UserError, match="node17"):
+            run.request_stop("SIGTERM")
+        assert run.stop_reason() is None
+
+
+def test_a_launch_whose_successor_has_already_left_has_lost_the_folder_too(tmp_path):
+    with RunFolder.create(tmp_path / "run", CONFIG) as first:
+        first.path.joinpath("lock.json").unlink()  # as one that was frozen for long finds it: taken, used, given back
+        RunFolder.resume(first.path).release()
+        assert first.lock.look() is not None
+        with pytest.raises(UserError, match="was taken over"):
+            first.end_life("finished", "")
+    assert not (first.path / "lock.json").exists()
+
+
+def test_a_lock_file_that_somebody_deleted_is_put_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "HEARTBEAT_S", 0.01)
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        (run.path / "lock.json").unlink()
+        deadline_s = time.monotonic() + 10
+        while not (run.path / "lock.json").exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert run.lock.look() is None
+        with pytest.raises(UserError, match="in use by process"):
+            RunFolder.resume(run.path)
+
+
+def test_refreshes_that_fail_for_a_while_let_nobody_in_and_do_not_end_the_holder(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "HEARTBEAT_S", 0.01)
+    beats, failed = threading.Semaphore(0), OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    real_read = run_lock.Path.read_text
+
+    def stale(path, *_, **__):
+        if path.name not in ("lock.json", "meta.json"):
+            return real_read(path)
+        beats.release()
+        raise failed
+
+    def refuse(*_):
+        raise failed
+
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        with monkeypatch.context() as away:
+            away.setattr(run_lock.os, "utime", refuse)
+            away.setattr(run_lock.Path, "read_text", stale)
+            for _ in range(5):
+                assert beats.acquire(timeout=10)
+        with monkeypatch.context() as elsewhere:  # as another host sees it, by its heartbeat alone
+            elsewhere.setattr(run_lock, "_pid_space", lambda: "another boot")
+            with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
+                RunFolder.resume(run.path)
+        assert run.lock.look() is None
+        run.end_life("finished", "and it could still write")
 
 
 def test_of_many_launches_at_once_exactly_one_gets_the_folder(tmp_path):

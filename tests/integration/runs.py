@@ -61,6 +61,11 @@ class Run:
                 return child
         raise AssertionError(f"no process plays {role} {rank}")
 
+    def gone(self, pids: list[int], timeout_s: float = 30.0) -> None:
+        """Wait until none of these processes is left."""
+        _, left = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=timeout_s)
+        assert not [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
     def signal(self, signum: signal.Signals) -> None:
         self.process.send_signal(signum)
 

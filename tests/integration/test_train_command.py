@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dba3c.run_folder import RunFolder
+from dba3c.run_lock import HEARTBEAT_S
 from launch.incarnations import PER_START
 from param_servers.snapshots import load_checkpoint
 from tests.integration.runs import Run, episodes, newest_checkpoint
@@ -121,6 +122,27 @@ def test_a_run_folder_in_use_is_refused_and_the_run_in_it_is_not_disturbed(tmp_p
         run.wait_until(lambda: run.steps() > before, "a further step")
         run.signal(signal.SIGINT)
         assert run.wait()[0] == 0
+
+
+def test_a_launch_that_has_lost_its_folder_ends_at_once_names_the_successor_and_writes_nothing_more(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    with started(folder) as run:
+        run.wait_until(lambda: run.steps() > 5, "step 5")
+        everybody = [run.process.pid, *(child.pid for child in run.children())]
+        successor = {"host": "node17", "pid": 42, "process_started": "1", "pid_space": "another boot", "token": "abc"}
+        (folder / "stolen").write_text(json.dumps(successor))
+        (folder / "stolen").rename(folder / "lock.json")
+        code, output = run.wait(60)
+        run.gone(everybody)
+    assert code == 4 and f"{folder} was taken over by process 42 on node17" in output
+    assert not (folder / "stop.json").exists()  # it would end the successor's run
+    assert "ended" not in RunFolder.open(folder).life()
+    assert json.loads((folder / "lock.json").read_text())["token"] == "abc"
+    taken_s = (folder / "lock.json").stat().st_ctime
+    late = [path for path in folder.glob("checkpoints/*") if path.stat().st_mtime > taken_s + 2 * HEARTBEAT_S]
+    assert not late
 
 
 def test_a_torn_newest_checkpoint_is_renamed_and_the_one_before_is_used_and_with_none_whole_resume_refuses(
