@@ -31,6 +31,8 @@ class Simulation(SimulatedRun):
         self.workers: list[SimWorker] = []
         self.disturbed_s = -CALM_S
         """When anything was last wrong: a fault, a leap of the clock, a process that a fault has taken away."""
+        self.lost: int | None = None
+        """In the fair phase of some seeds: a worker that never comes back."""
         self.decided_s: float | None = None
         """When the chief decided to end the run."""
         for shard in range(self.exchange.num_servers):
@@ -99,7 +101,9 @@ class Simulation(SimulatedRun):
 
     def _somebody_is_missing(self) -> bool:
         dead_servers = any(not server.hub.alive for server in self.servers.values())
-        return dead_servers or any(life.hub.frozen or life.why_dead == "killed" for life in self._newest_lives())
+        borne = self.lost if self.exchange.when_workers_lost == "shrink" and self.exchange.num_workers > 1 else None
+        lives = [life for life in self._newest_lives() if life.worker != borne]
+        return dead_servers or any(life.hub.frozen or life.why_dead == "killed" for life in lives)
 
     def _newest_lives(self) -> list[SimWorker]:
         return list({life.worker: life for life in self.workers}.values())
@@ -144,10 +148,12 @@ class Simulation(SimulatedRun):
         self._fair_phase()
 
     def _fair_phase(self) -> None:
+        self.lost = self.seed % self.exchange.num_workers if self.seed % 5 == 3 else None
         for worker in self.workers:
             worker.hub.frozen = False
+            if worker.worker == self.lost and worker.hub.alive:
+                worker.die("killed")
         began, turn = len(self.lines), 0
-        self.disturbed_s = self.network.now_s
         until_s = self.network.now_s + FAIR_S
         while self.network.now_s < until_s:
             if self.ended is not None:
@@ -159,7 +165,7 @@ class Simulation(SimulatedRun):
                     if not server.hub.alive:
                         self._start_server(shard)
                 for rank in range(self.exchange.num_workers):
-                    if not any(life.hub.alive for life in self.workers if life.worker == rank):
+                    if rank != self.lost and not any(life.hub.alive for life in self.workers if life.worker == rank):
                         self._start_worker(rank)
             self.turn(faults=False)
             turn += 1

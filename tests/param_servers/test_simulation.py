@@ -74,6 +74,8 @@ def _undone_again(coordinator: Coordinator, now_s: float) -> list[Decision]:
 NOWHERE = {
     "servers that never get ready": (Coordinator, "server_ready", lambda *_: []),
     "servers that do not come back": (Coordinator, "server_left", lambda *_: []),
+    "workers that are waited for without end": (Coordinator, "tick", lambda *_: []),
+    "commits that no shard carries out": (ShardNode, "_commit", lambda *_: None),
     "gradients that never make a step": (StepCommits, "commit", lambda _: []),
     "steps that are undone again and again": (Coordinator, "_step_ended", _undone_again),
     "workers that are never sent parameters": (ShardNode, "_send_parameters", lambda *_: None),
