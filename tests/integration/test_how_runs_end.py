@@ -27,6 +27,13 @@ def saved_step(folder: Path) -> int:
     return json.loads((newest_checkpoint(folder) / "manifest.json").read_text())["step"]
 
 
+def wait_for_next_life(run: Run, role: str, rank: int) -> None:
+    def seen() -> bool:
+        return any(record["incarnation"] == 1 for record in run.records(role, rank))
+
+    run.wait_until(seen, f"the next life of {role} {rank}", timeout_s=120.0)
+
+
 def test_a_run_whose_terminal_is_closed_goes_on_and_ends_with_a_checkpoint_at_sighup(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     terminal, its_end = pty.openpty()
@@ -35,7 +42,7 @@ def test_a_run_whose_terminal_is_closed_goes_on_and_ends_with_a_checkpoint_at_si
         run.wait_until(lambda: run.steps() > 5, "step 5")
         os.close(terminal)
         run.role("worker", 0).kill()  # so that there is something to say
-        run.wait_until(lambda: any(r["incarnation"] == 1 for r in run.records("worker", 0)), "the next worker")
+        wait_for_next_life(run, "worker", 0)
         before = run.steps()
         run.wait_until(lambda: run.steps() > before + 20, "20 further steps")
         run.signal(signal.SIGHUP)  # what the shell of a lost ssh sends
@@ -113,7 +120,7 @@ def test_a_worker_whose_game_keeps_failing_is_started_again_and_the_run_goes_on(
     folder = tmp_path / "run"
     words = ("train", "tests.integration.games:make_flaky_for_worker_1", "--workers", "2", *CORRIDOR[4:])
     with Run(*words, "--run-dir", str(folder), folder=folder) as run:
-        run.wait_until(lambda: any(r["incarnation"] == 1 for r in run.records("worker", 1)), "the next worker")
+        wait_for_next_life(run, "worker", 1)
         before = run.steps()
         run.wait_until(lambda: run.steps() > before + 20, "20 further steps")
         run.signal(signal.SIGINT)

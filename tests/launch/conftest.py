@@ -16,4 +16,5 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     yield lab
     for pid in lab.supervisor.pids().values():
         os.kill(pid, signal.SIGKILL)
-    lab.thread.join(LONG_S)
+    if lab.thread.ident is not None:
+        lab.thread.join(LONG_S)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from pathlib import Path
+
+import pytest
 
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from launch.failures import failures, report
 from launch.local import role_processes
+from launch.supervisor import Supervisor
 from param_servers.config import ExchangeConfig
 from tests.launch.supervised import Lab, wait_until
 
@@ -138,6 +142,18 @@ def test_a_failure_whose_note_and_log_cannot_be_written_ends_the_run_as_always(l
     lab.pid("server-0")
     assert lab.finish() == 1
     assert lab.events == ["stopping"]
+
+
+def test_an_error_of_the_supervisor_itself_costs_no_checkpoint(lab: Lab) -> None:
+    def say(line: str) -> None:
+        raise ZeroDivisionError(line)
+
+    processes = [lab.process("server", 0, "obedient"), lab.process("worker", 3, "fails")]
+    lab.supervisor = Supervisor(lab.run_dir, processes, lab.request_stop, say=say)
+    lab.thread = threading.Thread()
+    with pytest.raises(ZeroDivisionError):
+        lab.supervisor.run()
+    assert (lab.run_dir / "logs" / "server-0.log").read_text().splitlines()[-1] == "server-0 ended as asked"
 
 
 def test_a_broken_monitor_does_not_end_the_run(lab: Lab) -> None:
