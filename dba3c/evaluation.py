@@ -79,7 +79,6 @@ def run_evaluator(
     num_envs: int = DEFAULT_NUM_ENVS,
     look_s: float = LOOK_S,
     say: Callable[[str], None] | None = None,
-    told_to_leave: Callable[[], bool] = lambda: False,
 ) -> str:
     """The evaluation node's whole life: play with each new checkpoint until the run ends, then with its last one.
 
@@ -100,7 +99,7 @@ def run_evaluator(
     say = say or (lambda line: print(f"evaluator {rank}: {line}", flush=True))
     metrics = MetricsWriter(folder, "evaluator", rank, incarnation)
     run_end = RunEnd(folder, look_s=look_s)
-    overtime = Overtime(folder, config, run_end, told_to_leave, look_s)
+    overtime = Overtime(folder, config, run_end, look_s)
 
     def tell(line: str) -> None:
         say(line)
@@ -136,14 +135,14 @@ def run_evaluator(
         with evaluating(folder, rank, tell):
             while (policy := watch.wait()) is not None:
                 play(policy, say)
-            if not overtime.granted():
+            if not run_end.finished:
                 tell(f"the checkpoint that the run ends with is not played with ({run_end()}); {by_hand(folder)}")
                 return run_end() or "the run has ended"
             tell(
                 f"the run has ended ({run_end()}): playing {games} games with its last checkpoint, for at most "
                 f"{overtime.budget_s:.0f} s; Ctrl-C ends that"
             )
-            while not overtime.training_has_ended() and not told_to_leave():
+            while not overtime.training_has_ended() and overtime() is None:
                 time.sleep(look_s)
             last = watch.newest_unseen()
             while last is None and watch.unreadable is not None and overtime() is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from dba3c.config import TrainConfig
@@ -18,8 +17,6 @@ class Place:
     config: TrainConfig
     rank: int
     incarnation: int
-    told_to_leave: Callable[[], bool] = lambda: False
-    """Whether somebody wants this very process to end soon, though it may have work left."""
 
     def metrics(self, role: str) -> MetricsWriter:
         """This process's own metrics file."""

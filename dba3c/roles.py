@@ -89,9 +89,7 @@ def evaluator(place: Place) -> str:
     """Play full games with each new checkpoint, and with the one that the run ends with."""
     from dba3c.evaluation import run_evaluator
 
-    return run_evaluator(
-        place.folder, place.config, place.rank, incarnation=place.incarnation, told_to_leave=place.told_to_leave
-    )
+    return run_evaluator(place.folder, place.config, place.rank, incarnation=place.incarnation)
 
 
 def recorder(place: Place) -> str:

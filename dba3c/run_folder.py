@@ -250,18 +250,27 @@ class RunFolder:
 
         Args:
             finished: the run has had what it was to have (frames, score, time): what follows may take its time. Without
-                it somebody waits, or the machine is about to be gone.
+                it somebody waits, or the machine is about to be gone: that counts also when it comes later.
         """
         self.refuse_when_lost()
-        text = json.dumps({"reason": reason, "time_s": time.time(), "finished": finished}) + "\n"
-        return write_once(self.path / "stop.json", text)
+        request = {"reason": reason, "time_s": time.time(), "finished": finished}
+        if write_once(self.path / "stop.json", json.dumps(request) + "\n"):
+            return True
+        if not finished and self.has_finished():
+            request = {**request, "reason": self.stop_reason(), "then": reason}
+            write_atomically(self.path / "stop.json", json.dumps(request) + "\n")
+        return False
 
     def has_finished(self) -> bool:
-        """Whether the run was asked to end because it has had what it was to have."""
+        """Whether the run was asked to end because it has had what it was to have, and nobody waits for its end."""
         try:
             return bool(json.loads((self.path / "stop.json").read_text())["finished"])
-        except (OSError, ValueError, KeyError, TypeError):  # no such word of anybody
+        except (FileNotFoundError, ValueError, KeyError, TypeError):  # no such word of anybody
             return False
+        except OSError as error:
+            if error.errno == errno.ESTALE:  # NFS: it was just replaced, which is done only by who waits
+                return False
+            raise
 
     def stop_here(self, reason: str, finished: bool = False) -> None:
         """`request_stop` of who cannot be told that the disk refuses: at least this process then ends."""

@@ -29,7 +29,7 @@ class RunEnd:
     Raises RunBroken when the launch is gone without a word.
 
     Attributes:
-        finished: it has had what it was to have; otherwise somebody stopped it, or it failed.
+        finished: it has had what it was to have, and nobody has stopped it.
     """
 
     def __init__(self, folder: RunFolder, *, look_s: float = LOOK_S, gone_after_s: float = GONE_AFTER_S) -> None:
@@ -46,6 +46,9 @@ class RunEnd:
         if self._reason is None and now_s >= self._next_look_s:
             self._next_look_s = now_s + self._look_s
             self._reason = self._look(now_s)
+        elif self.finished and now_s >= self._next_look_s:
+            self._next_look_s = now_s + self._look_s
+            self.finished = self._folder.has_finished()
         return self._reason
 
     def _look(self, now_s: float) -> str | None:
@@ -55,9 +58,7 @@ class RunEnd:
             return reason
         status = self._folder.status()
         if status == "finished":
-            ended = self._folder.life()["ended"]
-            self.finished = ended.get("outcome") == "finished"
-            return str(ended.get("reason", "the run has ended"))
+            return str(self._folder.life()["ended"].get("reason", "the run has ended"))
         if status == "live":
             self._seen_alive_s = now_s
         elif now_s - self._seen_alive_s > self._gone_after_s:
@@ -70,8 +71,8 @@ class Overtime:
     """Why an evaluator has to leave its games now, None while it may play on; called as often as one likes.
 
     It may as long as the run goes on; then, when the run has had what it was to have, until `evaluation_budget_s` after
-    the training has ended: half of it with a checkpoint that is not the last. Not when the run was stopped, or this
-    process was told to leave.
+    the training has ended: half of it with a checkpoint that is not the last. Not when somebody has stopped the run,
+    before its end or after.
 
     Attributes:
         step: of the checkpoint that is played with.
@@ -82,7 +83,6 @@ class Overtime:
         folder: RunFolder,
         config: TrainConfig,
         run_end: RunEnd,
-        told_to_leave: Callable[[], bool] = lambda: False,
         look_s: float = LOOK_S,
     ) -> None:
         exchange = config.exchange
@@ -92,7 +92,7 @@ class Overtime:
             role, count = "learner" if config.central.mode == "central" else "worker", exchange.num_workers
         self.step = 0
         self.budget_s = config.run.evaluation_budget_s
-        self._folder, self._run_end, self._told_to_leave, self._look_s = folder, run_end, told_to_leave, look_s
+        self._folder, self._run_end, self._look_s = folder, run_end, look_s
         self._awaited = [(role, rank) for rank in range(count)]
         self._write_s = exchange.checkpoint_timeout_s
         self._next_look_s = 0.0
@@ -102,21 +102,17 @@ class Overtime:
         self._last_step = 0
 
     def __call__(self) -> str | None:
-        if self._told_to_leave():
-            return "this process was told to end"
         reason = self._run_end()
-        if reason is None or not self._run_end.finished:
-            return reason
+        if reason is None:
+            return None
+        if not self._run_end.finished:
+            return f"somebody waits for the run's end ({reason})"
         if not self.training_has_ended():
             return None
         assert self._ended_s is not None
         left_s = self.budget_s if self.step == self._last_step else self.budget_s / 2
         over = time.monotonic() - self._ended_s >= left_s
         return f"{left_s:.0f} s after the run's end were over" if over else None
-
-    def granted(self) -> bool:
-        """After the end of the run: whether there is any."""
-        return self._run_end.finished and not self._told_to_leave()
 
     def training_has_ended(self) -> bool:
         """Whether the last checkpoint is there. Asked after the run's end; true at last, whoever says nothing."""

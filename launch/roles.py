@@ -7,8 +7,7 @@ import errno
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,9 +50,9 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
     try:
         folder = RunFolder.open(arguments.run_dir, wait_s=FOLDER_TIMEOUT_S, launch_id=arguments.launch_id)
         end_when_taken_over(folder)
-        told_to_leave = stop_on_signal(folder, name)
+        stop_on_signal(folder, name)
         config = TrainConfig.from_json(folder.config_text())
-        place = Place(folder, config, arguments.rank, arguments.incarnation, told_to_leave)
+        place = Place(folder, config, arguments.rank, arguments.incarnation)
         reason = play_where_it_can_listen(arguments.role, place, f"{arguments.launch_id}-{name}")
     except EnvironmentFailed as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
@@ -116,21 +115,15 @@ def play(role: str, place: Place) -> str:
     return ROLES[role](place)
 
 
-def stop_on_signal(folder: RunFolder, name: str) -> Callable[[], bool]:
-    """SIGTERM asks the whole run to end at a step boundary; SIGINT is the launcher's, which does the same.
-
-    Returns what tells whether this process got such a signal: in a run that is ending already, it is to leave.
-    """
-    told = threading.Event()
+def stop_on_signal(folder: RunFolder, name: str) -> None:
+    """SIGTERM asks the whole run to end at a step boundary; SIGINT is the launcher's, which does the same."""
 
     def ask(signum: int, frame: Any) -> None:
         del frame
-        told.set()
         folder.stop_here(f"{signal.Signals(signum).name} at {name}")
 
     signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return told.is_set
 
 
 if __name__ == "__main__":

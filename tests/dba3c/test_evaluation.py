@@ -248,23 +248,28 @@ def test_a_run_that_is_stopped_is_not_held_up_by_games_and_the_command_is_named(
     thread.join(30)
     assert reasons == ["SIGINT"] and f"(SIGINT); `dba3c evaluate {run.path}` does it" in lines[-1]
     ended = [(one["games"], one["unfinished"]) for one in records(run, "evaluation")]
-    untold = [line for line in lines if line.startswith("step 10: none of 4 games had ended when SIGINT")]
+    untold = [
+        line
+        for line in lines
+        if line.startswith("step 10: none of 4 games had ended when somebody waits for the run's end (SIGINT)")
+    ]
     assert sum(ended, ()) in {(1, 3), (2, 2), (3, 1)} or untold
 
 
-def test_an_evaluator_that_is_told_to_leave_does_so_in_its_overtime(cartpole, write_checkpoint):
+def test_who_stops_a_run_after_its_end_ends_its_overtime_and_the_first_reason_stays(cartpole):
     run, _ = cartpole
-    told, lines = threading.Event(), []
+    lines = []
 
     def says(line):
         lines.append(line)
-        if "Ctrl-C ends that" in line:
-            told.set()  # while it waits for a checkpoint that does not come
+        if "Ctrl-C ends that" in line:  # while it waits for a last checkpoint that does not come
+            assert not run.request_stop("SIGINT")
 
     run.request_stop("enough", finished=True)
-    thread, reasons = evaluator_of(run, CARTPOLE, says, told_to_leave=told.is_set)
+    thread, reasons = evaluator_of(run, CARTPOLE, says)
     thread.join(30)
-    assert reasons == ["enough"] and "none of 4 games had ended when this process was told to end" in lines[-1]
+    assert reasons == ["enough"] == [run.stop_reason()]
+    assert "none of 4 games had ended when somebody waits for the run's end (enough)" in lines[-1]
 
 
 def test_two_evaluators_share_the_games_of_a_checkpoint_and_overwrite_nothing(cartpole):

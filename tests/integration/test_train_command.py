@@ -53,6 +53,18 @@ def test_two_evaluators_play_with_the_only_checkpoint_of_a_run_after_its_end(tmp
     assert "playing 2 games with its last checkpoint, for at most 120 s; Ctrl-C ends that" in output
 
 
+def test_one_ctrl_c_ends_the_games_after_the_end_and_they_are_counted(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ("--total-frames", "200", "--evaluators", "1", "--evaluation-games", "1000000")
+    with started(folder, *words) as run:
+        run.wait_until(lambda: any("Ctrl-C" in r.get("message", "") for r in run.records("evaluator", 0)), "the games")
+        run.signal(signal.SIGINT)
+        code, output = run.wait(30)  # far less than the 120 s that they had
+    assert code == 0, output
+    last = run.records("evaluator", 0)[-1]["message"]
+    assert "had not ended, which favours short games" in last or "`dba3c evaluate" in last
+
+
 def test_ctrl_c_ends_with_a_checkpoint_and_resume_goes_on_from_it(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with started(folder) as run:
