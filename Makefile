@@ -4,6 +4,8 @@ PYTHON      ?= python3
 VENV        ?= .venv
 TORCH_INDEX ?=
 ARGS        ?=
+# Tests mostly wait for processes that they start: more at once than there are cores.
+TESTS_AT_ONCE ?= 4
 MINUTES     ?= 10
 SEED        ?=
 BIN         := $(VENV)/bin
@@ -20,7 +22,7 @@ breakout: $(INSTALLED)  ## train Breakout on this machine; Ctrl-C ends it with a
 	$(BIN)/dba3c train breakout $(ARGS)
 
 test: $(if $(CI),$(COMPLETE),$(INSTALLED))  ## the whole test suite (ARGS="tests/launch -k topology" for a part); CI=true: nothing optional left out
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist worksteal $(ARGS)
 
 check: $(INSTALLED)  ## what pre-commit and the reviewers run
 	$(BIN)/ruff check .
