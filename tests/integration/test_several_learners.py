@@ -31,7 +31,7 @@ def check_that_both_learned(folder: Path) -> None:
     accepted = [sum(r["accepted"] for r in of_learner) for of_learner in steps]
     taken = [sum(r.get("agent_steps", 0) for r in records(folder, "actor", rank)) for rank in range(2)]
     assert min(accepted) > 20 and abs(accepted[0] - accepted[1]) <= 2, accepted
-    assert min(taken) >= 20 * min(accepted), taken
+    assert min(taken) >= 17 * min(accepted), taken  # of an update's 20 positions some are resets
     for rank in range(2):
         joined = [r["message"] for r in records(folder, "learner", rank) if r.get("event") == "joined"]
         # its own actor only; (a number of the exchange's own events may be there as well)

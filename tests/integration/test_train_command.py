@@ -28,11 +28,11 @@ def started(folder: Path, *words: str, base: tuple[str, ...] = CORRIDOR) -> Run:
     return Run(*base, "--run-dir", str(folder), *words, folder=folder)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(330)
 def test_cartpole_is_learned_through_real_servers_and_workers(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with started(folder, "--total-frames", "250000", "--stop-score", "1000", base=CARTPOLE) as run:
-        code, output = run.wait(150)
+        code, output = run.wait(300)
     assert code == 0, output
     scores = [episode["score"] for episode in episodes(folder, workers=2)]
     assert np.mean(scores[:20]) < 60

@@ -109,7 +109,7 @@ def test_a_real_ctrl_c_ends_a_real_command_with_0(tmp_path: Path) -> None:
     launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_until((tmp_path / "obedient.0.pid").exists, "the role")
     launcher.send_signal(signal.SIGINT)
-    _, said = launcher.communicate(timeout=LONG_S)
+    _, said = launcher.communicate(timeout=3 * LONG_S)
     assert launcher.returncode == 0
     assert said.splitlines() == [
         "SIGINT; ending the run with a checkpoint",
