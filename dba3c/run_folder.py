@@ -70,7 +70,7 @@ class RunFolder:
         if resume and not (folder / "config.json").exists():
             raise UserError(f"nothing to resume: {folder} holds no run (no config.json)")
         _refuse_strangers(folder)
-        lock = RunLock.acquire(folder)
+        lock = RunLock.acquire(folder, life.get("launch_id", ""))
         try:
             if (folder / "config.json").exists() and not resume:
                 raise UserError(f"{folder} already holds a run: resume it (--resume), or choose another folder")

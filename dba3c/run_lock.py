@@ -12,8 +12,9 @@ has it; where it has none, the one whose token is in the file afterwards has won
 A holder may be wrongly called dead by 2: it was frozen, or could not reach the file system. So
 
 3. every process of a launch looks at the file every HEARTBEAT_S. Only another launch's name in it, or, where it is
-   gone, in the newest life of meta.json, makes it lose the folder: it then ends at once and writes nothing more. Reads
-   and refreshes that fail change nothing, and a file that somebody has deleted is put back;
+   gone, in the newest life of meta.json, makes it lose the folder: it then ends at once and writes nothing more. (A
+   chief that its launcher has started again is the same launch to all but its predecessor.) Reads and refreshes that
+   fail change nothing, and a file that somebody has deleted is put back;
 4. a refresh that fails for less than HEARTBEAT_LOST_S lets nobody in. After that a launch on another host may take the
    folder; it waits for two heartbeats before it writes anything else, in which whoever lives learns of it by 3.
 """
@@ -53,10 +54,12 @@ class Holder:
     process_started: str  # tells a process from a later one that was given the same pid
     pid_space: str  # kernel boot and pid namespace: only inside it does `pid` mean anything
     token: str
+    launch_id: str = ""  # where a launcher may start the process again, and the launch stays the same
 
     @classmethod
-    def this_process(cls) -> Holder:
-        return cls(socket.gethostname(), os.getpid(), _process_started(os.getpid()), _pid_space(), secrets.token_hex(8))
+    def this_process(cls, launch_id: str) -> Holder:
+        started, token = _process_started(os.getpid()), secrets.token_hex(8)
+        return cls(socket.gethostname(), os.getpid(), started, _pid_space(), token, launch_id)
 
 
 def _process_started(pid: int) -> str:
@@ -172,17 +175,17 @@ class RunLock:
         self._thread.start()
 
     @classmethod
-    def acquire(cls, folder: Path) -> RunLock:
+    def acquire(cls, folder: Path, launch_id: str = "") -> RunLock:
         """Takes the folder, or raises UserError that names the host and pid that has it."""
         try:
-            return cls._acquire(folder)
+            return cls._acquire(folder, launch_id)
         except OSError as error:  # a full or read-only disk
             raise UserError(f"cannot write {folder / LOCK_NAME}: {error.strerror}") from error
 
     @classmethod
-    def _acquire(cls, folder: Path) -> RunLock:
+    def _acquire(cls, folder: Path, launch_id: str) -> RunLock:
         path = folder / LOCK_NAME
-        mine = Holder.this_process()
+        mine = Holder.this_process(launch_id)
         with _takeover_guard(folder):
             other, last = living_holder(folder), _read(path)
             if other is not None:
@@ -212,7 +215,11 @@ class RunLock:
         with self._looking:
             if self.lost_to is None and not self._released.is_set():
                 found = _read(self.folder / LOCK_NAME) or _holder_of_newest_life(self.folder)
-                if found is not None and found.token not in (self.holder.token, ""):
+                if found is None or found.token in (self.holder.token, ""):
+                    return None
+                if found.launch_id and found.launch_id == self.holder.launch_id and not self._keeps:
+                    self.holder = found
+                else:
                     self.lost_to = found
                     self._on_lost(found)
             return self.lost_to

@@ -141,6 +141,21 @@ def test_a_holder_that_was_taken_over_names_the_successor_and_writes_nothing_mor
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
 
 
+def test_a_chief_that_is_started_again_is_the_same_launch_to_its_ranks_and_a_successor_to_the_one_before(tmp_path):
+    run = RunFolder.create(tmp_path / "run", CONFIG, launch_id="one")
+    worker = RunFolder.open(run.path, launch_id="one")
+    holder = json.loads((run.path / "lock.json").read_text())
+    again = {**holder, "pid": 4_000_000, "token": "of its second life"}
+    (run.path / "lock.json").write_text(json.dumps(again))
+    assert worker.lock.look() is None
+    worker.publish("x", {})
+    assert run.lock.look().pid == 4_000_000
+    (run.path / "lock.json").write_text(json.dumps({**again, "token": "of another launch", "launch_id": "two"}))
+    assert worker.lock.look().launch_id == "two"
+    run.release()
+    worker.release()
+
+
 def test_what_asks_before_the_next_beat_is_not_written_either(tmp_path):
     with RunFolder.create(tmp_path / "run", CONFIG) as run:
         pretend_held_elsewhere(run.path, age_s=0)

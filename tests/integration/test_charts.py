@@ -60,7 +60,9 @@ def test_every_chart_of_2017_is_recorded_by_a_real_run(tmp_path: Path, exchange:
     assert not_registered(drawn) == set()
     assert 0.05 < drawn["network/active_relus"] < 0.95
     # the last record of all may be of a rollout that the end overtook: no gradient of it was answered
-    delays = [r["staleness_max"] for worker in (0, 1) for r in records(folder, "worker", worker) if "staleness_max" in r]
+    delays = [
+        r["staleness_max"] for worker in (0, 1) for r in records(folder, "worker", worker) if "staleness_max" in r
+    ]
     if exchange == "servers":
         assert max(delays) == 0  # nothing is stale where every gradient is waited for
     else:
