@@ -57,7 +57,7 @@ class Holder:
     launch_id: str = ""  # where a launcher may start the process again, and the launch stays the same
 
     @classmethod
-    def this_process(cls, launch_id: str) -> Holder:
+    def this_process(cls, launch_id: str = "") -> Holder:
         started, token = _process_started(os.getpid()), secrets.token_hex(8)
         return cls(socket.gethostname(), os.getpid(), started, _pid_space(), token, launch_id)
 
