@@ -5,7 +5,7 @@ VENV        ?= .venv
 TORCH_INDEX ?=
 ARGS        ?=
 # Tests mostly wait for processes that they start: more at once than there are cores.
-TESTS_AT_ONCE ?= 4
+TESTS_AT_ONCE ?= 3
 MINUTES     ?= 10
 SEED        ?=
 BIN         := $(VENV)/bin
