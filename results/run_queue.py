@@ -4,6 +4,9 @@
     python results/run_queue.py run            go on with the queue until it is empty or stopped (Ctrl-C: a checkpoint)
     python results/run_queue.py save           pack the run under way into results/under_way/, small enough to commit
 
+On a kernel that schedules by session the lowest priority means little: sysctl kernel.sched_autogroup_enabled=0.
+Then a busy machine leaves a run nothing for minutes, so its steps have a long timeout.
+
 Runs live in runs/queue/ (not committed). One that has ended leaves its curve, configuration and machine in
 results/<topic>/<name>/; one that is packed is unpacked wherever the queue goes on.
 """
@@ -29,7 +32,6 @@ from launch.study_runs import train
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parent / "runs" / "queue"
 UNDER_WAY = HERE / "under_way"
-ALL = ("--checkpoint-every-steps", "2000", "--keep-checkpoints", "2", "--metrics-window-s", "10")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,8 @@ class Entry:
 def options(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
+
+ALL = options("--checkpoint-every-steps 2000 --keep-checkpoints 2 --metrics-window-s 10 --step-timeout-s 900")
 
 RECIPES = {
     "ppo": options(
