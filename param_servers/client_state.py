@@ -35,7 +35,7 @@ class ClientState:
 
     Args:
         plan: layout and cuts.
-        asynchronous: a push is answered by name only; in synchronous mode also by the next version's existence.
+        asynchronous: a push is answered by name or by a newer term; in synchronous mode by the next version, too.
     """
 
     def __init__(self, plan: ShardPlan, asynchronous: bool) -> None:
@@ -147,7 +147,7 @@ class ClientState:
         self.push = push = Push(self._sequence, version, gradient, data_points)
         if gradient.shape != (self.plan.layout.numel,):
             push.receipt = Receipt(False, self.newest[1], "wrong-length")
-        elif version != self.current_version or (not self._asynchronous and version < self.newest):
+        elif version != self.current_version or self._outdates(self.newest, version):
             push.receipt = Receipt(False, self.newest[1], "stale")
         return push
 
@@ -160,5 +160,9 @@ class ClientState:
             return
         if header.sequence == push.sequence and header.code != Code.NONE:
             push.receipt = Receipt(header.code == Code.ACCEPTED, header.step, REASONS.get(header.code, "rejected"))
-        elif version[0] > push.version[0] or (not self._asynchronous and version > push.version):
+        elif self._outdates(version, push.version):
             push.receipt = Receipt(False, header.step, "stale")
+
+    def _outdates(self, known: Version, pushed: Version) -> bool:
+        """Whether a push can no longer count, as version `known` exists. Nobody answers one of an earlier term."""
+        return known[0] > pushed[0] or (not self._asynchronous and known > pushed)

@@ -1,4 +1,7 @@
-"""What a worker knows of versions: when its parameters are complete, and that nothing half-arrived is given out."""
+"""What a worker knows of versions: when its parameters are complete, that none are half-arrived, what is stale."""
+
+import pytest
+import torch
 
 from param_servers.client_state import ClientState
 from param_servers.layout import FlatLayout
@@ -94,3 +97,28 @@ def test_what_a_broken_link_began_is_void() -> None:
     deliver(state, 0, parameters(0, 1, 0), 1.0)
     pull = state.take()
     assert pull is not None and pull.parameters.tolist() == [1.0, 1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_push_of_a_term_that_is_known_to_be_over_is_stale_at_once(asynchronous: bool) -> None:
+    """The servers went back to a checkpoint while the worker computed: they pass over its push without a word."""
+    state = ClientState(PLAN, asynchronous)
+    for shard in range(2):
+        deliver(state, shard, parameters(shard, 1, 1), 1.0)
+    pull = state.take()
+    assert pull is not None
+    for shard in range(2):
+        deliver(state, shard, parameters(shard, 2, 0), 2.0)
+    receipt = state.begin_push(torch.zeros(4), pull.step, 1).receipt
+    assert receipt is not None and not receipt.accepted and receipt.reason == "stale"
+    again = state.take()
+    assert again is not None and again.step == 0 and again.parameters.tolist() == [2.0] * 4
+
+
+def test_an_asynchronous_push_of_an_older_version_of_the_same_term_is_for_the_servers_to_judge() -> None:
+    state = ClientState(PLAN, asynchronous=True)
+    for shard in range(2):
+        deliver(state, shard, parameters(shard, 1, 1), 1.0)
+    assert state.take() is not None
+    state.heard(parameters(0, 1, 2))
+    assert state.begin_push(torch.zeros(4), 1, 1).receipt is None
