@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from collections.abc import Iterator
 
 import psutil
@@ -18,6 +19,7 @@ _KEPT_BY_MULTIPROCESSING = ("multiprocessing.resource_tracker", "multiprocessing
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup all that tests start would ignore it, as it should
     torch.set_num_threads(1)
     settings.register_profile("no_deadline", deadline=None)  # no test depends on speed
     settings.load_profile("no_deadline")
