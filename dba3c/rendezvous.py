@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dba3c.run_folder import RunFolder
 from param_servers.errors import ConfigError, RunBroken, RunStopped
-from param_servers.interfaces import LOOPBACK
+from param_servers.wire.interfaces import LOOPBACK
 
 
 def network_space() -> str:

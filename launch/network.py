@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Callable, Iterator
 
 from dba3c.errors import UserError
-from param_servers import interfaces
-from param_servers.interfaces import LOOPBACK
+from param_servers.wire import interfaces
+from param_servers.wire.interfaces import LOOPBACK
 
 LISTEN_HOST_VARIABLE = "DBA3C_LISTEN_HOST"
 """Tells a role's process where on its own node to listen; the configuration is the same on all nodes."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from param_servers.errors import ParamServersError
-from param_servers.messages import Code, Row
+from param_servers.wire.messages import Code, Row
 
 LARGEST = 1e18
 """A larger element counts as not finite, in every mode: sums of such gradients, and their squares in the optimizer's

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from param_servers.accumulator import Accumulator
 from param_servers.cut_through import Arriving, CutThrough
-from param_servers.handshake import Peer, Role
-from param_servers.hub import Hub
-from param_servers.messages import Header, Kind, Row
 from param_servers.shard import Shard
+from param_servers.wire.handshake import Peer, Role
+from param_servers.wire.hub import Hub
+from param_servers.wire.messages import Header, Kind, Row
 
 
 class Version(NamedTuple):

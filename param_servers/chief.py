@@ -9,11 +9,11 @@ from param_servers.audit import AuditLog
 from param_servers.coordinator import Coordinator
 from param_servers.decisions import Checkpoint, Commit, Decision, Expel, Forsake, Give, Note, Restore, Stop
 from param_servers.errors import BadMessage
-from param_servers.handshake import Hello, Peer, Role
-from param_servers.hub import Hub
-from param_servers.messages import MEMBER, Code, Header, Kind, check_data_points, pack_rows, unpack_rows
 from param_servers.shard_node import ShardNode
 from param_servers.storage import Checkpoints
+from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.hub import Hub
+from param_servers.wire.messages import MEMBER, Code, Header, Kind, check_data_points, pack_rows, unpack_rows
 
 OnEvent = Callable[[dict[str, Any]], None]
 _CODES = set(Code)

@@ -9,16 +9,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from param_servers.awake_clock import AwakeClock
 from param_servers.client_core import ClientCore
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
-from param_servers.handshake import Peer, check_secret, new_incarnation
-from param_servers.links import WAKE_BYTES
 from param_servers.sharding import ShardPlan
 from param_servers.timeouts import GOODBYE_S, NAP_S
-from param_servers.transports import open_hub
+from param_servers.wire.awake_clock import AwakeClock
+from param_servers.wire.handshake import Peer, check_secret, new_incarnation
+from param_servers.wire.links import WAKE_BYTES
+from param_servers.wire.transports import open_hub
 
 _DIAL_NAP_S = 0.05
 _ALONE_NAP_S = 0.1

@@ -14,17 +14,17 @@ from torch import Tensor
 from param_servers.client_state import ClientState, Push
 from param_servers.config import ExchangeConfig
 from param_servers.errors import PeerLost, Refused
-from param_servers.even_push import EvenPush
-from param_servers.events import Event, Joined, Left, Message
-from param_servers.frames import Frame
-from param_servers.handshake import Hello, Peer, Role, new_life
-from param_servers.hub import Hub
-from param_servers.messages import Code, Dtype, Header, Kind
-from param_servers.redial import Redial
 from param_servers.shard import as_bytes
 from param_servers.shard_node import MOST_CONTROL_BYTES
 from param_servers.sharding import ShardPlan
-from param_servers.tcp_sockets import LOOPBACK
+from param_servers.wire.even_push import EvenPush
+from param_servers.wire.events import Event, Joined, Left, Message
+from param_servers.wire.frames import Frame
+from param_servers.wire.handshake import Hello, Peer, Role, new_life
+from param_servers.wire.hub import Hub
+from param_servers.wire.messages import Code, Dtype, Header, Kind
+from param_servers.wire.redial import Redial
+from param_servers.wire.tcp_sockets import LOOPBACK
 
 
 class ClientCore:

@@ -29,8 +29,8 @@ from param_servers.bounded import within
 from param_servers.collective import Publish, Resolve, describe_lost, first_line, wait_for_address
 from param_servers.errors import PeerLost, RunBroken
 from param_servers.gpus import NO_GPU, gpu_of, numbered, sum_by_nccl
-from param_servers.interfaces import listen_address
 from param_servers.timeouts import GRACE_S, ROLL_CALL_S
+from param_servers.wire.interfaces import listen_address
 
 
 def host_store(host: str, port: int, secret: bytes, timeout_s: float) -> tuple[Any, int]:

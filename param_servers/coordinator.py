@@ -12,8 +12,8 @@ parameters.
 
 from param_servers.checkpointing import Checkpointing, steps_lost
 from param_servers.decisions import Checkpoint, Decision, Forsake, Note, Restore, Settings, Stop
-from param_servers.messages import Row
 from param_servers.step_commits import StepCommits
+from param_servers.wire.messages import Row
 
 
 class Coordinator:

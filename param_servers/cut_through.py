@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from param_servers.frames import Frame
-from param_servers.handshake import Peer, Role
-from param_servers.hub import Hub
-from param_servers.messages import Code, Dtype, Header, Kind, Row
 from param_servers.shard import PART_MULTIPLE, Shard, as_bytes
+from param_servers.wire.frames import Frame
+from param_servers.wire.handshake import Peer, Role
+from param_servers.wire.hub import Hub
+from param_servers.wire.messages import Code, Dtype, Header, Kind, Row
 
 PARTS, LEAST_PART = 64, 1024
 """A part is worth its work when it is a 64th of the slice and 4 KB."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from param_servers.messages import Row
 from param_servers.timeouts import Timeouts
+from param_servers.wire.messages import Row
 
 
 @dataclass(frozen=True, kw_only=True)

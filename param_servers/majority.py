@@ -26,8 +26,6 @@ from param_servers.collective_torch import host_store
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import LastStepsLost, RunStopped
 from param_servers.exchange import Pull, Receipt
-from param_servers.handshake import check_secret, new_incarnation
-from param_servers.interfaces import listen_address
 from param_servers.layout import FlatLayout
 from param_servers.local import ShouldStop, check_rejected, never
 from param_servers.majority_chief import MajorityChief
@@ -36,6 +34,8 @@ from param_servers.majority_group import MajorityGroup
 from param_servers.replica import OnEvent, Replica, silent
 from param_servers.replica_report import OnReport, ReplicaReport, unread
 from param_servers.shared_replica import SharedReplica
+from param_servers.wire.handshake import check_secret, new_incarnation
+from param_servers.wire.interfaces import listen_address
 
 
 class MajorityExchange:

@@ -8,16 +8,16 @@ import torch
 from param_servers.collective import Resolve, wait_for_address
 from param_servers.config import ExchangeConfig
 from param_servers.errors import LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped, told
-from param_servers.events import Event, Left, Message
-from param_servers.handshake import Hello, Role, new_life
 from param_servers.majority_group import MajorityGroup
 from param_servers.majority_messages import Formation, small_payload, unpack_formation
-from param_servers.messages import Code, Header, Kind, Row, unpack_rows
 from param_servers.replica import Replica
 from param_servers.replica_report import ReplicaReport
 from param_servers.shared_replica import Outcome, SharedReplica
 from param_servers.timeouts import GOODBYE_S, NAP_S
-from param_servers.wakeable_hub import WakeableHub
+from param_servers.wire.events import Event, Left, Message
+from param_servers.wire.handshake import Hello, Role, new_life
+from param_servers.wire.messages import Code, Header, Kind, Row, unpack_rows
+from param_servers.wire.wakeable_hub import WakeableHub
 
 
 class MajorityComm:

@@ -15,8 +15,8 @@ from param_servers.config import ExchangeConfig
 from param_servers.coordinator import Coordinator
 from param_servers.decisions import Commit, Decision, Expel, Note, Settings, Stop
 from param_servers.majority_decisions import Began, FormGroup, LeaveGroup, MajorityDecision
-from param_servers.messages import Row
 from param_servers.roll_call import RollCall
+from param_servers.wire.messages import Row
 
 MOST_FORMATIONS = 20
 """Groups formed in a row without one committed step between; then the run is broken."""

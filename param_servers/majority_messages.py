@@ -15,8 +15,8 @@ import json
 from typing import NamedTuple
 
 from param_servers.errors import BadMessage
-from param_servers.handshake import Peer
-from param_servers.messages import Dtype, Header, Kind, check_data_points
+from param_servers.wire.handshake import Peer
+from param_servers.wire.messages import Dtype, Header, Kind, check_data_points
 
 MOST_BYTES = 1 << 20
 _MOST_STEP = 1 << 62

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from param_servers.messages import MEMBER, RECIPIENT, Row
+from param_servers.wire.messages import MEMBER, RECIPIENT, Row
 
 GIVEN_AHEAD = 2
 """Versions that may be on their way to a worker that has not asked."""

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from param_servers.chief import Chief
-from param_servers.events import Event
-from param_servers.hub import Hub
 from param_servers.shard_node import ShardNode
+from param_servers.wire.events import Event
+from param_servers.wire.hub import Hub
 
 EVERY_S = 1.0
 

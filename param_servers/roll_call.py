@@ -1,6 +1,6 @@
 """Which ranks of a majority all-reduce are connected, and how far each says it is. Pure."""
 
-from param_servers.handshake import Hello, Lives, Role
+from param_servers.wire.handshake import Hello, Lives, Role
 
 
 class RollCall:

@@ -16,16 +16,16 @@ from param_servers.coordinator import Coordinator
 from param_servers.cut_through import is_worthwhile, window_bytes
 from param_servers.decisions import Settings
 from param_servers.errors import BadMessage, PeerLost
-from param_servers.events import Event, Joined, Left, Message, Rejected
-from param_servers.handshake import MOST_TERM, Hello, Lives, Peer, Role
-from param_servers.hub import Hub
-from param_servers.messages import Header, Kind
-from param_servers.redial import Redial
 from param_servers.shard import Shard
 from param_servers.shard_node import ShardNode
 from param_servers.sharding import ShardPlan
 from param_servers.storage import Checkpoints
 from param_servers.timeouts import NAP_S
+from param_servers.wire.events import Event, Joined, Left, Message, Rejected
+from param_servers.wire.handshake import MOST_TERM, Hello, Lives, Peer, Role
+from param_servers.wire.hub import Hub
+from param_servers.wire.messages import Header, Kind
+from param_servers.wire.redial import Redial
 
 Resolve = Callable[[int], tuple[str, int] | None]
 """Server number -> (host, port), or None while it is not known. Asked again before every attempt."""

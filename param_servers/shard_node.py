@@ -11,9 +11,12 @@ from torch import Tensor
 from param_servers.accumulator import Accumulator
 from param_servers.betting import Bets, Version
 from param_servers.errors import BadMessage
-from param_servers.handshake import Hello, Peer, Role
-from param_servers.hub import Hub
-from param_servers.messages import (
+from param_servers.shard import Shard, as_bytes, tensor_of
+from param_servers.storage import Storage
+from param_servers.update_rules import State
+from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.hub import Hub
+from param_servers.wire.messages import (
     MEMBER,
     RECIPIENT,
     Code,
@@ -25,9 +28,6 @@ from param_servers.messages import (
     pack_rows,
     unpack_rows,
 )
-from param_servers.shard import Shard, as_bytes, tensor_of
-from param_servers.storage import Storage
-from param_servers.update_rules import State
 
 MOST_CONTROL_BYTES = 1 << 20
 _FROM_WORKERS = {Kind.GRADIENT}

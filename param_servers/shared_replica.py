@@ -11,8 +11,8 @@ from torch import Tensor
 from param_servers.errors import ParamServersError, PeerLost, RunStopped
 from param_servers.exchange import Pull, Receipt
 from param_servers.local import refusal
-from param_servers.messages import Row
 from param_servers.replica import Replica
+from param_servers.wire.messages import Row
 
 LOOKS = 4
 """In one patience: time in which the whole process was stopped costs one of them."""

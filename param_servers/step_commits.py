@@ -6,8 +6,8 @@ are its members. In asynchronous mode g is 1, and gradients of older versions co
 
 from param_servers.decisions import Commit, Decision, Expel, Give, Note, Settings
 from param_servers.membership import Key, Membership
-from param_servers.messages import Code, Row
 from param_servers.open_step import OpenStep, Push
+from param_servers.wire.messages import Code, Row
 
 
 class StepCommits:

@@ -19,11 +19,11 @@ from dba3c.central.wire import GroupShape, pack_step
 from dba3c.environments.protocol import Episode, Experience, Transition, VectorEnvironment
 from dba3c.metrics import Sections
 from param_servers.errors import BadMessage, PeerLost, Refused
-from param_servers.events import Event, Joined, Left, Message
-from param_servers.handshake import Hello, Peer, Role, new_life
-from param_servers.messages import Header, Kind
-from param_servers.redial import Redial
-from param_servers.tcp_hub import TcpHub
+from param_servers.wire.events import Event, Joined, Left, Message
+from param_servers.wire.handshake import Hello, Peer, Role, new_life
+from param_servers.wire.messages import Header, Kind
+from param_servers.wire.redial import Redial
+from param_servers.wire.tcp_hub import TcpHub
 
 Address = tuple[str, int]
 Ends = tuple[np.ndarray, np.ndarray, np.ndarray]

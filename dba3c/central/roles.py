@@ -20,7 +20,7 @@ def learner(place: Place) -> str:
     from dba3c.construction import initial_parameters
     from dba3c.exchanges import connect
     from dba3c.rendezvous import Rendezvous
-    from param_servers.interfaces import listen_address
+    from param_servers.wire.interfaces import listen_address
 
     config, rendezvous = place.config, Rendezvous(place.folder)
     metrics = place.metrics("learner")

@@ -28,10 +28,10 @@ from dba3c.environments.protocol import Episode
 from dba3c.metrics import Sections
 from dba3c.networks import State, reset_state
 from param_servers.errors import BadMessage
-from param_servers.events import Event, Joined, Left, Message, Rejected
-from param_servers.handshake import Hello, Lives, Peer, Role
-from param_servers.messages import HEADER_BYTES, Header, Kind
-from param_servers.tcp_hub import TcpHub
+from param_servers.wire.events import Event, Joined, Left, Message, Rejected
+from param_servers.wire.handshake import Hello, Lives, Peer, Role
+from param_servers.wire.messages import HEADER_BYTES, Header, Kind
+from param_servers.wire.tcp_hub import TcpHub
 
 MOST_ACTORS = 4096
 _LAST_WORDS_S = 2.0

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from param_servers.events import Message
-from param_servers.handshake import Hello, Peer, Role
-from param_servers.messages import Dtype, Header, Kind
 from param_servers.shard import as_bytes
-from param_servers.tcp_hub import TcpHub
+from param_servers.wire.events import Message
+from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.messages import Dtype, Header, Kind
+from param_servers.wire.tcp_hub import TcpHub
 
 WARM_UP_STEPS = 3
 PATIENCE = timedelta(seconds=120)

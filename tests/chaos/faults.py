@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from param_servers.handshake import Dialer, Hello, Role
+from param_servers.wire.handshake import Dialer, Hello, Role
 
 Undo = Callable[[], None]
 SERVERS, WORKERS, BACKUP = 2, 4, 1

@@ -13,10 +13,10 @@ import pytest
 
 from param_servers import storage
 from param_servers.audit import history
-from param_servers.handshake import Hello, Peer, Role, pack_hello
-from param_servers.messages import Header, Kind, pack_header
 from param_servers.snapshots import Checkpoint, find_newest, load_checkpoint
-from param_servers.tcp_hub import TcpHub
+from param_servers.wire.handshake import Hello, Peer, Role, pack_hello
+from param_servers.wire.messages import Header, Kind, pack_header
+from param_servers.wire.tcp_hub import TcpHub
 from tests.integration.server_runs import SECRET, Run
 
 pytestmark = pytest.mark.timeout(180)

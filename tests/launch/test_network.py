@@ -17,7 +17,7 @@ from launch.network import (
     free_port,
     listen_address,
 )
-from param_servers import interfaces
+from param_servers.wire import interfaces
 
 
 def test_a_job_s_ports_are_the_same_everywhere_distinct_and_below_the_ephemeral_range() -> None:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from param_servers.errors import BadMessage
-from param_servers.events import Event, Joined, Left, Message
-from param_servers.frames import Frame
-from param_servers.handshake import Hello, Peer, Role
-from param_servers.messages import HEADER_BYTES, Code, Header, Kind, unpack_header
+from param_servers.wire.events import Event, Joined, Left, Message
+from param_servers.wire.frames import Frame
+from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.messages import HEADER_BYTES, Code, Header, Kind, unpack_header
 
 
 @dataclass

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from param_servers.client_core import ClientCore
 from param_servers.errors import PeerLost, Refused
-from param_servers.events import Event, Message
-from param_servers.handshake import Peer, Role
-from param_servers.messages import Row
 from param_servers.server_core import ServerCore
+from param_servers.wire.events import Event, Message
+from param_servers.wire.handshake import Peer, Role
+from param_servers.wire.messages import Row
 from tests.param_servers.simulated_disk import SimStorage
 from tests.param_servers.simulated_network import SimHub
 from tests.param_servers.simulated_run import NUMEL, Broken, SimulatedRun

@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from param_servers.handshake import Peer, Role
+from param_servers.wire.handshake import Peer, Role
 from tests.param_servers.simulated_processes import SimServer, SimWorker
 from tests.param_servers.simulated_run import Broken, SimulatedRun
 

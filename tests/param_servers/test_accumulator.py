@@ -9,8 +9,8 @@ import torch
 from param_servers.accumulator import LARGEST, Accumulator, is_usable, mean_into
 from param_servers.config import OptimizerConfig, OptimizerName
 from param_servers.errors import ParamServersError
-from param_servers.messages import Code, Row
 from param_servers.shard import Shard
+from param_servers.wire.messages import Code, Row
 
 
 def test_a_slice_is_held_until_its_step_is_committed() -> None:

@@ -5,8 +5,8 @@ import torch
 
 from param_servers.client_state import ClientState
 from param_servers.layout import FlatLayout
-from param_servers.messages import Code, Dtype, Header, Kind
 from param_servers.sharding import plan_shards
+from param_servers.wire.messages import Code, Dtype, Header, Kind
 
 PLAN = plan_shards(FlatLayout.of({"w": (4,)}), 2)
 

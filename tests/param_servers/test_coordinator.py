@@ -6,8 +6,8 @@ import pytest
 
 from param_servers.coordinator import Coordinator
 from param_servers.decisions import Checkpoint, Commit, Decision, Expel, Forsake, Give, Note, Restore, Settings, Stop
-from param_servers.messages import MEMBER, RECIPIENT, Code, Row
 from param_servers.timeouts import Timeouts
+from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Row
 
 
 def running(num_shards: int = 2, workers: int = 3, **settings: Any) -> Coordinator:

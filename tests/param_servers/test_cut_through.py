@@ -7,16 +7,16 @@ import torch
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.cut_through import is_worthwhile, window_bytes
-from param_servers.events import Message
-from param_servers.frames import Frame
-from param_servers.handshake import Hello, Peer, Role
 from param_servers.layout import FlatLayout
-from param_servers.messages import MEMBER, RECIPIENT, Dtype, Header, Kind, Row, pack_rows
 from param_servers.server_core import ServerCore
 from param_servers.shard import Shard, as_bytes
 from param_servers.shard_node import ShardNode
 from param_servers.sharding import plan_shards
 from param_servers.storage import Checkpoints
+from param_servers.wire.events import Message
+from param_servers.wire.frames import Frame
+from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.messages import MEMBER, RECIPIENT, Dtype, Header, Kind, Row, pack_rows
 
 WORKER = Peer(Role.WORKER, 0)
 GRADIENT = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dtype.FLOAT32, length=8)

@@ -13,18 +13,18 @@ from param_servers.chief import check_report
 from param_servers.client import ServersExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, ConfigError, Refused, RunStopped
-from param_servers.events import Event, Joined, Left, Message
-from param_servers.handshake import Hello, Peer, Role
-from param_servers.interfaces import listen_address
 from param_servers.layout import FlatLayout
 from param_servers.majority import MajorityExchange
 from param_servers.majority_messages import check_standing
-from param_servers.messages import Dtype, Header, Kind, Row, pack_rows
 from param_servers.server import ParameterServer
 from param_servers.server_core import ServerCore
 from param_servers.sharding import plan_shards
 from param_servers.storage import Checkpoints
-from param_servers.tcp_hub import TcpHub
+from param_servers.wire.events import Event, Joined, Left, Message
+from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.interfaces import listen_address
+from param_servers.wire.messages import Dtype, Header, Kind, Row, pack_rows
+from param_servers.wire.tcp_hub import TcpHub
 
 SECRET = b"s" * 32
 PLAN = plan_shards(FlatLayout.of({"w": (8,)}), 1)

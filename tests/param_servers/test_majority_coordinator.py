@@ -8,7 +8,7 @@ from param_servers.config import ExchangeConfig
 from param_servers.decisions import Commit, Expel, Note, Stop
 from param_servers.majority_coordinator import MOST_FORMATIONS, MajorityCoordinator
 from param_servers.majority_decisions import Began, FormGroup, LeaveGroup, MajorityDecision
-from param_servers.messages import MEMBER
+from param_servers.wire.messages import MEMBER
 
 STEP_S, JOIN_S = 10.0, 100.0
 REGROUP_S = ExchangeConfig(step_timeout_s=STEP_S).timeouts.regroup_s

@@ -11,10 +11,10 @@ from param_servers.chief import Chief
 from param_servers.config import OptimizerConfig
 from param_servers.coordinator import Coordinator
 from param_servers.decisions import Settings
-from param_servers.handshake import Hello, Peer, Role
-from param_servers.messages import MEMBER, RECIPIENT, Code, Dtype, Header, Kind, Row, pack_rows
 from param_servers.shard import Shard, as_bytes
 from param_servers.shard_node import ShardNode
+from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Dtype, Header, Kind, Row, pack_rows
 
 WORKER = Peer(Role.WORKER, 0)
 

@@ -3,12 +3,13 @@
 
 import pytest
 
-from param_servers import cut_through, even_push
+from param_servers import cut_through
 from param_servers.client_core import ClientCore
 from param_servers.coordinator import Coordinator
 from param_servers.decisions import Commit, Decision
 from param_servers.shard_node import ShardNode
 from param_servers.step_commits import StepCommits
+from param_servers.wire import even_push
 from tests.param_servers.simulation import Broken, Simulation, play
 
 

@@ -16,10 +16,10 @@ from dba3c.central.unroll import GroupKey
 from dba3c.central.unroll_store import UnrollStore
 from dba3c.central.wire import GroupShape, pack_step
 from dba3c.metrics import Sections
-from param_servers.events import Joined, Left, Message
-from param_servers.handshake import Hello, Peer, Role
-from param_servers.messages import Header, Kind
-from param_servers.tcp_hub import TcpHub
+from param_servers.wire.events import Joined, Left, Message
+from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.messages import Header, Kind
+from param_servers.wire.tcp_hub import TcpHub
 
 SHAPE = GroupShape(2, 1, (1,), "float32", (), "int64")
 SECRET = b"0123456789abcdef"

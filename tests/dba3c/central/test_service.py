@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from dba3c.central.unroll_batch import batch_of
-from param_servers.events import Message
-from param_servers.handshake import Hello, Role
-from param_servers.messages import Kind
-from param_servers.tcp_hub import TcpHub
+from param_servers.wire.events import Message
+from param_servers.wire.handshake import Hello, Role
+from param_servers.wire.messages import Kind
+from param_servers.wire.tcp_hub import TcpHub
 from tests.dba3c.central.stage import PATIENCE_S, SECRET, SHAPE, B, Stage
 
 

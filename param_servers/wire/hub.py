@@ -8,10 +8,10 @@ Nothing above this knows what carries the frames: sockets (`tcp_hub`) or MPI (`m
 
 from typing import Protocol
 
-from param_servers.events import Event
-from param_servers.frames import Frame
-from param_servers.handshake import Hello, Peer
-from param_servers.messages import Header, Kind
+from param_servers.wire.events import Event
+from param_servers.wire.frames import Frame
+from param_servers.wire.handshake import Hello, Peer
+from param_servers.wire.messages import Header, Kind
 
 
 class Hub(Protocol):

@@ -3,14 +3,14 @@
 import time
 from collections.abc import Callable
 
-from param_servers.events import Event, Joined, Left, Rejections
-from param_servers.frames import Frame, ReceiveInto
-from param_servers.handshake import Dialer, Hello, Listener, Peer, Role
-from param_servers.link_loop import LinkLoop
-from param_servers.links import WAKE_BYTES, Link
-from param_servers.messages import Code, Header, Kind
-from param_servers.tcp_sockets import Door, begin_to_connect, open_listener, reason_of, send_first
 from param_servers.timeouts import HANDSHAKE_S
+from param_servers.wire.events import Event, Joined, Left, Rejections
+from param_servers.wire.frames import Frame, ReceiveInto
+from param_servers.wire.handshake import Dialer, Hello, Listener, Peer, Role
+from param_servers.wire.link_loop import LinkLoop
+from param_servers.wire.links import WAKE_BYTES, Link
+from param_servers.wire.messages import Code, Header, Kind
+from param_servers.wire.tcp_sockets import Door, begin_to_connect, open_listener, reason_of, send_first
 
 MOST_STRANGERS = 512
 """Connections whose handshake is not done; beyond this the newest are closed."""

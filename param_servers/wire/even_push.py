@@ -10,10 +10,10 @@ and what one link is behind, its shard still has to pass on to every worker. (8 
 6.7 MB at 100 Mbit/s 1.11 to 1.13, without a pace 1.40 and 1.51; 1.33 MB at 25 Mbit/s 1.13, without 1.37 to 1.42.)
 """
 
-from param_servers.frames import Frame
-from param_servers.handshake import Peer
-from param_servers.hub import Hub
-from param_servers.messages import HEADER_BYTES
+from param_servers.wire.frames import Frame
+from param_servers.wire.handshake import Peer
+from param_servers.wire.hub import Hub
+from param_servers.wire.messages import HEADER_BYTES
 
 LEADS, LEAST_LEAD_BYTES, FIRST_PIECE_BYTES = 16, 16 << 10, 4 << 10
 """A link may be a 16th of the longest slice ahead, or 16 KB; pieces grow from 4 KB to a third of that."""

@@ -20,7 +20,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from param_servers.errors import BadMessage, ConfigError, Refused
-from param_servers.messages import PROTOCOL_VERSION
+from param_servers.wire.messages import PROTOCOL_VERSION
 
 _HELLO = struct.Struct("<4sHBxIIIIQ16s32s")
 _CHALLENGE = struct.Struct("<4sHxxI32s32s")

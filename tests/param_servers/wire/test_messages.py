@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from param_servers.errors import BadMessage
-from param_servers.messages import (
+from param_servers.wire.messages import (
     HEADER_BYTES,
     PROTOCOL_VERSION,
     Code,

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 
 from param_servers.errors import BadMessage, Refused
-from param_servers.events import Event, Message
-from param_servers.frames import Frame
-from param_servers.link_selector import READ, WRITE, LinkSelector
-from param_servers.links import Link
-from param_servers.tcp_sockets import reason_of
 from param_servers.timeouts import LINGER_S
+from param_servers.wire.events import Event, Message
+from param_servers.wire.frames import Frame
+from param_servers.wire.link_selector import READ, WRITE, LinkSelector
+from param_servers.wire.links import Link
+from param_servers.wire.tcp_sockets import reason_of
 
 
 class LinkLoop:

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from param_servers import tcp_hub
-from param_servers.events import Left, Message, Rejected, Rejections
-from param_servers.handshake import Hello, Role, pack_hello
-from param_servers.messages import HEADER_BYTES, Header, Kind, pack_header
-from tests.param_servers.hub_pair import MOST, SERVER, WORKER, Pair
+from param_servers.wire import tcp_hub
+from param_servers.wire.events import Left, Message, Rejected, Rejections
+from param_servers.wire.handshake import Hello, Role, pack_hello
+from param_servers.wire.messages import HEADER_BYTES, Header, Kind, pack_header
+from tests.param_servers.wire.hub_pair import MOST, SERVER, WORKER, Pair
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import selectors
 import socket
 from collections.abc import Iterator
 
-from param_servers.links import Link
+from param_servers.wire.links import Link
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 

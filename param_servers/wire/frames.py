@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from param_servers.errors import BadMessage
-from param_servers.handshake import Peer
-from param_servers.messages import Header, pack_header, unpack_header
+from param_servers.wire.handshake import Peer
+from param_servers.wire.messages import Header, pack_header, unpack_header
 
 ReceiveInto = Callable[[Peer, Header], memoryview]
 """Checks the header of a frame with a payload and gives the `length` bytes to receive it into, or raises BadMessage."""

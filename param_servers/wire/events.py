@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
-from param_servers.handshake import Hello, Peer
-from param_servers.messages import Header
+from param_servers.wire.handshake import Hello, Peer
+from param_servers.wire.messages import Header
 
 
 class Joined(NamedTuple):

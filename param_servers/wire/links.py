@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 
-from param_servers.frames import Frame, ReceiveInto
-from param_servers.handshake import Dialer, Hello, Listener, Peer
-from param_servers.incoming import Incoming
-from param_servers.messages import HEADER_BYTES, Code, Header, Kind
-from param_servers.tcp_sockets import hold_little_unsent
+from param_servers.wire.frames import Frame, ReceiveInto
+from param_servers.wire.handshake import Dialer, Hello, Listener, Peer
+from param_servers.wire.incoming import Incoming
+from param_servers.wire.messages import HEADER_BYTES, Code, Header, Kind
+from param_servers.wire.tcp_sockets import hold_little_unsent
 
 READ_BUDGET_BYTES = 4 << 20
 """Most bytes read from one link before the others have their turn."""

@@ -1,4 +1,4 @@
-from param_servers.awake_clock import AwakeClock
+from param_servers.wire.awake_clock import AwakeClock
 
 
 def test_time_hardly_passes_while_the_process_is_stopped() -> None:

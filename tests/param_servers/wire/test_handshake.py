@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from param_servers.errors import BadMessage, Refused
-from param_servers.handshake import HELLO_BYTES, Dialer, Hello, Listener, Role, pack_hello, unpack_hello
+from param_servers.wire.handshake import HELLO_BYTES, Dialer, Hello, Listener, Role, pack_hello, unpack_hello
 
 SECRET = b"s" * 32
 HELLO = Hello(Role.WORKER, 3, 1, shard=2, fingerprint="0123456789abcdef", term=7)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from param_servers.even_push import FIRST_PIECE_BYTES, LEADS, LEAST_LEAD_BYTES, EvenPush
-from param_servers.frames import Frame
-from param_servers.handshake import Peer, Role
-from param_servers.messages import HEADER_BYTES, Header, Kind
+from param_servers.wire.even_push import FIRST_PIECE_BYTES, LEADS, LEAST_LEAD_BYTES, EvenPush
+from param_servers.wire.frames import Frame
+from param_servers.wire.handshake import Peer, Role
+from param_servers.wire.messages import HEADER_BYTES, Header, Kind
 
 FAST, SLOW = Peer(Role.SERVER, 0), Peer(Role.SERVER, 1)
 LEAD_BYTES = LEAST_LEAD_BYTES

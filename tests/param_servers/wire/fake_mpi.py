@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import param_servers.frames  # noqa: F401 (what is loaded for the first time within `mpi_of` is forgotten after it)
+import param_servers.wire.frames  # noqa: F401 (what is loaded for the first time within `mpi_of` is forgotten after it)
 
 
 class MpiError(Exception):
@@ -112,8 +112,8 @@ def mpi_of(world: FakeWorld) -> Iterator[Any]:
     names = dict.fromkeys(("BYTE", "ANY_SOURCE", "ERRORS_RETURN"), 0)
     mpi = SimpleNamespace(COMM_WORLD=world, Exception=MpiError, Status=Status, Request=Any, Message=Any, **names)
     with mock.patch.dict("sys.modules", {"mpi4py": SimpleNamespace(MPI=mpi)}), mock.patch("atexit.register"):
-        for name in ("param_servers.mpi_world", "param_servers.mpi_hub"):
+        for name in ("param_servers.wire.mpi_world", "param_servers.wire.mpi_hub"):
             sys.modules.pop(name, None)
-        from param_servers.mpi_hub import MpiHub
+        from param_servers.wire.mpi_hub import MpiHub
 
         yield MpiHub

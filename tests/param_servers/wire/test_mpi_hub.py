@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from param_servers.events import Event, Joined, Left, Message
-from param_servers.handshake import Hello, Peer, Role, check_verdict, pack_hello, pack_verdict
-from param_servers.messages import Header, Kind, pack_header
-from tests.param_servers.fake_mpi import FakeWorld, mpi_of
+from param_servers.wire.events import Event, Joined, Left, Message
+from param_servers.wire.handshake import Hello, Peer, Role, check_verdict, pack_hello, pack_verdict
+from param_servers.wire.messages import Header, Kind, pack_header
+from tests.param_servers.wire.fake_mpi import FakeWorld, mpi_of
 
 PAYLOAD = bytes(range(100))
 

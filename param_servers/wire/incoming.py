@@ -6,9 +6,9 @@ frame then costs one system call instead of one for its header, one for its payl
 
 from collections.abc import Iterator
 
-from param_servers.frames import ReceiveInto, place_for_payload, read_header
-from param_servers.handshake import Peer
-from param_servers.messages import HEADER_BYTES, Header
+from param_servers.wire.frames import ReceiveInto, place_for_payload, read_header
+from param_servers.wire.handshake import Peer
+from param_servers.wire.messages import HEADER_BYTES, Header
 
 AHEAD_BYTES = 8 << 10
 """Read at once where no payload is expected; what a payload has of it is copied."""

@@ -5,11 +5,11 @@ from contextlib import closing
 
 import pytest
 
-from param_servers.frames import Frame
-from param_servers.handshake import Hello, Peer, Role
-from param_servers.messages import Header, Kind
-from param_servers.tcp_sockets import INTERACTIVE, UNSENT_BYTES, hold_little_unsent
-from tests.param_servers.hub_pair import SERVER, Pair
+from param_servers.wire.frames import Frame
+from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.messages import Header, Kind
+from param_servers.wire.tcp_sockets import INTERACTIVE, UNSENT_BYTES, hold_little_unsent
+from tests.param_servers.wire.hub_pair import SERVER, Pair
 
 _PAYLOAD = bytes(1 << 16)
 

@@ -4,9 +4,9 @@ import contextlib
 import socket
 from typing import Any
 
-from param_servers.events import Event
-from param_servers.handshake import Peer, Role
-from param_servers.tcp_hub import TcpHub
+from param_servers.wire.events import Event
+from param_servers.wire.handshake import Peer, Role
+from param_servers.wire.tcp_hub import TcpHub
 
 
 class WakeableHub(TcpHub):

@@ -3,9 +3,9 @@
 import pytest
 
 from param_servers.errors import BadMessage
-from param_servers.handshake import Peer, Role
-from param_servers.incoming import AHEAD_BYTES, Incoming
-from param_servers.messages import HEADER_BYTES, Header, Kind, pack_header
+from param_servers.wire.handshake import Peer, Role
+from param_servers.wire.incoming import AHEAD_BYTES, Incoming
+from param_servers.wire.messages import HEADER_BYTES, Header, Kind, pack_header
 
 WORKER = Peer(Role.WORKER, 3)
 PAYLOADS = [b"", b"first", b"", bytes(range(256)) * 100, b"x" * (AHEAD_BYTES - HEADER_BYTES), b"last"]
