@@ -16,7 +16,7 @@ from dba3c.config import TrainConfig
 from dba3c.metrics import MetricsWriter, Sections
 from dba3c.worker import GradientRecorder, RolloutRandomness
 from param_servers.exchange import GradientExchange, RunStopped
-from param_servers.optimizers import clip_gradient
+from param_servers.optim.optimizers import clip_gradient
 from param_servers.schedules import parse_schedule
 
 

@@ -18,7 +18,7 @@ from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Episode, Experience
 from dba3c.metrics import MetricsWriter, Sections
 from param_servers.exchange import GradientExchange, Receipt, RunStopped
-from param_servers.optimizers import clip_gradient
+from param_servers.optim.optimizers import clip_gradient
 from param_servers.schedules import parse_schedule
 
 

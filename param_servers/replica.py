@@ -16,11 +16,11 @@ from param_servers.checkpointing import steps_lost
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.exchange import Pull
 from param_servers.layout import FlatLayout
+from param_servers.optim.update_rules import State
 from param_servers.shard import Shard
 from param_servers.sharding import ShardPlan
 from param_servers.snapshots import find_newest, load_checkpoint, read_manifest
 from param_servers.storage import Checkpoints
-from param_servers.update_rules import State
 
 OnEvent = Callable[[dict[str, Any]], None]
 """Hears {"event", "message", "step"}; the message is one line for a person."""

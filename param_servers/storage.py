@@ -12,6 +12,7 @@ from torch import Tensor
 
 from param_servers.bounded import LeavableThread
 from param_servers.errors import ParamServersError, SnapshotError
+from param_servers.optim.update_rules import State
 from param_servers.sharding import ShardPlan
 from param_servers.snapshots import (
     find_newest,
@@ -23,7 +24,6 @@ from param_servers.snapshots import (
     write_shard,
 )
 from param_servers.timeouts import CLOSE_S, Timeouts
-from param_servers.update_rules import State
 
 Loaded = Callable[[Tensor, State | None], None]
 

@@ -12,7 +12,7 @@ from dba3c.stopping import before_the_first_update
 from dba3c.worker import GradientRecorder
 from param_servers.exchange import GradientExchange, RunStopped
 from param_servers.layout import FlatLayout
-from param_servers.optimizers import clip_gradient
+from param_servers.optim.optimizers import clip_gradient
 
 
 def run_learner(

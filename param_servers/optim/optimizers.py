@@ -13,7 +13,7 @@ from torch import Tensor
 from param_servers.config import ClipRule, OptimizerConfig
 from param_servers.errors import ConfigError
 from param_servers.layout import FlatLayout
-from param_servers.update_rules import State, rule_of
+from param_servers.optim.update_rules import State, rule_of
 
 
 class SliceOptimizer:
