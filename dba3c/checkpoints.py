@@ -1,6 +1,6 @@
 """The policy inside a checkpoint: found, checked and laid out for this run's network, without its optimizer state.
 
-Checkpoints are written and checked by `param_servers.snapshots`; this is what evaluation and recording need of them.
+Written and checked by `param_servers.checkpoint.snapshots`; this is what evaluation and recording need of them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from dba3c.errors import UserError
 from dba3c.observation_statistics import statistics_of
+from param_servers.checkpoint.snapshots import load_checkpoint
 from param_servers.errors import SnapshotError
 from param_servers.layout import FlatLayout
-from param_servers.snapshots import load_checkpoint
 
 _TENSORS_NAMED = 4
 _STEPS_NAMED = 8

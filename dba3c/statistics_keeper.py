@@ -15,8 +15,8 @@ from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.observation_statistics import FOLDER, read_snapshots, statistics_of
 from dba3c.place import Place
+from param_servers.checkpoint.snapshots import find_newest
 from param_servers.exchange import GradientExchange, Pull, Receipt
-from param_servers.snapshots import find_newest
 
 
 class StatisticsKeeper:

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from param_servers.checkpointing import steps_lost
+from param_servers.checkpoint.checkpointing import steps_lost
+from param_servers.checkpoint.snapshots import find_newest, load_checkpoint, read_manifest
+from param_servers.checkpoint.storage import Checkpoints
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.exchange import Pull
 from param_servers.layout import FlatLayout
 from param_servers.optim.update_rules import State
 from param_servers.shard import Shard
 from param_servers.sharding import ShardPlan
-from param_servers.snapshots import find_newest, load_checkpoint, read_manifest
-from param_servers.storage import Checkpoints
 
 OnEvent = Callable[[dict[str, Any]], None]
 """Hears {"event", "message", "step"}; the message is one line for a person."""

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from param_servers.audit import AuditLog
+from param_servers.checkpoint.storage import Checkpoints
 from param_servers.chief import Chief, check_report
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.coordinator import Coordinator
@@ -19,7 +20,6 @@ from param_servers.errors import BadMessage, PeerLost
 from param_servers.shard import Shard
 from param_servers.shard_node import ShardNode
 from param_servers.sharding import ShardPlan
-from param_servers.storage import Checkpoints
 from param_servers.timeouts import NAP_S
 from param_servers.wire.events import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import MOST_TERM, Hello, Lives, Peer, Role

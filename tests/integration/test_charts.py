@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dba3c import metric_registry
-from param_servers.snapshots import load_checkpoint
+from param_servers.checkpoint.snapshots import load_checkpoint
 from tests.integration.runs import Run, charts, newest_checkpoint, records
 
 CHARTS_2017 = {

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from param_servers.audit import history, read_audit, replay
+from param_servers.checkpoint.snapshots import find_newest, load_checkpoint
 from param_servers.selftest import OPTIMIZER, gradient, initial_parameters
-from param_servers.snapshots import find_newest, load_checkpoint
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

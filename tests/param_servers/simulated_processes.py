@@ -13,7 +13,7 @@ from param_servers.server_core import ServerCore
 from param_servers.wire.events import Event, Message
 from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.messages import Row
-from tests.param_servers.simulated_disk import SimStorage
+from tests.param_servers.checkpoint.simulated_disk import SimStorage
 from tests.param_servers.simulated_network import SimHub
 from tests.param_servers.simulated_run import NUMEL, Broken, SimulatedRun
 

@@ -17,7 +17,7 @@ from param_servers.layout import FlatLayout
 from param_servers.shard import Shard
 from param_servers.sharding import plan_shards
 from param_servers.wire import even_push
-from tests.param_servers.simulated_disk import SimDisk
+from tests.param_servers.checkpoint.simulated_disk import SimDisk
 from tests.param_servers.simulated_network import SimNetwork
 
 NUMEL = 7

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from param_servers.checkpoint.storage import Checkpoints
 from param_servers.chief import check_report
 from param_servers.client import ServersExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
@@ -19,7 +20,6 @@ from param_servers.majority_messages import check_standing
 from param_servers.server import ParameterServer
 from param_servers.server_core import ServerCore
 from param_servers.sharding import plan_shards
-from param_servers.storage import Checkpoints
 from param_servers.wire.events import Event, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.interfaces import listen_address

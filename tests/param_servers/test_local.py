@@ -3,12 +3,12 @@ import math
 import pytest
 import torch
 
+from param_servers.checkpoint.snapshots import find_newest, read_manifest
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import LastStepsLost, RunBroken, RunStopped
 from param_servers.exchange import GradientExchange
 from param_servers.layout import FlatLayout
 from param_servers.local import MOST_REJECTED_STEPS, LocalExchange
-from param_servers.snapshots import find_newest, read_manifest
 
 LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
 CONFIG = OptimizerConfig(optimizer="adam", learning_rate="linear:0.1->0@100")

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from param_servers import storage as storage_module
+from param_servers.checkpoint import storage as storage_module
+from param_servers.checkpoint.snapshots import load_checkpoint
+from param_servers.checkpoint.storage import Checkpoints
 from param_servers.errors import SnapshotError
 from param_servers.layout import FlatLayout
 from param_servers.sharding import plan_shards
-from param_servers.snapshots import load_checkpoint
-from param_servers.storage import Checkpoints
 
 PLAN = plan_shards(FlatLayout.of({"w": (4,)}), 1)
 
@@ -109,10 +109,10 @@ import sys, threading
 from pathlib import Path
 from typing import Any
 import torch
-from param_servers import storage
+from param_servers.checkpoint import storage
 from param_servers.layout import FlatLayout
 from param_servers.sharding import plan_shards
-from param_servers.snapshots import load_checkpoint
+from param_servers.checkpoint.snapshots import load_checkpoint
 
 storage.CLOSE_S = 0.05
 storage.set_aside_after = storage.write_shard = lambda *arguments: threading.Event().wait()

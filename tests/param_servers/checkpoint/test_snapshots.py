@@ -9,13 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from param_servers import snapshots
-from param_servers.config import OptimizerConfig
-from param_servers.errors import CheckpointUnreadable, SnapshotError
-from param_servers.layout import FlatLayout
-from param_servers.shard import Shard
-from param_servers.sharding import ShardPlan, plan_shards
-from param_servers.snapshots import (
+from param_servers.checkpoint import snapshots
+from param_servers.checkpoint.snapshots import (
     find_newest,
     load_checkpoint,
     publish,
@@ -23,6 +18,11 @@ from param_servers.snapshots import (
     set_aside_after,
     write_shard,
 )
+from param_servers.config import OptimizerConfig
+from param_servers.errors import CheckpointUnreadable, SnapshotError
+from param_servers.layout import FlatLayout
+from param_servers.shard import Shard
+from param_servers.sharding import ShardPlan, plan_shards
 
 LAYOUT = FlatLayout.of({"a": (3, 2), "b": (5,), "c": (1,)})
 CONFIG = OptimizerConfig(optimizer="adam", learning_rate="0.1")

@@ -11,10 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from param_servers.bounded import LeavableThread
-from param_servers.errors import ParamServersError, SnapshotError
-from param_servers.optim.update_rules import State
-from param_servers.sharding import ShardPlan
-from param_servers.snapshots import (
+from param_servers.checkpoint.snapshots import (
     find_newest,
     load_checkpoint,
     patiently,
@@ -23,6 +20,9 @@ from param_servers.snapshots import (
     set_aside_after,
     write_shard,
 )
+from param_servers.errors import ParamServersError, SnapshotError
+from param_servers.optim.update_rules import State
+from param_servers.sharding import ShardPlan
 from param_servers.timeouts import CLOSE_S, Timeouts
 
 Loaded = Callable[[Tensor, State | None], None]
