@@ -29,7 +29,7 @@ def connect(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: 
 
 
 def _servers(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
-    from param_servers.client import ServersExchange
+    from param_servers.servers.client import ServersExchange
 
     return ServersExchange(
         worker=place.rank,

@@ -18,7 +18,7 @@ from dba3c.stopping import StopRule
 def server(place: Place) -> str:
     """Hold one shard of the parameters."""
     from dba3c.construction import initial_parameters
-    from param_servers.server import ParameterServer
+    from param_servers.servers.server import ParameterServer
 
     config, folder = place.config, place.folder
     plan, parameters = initial_parameters(config)

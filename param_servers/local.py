@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from param_servers.accumulator import is_usable
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import LastStepsLost, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
 from param_servers.layout import FlatLayout
 from param_servers.replica import OnEvent, Replica, silent
 from param_servers.replica_report import OnReport, ReplicaReport, unread
+from param_servers.servers.accumulator import is_usable
 
 MOST_REJECTED_STEPS = 100
 """After so many gradients in a row that were not finite, the run is broken: the next one would not be finite either."""

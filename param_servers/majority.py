@@ -20,7 +20,6 @@ from typing import Any
 
 from torch import Tensor
 
-from param_servers.audit import AuditLog
 from param_servers.collective import Publish, Resolve
 from param_servers.collective_torch import host_store
 from param_servers.config import ExchangeConfig, OptimizerConfig
@@ -33,6 +32,7 @@ from param_servers.majority_comm import MajorityComm
 from param_servers.majority_group import MajorityGroup
 from param_servers.replica import OnEvent, Replica, silent
 from param_servers.replica_report import OnReport, ReplicaReport, unread
+from param_servers.servers.audit import AuditLog
 from param_servers.shared_replica import SharedReplica
 from param_servers.wire.handshake import check_secret, new_incarnation
 from param_servers.wire.interfaces import listen_address

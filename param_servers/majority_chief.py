@@ -5,13 +5,13 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from param_servers.audit import AuditLog
 from param_servers.config import ExchangeConfig
-from param_servers.decisions import Commit, Expel, Note, Stop
 from param_servers.errors import BadMessage, told
 from param_servers.majority_coordinator import MajorityCoordinator
 from param_servers.majority_decisions import Began, FormGroup, LeaveGroup, MajorityDecision
 from param_servers.majority_messages import Formation, check_standing, no_payload, pack_formation
+from param_servers.servers.audit import AuditLog
+from param_servers.servers.decisions import Commit, Expel, Note, Stop
 from param_servers.timeouts import LAST_WORDS_S
 from param_servers.wire.awake_clock import AwakeClock
 from param_servers.wire.events import Event, Joined, Left, Message, Rejected

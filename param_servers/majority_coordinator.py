@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from param_servers.config import ExchangeConfig
-from param_servers.coordinator import Coordinator
-from param_servers.decisions import Commit, Decision, Expel, Note, Settings, Stop
 from param_servers.majority_decisions import Began, FormGroup, LeaveGroup, MajorityDecision
 from param_servers.roll_call import RollCall
+from param_servers.servers.coordinator import Coordinator
+from param_servers.servers.decisions import Commit, Decision, Expel, Note, Settings, Stop
 from param_servers.wire.messages import Row
 
 MOST_FORMATIONS = 20

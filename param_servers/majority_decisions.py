@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from param_servers.decisions import Commit, Expel, Note, Stop
+from param_servers.servers.decisions import Commit, Expel, Note, Stop
 
 
 class LeaveGroup(NamedTuple):

@@ -19,7 +19,7 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.exchange import Pull
 from param_servers.layout import FlatLayout
 from param_servers.optim.update_rules import State
-from param_servers.shard import Shard
+from param_servers.servers.shard import Shard
 from param_servers.sharding import ShardPlan
 
 OnEvent = Callable[[dict[str, Any]], None]

@@ -29,9 +29,9 @@ from dba3c.simulation.links import ServerLinks
 from dba3c.simulation.outcome import WARM_UP_STEPS, Outcome
 
 GIVEN_AHEAD = 2
-"""Versions that a worker is sent before it must have asked (param_servers.membership)."""
+"""Versions that a worker is sent before it must have asked (param_servers.servers.membership)."""
 SLICE_CHUNKS, LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES = 16, 16_384, 262_144
-"""How a slice is cut for cut-through (param_servers.shard)."""
+"""How a slice is cut for cut-through (param_servers.servers.shard)."""
 FLOWS_MEASURED = 8
 """On a server's link: from 3 to 8 the spread of their shares grew with the square root; beyond, it is taken to stay."""
 Kind = Literal["computed", "push", "version", "commit", "asked"]

@@ -22,11 +22,11 @@ import torch
 
 from dba3c.atomic_files import write_atomically
 from launch.launchers import detect
-from param_servers.client import ServersExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import RunStopped
 from param_servers.layout import FlatLayout
-from param_servers.server import ParameterServer
+from param_servers.servers.client import ServersExchange
+from param_servers.servers.server import ParameterServer
 from param_servers.sharding import plan_shards
 
 WARM_UP_STEPS = 5

@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from param_servers.allreduce import AllReduceExchange
-from param_servers.client import ServersExchange
 from param_servers.collective_torch import TorchCollective
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.layout import FlatLayout
 from param_servers.local import LocalExchange
 from param_servers.majority import MajorityExchange
-from param_servers.server import ParameterServer
+from param_servers.servers.client import ServersExchange
+from param_servers.servers.server import ParameterServer
 from param_servers.sharding import plan_shards
 
 SECRET = b"0123456789abcdef"

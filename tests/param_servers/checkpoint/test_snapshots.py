@@ -21,7 +21,7 @@ from param_servers.checkpoint.snapshots import (
 from param_servers.config import OptimizerConfig
 from param_servers.errors import CheckpointUnreadable, SnapshotError
 from param_servers.layout import FlatLayout
-from param_servers.shard import Shard
+from param_servers.servers.shard import Shard
 from param_servers.sharding import ShardPlan, plan_shards
 
 LAYOUT = FlatLayout.of({"a": (3, 2), "b": (5,), "c": (1,)})

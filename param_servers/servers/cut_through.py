@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from param_servers.shard import PART_MULTIPLE, Shard, as_bytes
+from param_servers.servers.shard import PART_MULTIPLE, Shard, as_bytes
 from param_servers.wire.frames import Frame
 from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.hub import Hub

@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from param_servers.audit import AuditLog
 from param_servers.checkpoint.storage import Checkpoints
-from param_servers.coordinator import Coordinator
-from param_servers.decisions import Checkpoint, Commit, Decision, Expel, Forsake, Give, Note, Restore, Stop
 from param_servers.errors import BadMessage
-from param_servers.shard_node import ShardNode
+from param_servers.servers.audit import AuditLog
+from param_servers.servers.coordinator import Coordinator
+from param_servers.servers.decisions import Checkpoint, Commit, Decision, Expel, Forsake, Give, Note, Restore, Stop
+from param_servers.servers.shard_node import ShardNode
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import MEMBER, Code, Header, Kind, check_data_points, pack_rows, unpack_rows

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from param_servers.client_core import ClientCore
 from param_servers.errors import PeerLost, Refused
-from param_servers.server_core import ServerCore
+from param_servers.servers.client_core import ClientCore
+from param_servers.servers.server_core import ServerCore
 from param_servers.wire.events import Event, Message
 from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.messages import Row
 from tests.param_servers.checkpoint.simulated_disk import SimStorage
-from tests.param_servers.simulated_network import SimHub
-from tests.param_servers.simulated_run import NUMEL, Broken, SimulatedRun
+from tests.param_servers.servers.simulated_network import SimHub
+from tests.param_servers.servers.simulated_run import NUMEL, Broken, SimulatedRun
 
 
 class SimServer:

@@ -1,6 +1,6 @@
 """Whole runs of servers and workers on a simulated network: one seed, one schedule; invariants checked at each event.
 
-`python -m tests.param_servers.simulation SEED` replays one seed and prints what happened.
+`python -m tests.param_servers.servers.simulation SEED` replays one seed and prints what happened.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import sys
 import torch
 
 from param_servers.wire.handshake import Peer, Role
-from tests.param_servers.simulated_processes import SimServer, SimWorker
-from tests.param_servers.simulated_run import Broken, SimulatedRun
+from tests.param_servers.servers.simulated_processes import SimServer, SimWorker
+from tests.param_servers.servers.simulated_run import Broken, SimulatedRun
 
 FAIR_COMMITS, FAIR_S = 3, 60.0
 """After the last fault: so many steps that stay, or the declared end, within so long (a few patiences)."""

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from param_servers.accumulator import LARGEST, Accumulator, is_usable, mean_into
 from param_servers.config import OptimizerConfig, OptimizerName
 from param_servers.errors import ParamServersError
-from param_servers.shard import Shard
+from param_servers.servers.accumulator import LARGEST, Accumulator, is_usable, mean_into
+from param_servers.servers.shard import Shard
 from param_servers.wire.messages import Code, Row
 
 

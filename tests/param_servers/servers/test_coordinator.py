@@ -4,8 +4,19 @@ from typing import Any
 
 import pytest
 
-from param_servers.coordinator import Coordinator
-from param_servers.decisions import Checkpoint, Commit, Decision, Expel, Forsake, Give, Note, Restore, Settings, Stop
+from param_servers.servers.coordinator import Coordinator
+from param_servers.servers.decisions import (
+    Checkpoint,
+    Commit,
+    Decision,
+    Expel,
+    Forsake,
+    Give,
+    Note,
+    Restore,
+    Settings,
+    Stop,
+)
 from param_servers.timeouts import Timeouts
 from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Row
 

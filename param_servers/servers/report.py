@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from param_servers.chief import Chief
-from param_servers.shard_node import ShardNode
+from param_servers.servers.chief import Chief
+from param_servers.servers.shard_node import ShardNode
 from param_servers.wire.events import Event
 from param_servers.wire.hub import Hub
 

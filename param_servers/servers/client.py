@@ -9,10 +9,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from param_servers.client_core import ClientCore
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
+from param_servers.servers.client_core import ClientCore
 from param_servers.sharding import ShardPlan
 from param_servers.timeouts import GOODBYE_S, NAP_S
 from param_servers.wire.awake_clock import AwakeClock

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from param_servers.accumulator import Elements, mean_into
 from param_servers.config import OptimizerConfig
 from param_servers.errors import SnapshotError
 from param_servers.optim.optimizers import SliceOptimizer
 from param_servers.optim.update_rules import State
+from param_servers.servers.accumulator import Elements, mean_into
 
 LARGEST_PART, PART_MULTIPLE = 65536, 64
 """Elements: 256 KB stay in the cache; a multiple, so that vector instructions do the same everywhere."""

@@ -11,8 +11,8 @@ parameters.
 """
 
 from param_servers.checkpoint.checkpointing import Checkpointing, steps_lost
-from param_servers.decisions import Checkpoint, Decision, Forsake, Note, Restore, Settings, Stop
-from param_servers.step_commits import StepCommits
+from param_servers.servers.decisions import Checkpoint, Decision, Forsake, Note, Restore, Settings, Stop
+from param_servers.servers.step_commits import StepCommits
 from param_servers.wire.messages import Row
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from param_servers.accumulator import Accumulator
-from param_servers.betting import Bets, Version
 from param_servers.checkpoint.storage import Storage
 from param_servers.errors import BadMessage
 from param_servers.optim.update_rules import State
-from param_servers.shard import Shard, as_bytes, tensor_of
+from param_servers.servers.accumulator import Accumulator
+from param_servers.servers.betting import Bets, Version
+from param_servers.servers.shard import Shard, as_bytes, tensor_of
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import (

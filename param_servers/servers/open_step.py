@@ -6,7 +6,7 @@ become members. A complete push is never let go of, whatever else arrives, until
 
 from dataclasses import dataclass, field
 
-from param_servers.membership import Key
+from param_servers.servers.membership import Key
 from param_servers.wire.messages import Code, Row
 
 

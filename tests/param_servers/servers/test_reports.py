@@ -11,11 +11,11 @@ from param_servers import replica_report
 from param_servers.config import OptimizerConfig
 from param_servers.layout import FlatLayout
 from param_servers.local import LocalExchange
-from param_servers.report import Reporter
-from param_servers.shard import Shard, as_bytes
-from param_servers.shard_node import ShardNode
+from param_servers.servers.report import Reporter
+from param_servers.servers.shard import Shard, as_bytes
+from param_servers.servers.shard_node import ShardNode
 from param_servers.wire.messages import MEMBER, Header, Kind, Row, pack_rows
-from tests.param_servers.test_cut_through import GRADIENT, WORKER, OneWorker, commit, running
+from tests.param_servers.servers.test_cut_through import GRADIENT, WORKER, OneWorker, commit, running
 
 LAYOUT = FlatLayout.of({"w": (50,)})
 ADAM = OptimizerConfig(optimizer="adam", learning_rate="0.1")

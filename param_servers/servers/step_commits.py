@@ -4,9 +4,9 @@ Synchronous step v ends when g distinct workers' gradients of version v are comp
 are its members. In asynchronous mode g is 1, and gradients of older versions count, up to `max_staleness`.
 """
 
-from param_servers.decisions import Commit, Decision, Expel, Give, Note, Settings
-from param_servers.membership import Key, Membership
-from param_servers.open_step import OpenStep, Push
+from param_servers.servers.decisions import Commit, Decision, Expel, Give, Note, Settings
+from param_servers.servers.membership import Key, Membership
+from param_servers.servers.open_step import OpenStep, Push
 from param_servers.wire.messages import Code, Row
 
 

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from param_servers.accumulator import Accumulator
-from param_servers.cut_through import Arriving, CutThrough
-from param_servers.shard import Shard
+from param_servers.servers.accumulator import Accumulator
+from param_servers.servers.cut_through import Arriving, CutThrough
+from param_servers.servers.shard import Shard
 from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Header, Kind, Row

@@ -1,16 +1,16 @@
 """Random schedules of whole runs: deaths, losses, repetitions, old incarnations. A failing seed is in the message;
-`python -m tests.param_servers.simulation SEED` replays it."""
+`python -m tests.param_servers.servers.simulation SEED` replays it."""
 
 import pytest
 
-from param_servers import cut_through
-from param_servers.client_core import ClientCore
-from param_servers.coordinator import Coordinator
-from param_servers.decisions import Commit, Decision
-from param_servers.shard_node import ShardNode
-from param_servers.step_commits import StepCommits
+from param_servers.servers import cut_through
+from param_servers.servers.client_core import ClientCore
+from param_servers.servers.coordinator import Coordinator
+from param_servers.servers.decisions import Commit, Decision
+from param_servers.servers.shard_node import ShardNode
+from param_servers.servers.step_commits import StepCommits
 from param_servers.wire import even_push
-from tests.param_servers.simulation import Broken, Simulation, play
+from tests.param_servers.servers.simulation import Broken, Simulation, play
 
 
 @pytest.fixture(autouse=True)
