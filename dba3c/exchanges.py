@@ -16,7 +16,7 @@ from param_servers.sharding import ShardPlan
 if TYPE_CHECKING:
     from dba3c.metrics import MetricsWriter
     from dba3c.place import Place
-    from param_servers.collective import Collective
+    from param_servers.allreduce.collective import Collective
 
 
 def connect(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
@@ -54,7 +54,7 @@ def _local(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: M
 
 
 def _allreduce(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
-    from param_servers.allreduce import AllReduceExchange
+    from param_servers.allreduce.exchange import AllReduceExchange
 
     return AllReduceExchange(
         collective=_collective(place),
@@ -90,7 +90,7 @@ def _collective(place: Place) -> Collective:
     exchange = place.config.exchange
     step_timeout_s, join_timeout_s = exchange.step_timeout_s, exchange.join_timeout_s
     if exchange.collective_backend == "mpi":
-        from param_servers.collective_mpi import MpiCollective
+        from param_servers.allreduce.collective_mpi import MpiCollective
 
         return MpiCollective(
             step_timeout_s=step_timeout_s,
@@ -98,10 +98,10 @@ def _collective(place: Place) -> Collective:
             first_survivor_s=exchange.timeouts.first_survivor_s,
         )
     if exchange.collective_backend == "horovod":
-        from param_servers.collective_horovod import HorovodCollective
+        from param_servers.allreduce.collective_horovod import HorovodCollective
 
         return HorovodCollective(step_timeout_s=step_timeout_s, join_timeout_s=join_timeout_s)
-    from param_servers.collective_torch import TorchCollective
+    from param_servers.allreduce.collective_torch import TorchCollective
 
     rendezvous = Rendezvous(place.folder)
     return TorchCollective.join(

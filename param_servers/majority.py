@@ -20,8 +20,8 @@ from typing import Any
 
 from torch import Tensor
 
-from param_servers.collective import Publish, Resolve
-from param_servers.collective_torch import host_store
+from param_servers.allreduce.collective import Publish, Resolve
+from param_servers.allreduce.collective_torch import host_store
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import LastStepsLost, RunStopped
 from param_servers.exchange import Pull, Receipt

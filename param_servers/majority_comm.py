@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from param_servers.collective import Resolve, wait_for_address
+from param_servers.allreduce.collective import Resolve, wait_for_address
 from param_servers.config import ExchangeConfig
 from param_servers.errors import LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped, told
 from param_servers.majority_group import MajorityGroup

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from param_servers.collective_torch import TorchCollective, reach_store
+from param_servers.allreduce.collective_torch import TorchCollective, reach_store
 from param_servers.config import ExchangeConfig
 from param_servers.majority_messages import Formation
 from param_servers.wire.interfaces import listen_address

@@ -189,8 +189,8 @@ class Bench:
             from param_servers.majority import MajorityExchange
 
             return MajorityExchange(rank=rank, publish_address=publish, **meet, **common)
-        from param_servers.allreduce import AllReduceExchange
-        from param_servers.collective_torch import TorchCollective
+        from param_servers.allreduce.collective_torch import TorchCollective
+        from param_servers.allreduce.exchange import AllReduceExchange
 
         collective = TorchCollective.join(rank, self.case.workers, publish=publish, host=host, **meet)
         return AllReduceExchange(collective=collective, **common)

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from mpi4py import MPI
 
+from param_servers.allreduce.selftest import BATCH, LAYOUT, OPTIMIZER, gradient, initial_parameters
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ParamServersError
 from param_servers.exchange import RunStopped
-from param_servers.selftest import BATCH, LAYOUT, OPTIMIZER, gradient, initial_parameters
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
 from param_servers.sharding import plan_shards

@@ -22,7 +22,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
-SELFTEST = [sys.executable, "-m", "param_servers.selftest"]
+SELFTEST = [sys.executable, "-m", "param_servers.allreduce.selftest"]
 MPIRUN = [str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
 needs_mpi = pytest.mark.skipif(not importlib.util.find_spec("mpi4py") or not (BIN / "mpirun").exists(), reason="no MPI")
 needs_horovod = pytest.mark.skipif(not importlib.util.find_spec("horovod"), reason="Horovod is not installed")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from param_servers.allreduce.selftest import OPTIMIZER, gradient, initial_parameters
 from param_servers.checkpoint.snapshots import find_newest, load_checkpoint
-from param_servers.selftest import OPTIMIZER, gradient, initial_parameters
 from param_servers.servers.audit import history, read_audit, replay
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from param_servers.allreduce import AllReduceExchange
-from param_servers.collective_torch import TorchCollective
+from param_servers.allreduce.collective_torch import TorchCollective
+from param_servers.allreduce.exchange import AllReduceExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.layout import FlatLayout
 from param_servers.local import LocalExchange

@@ -1,7 +1,7 @@
 import torch
 
-from param_servers import collective_torch
-from param_servers.gpus import NO_GPU, gpu_of, numbered, sum_by_nccl
+from param_servers.allreduce import collective_torch
+from param_servers.allreduce.gpus import NO_GPU, gpu_of, numbered, sum_by_nccl
 
 
 def test_the_sum_is_by_nccl_only_where_each_rank_has_a_gpu_of_its_own():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from param_servers.collective import describe_lost, first_line
+from param_servers.allreduce.collective import describe_lost, first_line
 from param_servers.errors import ConfigError, PeerLost
 
 

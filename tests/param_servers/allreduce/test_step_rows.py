@@ -3,8 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from param_servers.allreduce.step_rows import MOST_DATA_POINTS, ROW_NUMBERS, StepRow, read_rows, write_rows
 from param_servers.errors import ParamServersError
-from param_servers.step_rows import MOST_DATA_POINTS, ROW_NUMBERS, StepRow, read_rows, write_rows
 
 
 @given(

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from param_servers.collective import Collective
+from param_servers.allreduce.collective import Collective
+from param_servers.allreduce.step_rows import ROW_NUMBERS, StepRow, read_rows, write_rows
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, LastStepsLost, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
@@ -25,7 +26,6 @@ from param_servers.layout import FlatLayout
 from param_servers.local import ShouldStop, check_rejected, how_it_ended, never, refusal
 from param_servers.replica import OnEvent, Replica, silent
 from param_servers.replica_report import OnReport, ReplicaReport, unread
-from param_servers.step_rows import ROW_NUMBERS, StepRow, read_rows, write_rows
 
 COMPARE_EVERY_STEPS = 100
 """Steps between comparisons of all ranks' parameters."""

@@ -25,10 +25,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
+from param_servers.allreduce.collective import Publish, Resolve, describe_lost, first_line, wait_for_address
+from param_servers.allreduce.gpus import NO_GPU, gpu_of, numbered, sum_by_nccl
 from param_servers.bounded import within
-from param_servers.collective import Publish, Resolve, describe_lost, first_line, wait_for_address
 from param_servers.errors import PeerLost, RunBroken
-from param_servers.gpus import NO_GPU, gpu_of, numbered, sum_by_nccl
 from param_servers.timeouts import GRACE_S, ROLL_CALL_S
 from param_servers.wire.interfaces import listen_address
 

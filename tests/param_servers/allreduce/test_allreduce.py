@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, TCPStore
 
-from param_servers.allreduce import COMPARE_EVERY_STEPS, AllReduceExchange
-from param_servers.collective_torch import TorchCollective
+from param_servers.allreduce.collective_torch import TorchCollective
+from param_servers.allreduce.exchange import COMPARE_EVERY_STEPS, AllReduceExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import GradientExchange

@@ -1,8 +1,8 @@
 """Does an all-reduce work on this machine, and does it agree with torch.optim?
 
-    mpirun -n 4 python -m param_servers.selftest --backend mpi
-    horovodrun -np 4 python -m param_servers.selftest --backend horovod
-    python -m param_servers.selftest --backend torch --rank R --size N --meet DIR      (on each rank R; DIR is shared)
+    mpirun -n 4 python -m param_servers.allreduce.selftest --backend mpi
+    horovodrun -np 4 python -m param_servers.allreduce.selftest --backend horovod
+    python -m param_servers.allreduce.selftest --backend torch --rank R --size N --meet DIR (on each rank R; DIR shared)
 
 Each rank pushes a fixed stream of gradients and compares the parameters with those of one process. Exits with 0 if
 they agree, 1 if not, 2 with one line if the ranks could not work together.
@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from param_servers.allreduce import AllReduceExchange
-from param_servers.collective import Collective
+from param_servers.allreduce.collective import Collective
+from param_servers.allreduce.exchange import AllReduceExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ParamServersError
 from param_servers.layout import FlatLayout
@@ -60,14 +60,14 @@ def join(arguments: argparse.Namespace) -> Collective:
     """The collective that the arguments name."""
     timeouts = {"step_timeout_s": arguments.timeout_s, "join_timeout_s": arguments.timeout_s}
     if arguments.backend == "mpi":
-        from param_servers.collective_mpi import MpiCollective
+        from param_servers.allreduce.collective_mpi import MpiCollective
 
         return MpiCollective(**timeouts)
     if arguments.backend == "horovod":
-        from param_servers.collective_horovod import HorovodCollective
+        from param_servers.allreduce.collective_horovod import HorovodCollective
 
         return HorovodCollective(**timeouts)
-    from param_servers.collective_torch import TorchCollective
+    from param_servers.allreduce.collective_torch import TorchCollective
 
     meeting = Path(arguments.meet) / "address.json"
 
@@ -116,7 +116,7 @@ def train(collective: Collective, arguments: argparse.Namespace) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(prog="python -m param_servers.selftest")
+    parser = argparse.ArgumentParser(prog="python -m param_servers.allreduce.selftest")
     parser.add_argument("--backend", choices=["torch", "mpi", "horovod"], required=True)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--wire-dtype", choices=["float32", "bfloat16"], default="float32")

@@ -11,7 +11,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from param_servers.collective import describe_lost, first_line
+from param_servers.allreduce.collective import describe_lost, first_line
 from param_servers.errors import PeerLost
 from param_servers.timeouts import Timeouts
 
