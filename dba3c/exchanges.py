@@ -68,7 +68,7 @@ def _allreduce(place: Place, plan: ShardPlan, initial_parameters: Tensor, metric
 
 
 def _majority(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
-    from param_servers.majority import MajorityExchange
+    from param_servers.majority.exchange import MajorityExchange
 
     rendezvous = Rendezvous(place.folder)
     return MajorityExchange(

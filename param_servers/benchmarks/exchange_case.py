@@ -186,7 +186,7 @@ class Bench:
             self._publish(0, host, port)
 
         if self.case.exchange == "majority":
-            from param_servers.majority import MajorityExchange
+            from param_servers.majority.exchange import MajorityExchange
 
             return MajorityExchange(rank=rank, publish_address=publish, **meet, **common)
         from param_servers.allreduce.collective_torch import TorchCollective

@@ -18,7 +18,7 @@ from param_servers.checkpoint.snapshots import find_newest, load_checkpoint
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ParamServersError
 from param_servers.exchange import RunStopped
-from param_servers.majority import MajorityExchange
+from param_servers.majority.exchange import MajorityExchange
 from param_servers.servers.audit import history, read_audit, replay
 
 _FORK = multiprocessing.get_context("fork")

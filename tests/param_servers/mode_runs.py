@@ -10,7 +10,7 @@ from param_servers.allreduce.exchange import AllReduceExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.layout import FlatLayout
 from param_servers.local import LocalExchange
-from param_servers.majority import MajorityExchange
+from param_servers.majority.exchange import MajorityExchange
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
 from param_servers.sharding import plan_shards

@@ -9,7 +9,7 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import GradientExchange
 from param_servers.layout import FlatLayout
-from param_servers.majority import MajorityExchange
+from param_servers.majority.exchange import MajorityExchange
 
 LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
 OPTIMIZER = OptimizerConfig(optimizer="adam", learning_rate="0.01")

@@ -27,13 +27,13 @@ from param_servers.errors import LastStepsLost, RunStopped
 from param_servers.exchange import Pull, Receipt
 from param_servers.layout import FlatLayout
 from param_servers.local import ShouldStop, check_rejected, never
-from param_servers.majority_chief import MajorityChief
-from param_servers.majority_comm import MajorityComm
-from param_servers.majority_group import MajorityGroup
+from param_servers.majority.chief import MajorityChief
+from param_servers.majority.comm import MajorityComm
+from param_servers.majority.group import MajorityGroup
+from param_servers.majority.shared_replica import SharedReplica
 from param_servers.replica import OnEvent, Replica, silent
 from param_servers.replica_report import OnReport, ReplicaReport, unread
 from param_servers.servers.audit import AuditLog
-from param_servers.shared_replica import SharedReplica
 from param_servers.wire.handshake import check_secret, new_incarnation
 from param_servers.wire.interfaces import listen_address
 

@@ -10,8 +10,8 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import PeerLost, RunStopped
 from param_servers.exchange import Receipt
 from param_servers.layout import FlatLayout
+from param_servers.majority.shared_replica import SharedReplica
 from param_servers.replica import Replica
-from param_servers.shared_replica import SharedReplica
 from param_servers.wire.messages import MEMBER, Row
 
 LAYOUT = FlatLayout.of({"weight": (3,)})

@@ -8,11 +8,11 @@ import torch
 from param_servers.allreduce.collective import Resolve, wait_for_address
 from param_servers.config import ExchangeConfig
 from param_servers.errors import LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped, told
-from param_servers.majority_group import MajorityGroup
-from param_servers.majority_messages import Formation, small_payload, unpack_formation
+from param_servers.majority.group import MajorityGroup
+from param_servers.majority.messages import Formation, small_payload, unpack_formation
+from param_servers.majority.shared_replica import Outcome, SharedReplica
 from param_servers.replica import Replica
 from param_servers.replica_report import ReplicaReport
-from param_servers.shared_replica import Outcome, SharedReplica
 from param_servers.timeouts import GOODBYE_S, NAP_S
 from param_servers.wire.events import Event, Left, Message
 from param_servers.wire.handshake import Hello, Role, new_life

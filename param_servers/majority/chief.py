@@ -7,9 +7,9 @@ from typing import Any
 
 from param_servers.config import ExchangeConfig
 from param_servers.errors import BadMessage, told
-from param_servers.majority_coordinator import MajorityCoordinator
-from param_servers.majority_decisions import Began, FormGroup, LeaveGroup, MajorityDecision
-from param_servers.majority_messages import Formation, check_standing, no_payload, pack_formation
+from param_servers.majority.coordinator import MajorityCoordinator
+from param_servers.majority.decisions import Began, FormGroup, LeaveGroup, MajorityDecision
+from param_servers.majority.messages import Formation, check_standing, no_payload, pack_formation
 from param_servers.servers.audit import AuditLog
 from param_servers.servers.decisions import Commit, Expel, Note, Stop
 from param_servers.timeouts import LAST_WORDS_S

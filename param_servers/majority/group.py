@@ -6,7 +6,7 @@ from torch import Tensor
 
 from param_servers.allreduce.collective_torch import TorchCollective, reach_store
 from param_servers.config import ExchangeConfig
-from param_servers.majority_messages import Formation
+from param_servers.majority.messages import Formation
 from param_servers.wire.interfaces import listen_address
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from param_servers.config import ExchangeConfig
-from param_servers.majority_coordinator import MOST_FORMATIONS, MajorityCoordinator
-from param_servers.majority_decisions import Began, FormGroup, LeaveGroup, MajorityDecision
+from param_servers.majority.coordinator import MOST_FORMATIONS, MajorityCoordinator
+from param_servers.majority.decisions import Began, FormGroup, LeaveGroup, MajorityDecision
 from param_servers.servers.decisions import Commit, Expel, Note, Stop
 from param_servers.wire.messages import MEMBER
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from param_servers.config import ExchangeConfig
-from param_servers.majority_decisions import Began, FormGroup, LeaveGroup, MajorityDecision
-from param_servers.roll_call import RollCall
+from param_servers.majority.decisions import Began, FormGroup, LeaveGroup, MajorityDecision
+from param_servers.majority.roll_call import RollCall
 from param_servers.servers.coordinator import Coordinator
 from param_servers.servers.decisions import Commit, Decision, Expel, Note, Settings, Stop
 from param_servers.wire.messages import Row
