@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 
-from dba3c.atari_camera import AtariCamera
+from dba3c.environments.atari.camera import AtariCamera
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.custom import load_make_env
 from dba3c.environments.factory import make_vector_environment, with_normalization

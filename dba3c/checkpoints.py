@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dba3c.environments.observation_statistics import statistics_of
 from dba3c.errors import UserError
-from dba3c.observation_statistics import statistics_of
 from param_servers.checkpoint.snapshots import load_checkpoint
 from param_servers.errors import SnapshotError
 from param_servers.layout import FlatLayout
@@ -36,7 +36,7 @@ class Policy:
     data_points: int
     """Data points in those updates."""
     observation_statistics: dict[str, Any] | None = None
-    """What observations are normalised by, where the run kept any (`dba3c.observation_statistics`)."""
+    """What observations are normalised by, where the run kept any (`dba3c.environments.observation_statistics`)."""
 
     @property
     def sha256(self) -> str:

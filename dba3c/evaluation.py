@@ -10,6 +10,7 @@ from dba3c.checkpoints import Policy
 from dba3c.config import TrainConfig
 from dba3c.construction import Spaces
 from dba3c.environments.factory import make_vector_environment
+from dba3c.environments.observation_statistics import use_statistics
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from dba3c.evaluation_protocol import protocol_for, stream_seeds
@@ -17,7 +18,6 @@ from dba3c.evaluation_result import Evaluation, evaluated_policies, evaluation_o
 from dba3c.full_games import GamesAbandoned, play_full_games, quotas
 from dba3c.metrics import MetricsWriter
 from dba3c.monitor.ending import evaluating
-from dba3c.observation_statistics import use_statistics
 from dba3c.players import Actions, make_player
 from dba3c.run_folder import RunFolder
 from dba3c.run_watch import LOOK_S, CheckpointWatch, Overtime, RunEnd

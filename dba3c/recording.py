@@ -18,12 +18,12 @@ from dba3c.cameras import Camera, make_camera
 from dba3c.checkpoints import Policy
 from dba3c.config import TrainConfig
 from dba3c.construction import Spaces
+from dba3c.environments.observation_statistics import use_statistics
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from dba3c.evaluation_protocol import protocol_for, stream_seeds
 from dba3c.full_games import LONGEST_GAME_STEPS, GamesAbandoned
 from dba3c.metrics import MetricsWriter
-from dba3c.observation_statistics import use_statistics
 from dba3c.overlay import Overlay
 from dba3c.players import Actions, Choice, Player, make_player
 from dba3c.run_folder import RunFolder

@@ -1,4 +1,4 @@
-"""A worker's or an actor's observation statistics, kept beside the checkpoints; see `dba3c.observation_statistics`."""
+"""A worker's or an actor's observation statistics, kept beside the checkpoints."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from dba3c.atomic_files import write_atomically
 from dba3c.checkpoints import checkpoint_steps
 from dba3c.environments.normalization import NormalizedObservations
+from dba3c.environments.observation_statistics import FOLDER, read_snapshots, statistics_of
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError, warn_on_stderr, writing
-from dba3c.observation_statistics import FOLDER, read_snapshots, statistics_of
 from dba3c.place import Place
 from param_servers.checkpoint.snapshots import find_newest
 from param_servers.exchange import GradientExchange, Pull, Receipt

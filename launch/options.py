@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from dba3c.config import TrainConfig, option_names
-from dba3c.environments.atari_protocols import with_protocol
+from dba3c.environments.atari.protocols import with_protocol
 from dba3c.errors import UserError
 from launch.belonging import refuse_options_given_in_vain
 from launch.presets import PRESETS, preset, with_central_inference

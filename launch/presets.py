@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dba3c.central.config import CentralConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
-from dba3c.environments.atari_protocols import atari_2017, atari_v4_no_sticky
+from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.stop_scores import stop_score
 from dba3c.errors import UserError

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dba3c.central.config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
-from dba3c.environments.atari_protocols import atari_v5
+from dba3c.environments.atari.protocols import atari_v5
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.stop_scores import stop_score
 from param_servers.config import ExchangeConfig, OptimizerConfig

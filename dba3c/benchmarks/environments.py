@@ -24,7 +24,7 @@ import tyro
 
 from dba3c.benchmarks.environments_report import Family, Rate, table, write_results
 from dba3c.benchmarks.native_environments import ACTION_BATCHES, Stepper, native, random_actions
-from dba3c.environments.atari_protocols import atari_2017, atari_v5
+from dba3c.environments.atari.protocols import atari_2017, atari_v5
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError

@@ -150,7 +150,7 @@ class EnvironmentConfig:
     @property
     def protocol_name(self) -> str:
         """How the game is played, in one line: what a score must be quoted with."""
-        from dba3c.environments.atari_protocols import protocol_name
+        from dba3c.environments.atari.protocols import protocol_name
 
         return protocol_name(self)
 

@@ -44,7 +44,7 @@ def with_normalization(config: EnvironmentConfig, envs: VectorEnvironment, view:
 
 def _make(config: EnvironmentConfig, num_envs: int, seed: int, view: str) -> VectorEnvironment:
     if config.family == "atari":
-        from dba3c.environments.atari import make_atari
+        from dba3c.environments.atari.vector import make_atari
 
         return make_atari(config, num_envs, seed, view)
     make_env = maker_of(config, view)  # also where processes make them: what is missing is said here, once

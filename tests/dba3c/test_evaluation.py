@@ -11,7 +11,7 @@ from dba3c.checkpoints import load_policy
 from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.construction import initial_parameters
 from dba3c.environments import atari_2017
-from dba3c.environments.atari_protocols import atari_v4_no_sticky
+from dba3c.environments.atari.protocols import atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.evaluation import evaluate, run_evaluator

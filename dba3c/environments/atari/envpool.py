@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from ale_py import Action, ALEInterface, LoggerMode
 
-from dba3c.environments.atari_view import ConsoleStep
+from dba3c.environments.atari.view import ConsoleStep
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.identifiers import rom_path
 from dba3c.errors import UserError

@@ -15,9 +15,9 @@ import numpy as np
 from ale_py import ALEInterface, LoggerMode
 from ale_py.vector_env import AtariVectorEnv
 
-from dba3c.environments.atari import AleConsoles
-from dba3c.environments.atari_random_skip import RandomSkipConsoles
-from dba3c.environments.atari_view import AtariVectorEnvironment, ConsoleStep
+from dba3c.environments.atari.random_skip import RandomSkipConsoles
+from dba3c.environments.atari.vector import AleConsoles
+from dba3c.environments.atari.view import AtariVectorEnvironment, ConsoleStep
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.errors import EnvironmentFailed
 from dba3c.environments.identifiers import atari_games, rom_path

@@ -18,7 +18,7 @@ import numpy as np
 from ale_py import Action
 from ale_py.vector_env import AtariVectorEnv
 
-from dba3c.environments.atari_view import AtariVectorEnvironment, Consoles, ConsoleStep
+from dba3c.environments.atari.view import AtariVectorEnvironment, Consoles, ConsoleStep
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.identifiers import atari_games
 from dba3c.environments.seeding import environment_seeds
@@ -83,11 +83,11 @@ def make_atari(config: EnvironmentConfig, num_envs: int, seed: int, view: str) -
     low, high = config.frame_skip_range
     consoles: Consoles
     if low != high:
-        from dba3c.environments.atari_random_skip import RandomSkipConsoles
+        from dba3c.environments.atari.random_skip import RandomSkipConsoles
 
         consoles = RandomSkipConsoles(config, num_envs)
     elif config.atari_backend == "envpool":
-        from dba3c.environments.atari_envpool import EnvPoolConsoles
+        from dba3c.environments.atari.envpool import EnvPoolConsoles
 
         consoles = EnvPoolConsoles(config, num_envs)
     else:

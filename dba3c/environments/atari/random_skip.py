@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from ale_py import Action, ALEInterface, LoggerMode
 
-from dba3c.environments.atari_view import ConsoleStep
+from dba3c.environments.atari.view import ConsoleStep
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.identifiers import rom_path
 
