@@ -14,7 +14,7 @@ from typing import Any, Literal, get_type_hints
 import cattrs
 from cattrs.errors import ForbiddenExtraKeysError
 
-from dba3c.central.config import CentralConfig, ReplayConfig
+from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from param_servers.config import ExchangeConfig, OptimizerConfig

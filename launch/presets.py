@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
-from dba3c.central.config import CentralConfig
+from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig

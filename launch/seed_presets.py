@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dba3c.central.config import CentralConfig, ReplayConfig
+from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.atari.protocols import atari_v5
 from dba3c.environments.config import EnvironmentConfig

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dba3c.central.config import CentralConfig
+from dba3c.central_config import CentralConfig
 from dba3c.checkpoints import Policy
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig, replace_options
 from dba3c.construction import initial_parameters, spaces_of

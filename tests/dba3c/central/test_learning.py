@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dba3c.central.assembly import build_network, build_policy, build_trainer
-from dba3c.central.config import CentralConfig, ReplayConfig
 from dba3c.central.learner import run_learner
+from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.construction import initial_parameters, spaces_of
 from dba3c.environments import EnvironmentConfig

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dba3c.central.config import CentralConfig
+from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, TrainConfig
 from dba3c.errors import UserError
 from dba3c.run_folder import RunFolder
