@@ -6,7 +6,6 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from dba3c.checkpoints import Policy
 from dba3c.config import TrainConfig
 from dba3c.construction import Spaces
 from dba3c.environments.factory import make_vector_environment
@@ -19,8 +18,9 @@ from dba3c.full_games import GamesAbandoned, play_full_games, quotas
 from dba3c.metrics import MetricsWriter
 from dba3c.monitor.ending import evaluating
 from dba3c.players import Actions, make_player
-from dba3c.run_folder import RunFolder
-from dba3c.run_watch import LOOK_S, CheckpointWatch, Overtime, RunEnd
+from dba3c.runs.checkpoints import Policy
+from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.run_watch import LOOK_S, CheckpointWatch, Overtime, RunEnd
 from dba3c.studies.statistics import ScoreSummary
 
 DEFAULT_NUM_ENVS = 10

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dba3c.atomic_files import write_atomically
-from dba3c.checkpoints import Policy
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.evaluation_protocol import EvaluationProtocol
 from dba3c.full_games import PlayedGames
 from dba3c.players import Actions
-from dba3c.run_folder import RunFolder
+from dba3c.runs.atomic_files import write_atomically
+from dba3c.runs.checkpoints import Policy
+from dba3c.runs.run_folder import RunFolder
 from dba3c.studies.statistics import ScoreSummary, summarise
 
 FOLDER = "evaluations"

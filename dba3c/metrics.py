@@ -22,7 +22,7 @@ from typing import Any, SupportsFloat
 from dba3c import metric_registry
 from dba3c.errors import warn_on_stderr
 from dba3c.metric_window import Window, finite_or_null
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from param_servers.line_file import LineFile
 
 

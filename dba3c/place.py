@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dba3c.config import TrainConfig
 from dba3c.metrics import MetricsWriter
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dba3c.atomic_files import write_atomically
 from dba3c.cameras import Camera, make_camera
-from dba3c.checkpoints import Policy
 from dba3c.config import TrainConfig
 from dba3c.construction import Spaces
 from dba3c.environments.observation_statistics import use_statistics
@@ -26,8 +24,10 @@ from dba3c.full_games import LONGEST_GAME_STEPS, GamesAbandoned
 from dba3c.metrics import MetricsWriter
 from dba3c.overlay import Overlay
 from dba3c.players import Actions, Choice, Player, make_player
-from dba3c.run_folder import RunFolder
-from dba3c.run_watch import LOOK_S, CheckpointWatch, RunEnd
+from dba3c.runs.atomic_files import write_atomically
+from dba3c.runs.checkpoints import Policy
+from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.run_watch import LOOK_S, CheckpointWatch, RunEnd
 from dba3c.videos import GifWriter, Mp4Writer, enlarge
 
 _OVERLAID_HEIGHT = 400

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from dba3c.exchanges import connect
 from dba3c.place import Place
-from dba3c.rendezvous import Rendezvous
 from dba3c.reporting import to_event_records, to_server_records
-from dba3c.stopping import StopRule
+from dba3c.runs.rendezvous import Rendezvous
+from dba3c.runs.stopping import StopRule
 
 
 def server(place: Place) -> str:

@@ -38,7 +38,7 @@ def train(words: Sequence[str]) -> int:
 def resume(words: Sequence[str]) -> int:
     """dba3c resume RUN"""
     from dba3c.config import TrainConfig, replace_options
-    from dba3c.run_folder import RunFolder
+    from dba3c.runs.run_folder import RunFolder
     from launch import local
 
     if len(words) != 1:
@@ -50,7 +50,7 @@ def resume(words: Sequence[str]) -> int:
 
 def stop(words: Sequence[str]) -> int:
     """dba3c stop RUN"""
-    from dba3c.run_folder import RunFolder
+    from dba3c.runs.run_folder import RunFolder
     from launch import first_node
     from launch.slurm_job import WARNING
     from launch.verdict import STOP_COMMAND

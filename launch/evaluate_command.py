@@ -39,10 +39,10 @@ def run(words: Sequence[str]) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from dba3c.checkpoints import find_policy
     from dba3c.config import TrainConfig
     from dba3c.evaluation import evaluate
-    from dba3c.run_folder import RunFolder
+    from dba3c.runs.checkpoints import find_policy
+    from dba3c.runs.run_folder import RunFolder
 
     arguments = parse(EvaluateArguments, words, "dba3c evaluate")
     folder = RunFolder.open(arguments.run)

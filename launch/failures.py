@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dba3c.atomic_files import write_atomically
 from dba3c.errors import UserError, warn_on_stderr
-from dba3c.run_folder import RunFolder
+from dba3c.runs.atomic_files import write_atomically
+from dba3c.runs.run_folder import RunFolder
 from launch.processes import describe_exit
 from param_servers.errors import ConfigError
 

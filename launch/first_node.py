@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from dba3c.atomic_files import write_atomically, write_once
-from dba3c.run_lock import LOCK_NAME, RunLock, living_holder
+from dba3c.runs.atomic_files import write_atomically, write_once
+from dba3c.runs.run_lock import LOCK_NAME, RunLock, living_holder
 from launch import slurm_tools
 
 FOLDER = ".slurm"

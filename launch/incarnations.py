@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dba3c.atomic_files import write_atomically
+from dba3c.runs.atomic_files import write_atomically
 
 PER_START = 100
 """Incarnations that one start of a rank may use up; more than any role is restarted by its supervisor."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
-from dba3c.run_folder import RunFolder
-from dba3c.stopping import before_the_first_update
+from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.stopping import before_the_first_update
 from launch.incarnations import counting_from, first_incarnation
 from launch.role_process import DRAIN_TIMEOUT_S, RoleProcess
 from launch.supervisor import Supervisor, say_to_stderr
@@ -33,9 +33,9 @@ def train(config: TrainConfig, *, resume: bool, command: str, launch_id: str = "
         UserError: the run folder is in use, or holds another run.
     """
     # torch: not for the ranks of a cluster, which only start processes
-    from dba3c.checkpoints import checkpoint_steps
     from dba3c.construction import check_buildable
     from dba3c.monitor.watch import watched
+    from dba3c.runs.checkpoints import checkpoint_steps
 
     run_dir = config.run.run_dir or (newest_run_dir(config) if resume else default_run_dir(config))
     check_buildable(config, run_dir / "checkpoints" if resume else None)

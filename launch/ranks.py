@@ -19,7 +19,7 @@ from pathlib import Path
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from launch import first_node, local
 from launch.belonging import refuse_options_given_in_vain
 from launch.failures import note_failure, refusal, telling_refusals

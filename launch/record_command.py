@@ -41,10 +41,10 @@ class RecordArguments:
 
 def run(words: Sequence[str]) -> int:
     """dba3c record RUN [OPTIONS]"""
-    from dba3c.checkpoints import find_policy
     from dba3c.config import TrainConfig
     from dba3c.recording import record_game
-    from dba3c.run_folder import RunFolder
+    from dba3c.runs.checkpoints import find_policy
+    from dba3c.runs.run_folder import RunFolder
 
     arguments = parse(RecordArguments, words, "dba3c record")
     folder = RunFolder.open(arguments.run)

@@ -24,8 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dba3c.errors import UserError
-from dba3c.run_folder import RunFolder
-from dba3c.run_lock import living_holder
+from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.run_lock import living_holder
 from launch import slurm_tools
 from launch.failures import refusal, report
 from launch.first_node import MAX_RESTARTS, hold

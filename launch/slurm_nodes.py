@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dba3c.errors import UserError
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from launch import slurm_tools
 from launch.nodelist import expand, hostnames
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dba3c.errors import UserError, warn_on_stderr
-from dba3c.run_folder import RunFolder, taken_over
-from dba3c.run_lock import Holder
+from dba3c.runs.run_folder import RunFolder, taken_over
+from dba3c.runs.run_lock import Holder
 from launch.failures import failures, note_failure
 from launch.processes import Child, describe_exit, shell_code
 from launch.role_process import RUN_TAKEN_OVER_EXIT, TRAINING_ROLES, USER_ERROR_EXIT, RoleProcess

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dba3c import host_facts
+from dba3c.runs import host_facts
 
 LIMIT = 0.03
 """The factory should add less than this share of CPU time to the native vector environment."""

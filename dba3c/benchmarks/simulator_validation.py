@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dba3c.host_facts import git_commit, host
+from dba3c.runs.host_facts import git_commit, host
 from dba3c.simulation.calibration import calibrate
 from dba3c.simulation.cluster import Cluster, Setup, Work
 from dba3c.simulation.compute import ComputeTimes

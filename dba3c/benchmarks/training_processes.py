@@ -7,7 +7,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from dba3c.config import TrainConfig
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 60.0

@@ -19,7 +19,7 @@ def learner(place: Place) -> str:
     from dba3c.central.learner import run_learner
     from dba3c.construction import initial_parameters
     from dba3c.exchanges import connect
-    from dba3c.rendezvous import Rendezvous
+    from dba3c.runs.rendezvous import Rendezvous
     from param_servers.wire.interfaces import listen_address
 
     config, rendezvous = place.config, Rendezvous(place.folder)
@@ -49,7 +49,7 @@ def actor(place: Place) -> str:
     from dba3c.construction import Spaces
     from dba3c.environments.factory import make_vector_environment
     from dba3c.environments.seeding import worker_seed
-    from dba3c.rendezvous import Rendezvous
+    from dba3c.runs.rendezvous import Rendezvous
     from dba3c.statistics_keeper import StatisticsKeeper
 
     config, central, exchange = place.config, place.config.central, place.config.exchange

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from dba3c.errors import UserError
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from param_servers.errors import RunBroken
 
 _SETTLED_S = 2.0

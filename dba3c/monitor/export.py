@@ -9,7 +9,7 @@ from pathlib import Path
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.monitor.replay import Event, replay
 from dba3c.monitor.sinks import TrackedRun, make_sinks
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 
 
 def export(

@@ -19,7 +19,7 @@ from dba3c.monitor.sinks.background import CLOSE_TIMEOUT_S, BackgroundSink
 from dba3c.monitor.stop_rule import StopRule, StopWatch
 from dba3c.monitor.summary import RunSummary, event_line
 from dba3c.monitor.views import NoView, View
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 
 _LEAST_CLOSE_S = 2.0  # for each sink, even when another has used the time up
 

@@ -11,7 +11,7 @@ from dba3c.metrics import MetricsWriter
 from dba3c.monitor.monitor import MonitorReport, run_monitor
 from dba3c.monitor.stop_rule import StopRule
 from dba3c.monitor.views import terminal_view
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 
 
 def monitor_process(path: str | Path, show: bool = True, incarnation: int = 0) -> MonitorReport:

@@ -10,7 +10,7 @@ from dba3c.monitor.charts import ChartInterval, evaluation_point
 from dba3c.monitor.reader import whole_run
 from dba3c.monitor.run_facts import RunFacts
 from dba3c.monitor.summary import RunSummary, event_line
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

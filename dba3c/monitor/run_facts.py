@@ -10,7 +10,7 @@ from typing import Any
 from dba3c.environments.config import FAMILY_FRAME_SKIP
 from dba3c.environments.identifiers import family_of
 from dba3c.errors import UserError
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

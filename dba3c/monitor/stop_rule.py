@@ -1,4 +1,4 @@
-"""When a run has had enough: the stop score, or an amount of time. Its frames are for `dba3c.stopping` to count."""
+"""When a run has had enough: the stop score, or an amount of time. Frames are counted by `dba3c.runs.stopping`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from dba3c.monitor.reader import RunReader
 from dba3c.monitor.run_facts import RunFacts
 from dba3c.monitor.summary import RunSummary
 from dba3c.monitor.views import View, terminal_view
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 
 _LAST_LOOK_S = 10.0
 

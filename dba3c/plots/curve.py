@@ -18,7 +18,7 @@ from dba3c import metric_registry
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.monitor.replay import Event, Point, replay
 from dba3c.monitor.run_facts import RunFacts, stop_score
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 
 CURVE_FILE = "curve.csv"
 _POINTS_EVERY_S = 5.0

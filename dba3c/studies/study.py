@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dba3c.atomic_files import write_atomically
 from dba3c.errors import UserError, writing
-from dba3c.run_folder import RunFolder
+from dba3c.runs.atomic_files import write_atomically
+from dba3c.runs.run_folder import RunFolder
 
 STUDY_FILE = "study.json"
 KINDS = ("scaling", "parameter_servers", "stragglers", "learning_curves", "architectures", "games")

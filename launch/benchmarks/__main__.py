@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dba3c import host_facts
+from dba3c.runs import host_facts
 from launch.benchmarks.lab import ROOT, slurm_lab
 from launch.benchmarks.overhead import measure_overhead
 from launch.benchmarks.report import write_report

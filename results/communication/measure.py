@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from dba3c.host_facts import git_commit, host, versions
+from dba3c.runs.host_facts import git_commit, host, versions
 from param_servers.benchmarks import link
 from param_servers.benchmarks.exchange_case import Case, measure
 

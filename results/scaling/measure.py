@@ -20,7 +20,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from dba3c.host_facts import git_commit, host
+from dba3c.runs.host_facts import git_commit, host
 from dba3c.simulation.calibration import calibrate
 from dba3c.simulation.cluster import Cluster, Setup, Work
 from dba3c.simulation.simulate import simulate

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dba3c.config import TrainConfig
 from dba3c.construction import initial_parameters
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from param_servers.checkpoint.snapshots import publish, write_shard
 from param_servers.sharding import ShardPlan
 

@@ -6,8 +6,6 @@ import threading
 import pytest
 import torch
 
-from dba3c import run_watch
-from dba3c.checkpoints import load_policy
 from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.construction import initial_parameters
 from dba3c.environments import atari_2017
@@ -18,7 +16,9 @@ from dba3c.evaluation import evaluate, run_evaluator
 from dba3c.evaluation_protocol import protocol_for, stream_seeds
 from dba3c.evaluation_result import evaluated_policies
 from dba3c.full_games import GamesAbandoned
-from dba3c.run_watch import CheckpointWatch, Overtime, RunEnd
+from dba3c.runs import run_watch
+from dba3c.runs.checkpoints import load_policy
+from dba3c.runs.run_watch import CheckpointWatch, Overtime, RunEnd
 from param_servers.errors import CheckpointUnreadable, RunBroken
 
 CARTPOLE = replace_options(

@@ -19,8 +19,8 @@ from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.environments.protocol import Transition
 from dba3c.metrics import MetricsWriter
 from dba3c.ppo_worker import run_ppo_worker
-from dba3c.run_folder import RunFolder
-from dba3c.stopping import StopRule
+from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.stopping import StopRule
 from dba3c.worker import run_worker
 from param_servers.config import ExchangeConfig
 from param_servers.exchange import Pull, Receipt, RunStopped

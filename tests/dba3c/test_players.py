@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from dba3c.central_config import CentralConfig
-from dba3c.checkpoints import Policy
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig, replace_options
 from dba3c.construction import initial_parameters, spaces_of
 from dba3c.environments import make_vector_environment
@@ -14,6 +13,7 @@ from dba3c.errors import UserError
 from dba3c.evaluation import evaluate
 from dba3c.evaluation_protocol import protocol_for
 from dba3c.players import R2d2Player, make_player
+from dba3c.runs.checkpoints import Policy
 
 CARTPOLE = EnvironmentConfig(env_id="CartPole-v1")
 

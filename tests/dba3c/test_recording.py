@@ -7,13 +7,13 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from dba3c.checkpoints import Policy
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.construction import initial_parameters
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.full_games import GamesAbandoned
 from dba3c.recording import record_game
+from dba3c.runs.checkpoints import Policy
 from dba3c.videos import GifWriter, Mp4Writer
 
 

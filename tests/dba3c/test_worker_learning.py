@@ -16,7 +16,7 @@ from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
 from dba3c.ppo_worker import run_ppo_worker
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from dba3c.worker import run_worker
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.local import LocalExchange

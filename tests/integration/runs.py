@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from dba3c.monitor.replay import Point, replay
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ import pytest
 
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from launch import commands, local, ranks
 from launch.launchers import LaunchPlace, detect
 from launch.ranks import _returns

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.run_folder import RunFolder
-from dba3c.run_lock import LOCK_NAME
+from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.run_lock import LOCK_NAME
 from launch import first_node, ranks
 from launch.failures import REFUSED, note_failure, telling_refusals
 from launch.fitting import fit_config, run_dir_of_launch, take_counts

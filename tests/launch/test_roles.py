@@ -11,7 +11,7 @@ from dba3c.config import TrainConfig
 from dba3c.environments.errors import EnvironmentFailed
 from dba3c.place import Place
 from dba3c.roles import ROLES
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from launch import roles
 
 

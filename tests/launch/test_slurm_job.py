@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from launch import first_node, slurm_job, slurm_tools
 from launch.commands import stop
 from launch.slurm_job import SlurmJob, give_back_nodes
@@ -23,7 +23,7 @@ Fake = Callable[[str, str], None]
 TRAINING = """
 import os, signal, sys, time
 from pathlib import Path
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 run_dir, asked = Path(sys.argv[1]), Path(sys.argv[2])
 folder = RunFolder.create(run_dir, {}, launch_id="7-0")
 deadline = time.monotonic() + 60

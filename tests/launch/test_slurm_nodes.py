@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from launch.launchers import detect
 from launch.nodelist import expand
 from launch.slurm_nodes import LOOK_S, SUBMIT_TRIES, LostNodes, rank_environment, sbatch_options, script_text

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from dba3c.studies.builtin import Shape, build
 from dba3c.studies.study import load
 from launch.cli import main

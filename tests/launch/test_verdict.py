@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from launch.commands import stop
 from launch.verdict import outcome
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from dba3c.errors import UserError
 from dba3c.flat_names import flat_names
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

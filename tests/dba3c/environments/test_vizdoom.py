@@ -10,7 +10,7 @@ from dba3c.config import replace_options
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.errors import UserError
 from dba3c.place import Place
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from launch.presets import preset
 
 pytest.importorskip("vizdoom")

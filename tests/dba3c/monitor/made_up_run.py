@@ -2,7 +2,7 @@
 
 from dba3c import metrics
 from dba3c.metrics import MetricsWriter
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 
 START_S = 1_700_000_000.0
 CONFIG = {"environment": {"env_id": "ALE/Breakout-v5"}, "run": {"stop_score": 300.0, "stop_games": 50}}

@@ -14,7 +14,7 @@ from dba3c.monitor.ending import RunIsOver, evaluating
 from dba3c.monitor.monitor import Monitor, run_monitor
 from dba3c.monitor.process import monitor_process
 from dba3c.monitor.stop_rule import StopRule
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from tests.dba3c.monitor.made_up_run import CONFIG, START_S, set_lives
 from tests.dba3c.monitor.test_background_sink import RecordingSink
 
@@ -180,7 +180,7 @@ def test_it_ends_when_the_run_was_asked_to_stop_and_is_silent(tmp_path):
 
 def test_it_ends_when_its_launch_is_dead(tmp_path):
     create = f"RunFolder.create({str(tmp_path / 'run')!r}, {{}})"
-    code = f"import os; from dba3c.run_folder import RunFolder; {create}; os._exit(9)"
+    code = f"import os; from dba3c.runs.run_folder import RunFolder; {create}; os._exit(9)"
     subprocess.run([sys.executable, "-c", code], timeout=60)
     assert run_monitor(RunFolder.open(tmp_path / "run"), sinks=(), poll_s=0.01).records == 0
 

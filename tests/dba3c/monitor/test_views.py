@@ -13,7 +13,7 @@ from dba3c.monitor import live
 from dba3c.monitor.live import RichView
 from dba3c.monitor.views import PlainView, duration, number, terminal_view
 from dba3c.monitor.watch import watch, watched
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from tests.dba3c.monitor.made_up_run import CONFIG
 
 

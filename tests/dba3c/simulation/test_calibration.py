@@ -8,7 +8,7 @@ import pytest
 from dba3c import metrics
 from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from dba3c.simulation.answers import best, options
 from dba3c.simulation.calibration import calibrate
 from dba3c.simulation.central import AgentCosts, CentralSetup, central_steps_per_s, compare

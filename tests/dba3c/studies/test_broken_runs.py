@@ -7,7 +7,7 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.metrics import MetricsWriter
 from dba3c.monitor.export import export
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 from dba3c.studies.builtin import STUDIES
 from dba3c.studies.figures import FIGURES
 from dba3c.studies.results import read_results

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from dba3c.config import TrainConfig
-from dba3c.run_folder import RunFolder
+from dba3c.runs.run_folder import RunFolder
 
 LOOK_S = 1.0
 REPLAYING = ("r2d2", "sac")

@@ -8,7 +8,7 @@ observations/          statistics that observations are normalised by, where the
 rendezvous/NAME.json   where a server listens, in this life
 secret                 0600, made once: shared by the processes of the run
 stop.json              {"reason": ...}: whoever wants the run to end writes it once; the coordinator looks for it
-lock.json              who writes here now (dba3c.run_lock)
+lock.json              who writes here now (dba3c.runs.run_lock)
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dba3c import host_facts
-from dba3c.atomic_files import write_atomically, write_once
+from dba3c.runs import host_facts
+from dba3c.runs.atomic_files import write_atomically, write_once
 from dba3c.errors import UserError, warn_on_stderr
-from dba3c.run_lock import Holder, RunLock, living_holder
+from dba3c.runs.run_lock import Holder, RunLock, living_holder
 
 FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "audit")
 SECRET_VARIABLE = "DBA3C_SECRET"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dba3c.rendezvous import Rendezvous
-from dba3c.run_folder import RunFolder
+from dba3c.runs.rendezvous import Rendezvous
+from dba3c.runs.run_folder import RunFolder
 from param_servers.errors import ConfigError, RunBroken, RunStopped
 
 
@@ -43,7 +43,7 @@ def test_a_loopback_address_of_another_host_is_refused_not_dialled(
     Rendezvous(folder).publisher("server", 0, 0)("127.0.0.1", 7000)
     Rendezvous(folder).publisher("server", 1, 0)("10.0.0.1", 7000)
     assert Rendezvous(folder).address_of("server")(0) == ("127.0.0.1", 7000)
-    monkeypatch.setattr("dba3c.rendezvous.network_space", lambda: "another boot of another host")
+    monkeypatch.setattr("dba3c.runs.rendezvous.network_space", lambda: "another boot of another host")
     assert Rendezvous(folder).address_of("server")(1) == ("10.0.0.1", 7000)
     with pytest.raises(ConfigError, match=r"server 0 listens on 127.0.0.1, which is loopback on .* \(--interface\)"):
         Rendezvous(folder).address_until_the_end("server")(0)
