@@ -11,7 +11,7 @@ from torch import Tensor
 from dba3c.agent import Agent
 from dba3c.algorithms.episodes import EpisodeStarts
 from dba3c.environments.protocol import Experience, VectorEnvironment
-from dba3c.metrics import Sections
+from dba3c.metrics.writer import Sections
 from dba3c.networks import reset_state
 from dba3c.rollout import Rollout
 

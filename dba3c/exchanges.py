@@ -14,7 +14,7 @@ from param_servers.exchange import GradientExchange
 from param_servers.sharding import ShardPlan
 
 if TYPE_CHECKING:
-    from dba3c.metrics import MetricsWriter
+    from dba3c.metrics.writer import MetricsWriter
     from dba3c.place import Place
     from param_servers.allreduce.collective import Collective
 

@@ -21,7 +21,7 @@ from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from dba3c.evaluation_protocol import protocol_for, stream_seeds
 from dba3c.full_games import LONGEST_GAME_STEPS, GamesAbandoned
-from dba3c.metrics import MetricsWriter
+from dba3c.metrics.writer import MetricsWriter
 from dba3c.overlay import Overlay
 from dba3c.players import Actions, Choice, Player, make_player
 from dba3c.runs.atomic_files import write_atomically

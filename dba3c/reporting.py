@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dba3c import metric_registry
-from dba3c.metrics import MetricsWriter
+from dba3c.metrics import registry as metric_registry
+from dba3c.metrics.writer import MetricsWriter
 
 
 def to_server_records(metrics: MetricsWriter) -> Callable[[dict[str, Any]], None]:

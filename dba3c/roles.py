@@ -79,7 +79,7 @@ def worker(place: Place) -> str:
 
 def monitor(place: Place) -> str:
     """Read the metrics of all, feed the trackers, decide when the score is reached."""
-    from dba3c.monitor.process import monitor_process
+    from dba3c.metrics.process import monitor_process
 
     seen = monitor_process(place.folder.path, show=False, incarnation=place.incarnation)
     return seen.stop_reason or "the run has ended"

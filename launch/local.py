@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
-from dba3c.metrics import MetricsWriter
+from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.stopping import before_the_first_update
 from launch.incarnations import counting_from, first_incarnation
@@ -34,7 +34,7 @@ def train(config: TrainConfig, *, resume: bool, command: str, launch_id: str = "
     """
     # torch: not for the ranks of a cluster, which only start processes
     from dba3c.construction import check_buildable
-    from dba3c.monitor.watch import watched
+    from dba3c.metrics.watch import watched
     from dba3c.runs.checkpoints import checkpoint_steps
 
     run_dir = config.run.run_dir or (newest_run_dir(config) if resume else default_run_dir(config))

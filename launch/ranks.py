@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
-from dba3c.metrics import MetricsWriter
+from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
 from launch import first_node, local
 from launch.belonging import refuse_options_given_in_vain
@@ -198,8 +198,8 @@ def _showing_progress(folder: RunFolder, place: LaunchPlace) -> Iterator[None]:
     if not place.is_chief:
         yield
         return
-    from dba3c.monitor.views import PlainView
-    from dba3c.monitor.watch import watched
+    from dba3c.metrics.views import PlainView
+    from dba3c.metrics.watch import watched
 
     with watched(folder, PlainView(PROGRESS_EVERY_S, sys.stderr, folder.life().get("started_s", 0.0)), poll_s=5.0):
         yield

@@ -22,7 +22,7 @@ class WatchArguments:
 
 def watch(words: Sequence[str]) -> int:
     """dba3c watch RUN"""
-    from dba3c.monitor.watch import watch as look
+    from dba3c.metrics.watch import watch as look
 
     status = look(parse(WatchArguments, words, "dba3c watch").run)
     return 0 if status in ("live", "finished") else 1
@@ -76,7 +76,7 @@ class ExportArguments:
 
 def export(words: Sequence[str]) -> int:
     """dba3c export RUN --to TRACKER"""
-    from dba3c.monitor.export import export as replay
+    from dba3c.metrics.export import export as replay
 
     arguments = parse(ExportArguments, words, "dba3c export")
     points = replay(arguments.run, arguments.to, arguments.into)

@@ -30,7 +30,7 @@ from dba3c.central.policies import Asked, Decision
 from dba3c.central.service import InferenceService
 from dba3c.central.unroll import GroupKey
 from dba3c.central.unroll_store import UnrollStore
-from dba3c.metrics import Sections
+from dba3c.metrics.writer import Sections
 from dba3c.networks import State
 
 MOST_TURN_S = 0.05

@@ -17,7 +17,7 @@ import numpy as np
 from dba3c.algorithms.episodes import EpisodeStarts
 from dba3c.central.wire import GroupShape, pack_step
 from dba3c.environments.protocol import Episode, Experience, Transition, VectorEnvironment
-from dba3c.metrics import Sections
+from dba3c.metrics.writer import Sections
 from param_servers.errors import BadMessage, PeerLost, Refused
 from param_servers.wire.events import Event, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, new_life

@@ -19,7 +19,7 @@ from dba3c.config import TrainConfig
 from dba3c.construction import Spaces, build_agent, build_any_network, plan_of, spaces_of
 from dba3c.environments.seeding import worker_seed
 from dba3c.flat_network import FlatNetwork
-from dba3c.metrics import MetricsWriter
+from dba3c.metrics.writer import MetricsWriter
 from dba3c.place import Place
 from param_servers.layout import FlatLayout
 

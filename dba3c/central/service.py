@@ -25,7 +25,7 @@ from dba3c.central.unroll_batch import stack_states
 from dba3c.central.unroll_store import UnrollStore
 from dba3c.central.wire import first_of
 from dba3c.environments.protocol import Episode
-from dba3c.metrics import Sections
+from dba3c.metrics.writer import Sections
 from dba3c.networks import State, reset_state
 from param_servers.errors import BadMessage
 from param_servers.wire.events import Event, Joined, Left, Message, Rejected

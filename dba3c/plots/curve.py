@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dba3c import metric_registry
 from dba3c.errors import UserError, warn_on_stderr, writing
-from dba3c.monitor.replay import Event, Point, replay
-from dba3c.monitor.run_facts import RunFacts, stop_score
+from dba3c.metrics import registry as metric_registry
+from dba3c.metrics.replay import Event, Point, replay
+from dba3c.metrics.run_facts import RunFacts, stop_score
 from dba3c.runs.run_folder import RunFolder
 
 CURVE_FILE = "curve.csv"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.errors import UserError, prefixed, warn_on_stderr
-from dba3c.flat_names import flat_names
+from dba3c.metrics.flat_names import flat_names
 from dba3c.plots.curve import Curve, load_curves
 from dba3c.plots.learning_curves import MAY_DIFFER, Statistic, drawable, plot_learning_curves
 

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from dba3c import metric_registry
 from dba3c.errors import writing
+from dba3c.metrics import registry as metric_registry
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colours (2008), without their yellow, which is too light for lines."""

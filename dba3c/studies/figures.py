@@ -13,8 +13,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, ScalarFormatter
 
-from dba3c import metric_registry
 from dba3c.errors import UserError, prefixed
+from dba3c.metrics import registry as metric_registry
 from dba3c.plots.curve import Curve
 from dba3c.plots.learning_curves import drawable, plot_learning_curves
 from dba3c.plots.style import PALETTE, new_figure, save

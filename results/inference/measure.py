@@ -21,7 +21,7 @@ from typing import Any
 import tyro
 
 from dba3c.benchmarks import batch_size, inference, transports
-from dba3c.monitor.reader import RunReader
+from dba3c.metrics.reader import RunReader
 from dba3c.runs.host_facts import git_commit, host, versions
 from dba3c.runs.run_folder import RunFolder
 from dba3c.studies.architectures import cost_of

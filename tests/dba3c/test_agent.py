@@ -9,7 +9,7 @@ from dba3c.agent import Agent
 from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
 from dba3c.collector import Collector
 from dba3c.environments.protocol import Episode, Transition
-from dba3c.metrics import Sections
+from dba3c.metrics.writer import Sections
 from dba3c.networks import build_network
 from param_servers.layout import FlatLayout
 

@@ -14,7 +14,7 @@ from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.construction import build_agent, initial_parameters, spaces_of
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.errors import UserError
-from dba3c.metrics import MetricsWriter
+from dba3c.metrics.writer import MetricsWriter
 from dba3c.ppo_worker import run_ppo_worker
 from dba3c.runs.run_folder import RunFolder
 from dba3c.worker import run_worker

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from dba3c.monitor.replay import Point, replay
+from dba3c.metrics.replay import Point, replay
 from dba3c.runs.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dba3c import metric_registry
+from dba3c.metrics import registry as metric_registry
 from param_servers.checkpoint.snapshots import load_checkpoint
 from tests.integration.runs import Run, charts, newest_checkpoint, records
 

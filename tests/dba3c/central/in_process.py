@@ -20,7 +20,7 @@ from dba3c.construction import spaces_of
 from dba3c.environments import make_vector_environment
 from dba3c.environments.protocol import Episode
 from dba3c.environments.seeding import worker_seed
-from dba3c.metrics import Sections
+from dba3c.metrics.writer import Sections
 from dba3c.networks import reset_state
 
 

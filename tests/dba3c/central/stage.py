@@ -15,7 +15,7 @@ from dba3c.central.service import InferenceService
 from dba3c.central.unroll import GroupKey
 from dba3c.central.unroll_store import UnrollStore
 from dba3c.central.wire import GroupShape, pack_step
-from dba3c.metrics import Sections
+from dba3c.metrics.writer import Sections
 from param_servers.wire.events import Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.messages import Header, Kind

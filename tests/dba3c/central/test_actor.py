@@ -17,7 +17,7 @@ from dba3c.central.unroll_batch import batch_of
 from dba3c.central.unroll_store import UnrollStore
 from dba3c.central.wire import GroupShape
 from dba3c.environments import EnvironmentConfig, make_vector_environment
-from dba3c.metrics import Sections
+from dba3c.metrics.writer import Sections
 from param_servers.errors import PeerLost, Refused
 
 SECRET = b"0123456789abcdef"

@@ -14,8 +14,8 @@ from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.construction import initial_parameters, spaces_of
 from dba3c.environments import EnvironmentConfig
-from dba3c.metric_registry import INFERENCE_THREAD_SECTIONS
-from dba3c.metrics import MetricsWriter, Sections
+from dba3c.metrics.registry import INFERENCE_THREAD_SECTIONS
+from dba3c.metrics.writer import MetricsWriter, Sections
 from param_servers.config import ExchangeConfig
 from param_servers.local import LocalExchange
 from tests.dba3c.central.in_process import InProcessService

@@ -16,7 +16,7 @@ from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, TrainConfig
 from dba3c.construction import spaces_of
 from dba3c.environments import EnvironmentConfig
-from dba3c.metrics import Sections
+from dba3c.metrics.writer import Sections
 from tests.dba3c.central.in_process import InProcessServing
 
 T, ENVS = 10, 3

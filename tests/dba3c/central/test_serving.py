@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dba3c.central.serving import ActorWatch, OwnThread, SharedThread
-from dba3c.metrics import Sections
+from dba3c.metrics.writer import Sections
 from param_servers.errors import PeerLost
 
 PATIENCE_S = 20.0

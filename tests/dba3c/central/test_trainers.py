@@ -21,7 +21,7 @@ from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.construction import Spaces, spaces_of
 from dba3c.environments import EnvironmentConfig
 from dba3c.flat_network import FlatNetwork
-from dba3c.metrics import Sections
+from dba3c.metrics.writer import Sections
 from param_servers.config import ExchangeConfig
 from param_servers.exchange import Pull
 from tests.dba3c.central.in_process import InProcessServing

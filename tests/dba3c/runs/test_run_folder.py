@@ -16,7 +16,7 @@ from dba3c.runs import run_folder
 from dba3c.runs import run_lock
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
-from dba3c.metrics import MetricsWriter
+from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.stopping import StopRule
 

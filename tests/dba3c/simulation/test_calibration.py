@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from dba3c import metrics
 from dba3c.errors import UserError
-from dba3c.metrics import MetricsWriter
+from dba3c.metrics import writer as metrics
+from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
 from dba3c.simulation.answers import best, options
 from dba3c.simulation.calibration import calibrate
@@ -16,7 +16,7 @@ from dba3c.simulation.cluster import Cluster, Setup, Work
 from dba3c.simulation.compute import ComputeTimes
 from dba3c.simulation.validation import MeasuredPoint, fit, predict, read_points
 from launch.cli import main
-from tests.dba3c.monitor.made_up_run import CONFIG, Clock, made_up_run, step_values
+from tests.dba3c.metrics.made_up_run import CONFIG, Clock, made_up_run, step_values
 
 TEN_GBIT = Cluster(bytes_per_s=1.25e9)
 POINT = {"exchange": "servers", "megabytes": 1.33, "workers": 4, "backup": 0, "servers": 2, "rate_mbit": 100.0}

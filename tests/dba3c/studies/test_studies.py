@@ -14,7 +14,7 @@ from dba3c.studies.results import best_mean_score, commit_into, data_points_per_
 from dba3c.studies.study import Point, Study, load
 from launch.cli import main
 from launch.options import parse_train
-from tests.dba3c.monitor.made_up_run import CONFIG, made_up_run
+from tests.dba3c.metrics.made_up_run import CONFIG, made_up_run
 
 
 def config_of(seed, **others):

@@ -1,0 +1,153 @@
+"""Points for the trackers: what happened since the last point, reduced as `dba3c.metrics.registry` says."""
+
+from __future__ import annotations
+
+import math
+
+from dba3c.metrics import registry as metric_registry
+from dba3c.metrics.reader import Record
+from dba3c.metrics.registry import SECTIONS, Metric
+from dba3c.metrics.summary import ProcessState, RunSummary, dropped_share, shares
+
+_DRAWN = {
+    (kind, metric.name): metric
+    for kind in ("step", "server", "episode")
+    for metric in metric_registry.of_kind(kind).values()
+    if metric.chart
+}
+
+
+class _Values:
+    """Several records' values of one metric made one number."""
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        self._by_source: dict[tuple[str, int], list[float]] = {}  # (role, rank) -> [sum, weight, min, max, last]
+
+    def add(self, record: Record, value: float) -> None:
+        weight = record.get("count", 1) - (record.get("not_finite") or {}).get(self.metric.name, 0)
+        entry = self._by_source.setdefault((record["role"], record["rank"]), [0.0, 0.0, math.inf, -math.inf, 0.0])
+        entry[0] += value * weight
+        entry[1] += weight
+        entry[2:] = [min(entry[2], value), max(entry[3], value), value]
+
+    def reduced(self) -> float | None:
+        entries = [entry for entry in self._by_source.values() if entry[1] > 0]
+        if not entries:
+            return None
+        if self.metric.reduction == "norm":
+            return math.sqrt(sum((entry[0] / entry[1]) ** 2 for entry in entries))
+        if self.metric.reduction == "min":
+            return min(entry[2] for entry in entries)
+        if self.metric.reduction == "max":
+            return max(entry[3] for entry in entries)
+        if self.metric.reduction == "last":
+            return sum(entry[4] for entry in entries) / len(entries)
+        total = sum(entry[0] for entry in entries)
+        return total if self.metric.reduction == "sum" else total / sum(entry[1] for entry in entries)
+
+
+class ChartInterval:
+    """Collects the records between two points. `take` gives the point: chart name to value."""
+
+    def __init__(self, summary: RunSummary) -> None:
+        self.summary = summary
+        self._clear()
+
+    def _clear(self) -> None:
+        self._values: dict[str, _Values] = {}
+        self._scores: list[float] = []
+
+    def add(self, record: Record) -> None:
+        """One record that the summary has been given too."""
+        for name, value in record.items():
+            metric = _DRAWN.get((record["kind"], name))
+            if metric is not None and isinstance(value, (int, float)):
+                self._values.setdefault(metric.chart, _Values(metric)).add(record, float(value))
+        if record["kind"] == "episode" and record.get("score") is not None:
+            self._scores.append(record["score"])
+
+    def take(self, now_s: float, per_worker: bool = True) -> dict[str, float]:
+        """The point at `now_s`; what nobody recorded since the last one is left out."""
+        point: dict[str, float | None] = {chart: values.reduced() for chart, values in self._values.items()}
+        point.update(self._scores_now())
+        point.update(_progress(self.summary))
+        point.update(_speed(self.summary, now_s))
+        point.update(_sections(self.summary, now_s))
+        if per_worker:
+            for process in self.summary.workers():
+                point.update(_worker(process, now_s))
+        self._clear()
+        return {chart: value for chart, value in point.items() if value is not None}
+
+    def _scores_now(self) -> dict[str, float | None]:
+        scores, new = self.summary.scores, self._scores
+        return {
+            "score/online": sum(new) / len(new) if new else None,
+            "score/mean": scores.mean,
+            "score/max": scores.max,
+            "score/best": scores.best,
+            "score/best_mean": scores.best_mean,
+        }
+
+
+def evaluation_point(record: Record) -> tuple[int, dict[str, float]]:
+    """(step of its checkpoint, charts) of one evaluation record."""
+    drawn = metric_registry.of_kind("evaluation").values()
+    point = {m.chart: record[m.name] for m in drawn if m.chart and isinstance(record.get(m.name), (int, float))}
+    return int(record.get("checkpoint_step") or record["step"]), point
+
+
+def _progress(summary: RunSummary) -> dict[str, float | None]:
+    hours, core_hours = summary.hours()
+    return {
+        "progress/games": summary.scores.count,
+        "progress/frames": summary.frames,
+        "progress/data_points": summary.data_points,
+        "progress/hours": hours,
+        "progress/core_hours": core_hours,
+        "progress/cpu_hours": summary.cpu_hours,
+        "cluster/dropped": summary.total("dropped"),
+        "cluster/rejected": summary.total("rejected"),
+    }
+
+
+def _speed(summary: RunSummary, now_s: float) -> dict[str, float | None]:
+    recent = _recent(summary.workers(), now_s)
+    return {
+        "speed/data_points_per_s": summary.per_second(now_s, "data_points"),
+        "speed/frames_per_s": summary.per_second(now_s, "frames"),
+        "speed/steps_per_s": summary.per_second(now_s, "commits"),
+        "speed/cpu_cores": summary.per_second(now_s, "cpu_s"),
+        "cluster/active_workers": summary.active_workers(now_s),
+        "cluster/dropped_share": dropped_share(recent),
+    }
+
+
+def _sections(summary: RunSummary, now_s: float) -> dict[str, float | None]:
+    point: dict[str, float | None] = {}
+    for group, processes in (("worker", summary.workers()), ("server", summary.of_roles("server"))):
+        recent = _recent(processes, now_s)
+        spent = shares({name: recent[f"section:{name}"] for name in SECTIONS if recent.get(f"section:{name}")})
+        point.update({f"sections/{group}_{name}": share for name, share in spent.items()})
+    return point
+
+
+def _worker(process: ProcessState, now_s: float) -> dict[str, float | None]:
+    values = {
+        "score": process.scores.mean,
+        "frames_per_s": process.recent.per_second(now_s, "frames"),
+        "dropped_share": process.dropped_share(now_s),
+        "loss_total": process.latest.get("loss_total"),
+        "waiting_share": process.section_shares(now_s).get("waiting"),
+    }
+    return {f"{process.name}/{name}": values[name] for name in metric_registry.PER_WORKER_CHARTS}
+
+
+def _recent(processes: list[ProcessState], now_s: float) -> dict[str, float]:
+    """The processes' recent sums, added up by name."""
+    added: dict[str, float] = {}
+    for process in processes:
+        for name, amount in process.recent.sums(now_s).items():
+            added[name] = added.get(name, 0.0) + amount
+    return added

@@ -1,0 +1,257 @@
+"""Every number that a run records or draws, by name: unit, meaning, and how many of them become one.
+
+Two layers share one type. *Recorded* metrics (kind step, server, episode, evaluation) are fields of the lines in
+`metrics/*.jsonl`. *Derived* metrics (kind chart) are computed from them by `dba3c.metrics`. A metric with a `chart` is
+drawn under that name by every tracker. docs/metrics.md is generated from here: `python -m dba3c.metrics.docs`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Literal
+
+from dba3c.errors import UserError
+
+Kind = Literal["step", "server", "episode", "evaluation", "chart"]
+Reduction = Literal["sum", "mean", "min", "max", "last", "norm"]
+"""norm: the mean in time, the root of the sum of squares over shards."""
+SECTIONS = {
+    "environment": "stepping the environments",
+    "inference": "the forward pass that chooses actions",
+    "serving": "a learner exchanging observations and actions with its actors",
+    "learning": "loss, backward pass and clipping",
+    "waiting": "waiting: a worker for parameters, a server for gradients",
+    "pushing": "sending the gradient and waiting for its receipt",
+    "aggregating": "a server averaging the gradients of a step",
+    "applying": "a server's optimizer step",
+    "other": "everything else",
+}
+
+INFERENCE_THREAD_SECTIONS = {
+    "inference": "the forward pass that chooses actions",
+    "serving": "exchanging observations and actions with its actors",
+    "waiting": "waiting for observations",
+    "holding": "holding the actors up until the learner has taken unrolls",
+}
+"""Of a learner's second thread (`--inference-thread own`), whose time is no part of the first one's."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number. `reduction` says what becomes of several: in a window, over workers, over a chart's interval."""
+
+    name: str
+    kind: Kind
+    unit: str
+    reduction: Reduction
+    meaning: str
+    chart: str = ""
+
+
+Row = tuple[str, str, Reduction, str, str]
+"""name, unit, reduction, meaning, chart ("": not drawn)."""
+
+
+def _metrics(kind: Kind, *rows: Row) -> tuple[Metric, ...]:
+    return tuple(Metric(name, kind, unit, reduction, meaning, chart) for name, unit, reduction, meaning, chart in rows)
+
+
+_STEP = _metrics(
+    "step",
+    ("accepted", "gradients", "sum", "gradients that entered an update", ""),
+    ("dropped", "gradients", "sum", "gradients that came too late for their step (stale)", ""),
+    ("rejected", "gradients", "sum", "gradients refused for another reason (not finite, wrong length)", ""),
+    ("agent_steps", "agent steps", "sum", "agent steps taken, whatever became of them (a reset is none)", ""),
+    ("frames", "frames", "sum", "emulator frames that these steps ran", ""),
+    ("data_points", "data points", "sum", "agent steps that entered an accepted update, each counted once", ""),
+    ("loss_total", "loss", "mean", "the loss as it is optimised", "loss/total"),
+    ("loss_policy", "loss", "mean", "its policy gradient term", "loss/policy"),
+    ("loss_value", "loss", "mean", "its value term, weighted as it is optimised", "loss/value"),
+    ("loss_critic", "loss", "mean", "the two critics' loss (SAC)", "loss/critic"),
+    ("loss_temperature", "loss", "mean", "the entropy temperature's loss (SAC)", "loss/temperature"),
+    (
+        "entropy",
+        "nats",
+        "mean",
+        "mean entropy of the policy, as the loss has it: steps that do not train count as 0",
+        "policy/entropy",
+    ),
+    ("temperature", "nats⁻¹", "mean", "entropy temperature (SAC)", "policy/temperature"),
+    ("max_probability", "probability", "mean", "mean probability of the likeliest action", "policy/max_probability"),
+    ("value_mean", "return", "mean", "mean predicted value: the predicted reward", "value/predicted_reward"),
+    ("advantage_mean", "return", "mean", "mean advantage", "value/advantage"),
+    (
+        "reward_mean",
+        "reward per agent step",
+        "mean",
+        "mean reward as trained on (clipped when configured)",
+        "value/reward",
+    ),
+    (
+        "importance_mean",
+        "weight",
+        "mean",
+        "mean importance weight: the clipped ratio of learning to acting policy (V-trace), the replay's (R2D2)",
+        "loss/importance_weight",
+    ),
+    ("td_error_mean", "|TD error|", "mean", "mean error of rescaled action values (R2D2)", "value/td_error"),
+    ("clip_fraction", "share", "mean", "data points whose ratio was clipped (PPO)", "policy/clip_fraction"),
+    ("kl_divergence", "nats", "mean", "estimated KL(old‖new) while a rollout is learned (PPO)", "policy/kl"),
+    ("priority_mean", "|TD error|", "mean", "mean replay priority (R2D2)", "replay/priority"),
+    ("active_relus", "share", "mean", "share of hidden ReLU units that are above zero", "network/active_relus"),
+    ("gradient_norm", "L2 norm", "mean", "norm of the gradient before clipping", "gradient/norm_before_clipping"),
+    ("gradient_norm_clipped", "L2 norm", "mean", "norm of the gradient after clipping", "gradient/norm_after_clipping"),
+    ("learning_rate", "rate", "last", "learning rate that the schedule gives", "schedule/learning_rate"),
+    ("entropy_cost", "factor", "last", "weight of the entropy term that the schedule gives", "schedule/entropy_cost"),
+    (
+        "staleness_mean",
+        "steps",
+        "mean",
+        "updates by others between a gradient's parameters and its answer",
+        "gradient/delay_mean",
+    ),
+    ("staleness_min", "steps", "min", "the least of them", "gradient/delay_min"),
+    ("staleness_max", "steps", "max", "the most of them", "gradient/delay_max"),
+    (
+        "policy_lag_mean",
+        "steps",
+        "mean",
+        "updates between the weights that acted and the weights that learn",
+        "policy/lag_mean",
+    ),
+    ("policy_lag_p50", "steps", "mean", "the median of them", "policy/lag_p50"),
+    ("policy_lag_p99", "steps", "max", "their 99th percentile", "policy/lag_p99"),
+    ("policy_lag_max", "steps", "max", "the most of them", "policy/lag_max"),
+    ("inference_batch", "environments", "mean", "mean size of a central inference batch", "inference/batch"),
+    (
+        "inference_occupancy",
+        "share",
+        "mean",
+        "share of a learner's environments that a batch answers",
+        "inference/occupancy",
+    ),
+    (
+        "inference_latency_p50_ms",
+        "ms",
+        "mean",
+        "median time from an observation's arrival to its answer",
+        "inference/latency_p50_ms",
+    ),
+    ("inference_latency_p99_ms", "ms", "max", "its 99th percentile", "inference/latency_p99_ms"),
+    ("unroll_queue", "unrolls", "mean", "complete unrolls that wait for the learner", "inference/unroll_queue"),
+    *(
+        (
+            f"inference_thread_{name}",
+            "share",
+            "mean",
+            f"share of a learner's second thread's time: {text}",
+            f"inference/thread_{name}",
+        )
+        for name, text in INFERENCE_THREAD_SECTIONS.items()
+    ),
+)
+_SERVER = _metrics(
+    "server",
+    ("active_workers", "workers", "last", "live members of the run", ""),
+    ("num_gradients", "gradients", "last", "g: gradients that make an update", "cluster/num_gradients"),
+    ("commits", "steps", "sum", "steps committed", ""),
+    ("stale", "gradients", "sum", "gradients answered as stale", ""),
+    ("rejected", "gradients", "sum", "gradients rejected", ""),
+    ("data_points_total", "data points", "last", "data points committed since the run began", ""),
+    (
+        "update_norm",
+        "L2 norm",
+        "norm",
+        "norm of one update's parameter change: the first since the last report (about 1 s; of each shard its own)",
+        "optimizer/update_norm",
+    ),
+    ("first_moment_norm", "L2 norm", "norm", "norm of the Adam m (momentum)", "optimizer/m_norm"),
+    ("second_moment_norm", "L2 norm", "norm", "norm of the Adam v (mean square)", "optimizer/v_norm"),
+    ("learning_rate", "rate", "last", "learning rate of the last step", "schedule/learning_rate"),
+    ("bytes_received", "bytes", "sum", "bytes of gradients received", ""),
+    ("bytes_sent", "bytes", "sum", "bytes of parameters sent", ""),
+    ("collective_s", "s", "sum", "seconds in sums over ranks, within this process's `pushing` (all-reduce)", ""),
+    ("applying_s", "s", "sum", "seconds in updates, within this process's `pushing` (where there is no server)", ""),
+)
+_EPISODE = _metrics(
+    "episode",
+    ("score", "game points", "mean", "unclipped sum of a whole game's rewards", ""),
+    ("length_steps", "agent steps", "mean", "length of the game", "game/length_steps"),
+)
+_EVALUATION = _metrics(
+    "evaluation",
+    ("checkpoint_step", "steps", "last", "step of the evaluated checkpoint", "evaluation/checkpoint_step"),
+    ("games", "games", "last", "full games played", ""),
+    ("unfinished", "games", "last", "games that had not ended when the run's end left no more time", ""),
+    ("mean", "game points", "last", "mean score", "evaluation/mean"),
+    ("median", "game points", "last", "median score", "evaluation/median"),
+    ("iqm", "game points", "last", "interquartile mean of the scores", "evaluation/iqm"),
+    ("max", "game points", "last", "highest score", "evaluation/max"),
+)
+_CHARTS: tuple[tuple[str, str, str], ...] = (
+    ("score/online", "game points", "mean score of the games that ended since the last point"),
+    ("score/mean", "game points", "mean score of the last 50 finished games"),
+    ("score/max", "game points", "highest score of the last 50 finished games"),
+    ("score/best", "game points", "highest score of any game so far"),
+    ("score/best_mean", "game points", "highest mean over 50 consecutive games so far"),
+    ("progress/games", "games", "games finished"),
+    ("progress/frames", "frames", "emulator frames stepped, whatever became of them"),
+    ("progress/data_points", "data points", "agent steps that entered an update"),
+    ("progress/hours", "hours", "wall clock, over all lives of the run, without the time between them"),
+    ("progress/core_hours", "core-hours", "cores held × hours, over all lives of the run"),
+    ("progress/cpu_hours", "core-hours", "processor time used by all processes of the run"),
+    ("speed/data_points_per_s", "data points/s", "data points of accepted gradients, mean of 10 s"),
+    ("speed/frames_per_s", "frames/s", "emulator frames stepped, mean of 10 s"),
+    ("speed/steps_per_s", "steps/s", "steps committed, mean of 10 s"),
+    ("speed/cpu_cores", "cores", "processor time used by all processes of the run, mean of 10 s"),
+    ("cluster/active_workers", "workers", "live workers: the server's count, else those heard of in 10 s"),
+    ("cluster/dropped_share", "share", "dropped gradients among all, mean of 10 s"),
+    ("cluster/dropped", "gradients", "gradients dropped as stale so far"),
+    ("cluster/rejected", "gradients", "gradients rejected so far"),
+    *((f"sections/worker_{name}", "share", f"share of the workers' time: {text}, mean of 10 s")
+      for name, text in SECTIONS.items() if name not in ("aggregating", "applying", "other")),
+    *((f"sections/server_{name}", "share", f"share of the servers' time: {text}, mean of 10 s")
+      for name, text in SECTIONS.items() if name in ("aggregating", "applying", "waiting", "other")),
+)  # fmt: skip
+PER_WORKER_CHARTS = {
+    "score": ("game points", "mean score of its last 50 finished games"),
+    "frames_per_s": ("frames/s", "emulator frames it stepped, mean of 10 s"),
+    "dropped_share": ("share", "its gradients that were dropped, mean of 10 s"),
+    "loss_total": ("loss", "its own loss, newest window"),
+    "waiting_share": ("share", "share of its time spent waiting for parameters, mean of 10 s"),
+}
+"""Drawn once for each worker, as ROLE-RANK/NAME, e.g. worker-3/score."""
+
+METRICS: tuple[Metric, ...] = (
+    *_STEP,
+    *_SERVER,
+    *_EPISODE,
+    *_EVALUATION,
+    *(Metric(chart, "chart", unit, "last", meaning, chart) for chart, unit, meaning in _CHARTS),
+)
+_BY_KIND: dict[str, dict[str, Metric]] = {}
+for _metric in METRICS:
+    if _metric.name in _BY_KIND.setdefault(_metric.kind, {}):
+        raise ValueError(f"metric {_metric.kind}/{_metric.name} is defined twice")
+    _BY_KIND[_metric.kind][_metric.name] = _metric
+
+
+def of_kind(kind: Kind) -> dict[str, Metric]:
+    """The metrics of one kind, by name."""
+    return _BY_KIND[kind]
+
+
+def charts() -> dict[str, Metric]:
+    """What a tracker draws: chart name to metric."""
+    return {metric.chart: metric for metric in METRICS if metric.chart}
+
+
+def find(kind: Kind, name: str) -> Metric:
+    """The metric, or a UserError that names the nearest ones."""
+    known = _BY_KIND[kind]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise UserError(f"unknown {kind} metric {name!r}{hint} (all of them: docs/metrics.md)")
+    return known[name]

@@ -1,0 +1,207 @@
+"""What a run's records add up to. Pure: records in, numbers out; no clock, no files."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from dba3c.metrics.reader import Record
+from dba3c.metrics.recent import RecentSums
+from dba3c.metrics.run_facts import RunFacts
+
+HEARD_OF_S = 10.0
+_COUNTS = ("accepted", "dropped", "rejected", "agent_steps", "frames", "data_points", "commits", "stale")
+_TRAINERS = ("worker", "learner", "actor")
+
+
+class Scores:
+    """Scores of finished games, in the order in which they ended."""
+
+    def __init__(self, games: int = 50) -> None:
+        self.window: deque[float] = deque(maxlen=games)
+        self.count = 0
+        self.best: float | None = None
+        self.best_mean: float | None = None
+
+    def add(self, score: float) -> None:
+        self.window.append(score)
+        self.count += 1
+        self.best = score if self.best is None else max(self.best, score)
+        if len(self.window) == self.window.maxlen:
+            self.best_mean = max(self.best_mean, self.mean or 0.0) if self.best_mean is not None else self.mean
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the last games, None before the first."""
+        return sum(self.window) / len(self.window) if self.window else None
+
+    @property
+    def max(self) -> float | None:
+        return max(self.window, default=None)
+
+    @property
+    def full(self) -> bool:
+        """Whether there are as many games as the mean asks for."""
+        return len(self.window) == self.window.maxlen
+
+
+@dataclass
+class ProcessState:
+    """What one process of the run has done, over all its incarnations."""
+
+    role: str
+    rank: int
+    incarnation: int = 0
+    last_time_s: float = 0.0
+    totals: dict[str, float] = field(default_factory=dict)
+    recent: RecentSums = field(default_factory=RecentSums)
+    latest: dict[str, float] = field(default_factory=dict)  # newest value of each number it records
+    scores: Scores = field(default_factory=Scores)
+    sections_s: dict[str, float] = field(default_factory=dict)  # since the run began
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.rank}"
+
+    def add(self, record: Record) -> None:
+        sections_s = record.get("sections_s") or {}
+        amounts = {name: float(record[name]) for name in (*_COUNTS, "cpu_s") if record.get(name)}
+        for name, amount in amounts.items():
+            self.totals[name] = self.totals.get(name, 0.0) + amount
+        for name, seconds in sections_s.items():
+            self.sections_s[name] = self.sections_s.get(name, 0.0) + seconds
+        timed = {f"section:{name}": seconds for name, seconds in sections_s.items()}
+        self.recent.add(record["time_s"], {**amounts, **timed}, record.get("window_s", 0.0))
+        numbers = {name: value for name, value in record.items() if isinstance(value, (int, float))}
+        self.latest.update(numbers)
+
+    def section_shares(self, now_s: float) -> dict[str, float]:
+        """Share of each section in the timed seconds of the horizon; of the whole run when it has been silent."""
+        recent = {name[8:]: s for name, s in self.recent.sums(now_s).items() if name.startswith("section:")}
+        return shares(recent) or shares(self.sections_s)
+
+    def dropped_share(self, now_s: float) -> float:
+        return dropped_share(self.recent.sums(now_s))
+
+
+class RunSummary:
+    """The state of a run after the records that were added to it."""
+
+    def __init__(self, facts: RunFacts, games: int | None = None) -> None:
+        self.facts = facts
+        self.scores = Scores(games or facts.stop_games)
+        self.processes: dict[tuple[str, int], ProcessState] = {}
+        self.step = 0
+        self.newest_s = 0.0
+        self.data_points_committed = 0.0  # as the servers count it: taken back when a run resumes from a checkpoint
+        self.events: deque[Record] = deque(maxlen=50)
+        self.evaluation: Record | None = None
+        self.not_finite: dict[str, int] = {}
+        self._last_seen_s: list[float] = []
+
+    def add(self, record: Record) -> None:
+        """One record, in the order of time."""
+        time_s, kind = record["time_s"], record["kind"]
+        self.newest_s = max(self.newest_s, time_s)
+        self._note_life(time_s)
+        process = self._process(record)
+        process.last_time_s, process.incarnation = time_s, int(record.get("incarnation") or 0)
+        for name, count in (record.get("not_finite") or {}).items():
+            self.not_finite[name] = self.not_finite.get(name, 0) + count
+        if kind in ("step", "server"):
+            process.add(self._with_frames(record))
+            self.step = max(self.step, record["step"])
+            self.data_points_committed = record.get("data_points_total") or self.data_points_committed
+        elif kind == "episode" and record.get("score") is not None:
+            self.scores.add(record["score"])
+            process.scores.add(record["score"])
+        elif kind == "event":
+            self.events.append(record)
+        elif kind == "evaluation":
+            self.evaluation = record
+
+    def _with_frames(self, record: Record) -> Record:
+        """The record; one of a run from before frames were counted gets what its agent steps come to."""
+        if "agent_steps" not in record or "frames" in record:
+            return record
+        return {**record, "frames": record["agent_steps"] * self.facts.frames_per_step}
+
+    def _process(self, record: Record) -> ProcessState:
+        key = (record["role"], record["rank"])
+        if key not in self.processes:
+            self.processes[key] = ProcessState(*key)
+        return self.processes[key]
+
+    def _note_life(self, time_s: float) -> None:
+        life = self.facts.life_at(time_s)
+        while len(self._last_seen_s) <= life:
+            self._last_seen_s.append(0.0)
+            self.step = 0  # a resumed run goes on from its checkpoint's step
+        self._last_seen_s[life] = max(self._last_seen_s[life], time_s)
+
+    # -- what it adds up to ----------------------------------------------------------------------------------------
+
+    def of_roles(self, *roles: str) -> list[ProcessState]:
+        """The processes of these roles, by rank."""
+        return sorted((p for p in self.processes.values() if p.role in roles), key=lambda p: (p.role, p.rank))
+
+    def workers(self) -> list[ProcessState]:
+        """Who plays and learns: workers, actors and learners."""
+        return self.of_roles(*_TRAINERS)
+
+    def total(self, name: str) -> float:
+        """Sum of one count over the workers, since the run began."""
+        return sum(process.totals.get(name, 0.0) for process in self.workers())
+
+    def per_second(self, now_s: float, name: str) -> float:
+        """Rate of one count over the last seconds: of the workers, or of server 0 for `commits`."""
+        if name == "commits":
+            servers = [p for p in self.processes.values() if p.totals.get("commits")]
+            return max((p.recent.per_second(now_s, name) for p in servers), default=0.0)
+        processes = self.processes.values() if name == "cpu_s" else self.workers()
+        return sum(process.recent.per_second(now_s, name) for process in processes)
+
+    @property
+    def cpu_hours(self) -> float:
+        """Processor time of all processes that wrote a record, in hours."""
+        return sum(process.totals.get("cpu_s", 0.0) for process in self.processes.values()) / 3600
+
+    @property
+    def data_points(self) -> float:
+        """Agent steps that entered an update: the servers' count where there is one."""
+        return self.data_points_committed or self.total("data_points")
+
+    @property
+    def frames(self) -> float:
+        """Emulator frames stepped."""
+        return self.total("frames")
+
+    def active_workers(self, now_s: float) -> int:
+        """Live workers: as the newest server record says, else those heard of lately."""
+        told = [p for p in self.processes.values() if "active_workers" in p.latest]
+        newest = max(told, key=lambda p: p.last_time_s, default=None)
+        if newest is not None and now_s - newest.last_time_s <= HEARD_OF_S:
+            return int(newest.latest["active_workers"])
+        return sum(now_s - p.last_time_s <= HEARD_OF_S for p in self.of_roles("worker", "actor"))
+
+    def hours(self) -> tuple[float, float]:
+        """(hours, core-hours) over all lives of the run."""
+        return self.facts.hours(self._last_seen_s)
+
+
+def event_line(record: Record) -> str:
+    """An event record as one line for people."""
+    return f"{record['role']}-{record['rank']}: {record.get('message') or record.get('event')}"
+
+
+def shares(amounts: dict[str, float]) -> dict[str, float]:
+    """Each amount's part of their sum; {} when there is nothing."""
+    total = sum(amounts.values())
+    return {name: amount / total for name, amount in amounts.items()} if total > 0 else {}
+
+
+def dropped_share(counts: dict[str, float]) -> float:
+    """Dropped gradients among all that were answered; 0 when none was."""
+    dropped = counts.get("dropped", 0.0)
+    answered = counts.get("accepted", 0.0) + dropped + counts.get("rejected", 0.0)
+    return dropped / answered if answered else 0.0

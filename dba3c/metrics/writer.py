@@ -1,0 +1,226 @@
+"""What each process writes down: append-only JSON lines, summed over windows, safe against anything but a bug.
+
+    writer = MetricsWriter(run, "worker", rank=3)
+    sections = Sections()
+    with sections("environment"):
+        ...
+    writer.record_step(step, {"accepted": 1, "loss_total": 0.3, ...}, sections.take())
+
+Every process has a file of its own, so no line is ever torn by another writer. The names are those of
+`dba3c.metrics.registry`; docs/metrics.md describes them.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+from dba3c.errors import warn_on_stderr
+from dba3c.metrics import registry as metric_registry
+from dba3c.metrics.window import Window, finite_or_null
+from dba3c.runs.run_folder import RunFolder
+from param_servers.line_file import LineFile
+
+
+class _Section:
+    """Adds the time spent inside it to `total_s`."""
+
+    __slots__ = ("_began_s", "taken_s", "total_s")
+
+    def __init__(self) -> None:
+        self.total_s = 0.0  # written by the thread that is timed alone
+        self.taken_s = 0.0  # written by the one that takes alone
+        self._began_s = 0.0
+
+    def __enter__(self) -> None:
+        self._began_s = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.total_s += time.perf_counter() - self._began_s
+
+
+class Sections:
+    """Where the time of a step goes. Sections do not nest; each costs well under a microsecond of bookkeeping.
+
+    One thread is timed; one, perhaps another, takes.
+    """
+
+    def __init__(self) -> None:
+        self._sections: dict[str, _Section] = {}
+
+    def __call__(self, name: str) -> _Section:
+        section = self._sections.get(name)
+        if section is None:
+            section = self._sections[name] = _Section()
+        return section
+
+    def take(self) -> dict[str, float]:
+        """Seconds by section since the last `take`."""
+        taken = {}
+        for name, section in list(self._sections.items()):
+            total_s = section.total_s
+            taken[name] = total_s - section.taken_s
+            section.taken_s = total_s
+        return taken
+
+
+class MetricsWriter:
+    """Writes one process's records. Thread-safe, and the disk never makes it raise: what it refuses is counted.
+
+    Args:
+        folder: the run's folder.
+        role, rank, incarnation: who writes; the file is metrics/ROLE-RANK.jsonl, whatever the incarnation.
+        window_s: step and server records are reduced over windows of this length, and lines written together.
+        warn: called with one line when something could not be written.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder | str | Path,
+        role: str,
+        rank: int,
+        incarnation: int = 0,
+        window_s: float = 1.0,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        run = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
+        self._run = run
+        self._identity = {"role": role, "rank": rank, "incarnation": incarnation}
+        self._window_s = window_s
+        self._file = LineFile(run.metrics_file(role, rank), warn or warn_on_stderr)
+        self._windows = {
+            "step": Window(metric_registry.of_kind("step"), "step"),
+            "server": Window(metric_registry.of_kind("server"), "server"),
+        }
+        self._waiting: list[dict[str, Any]] = []
+        self._step = 0
+        self._opened_s = time.monotonic()
+        self._recorded_s = dict.fromkeys(self._windows, self._opened_s)
+        self._cpu_s = time.process_time()
+        self._lock = threading.Lock()
+
+    @property
+    def lost_records(self) -> int:
+        """Records that the disk refused for good."""
+        return self._file.lost
+
+    def record_step(
+        self, step: int, values: Mapping[str, SupportsFloat], sections_s: Mapping[str, float] | None = None
+    ) -> None:
+        """One gradient of a worker or learner, pushed or dropped. `step`: newest committed step known."""
+        self._reduce("step", step, values, sections_s or {})
+
+    def record_server(
+        self,
+        step: int,
+        values: Mapping[str, SupportsFloat],
+        sections_s: Mapping[str, float] | None = None,
+        *,
+        window_s: float | None = None,
+    ) -> None:
+        """What a server, or the rank that speaks where there is none, has counted over `window_s` seconds.
+
+        None: over the time since the last record.
+        """
+        self._reduce("server", step, values, sections_s or {}, window_s)
+
+    def record_episode(
+        self,
+        step: int,
+        score: float,
+        length_steps: int,
+        terminated: bool = True,
+        truncated: bool = False,
+    ) -> None:
+        """One finished game. `score`: unclipped sum of the whole game's rewards; `length_steps`: agent steps."""
+        fields = {"length_steps": int(length_steps)}
+        ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
+        with self._lock:
+            self._append("episode", step, {**finite_or_null({"score": float(score)}), **fields, **ends})
+            self._flush_when_due()
+
+    def record_evaluation(
+        self,
+        step: int,
+        *,
+        checkpoint_step: int,
+        games: int,
+        unfinished: int = 0,
+        mean: float,
+        median: float,
+        iqm: float,
+        interval_95: Sequence[float],
+        max: float,
+    ) -> None:
+        """The scores of one checkpoint's full games; `interval_95` is the bootstrap interval (low, high) of the IQM."""
+        interval = [float(bound) if math.isfinite(bound) else None for bound in interval_95]
+        scores = {"mean": mean, "median": median, "iqm": iqm, "max": max}
+        with self._lock:
+            fields = {
+                "checkpoint_step": checkpoint_step,
+                "games": games,
+                "unfinished": unfinished,
+                **finite_or_null(scores),
+                "interval_95": interval,
+            }
+            self._append("evaluation", step, fields)
+            self._flush()
+
+    def record_event(self, event: str, message: str, step: int | None = None) -> None:
+        """Something happened (joined, left, killed, shrunk, checkpoint, ...): `message` is one line for people."""
+        if self._run.lock is not None:  # events are rare, and what ends a run is one: no need to wait for the next beat
+            self._run.lock.look()
+        with self._lock:
+            self._append("event", self._step if step is None else step, {"event": event, "message": message})
+            self._flush()
+
+    def flush(self) -> None:
+        """Writes what is waiting, the unfinished windows too."""
+        with self._lock:
+            self._flush()
+
+    def close(self) -> None:
+        """Writes what is waiting and closes the file; harmless when done twice."""
+        with self._lock:
+            self._flush()
+            self._file.close()
+
+    def _reduce(
+        self,
+        kind: str,
+        step: int,
+        values: Mapping[str, SupportsFloat],
+        sections_s: Mapping[str, float],
+        window_s: float | None = None,
+    ) -> None:
+        with self._lock:
+            self._step = step
+            self._windows[kind].add(values, sections_s, window_s)
+            self._flush_when_due()
+
+    def _flush_when_due(self) -> None:
+        if time.monotonic() - self._opened_s >= self._window_s:
+            self._flush()
+
+    def _append(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
+        self._waiting.append({"kind": kind, "time_s": round(time.time(), 3), "step": step, **self._identity, **fields})
+
+    def _flush(self) -> None:
+        now_s = time.monotonic()
+        for kind, window in self._windows.items():
+            if window.count:
+                cpu_s = time.process_time()
+                # not since the last flush: an event's or a game's may have come just before the first value
+                window_s = now_s - self._recorded_s[kind] if window.window_s is None else window.window_s
+                spans = {"window_s": round(window_s, 3), "cpu_s": round(cpu_s - self._cpu_s, 3)}
+                self._cpu_s, self._recorded_s[kind] = cpu_s, now_s
+                self._append(kind, self._step, {**spans, **window.record()})
+                window.clear()
+        self._opened_s = now_s
+        waiting, self._waiting = self._waiting, []
+        if self._run.lock is None or self._run.lock.lost_to is None:  # else the file is the next launch's
+            self._file.write(waiting)

@@ -1,1 +1,0 @@
-"""Everything that reads a run's metrics files: live view, trackers, stop rule, export. Training never waits for it."""

@@ -1,0 +1,130 @@
+"""A slow or broken tracker costs its own points only."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dba3c.errors import UserError
+from dba3c.metrics.sinks import make_sinks
+from dba3c.metrics.sinks.background import BackgroundSink
+from dba3c.metrics.sinks.protocol import TrackedRun
+
+RUN = TrackedRun("run", "abc", {}, {}, (), Path("."))
+
+
+class RecordingSink:
+    """Keeps what it is given; raises on demand; may be held up."""
+
+    name = "recording"
+
+    def __init__(self, fails=(), open_fails=0):
+        self.calls, self.closed = [], False
+        self.fails, self.open_fails = set(fails), open_fails
+        self.go_on, self.busy = threading.Event(), threading.Event()
+        self.go_on.set()
+
+    def open(self, run):
+        if self.open_fails:
+            self.open_fails -= 1
+            raise ConnectionError("no such host\nwith a second line")
+
+    def point(self, values, step, time_s):
+        self.busy.set()
+        assert self.go_on.wait(timeout=30)
+        if step in self.fails:
+            raise RuntimeError(f"step {step} refused")
+        self.calls.append(step)
+
+    def event(self, message, step, time_s):
+        self.calls.append(message)
+
+    def close(self):
+        self.closed = True
+
+
+def test_points_and_events_arrive_in_order_and_the_sink_is_closed():
+    sink, warnings = RecordingSink(), []
+    background = BackgroundSink(sink, RUN, warnings.append)
+    background.point({"a": 1.0}, 1, 0.0)
+    background.event("hello", 1, 0.0)
+    background.point({"a": 1.0}, 2, 0.0)
+    assert background.close() and sink.calls == [1, "hello", 2] and sink.closed and warnings == []
+
+
+def test_a_slow_sink_drops_points_instead_of_holding_anyone_up():
+    sink, warnings = RecordingSink(), []
+    sink.go_on.clear()
+    background = BackgroundSink(sink, RUN, warnings.append, queue_length=2)
+    background.point({}, 0, 0.0)
+    assert sink.busy.wait(timeout=30)
+    for step in range(1, 10):
+        background.point({}, step, 0.0)
+    assert background.dropped == 7
+    sink.go_on.set()
+    assert not background.close()
+    assert sink.calls == [0, 1, 2]
+    assert warnings == ["recording missed 7 points; export them with `dba3c export`"]
+
+
+def test_a_sink_that_never_returns_is_left_behind_with_one_line():
+    sink, warnings = RecordingSink(), []
+    sink.go_on.clear()
+    background = BackgroundSink(sink, RUN, warnings.append)
+    background.point({}, 0, 0.0)
+    assert sink.busy.wait(timeout=30)
+    assert not background.close(timeout_s=0.05)
+    assert "recording did not finish within 0 s" in warnings[0]
+    sink.go_on.set()
+
+
+def test_failures_are_warned_of_once_and_counted():
+    sink, warnings = RecordingSink(fails={1, 2, 3}), []
+    background = BackgroundSink(sink, RUN, warnings.append)
+    for step in range(5):
+        background.point({}, step, 0.0)
+    assert not background.close()
+    assert sink.calls == [0, 4] and (background.failed, background.delivered) == (3, 2)
+    assert warnings[0] == "recording fails (step 1 refused); the run and its other trackers go on"
+    assert len(warnings) == 2
+
+
+def test_a_tracker_that_is_away_at_first_is_tried_again():
+    sink, warnings = RecordingSink(open_fails=1), []
+    background = BackgroundSink(sink, RUN, warnings.append, retry_open_s=0.0)
+    background.point({}, 0, 0.0)
+    background.point({}, 1, 0.0)
+    background.close()
+    assert sink.calls == [1] and "(no such host)" in warnings[0]
+
+
+def test_a_tracker_that_is_away_is_not_tried_at_every_point():
+    sink = RecordingSink(open_fails=1000)
+    background = BackgroundSink(sink, RUN, lambda message: None, retry_open_s=3600.0)
+    for step in range(10):
+        background.point({}, step, 0.0)
+    background.close()
+    assert sink.open_fails == 999 and background.failed == 10 and not sink.closed
+
+
+def test_one_broken_sink_does_not_touch_another():
+    broken, good = RecordingSink(open_fails=1000), RecordingSink()
+    backgrounds = [BackgroundSink(sink, RUN, lambda message: None) for sink in (broken, good)]
+    for step in range(3):
+        for background in backgrounds:
+            background.point({}, step, time.time())
+    assert [background.close() for background in backgrounds] == [False, True]
+    assert good.calls == [0, 1, 2]
+
+
+def test_an_unknown_tracker_is_refused_naming_the_known():
+    with pytest.raises(UserError, match="unknown tracker 'tensorbord'; known: tensorboard, neptune, mlflow, wandb"):
+        make_sinks(["tensorbord"])
+
+
+def test_a_client_that_is_not_installed_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "neptune", None)
+    (sink,) = make_sinks(["neptune"])
+    with pytest.raises(UserError, match=r"pip install 'dba3c\[neptune\]'"):
+        sink.open(RUN)

@@ -1,0 +1,191 @@
+"""The real clients of every tracker, offline or on this machine, given a whole run by `export`."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dba3c.errors import UserError
+from dba3c.metrics.export import export
+from dba3c.metrics.monitor import Monitor
+from dba3c.metrics.sinks import make_sinks
+from dba3c.metrics.writer import MetricsWriter
+from tests.dba3c.metrics.made_up_run import START_S, set_lives
+
+SCORE = sum([second for second in range(30) for _ in (0, 1)][-50:]) / 50  # of the made-up run's last 50 games
+
+
+@pytest.fixture(autouse=True)
+def no_tracker_variables(monkeypatch):
+    """What the clients read from, or leave in, the environment does not pass from test to test."""
+    for name in list(os.environ):
+        if name.startswith(("NEPTUNE_", "MLFLOW_", "WANDB_")):
+            monkeypatch.delenv(name)
+    before = dict(os.environ)
+    yield
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+
+
+def scalars(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    return events
+
+
+def test_tensorboard_reads_back_every_chart(make_up_run):
+    run = make_up_run(seconds=30)
+    assert export(run.path, "tensorboard") == 3
+    events = scalars(run.path / "exports" / "tensorboard")
+    scores = events.Scalars("score/mean")
+    assert len(scores) == 3 and scores[-1].step == 300
+    assert scores[-1].value == pytest.approx(SCORE)
+    assert abs(scores[-1].wall_time - (START_S + 30)) < 1
+    assert "worker-1/dropped_share" in events.Tags()["scalars"]
+    (told,) = events.Tensors("events")
+    assert b"checkpoint of step 300 written" in told.tensor_proto.string_val[0]
+
+
+def test_a_resumed_life_cuts_off_what_tensorboard_had_after_its_checkpoint(make_up_run):
+    run = make_up_run(seconds=30)
+    first = Monitor(run, make_sinks(["tensorboard"]))
+    first.look(START_S + 30)
+    assert first.close()
+    set_lives(run, (START_S, START_S + 30, 2), (START_S + 100, None, 2))
+    writer = MetricsWriter(run, "worker", 0)
+    second = Monitor(run, make_sinks(["tensorboard"]))
+    writer.record_step(251, {"accepted": 1, "loss_total": 0.125})
+    writer.close()
+    second.look(START_S + 101)
+    assert second.close()
+    steps = [event.step for event in scalars(run.tensorboard).Scalars("loss/total")]
+    assert steps == [251] or (steps[-1] == 251 and 300 not in steps)
+
+
+def test_neptune_writes_offline_what_it_can_sync_later(make_up_run):
+    pytest.importorskip("neptune", reason="the neptune client is not installed")
+    run = make_up_run(seconds=30)
+    assert export(run.path, "neptune") == 3
+    (log,) = (run.path / "exports" / ".neptune" / "offline").rglob("data-*.log")
+    text = log.read_text()
+    for expected in ('"score", "mean"', '"gradient", "delay_max"', '"parameters", "environment", "env_id"', "dba3c"):
+        assert expected in text
+    assert str(SCORE)[:6] in text
+
+
+def test_neptune_mode_of_the_environment_is_honoured(make_up_run, monkeypatch):
+    pytest.importorskip("neptune", reason="the neptune client is not installed")
+    monkeypatch.setenv("NEPTUNE_MODE", "debug")
+    run = make_up_run(seconds=5)
+    export(run.path, "neptune")
+    assert not list((run.path / "exports").rglob("data-*.log"))
+
+
+def test_mlflow_writes_a_local_store(make_up_run):
+    tracking = pytest.importorskip("mlflow.tracking", reason="the mlflow client is not installed")
+    pytest.importorskip("sqlalchemy", reason="mlflow-skinny has no local store")
+    run = make_up_run(seconds=30)
+    assert export(run.path, "mlflow") == 3
+    check_mlflow(tracking.MlflowClient(f"sqlite:///{run.path}/exports/mlflow.db"))
+
+
+def check_mlflow(client):
+    experiment = client.get_experiment_by_name("dba3c")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "FINISHED" and found.info.run_name == "run"
+    assert found.data.params["environment/env_id"] == "ALE/Breakout-v5"
+    history = client.get_metric_history(found.info.run_id, "score/mean")
+    assert len(history) == 3 and history[-1].value == pytest.approx(SCORE) and history[-1].step == 300
+    assert "cluster/active_workers" in found.data.metrics
+    assert any("checkpoint of step 300" in value for value in found.data.tags.values())
+
+
+def test_an_unreachable_mlflow_server_is_one_line(make_up_run, monkeypatch):
+    pytest.importorskip("mlflow.tracking", reason="the mlflow client is not installed")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(UserError, match=r"mlflow failed after 0 points: .*127\.0\.0\.1.*") as raised:
+        export(make_up_run(seconds=5).path, "mlflow")
+    assert "\n" not in str(raised.value)
+
+
+def test_wandb_writes_an_offline_run(make_up_run):
+    pytest.importorskip("wandb", reason="the wandb client is not installed")
+    run = make_up_run(seconds=30)
+    assert export(run.path, "wandb") == 3
+    (log,) = (run.path / "exports" / "wandb").glob("offline-run-*/*.wandb")
+    rows = wandb_rows(log)
+    assert [row["score/mean"] for row in rows if "score/mean" in row][-1] == pytest.approx(SCORE)
+    assert any(row.get("event") == "worker-0: checkpoint of step 300 written" for row in rows)
+
+
+def wandb_rows(log: Path):
+    """The history rows of a .wandb file: protobuf records in LevelDB's log format (blocks of 32 KiB)."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, position, part, rows = log.read_bytes(), 7, b"", []
+    while position + 7 <= len(data):
+        if 32768 - position % 32768 < 7:  # a block's rest is too short for a header
+            position += 32768 - position % 32768
+            continue
+        length, kind = struct.unpack("<HB", data[position + 4 : position + 7])
+        part += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            record = wandb_internal_pb2.Record.FromString(part)
+            rows.append({"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item})
+            part = b""
+    return rows
+
+
+def test_live_trackers_write_at_the_same_time_from_their_threads(make_up_run):
+    names = ["tensorboard"]
+    for package in ("neptune", "wandb"):
+        try:
+            __import__(package)
+        except ImportError:
+            continue
+        names.append(package)
+    run = make_up_run(seconds=10)
+    monitor = Monitor(run, make_sinks(names), warn=lambda message: pytest.fail(message))
+    monitor.look(START_S + 10)
+    assert monitor.close()
+    assert scalars(run.tensorboard).Scalars("score/mean")
+    if "wandb" in names:
+        assert list((run.path / "wandb").glob("offline-run-*"))
+    if "neptune" in names:
+        assert list((run.path / ".neptune").rglob("data-*.log"))
+
+
+def test_a_run_without_records_cannot_be_exported(make_run, tmp_path):
+    from dba3c.config import TrainConfig
+
+    run = make_run(TrainConfig())
+    with pytest.raises(UserError, match="has no records to export"):
+        export(run.path, "tensorboard")
+
+
+def test_exporting_leaves_the_rest_of_the_run_as_it_is(make_up_run, tmp_path):
+    run = make_up_run(seconds=5)
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    export(run.path, "tensorboard", into=tmp_path / "elsewhere")
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_the_clients_do_not_import_torch_into_the_monitor():
+    code = "import sys, dba3c.metrics.process, dba3c.metrics.sinks.tensorboard; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_mlflows_small_client_without_a_server_says_what_it_needs(make_up_run, monkeypatch):
+    pytest.importorskip("mlflow.tracking", reason="the mlflow client is not installed")
+    monkeypatch.setattr("dba3c.metrics.sinks.mlflow.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="mlflow-skinny has no local store: set MLFLOW_TRACKING_URI"):
+        export(make_up_run(seconds=2).path, "mlflow")

@@ -1,0 +1,219 @@
+"""What a process writes down, and what no disk and no crash can do to it."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from dba3c.errors import UserError
+from dba3c.metrics import registry as metric_registry
+from dba3c.metrics import writer as metrics
+from dba3c.metrics.writer import MetricsWriter, Sections
+from dba3c.reporting import to_server_records
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines() if line]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only moves when told to."""
+
+    class Clock:
+        now_s = 100.0
+
+        def monotonic(self):
+            return self.now_s
+
+        def perf_counter(self):
+            return self.now_s
+
+        def time(self):
+            return 1e9 + self.now_s
+
+        def process_time(self):
+            return self.now_s / 2
+
+    clock = Clock()
+    monkeypatch.setattr(metrics, "time", clock)
+    return clock
+
+
+def test_steps_of_a_window_become_one_record_reduced_by_each_metrics_rule(tmp_path, clock):
+    writer = MetricsWriter(tmp_path, "worker", 3, incarnation=1, window_s=1.0)
+    writer.record_step(
+        7, {"accepted": 1, "loss_total": 1.0, "staleness_min": 0, "staleness_max": 0}, {"environment": 0.2}
+    )
+    clock.now_s += 2.0
+    second = {"accepted": 0, "dropped": 1, "loss_total": 4.0, "staleness_min": 2, "staleness_max": 2}
+    writer.record_step(9, second, {"environment": 0.3, "waiting": 0.1})
+    (record,) = lines(tmp_path / "metrics" / "worker-3.jsonl")
+    assert record == {
+        "kind": "step", "time_s": 1e9 + 102, "step": 9, "role": "worker", "rank": 3, "incarnation": 1,
+        "window_s": 2.0, "cpu_s": 1.0, "count": 2, "accepted": 1, "dropped": 1, "loss_total": 2.5,
+        "staleness_min": 0, "staleness_max": 2, "sections_s": {"environment": 0.5, "waiting": 0.1},
+    }  # fmt: skip
+
+
+def test_a_window_that_is_not_over_waits_for_flush(tmp_path, clock):
+    writer = MetricsWriter(tmp_path, "worker", 0, window_s=1.0)
+    writer.record_step(1, {"accepted": 1})
+    writer.record_episode(1, score=3.0, length_steps=10)
+    assert not (tmp_path / "metrics" / "worker-0.jsonl").exists()
+    writer.flush()
+    assert [record["kind"] for record in lines(tmp_path / "metrics" / "worker-0.jsonl")] == ["episode", "step"]
+
+
+def test_what_is_reported_keeps_the_seconds_that_it_was_counted_over(tmp_path, clock):
+    writer = MetricsWriter(tmp_path, "server", 0, window_s=1.0)
+    report = to_server_records(writer)
+    for step, window_s in ((5, 1.25), (9, 0.5)):
+        clock.now_s += 0.4
+        report({"step": step, "commits": 5, "window_s": window_s, "sections_s": {"applying": 0.1}, "term": 1})
+    writer.record_event("left", "worker 2 left", step=9)
+    clock.now_s += 0.002
+    report({"step": 19, "commits": 10, "window_s": 0.75})
+    writer.close()
+    found = [line for line in lines(tmp_path / "metrics" / "server-0.jsonl") if line["kind"] == "server"]
+    assert [(line["commits"], line["window_s"]) for line in found] == [(10, 1.75), (10, 0.75)]
+    assert found[0]["sections_s"] == {"applying": 0.2}
+
+
+def test_a_line_for_people_does_not_shorten_the_window_of_the_steps_around_it(tmp_path, clock):
+    writer = MetricsWriter(tmp_path, "worker", 0, window_s=1.0)
+    clock.now_s += 3.0
+    writer.record_event("checkpoint", "checkpoint of step 1 written", step=1)
+    clock.now_s += 0.5
+    writer.record_step(2, {"accepted": 1})
+    writer.close()
+    assert lines(tmp_path / "metrics" / "worker-0.jsonl")[1]["window_s"] == 3.5
+
+
+def test_an_event_is_written_at_once(tmp_path, clock):
+    MetricsWriter(tmp_path, "server", 0).record_event("joined", "worker 2 joined at step 5", step=5)
+    (record,) = lines(tmp_path / "metrics" / "server-0.jsonl")
+    assert (record["event"], record["message"], record["step"]) == ("joined", "worker 2 joined at step 5", 5)
+
+
+def test_numbers_that_are_not_finite_become_null_and_are_counted(tmp_path):
+    writer = MetricsWriter(tmp_path, "worker", 0)
+    writer.record_step(1, {"loss_total": math.nan, "entropy": math.inf})
+    writer.record_step(2, {"loss_total": 3.0, "entropy": -math.inf})
+    writer.record_episode(2, score=math.nan, length_steps=1)
+    writer.close()
+    episode, step = lines(tmp_path / "metrics" / "worker-0.jsonl")
+    assert step["loss_total"] == 3.0 and step["entropy"] is None
+    assert step["not_finite"] == {"loss_total": 1, "entropy": 2}
+    assert episode["score"] is None and episode["not_finite"] == {"score": 1}
+
+
+def test_an_unknown_metric_is_refused_naming_the_nearest(tmp_path):
+    with pytest.raises(UserError, match="unknown step metric 'loss_totl'; did you mean loss_total"):
+        MetricsWriter(tmp_path, "worker", 0).record_step(1, {"loss_totl": 1.0})
+
+
+def test_an_evaluation_has_its_interval(tmp_path):
+    writer = MetricsWriter(tmp_path, "evaluator", 0)
+    scores = {"mean": 1.5, "median": 1.0, "iqm": 1.25, "max": 4.0}
+    writer.record_evaluation(90, checkpoint_step=80, games=4, interval_95=(1.0, math.nan), **scores)
+    (record,) = lines(tmp_path / "metrics" / "evaluator-0.jsonl")
+    assert record["interval_95"] == [1.0, None] and record["checkpoint_step"] == 80 and record["iqm"] == 1.25
+
+
+FULL_DISK = """
+import resource, sys, json
+from dba3c.metrics.writer import MetricsWriter
+from param_servers import line_file
+line_file.BACKLOG_LINES = 20
+soft, hard = 4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+warnings = []
+writer = MetricsWriter(sys.argv[1], "worker", 0, window_s=0.0, warn=warnings.append)
+for step in range(200):
+    writer.record_episode(step, score=float(step), length_steps=1)
+print(json.dumps([warnings, writer.lost_records]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+writer.record_event("checkpoint", "the disk has room again")
+writer.close()
+print(json.dumps([warnings, writer.lost_records]))
+"""
+
+
+def test_a_full_disk_costs_one_warning_and_nothing_that_was_on_disk(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    (while_full, lost), (afterwards, lost_in_all) = map(json.loads, done.stdout.splitlines())
+    assert len(while_full) == 1 and "File too large" in while_full[0] and lost > 100
+    assert lost_in_all == lost and f"{lost} records could not be written" in afterwards[1]
+    text = (tmp_path / "metrics" / "worker-0.jsonl").read_text()
+    good = [json.loads(line) for line in text.splitlines()]
+    assert len(good) + lost == 201
+    assert good[-1]["message"] == "the disk has room again"
+    steps = [record["step"] for record in good[:-1]]
+    assert steps == sorted(set(steps)) and steps[0] == 0 and steps[-1] == 199
+
+
+def test_a_folder_that_cannot_be_written_never_stops_training(tmp_path):
+    (tmp_path / "metrics").write_text("a file where the folder should be")
+    warnings = []
+    writer = MetricsWriter(tmp_path, "worker", 0, window_s=0.0, warn=warnings.append)
+    for step in range(10):
+        writer.record_step(step, {"accepted": 1})
+    assert len(warnings) == 1
+    writer.close()
+    assert writer.lost_records == 10
+
+
+def test_sections_add_up_until_they_are_taken(clock):
+    sections = Sections()
+    for seconds in (1.0, 2.0):
+        with sections("environment"):
+            clock.now_s += seconds
+    with sections("learning"):
+        clock.now_s += 4.0
+    assert sections.take() == {"environment": 3.0, "learning": 4.0}
+    assert sections.take() == {"environment": 0.0, "learning": 0.0}
+
+
+def test_a_section_that_raises_is_timed_and_the_error_goes_on(clock):
+    sections = Sections()
+    with pytest.raises(KeyError), sections("environment"):
+        clock.now_s += 1.0
+        raise KeyError
+    assert sections.take() == {"environment": 1.0}
+
+
+FACTS_CHARTS = [
+    "score/mean",
+    "score/max",
+    "score/online",
+    "loss/total",
+    "loss/policy",
+    "loss/value",
+    "policy/entropy",
+    "value/advantage",
+    "value/predicted_reward",
+    "policy/max_probability",
+    "cluster/active_workers",
+    "speed/data_points_per_s",
+    "network/active_relus",
+    "gradient/delay_min",
+    "gradient/delay_mean",
+    "gradient/delay_max",
+    "optimizer/m_norm",
+    "optimizer/v_norm",
+    "optimizer/update_norm",
+    "gradient/norm_before_clipping",
+    "gradient/norm_after_clipping",
+    "schedule/learning_rate",
+    "schedule/entropy_cost",
+]
+
+
+@pytest.mark.parametrize("chart", FACTS_CHARTS)
+def test_every_chart_of_the_2017_system_has_a_metric(chart):
+    assert metric_registry.charts()[chart].unit

@@ -1,0 +1,220 @@
+"""The monitor: trackers, the stop rule, and when it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from dba3c.metrics.ending import RunIsOver, evaluating
+from dba3c.metrics.monitor import Monitor, run_monitor
+from dba3c.metrics.process import monitor_process
+from dba3c.metrics.stop_rule import StopRule
+from dba3c.metrics.writer import MetricsWriter
+from dba3c.runs.run_folder import RunFolder
+from tests.dba3c.metrics.made_up_run import CONFIG, START_S, set_lives
+from tests.dba3c.metrics.test_background_sink import RecordingSink
+
+
+class PointSink(RecordingSink):
+    def __init__(self):
+        super().__init__()
+        self.points, self.events = [], []
+
+    def point(self, values, step, time_s):
+        self.points.append((step, values))
+
+    def event(self, message, step, time_s):
+        self.events.append(message)
+
+
+def no_warning(message):
+    raise AssertionError(f"an unexpected warning: {message}")
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_the_monitor_of_a_finished_run_waits_for_its_evaluators_and_of_a_stopped_one_does_not(tmp_path, finished):
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        silence = [0.0]
+        is_over = RunIsOver(run, lambda: silence[0], evaluation_s=100.0)
+        with evaluating(run, 0, print):
+            assert not is_over()
+            run.request_stop("enough", finished=finished)
+            silence[0] = 50.0
+            assert is_over() is not finished
+            silence[0] = 101.0  # its patience has an end
+            assert is_over()
+            silence[0] = 50.0
+        assert is_over()
+
+
+def test_a_point_holds_every_chart_and_events_and_evaluations_come_through(make_up_run):
+    run, sink = make_up_run(seconds=30), PointSink()
+    monitor = Monitor(run, [sink], warn=no_warning)
+    monitor.look(START_S + 30)
+    assert monitor.close()
+    (at, evaluated), (step, point), *_ = sink.points
+    assert (at, evaluated["evaluation/iqm"]) == (250, 2.5)
+    assert step == 300 and sink.events == ["worker-0: checkpoint of step 300 written"] and sink.closed
+    assert point["score/mean"] == pytest.approx(sum([s for s in range(30) for _ in (0, 1)][-50:]) / 50)
+    assert point["progress/frames"] == 2 * 300 * 160 * 4 and point["cluster/dropped"] == 30
+    assert point["speed/frames_per_s"] == pytest.approx(2 * 1600 * 4, rel=0.02)
+    assert point["sections/worker_environment"] == pytest.approx(0.5)
+    assert point["sections/server_waiting"] == pytest.approx(0.8)
+    assert point["gradient/delay_max"] == 1.0 and point["progress/core_hours"] == pytest.approx(2 * 30 / 3600)
+
+
+def test_the_stop_score_writes_stop_json_once_with_its_reason(make_up_run):
+    run, told = make_up_run(seconds=60, finished=False, score=lambda second: 100.0), []
+    monitor = Monitor(run, rule=StopRule(stop_score=100.0), warn=no_warning, on_stop=told.append)
+    for now_s in (START_S + 60, START_S + 61):
+        monitor.look(now_s)
+    assert told == ["mean score 100.0 of the last 50 games reached 100"] == [run.stop_reason()]
+    monitor.close()
+    run.release()
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        (StopRule(stop_score=100.1), None),
+        (StopRule(stop_score=50.0, stop_games=200), None),
+        (StopRule(max_hours=31 / 3600), None),
+        (StopRule(max_hours=30 / 3600), "0.01 hours are over, 0.00833333 were allowed"),
+        (StopRule(max_core_hours=4 * 31 / 3600), None),  # two workers and two servers
+        (StopRule(max_core_hours=0.03), "0.03 core-hours were used, 0.03 were allowed"),
+    ],
+)
+def test_each_limit_holds_exactly(make_up_run, rule, reason):
+    run = make_up_run(seconds=30, score=lambda second: 100.0)
+    monitor = Monitor(run, rule=rule, warn=no_warning)
+    monitor.look(START_S + 30)
+    assert monitor.stop_reason == reason == run.stop_reason()
+    monitor.close()
+
+
+def test_games_of_an_earlier_life_do_not_stop_a_resumed_run_nor_are_they_drawn_again(make_up_run):
+    run, sink = make_up_run(seconds=60, score=lambda second: 100.0), PointSink()
+    set_lives(run, (START_S, START_S + 60, 2), (START_S + 100, None, 2))
+    monitor = Monitor(run, [sink], rule=StopRule(stop_score=100.0), warn=no_warning)
+    monitor.look(START_S + 101)
+    monitor.close()
+    assert run.stop_reason() is None and sink.points == [] and sink.events == []
+    assert monitor.summary.scores.mean == 100.0
+
+
+def test_what_a_resumed_life_has_written_before_its_monitor_came_does_not_break_it(make_up_run):
+    run, sink = make_up_run(seconds=60, finished=False), PointSink()
+    set_lives(run, (START_S, START_S + 20, 2), (START_S + 30, None, 2))
+    monitor = Monitor(run, [sink], warn=no_warning)
+    monitor.look(START_S + 61)
+    monitor.close()
+    assert sink.events == ["worker-0: checkpoint of step 600 written"]
+    assert [step for step, values in sink.points if "evaluation/iqm" in values] == [550]
+    run.release()
+
+
+def test_a_monitor_that_was_started_again_draws_nothing_twice_and_still_stops_the_run_at_its_score(make_up_run):
+    run, sink = make_up_run(seconds=60, finished=False, score=lambda second: 100.0), PointSink()
+    monitor = Monitor(run, [sink], StopRule(stop_score=100.0), warn=no_warning, again=True)
+    monitor.look(START_S + 61)
+    monitor.close()
+    assert sink.points == [] and sink.events == []
+    assert run.stop_reason() == "mean score 100.0 of the last 50 games reached 100"
+    run.release()
+
+
+def test_lines_that_are_no_records_cost_one_warning(make_up_run):
+    run, warnings = make_up_run(seconds=2), []
+    path = run.metrics_file("worker", 0)
+    path.write_bytes(b"garbage\n" + path.read_bytes() + b"more\n")
+    monitor = Monitor(run, warn=warnings.append)
+    monitor.look(START_S + 2)
+    monitor.look(START_S + 3)
+    monitor.close()
+    assert warnings == ["worker-0.jsonl has lines that are not records (2); they are skipped"]
+
+
+def test_a_full_disk_delays_the_stop_and_does_not_end_the_monitor(make_up_run, monkeypatch):
+    from dba3c.errors import UserError
+
+    run, warnings = make_up_run(seconds=30, score=lambda second: 100.0), []
+    monitor = Monitor(run, rule=StopRule(stop_score=100.0, stop_games=10), warn=warnings.append)
+
+    def full(reason, finished=False):
+        raise UserError("cannot write stop.json: No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "request_stop", full)
+        for now_s in (START_S + 30, START_S + 31):
+            monitor.look(now_s)
+    assert warnings == ["cannot write stop.json: No space left on device"] and run.stop_reason() is None
+    monitor.look(START_S + 32)
+    assert run.stop_reason() == "mean score 100.0 of the last 10 games reached 100"
+    monitor.close()
+
+
+def test_it_ends_with_its_run_and_reads_what_was_written_last(tmp_path):
+    run = RunFolder.create(tmp_path / "run", CONFIG)
+    writer = MetricsWriter(run, "worker", 0)
+    reports = []
+    thread = threading.Thread(target=lambda: reports.append(run_monitor(run, sinks=(), poll_s=0.01)))
+    thread.start()
+    writer.record_event("joined", "worker 0 joined")
+    writer.record_step(5, {"accepted": 1})
+    writer.close()
+    run.end_life("finished", "done")
+    thread.join(timeout=30)
+    run.release()
+    assert reports[0].records == 2 and reports[0].sinks_complete
+
+
+def test_it_ends_when_the_run_was_asked_to_stop_and_is_silent(tmp_path):
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        run.request_stop("enough")
+        assert run_monitor(run, sinks=(), poll_s=0.01).records == 0
+
+
+def test_it_ends_when_its_launch_is_dead(tmp_path):
+    create = f"RunFolder.create({str(tmp_path / 'run')!r}, {{}})"
+    code = f"import os; from dba3c.runs.run_folder import RunFolder; {create}; os._exit(9)"
+    subprocess.run([sys.executable, "-c", code], timeout=60)
+    assert run_monitor(RunFolder.open(tmp_path / "run"), sinks=(), poll_s=0.01).records == 0
+
+
+def test_the_process_ends_on_sigterm_with_its_trackers_complete_and_ignores_ctrl_c(tmp_path):
+    with RunFolder.create(tmp_path / "run", {"run": {"track": ["tensorboard"]}}) as run:
+        writer = MetricsWriter(run, "worker", 0)
+        writer.record_step(7, {"accepted": 1, "loss_total": 0.5})
+        writer.flush()
+        process = subprocess.Popen([sys.executable, "-m", "dba3c.metrics", str(run.path)], stdout=subprocess.PIPE)
+        deadline = threading.Timer(60, process.kill)
+        deadline.start()
+        while not list(run.tensorboard.iterdir()):
+            assert process.poll() is None
+            os.sched_yield()
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+        deadline.cancel()
+    assert process.returncode == 0 and b"step 7" in out
+
+
+def test_what_does_not_work_is_in_the_monitors_own_records(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "neptune", None)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    run = RunFolder.create(tmp_path / "run", {"run": {"track": ["neptune"]}})
+    MetricsWriter(run, "worker", 0).record_event("joined", "worker 0 joined")
+    run.end_life("finished", "done")
+    run.release()
+    try:
+        report = monitor_process(run.path, show=False)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert not report.sinks_complete and "pip install 'dba3c[neptune]'" in capsys.readouterr().err
+    lines = [json.loads(line) for line in run.metrics_file("monitor", 0).read_text().splitlines()]
+    assert "neptune fails" in lines[0]["message"]

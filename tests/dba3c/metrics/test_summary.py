@@ -1,0 +1,202 @@
+"""What records add up to, computed by hand."""
+
+import pytest
+
+from dba3c.metrics.charts import ChartInterval, evaluation_point
+from dba3c.metrics.recent import RecentSums
+from dba3c.metrics.run_facts import Life, RunFacts, frames_per_step
+from dba3c.metrics.summary import RunSummary
+
+FACTS = RunFacts("run", frames_per_step=4.0, stop_games=3, lives=(Life(0.0, 8.0),))
+
+
+def record(kind, time_s, role="worker", rank=0, step=1, **fields):
+    return {"kind": kind, "time_s": time_s, "step": step, "role": role, "rank": rank, "incarnation": 0, **fields}
+
+
+def summary_of(*records, facts=FACTS):
+    summary = RunSummary(facts)
+    for each in records:
+        summary.add(each)
+    return summary
+
+
+def games(*scores, **fields):
+    return [record("episode", float(i), score=score, length_steps=1, **fields) for i, score in enumerate(scores)]
+
+
+def test_the_mean_is_of_the_last_games_and_the_best_is_kept():
+    summary = summary_of(*games(9.0, 1.0, 2.0, 3.0))
+    scores = summary.scores
+    assert (scores.mean, scores.max, scores.best, scores.best_mean, scores.count) == (2.0, 3.0, 9.0, 4.0, 4)
+
+
+def test_scores_may_be_negative():
+    scores = summary_of(*games(-21.0, -20.0, -19.0, -21.0)).scores
+    assert (scores.best, scores.best_mean) == (-19.0, -20.0)
+
+
+def test_a_score_that_was_not_a_number_is_no_game_but_is_counted_as_not_finite():
+    summary = summary_of(record("episode", 1.0, score=None, length_steps=1, not_finite={"score": 1}))
+    assert summary.scores.mean is None and summary.not_finite == {"score": 1}
+
+
+def test_frames_are_what_was_stepped_and_data_points_are_what_the_servers_committed():
+    summary = summary_of(
+        record("step", 1.0, agent_steps=100, frames=253, data_points=60),
+        record("step", 1.0, rank=1, agent_steps=100, frames=397, data_points=100),
+    )
+    assert (summary.frames, summary.data_points) == (650.0, 160.0)
+    summary.add(record("step", 1.5, rank=2, agent_steps=100))  # of a run from before frames were counted
+    assert summary.frames == 650.0 + 4 * 100
+    summary.add(record("server", 2.0, role="server", data_points_total=128))
+    assert summary.data_points == 128.0
+
+
+def test_rates_are_over_the_time_that_the_windows_cover():
+    summary = summary_of(
+        *(record("step", float(t), agent_steps=50, data_points=40, window_s=1.0) for t in range(1, 31))
+    )
+    assert summary.per_second(30.0, "agent_steps") == pytest.approx(50.0)
+    assert summary.per_second(35.0, "agent_steps") == pytest.approx(5 * 50.0 / 10)
+
+
+def test_windows_longer_than_the_horizon_still_give_a_rate():
+    recent = RecentSums(10.0)
+    for time_s in (60.0, 120.0, 180.0):
+        recent.add(time_s, {"agent_steps": 600.0}, window_s=60.0)
+    assert recent.per_second(200.0, "agent_steps") == pytest.approx(1800 / 200)
+
+
+def test_one_long_window_does_not_slow_the_rates_down_for_ever():
+    recent = RecentSums(10.0)
+    recent.add(60.0, {"commits": 1.0}, window_s=60.0)  # the wait for the workers
+    for time_s in range(61, 81):
+        recent.add(float(time_s), {"commits": 20.0}, window_s=1.0)
+    assert recent.per_second(80.0, "commits") == pytest.approx(20.0)
+
+
+def test_active_workers_are_what_the_server_says_while_it_speaks():
+    summary = summary_of(
+        record("step", 100.0, rank=0), record("step", 99.0, rank=1), record("step", 80.0, rank=2),
+        record("server", 100.0, role="server", active_workers=3),
+    )  # fmt: skip
+    assert summary.active_workers(101.0) == 3
+    assert summary.active_workers(109.5) == 3
+    assert summary_of(record("step", 100.0), record("step", 80.0, rank=2)).active_workers(101.0) == 1
+
+
+def test_dropped_gradients_and_section_shares_are_known_by_worker():
+    summary = summary_of(
+        record("step", 1.0, accepted=3, dropped=1, sections_s={"environment": 3.0, "waiting": 1.0}),
+        record("step", 1.0, rank=1, accepted=2, rejected=2, sections_s={"learning": 2.0}),
+    )
+    first, second = summary.workers()
+    assert first.dropped_share(2.0) == 0.25 and second.dropped_share(2.0) == 0.0
+    assert first.section_shares(2.0) == {"environment": 0.75, "waiting": 0.25}
+    assert first.section_shares(1000.0) == {"environment": 0.75, "waiting": 0.25}
+    assert summary.total("dropped") == 1 and summary.total("rejected") == 2
+
+
+def test_core_hours_are_summed_over_lives_without_the_time_between_them():
+    facts = RunFacts("run", lives=(Life(0.0, 4.0), Life(100_000.0, 8.0)))
+    summary = summary_of(record("step", 3600.0), record("step", 101_800.0), facts=facts)
+    assert summary.hours() == pytest.approx((1.5, 1 * 4.0 + 0.5 * 8.0))
+
+
+def test_a_resumed_run_goes_on_from_its_checkpoints_step():
+    facts = RunFacts("run", lives=(Life(0.0, 1.0), Life(50.0, 1.0)))
+    summary = summary_of(record("step", 10.0, step=90), record("step", 11.0, step=80), facts=facts)
+    assert summary.step == 90
+    summary.add(record("step", 60.0, step=81))
+    assert summary.step == 81
+
+
+@pytest.mark.parametrize(
+    ("environment", "frames"),
+    [
+        ({"env_id": "ALE/Pong-v5", "frame_skip": None}, 4.0),
+        ({"env_id": "ALE/Pong-v5", "frame_skip": 1}, 1.0),
+        ({"env_id": "ALE/Pong-v5", "frame_skip": [2, 4]}, 3.0),
+        ({"env_id": "CartPole-v1", "frame_skip": None}, 1.0),
+        ({}, 1.0),
+    ],
+)
+def test_frames_per_step_follow_from_the_configuration(environment, frames):
+    assert frames_per_step(environment) == frames
+
+
+def points_of(*records, now_s, facts=FACTS):
+    summary = RunSummary(facts)
+    interval = ChartInterval(summary)
+    for each in records:
+        summary.add(each)
+        interval.add(each)
+    return interval.take(now_s), interval
+
+
+def test_means_are_weighted_by_how_many_gradients_a_record_stands_for():
+    point, _ = points_of(
+        record("step", 1.0, count=3, loss_total=1.0),
+        record("step", 1.0, rank=1, count=2, loss_total=5.0, not_finite={"loss_total": 1}),
+        now_s=1.0,
+    )
+    assert point["loss/total"] == (3 * 1.0 + 1 * 5.0) / 4
+
+
+def test_delays_are_reduced_by_least_mean_and_most():
+    point, _ = points_of(
+        record("step", 1.0, count=1, staleness_min=0, staleness_mean=1.0, staleness_max=4),
+        record("step", 1.0, rank=1, count=1, staleness_min=1, staleness_mean=2.0, staleness_max=2),
+        now_s=1.0,
+    )
+    assert [point[f"gradient/delay_{name}"] for name in ("min", "mean", "max")] == [0.0, 1.5, 4.0]
+
+
+def test_norms_of_shards_are_added_as_norms():
+    point, _ = points_of(
+        record("server", 1.0, role="server", count=1, update_norm=3.0),
+        record("server", 1.0, role="server", rank=1, count=1, update_norm=4.0),
+        now_s=1.0,
+    )
+    assert point["optimizer/update_norm"] == 5.0
+
+
+def test_the_online_score_is_of_the_games_since_the_last_point():
+    _, interval = points_of(*games(10.0, 20.0), now_s=2.0)
+    for each in games(2.0, 4.0):
+        interval.summary.add(each)
+        interval.add(each)
+    point = interval.take(4.0)
+    assert point["score/online"] == 3.0 and point["score/mean"] == pytest.approx(26 / 3)
+    assert "score/online" not in interval.take(5.0)
+
+
+def test_every_worker_has_its_own_charts():
+    point, _ = points_of(
+        *games(7.0, rank=3),
+        record(
+            "step", 1.0, rank=3, accepted=1, agent_steps=10, loss_total=0.5, window_s=1.0, sections_s={"waiting": 1.0}
+        ),
+        now_s=1.0,
+    )
+    mine = {name: value for name, value in point.items() if name.startswith("worker-3/")}
+    assert mine == {
+        "worker-3/score": 7.0, "worker-3/frames_per_s": 40.0, "worker-3/dropped_share": 0.0,
+        "worker-3/loss_total": 0.5, "worker-3/waiting_share": 1.0,
+    }  # fmt: skip
+
+
+def test_a_rank_of_an_all_reduce_is_as_busy_as_its_steps_say_whatever_its_reports_time():
+    point, _ = points_of(
+        record("step", 1.0, accepted=1, sections_s={"environment": 0.7, "pushing": 0.3}),
+        record("server", 1.0, commits=5, collective_s=0.23, applying_s=0.05, sections_s={}),
+        now_s=1.0,
+    )
+    sections = {name: share for name, share in point.items() if name.startswith("sections/")}
+    assert sections == {"sections/worker_environment": 0.7, "sections/worker_pushing": 0.3}
+
+
+def test_an_evaluation_is_drawn_at_the_step_of_its_checkpoint():
+    evaluated = record("evaluation", 9.0, step=90, checkpoint_step=80, games=5, mean=3.0, iqm=None)
+    assert evaluation_point(evaluated) == (80, {"evaluation/mean": 3.0, "evaluation/checkpoint_step": 80})

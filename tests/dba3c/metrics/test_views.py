@@ -1,0 +1,137 @@
+"""What a person sees of a run."""
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from dba3c.errors import UserError
+from dba3c.metrics import live
+from dba3c.metrics.live import RichView
+from dba3c.metrics.registry import SECTIONS
+from dba3c.metrics.views import PlainView, duration, number, terminal_view
+from dba3c.metrics.watch import watch, watched
+from dba3c.metrics.writer import MetricsWriter
+from dba3c.runs.run_folder import RunFolder
+from tests.dba3c.metrics.made_up_run import CONFIG
+
+
+def rich_text(run, width=120, **how):
+    out = io.StringIO()
+    status = watch(run.path, RichView(Console(file=out, width=width, force_terminal=False)), **how)
+    return status, out.getvalue()
+
+
+def test_the_live_view_shows_score_speed_sections_and_dropped_gradients_by_worker(make_up_run):
+    status, text = rich_text(make_up_run(seconds=30))
+    assert status == "finished"
+    for expected in (
+        "17 of 300 (last 50 games, max 29)", "12,800", "environment 50%", "waiting 80%", "30 (10%)",
+        "evaluation", "IQM 2.5 of 10 games", "checkpoint of step 300 written", "0:00:30",
+    ):  # fmt: skip
+        assert expected in text
+
+
+def test_every_section_has_a_colour_and_is_in_the_legend():
+    assert set(live._COLOURS) == set(SECTIONS)
+    assert [name for name in SECTIONS if name not in live._legend().plain.split()] == []
+
+
+def test_the_live_view_shows_a_run_of_central_inference(tmp_path):
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        learner, actor = MetricsWriter(run, "learner", 0), MetricsWriter(run, "actor", 0)
+        learner.record_step(1, {"accepted": 1, "data_points": 80}, {"serving": 0.6, "inference": 0.3, "learning": 0.1})
+        actor.record_step(1, {"agent_steps": 80, "frames": 320}, {"environment": 0.9, "other": 0.1})
+        learner.close()
+        actor.close()
+        run.end_life("finished", "done")
+    _, text = rich_text(run)
+    assert "serving 60%, inference 30%" in text and "environment 90%, other 10%" in text
+
+
+def test_what_cannot_be_read_of_a_watched_run_is_said_once(make_up_run, capsys):
+    run = make_up_run(seconds=2)
+    with run.metrics_file("worker", 0).open("ab") as file:
+        file.write(b"garbage\n")
+    watch(run.path, PlainView(out=io.StringIO()))
+    assert capsys.readouterr().err.count("worker-0.jsonl has lines that are not records (1)") == 1
+
+
+def test_of_many_workers_those_that_drop_are_shown_first(make_up_run):
+    _, text = rich_text(make_up_run(seconds=2, workers=40, servers=1))
+    names = [line.split()[0] for line in text.splitlines() if line.startswith(("worker-", "server-"))]
+    assert names[:3] == ["server-0", "worker-1", "worker-0"] and "21 more" in text
+
+
+def test_a_silent_worker_is_named(make_up_run):
+    run = make_up_run(seconds=30)
+    writer = MetricsWriter(run, "worker", 9)
+    writer.record_step(1, {"accepted": 1})
+    writer.close()  # now, years after the others
+    _, text = rich_text(run, width=140)
+    assert text.count("silent for") == 4
+
+
+def test_plain_lines_tell_events_once_and_the_state_in_a_rhythm(make_up_run):
+    out = io.StringIO()
+    watch(make_up_run(seconds=30).path, PlainView(out=out))
+    event, state = out.getvalue().splitlines()
+    assert event == "worker-0: checkpoint of step 300 written"
+    assert state == (
+        "[0:00:30] step 300  frames 384,000  score 17 of 300 (last 50 games, max 29)  3,040 data points/s  "
+        "12,800 frames/s  workers 2  dropped 5.0%  core-hours 0.02"
+    )
+
+
+def test_watching_a_live_run_ends_with_it(tmp_path):
+    run, out = RunFolder.create(tmp_path / "run", CONFIG), io.StringIO()
+    writer = MetricsWriter(run, "worker", 0)
+
+    class EndsTheRun(PlainView):
+        def show(self, summary, now_s):
+            super().show(summary, now_s)
+            writer.record_event("left", "the last worker left")
+            run.end_life("finished", "done")
+
+    assert watch(run.path, EndsTheRun(out=out), poll_s=0.01) == "finished"
+    assert "the last worker left" in out.getvalue()
+    writer.close()
+    run.release()
+
+
+def test_a_launch_shows_its_run_while_it_works(tmp_path):
+    out = io.StringIO()
+    with RunFolder.create(tmp_path / "run", CONFIG) as run, watched(run, PlainView(out=out), poll_s=0.01):
+        MetricsWriter(run, "server", 0).record_event("joined", "worker 0 joined")
+    assert "server-0: worker 0 joined" in out.getvalue()
+
+
+def test_trouble_with_the_view_leaves_the_run_alone(tmp_path, capsys):
+    class Broken(PlainView):
+        def show(self, summary, now_s):
+            raise OSError("the terminal is gone")
+
+    with RunFolder.create(tmp_path / "run", CONFIG) as run, watched(run, Broken(), poll_s=0.0):
+        time.sleep(0)
+    assert "the view of the run ended: the terminal is gone" in capsys.readouterr().err
+
+
+def test_what_is_no_terminal_gets_plain_lines():
+    assert isinstance(terminal_view(io.StringIO()), PlainView)
+
+
+def test_watching_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match="is not a run folder"):
+        watch(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (3.0, "3"), (3.14159, "3.1"), (1234567.8, "1,234,568"), (-21.0, "-21")]
+)
+def test_numbers_are_written_for_people(value, text):
+    assert number(value) == text
+
+
+def test_hours_are_written_as_a_clock():
+    assert duration(26.5 + 7 / 3600) == "26:30:07"
