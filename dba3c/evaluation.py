@@ -6,8 +6,8 @@ import dataclasses
 import time
 from collections.abc import Callable
 
+from dba3c.assembly.construction import Spaces
 from dba3c.config import TrainConfig
-from dba3c.construction import Spaces
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.observation_statistics import use_statistics
 from dba3c.environments.protocol import Episode

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dba3c.agent import Agent
 from dba3c.algorithms.distributions import Categorical
+from dba3c.assembly.construction import Spaces, build_agent, build_any_network, plan_of
 from dba3c.config import TrainConfig
-from dba3c.construction import Spaces, build_agent, build_any_network, plan_of
 from dba3c.flat_network import FlatNetwork
 from dba3c.networks import State
 from dba3c.networks.sac_networks import ActionScaling

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dba3c.assembly.construction import Spaces
 from dba3c.cameras import Camera, make_camera
 from dba3c.config import TrainConfig
-from dba3c.construction import Spaces
 from dba3c.environments.observation_statistics import use_statistics
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError

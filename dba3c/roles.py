@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dba3c.exchanges import connect
-from dba3c.place import Place
-from dba3c.reporting import to_event_records, to_server_records
+from dba3c.assembly.exchanges import connect
+from dba3c.assembly.place import Place
+from dba3c.assembly.reporting import to_event_records, to_server_records
 from dba3c.runs.rendezvous import Rendezvous
 from dba3c.runs.stopping import StopRule
 
 
 def server(place: Place) -> str:
     """Hold one shard of the parameters."""
-    from dba3c.construction import initial_parameters
+    from dba3c.assembly.construction import initial_parameters
     from param_servers.servers.server import ParameterServer
 
     config, folder = place.config, place.folder
@@ -47,12 +47,12 @@ def server(place: Place) -> str:
 
 def worker(place: Place) -> str:
     """Step environments and compute gradients."""
+    from dba3c.assembly.construction import build_agent, initial_parameters, spaces_of
+    from dba3c.assembly.statistics_keeper import KeepingExchange, StatisticsKeeper
     from dba3c.collector import Collector
-    from dba3c.construction import build_agent, initial_parameters, spaces_of
     from dba3c.environments.factory import make_vector_environment
     from dba3c.environments.seeding import worker_seed
     from dba3c.ppo_worker import run_ppo_worker
-    from dba3c.statistics_keeper import KeepingExchange, StatisticsKeeper
     from dba3c.worker import run_worker
 
     config = place.config

@@ -33,7 +33,7 @@ def train(config: TrainConfig, *, resume: bool, command: str, launch_id: str = "
         UserError: the run folder is in use, or holds another run.
     """
     # torch: not for the ranks of a cluster, which only start processes
-    from dba3c.construction import check_buildable
+    from dba3c.assembly.construction import check_buildable
     from dba3c.metrics.watch import watched
     from dba3c.runs.checkpoints import checkpoint_steps
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from dba3c.assembly.place import Place
 from dba3c.config import TrainConfig, replace_options
 from dba3c.environments.errors import EnvironmentFailed
 from dba3c.errors import UserError
-from dba3c.place import Place
 from dba3c.roles import ROLES
 from dba3c.runs.run_folder import RunFolder
 from launch.cli import RUN_BROKEN_EXIT, USER_ERROR_EXIT

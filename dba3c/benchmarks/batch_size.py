@@ -19,9 +19,9 @@ import torch
 import tyro
 from gymnasium import spaces
 
+from dba3c.assembly.construction import Spaces, build_agent
 from dba3c.central.policies import ActorCriticPolicy, Asked
 from dba3c.config import NetworkConfig, TrainConfig
-from dba3c.construction import Spaces, build_agent
 from dba3c.errors import UserError
 from dba3c.plots.style import LINES, PALETTE, new_figure, save
 from dba3c.studies.figures import finish

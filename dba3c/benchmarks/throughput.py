@@ -28,8 +28,8 @@ import torch
 import tyro
 
 from dba3c.agent import Agent
+from dba3c.assembly.construction import build_agent, spaces_of
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
-from dba3c.construction import build_agent, spaces_of
 from dba3c.environments.atari.protocols import atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment

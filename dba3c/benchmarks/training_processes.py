@@ -17,7 +17,7 @@ def play(path: str, role: str, rank: int) -> None:
     """The body of one process."""
     import torch
 
-    from dba3c.place import Place
+    from dba3c.assembly.place import Place
     from dba3c.roles import ROLES
 
     torch.set_num_threads(1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dba3c.assembly.construction import Spaces, build_agent, build_any_network, plan_of, spaces_of
+from dba3c.assembly.place import Place
 from dba3c.central.batching import Batcher
 from dba3c.central.policies import ActorCriticPolicy, Policy
 from dba3c.central.r2d2 import R2d2Policy, R2d2Trainer
@@ -16,11 +18,9 @@ from dba3c.central.trainers import ActorCriticTrainer, Trainer
 from dba3c.central.unroll import GroupKey
 from dba3c.central.unroll_store import UnrollStore
 from dba3c.config import TrainConfig
-from dba3c.construction import Spaces, build_agent, build_any_network, plan_of, spaces_of
 from dba3c.environments.seeding import worker_seed
 from dba3c.flat_network import FlatNetwork
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.place import Place
 from param_servers.layout import FlatLayout
 
 LEARNER_SEEDS = 1 << 20

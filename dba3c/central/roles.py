@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 from dba3c.config import TrainConfig
 
 if TYPE_CHECKING:
+    from dba3c.assembly.construction import Spaces
+    from dba3c.assembly.place import Place
     from dba3c.central.wire import GroupShape
-    from dba3c.construction import Spaces
     from dba3c.environments.protocol import Experience, VectorEnvironment
-    from dba3c.place import Place
 
 
 def learner(place: Place) -> str:
     """Answer this learner's actors and train on their unrolls."""
+    from dba3c.assembly.construction import initial_parameters
+    from dba3c.assembly.exchanges import connect
     from dba3c.central.assembly import assemble
     from dba3c.central.learner import run_learner
-    from dba3c.construction import initial_parameters
-    from dba3c.exchanges import connect
     from dba3c.runs.rendezvous import Rendezvous
     from param_servers.wire.interfaces import listen_address
 
@@ -45,12 +45,12 @@ def learner(place: Place) -> str:
 
 def actor(place: Place) -> str:
     """Step environments as a learner says."""
+    from dba3c.assembly.construction import Spaces
+    from dba3c.assembly.statistics_keeper import StatisticsKeeper
     from dba3c.central.actor import Actor, ActorGroup
-    from dba3c.construction import Spaces
     from dba3c.environments.factory import make_vector_environment
     from dba3c.environments.seeding import worker_seed
     from dba3c.runs.rendezvous import Rendezvous
-    from dba3c.statistics_keeper import StatisticsKeeper
 
     config, central, exchange = place.config, place.config.central, place.config.exchange
     learner_rank = place.rank % exchange.num_workers

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dba3c.algorithms.replay import UniformReplay, UniformSample
 from dba3c.algorithms.sac import SacSettings, Transitions, move_targets, sac_loss
+from dba3c.assembly.construction import Spaces
 from dba3c.central.policies import Asked, Decision
 from dba3c.central.replay_debt import ReplayDebt
 from dba3c.central.target_store import TargetStore
@@ -18,7 +19,6 @@ from dba3c.central.trainers import Update
 from dba3c.central.unroll import Unroll
 from dba3c.central.unroll_batch import batch_of
 from dba3c.config import TrainConfig
-from dba3c.construction import Spaces
 from dba3c.flat_network import FlatNetwork
 from dba3c.networks import State
 from dba3c.networks.sac_networks import ActionScaling

@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 from torch import Tensor
 
-from dba3c import exchanges
+from dba3c.assembly import exchanges
 from param_servers.exchange import Pull, Receipt
 
 RECORD = struct.Struct("<4sIqqq")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dba3c.assembly.construction import initial_parameters
 from dba3c.config import TrainConfig
-from dba3c.construction import initial_parameters
 from dba3c.runs.run_folder import RunFolder
 from param_servers.checkpoint.snapshots import publish, write_shard
 from param_servers.sharding import ShardPlan

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from dba3c.assembly.construction import build_agent, initial_parameters, spaces_of
 from dba3c.central.assembly import build_network, build_policy, build_trainer
 from dba3c.central.learner import run_learner
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.collector import Collector
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
-from dba3c.construction import build_agent, initial_parameters, spaces_of
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.environments.protocol import Transition
 from dba3c.metrics.writer import MetricsWriter

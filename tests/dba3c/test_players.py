@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from dba3c.assembly.construction import initial_parameters, spaces_of
 from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig, replace_options
-from dba3c.construction import initial_parameters, spaces_of
 from dba3c.environments import make_vector_environment
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dba3c.assembly.construction import build_agent, initial_parameters, spaces_of
 from dba3c.collector import Collector
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
-from dba3c.construction import build_agent, initial_parameters, spaces_of
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter

@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from dba3c.construction import Spaces, build_policy_network
+from dba3c.assembly.construction import Spaces, build_policy_network
 from dba3c.errors import UserError
 from dba3c.networks.convolutional import ConvolutionalTorso
 from dba3c.networks.vectors import PerceptronTorso

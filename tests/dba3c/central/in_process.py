@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dba3c.assembly.construction import spaces_of
 from dba3c.central.actor import ActorGroup
 from dba3c.central.inference_report import InferenceReport
 from dba3c.central.policies import Asked, Policy
@@ -16,7 +17,6 @@ from dba3c.central.unroll import GroupKey, Unroll
 from dba3c.central.unroll_store import UnrollStore
 from dba3c.central.wire import first_of
 from dba3c.config import TrainConfig
-from dba3c.construction import spaces_of
 from dba3c.environments import make_vector_environment
 from dba3c.environments.protocol import Episode
 from dba3c.environments.seeding import worker_seed

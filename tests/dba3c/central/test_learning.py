@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dba3c.assembly.construction import initial_parameters, spaces_of
 from dba3c.central.assembly import build_network, build_policy, build_trainer
 from dba3c.central.learner import run_learner
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
-from dba3c.construction import initial_parameters, spaces_of
 from dba3c.environments import EnvironmentConfig
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from dba3c.assembly.construction import spaces_of
 from dba3c.central.assembly import build_network, build_trainer
 from dba3c.central.policies import Asked, Decision
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, TrainConfig
-from dba3c.construction import spaces_of
 from dba3c.environments import EnvironmentConfig
 from dba3c.metrics.writer import Sections
 from tests.dba3c.central.in_process import InProcessServing

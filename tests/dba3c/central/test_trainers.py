@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from dba3c.assembly.construction import Spaces, spaces_of
 from dba3c.central.assembly import build_network, build_policy, build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central.trainers import replay
@@ -18,7 +19,6 @@ from dba3c.central.unroll_store import UnrollStore
 from dba3c.central.wire import GroupShape, pack_step
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
-from dba3c.construction import Spaces, spaces_of
 from dba3c.environments import EnvironmentConfig
 from dba3c.flat_network import FlatNetwork
 from dba3c.metrics.writer import Sections

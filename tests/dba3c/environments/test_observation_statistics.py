@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from dba3c import roles
+from dba3c.assembly.place import Place
+from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.config import TrainConfig, replace_options
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.environments.normalization import NormalizedObservations, RunningStatistics
 from dba3c.environments.observation_statistics import statistics_of, use_statistics
 from dba3c.errors import UserError
 from dba3c.evaluation import evaluate
-from dba3c.place import Place
 from dba3c.runs.checkpoints import find_policy
 from dba3c.runs.run_folder import RunFolder
-from dba3c.statistics_keeper import StatisticsKeeper
 from launch.presets import preset
 
 PENDULUM = EnvironmentConfig(env_id="Pendulum-v1", normalize_observations=True)

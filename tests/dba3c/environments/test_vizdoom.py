@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from dba3c import roles
+from dba3c.assembly.place import Place
 from dba3c.config import replace_options
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.errors import UserError
-from dba3c.place import Place
 from dba3c.runs.run_folder import RunFolder
 from launch.presets import preset
 

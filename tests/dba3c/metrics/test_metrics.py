@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
+from dba3c.assembly.reporting import to_server_records
 from dba3c.errors import UserError
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics import writer as metrics
 from dba3c.metrics.writer import MetricsWriter, Sections
-from dba3c.reporting import to_server_records
 
 
 def lines(path):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from dba3c.assembly.place import Place
 from dba3c.environments.normalization import NormalizedObservations
 from dba3c.environments.observation_statistics import FOLDER, read_snapshots, statistics_of
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError, warn_on_stderr, writing
-from dba3c.place import Place
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.checkpoints import checkpoint_steps
 from param_servers.checkpoint.snapshots import find_newest

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dba3c.active_relus import ActiveRelus
+from dba3c.networks.active_relus import ActiveRelus
 
 
 def test_the_share_of_outputs_above_zero_is_counted_over_all_layers_and_calls() -> None:

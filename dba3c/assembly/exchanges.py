@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from dba3c.reporting import to_event_records, to_server_records
+from dba3c.assembly.reporting import to_event_records, to_server_records
 from dba3c.runs.rendezvous import Rendezvous
 from dba3c.runs.stopping import StopRule
 from param_servers.exchange import GradientExchange
 from param_servers.sharding import ShardPlan
 
 if TYPE_CHECKING:
+    from dba3c.assembly.place import Place
     from dba3c.metrics.writer import MetricsWriter
-    from dba3c.place import Place
     from param_servers.allreduce.collective import Collective
 
 
