@@ -49,11 +49,11 @@ def worker(place: Place) -> str:
     """Step environments and compute gradients."""
     from dba3c.assembly.construction import build_agent, initial_parameters, spaces_of
     from dba3c.assembly.statistics_keeper import KeepingExchange, StatisticsKeeper
-    from dba3c.collector import Collector
     from dba3c.environments.factory import make_vector_environment
     from dba3c.environments.seeding import worker_seed
-    from dba3c.ppo_worker import run_ppo_worker
-    from dba3c.worker import run_worker
+    from dba3c.train.collector import Collector
+    from dba3c.train.ppo_worker import run_ppo_worker
+    from dba3c.train.worker import run_worker
 
     config = place.config
     seed = worker_seed(config.run.seed, place.rank, place.incarnation)

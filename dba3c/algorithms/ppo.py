@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from dba3c.algorithms.actor_critic import Loss, TrainableRollout
-from dba3c.algorithms.distributions import Distribution
 from dba3c.algorithms.returns import lambda_returns
+from dba3c.networks.distributions import Distribution
 
 
 @dataclass(frozen=True, kw_only=True)

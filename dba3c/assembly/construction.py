@@ -8,8 +8,8 @@ from typing import NamedTuple
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from dba3c.agent import Agent
 from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
+from dba3c.algorithms.agent import Agent
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.networks import ActorCriticNetwork, build_network

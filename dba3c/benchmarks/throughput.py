@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import tyro
 
-from dba3c.agent import Agent
+from dba3c.algorithms.agent import Agent
 from dba3c.assembly.construction import build_agent, spaces_of
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.atari.protocols import atari_v4_no_sticky

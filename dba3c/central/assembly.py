@@ -19,8 +19,8 @@ from dba3c.central.unroll import GroupKey
 from dba3c.central.unroll_store import UnrollStore
 from dba3c.config import TrainConfig
 from dba3c.environments.seeding import worker_seed
-from dba3c.flat_network import FlatNetwork
 from dba3c.metrics.writer import MetricsWriter
+from dba3c.networks.flat_network import FlatNetwork
 from param_servers.layout import FlatLayout
 
 LEARNER_SEEDS = 1 << 20

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dba3c.agent import Agent
+from dba3c.algorithms.agent import Agent
 from dba3c.networks import State
 
 

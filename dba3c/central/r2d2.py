@@ -23,8 +23,8 @@ from dba3c.central.trainers import Update
 from dba3c.central.unroll import Unroll
 from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of
 from dba3c.config import TrainConfig
-from dba3c.flat_network import FlatNetwork
 from dba3c.networks import State
+from dba3c.networks.flat_network import FlatNetwork
 from param_servers.exchange import Pull
 
 

@@ -19,8 +19,8 @@ from dba3c.central.trainers import Update
 from dba3c.central.unroll import Unroll
 from dba3c.central.unroll_batch import batch_of
 from dba3c.config import TrainConfig
-from dba3c.flat_network import FlatNetwork
 from dba3c.networks import State
+from dba3c.networks.flat_network import FlatNetwork
 from dba3c.networks.sac_networks import ActionScaling
 from param_servers.exchange import Pull
 

@@ -9,13 +9,13 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from dba3c.agent import Agent
+from dba3c.algorithms.agent import Agent
+from dba3c.algorithms.rollout import Rollout
 from dba3c.central.inference_report import policy_lag
 from dba3c.central.unroll import Unroll
 from dba3c.central.unroll_batch import UnrollBatch, batch_of
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Experience
-from dba3c.rollout import Rollout
 from param_servers.exchange import Pull
 from param_servers.schedules import parse_schedule
 

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from dba3c.algorithms.distributions import parameter_count
+from dba3c.networks.distributions import parameter_count
 from dba3c.networks.layers import linear
 
 State = tuple[Tensor, ...]

@@ -14,8 +14,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from dba3c.algorithms.distributions import TanhGaussian
 from dba3c.errors import UserError
+from dba3c.networks.distributions import TanhGaussian
 from dba3c.networks.layers import linear
 from dba3c.networks.observations import as_vector, vector_size
 from dba3c.networks.vectors import perceptron

@@ -11,8 +11,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings, actor_critic_loss
-from dba3c.algorithms.distributions import Categorical
 from dba3c.algorithms.returns import Targets, lambda_returns
+from dba3c.networks.distributions import Categorical
 from tests.dba3c.algorithms.rollouts import random_rollout
 
 ACTIONS = spaces.Discrete(3)

@@ -7,9 +7,9 @@ import torch
 from gymnasium import spaces
 
 from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
-from dba3c.algorithms.distributions import Categorical
 from dba3c.algorithms.ppo import PpoBatch, PpoSettings, minibatches, ppo_batch, ppo_loss
 from dba3c.algorithms.returns import lambda_returns
+from dba3c.networks.distributions import Categorical
 from tests.dba3c.algorithms.test_actor_critic import played
 
 

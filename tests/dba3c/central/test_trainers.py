@@ -20,8 +20,8 @@ from dba3c.central.wire import GroupShape, pack_step
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig
-from dba3c.flat_network import FlatNetwork
 from dba3c.metrics.writer import Sections
+from dba3c.networks.flat_network import FlatNetwork
 from param_servers.config import ExchangeConfig
 from param_servers.exchange import Pull
 from tests.dba3c.central.in_process import InProcessServing

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dba3c.agent import Agent
+from dba3c.algorithms.agent import Agent
 from dba3c.algorithms.episodes import EpisodeStarts
+from dba3c.algorithms.rollout import Rollout
 from dba3c.environments.protocol import Experience, VectorEnvironment
 from dba3c.metrics.writer import Sections
 from dba3c.networks import reset_state
-from dba3c.rollout import Rollout
 
 
 class Collector:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dba3c.agent import Agent
-from dba3c.collector import Collector
+from dba3c.algorithms.agent import Agent
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Episode, Experience
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
+from dba3c.train.collector import Collector
 from param_servers.exchange import GradientExchange, Receipt, RunStopped
 from param_servers.optim.optimizers import clip_gradient
 from param_servers.schedules import parse_schedule

@@ -5,12 +5,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from dba3c.agent import Agent
 from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
-from dba3c.collector import Collector
+from dba3c.algorithms.agent import Agent
 from dba3c.environments.protocol import Episode, Transition
 from dba3c.metrics.writer import Sections
 from dba3c.networks import build_network
+from dba3c.train.collector import Collector
 from param_servers.layout import FlatLayout
 
 B, T = 3, 4

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from dba3c.algorithms.actor_critic import ActorCriticLoss
-from dba3c.algorithms.distributions import Distribution, distribution
-from dba3c.flat_network import FlatNetwork
+from dba3c.algorithms.rollout import Rollout
 from dba3c.networks import ActorCriticNetwork, NetworkOutput, State
-from dba3c.rollout import Rollout
+from dba3c.networks.distributions import Distribution, distribution
+from dba3c.networks.flat_network import FlatNetwork
 from param_servers.layout import FlatLayout
 
 

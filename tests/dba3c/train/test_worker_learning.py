@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from dba3c.assembly.construction import build_agent, initial_parameters, spaces_of
-from dba3c.collector import Collector
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.ppo_worker import run_ppo_worker
 from dba3c.runs.run_folder import RunFolder
-from dba3c.worker import run_worker
+from dba3c.train.collector import Collector
+from dba3c.train.ppo_worker import run_ppo_worker
+from dba3c.train.worker import run_worker
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.local import LocalExchange
 from tests.integration.runs import records

@@ -13,15 +13,15 @@ from dba3c.assembly.construction import build_agent, initial_parameters, spaces_
 from dba3c.central.assembly import build_network, build_policy, build_trainer
 from dba3c.central.learner import run_learner
 from dba3c.central_config import CentralConfig, ReplayConfig
-from dba3c.collector import Collector
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.environments.protocol import Transition
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.ppo_worker import run_ppo_worker
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.stopping import StopRule
-from dba3c.worker import run_worker
+from dba3c.train.collector import Collector
+from dba3c.train.ppo_worker import run_ppo_worker
+from dba3c.train.worker import run_worker
 from param_servers.config import ExchangeConfig
 from param_servers.exchange import Pull, Receipt, RunStopped
 from param_servers.local import LocalExchange

@@ -8,7 +8,8 @@ import torch
 from gymnasium import spaces
 from torch import distributions
 
-from dba3c.algorithms.distributions import (
+from dba3c.errors import UserError
+from dba3c.networks.distributions import (
     Categorical,
     DiagonalGaussian,
     MultiCategorical,
@@ -16,7 +17,6 @@ from dba3c.algorithms.distributions import (
     distribution,
     parameter_count,
 )
-from dba3c.errors import UserError
 
 
 def generator(seed: int = 0) -> torch.Generator:
