@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from dba3c.players import Choice
+from dba3c.evaluation.players import Choice
 
 _WIDTH = 190
 _MARGIN = 10

@@ -19,11 +19,11 @@ from dba3c.config import TrainConfig
 from dba3c.environments.observation_statistics import use_statistics
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
-from dba3c.evaluation_protocol import protocol_for, stream_seeds
-from dba3c.full_games import LONGEST_GAME_STEPS, GamesAbandoned
+from dba3c.evaluation.full_games import LONGEST_GAME_STEPS, GamesAbandoned
+from dba3c.evaluation.players import Actions, Choice, Player, make_player
+from dba3c.evaluation.protocol import protocol_for, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.overlay import Overlay
-from dba3c.players import Actions, Choice, Player, make_player
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.checkpoints import Policy
 from dba3c.runs.run_folder import RunFolder

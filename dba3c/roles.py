@@ -87,7 +87,7 @@ def monitor(place: Place) -> str:
 
 def evaluator(place: Place) -> str:
     """Play full games with each new checkpoint, and with the one that the run ends with."""
-    from dba3c.evaluation import run_evaluator
+    from dba3c.evaluation.evaluator import run_evaluator
 
     return run_evaluator(place.folder, place.config, place.rank, incarnation=place.incarnation)
 

@@ -40,7 +40,7 @@ def run(words: Sequence[str]) -> int:
     from rich.progress import Progress
 
     from dba3c.config import TrainConfig
-    from dba3c.evaluation import evaluate
+    from dba3c.evaluation.evaluator import evaluate
     from dba3c.runs.checkpoints import find_policy
     from dba3c.runs.run_folder import RunFolder
 

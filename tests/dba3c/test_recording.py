@@ -11,7 +11,7 @@ from dba3c.assembly.construction import initial_parameters
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
-from dba3c.full_games import GamesAbandoned
+from dba3c.evaluation.full_games import GamesAbandoned
 from dba3c.recording import record_game
 from dba3c.runs.checkpoints import Policy
 from dba3c.videos import GifWriter, Mp4Writer

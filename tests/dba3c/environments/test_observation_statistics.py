@@ -15,7 +15,7 @@ from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.environments.normalization import NormalizedObservations, RunningStatistics
 from dba3c.environments.observation_statistics import statistics_of, use_statistics
 from dba3c.errors import UserError
-from dba3c.evaluation import evaluate
+from dba3c.evaluation.evaluator import evaluate
 from dba3c.runs.checkpoints import find_policy
 from dba3c.runs.run_folder import RunFolder
 from launch.presets import preset
@@ -87,7 +87,7 @@ def test_an_evaluation_normalises_by_the_statistics_of_its_checkpoint(
         use_statistics(environments, stored, checkpoint)
         used.append(environments.statistics)
 
-    monkeypatch.setattr("dba3c.evaluation.use_statistics", spy)
+    monkeypatch.setattr("dba3c.evaluation.evaluator.use_statistics", spy)
     config = TrainConfig.from_json(folder.config_text())
     evaluate(config, policy, games=2, num_envs=2)
     assert used[0].to_dict() == at_20  # and 400 steps later it is still the same

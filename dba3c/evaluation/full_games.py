@@ -15,8 +15,8 @@ import torch
 
 from dba3c.environments.protocol import Episode, Experience, VectorEnvironment
 from dba3c.errors import UserError
+from dba3c.evaluation.players import Player
 from dba3c.networks import State
-from dba3c.players import Player
 
 LONGEST_GAME_STEPS = 250_000
 """No game is waited for longer (agent steps). Atari is cut by its own limit well before."""

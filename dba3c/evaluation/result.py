@@ -17,9 +17,9 @@ from typing import Any
 
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
-from dba3c.evaluation_protocol import EvaluationProtocol
-from dba3c.full_games import PlayedGames
-from dba3c.players import Actions
+from dba3c.evaluation.full_games import PlayedGames
+from dba3c.evaluation.players import Actions
+from dba3c.evaluation.protocol import EvaluationProtocol
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.checkpoints import Policy
 from dba3c.runs.run_folder import RunFolder

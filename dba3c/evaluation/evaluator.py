@@ -12,12 +12,12 @@ from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.observation_statistics import use_statistics
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
-from dba3c.evaluation_protocol import protocol_for, stream_seeds
-from dba3c.evaluation_result import Evaluation, evaluated_policies, evaluation_of, together
-from dba3c.full_games import GamesAbandoned, play_full_games, quotas
+from dba3c.evaluation.full_games import GamesAbandoned, play_full_games, quotas
+from dba3c.evaluation.players import Actions, make_player
+from dba3c.evaluation.protocol import protocol_for, stream_seeds
+from dba3c.evaluation.result import Evaluation, evaluated_policies, evaluation_of, together
 from dba3c.metrics.ending import evaluating
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.players import Actions, make_player
 from dba3c.runs.checkpoints import Policy
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.run_watch import LOOK_S, CheckpointWatch, Overtime, RunEnd

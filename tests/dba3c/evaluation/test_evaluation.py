@@ -12,10 +12,10 @@ from dba3c.environments import atari_2017
 from dba3c.environments.atari.protocols import atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
-from dba3c.evaluation import evaluate, run_evaluator
-from dba3c.evaluation_protocol import protocol_for, stream_seeds
-from dba3c.evaluation_result import evaluated_policies
-from dba3c.full_games import GamesAbandoned
+from dba3c.evaluation.evaluator import evaluate, run_evaluator
+from dba3c.evaluation.full_games import GamesAbandoned
+from dba3c.evaluation.protocol import protocol_for, stream_seeds
+from dba3c.evaluation.result import evaluated_policies
 from dba3c.runs import run_watch
 from dba3c.runs.checkpoints import load_policy
 from dba3c.runs.run_watch import CheckpointWatch, Overtime, RunEnd

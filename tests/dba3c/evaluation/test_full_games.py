@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from dba3c import full_games
 from dba3c.environments.protocol import Episode, Transition
 from dba3c.errors import UserError
-from dba3c.full_games import GamesAbandoned, play_full_games, quotas
-from dba3c.players import Choice
+from dba3c.evaluation import full_games
+from dba3c.evaluation.full_games import GamesAbandoned, play_full_games, quotas
+from dba3c.evaluation.players import Choice
 
 
 class LongGamesScoreMore:
