@@ -94,7 +94,7 @@ def evaluator(place: Place) -> str:
 
 def recorder(place: Place) -> str:
     """Film a game of every k-th checkpoint."""
-    from dba3c.recording import run_recorder
+    from dba3c.recording.recorder import run_recorder
 
     return run_recorder(place.folder, place.config, place.rank, incarnation=place.incarnation)
 

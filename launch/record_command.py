@@ -42,7 +42,7 @@ class RecordArguments:
 def run(words: Sequence[str]) -> int:
     """dba3c record RUN [OPTIONS]"""
     from dba3c.config import TrainConfig
-    from dba3c.recording import record_game
+    from dba3c.recording.recorder import record_game
     from dba3c.runs.checkpoints import find_policy
     from dba3c.runs.run_folder import RunFolder
 

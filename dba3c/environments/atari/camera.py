@@ -28,7 +28,7 @@ CONSOLE_FRAMES_PER_S = 60.0
 
 
 class AtariCamera:
-    """A `dba3c.cameras.Camera`; see the module's docstring."""
+    """A `dba3c.recording.cameras.Camera`; see the module's docstring."""
 
     def __init__(self, config: EnvironmentConfig, seed: int) -> None:
         low, high = config.frame_skip_range

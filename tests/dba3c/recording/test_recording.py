@@ -12,9 +12,9 @@ from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.evaluation.full_games import GamesAbandoned
-from dba3c.recording import record_game
+from dba3c.recording.recorder import record_game
+from dba3c.recording.videos import GifWriter, Mp4Writer
 from dba3c.runs.checkpoints import Policy
-from dba3c.videos import GifWriter, Mp4Writer
 
 
 @pytest.fixture(scope="module")

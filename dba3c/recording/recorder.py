@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from dba3c.assembly.construction import Spaces
-from dba3c.cameras import Camera, make_camera
 from dba3c.config import TrainConfig
 from dba3c.environments.observation_statistics import use_statistics
 from dba3c.environments.protocol import Episode
@@ -23,12 +22,13 @@ from dba3c.evaluation.full_games import LONGEST_GAME_STEPS, GamesAbandoned
 from dba3c.evaluation.players import Actions, Choice, Player, make_player
 from dba3c.evaluation.protocol import protocol_for, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.overlay import Overlay
+from dba3c.recording.cameras import Camera, make_camera
+from dba3c.recording.overlay import Overlay
+from dba3c.recording.videos import GifWriter, Mp4Writer, enlarge
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.checkpoints import Policy
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.run_watch import LOOK_S, CheckpointWatch, RunEnd
-from dba3c.videos import GifWriter, Mp4Writer, enlarge
 
 _OVERLAID_HEIGHT = 400
 OnPicture = Callable[[np.ndarray, float, int, Choice | None], None]
