@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from dba3c.errors import UserError
-from dba3c.plots.style import PALETTE, new_figure, save
+from dba3c.studies.plots.style import PALETTE, new_figure, save
 
 TOLERANCE = 0.1
 _COLUMNS = ("part", "workers", "servers", "backup", "megabytes", "steps", "measured_ms", "predicted_ms")

@@ -15,9 +15,9 @@ from matplotlib.ticker import EngFormatter, LogLocator, ScalarFormatter
 
 from dba3c.errors import UserError, prefixed
 from dba3c.metrics import registry as metric_registry
-from dba3c.plots.curve import Curve
-from dba3c.plots.learning_curves import drawable, plot_learning_curves
-from dba3c.plots.style import PALETTE, new_figure, save
+from dba3c.studies.plots.curve import Curve
+from dba3c.studies.plots.learning_curves import drawable, plot_learning_curves
+from dba3c.studies.plots.style import PALETTE, new_figure, save
 from dba3c.studies.results import (
     PointResult,
     StudyResults,

@@ -8,11 +8,11 @@ from html import escape
 from pathlib import Path
 
 from dba3c.errors import warn_on_stderr, writing
-from dba3c.plots.curve import check_chart
-from dba3c.plots.learning_curves import X_AXES
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.studies.builtin import DBA3C_SCORES
 from dba3c.studies.figures import MEASURES, against_axis, draw, scores
+from dba3c.studies.plots.curve import check_chart
+from dba3c.studies.plots.learning_curves import X_AXES
 from dba3c.studies.results import PointResult, StudyResults, read_results
 from dba3c.studies.statistics import Estimate, TimeToGoal
 

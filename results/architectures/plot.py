@@ -13,11 +13,11 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from dba3c.errors import UserError
-from dba3c.plots.curve import Curve, load_curve
-from dba3c.plots.learning_curves import plot_learning_curves
-from dba3c.plots.style import PALETTE, save
 from dba3c.studies.architectures import ARCHITECTURES, plot_costs, read_csv
 from dba3c.studies.builtin import NETWORK_SIZES
+from dba3c.studies.plots.curve import Curve, load_curve
+from dba3c.studies.plots.learning_curves import plot_learning_curves
+from dba3c.studies.plots.style import PALETTE, save
 from dba3c.studies.results import read_results
 
 HERE = Path(__file__).parent

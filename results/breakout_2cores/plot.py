@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dba3c.plots.curve import load_curve
-from dba3c.plots.learning_curves import plot_learning_curves
+from dba3c.studies.plots.curve import load_curve
+from dba3c.studies.plots.learning_curves import plot_learning_curves
 
 HERE = Path(__file__).parent
 

@@ -15,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from dba3c.plots.curve import Curve
 from dba3c.studies.builtin import DBA3C_SCORES
+from dba3c.studies.plots.curve import Curve
 from dba3c.studies.results import PointResult, best_mean_score, commit_into, read_results
 
 HERE = Path(__file__).resolve().parent

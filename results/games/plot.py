@@ -5,8 +5,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from dba3c.plots.style import PALETTE, save
 from dba3c.studies.builtin import DBA3C_SCORES
+from dba3c.studies.plots.style import PALETTE, save
 from dba3c.studies.results import read_results
 
 HERE = Path(__file__).resolve().parent

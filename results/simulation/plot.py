@@ -6,9 +6,9 @@ import csv
 import json
 from pathlib import Path
 
-from dba3c.plots.style import new_figure, save
 from dba3c.simulation.validation_report import draw as draw_validation
 from dba3c.studies.figures import IDEAL, draw_simulated, finish
+from dba3c.studies.plots.style import new_figure, save
 
 HERE = Path(__file__).resolve().parent
 

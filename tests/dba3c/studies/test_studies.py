@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.plots.curve import Curve
 from dba3c.studies.builtin import STUDIES, Shape, build
 from dba3c.studies.figures import FIGURES
+from dba3c.studies.plots.curve import Curve
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import best_mean_score, commit_into, data_points_per_s, hours_to_stop_score, read_results
 from dba3c.studies.study import Point, Study, load

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from dba3c.errors import UserError
 from dba3c.metrics.flat_names import flat_names
-from dba3c.plots.curve import Curve, check_chart
-from dba3c.plots.style import label_axis, line_of, new_figure, save
+from dba3c.studies.plots.curve import Curve, check_chart
+from dba3c.studies.plots.style import label_axis, line_of, new_figure, save
 from dba3c.studies.statistics import FEWEST_OF_IQM, interquartile_mean, spread, spread_name
 
 Statistic = Literal["iqm", "mean"]

@@ -8,8 +8,8 @@ from typing import Any
 
 from dba3c.errors import UserError, prefixed, warn_on_stderr
 from dba3c.metrics.flat_names import flat_names
-from dba3c.plots.curve import Curve, load_curves
-from dba3c.plots.learning_curves import MAY_DIFFER, Statistic, drawable, plot_learning_curves
+from dba3c.studies.plots.curve import Curve, load_curves
+from dba3c.studies.plots.learning_curves import MAY_DIFFER, Statistic, drawable, plot_learning_curves
 
 
 def plot_runs(
