@@ -17,7 +17,7 @@ from dba3c.environments.errors import EnvironmentFailed
 from dba3c.errors import UserError
 from dba3c.roles import ROLES
 from dba3c.runs.run_folder import RunFolder
-from launch.cli import RUN_BROKEN_EXIT, USER_ERROR_EXIT
+from launch.cli.main import RUN_BROKEN_EXIT, USER_ERROR_EXIT
 from launch.network import LISTEN_HOST_VARIABLE, free_port
 from launch.output import harmless_output
 from launch.processes import exit_with_parent

@@ -27,7 +27,7 @@ from dba3c.runs.checkpoints import checkpoint_steps
 from dba3c.runs.run_folder import RunFolder
 from dba3c.studies.plots.curve import downsample
 from dba3c.studies.study import Point, Run
-from launch.study_runs import train
+from launch.cli.study_runs import train
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parent / "runs" / "queue"

@@ -137,7 +137,16 @@ def compute_times(frames: int) -> ComputeTimes:
     with TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         words = "train ALE/Breakout-v5 --exchange local --workers 1 --envs-per-worker 16 --metrics-window-s 0 --track"
-        command = [sys.executable, "-m", "launch.cli", *words.split(), "--seed", "1", "--total-frames", str(frames)]
+        command = [
+            sys.executable,
+            "-m",
+            "launch.cli.main",
+            *words.split(),
+            "--seed",
+            "1",
+            "--total-frames",
+            str(frames),
+        ]
         subprocess.run([*command, "--run-dir", str(run)], check=True, stdout=subprocess.DEVNULL, timeout=600)
         found = calibrate([run]).work.compute
     quantiles = np.quantile(found.samples_s, (np.arange(100) + 0.5) / 100)

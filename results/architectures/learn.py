@@ -19,7 +19,7 @@ from dba3c.studies.architectures import read_csv
 from dba3c.studies.builtin import Shape, build
 from dba3c.studies.results import commit_into
 from dba3c.studies.study import Study, load
-from launch.study_command import run_all
+from launch.cli.study import run_all
 
 HERE = Path(__file__).resolve().parent
 STUDY = Path("studies/architectures-learning")

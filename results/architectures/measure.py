@@ -22,7 +22,7 @@ from dba3c.errors import UserError
 from dba3c.studies.architectures import ARCHITECTURES, Cost, cost_of, facts_of, plot_costs, read_csv, table, write_csv
 from dba3c.studies.builtin import NETWORK_SIZES, Shape, build
 from dba3c.studies.study import load
-from launch.study_command import run_all
+from launch.cli.study import run_all
 
 HERE = Path(__file__).parent
 START_S = 20.0

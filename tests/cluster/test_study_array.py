@@ -10,7 +10,7 @@ from tests.cluster.conftest import Cluster, Job
 
 def test_a_study_runs_as_a_job_array_and_is_not_run_twice(small_cluster: Cluster, tmp_path: Path) -> None:
     study = str(tmp_path / "study")
-    command = (sys.executable, "-m", "launch.cli", "study", "scaling", "--into", study)
+    command = (sys.executable, "-m", "launch.cli.main", "study", "scaling", "--into", study)
     declared = (*command, "--env", "CartPole-v1", "--values", "1", "2", "--seeds", "1", "--slurm", "--time", "00:20:00")
     text = small_cluster.run(*declared, "--", "--total-frames", "2000", "--envs-per-worker", "2", "--track")
     script = tmp_path / "array.sbatch"

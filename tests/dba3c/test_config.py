@@ -8,7 +8,7 @@ import pytest
 from dba3c.config import AlgorithmConfig, RunConfig, TrainConfig, option_names, replace_options
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
-from launch.presets import PRESETS, preset
+from launch.cli.presets import PRESETS, preset
 from param_servers.config import ExchangeConfig
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("launch.cli")
+pytest.importorskip("launch.cli.main")
 ROOT = Path(__file__).parents[2]
 LONGEST = 20  # lines, the command included
 TIMEOUT_S = 200
@@ -28,7 +28,7 @@ def guide() -> tuple[str, str]:
 def run_beside(folder: Path, words: list[str]) -> tuple[int, str]:
     """Exit code and output of `dba3c` started in `folder`; nothing of it outlives the call."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch.cli", *words],
+        [sys.executable, "-m", "launch.cli.main", *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

@@ -25,7 +25,7 @@ def test_every_command_of_the_guide_does_what_it_says(tmp_path: Path) -> None:
     said = {}
     for words in commands():
         done = subprocess.run(
-            [sys.executable, "-m", "launch.cli", *words],
+            [sys.executable, "-m", "launch.cli.main", *words],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             capture_output=True,

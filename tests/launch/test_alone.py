@@ -10,9 +10,10 @@ import pytest
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
-from launch import commands, local, ranks
+from launch import local
+from launch.cli import commands, ranks
+from launch.cli.ranks import _returns
 from launch.launchers import LaunchPlace, detect
-from launch.ranks import _returns
 
 SHELL = {  # of `srun --cpus-per-task=4 --pty bash`, Slurm 22.05
     "SLURM_JOB_ID": "17",

@@ -13,9 +13,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from launch.fitting import fit_config, take_counts
+from launch.cli.fitting import fit_config, take_counts
+from launch.cli.options import parse_train
 from launch.launchers import detect
-from launch.options import parse_train
 from launch.topology import Assignment
 
 OnPremise = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.runs.run_folder import RunFolder
-from launch.commands import stop
+from launch.cli.commands import stop
 from launch.verdict import outcome
 
 

@@ -18,7 +18,7 @@ from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate
 from dba3c.runs.checkpoints import find_policy
 from dba3c.runs.run_folder import RunFolder
-from launch.presets import preset
+from launch.cli.presets import preset
 
 PENDULUM = EnvironmentConfig(env_id="Pendulum-v1", normalize_observations=True)
 

@@ -11,7 +11,7 @@ from dba3c.config import replace_options
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
-from launch.presets import preset
+from launch.cli.presets import preset
 
 pytest.importorskip("vizdoom")
 

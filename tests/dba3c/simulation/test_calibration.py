@@ -15,7 +15,7 @@ from dba3c.simulation.central import AgentCosts, CentralSetup, central_steps_per
 from dba3c.simulation.cluster import Cluster, Setup, Work
 from dba3c.simulation.compute import ComputeTimes
 from dba3c.simulation.validation import MeasuredPoint, fit, predict, read_points
-from launch.cli import main
+from launch.cli.main import main
 from tests.dba3c.metrics.made_up_run import CONFIG, Clock, made_up_run, step_values
 
 TEN_GBIT = Cluster(bytes_per_s=1.25e9)

@@ -12,7 +12,7 @@ from dba3c.studies.builtin import STUDIES
 from dba3c.studies.figures import FIGURES
 from dba3c.studies.results import read_results
 from dba3c.studies.study import KINDS, Point, Study
-from launch.cli import main
+from launch.cli.main import main
 from tests.dba3c.metrics.made_up_run import CONFIG, made_up_run
 
 

@@ -12,8 +12,8 @@ from dba3c.studies.plots.curve import Curve
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import best_mean_score, commit_into, data_points_per_s, hours_to_stop_score, read_results
 from dba3c.studies.study import Point, Study, load
-from launch.cli import main
-from launch.options import parse_train
+from launch.cli.main import main
+from launch.cli.options import parse_train
 from tests.dba3c.metrics.made_up_run import CONFIG, made_up_run
 
 

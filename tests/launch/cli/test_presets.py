@@ -8,9 +8,9 @@ from dba3c.assembly.construction import Spaces, build_policy_network
 from dba3c.errors import UserError
 from dba3c.networks.convolutional import ConvolutionalTorso
 from dba3c.networks.vectors import PerceptronTorso
-from launch.environment_presets import fitting_preset
-from launch.options import parse_train
-from launch.presets import PRESETS, preset
+from launch.cli.environment_presets import fitting_preset
+from launch.cli.options import parse_train
+from launch.cli.presets import PRESETS, preset
 from param_servers.schedules import parse_schedule
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from launch.sbatch import MAX_LINES, SlurmShape, main, script_text
+from launch.cli.sbatch import MAX_LINES, SlurmShape, main, script_text
 from launch.slurm_job import srun_command
 from launch.slurm_nodes import sbatch_options
 from launch.slurm_nodes import script_text as replacement_text
 
-SCRIPTS = sorted((Path(__file__).resolve().parents[2] / "slurm").glob("*.sh"))
+SCRIPTS = sorted((Path(__file__).resolve().parents[3] / "slurm").glob("*.sh"))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

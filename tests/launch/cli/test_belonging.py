@@ -6,10 +6,10 @@ import pytest
 
 from dba3c.config import option_names
 from dba3c.errors import UserError
-from launch.belonging import ALGORITHMS, MODES
+from launch.cli.belonging import ALGORITHMS, MODES
+from launch.cli.options import parse_train
+from launch.cli.ranks import train
 from launch.launchers import LaunchPlace
-from launch.options import parse_train
-from launch.ranks import train
 
 POLICY_GRADIENT = "--algorithm actor_critic or vtrace or ppo"
 

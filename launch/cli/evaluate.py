@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from launch.options import parse
+from launch.cli.options import parse
 from launch.resources import given_cores
 
 

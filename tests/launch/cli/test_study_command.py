@@ -7,9 +7,9 @@ import pytest
 from dba3c.runs.run_folder import RunFolder
 from dba3c.studies.builtin import Shape, build
 from dba3c.studies.study import load
-from launch.cli import main
-from launch.study_command import array_text
-from launch.study_runs import run_all, train_command
+from launch.cli.main import main
+from launch.cli.study import array_text
+from launch.cli.study_runs import run_all, train_command
 
 
 @pytest.fixture

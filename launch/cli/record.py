@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from dba3c.errors import UserError
-from launch.options import parse
+from launch.cli.options import parse
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,15 @@ from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
 from launch import first_node, local
-from launch.belonging import refuse_options_given_in_vain
+from launch.cli.belonging import refuse_options_given_in_vain
+from launch.cli.fitting import fit_config, refuse_what_would_vanish, run_dir_of_launch, sums_over_all_ranks, take_counts
+from launch.cli.options import parse_train
 from launch.failures import note_failure, refusal, telling_refusals
-from launch.fitting import fit_config, refuse_what_would_vanish, run_dir_of_launch, sums_over_all_ranks, take_counts
 from launch.incarnations import counting_from, first_incarnation
 from launch.launcher_table import REPLACEMENT, STARTS_RANKS_AGAIN
 from launch.launchers import LaunchPlace
 from launch.local import role_processes
 from launch.network import LISTEN_HOST_VARIABLE, listen_address
-from launch.options import parse_train
 from launch.resources import bind_to_own_cores, given_cores, thread_environment
 from launch.role_process import TRAINING_ROLES, USER_ERROR_EXIT
 from launch.supervisor import Supervisor, say_to_stderr

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from launch.options import parse
+from launch.cli.options import parse
 
 
 @dataclass(frozen=True)

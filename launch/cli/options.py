@@ -14,8 +14,8 @@ import tyro
 from dba3c.config import TrainConfig, option_names
 from dba3c.environments.atari.protocols import with_protocol
 from dba3c.errors import UserError
-from launch.belonging import refuse_options_given_in_vain
-from launch.presets import PRESETS, preset, with_central_inference
+from launch.cli.belonging import refuse_options_given_in_vain
+from launch.cli.presets import PRESETS, preset, with_central_inference
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError
 

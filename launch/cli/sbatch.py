@@ -208,7 +208,7 @@ def _start_lines(shape: SlurmShape) -> list[str]:
 
 def main(words: Sequence[str]) -> int:
     """``dba3c sbatch PRESET [OPTIONS]``: print the script."""
-    from launch.options import parse
+    from launch.cli.options import parse
 
     words = list(words)
     if words and not words[0].startswith("-"):

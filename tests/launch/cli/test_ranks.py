@@ -11,13 +11,14 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.run_lock import LOCK_NAME
-from launch import first_node, ranks
+from launch import first_node
+from launch.cli import ranks
+from launch.cli.fitting import fit_config, run_dir_of_launch, take_counts
+from launch.cli.options import parse_train
+from launch.cli.ranks import _returns, train
 from launch.failures import REFUSED, note_failure, telling_refusals
-from launch.fitting import fit_config, run_dir_of_launch, take_counts
 from launch.incarnations import first_incarnation
 from launch.launchers import LaunchPlace
-from launch.options import parse_train
-from launch.ranks import _returns, train
 from launch.verdict import outcome
 from param_servers.errors import ConfigError
 

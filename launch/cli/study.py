@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from dba3c.errors import UserError
-from launch.options import parse
-from launch.study_runs import run_all, state_of, train, train_command
+from launch.cli.options import parse
+from launch.cli.study_runs import run_all, state_of, train, train_command
 
 if TYPE_CHECKING:
     from dba3c.studies.study import Run, Study
@@ -101,7 +101,7 @@ def study(words: Sequence[str]) -> int:
 
 def _check_points(declared: Study) -> None:
     """Every point's options are refused now, not after hours."""
-    from launch.options import parse_train
+    from launch.cli.options import parse_train
     from launch.resources import given_cores
 
     for point in declared.points:
@@ -136,7 +136,7 @@ def _run_task(run: Run) -> int:
 
 
 def array_text(declared: Study, folder: Path, cpus_per_task: int, limit: str) -> str:
-    """The Slurm job array of a study, one task a run: a pure function, as launch.sbatch's."""
+    """The Slurm job array of a study, one task a run: a pure function, as launch.cli.sbatch's."""
     runs = len(declared.points) * len(declared.seeds)
     nodes = max(point.nodes for point in declared.points)
     into = shlex.quote(str(folder))
@@ -193,7 +193,7 @@ class PlotStudyArguments:
 def plot(words: Sequence[str]) -> int:
     """dba3c plot STUDY, or dba3c plot RUN..."""
     if not words or words[0].startswith("-") or not (Path(words[0]) / "study.json").exists():
-        from launch.viewing_commands import plot as plot_runs
+        from launch.cli.viewing_commands import plot as plot_runs
 
         return plot_runs(words)
     from dba3c.studies.report import plot_metric, plot_study

@@ -7,17 +7,18 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from dba3c.errors import UserError
-from launch.simulate_command import simulate
-from launch.study_command import plot, study
-from launch.viewing_commands import export, watch
+from launch.cli.simulate import simulate
+from launch.cli.study import plot, study
+from launch.cli.viewing_commands import export, watch
 
 
 def train(words: Sequence[str]) -> int:
     """dba3c train [ENV] [OPTIONS], alone or as one rank of srun, mpirun, torchrun, …"""
-    from launch import local, ranks
-    from launch.fitting import refuse_what_would_vanish
+    from launch import local
+    from launch.cli import ranks
+    from launch.cli.fitting import refuse_what_would_vanish
+    from launch.cli.options import parse_train
     from launch.launchers import PLAIN, detect
-    from launch.options import parse_train
     from launch.resources import given_cores
 
     command = shlex.join(["dba3c", "train", *words])
@@ -74,21 +75,21 @@ def stop(words: Sequence[str]) -> int:
 
 def sbatch(words: Sequence[str]) -> int:
     """dba3c sbatch PRESET [OPTIONS]"""
-    from launch import sbatch as slurm
+    from launch.cli import sbatch as slurm
 
     return slurm.main(words)
 
 
 def evaluate(words: Sequence[str]) -> int:
     """dba3c evaluate RUN"""
-    from launch.evaluate_command import run
+    from launch.cli.evaluate import run
 
     return run(words)
 
 
 def record(words: Sequence[str]) -> int:
     """dba3c record RUN"""
-    from launch.record_command import run
+    from launch.cli.record import run
 
     return run(words)
 

@@ -62,7 +62,7 @@ def command(name: str) -> Callable[[Sequence[str]], int]:
     """The function behind a command's name; only its module is imported, so that help is quick."""
     import difflib
 
-    from launch import commands
+    from launch.cli import commands
 
     if name not in commands.COMMANDS:
         close = difflib.get_close_matches(name, commands.COMMANDS) or list(commands.COMMANDS)

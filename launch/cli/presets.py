@@ -12,8 +12,8 @@ from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.stop_scores import stop_score
 from dba3c.errors import UserError
-from launch.environment_presets import fitting_preset, football, mujoco, vizdoom
-from launch.seed_presets import impala, ppo, r2d2, sac
+from launch.cli.environment_presets import fitting_preset, football, mujoco, vizdoom
+from launch.cli.seed_presets import impala, ppo, r2d2, sac
 from param_servers.config import ExchangeConfig, OptimizerConfig
 
 SMALL_CLUSTER_WORKERS = 8

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dba3c.errors import UserError
-from launch.options import parse
-from launch.simulate_options import SimulateArguments, calibration_of, cluster_of, work_of
-from launch.simulate_tables import cells, print_table, write_table
+from launch.cli.options import parse
+from launch.cli.simulate_options import SimulateArguments, calibration_of, cluster_of, work_of
+from launch.cli.simulate_tables import cells, print_table, write_table
 
 if TYPE_CHECKING:
     from dba3c.simulation.calibration import Calibration
