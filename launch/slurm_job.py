@@ -27,9 +27,9 @@ from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.run_lock import living_holder
 from launch import slurm_tools
-from launch.failures import refusal, report
 from launch.first_node import MAX_RESTARTS, hold
-from launch.processes import describe_exit, shell_code, taking_signals
+from launch.local.failures import refusal, report
+from launch.local.processes import describe_exit, shell_code, taking_signals
 from launch.slurm_nodes import LostNodes
 
 AT_THE_JOB = "at the Slurm job"

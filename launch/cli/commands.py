@@ -14,12 +14,12 @@ from launch.cli.viewing_commands import export, watch
 
 def train(words: Sequence[str]) -> int:
     """dba3c train [ENV] [OPTIONS], alone or as one rank of srun, mpirun, torchrun, …"""
-    from launch import local
     from launch.cli import ranks
     from launch.cli.fitting import refuse_what_would_vanish
     from launch.cli.options import parse_train
     from launch.launchers import PLAIN, detect
-    from launch.resources import given_cores
+    from launch.local import run as local
+    from launch.local.resources import given_cores
 
     command = shlex.join(["dba3c", "train", *words])
     place = detect(os.environ)
@@ -40,7 +40,7 @@ def resume(words: Sequence[str]) -> int:
     """dba3c resume RUN"""
     from dba3c.config import TrainConfig, replace_options
     from dba3c.runs.run_folder import RunFolder
-    from launch import local
+    from launch.local import run as local
 
     if len(words) != 1:
         raise UserError("usage: dba3c resume RUN")
@@ -53,8 +53,8 @@ def stop(words: Sequence[str]) -> int:
     """dba3c stop RUN"""
     from dba3c.runs.run_folder import RunFolder
     from launch import first_node
+    from launch.local.verdict import STOP_COMMAND
     from launch.slurm_job import WARNING
-    from launch.verdict import STOP_COMMAND
 
     if len(words) != 1:
         raise UserError("usage: dba3c stop RUN")

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from launch.cli.options import parse
-from launch.resources import given_cores
+from launch.local.resources import given_cores
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from launch.cli.options import value_of, with_long_names
 from launch.launchers import LaunchPlace
-from launch.local import RUNS, game_of
+from launch.local.run import RUNS, game_of
 from launch.topology import Topology, fit
 from param_servers.errors import ConfigError
 

@@ -20,21 +20,22 @@ from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
-from launch import first_node, local
+from launch import first_node
 from launch.cli.belonging import refuse_options_given_in_vain
 from launch.cli.fitting import fit_config, refuse_what_would_vanish, run_dir_of_launch, sums_over_all_ranks, take_counts
 from launch.cli.options import parse_train
-from launch.failures import note_failure, refusal, telling_refusals
 from launch.incarnations import counting_from, first_incarnation
 from launch.launcher_table import REPLACEMENT, STARTS_RANKS_AGAIN
 from launch.launchers import LaunchPlace
-from launch.local import role_processes
+from launch.local import run as local
+from launch.local.failures import note_failure, refusal, telling_refusals
+from launch.local.resources import bind_to_own_cores, given_cores, thread_environment
+from launch.local.role_process import TRAINING_ROLES, USER_ERROR_EXIT
+from launch.local.run import role_processes
+from launch.local.supervisor import Supervisor, say_to_stderr
+from launch.local.verdict import end_when_taken_over, note_end
 from launch.network import LISTEN_HOST_VARIABLE, listen_address
-from launch.resources import bind_to_own_cores, given_cores, thread_environment
-from launch.role_process import TRAINING_ROLES, USER_ERROR_EXIT
-from launch.supervisor import Supervisor, say_to_stderr
 from launch.topology import Assignment, Topology
-from launch.verdict import end_when_taken_over, note_end
 from param_servers.errors import ConfigError
 
 END_LOOK_S = 2.0
@@ -77,7 +78,7 @@ def train_alone(words: Sequence[str], place: LaunchPlace, command: str) -> int:
     All roles are processes of this rank, on the cores that it was given.
 
     Raises:
-        UserError: as `launch.local.train`.
+        UserError: as `launch.local.run.train`.
     """
     arguments = parse_train(words, given_cores(os.environ))
     config, resume = arguments.config, arguments.resume

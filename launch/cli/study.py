@@ -102,7 +102,7 @@ def study(words: Sequence[str]) -> int:
 def _check_points(declared: Study) -> None:
     """Every point's options are refused now, not after hours."""
     from launch.cli.options import parse_train
-    from launch.resources import given_cores
+    from launch.local.resources import given_cores
 
     for point in declared.points:
         try:

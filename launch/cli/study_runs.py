@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dba3c.errors import UserError
-from launch.processes import STOP_SIGNALS, before_exec, shell_code, taking_signals
+from launch.local.processes import STOP_SIGNALS, before_exec, shell_code, taking_signals
 
 if TYPE_CHECKING:
     from dba3c.studies.study import Run

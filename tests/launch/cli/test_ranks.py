@@ -16,10 +16,10 @@ from launch.cli import ranks
 from launch.cli.fitting import fit_config, run_dir_of_launch, take_counts
 from launch.cli.options import parse_train
 from launch.cli.ranks import _returns, train
-from launch.failures import REFUSED, note_failure, telling_refusals
 from launch.incarnations import first_incarnation
 from launch.launchers import LaunchPlace
-from launch.verdict import outcome
+from launch.local.failures import REFUSED, note_failure, telling_refusals
+from launch.local.verdict import outcome
 from param_servers.errors import ConfigError
 
 

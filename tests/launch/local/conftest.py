@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.supervised import LONG_S, Lab
+from tests.launch.local.supervised import LONG_S, Lab
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import pytest
 
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
-from launch.failures import failures, report
-from launch.local import role_processes
-from launch.supervisor import Supervisor
+from launch.local.failures import failures, report
+from launch.local.run import role_processes
+from launch.local.supervisor import Supervisor
 from param_servers.config import ExchangeConfig
-from tests.launch.supervised import Lab, wait_until
+from tests.launch.local.supervised import Lab, wait_until
 
 
 def test_a_run_ends_when_its_deciding_process_ends_and_the_others_follow(lab: Lab) -> None:

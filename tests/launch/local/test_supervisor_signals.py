@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.supervised import LONG_S, STAND_IN, Lab, gone, wait_until
+from tests.launch.local.supervised import LONG_S, STAND_IN, Lab, gone, wait_until
 
 
 def test_ctrl_c_asks_for_a_clean_end(lab: Lab) -> None:
@@ -92,8 +92,8 @@ MAIN = """
 import json, sys
 from pathlib import Path
 from launch.output import harmless_output
-from launch.role_process import RoleProcess
-from launch.supervisor import Supervisor
+from launch.local.role_process import RoleProcess
+from launch.local.supervisor import Supervisor
 run_dir, stand_in = Path(sys.argv[1]), sys.argv[2]
 command = lambda name, how: lambda incarnation: [sys.executable, stand_in, str(run_dir), name, how, str(incarnation)]
 stop = lambda reason: (run_dir / "stop.json").write_text(json.dumps({"reason": reason}))
@@ -169,7 +169,7 @@ def test_when_the_launcher_is_killed_its_processes_die(tmp_path: Path) -> None:
 
 ORPHAN = """
 import signal, sys, time
-from launch.processes import exit_with_parent
+from launch.local.processes import exit_with_parent
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 exit_with_parent(grace_s=0.2)
 open(sys.argv[1] + ".tmp", "w").write(str(__import__("os").getpid()))
@@ -181,7 +181,7 @@ time.sleep(60)
 def test_an_orphan_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     start = (
-        "import os, sys, time; from pathlib import Path; from launch.processes import Child;"
+        "import os, sys, time; from pathlib import Path; from launch.local.processes import Child;"
         f"command = [sys.executable, '-c', {ORPHAN!r}, {str(ready)!r}];"
         f"Child(command, Path({str(tmp_path / 'log')!r}), os.environ, print);"
         "time.sleep(60)"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from launch.role_process import RoleProcess
-from launch.supervisor import Supervisor
+from launch.local.role_process import RoleProcess
+from launch.local.supervisor import Supervisor
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 LONG_S = 20.0

@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.errors import UserError
-from launch.phases import ENDING, KILLING, RUNNING, STOPPING, TERMINATING, Phases
-from launch.processes import Child, describe_exit, taking_signals
-from launch.role_process import (
+from launch.local.phases import ENDING, KILLING, RUNNING, STOPPING, TERMINATING, Phases
+from launch.local.processes import Child, describe_exit, taking_signals
+from launch.local.role_process import (
     FINAL_EXITS,
     RESTART_WINDOW_S,
     RUN_ENDED_BROKEN_EXIT,
@@ -39,7 +39,7 @@ from launch.role_process import (
     USER_ERROR_EXIT,
     RoleProcess,
 )
-from launch.verdict import Failed, Verdict
+from launch.local.verdict import Failed, Verdict
 from param_servers.bounded import Restarts
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dba3c.runs.run_folder import RunFolder
 from launch.cli.commands import stop
-from launch.verdict import outcome
+from launch.local.verdict import outcome
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from launch import resources
-from launch.resources import bind_to_own_cores, cgroup_quota_cores, divide_cores, given_cores, thread_environment
+from launch.local import resources
+from launch.local.resources import bind_to_own_cores, cgroup_quota_cores, divide_cores, given_cores, thread_environment
 
 
 def write(path: Path, text: str) -> None:

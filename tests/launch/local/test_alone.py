@@ -10,10 +10,10 @@ import pytest
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
-from launch import local
 from launch.cli import commands, ranks
 from launch.cli.ranks import _returns
 from launch.launchers import LaunchPlace, detect
+from launch.local import run as local
 
 SHELL = {  # of `srun --cpus-per-task=4 --pty bash`, Slurm 22.05
     "SLURM_JOB_ID": "17",
@@ -81,8 +81,8 @@ def test_the_only_rank_trains_as_on_one_machine(
 def test_an_interactive_shell_trains_on_the_cores_it_was_given(
     trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.resources.affinity_cores", lambda: list(range(64)))
-    monkeypatch.setattr("launch.resources.cgroup_quota_cores", lambda: None)
+    monkeypatch.setattr("launch.local.resources.affinity_cores", lambda: list(range(64)))
+    monkeypatch.setattr("launch.local.resources.cgroup_quota_cores", lambda: None)
     under(monkeypatch, SHELL)
     assert commands.train(["breakout"]) == 0
     of_four_cores = trained["config"].exchange.num_workers

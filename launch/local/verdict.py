@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.runs.run_folder import RunFolder, taken_over
 from dba3c.runs.run_lock import Holder
-from launch.failures import failures, note_failure
-from launch.processes import Child, describe_exit, shell_code
-from launch.role_process import RUN_TAKEN_OVER_EXIT, TRAINING_ROLES, USER_ERROR_EXIT, RoleProcess
+from launch.local.failures import failures, note_failure
+from launch.local.processes import Child, describe_exit, shell_code
+from launch.local.role_process import RUN_TAKEN_OVER_EXIT, TRAINING_ROLES, USER_ERROR_EXIT, RoleProcess
 
 
 class Failed(NamedTuple):

@@ -2,7 +2,7 @@
 
 A refusal, by which a run does not begin, is noted too: the ranks that wait for their chief stop waiting.
 
-``python -m launch.failures RUN`` prints it: the last line of our Slurm scripts when a run ended badly.
+``python -m launch.local.failures RUN`` prints it: the last line of our Slurm scripts when a run ended badly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.run_folder import RunFolder
-from launch.processes import describe_exit
+from launch.local.processes import describe_exit
 from param_servers.errors import ConfigError
 
 REFUSED = ".refused.json"
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the report of a run folder; 1 when there is one."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if len(arguments) not in (1, 2):
-        print("usage: python -m launch.failures RUN [SINCE_UNIX_SECONDS]", file=sys.stderr)
+        print("usage: python -m launch.local.failures RUN [SINCE_UNIX_SECONDS]", file=sys.stderr)
         return 2
     text = report(Path(arguments[0]), float(arguments[1]) if len(arguments) == 2 else 0.0)
     if text:
