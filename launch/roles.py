@@ -18,10 +18,10 @@ from dba3c.errors import UserError
 from dba3c.roles import ROLES
 from dba3c.runs.run_folder import RunFolder
 from launch.cli.main import RUN_BROKEN_EXIT, USER_ERROR_EXIT
+from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port
 from launch.local.processes import exit_with_parent
 from launch.local.role_process import RUN_ENDED_BROKEN_EXIT, TRAINING_ROLES
 from launch.local.verdict import end_when_taken_over
-from launch.network import LISTEN_HOST_VARIABLE, free_port
 from launch.output import harmless_output
 from param_servers.errors import ConfigError, LastStepsLost, ParamServersError, RunBroken, SnapshotError
 

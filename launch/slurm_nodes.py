@@ -19,7 +19,7 @@ from pathlib import Path
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
 from launch import slurm_tools
-from launch.nodelist import expand, hostnames
+from launch.cluster.nodelist import expand, hostnames
 
 LOOK_S = 10.0
 SUBMIT_TRIES = 5
@@ -142,7 +142,7 @@ def tasks_per_node(environ: Mapping[str, str]) -> int:
 
 
 def rank_environment(environ: Mapping[str, str], run_dir: Path, number: int, nodes: int) -> dict[str, str]:
-    """Tells the ranks of a replacement whom they replace (`launch.launchers`): node ``number`` of ``nodes``."""
+    """Tells the ranks of a replacement whom they replace (`launch.cluster.launchers`): node ``number`` of ``nodes``."""
     tasks = tasks_per_node(environ)
     folder = RunFolder(run_dir)
     server = folder.published("server-0") or {}

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dba3c.runs.atomic_files import write_atomically
-from launch.launchers import detect
+from launch.cluster.launchers import detect
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import RunStopped
 from param_servers.layout import FlatLayout

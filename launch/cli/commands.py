@@ -17,7 +17,7 @@ def train(words: Sequence[str]) -> int:
     from launch.cli import ranks
     from launch.cli.fitting import refuse_what_would_vanish
     from launch.cli.options import parse_train
-    from launch.launchers import PLAIN, detect
+    from launch.cluster.launchers import PLAIN, detect
     from launch.local import run as local
     from launch.local.resources import given_cores
 

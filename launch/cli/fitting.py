@@ -10,9 +10,9 @@ from pathlib import Path
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from launch.cli.options import value_of, with_long_names
-from launch.launchers import LaunchPlace
+from launch.cluster.launchers import LaunchPlace
+from launch.cluster.topology import Topology, fit
 from launch.local.run import RUNS, game_of
-from launch.topology import Topology, fit
 from param_servers.errors import ConfigError
 
 COUNTS = ("num_workers", "num_gradients", "num_backup_workers", "actors")

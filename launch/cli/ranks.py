@@ -24,9 +24,11 @@ from launch import first_node
 from launch.cli.belonging import refuse_options_given_in_vain
 from launch.cli.fitting import fit_config, refuse_what_would_vanish, run_dir_of_launch, sums_over_all_ranks, take_counts
 from launch.cli.options import parse_train
-from launch.incarnations import counting_from, first_incarnation
-from launch.launcher_table import REPLACEMENT, STARTS_RANKS_AGAIN
-from launch.launchers import LaunchPlace
+from launch.cluster.incarnations import counting_from, first_incarnation
+from launch.cluster.launcher_table import REPLACEMENT, STARTS_RANKS_AGAIN
+from launch.cluster.launchers import LaunchPlace
+from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
+from launch.cluster.topology import Assignment, Topology
 from launch.local import run as local
 from launch.local.failures import note_failure, refusal, telling_refusals
 from launch.local.resources import bind_to_own_cores, given_cores, thread_environment
@@ -34,8 +36,6 @@ from launch.local.role_process import TRAINING_ROLES, USER_ERROR_EXIT
 from launch.local.run import role_processes
 from launch.local.supervisor import Supervisor, say_to_stderr
 from launch.local.verdict import end_when_taken_over, note_end
-from launch.network import LISTEN_HOST_VARIABLE, listen_address
-from launch.topology import Assignment, Topology
 from param_servers.errors import ConfigError
 
 END_LOOK_S = 2.0

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dba3c.errors import UserError
-from launch.topology import Topology, fit
+from launch.cluster.topology import Topology, fit
 
 MAX_LINES = 50
 

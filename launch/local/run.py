@@ -13,7 +13,7 @@ from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.stopping import before_the_first_update
-from launch.incarnations import counting_from, first_incarnation
+from launch.cluster.incarnations import counting_from, first_incarnation
 from launch.local.role_process import DRAIN_TIMEOUT_S, RoleProcess
 from launch.local.supervisor import Supervisor, say_to_stderr
 from launch.local.verdict import end_when_taken_over, note_end

@@ -15,8 +15,8 @@ import yaml
 
 from launch.cli.fitting import fit_config, take_counts
 from launch.cli.options import parse_train
-from launch.launchers import detect
-from launch.topology import Assignment
+from launch.cluster.launchers import detect
+from launch.cluster.topology import Assignment
 
 OnPremise = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]

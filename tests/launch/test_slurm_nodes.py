@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dba3c.runs.run_folder import RunFolder
-from launch.launchers import detect
-from launch.nodelist import expand
+from launch.cluster.launchers import detect
+from launch.cluster.nodelist import expand
 from launch.slurm_nodes import LOOK_S, SUBMIT_TRIES, LostNodes, rank_environment, sbatch_options, script_text
 
 JOB = {

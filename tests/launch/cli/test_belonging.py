@@ -9,7 +9,7 @@ from dba3c.errors import UserError
 from launch.cli.belonging import ALGORITHMS, MODES
 from launch.cli.options import parse_train
 from launch.cli.ranks import train
-from launch.launchers import LaunchPlace
+from launch.cluster.launchers import LaunchPlace
 
 POLICY_GRADIENT = "--algorithm actor_critic or vtrace or ppo"
 

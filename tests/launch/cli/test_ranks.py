@@ -16,8 +16,8 @@ from launch.cli import ranks
 from launch.cli.fitting import fit_config, run_dir_of_launch, take_counts
 from launch.cli.options import parse_train
 from launch.cli.ranks import _returns, train
-from launch.incarnations import first_incarnation
-from launch.launchers import LaunchPlace
+from launch.cluster.incarnations import first_incarnation
+from launch.cluster.launchers import LaunchPlace
 from launch.local.failures import REFUSED, note_failure, telling_refusals
 from launch.local.verdict import outcome
 from param_servers.errors import ConfigError

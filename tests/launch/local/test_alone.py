@@ -12,7 +12,7 @@ from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
 from launch.cli import commands, ranks
 from launch.cli.ranks import _returns
-from launch.launchers import LaunchPlace, detect
+from launch.cluster.launchers import LaunchPlace, detect
 from launch.local import run as local
 
 SHELL = {  # of `srun --cpus-per-task=4 --pty bash`, Slurm 22.05

@@ -119,4 +119,4 @@ LAUNCHERS = (
     ),
 )
 """Innermost first. Open MPI under ``srun --mpi=pmix`` is srun's: Slurm starts its ranks. So is what ``srun --mpi=pmi2``
-starts, though it sets MPICH's variables too: see `launch.launchers.detect`."""
+starts, though it sets MPICH's variables too: see `launch.cluster.launchers.detect`."""

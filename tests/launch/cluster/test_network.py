@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dba3c.errors import UserError
-from launch import network
-from launch.network import (
+from launch.cluster import network
+from launch.cluster.network import (
     FIRST_PORT,
     LAST_PORT,
     address_towards,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from launch.nodelist import expand, hostnames, parse_tasks_per_node
+from launch.cluster.nodelist import expand, hostnames, parse_tasks_per_node
 
 FORMS = {
     "node1": ["node1"],

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from dba3c.errors import UserError
-from launch.launchers import PLAIN, detect
-from launch.topology import fit
+from launch.cluster.launchers import PLAIN, detect
+from launch.cluster.topology import fit
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",

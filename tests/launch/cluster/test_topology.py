@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dba3c.errors import UserError
-from launch.topology import Assignment, Topology, fit
+from launch.cluster.topology import Assignment, Topology, fit
 
 PAPER = {"servers": 4, "evaluators": 1, "recorders": 1}
 

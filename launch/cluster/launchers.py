@@ -1,4 +1,4 @@
-"""Who am I? Each launcher tells its ranks in its own variables; `launch.launcher_table` says which.
+"""Who am I? Each launcher tells its ranks in its own variables; `launch.cluster.launcher_table` says which.
 
 The innermost launcher speaks: under ``srun torchrun`` a process is one of torchrun's ranks, and srun started torchrun.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dba3c.errors import UserError
-from launch.launcher_table import LAUNCHERS, MPICH, MPIRUN, REPLACEMENT, SRUN, Launcher
+from launch.cluster.launcher_table import LAUNCHERS, MPICH, MPIRUN, REPLACEMENT, SRUN, Launcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def _tasks_per_node(launcher: Launcher, world_size: int, environ: Mapping[str, s
     A rank's local size is not: with 2 ranks on one node and 4 on another each would take the nodes for even, and they
     would disagree. It is, where it is the whole world.
     """
-    from launch.nodelist import parse_tasks_per_node
+    from launch.cluster.nodelist import parse_tasks_per_node
 
     if launcher.name == SRUN:
         for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
