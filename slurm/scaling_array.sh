@@ -25,5 +25,5 @@ source "${DBA3C_VENV:-.venv}/bin/activate"
 nodes=$((1 << SLURM_ARRAY_TASK_ID))
 servers=$((nodes < 4 ? nodes : 4))
 run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_ARRAY_JOB_ID}/nodes-$nodes
-exec python -m launch.slurm_job --run-dir "$run_dir" --nodes "$nodes" -- \
+exec python -m launch.slurm.job --run-dir "$run_dir" --nodes "$nodes" -- \
     dba3c train "${DBA3C_PRESET:-breakout}" --servers "$servers" --colocated-servers ${DBA3C_ARGS:-}

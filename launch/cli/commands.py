@@ -52,9 +52,9 @@ def resume(words: Sequence[str]) -> int:
 def stop(words: Sequence[str]) -> int:
     """dba3c stop RUN"""
     from dba3c.runs.run_folder import RunFolder
-    from launch import first_node
     from launch.local.verdict import STOP_COMMAND
-    from launch.slurm_job import WARNING
+    from launch.slurm import first_node
+    from launch.slurm.job import WARNING
 
     if len(words) != 1:
         raise UserError("usage: dba3c stop RUN")

@@ -20,7 +20,6 @@ from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
-from launch import first_node
 from launch.cli.belonging import refuse_options_given_in_vain
 from launch.cli.fitting import fit_config, refuse_what_would_vanish, run_dir_of_launch, sums_over_all_ranks, take_counts
 from launch.cli.options import parse_train
@@ -36,6 +35,7 @@ from launch.local.role_process import TRAINING_ROLES, USER_ERROR_EXIT
 from launch.local.run import role_processes
 from launch.local.supervisor import Supervisor, say_to_stderr
 from launch.local.verdict import end_when_taken_over, note_end
+from launch.slurm import first_node
 from param_servers.errors import ConfigError
 
 END_LOOK_S = 2.0

@@ -193,7 +193,7 @@ def _start_lines(shape: SlurmShape) -> list[str]:
     if not shape.scaling:
         return [
             "run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_JOB_ID}",
-            'exec python -m launch.slurm_job --run-dir "$run_dir" -- \\',
+            'exec python -m launch.slurm.job --run-dir "$run_dir" -- \\',
             f"    {train} {roles} {' '.join(options)}".rstrip() + " ${DBA3C_ARGS:-}",
         ]
     return [
@@ -201,7 +201,7 @@ def _start_lines(shape: SlurmShape) -> list[str]:
         "nodes=$((1 << SLURM_ARRAY_TASK_ID))",
         f"servers=$((nodes < {shape.num_servers} ? nodes : {shape.num_servers}))",
         "run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_ARRAY_JOB_ID}/nodes-$nodes",
-        'exec python -m launch.slurm_job --run-dir "$run_dir" --nodes "$nodes" -- \\',
+        'exec python -m launch.slurm.job --run-dir "$run_dir" --nodes "$nodes" -- \\',
         f'    {train} --servers "$servers" --colocated-servers ${{DBA3C_ARGS:-}}',
     ]
 

@@ -129,7 +129,7 @@ def _run_task(run: Run) -> int:
     words += ["--resume"] if state != "missing" else []
     if "SLURM_JOB_ID" not in os.environ:
         return train(train_command(run, resume=state != "missing"))
-    from launch import slurm_job
+    from launch.slurm import job as slurm_job
 
     nodes = str(run.point.nodes)
     return slurm_job.main(["--run-dir", str(run.folder), "--nodes", nodes, "--", "dba3c", *words])

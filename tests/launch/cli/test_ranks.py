@@ -11,7 +11,6 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.run_lock import LOCK_NAME
-from launch import first_node
 from launch.cli import ranks
 from launch.cli.fitting import fit_config, run_dir_of_launch, take_counts
 from launch.cli.options import parse_train
@@ -20,6 +19,7 @@ from launch.cluster.incarnations import first_incarnation
 from launch.cluster.launchers import LaunchPlace
 from launch.local.failures import REFUSED, note_failure, telling_refusals
 from launch.local.verdict import outcome
+from launch.slurm import first_node
 from param_servers.errors import ConfigError
 
 

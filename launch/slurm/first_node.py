@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dba3c.runs.atomic_files import write_atomically, write_once
 from dba3c.runs.run_lock import LOCK_NAME, RunLock, living_holder
-from launch import slurm_tools
+from launch.slurm import tools as slurm_tools
 
 FOLDER = ".slurm"
 JOB = "job"

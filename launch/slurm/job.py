@@ -5,8 +5,8 @@
   Slurm's own business then.
 - The job's outcome is the run's, noted in its folder, not srun's: after a node's loss srun may hang, or report the lost
   rank of a run that went on well. So once the run has ended srun has only so long to follow.
-- A node that is lost is replaced (`launch.slurm_nodes`); the loss of this first node is for the others to see
-  (`launch.first_node`).
+- A node that is lost is replaced (`launch.slurm.nodes`); the loss of this first node is for the others to see
+  (`launch.slurm.first_node`).
 - A run that failed prints who failed first, and that one's traceback, as the last thing in the job's output.
 """
 
@@ -26,11 +26,11 @@ from pathlib import Path
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.run_lock import living_holder
-from launch import slurm_tools
-from launch.first_node import MAX_RESTARTS, hold
 from launch.local.failures import refusal, report
 from launch.local.processes import describe_exit, shell_code, taking_signals
-from launch.slurm_nodes import LostNodes
+from launch.slurm import tools as slurm_tools
+from launch.slurm.first_node import MAX_RESTARTS, hold
+from launch.slurm.nodes import LostNodes
 
 AT_THE_JOB = "at the Slurm job"
 WARNING = f"SIGUSR1 {AT_THE_JOB}"
@@ -189,14 +189,14 @@ def give_back_nodes(environ: Mapping[str, str], nodes: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m launch.slurm_job --run-dir RUN [--nodes N] -- dba3c train …``"""
-    parser = argparse.ArgumentParser(prog="python -m launch.slurm_job", allow_abbrev=False)
+    """``python -m launch.slurm.job --run-dir RUN [--nodes N] -- dba3c train …``"""
+    parser = argparse.ArgumentParser(prog="python -m launch.slurm.job", allow_abbrev=False)
     parser.add_argument("--run-dir", required=True, type=Path)
     parser.add_argument("--nodes", type=int, default=None, help="run on the first N nodes, give the others back")
     parser.add_argument("train", nargs="+", help="the command of every rank")
     arguments = parser.parse_args(argv)
     if "SLURM_JOB_ID" not in os.environ:
-        print("dba3c: launch.slurm_job is what a Slurm script runs; there is no SLURM_JOB_ID here", file=sys.stderr)
+        print("dba3c: launch.slurm.job is what a Slurm script runs; there is no SLURM_JOB_ID here", file=sys.stderr)
         return 2
     train = [*arguments.train, "--run-dir", str(arguments.run_dir)]
     if int(os.environ.get("SLURM_RESTART_COUNT") or 0) and (arguments.run_dir / "config.json").exists():

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
-from launch import slurm_tools
 from launch.cluster.nodelist import expand, hostnames
+from launch.slurm import tools as slurm_tools
 
 LOOK_S = 10.0
 SUBMIT_TRIES = 5

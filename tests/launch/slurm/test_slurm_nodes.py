@@ -11,7 +11,7 @@ import pytest
 from dba3c.runs.run_folder import RunFolder
 from launch.cluster.launchers import detect
 from launch.cluster.nodelist import expand
-from launch.slurm_nodes import LOOK_S, SUBMIT_TRIES, LostNodes, rank_environment, sbatch_options, script_text
+from launch.slurm.nodes import LOOK_S, SUBMIT_TRIES, LostNodes, rank_environment, sbatch_options, script_text
 
 JOB = {
     "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_NTASKS_PER_NODE": "2", "SLURM_CPUS_PER_TASK": "4",
@@ -54,7 +54,7 @@ class FakeSlurm(LostNodes):
 def test_a_lost_node_is_replaced_once_and_its_replacement_ends_with_the_run(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.slurm_nodes.hostnames", expand)
+    monkeypatch.setattr("launch.slurm.nodes.hostnames", expand)
     slurm = FakeSlurm(run_dir)
     slurm.look_later()
     slurm.look()  # at once: Slurm is not asked again
@@ -103,7 +103,7 @@ def test_a_replacement_s_tasks_are_the_lost_ranks_in_order(tmp_path: Path) -> No
 def test_an_array_s_task_asks_for_itself_and_believes_one_line_only(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.slurm_nodes.hostnames", expand)
+    monkeypatch.setattr("launch.slurm.nodes.hostnames", expand)
     asked: list[Sequence[str]] = []
     answers = {"squeue": "n[1-3]|1:00\nn4|1:00\n", "sbatch": "8\n"}
 
@@ -111,7 +111,7 @@ def test_an_array_s_task_asks_for_itself_and_believes_one_line_only(
         asked.append(command)
         return subprocess.CompletedProcess(command, 0, answers[command[0]], "")
 
-    monkeypatch.setattr("launch.slurm_tools.ask", answer)
+    monkeypatch.setattr("launch.slurm.tools.ask", answer)
     task = {**JOB, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}  # the last task has the array's own number
     said: list[str] = []
     lost_nodes = LostNodes(task, run_dir, ["dba3c"], say=said.append, clock=lambda: LOOK_S * len(asked))
@@ -126,7 +126,7 @@ def test_an_array_s_task_asks_for_itself_and_believes_one_line_only(
 def test_a_refused_replacement_leaves_the_others_to_the_next_look(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.slurm_nodes.hostnames", expand)
+    monkeypatch.setattr("launch.slurm.nodes.hostnames", expand)
     asked: list[str] = []
     submitted: list[str] = []
     ended: list[str] = []
@@ -142,7 +142,7 @@ def test_a_refused_replacement_leaves_the_others_to_the_next_look(
         named = [word for word in command if word.startswith("--name=") and word.count(",") == 1]
         return subprocess.CompletedProcess(command, 0, "n1|1:00\n" if known else "8\n9\n" * len(named), "")
 
-    monkeypatch.setattr("launch.slurm_tools.ask", answer)
+    monkeypatch.setattr("launch.slurm.tools.ask", answer)
     lost_nodes = LostNodes(JOB, run_dir, ["dba3c"], say=lambda _: None, clock=lambda: LOOK_S * len(asked))
     lost_nodes.look()
     assert asked == ["squeue", "sbatch"]
@@ -195,14 +195,14 @@ def test_a_replacement_that_is_refused_again_and_again_is_given_up(run_dir: Path
 
 @pytest.mark.parametrize("answer", ["p[1-|1:00\n", "", "\n"])
 def test_an_answer_that_cannot_be_read_is_no_loss(run_dir: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
-    monkeypatch.setattr("launch.slurm_nodes.hostnames", expand)
+    monkeypatch.setattr("launch.slurm.nodes.hostnames", expand)
     asked: list[str] = []
 
     def ask(command: Sequence[str], *_: object, **__: object) -> subprocess.CompletedProcess[str]:
         asked.append(command[0])
         return subprocess.CompletedProcess(command, 0, answer, "")
 
-    monkeypatch.setattr("launch.slurm_tools.ask", ask)
+    monkeypatch.setattr("launch.slurm.tools.ask", ask)
     LostNodes(JOB, run_dir, ["dba3c"]).look()
     assert asked == ["squeue"]
 
@@ -210,7 +210,7 @@ def test_an_answer_that_cannot_be_read_is_no_loss(run_dir: Path, monkeypatch: py
 def test_a_list_of_nodes_that_cannot_be_read_does_not_keep_a_job_from_starting(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.slurm_nodes.hostnames", expand)
+    monkeypatch.setattr("launch.slurm.nodes.hostnames", expand)
     said: list[str] = []
     assert LostNodes({**JOB, "SLURM_JOB_NODELIST": "p[1-"}, run_dir, ["dba3c"], say=said.append).nodes == []
     assert said[0].startswith("a lost node will not be replaced: not a node list")

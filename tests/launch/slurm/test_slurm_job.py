@@ -10,10 +10,12 @@ import pytest
 
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
-from launch import first_node, slurm_job, slurm_tools
 from launch.cli.commands import stop
-from launch.slurm_job import SlurmJob, give_back_nodes
-from launch.slurm_nodes import LostNodes
+from launch.slurm import first_node
+from launch.slurm import job as slurm_job
+from launch.slurm import tools as slurm_tools
+from launch.slurm.job import SlurmJob, give_back_nodes
+from launch.slurm.nodes import LostNodes
 
 TASK = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
 """The task of an array that started last: its number is the array's."""
