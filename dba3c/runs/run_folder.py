@@ -24,9 +24,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dba3c.errors import UserError, warn_on_stderr
 from dba3c.runs import host_facts
 from dba3c.runs.atomic_files import write_atomically, write_once
-from dba3c.errors import UserError, warn_on_stderr
 from dba3c.runs.run_lock import Holder, RunLock, living_holder
 
 FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "audit")

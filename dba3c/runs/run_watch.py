@@ -10,8 +10,8 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from dba3c.runs.checkpoints import Policy, checkpoint_steps, load_policy
 from dba3c.config import TrainConfig
+from dba3c.runs.checkpoints import Policy, checkpoint_steps, load_policy
 from dba3c.runs.run_folder import RunFolder
 from param_servers.errors import CheckpointUnreadable, RunBroken, SnapshotError
 

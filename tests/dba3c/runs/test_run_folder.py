@@ -12,11 +12,10 @@ import time
 
 import pytest
 
-from dba3c.runs import run_folder
-from dba3c.runs import run_lock
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
+from dba3c.runs import run_folder, run_lock
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.stopping import StopRule
 
@@ -32,7 +31,8 @@ def finished_run(path):
 
 def abandon_in_a_dead_process(path):
     """A child that creates the run and dies without releasing it, as by kill -9."""
-    code = f"import os; from dba3c.runs.run_folder import RunFolder; r = RunFolder.create({str(path)!r}, {{}}); os._exit(9)"
+    create = f"from dba3c.runs.run_folder import RunFolder; r = RunFolder.create({str(path)!r}, {{}})"
+    code = f"import os; {create}; os._exit(9)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 9
 
 
