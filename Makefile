@@ -28,6 +28,7 @@ check: $(INSTALLED)  ## what pre-commit and the reviewers run
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -6,10 +6,10 @@ from dba3c.central.serving import Serving
 from dba3c.central.trainers import Trainer
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Experience
+from dba3c.metrics.exchange_records import GradientRecorder
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
 from dba3c.runs.stopping import before_the_first_update
-from dba3c.train.worker import GradientRecorder
 from param_servers.exchange import GradientExchange, RunStopped
 from param_servers.layout import FlatLayout
 from param_servers.optim.optimizers import clip_gradient

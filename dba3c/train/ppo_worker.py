@@ -11,10 +11,11 @@ from dataclasses import replace
 from dba3c.algorithms.agent import Agent
 from dba3c.algorithms.ppo import PpoSettings, minibatches, ppo_batch, ppo_loss
 from dba3c.config import TrainConfig
+from dba3c.metrics.exchange_records import GradientRecorder
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
 from dba3c.train.collector import Collector
-from dba3c.train.worker import GradientRecorder, RolloutRandomness
+from dba3c.train.worker import RolloutRandomness
 from param_servers.exchange import GradientExchange, RunStopped
 from param_servers.optim.optimizers import clip_gradient
 from param_servers.schedules import parse_schedule

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from dba3c.assembly.reporting import to_server_records
 from dba3c.errors import UserError
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics import writer as metrics
+from dba3c.metrics.exchange_records import to_server_records
 from dba3c.metrics.writer import MetricsWriter, Sections
 
 
