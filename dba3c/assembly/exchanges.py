@@ -113,7 +113,6 @@ def _collective(place: Place) -> Collective:
         host=exchange.listen_host,
         port=exchange.port,
         interface=exchange.interface,
-        device=place.config.network.device,
         step_timeout_s=step_timeout_s,
         join_timeout_s=join_timeout_s,
     )

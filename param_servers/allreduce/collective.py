@@ -1,6 +1,6 @@
 """What an all-reduce needs from whoever carries it. Backends: torch.distributed, mpi4py, Horovod.
 
-    collective.all_reduce_sum_(tensor)      in place; bit-equal on all ranks when it returns
+    collective.all_reduce_sum_(tensor)      in place, on the CPU; bit-equal on all ranks when it returns
     collective.broadcast_(tensor, root=0)
 
 No call waits for ever: each raises PeerLost, which names the ranks that are missing where the backend can tell.
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from param_servers.errors import PeerLost
@@ -26,8 +25,6 @@ class Collective(Protocol):
 
     rank: int
     size: int
-    device: torch.device
-    """Where tensors must be."""
     lost: set[int]
     """Ranks found missing by the call that raised PeerLost."""
 

@@ -4,7 +4,6 @@ is built from source: see launch/install/horovod.sh."""
 import os
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from param_servers.allreduce.collective import describe_lost, first_line
@@ -18,8 +17,6 @@ class HorovodCollective:
         ConfigError: Horovod is not installed, or was built against another torch.
         PeerLost: not all ranks came.
     """
-
-    device = torch.device("cpu")
 
     def __init__(self, *, step_timeout_s: float = 60.0, join_timeout_s: float = 300.0) -> None:
         # Horovod reads these once, when it starts. Without them it would wait for a silent rank for ever.

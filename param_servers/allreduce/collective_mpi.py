@@ -7,7 +7,6 @@ default mpirun ends all ranks when one dies.
 import atexit
 import time
 
-import torch
 from mpi4py import MPI
 from torch import Tensor
 
@@ -28,8 +27,6 @@ class MpiCollective:
     Raises:
         PeerLost: not all ranks came within the join timeout.
     """
-
-    device = torch.device("cpu")
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""All-reduce over torch.distributed: Gloo, or NCCL where each rank computes on a GPU of its own (never run so far).
+"""All-reduce over torch.distributed (Gloo, on CPUs).
 
 **torch.distributed neither authenticates nor encrypts** (PyTorch's SECURITY.md): whoever can reach the store's port can
 list its keys, read, change and delete them, and whoever is on the path of the tensors can read and change those. The
@@ -10,7 +10,6 @@ that you trust, or parameter servers, whose links are authenticated.
 
 import hashlib
 import hmac
-import os
 import secrets
 import socket
 import struct
@@ -26,7 +25,6 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
 from param_servers.allreduce.collective import Publish, Resolve, describe_lost, first_line, wait_for_address
-from param_servers.allreduce.gpus import NO_GPU, gpu_of, numbered, sum_by_nccl
 from param_servers.bounded import within
 from param_servers.errors import PeerLost, RunBroken
 from param_servers.timeouts import GRACE_S, ROLL_CALL_S
@@ -85,7 +83,6 @@ class TorchCollective:
         secret: the run's, which each rank proves to the others to know.
         host, interface: where to listen for the other ranks' tensors.
         step_timeout_s, join_timeout_s: longest wait in a call, and here for the others to come.
-        device: where this rank computes, "cpu" or "cuda"; the sum is on the GPUs when no two ranks share one.
         roll_call_s: after a failure, how long survivors wait for each other's names.
     Raises:
         PeerLost: not all ranks came; the message names them.
@@ -103,55 +100,39 @@ class TorchCollective:
         interface: str | None = None,
         step_timeout_s: float = 60.0,
         join_timeout_s: float = 300.0,
-        device: str = "cpu",
         generation: int = 0,
         roll_call_s: float = ROLL_CALL_S,
     ) -> None:
         self.rank, self.size, self.lost = rank, size, set[int]()
-        device = numbered(device)  # the group is built in another thread
-        self.device, self._gpu = torch.device("cpu"), gpu_of(device)
         self._store, self._secret = PrefixStore(f"group/{generation}", store), secret
-        self._card = f"{self._gpu} {secrets.token_hex(16)}"
-        """What this rank shows the others: its GPU, and a number of which a proof is used once."""
+        self._card = secrets.token_hex(16)
+        """What this rank shows the others: a number of which a proof is used once."""
         self._roll_call_s = min(roll_call_s, step_timeout_s)
-        self._whole = False
         if missing := self._missing("here", join_timeout_s):
             self.lost = missing
             raise PeerLost(describe_lost(missing, size, f"did not come within {join_timeout_s:g} s"))
         self._group: Any
         try:
-            build = partial(self._build, host, interface, step_timeout_s, device)
+            build = partial(self._build, host, interface, step_timeout_s)
             self._group = within(step_timeout_s + GRACE_S, build)
         except (RuntimeError, TimeoutError) as error:
             self._check_nothing_vanished()
             raise PeerLost(describe_lost((), size, first_line(error))) from error
 
-    def _build(self, host: str, interface: str | None, step_timeout_s: float, device: str) -> Any:
+    def _build(self, host: str, interface: str | None, step_timeout_s: float) -> dist.ProcessGroupGloo:
         # Each rank has answered the roll call with its card.
         cards = [self._store.get(key).decode("ascii", "replace") for key in self._keys("here")]
-        group = self._connect([card.partition(" ")[0] for card in cards], host, interface, step_timeout_s, device)
+        group = gloo_group(self._store, self.rank, self.size, host, interface, step_timeout_s)
         self._check_peers(group, cards)
         return group
-
-    def _connect(self, gpus: list[str], host: str, interface: str | None, step_timeout_s: float, device: str) -> Any:
-        if self._gpu == NO_GPU or not sum_by_nccl(gpus):
-            return gloo_group(self._store, self.rank, self.size, host, interface, step_timeout_s)
-        if interface is not None:
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
-        self.device, self._whole = torch.empty(0, device=device).device, True
-        torch.cuda.set_device(self.device)  # of this thread
-        timeout = timedelta(seconds=step_timeout_s)
-        dist.init_process_group("nccl", store=self._store, rank=self.rank, world_size=self.size, timeout=timeout)
-        return dist.group.WORLD
 
     def _check_peers(self, group: Any, cards: list[str]) -> None:
         """In the first sum each rank proves that it knows the secret, and has met the same ranks."""
         proofs = torch.tensor([self._proof(rank, cards) for rank in range(self.size)])
         table = torch.zeros_like(proofs)
         table[self.rank] = proofs[self.rank]
-        table = table.to(self.device)
         group.allreduce([table]).wait()
-        odd = (table.cpu() != proofs).any(dim=1).nonzero().flatten().tolist()
+        odd = (table != proofs).any(dim=1).nonzero().flatten().tolist()
         if odd:
             raise RunBroken(f"ranks {odd} of {self.size} have met others than rank {self.rank} has: {TAMPERED}")
 
@@ -186,7 +167,6 @@ class TorchCollective:
         interface: str | None = None,
         step_timeout_s: float = 60.0,
         join_timeout_s: float = 300.0,
-        device: str = "cpu",
     ) -> "TorchCollective":
         """Open the store, then the group. Raises PeerLost."""
         address = listen_address(host, interface)
@@ -204,7 +184,6 @@ class TorchCollective:
             interface=interface,
             step_timeout_s=step_timeout_s,
             join_timeout_s=join_timeout_s,
-            device=device,
         )
 
     def all_reduce_sum_(self, tensor: Tensor) -> None:
@@ -219,8 +198,6 @@ class TorchCollective:
 
     def close(self) -> None:
         """See `Collective`."""
-        if self._whole and self._group is not None:
-            dist.destroy_process_group()
         self._group = None
 
     def _call(self, call: Callable[[Any], object]) -> None:

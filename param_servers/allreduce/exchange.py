@@ -73,7 +73,7 @@ class AllReduceExchange:
         )
         rows = collective.size * ROW_NUMBERS
         dtype = WIRE_DTYPES[exchange_config.wire_dtype]
-        self._buffer = torch.zeros(layout.numel + rows, dtype=dtype, device=collective.device)
+        self._buffer = torch.zeros(layout.numel + rows, dtype=dtype)
         self._gradient, self._rows = self._buffer[: layout.numel], self._buffer[layout.numel :].view(-1, ROW_NUMBERS)
         self._mean = self._gradient if dtype == torch.float32 else torch.zeros_like(initial_parameters)
         on_report = on_report if collective.rank == 0 else unread
@@ -88,8 +88,8 @@ class AllReduceExchange:
         if self._collective.rank == 0:
             self.replica.restore_newest()
             reason = self._should_stop(self.replica.step, self.replica.data_points)
-        counters = self.replica.counters().to(self._collective.device)
-        packed = self.replica.packed().to(self._collective.device)
+        counters = self.replica.counters()
+        packed = self.replica.packed()
         self._collective.broadcast_(counters)
         self._collective.broadcast_(packed)
         self.replica.unpack(counters, packed)
@@ -98,7 +98,7 @@ class AllReduceExchange:
 
     def _check_same_model(self) -> None:
         own = zlib.crc32(self.replica.layout.fingerprint.encode()) & 0xFFFF
-        table = torch.zeros(self._collective.size, ROW_NUMBERS, device=self._collective.device)
+        table = torch.zeros(self._collective.size, ROW_NUMBERS)
         write_rows(table, self._collective.rank, StepRow(0, False, False, 0, own))
         self._collective.all_reduce_sum_(table)
         others = [rank for rank, row in enumerate(read_rows(table)) if row.digest != read_rows(table)[0].digest]
@@ -180,7 +180,6 @@ class AllReduceExchange:
         text = torch.zeros(_REASON_BYTES, dtype=torch.uint8)
         encoded = (reason or "").encode()[:_REASON_BYTES]
         text[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
-        text = text.to(self._collective.device)
         self._collective.broadcast_(text)
         return bytes(text.tolist()).rstrip(b"\0").decode("utf-8", "replace")
 

@@ -162,7 +162,7 @@ def test_ranks_with_another_model_are_named(run_ranks):
     ],
 )
 def test_a_sum_over_others_than_the_run_s_workers_is_refused(size, rank, settings, worker, line):
-    ranks = SimpleNamespace(size=size, rank=rank, device=torch.device("cpu"))
+    ranks = SimpleNamespace(size=size, rank=rank)
     with pytest.raises(ConfigError, match=line) as caught:
         exchange(ranks, settings=settings, worker=worker)
     assert "\n" not in str(caught.value)
