@@ -1,0 +1,62 @@
+"""The house is as docs/architecture.md and the contracts in pyproject.toml say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), ROOT / "param_servers/README.md"]
+)
+PACKAGES = ("param_servers", "dba3c", "launch")
+
+
+def test_imports_only_go_down_between_and_inside_the_packages() -> None:
+    lint = shutil.which("lint-imports", path=str(Path(sys.executable).parent))
+    if lint is None:
+        pytest.skip("import-linter is not installed")
+    checked = subprocess.run([lint], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def named(text: str) -> set[str]:
+    """The files, folders and dotted names of our own packages that a page puts in backticks or links to."""
+    words = set(re.findall(r"`([^`\s]+)`", text)) | set(re.findall(r"\]\(([^)#\s]+)", text))
+    ours = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:[/.][\w/.]+)?")
+    return {word.removesuffix("()") for word in words if ours.fullmatch(word.removesuffix("()"))}
+
+
+def exists(name: str) -> bool:
+    """A path from the root, or a module, or a name that is defined in one (`dba3c.runs.run_lock.RunLock`)."""
+    if "/" in name:
+        return (ROOT / name).exists()
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        path = ROOT.joinpath(*parts[:length])
+        source = next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+        if source is not None:
+            inside = parts[length:]
+            text = source.read_text()
+            return all(
+                re.search(rf"(?:class|def) {word}\b|^\s*(?:self\.)?{word}\b.*[:=]", text, re.M) for word in inside
+            )
+    return False
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_and_name_of_ours_that_a_page_mentions_exists(page: Path) -> None:
+    missing = {name for name in named(page.read_text()) if not exists(name)}
+    assert not missing, f"{page.relative_to(ROOT)} names what is not there: {sorted(missing)}"
+
+
+def test_the_check_of_names_can_fail() -> None:
+    assert exists("dba3c/train/worker.py") and exists("dba3c.train.worker.run_worker") and exists("param_servers.wire")
+    assert not exists("dba3c/train/wroker.py")
+    assert not exists("dba3c.train.worker.run_wroker")
+    assert not exists("dba3c.trian.worker")
