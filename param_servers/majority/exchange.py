@@ -4,7 +4,7 @@ collectives, arXiv 1908.04207, there with late ranks' old gradients; here with z
     main thread   pull, compute, push: say "ready" and wait for the verdict
     comm thread   on COMMIT: sum at once, with the own gradient if this rank is a member, else with zeros; divide by the
                   number of members; take the optimizer step; tell the main thread
-    chief         a thread of rank 0: which g ranks are the members of a step (see majority_coordinator)
+    chief         a thread of rank 0: which g ranks are the members of a step (see `coordinator`)
 
 So a late rank holds up nobody: its comm thread sums while its main thread still computes, and when that is done it
 finds its gradient stale and goes on from the newest parameters. When a rank is lost the others form a new group and
@@ -14,28 +14,35 @@ ends too. Time in which a process was stopped itself is no silence of others, so
 """
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from param_servers.allreduce.collective import Publish, Resolve
-from param_servers.allreduce.collective_torch import host_store
+from param_servers.allreduce.collective import Publish, Resolve, wait_for_address
+from param_servers.allreduce.collective_torch import TorchCollective, host_store, reach_store
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import LastStepsLost, RunStopped
+from param_servers.errors import BadMessage, LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped, told
 from param_servers.exchange import Pull, Receipt
 from param_servers.layout import FlatLayout
 from param_servers.local import ShouldStop, check_rejected, never
 from param_servers.majority.chief import MajorityChief
-from param_servers.majority.comm import MajorityComm
-from param_servers.majority.group import MajorityGroup
-from param_servers.majority.shared_replica import SharedReplica
+from param_servers.majority.shared_replica import Outcome, SharedReplica
 from param_servers.replica import OnEvent, Replica, silent
 from param_servers.replica_report import OnReport, ReplicaReport, unread
 from param_servers.servers.audit import AuditLog
-from param_servers.wire.handshake import check_secret, new_incarnation
+from param_servers.timeouts import GOODBYE_S, NAP_S
+from param_servers.wire.events import Event, Left, Message
+from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_life
 from param_servers.wire.interfaces import listen_address
+from param_servers.wire.messages import RECIPIENT, Code, Dtype, Header, Kind, Row, unpack_rows
+from param_servers.wire.wakeable_hub import WakeableHub
+
+_MOST_BYTES = 1 << 20
+"""Of an order of the chief."""
 
 
 class MajorityExchange:
@@ -82,7 +89,7 @@ class MajorityExchange:
         config = exchange_config
         check_secret(secret)
         incarnation = new_incarnation() if incarnation is None else incarnation
-        listen_address(config.listen_host, config.interface)  # its errors here, not in a thread
+        host = listen_address(config.listen_host, config.interface)  # its errors here, not in a thread
         self.replica = replica = Replica(
             layout, initial_parameters, optimizer_config, config, checkpoint_dir, checkpoint_extra, on_event
         )
@@ -90,46 +97,31 @@ class MajorityExchange:
         self._report = ReplicaReport(replica, on_report, workers=config.num_workers)
         self._shared = SharedReplica(rank, incarnation, replica, config.timeouts.comm_turn_s)
         self._rejected_in_a_row, self._chief_leave_s = 0, config.timeouts.chief_leave_s
-        group = MajorityGroup(rank, config, secret)
         self._chief_thread: threading.Thread | None = None
+        self._given_up = threading.Event()
+        store = None
         if rank == 0:
+            replica.restore_newest()
+            store, store_port = host_store(host, 0, secret, config.join_timeout_s)
             audit: AuditLog | None = None
             if audit_path is not None:
                 audit = AuditLog(audit_path, life, lambda line: replica.note("audit_incomplete", line))
-            self._chief_thread = self._start_chief(config, secret, group, should_stop, on_event, publish_address, audit)
-        self._comm = MajorityComm(rank, incarnation, config, secret, replica, self._shared, self._report, group)
+            chief = MajorityChief(
+                config=config,
+                fingerprint=layout.fingerprint,
+                secret=secret,
+                store_port=store_port,
+                learning_rate=replica.shard.learning_rate,
+                should_stop=should_stop,
+                on_event=on_event,
+                audit=audit,
+            )
+            address = chief.listen(host, config.port)
+            self._chief_thread = threading.Thread(target=chief.run, args=(self._given_up,), daemon=True)
+            self._chief_thread.start()
+            publish_address(*address)
+        self._comm = CommThread(rank, incarnation, config, secret, replica, self._shared, self._report, store)
         self._comm.start(resolve)
-
-    def _start_chief(
-        self,
-        config: ExchangeConfig,
-        secret: bytes,
-        group: MajorityGroup,
-        should_stop: ShouldStop,
-        on_event: OnEvent,
-        publish: Publish,
-        audit: AuditLog | None,
-    ) -> threading.Thread:
-        self.replica.restore_newest()
-        host = listen_address(config.listen_host, config.interface)
-        store, port = host_store(host, 0, secret, config.join_timeout_s)
-        group.knows_store(host, port, store)
-        chief = MajorityChief(
-            config=config,
-            fingerprint=self.replica.layout.fingerprint,
-            secret=secret,
-            store=(host, port),
-            learning_rate=self.replica.shard.learning_rate,
-            should_stop=should_stop,
-            on_event=on_event,
-            audit=audit,
-        )
-        self._given_up = threading.Event()
-        address = chief.listen(host, config.port)
-        thread = threading.Thread(target=chief.run, args=(self._given_up,), daemon=True)
-        thread.start()
-        publish(*address)
-        return thread
 
     def pull(self) -> Pull:
         """See `GradientExchange.pull`."""
@@ -158,3 +150,220 @@ class MajorityExchange:
             self._chief_thread.join(self._chief_leave_s)
         self._report.maybe(last=True)
         self.replica.close()
+
+
+class CommThread:
+    """One rank's: obeys the chief, sums with the others, takes the steps. Public methods are the main thread's.
+
+    Args:
+        rank, incarnation, config, secret: see `MajorityExchange`.
+        replica: this rank's. Read here without a lock, for only this thread changes it, through `shared`.
+        shared: what the main thread sees of it.
+        report: told what was summed and applied.
+        store: through which ranks find each other, where this process holds it itself.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        incarnation: int,
+        config: ExchangeConfig,
+        secret: bytes,
+        replica: Replica,
+        shared: SharedReplica,
+        report: ReplicaReport,
+        store: Any,
+    ) -> None:
+        self._rank, self._incarnation, self._config, self._secret = rank, incarnation, config, secret
+        self._replica, self._shared, self._report, self._store = replica, shared, report, store
+        self._generation, self._members = 0, list[int]()
+        """Of the newest group that this rank was told to form."""
+        self._group: TorchCollective | None = None
+        self._buffer = torch.zeros(replica.layout.numel)
+        self._announced = 0
+        self._closing = False
+        self._hub = WakeableHub(secret, small_payload, silence_timeout_s=config.timeouts.silence_s)
+        self._chief_host, self._quiet_s = "", 0.0
+        self._thread: threading.Thread | None = None
+
+    def start(self, resolve: Resolve) -> None:
+        """Dial the chief, when `resolve` knows it, and obey."""
+        self._thread = threading.Thread(target=self._main, args=(resolve, torch.get_num_threads()), daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """A push waits."""
+        self._hub.wake()
+
+    def close(self) -> None:
+        """Leave the run, within a bounded time."""
+        self._closing = True
+        self._hub.wake()
+        if self._thread is not None:
+            self._thread.join(self._config.timeouts.comm_leave_s)
+
+    def _main(self, resolve: Resolve, threads: int) -> None:
+        torch.set_num_threads(threads)  # torch keeps this number for each thread
+        try:
+            self._dial_the_chief(resolve)
+            while self._shared.ended is None and not self._closing:
+                self._shared.turns += 1
+                start_s = time.monotonic()
+                events = self._hub.poll(NAP_S)
+                self._listen_for_the_chief(bool(events), time.monotonic() - start_s)
+                for event in events:
+                    self._handle(event)
+                self._announce()
+        except (ParamServersError, RunStopped) as error:
+            self._end(error)
+        except BaseException as error:  # the main thread waits for this one: nothing may end it in silence
+            broken = RunBroken(f"rank {self._rank} cannot go on: {told(error)}")
+            broken.__cause__ = error
+            self._end(broken)
+        finally:
+            self._close_group()
+            self._hub.drain(GOODBYE_S)
+
+    def _end(self, outcome: Outcome) -> None:
+        try:
+            lost = self._replica.finish() if self._rank == 0 else ""
+        except BaseException as error:  # the main thread waits to be told how the run ended
+            lost = f"the last checkpoint was not written: {told(error)}"
+        if lost:
+            outcome = LastStepsLost(f"{outcome}; {lost}")
+        self._shared.end(outcome)
+
+    # -- the chief -----------------------------------------------------------------------------------------------
+
+    def _dial_the_chief(self, resolve: Resolve) -> None:
+        address = wait_for_address(resolve, 0, self._config.timeouts.start_s)
+        self._chief_host, fingerprint = address[0], self._replica.layout.fingerprint
+        self._hub.dial(address, Hello(Role.WORKER, self._rank, self._incarnation, 0, fingerprint, life=new_life()))
+
+    def _handle(self, event: Event) -> None:
+        if self._shared.ended is not None:
+            return  # the link that closes after STOP is no loss
+        if isinstance(event, Left):
+            self._chief_lost(event.reason)
+        elif isinstance(event, Message):
+            self._obey(event.header, event.payload)
+        else:
+            self._stand()  # joined: the chief learns how far this rank is
+
+    def _obey(self, header: Header, payload: memoryview) -> None:
+        if header.kind == Kind.COMMIT and header.term == self._generation:
+            self._commit(header, unpack_rows(payload))
+        elif header.kind == Kind.RESTORE:
+            self._form(header, unpack_rows(payload))
+        elif header.kind == Kind.ABORTED:
+            self._leave_group()
+        elif header.kind in (Kind.STOP, Kind.EXPELLED):
+            reason = bytes(payload).decode("utf-8", "replace")
+            if header.kind == Kind.EXPELLED:
+                self._end(RunBroken(f"rank {self._rank} was expelled: {reason}"))
+            else:
+                self._end(RunBroken(reason) if header.code == Code.FAILED else RunStopped(reason))
+
+    def _listen_for_the_chief(self, heard: bool, polled_s: float) -> None:
+        """Called after each poll. What comes while this thread is in a sum is heard before silence is told, and a poll
+        that took much longer than it may tells nothing: it was this process that was stopped."""
+        self._quiet_s = 0.0 if heard else self._quiet_s + min(polled_s, NAP_S)
+        if self._quiet_s > self._config.timeouts.chief_silence_s:
+            self._chief_lost(f"silent for {self._config.timeouts.chief_silence_s:g} s")
+
+    def _chief_lost(self, reason: str) -> None:
+        if self._rank == next((rank for rank in self._members if rank != 0), -1):
+            self._replica.term += 1  # should rank 0 be alive behind a broken link, it writes under another name
+            reason = "; ".join(filter(None, (reason, self._replica.finish())))
+        self._end(PeerLost(f"rank 0, which decides who takes part, is lost: {reason}"))
+
+    def _say(self, kind: Kind, step: int = 0, sequence: int = 0, data_points: int = 0) -> None:
+        header = Header(kind, self._rank, self._incarnation, self._generation, step, sequence, data_points)
+        self._hub.send(self._hub.chief, header)
+
+    def _stand(self) -> None:
+        self._say(Kind.ABORTED, step=self._replica.step, data_points=self._replica.data_points)
+
+    def _announce(self) -> None:
+        """Tell the chief, once in each generation, that a gradient waits here."""
+        push = self._shared.waiting
+        if push is not None and self._group is not None and self._announced != push.row.sequence:
+            self._announced = push.row.sequence
+            self._say(Kind.GRADIENT, push.step, push.row.sequence, push.data_points)
+
+    # -- the group -----------------------------------------------------------------------------------------------
+
+    def _form(self, header: Header, rows: list[Row]) -> None:
+        """Build a group with the other members, and take over the state of the one that is furthest."""
+        self._close_group()
+        self._generation, self._members, self._announced = header.term, [row.worker for row in rows], 0
+        self._report.active_workers = len(rows)
+        source = [row.mark & RECIPIENT for row in rows].index(0)
+        try:
+            self._group = self._build_group(store_port=header.sequence)
+            state = self._replica.counters(), self._replica.packed()
+            for tensor in state:
+                self._group.broadcast_(tensor, source)
+        except PeerLost:
+            self._leave_group()
+            return
+        self._shared.go_on_from(state if self._rank != self._members[source] else None)
+        self._say(Kind.READY)
+
+    def _build_group(self, store_port: int) -> TorchCollective:
+        config, timeout_s = self._config, self._config.timeouts.sum_s
+        if self._store is None:
+            self._store = reach_store(self._chief_host, store_port, self._secret, timeout_s)
+        return TorchCollective(
+            self._members.index(self._rank),
+            len(self._members),
+            self._store,
+            secret=self._secret,
+            host=listen_address(config.listen_host, config.interface),
+            interface=config.interface,
+            step_timeout_s=timeout_s,
+            join_timeout_s=timeout_s,
+            generation=self._generation,
+            roll_call_s=0.0,
+        )
+
+    def _leave_group(self) -> None:
+        self._close_group()
+        self._stand()
+
+    def _close_group(self) -> None:
+        """Closing our connections lets ranks that wait for us fail at once, too."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def _commit(self, header: Header, members: list[Row]) -> None:
+        """One step: all ranks of the group are here."""
+        if self._group is None:
+            return
+        self._shared.contribute(header.step, members, self._buffer)
+        start_s = time.perf_counter()
+        try:
+            self._group.all_reduce_sum_(self._buffer)
+        except PeerLost:
+            self._shared.give_up_sum()
+            self._leave_group()
+            return
+        summed_s = time.perf_counter()
+        self._shared.commit(self._buffer.div_(len(members)), header.data_points)
+        report = self._report
+        report.collective_s += summed_s - start_s
+        report.applying_s += time.perf_counter() - summed_s
+        report.commits += 1
+        report.num_gradients = len(members)
+        if self._rank == self._members[0]:
+            self._replica.checkpoint_when_due()
+        report.maybe()
+
+
+def small_payload(peer: Peer, header: Header) -> memoryview:
+    """A rank's `receive_into`: orders of the chief."""
+    allowed = (Kind.RESTORE, Kind.COMMIT, Kind.EXPELLED, Kind.STOP)
+    if header.kind not in allowed or header.dtype != Dtype.BYTES or header.length > _MOST_BYTES:
+        raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
+    return memoryview(bytearray(header.length))

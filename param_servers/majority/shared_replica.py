@@ -137,13 +137,9 @@ class SharedReplica:
             self._summing = False
             self._changed.notify_all()
 
-    def state(self) -> tuple[Tensor, Tensor]:
-        """`Replica.counters` and `Replica.packed`."""
-        with self._changed:
-            return self._replica.counters(), self._replica.packed()
-
     def go_on_from(self, state: tuple[Tensor, Tensor] | None) -> None:
-        """A group is formed; take over this `state()` of another rank, or keep the own (None)."""
+        """A group is formed; take over this state of another rank (`Replica.counters`, `packed`), or
+        keep the own (None)."""
         with self._changed:
             if state is not None:
                 self._replica.unpack(*state)

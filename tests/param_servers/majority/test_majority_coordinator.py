@@ -5,8 +5,13 @@ from typing import Any
 import pytest
 
 from param_servers.config import ExchangeConfig
-from param_servers.majority.coordinator import MOST_FORMATIONS, MajorityCoordinator
-from param_servers.majority.decisions import Began, FormGroup, LeaveGroup, MajorityDecision
+from param_servers.majority.coordinator import (
+    MOST_FORMATIONS,
+    FormGroup,
+    LeaveGroup,
+    MajorityCoordinator,
+    MajorityDecision,
+)
 from param_servers.servers.decisions import Commit, Expel, Note, Stop
 from param_servers.wire.messages import MEMBER
 
@@ -65,7 +70,7 @@ def test_the_first_group_waits_for_all_ranks_and_takes_over_the_state_of_the_fur
     assert coordinator.stands(0, 0, 7, 70, 1.0) == coordinator.stands(1, 0, 9, 90, 1.0) == []
     assert coordinator.stands(2, 0, 9, 90, 1.0) == [FormGroup(1, (0, 1, 2), 1, 9, 90)]
     assert coordinator.ready(0, 1, 1.0) == coordinator.ready(2, 1, 1.0) == []
-    assert coordinator.ready(1, 1, 1.0) == [Began("3 ranks are at step 9")]
+    assert coordinator.ready(1, 1, 1.0) == [Note("running", "3 ranks are at step 9")]
     assert coordinator.progress == (9, 90)
 
 
@@ -83,9 +88,8 @@ def test_gradients_that_are_ready_before_the_group_is_count_once_it_is() -> None
         coordinator.stands(rank, 0, 0, 0, 1.0)
     coordinator.ready(0, 1, 1.0), coordinator.ready(1, 1, 1.0)
     assert offer(coordinator, 0, 0) == offer(coordinator, 1, 0) == []
-    assert only(coordinator.ready(2, 1, 1.0), Began)
-    assert [only(decisions, Commit) != [] for decisions in coordinator.count_early(1.0)] == [False, True]
-    assert list(coordinator.count_early(1.0)) == []
+    assert notes(coordinator.ready(2, 1, 1.0)) == ["running"]
+    assert members(coordinator.tick(1.0)) == [0, 1] and coordinator.tick(1.0) == []
 
 
 def test_what_is_said_of_an_earlier_group_means_nothing() -> None:

@@ -13,8 +13,8 @@ from param_servers.checkpoint.storage import Checkpoints
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, ConfigError, Refused, RunStopped
 from param_servers.layout import FlatLayout
+from param_servers.majority.chief import check_standing
 from param_servers.majority.exchange import MajorityExchange
-from param_servers.majority.messages import check_standing
 from param_servers.servers.chief import check_report
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
