@@ -13,7 +13,7 @@ PIP         := $(BIN)/python -m pip --disable-pip-version-check
 TORCH       := $(shell grep '^torch==' constraints.txt)
 INSTALLED   := $(VENV)/.installed
 # Tested where they are installed. Not among them: football, whose wheel takes 7 minutes to build (docs/environments.md).
-OPTIONAL    := mpi,envpool,vizdoom,mujoco,neptune,mlflow-server,wandb
+OPTIONAL    := mpi,vizdoom,mujoco,neptune,mlflow-server,wandb
 COMPLETE    := $(VENV)/.installed-all
 
 .PHONY: breakout test check format test-cluster chaos results install install-all clean
@@ -46,7 +46,7 @@ results: $(INSTALLED)  ## redraw every plot under results/ from the data beside 
 
 install: $(INSTALLED)
 
-install-all: $(COMPLETE)  ## and what is optional: MPI, Horovod (built once, 4 minutes), EnvPool, ViZDoom, MuJoCo, trackers
+install-all: $(COMPLETE)  ## and what is optional: MPI, Horovod (built once, 4 minutes), ViZDoom, MuJoCo, trackers
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v <= (3, 13) or sys.exit(f"Python 3.10 to 3.13 is needed; $(PYTHON) is {v[0]}.{v[1]}. Choose another: make PYTHON=python3.12 ...")'

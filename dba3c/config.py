@@ -194,11 +194,19 @@ class TrainConfig:
             UserError: not JSON, a value of the wrong type, or an unknown key (the close ones are named).
         """
         try:
-            return _converter.structure(json.loads(text), TrainConfig)
+            tree = json.loads(text)
+            for group, name, value in RETIRED_OPTIONS:
+                if isinstance(tree, dict) and tree.get(group, {}).get(name) == value:
+                    del tree[group][name]
+            return _converter.structure(tree, TrainConfig)
         except json.JSONDecodeError as error:
             raise UserError(f"the configuration is not valid JSON: {error}") from error
         except cattrs.BaseValidationError as error:
             raise UserError(f"bad configuration: {_first_line(error)}") from error
+
+
+RETIRED_OPTIONS = (("environment", "atari_backend", "ale"),)
+"""(group, option, value): what older run folders say that is no option any more, with the one value still meant."""
 
 
 def _require(condition: bool, message: str) -> None:

@@ -66,7 +66,6 @@ def families(arguments: Arguments) -> dict[str, tuple[EnvironmentConfig, int]]:
     football = EnvironmentConfig(env_id="football/academy_empty_goal_close")
     return {
         "ale": (ale, many),
-        "envpool": (replace(ale, atari_backend="envpool"), many),
         "ale 2017": (atari_2017(ale), many),
         "classic control": (EnvironmentConfig(env_id="CartPole-v1"), many),
         "mujoco": (EnvironmentConfig(env_id="HalfCheetah-v5"), few),

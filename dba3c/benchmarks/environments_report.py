@@ -98,7 +98,7 @@ def _readme(
     verdict = f"Over {LIMIT:.0%}: {', '.join(over)}." if over else f"Every family is under {LIMIT:.0%}."
     skipped = "".join(f"\nNot measured: {name}: {reason}" for name, reason in missing.items())
     commit = str(source.get("commit", "unknown"))[:12] + (" with uncommitted changes" if source.get("dirty") else "")
-    named = ("python", "ale-py", "envpool", "gymnasium", "mujoco", "vizdoom", "gfootball")
+    named = ("python", "ale-py", "gymnasium", "mujoco", "vizdoom", "gfootball")
     packages = ", ".join(f"{name} {versions[name]}" for name in named if name in versions)
     machine = f"{host['usable_cores']} cores of {host['processor']}, {host['memory_gib']} GiB"
     return f"""# Environments: agent steps/s of every family
@@ -110,7 +110,7 @@ def _readme(
 Random actions, nothing else; medians of {repeats} repeats of {seconds:g} s, families in turn.
 - *Per core*: per second of CPU time of the process, its threads and its child processes, so it sizes a cluster:
   workers × cores × this, less inference and learning.
-- *Native*: ale-py's or EnvPool's own vector environment, or Gymnasium's `SyncVectorEnv` over the same environments,
+- *Native*: ale-py's own vector environment, or Gymnasium's `SyncVectorEnv` over the same environments,
   on the same seeds and actions.
 - *Factory adds*: median of the repeats' ratios of CPU time per step; what the protocol of `docs/environments.md`
   costs (checks, whole-game scores, named failures).

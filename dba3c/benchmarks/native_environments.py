@@ -1,6 +1,6 @@
 """Each family's native vector environment with nothing around it: what the factory's overhead is measured against.
 
-Atari: ale-py's and EnvPool's own, with the protocol's options. Every other family: Gymnasium's `SyncVectorEnv` over the
+Atari: ale-py's own, with the protocol's options. Every other family: Gymnasium's `SyncVectorEnv` over the
 same single environments.
 """
 
@@ -36,9 +36,6 @@ def native(config: EnvironmentConfig, num_envs: int, seed: int) -> Stepper:
     if config.family != "atari":
         envs = gymnasium.vector.SyncVectorEnv([maker_of(config, "training")] * num_envs)
         envs.reset(seed=seeds)
-    elif config.atari_backend == "envpool":
-        envs = _envpool(config, num_envs, seeds)
-        envs.reset()
     else:
         envs = _ale(config, num_envs)
         envs.reset(seed=np.array(seeds, dtype=np.int32))
@@ -63,21 +60,4 @@ def _ale(config: EnvironmentConfig, num_envs: int) -> Any:
         noop_max=config.noop_max,
         use_fire_reset=config.fire_on_reset,
         reward_clipping=False,
-    )
-
-
-def _envpool(config: EnvironmentConfig, num_envs: int, seeds: list[int]) -> Any:
-    import envpool
-
-    return envpool.make(
-        config.env_id.removeprefix("ALE/"),
-        env_type="gymnasium",
-        num_envs=num_envs,
-        num_threads=min(config.env_threads, num_envs),
-        env_seed=seeds,
-        repeat_action_probability=config.repeat_action_probability,
-        noop_max=config.noop_max,
-        use_fire_reset=config.fire_on_reset,
-        episodic_life=False,
-        reward_clip=False,
     )

@@ -89,9 +89,6 @@ class EnvironmentConfig:
     """Atari, evaluation only: FIRE replaces the last of this many equal actions in a row, and those that follow it
     (30 in the 2017 system); 0 for off."""
 
-    atari_backend: Literal["ale", "envpool"] = "ale"
-    """Atari: ale-py's own vector environment, or EnvPool's (extra `envpool`)."""
-
     football_observation: Literal["extracted", "simple115v2"] = "extracted"
     """Football: the map of players and ball, or 115 numbers."""
 
@@ -178,5 +175,5 @@ class EnvironmentConfig:
         low, high = self.frame_skip_range
         if self.family in ("gymnasium", "custom", "football") and high > 1:
             raise UserError(f"frame_skip is not an option of {self.env_id}: wrap it in a package.module:function")
-        if low != high and (self.family != "atari" or self.atari_backend != "ale"):
-            raise UserError(f"a random frame_skip {self.frame_skip} needs an Atari game and atari_backend ale")
+        if low != high and self.family != "atari":
+            raise UserError(f"a random frame_skip {self.frame_skip} needs an Atari game")

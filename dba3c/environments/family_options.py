@@ -25,7 +25,6 @@ FAMILY_OPTIONS: dict[str, frozenset[str]] = {
             "full_action_space",
             "max_episode_frames",
             "stuck_guard_steps",
-            "atari_backend",
         }
     ),
     "football": frozenset({"football_observation", "football_map", "football_rewards"}),

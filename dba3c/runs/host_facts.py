@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 PACKAGES = (
-    "dba3c", "torch", "numpy", "gymnasium", "ale-py", "envpool", "mujoco", "vizdoom", "gfootball", "mpi4py", "horovod",
+    "dba3c", "torch", "numpy", "gymnasium", "ale-py", "mujoco", "vizdoom", "gfootball", "mpi4py", "horovod",
     "tensorboard", "rich",
 )  # fmt: skip
 

@@ -29,6 +29,15 @@ def test_an_unknown_key_names_the_close_ones() -> None:
         TrainConfig.from_json(json.dumps(tree))
 
 
+def test_a_run_folder_from_before_an_option_went_is_read_where_it_means_the_same() -> None:
+    tree = json.loads(TrainConfig().to_json())
+    tree["environment"]["atari_backend"] = "ale"
+    assert TrainConfig.from_json(json.dumps(tree)) == TrainConfig()
+    tree["environment"]["atari_backend"] = "envpool"
+    with pytest.raises(UserError, match="atari_backend"):
+        TrainConfig.from_json(json.dumps(tree))
+
+
 def test_a_value_of_the_wrong_type_is_one_line() -> None:
     tree = json.loads(TrainConfig().to_json())
     tree["run"]["stop_games"] = "many"

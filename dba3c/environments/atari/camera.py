@@ -3,13 +3,9 @@
 ale-py's vector environment, which makes the agent's observations, cannot show its screens. But a game is a function of
 its seed and actions (tested: observation, reward, lives, frame by frame), so a second one runs in lock step with half
 the frame skip and no resizing: its screens are the game's, flicker removed by the same max-pooling, 30 a second.
-
-Games are played by ale-py, also where training uses EnvPool.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 from ale_py import ALEInterface, LoggerMode
@@ -34,7 +30,7 @@ class AtariCamera:
         low, high = config.frame_skip_range
         self._consoles: TwinConsoles | RandomSkipConsoles
         if low == high:
-            self._consoles = TwinConsoles(replace(config, atari_backend="ale"))
+            self._consoles = TwinConsoles(config)
             self.pictures_per_s = self._consoles.pictures_per_s
         else:
             self._consoles = RandomSkipConsoles(config, 1)

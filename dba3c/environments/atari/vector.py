@@ -86,10 +86,6 @@ def make_atari(config: EnvironmentConfig, num_envs: int, seed: int, view: str) -
         from dba3c.environments.atari.random_skip import RandomSkipConsoles
 
         consoles = RandomSkipConsoles(config, num_envs)
-    elif config.atari_backend == "envpool":
-        from dba3c.environments.atari.envpool import EnvPoolConsoles
-
-        consoles = EnvPoolConsoles(config, num_envs)
     else:
         consoles = AleConsoles(config, num_envs)
     return AtariVectorEnvironment(config, consoles, environment_seeds(seed, num_envs), view)

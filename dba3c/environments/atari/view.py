@@ -1,12 +1,11 @@
 """What a worker sees of a vector of Atari games: the training or the evaluation view over the raw console.
 
-The consoles (ale-py's, EnvPool's or our own with the random frame skip) step full games and give raw rewards and
-lives; everything that differs between training and evaluation is decided here, once, in NumPy on [B] arrays:
+The consoles (ale-py's, or our own with the random frame skip) step full games and give raw rewards and lives; whatever
+differs between training and evaluation is decided here, once, in NumPy on [B] arrays:
 
 - reward scaling and clipping, so that raw scores stay known;
-- a lost life as `terminated` (`episodic_life`). The consoles' own episodic modes are off: ale-py's `episodic_life`
-  starts a new game at every lost life and EnvPool's adds a step. Here the game simply goes on: the step after a lost
-  life is an ordinary, valid step;
+- a lost life as `terminated` (`episodic_life`). ale-py's own episodic mode is off: it starts a new game at every lost
+  life. Here the game simply goes on: the step after a lost life is an ordinary, valid step;
 - FIRE in place of the agent's action after a lost life (`fire_on_life_loss`), with `valid` False for that step;
 - the evaluation's guard against a player stuck on one action.
 """

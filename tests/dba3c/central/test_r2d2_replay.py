@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +25,6 @@ BREAKOUT = TrainConfig(
     central=CentralConfig(mode="central", actors=1, envs_per_actor=ENVS, actor_groups=1, unroll_length=T),
     replay=ReplayConfig(replay_capacity=3000, replay_start=1, burn_in=3, memory_size=8, dueling_size=8),
 )
-needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="needs envpool")
 
 
 class RandomPolicy:
@@ -96,12 +94,11 @@ class Acting:
     "environment",
     [
         {},
-        pytest.param({"atari_backend": "envpool"}, marks=needs_envpool),
         {"episodic_life": True},
         {"episodic_life": True, "fire_on_life_loss": True},
         {"grayscale": False, "frame_stack": 3},
     ],
-    ids=["ale", "envpool", "lives", "lives and fire", "colour"],
+    ids=["ale", "lives", "lives and fire", "colour"],
 )
 def test_r2d2_replays_the_stacks_that_were_acted_on(environment: dict) -> None:
     acting = Acting(environment)

@@ -1,4 +1,4 @@
-"""The real consoles: what ale-py and EnvPool do is what `atari.py` says they do."""
+"""The real consoles: what ale-py does is what the room says it does."""
 
 from dataclasses import replace
 
@@ -10,12 +10,6 @@ from dba3c.errors import UserError
 
 NO_STICKY = atari_v4_no_sticky(EnvironmentConfig())
 FIRE = 1
-
-
-def consoles_of(backend):
-    if backend == "envpool":
-        pytest.importorskip("envpool")
-    return replace(NO_STICKY, atari_backend=backend)
 
 
 def play(envs, steps, action=0):
@@ -37,10 +31,9 @@ def made():
         envs.close()
 
 
-@pytest.mark.parametrize("backend", ["ale", "envpool"])
-def test_a_lost_life_neither_resets_the_game_nor_costs_a_step(made, backend):
+def test_a_lost_life_neither_resets_the_game_nor_costs_a_step(made):
     """Firing for ever loses Breakout's five lives one by one; only the fifth ends the game."""
-    envs = made(replace(consoles_of(backend), episodic_life=True), 1, seed=3)
+    envs = made(replace(NO_STICKY, episodic_life=True), 1, seed=3)
     envs.reset()
     ended, transitions = 0, []
     while not transitions or not transitions[-1].episodes:
@@ -54,17 +47,15 @@ def test_a_lost_life_neither_resets_the_game_nor_costs_a_step(made, backend):
     assert [bool(t.valid[0]) for t in after] == [False, True]
 
 
-@pytest.mark.parametrize("backend", ["ale", "envpool"])
-def test_after_a_reset_the_ball_flies_and_after_a_lost_life_it_waits_for_fire(made, backend):
+def test_after_a_reset_the_ball_flies_and_after_a_lost_life_it_waits_for_fire(made):
     """The FIRE trap of Breakout: doing nothing loses exactly the first life, then the game stands still."""
-    envs = made(replace(consoles_of(backend), episodic_life=True), 1, seed=1)
+    envs = made(replace(NO_STICKY, episodic_life=True), 1, seed=1)
     envs.reset()
     assert sum(int(t.terminated[0]) for t in play(envs, 400)) == 1
 
 
-@pytest.mark.parametrize("backend", ["ale", "envpool"])
-def test_fire_on_life_loss_plays_all_lives_of_a_player_who_does_nothing(made, backend):
-    config = replace(consoles_of(backend), episodic_life=True, fire_on_life_loss=True)
+def test_fire_on_life_loss_plays_all_lives_of_a_player_who_does_nothing(made):
+    config = replace(NO_STICKY, episodic_life=True, fire_on_life_loss=True)
     envs = made(config, 1, seed=1)
     envs.reset()
     transitions = play(envs, 400)
@@ -73,9 +64,8 @@ def test_fire_on_life_loss_plays_all_lives_of_a_player_who_does_nothing(made, ba
     assert all(not transitions[i + 1].valid[0] for i in lost if i + 1 < len(transitions))
 
 
-@pytest.mark.parametrize("backend", ["ale", "envpool"])
-def test_observations_are_never_written_to_again(made, backend):
-    envs = made(consoles_of(backend), 2, seed=5)
+def test_observations_are_never_written_to_again(made):
+    envs = made(NO_STICKY, 2, seed=5)
     kept = [envs.reset()]
     copies = [kept[0].copy()]
     for t in range(20):
@@ -85,10 +75,9 @@ def test_observations_are_never_written_to_again(made, backend):
     assert all((a == b).all() for a, b in zip(kept, copies, strict=True))
 
 
-@pytest.mark.parametrize("backend", ["ale", "envpool"])
-def test_raw_scores_are_known_although_rewards_are_clipped(made, backend):
+def test_raw_scores_are_known_although_rewards_are_clipped(made):
     """Space Invaders pays 5 to 30 points per invader."""
-    envs = made(replace(consoles_of(backend), env_id="ALE/SpaceInvaders-v5"), 4, seed=2)
+    envs = made(replace(NO_STICKY, env_id="ALE/SpaceInvaders-v5"), 4, seed=2)
     envs.reset()
     clipped, scores = 0.0, []
     for _ in range(1200):
@@ -100,9 +89,8 @@ def test_raw_scores_are_known_although_rewards_are_clipped(made, backend):
     assert sum(scores) > 2 * clipped
 
 
-@pytest.mark.parametrize("backend", ["ale", "envpool"])
-def test_the_frame_limit_truncates_and_bootstraps(made, backend):
-    envs = made(replace(consoles_of(backend), env_id="ALE/Pong-v5", max_episode_frames=80, noop_max=0), 2, seed=2)
+def test_the_frame_limit_truncates_and_bootstraps(made):
+    envs = made(replace(NO_STICKY, env_id="ALE/Pong-v5", max_episode_frames=80, noop_max=0), 2, seed=2)
     envs.reset()
     transitions = play(envs, 22)
     assert [i for i, t in enumerate(transitions) if t.truncated.all()] == [19]
@@ -116,10 +104,9 @@ def test_full_action_space_is_18_and_minimal_breakout_is_4(made):
     assert made(replace(NO_STICKY, full_action_space=True), 1, 0).action_space.n == 18
 
 
-@pytest.mark.parametrize("backend", ["ale", "envpool"])
-def test_rgb_planes_are_frame_by_frame_and_channels_first(made, backend):
+def test_rgb_planes_are_frame_by_frame_and_channels_first(made):
     """Breakout's walls are gray (142, 142, 142) and its top row of bricks is red: more red than blue."""
-    envs = made(replace(consoles_of(backend), grayscale=False), 1, seed=0)
+    envs = made(replace(NO_STICKY, grayscale=False), 1, seed=0)
     envs.reset()
     observation = play(envs, 4)[-1].observation
     assert observation.shape == (1, 12, 84, 84) and observation.flags.c_contiguous

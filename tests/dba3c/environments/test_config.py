@@ -52,8 +52,11 @@ def test_a_frame_skip_range_read_from_json_is_a_tuple():
         ({"frame_skip": 0}, "frame_skip must be positive"),
         ({"frame_skip": (4, 2)}, "frame_skip must be positive"),
         ({"fire_on_life_loss": True}, "fire_on_life_loss needs episodic_life"),
-        ({"atari_backend": "gym"}, "atari_backend must be ale or envpool, not gym"),
-        ({"frame_skip": (2, 4), "atari_backend": "envpool"}, "random frame_skip"),
+        ({"env_id": "vizdoom/basic", "frame_skip": (2, 4)}, "random frame_skip"),
+        (
+            {"env_id": "football/academy_corner", "football_map": "huge"},
+            "football_map must be small or medium",
+        ),
         ({"env_id": "CartPole-v1", "grayscale": False}, "grayscale: options of Atari games only"),
         ({"env_id": "CartPole-v1", "frame_skip": 4}, "frame_skip is not an option of CartPole-v1"),
         ({"env_id": "CartPool-v1"}, "unknown environment CartPool-v1: did you mean CartPole-v1"),

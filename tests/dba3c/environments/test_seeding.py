@@ -16,7 +16,6 @@ NUM_ENVS, STEPS = 4, 250
 FAMILIES = {
     "ale": EnvironmentConfig(),
     "ale 2017": atari_2017(EnvironmentConfig()),
-    "envpool": EnvironmentConfig(atari_backend="envpool"),
     "classic control": EnvironmentConfig(env_id="CartPole-v1"),
     "continuous control": EnvironmentConfig(env_id="Pendulum-v1"),
     "toy text": EnvironmentConfig(env_id="FrozenLake-v1"),
@@ -26,7 +25,7 @@ FAMILIES = {
     "dmlab": EnvironmentConfig(env_id="dmlab/explore_goal_locations_small"),
     "your own": EnvironmentConfig(env_id="gymnasium.envs.classic_control:CartPoleEnv"),
 }
-NEEDS = {"envpool": "envpool", "mujoco": "mujoco", "vizdoom": "vizdoom", "football": "gfootball"}
+NEEDS = {"mujoco": "mujoco", "vizdoom": "vizdoom", "football": "gfootball"}
 
 
 def first_thousand(config, seed):
