@@ -89,7 +89,7 @@ class Timeouts:
     first_survivor_s: float
     """Of the other survivors of an MPI all-reduce, for the one that writes the last checkpoint."""
     regroup_s: float
-    """The chief: for all ranks to leave a group, and for all to have built the next one."""
+    """The chief: for all ranks to leave a group, which some may still be building."""
     group_step_s: float
     """The chief: for a step; ranks may need one sum's patience to find a silent rank in it."""
     chief_silence_s: float

@@ -3,8 +3,8 @@ what it decides. No tensors pass through it. What is said on the links:
 
     rank -> chief   (headers only)
                     ABORTED   I am in no group (or mine broke); `step`, `data_points`: how far I am
-                    READY     I am in the group of generation `term` and hold its state
-                    GRADIENT  my gradient of `step` over `data_points` is ready; `sequence` numbers my pushes
+                    GRADIENT  I am in the group of generation `term` and hold its state; my gradient of `step` over
+                              `data_points` is ready; `sequence` numbers my pushes
     chief -> rank   ABORTED   leave your group and say how far you are
                     RESTORE   form generation `term` at `step` through the store at port `sequence` of this host;
                               payload: the rows of its members; the one without a mark hands its state to the others
@@ -120,9 +120,6 @@ class MajorityChief:
         coordinator, generation, step, data_points = self._coordinator, header.term, header.step, header.data_points
         if header.kind == Kind.ABORTED:
             self._carry_out(coordinator.stands(rank, generation, step, data_points, now_s))
-        elif header.kind == Kind.READY:
-            self._carry_out(coordinator.ready(rank, generation, now_s))
-            self._stop_when_asked()  # before a gradient counts: the run may have reached its end in an earlier life
         elif header.kind == Kind.GRADIENT:
             self._carry_out(coordinator.gradient(rank, generation, header.sequence, step, data_points, now_s))
 
@@ -175,6 +172,7 @@ class MajorityChief:
         header = Header(Kind.RESTORE, 0, term=generation, step=step, sequence=self._store_port, data_points=data_points)
         rows = [Row(rank, self._coordinator.connected[rank], 0, 0 if rank == source else RECIPIENT) for rank in members]
         self._send(members, header, pack_rows(rows))
+        self._stop_when_asked()  # the run may have reached its end in an earlier life
 
     def _send_all(self, header: Header, payload: bytes = b"") -> None:
         """To every rank that is connected, in a group or not."""

@@ -1,11 +1,12 @@
 """Who is in the group of a majority all-reduce, and which ranks make a step. Pure: no sockets, no clock.
 
     gathering   every rank says how far it is; those that do not are expelled
-    forming     the ranks that answered form a group, and take over the state of the one that is furthest
-    running     each step is committed as soon as g ranks are ready; all sum at once
+    running     the ranks that answered form a group, and take over the state of the one that is furthest; from then on
+                each step is committed as soon as g ranks are ready, and all sum at once
     stopped
 
-Whenever a rank is lost, comes (back), or finds its group broken, everybody gathers again and goes on from there.
+Whenever a rank is lost, comes (back), or finds its group broken or impossible to form, everybody gathers again and goes
+on from there.
 """
 
 from typing import Literal, NamedTuple
@@ -50,7 +51,7 @@ class MajorityCoordinator:
     """
 
     def __init__(self, config: ExchangeConfig, fingerprint: str, now_s: float) -> None:
-        self.phase: Literal["gathering", "forming", "running", "stopped"] = "gathering"
+        self.phase: Literal["gathering", "running", "stopped"] = "gathering"
         self.connected: dict[int, int] = {}
         """Incarnation by rank."""
         self.generation = 0
@@ -60,10 +61,6 @@ class MajorityCoordinator:
         self._config, self._timeouts, self._fingerprint, self._lives = config, config.timeouts, fingerprint, Lives()
         self._standing: dict[int, tuple[int, int]] = {}
         """(step, data points) of the ranks that have answered since all gather."""
-        self._ready: set[int] = set()
-        """Of the members, those that hold the state of the group."""
-        self._early: list[tuple[Row, int, int]] = []
-        """Gradients (push, step, data points) that were ready before the last rank had joined the group."""
         self._steps: StepCommits | None = None
         """Of this generation, while running."""
         self._fruitless = 0
@@ -75,7 +72,7 @@ class MajorityCoordinator:
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """(step, data points) that all members have reached, while running."""
+        """(step, data points) of the members' state, while running."""
         return None if self._steps is None else (self._steps.step, self._steps.data_points)
 
     # -- who is here ---------------------------------------------------------------------------------------------
@@ -97,7 +94,7 @@ class MajorityCoordinator:
         """A rank's link is gone."""
         if rank not in self.connected:
             return []
-        lost = rank in self.members and self.phase in ("forming", "running")
+        lost = rank in self.members and self.phase == "running"
         self._remove(rank)
         note = Note("left", f"rank {rank} left: {reason}")
         if lost:
@@ -107,7 +104,7 @@ class MajorityCoordinator:
     def stands(self, rank: int, generation: int, step: int, data_points: int, now_s: float) -> list[MajorityDecision]:
         """A rank is in no group, or its group of `generation` broke, and it is at (`step`, `data_points`)."""
         newcomer = rank not in self.members
-        if self.phase == "stopped" or (not newcomer and generation != self.generation):
+        if self.phase == "stopped" or rank not in self.connected or (not newcomer and generation != self.generation):
             return []
         decisions: list[MajorityDecision] = []
         if self.phase != "gathering":
@@ -147,26 +144,15 @@ class MajorityCoordinator:
             return self.stop(f"{MOST_FORMATIONS} groups broke one after the other without a step", failed=True)
         source = max(members, key=lambda rank: (self._standing[rank][0], -rank))
         self.generation += 1
-        self.phase, self.members, self._ready, self._early = "forming", set(members), set(), []
-        self._wait(now_s, self._timeouts.regroup_s)
-        form = FormGroup(self.generation, tuple(members), source, *self._standing[source])
-        return [*([Note("shrunk", f"{too_few}; steps average {len(members)} from now on")] if short else []), form]
-
-    def ready(self, rank: int, generation: int, now_s: float) -> list[MajorityDecision]:
-        """A rank is in the group and holds its state. Gradients that were ready before count at the next `tick`."""
-        if generation != self.generation or self.phase != "forming":
-            return []
-        self._ready.add(rank)
-        if self._ready != self.members:
-            return []
-        wanted = min(self._config.gradients_per_step, len(self.members))
-        settings = Settings(num_shards=1, num_gradients=wanted)
-        self._steps = StepCommits(settings, max(self._standing.values()), self.generation)
-        for member in sorted(self.members):
+        self.phase, self.members = "running", set(members)
+        settings = Settings(num_shards=1, num_gradients=min(wanted, len(members)))
+        self._steps = StepCommits(settings, self._standing[source], self.generation)
+        for member in members:
             self._steps.joined(member, self.connected[member])
-        self.phase = "running"
         self._wait(now_s, self._timeouts.first_step_s)
-        return [Note("running", f"{len(self.members)} ranks are at step {self._steps.step}")]
+        shrunk = [Note("shrunk", f"{too_few}; steps average {len(members)} from now on")] if short else []
+        running = Note("running", f"{len(members)} ranks go on from step {self._steps.step}")
+        return [*shrunk, running, FormGroup(self.generation, tuple(members), source, *self._standing[source])]
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -174,17 +160,10 @@ class MajorityCoordinator:
         self, rank: int, generation: int, sequence: int, step: int, data_points: int, now_s: float
     ) -> list[MajorityDecision]:
         """A rank of the group of `generation` has a gradient of `step` ready."""
-        row = Row(rank, self.connected.get(rank, 0), sequence)
-        if generation == self.generation and self.phase == "forming":
-            self._early.append((row, step, data_points))
-        elif generation == self.generation:
-            return self._count(row, step, data_points, now_s)
-        return []
-
-    def _count(self, row: Row, step: int, data_points: int, now_s: float) -> list[MajorityDecision]:
-        if self._steps is None:
+        if generation != self.generation or self._steps is None or rank not in self.members:
             return []
-        commits = [each for each in self._steps.arrived(0, row, step, data_points) if isinstance(each, Commit)]
+        arrived = self._steps.arrived(0, Row(rank, self.connected[rank], sequence), step, data_points)
+        commits = [decision for decision in arrived if isinstance(decision, Commit)]
         if commits:
             self._fruitless = 0
             self._wait(now_s, self._timeouts.group_step_s)
@@ -194,10 +173,6 @@ class MajorityCoordinator:
 
     def tick(self, now_s: float) -> list[MajorityDecision]:
         """Look at the clock: nothing is waited for longer than stated."""
-        if self._steps is not None and self._early:
-            # At most one commit: nobody can have computed a gradient of the step after it.
-            early, self._early = self._early, []
-            return [decision for push in early for decision in self._count(*push, now_s)]
         if self.phase == "stopped" or now_s <= self._deadline_s:
             return []
         if self._steps is None:
@@ -209,13 +184,10 @@ class MajorityCoordinator:
         return [*late, *self._gather("a step did not end in time", now_s)]
 
     def _go_on_without_the_silent(self, now_s: float) -> list[MajorityDecision]:
-        answered = set(self._standing) if self.phase == "gathering" else self._ready
         expected = set(self.connected) if self.generation else set(range(self._config.num_workers))
-        why = f"ranks {sorted(expected - answered)} did not {'answer' if self.generation else 'come'}"
-        silent = sorted(set(self.connected) - answered)
+        why = f"ranks {sorted(expected - set(self._standing))} did not {'answer' if self.generation else 'come'}"
+        silent = sorted(set(self.connected) - set(self._standing))
         expelled = [Expel(rank, self._remove(rank), "it did not answer in time") for rank in silent]
-        if self.phase == "forming":
-            return [*expelled, *self._gather(why, now_s)]
         if not self.generation and self._config.when_workers_lost == "stop":
             return [*expelled, *self.stop(f"{why} within {self._timeouts.first_step_s:g} s", failed=True)]
         return [*expelled, *(self._form(now_s) if self._standing else self.stop(why, failed=True))]

@@ -308,7 +308,6 @@ class CommThread:
             self._leave_group()
             return
         self._shared.go_on_from(state if self._rank != self._members[source] else None)
-        self._say(Kind.READY)
 
     def _build_group(self, store_port: int) -> TorchCollective:
         config, timeout_s = self._config, self._config.timeouts.sum_s

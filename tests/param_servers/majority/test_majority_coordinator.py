@@ -30,12 +30,10 @@ def gathering(ranks: int = 3, connected: int | None = None, **settings: Any) -> 
 
 
 def form(coordinator: MajorityCoordinator, *ranks: int, step: int = 0, now_s: float = 1.0) -> list[MajorityDecision]:
-    """These ranks say that they are at `step` and join the group that is formed; returns the last decisions."""
-    for rank in ranks:
-        coordinator.stands(rank, coordinator.generation, step, 10 * step, now_s)
+    """These ranks say that they are at `step`; returns the last decisions."""
     decisions: list[MajorityDecision] = []
     for rank in ranks:
-        decisions = coordinator.ready(rank, coordinator.generation, now_s)
+        decisions = coordinator.stands(rank, coordinator.generation, step, 10 * step, now_s)
     return decisions
 
 
@@ -68,9 +66,8 @@ def members(decisions: list[MajorityDecision]) -> list[int]:
 def test_the_first_group_waits_for_all_ranks_and_takes_over_the_state_of_the_furthest() -> None:
     coordinator = gathering()
     assert coordinator.stands(0, 0, 7, 70, 1.0) == coordinator.stands(1, 0, 9, 90, 1.0) == []
-    assert coordinator.stands(2, 0, 9, 90, 1.0) == [FormGroup(1, (0, 1, 2), 1, 9, 90)]
-    assert coordinator.ready(0, 1, 1.0) == coordinator.ready(2, 1, 1.0) == []
-    assert coordinator.ready(1, 1, 1.0) == [Note("running", "3 ranks are at step 9")]
+    running, group = coordinator.stands(2, 0, 9, 90, 1.0)
+    assert running == Note("running", "3 ranks go on from step 9") and group == FormGroup(1, (0, 1, 2), 1, 9, 90)
     assert coordinator.progress == (9, 90)
 
 
@@ -82,23 +79,13 @@ def test_the_first_g_ranks_that_are_ready_make_the_step() -> None:
     assert coordinator.progress == (1, 10)
 
 
-def test_gradients_that_are_ready_before_the_group_is_count_once_it_is() -> None:
-    coordinator = gathering()
-    for rank in range(3):
-        coordinator.stands(rank, 0, 0, 0, 1.0)
-    coordinator.ready(0, 1, 1.0), coordinator.ready(1, 1, 1.0)
-    assert offer(coordinator, 0, 0) == offer(coordinator, 1, 0) == []
-    assert notes(coordinator.ready(2, 1, 1.0)) == ["running"]
-    assert members(coordinator.tick(1.0)) == [0, 1] and coordinator.tick(1.0) == []
-
-
 def test_what_is_said_of_an_earlier_group_means_nothing() -> None:
     coordinator = running()
     coordinator.stands(1, 1, 0, 0, 2.0)
     assert coordinator.phase == "gathering"
     form(coordinator, 0, 1, 2, now_s=3.0)
     assert (coordinator.phase, coordinator.generation) == ("running", 2)
-    assert coordinator.stands(0, 1, 0, 0, 3.0) == coordinator.ready(0, 1, 3.0) == []
+    assert coordinator.stands(0, 1, 0, 0, 3.0) == []
     assert coordinator.gradient(0, 1, 1, 0, 5, 3.0) == coordinator.gradient(1, 1, 1, 0, 5, 3.0) == []
 
 
@@ -107,20 +94,18 @@ def test_a_lost_rank_makes_all_others_say_how_far_they_are() -> None:
     decisions = coordinator.left(1, "killed", 2.0)
     assert notes(decisions) == ["left", "regrouping"] and only(decisions, LeaveGroup) == [LeaveGroup(1)]
     assert coordinator.stands(0, 1, 4, 40, 2.0) == []
-    assert coordinator.stands(2, 1, 5, 50, 2.0) == [FormGroup(2, (0, 2), 2, 5, 50)]
+    assert only(coordinator.stands(2, 1, 5, 50, 2.0), FormGroup) == [FormGroup(2, (0, 2), 2, 5, 50)]
 
 
 def test_with_a_rank_that_comes_late_the_others_form_a_new_group() -> None:
     coordinator = gathering(connected=2)
     coordinator.stands(0, 0, 0, 0, 1.0), coordinator.stands(1, 0, 0, 0, 1.0)
-    (group,) = coordinator.tick(JOIN_S + 1)
-    assert group == FormGroup(1, (0, 1), 0, 0, 0)
-    coordinator.ready(0, 1, JOIN_S + 1), coordinator.ready(1, 1, JOIN_S + 1)
+    assert only(coordinator.tick(JOIN_S + 1), FormGroup) == [FormGroup(1, (0, 1), 0, 0, 0)]
     assert notes(coordinator.joined(2, 0)) == ["joined"] and coordinator.phase == "running"
     decisions = coordinator.stands(2, 0, 0, 0, JOIN_S + 2)
     assert "rank 2 came" in only(decisions, Note)[0].message and only(decisions, LeaveGroup)
     coordinator.stands(0, 1, 3, 30, JOIN_S + 2)
-    assert coordinator.stands(1, 1, 3, 30, JOIN_S + 2) == [FormGroup(2, (0, 1, 2), 0, 3, 30)]
+    assert coordinator.stands(1, 1, 3, 30, JOIN_S + 2)[-1] == FormGroup(2, (0, 1, 2), 0, 3, 30)
 
 
 def test_ranks_that_do_not_say_how_far_they_are_are_expelled() -> None:
@@ -133,14 +118,20 @@ def test_ranks_that_do_not_say_how_far_they_are_are_expelled() -> None:
     assert only(decisions, FormGroup) == [FormGroup(2, (1,), 1, 1, 10)] and "shrunk" in notes(decisions)
 
 
-def test_ranks_that_do_not_enter_the_group_are_expelled_and_the_others_gather_again() -> None:
-    coordinator = gathering()
-    for rank in range(3):
-        coordinator.stands(rank, 0, 0, 0, 1.0)
-    coordinator.ready(0, 1, 1.0), coordinator.ready(2, 1, 1.0)
-    decisions = coordinator.tick(1.1 + REGROUP_S)
-    assert [expel.worker for expel in only(decisions, Expel)] == [1] and only(decisions, LeaveGroup)
-    assert coordinator.phase == "gathering"
+def test_a_rank_that_does_not_enter_the_group_is_found_by_the_others_and_expelled() -> None:
+    coordinator = running()
+    assert only(coordinator.stands(0, 1, 0, 0, 2.0), LeaveGroup) and coordinator.stands(2, 1, 0, 0, 2.0) == []
+    decisions = coordinator.tick(2.1 + REGROUP_S)
+    assert [expel.worker for expel in only(decisions, Expel)] == [1]
+    assert only(decisions, FormGroup) == [FormGroup(2, (0, 2), 0, 0, 0)]
+
+
+def test_what_a_rank_says_that_is_gone_means_nothing() -> None:
+    coordinator = running()
+    coordinator.left(1, "killed", 2.0)
+    assert coordinator.stands(1, 1, 0, 0, 2.0) == offer(coordinator, 1, 0) == []
+    form(coordinator, 0, 2, now_s=3.0)
+    assert offer(coordinator, 1, 0) == []
 
 
 def test_ranks_whose_gradients_do_not_come_are_expelled_and_the_others_gather_again() -> None:
@@ -166,7 +157,6 @@ def test_groups_that_break_again_and_again_without_a_step_end_the_run() -> None:
     for _ in range(MOST_FORMATIONS):
         assert only(decisions, Stop) == []
         decisions = coordinator.stands(0, coordinator.generation, 0, 0, 1.0)
-        coordinator.ready(0, coordinator.generation, 1.0)
     (stop,) = only(decisions, Stop)
     assert stop.failed and f"{MOST_FORMATIONS} groups broke" in stop.reason
 
@@ -199,4 +189,4 @@ def test_a_rank_that_is_back_before_the_others_have_regrouped_is_in_the_next_gro
     coordinator.stands(0, 1, 4, 40, 2.0)  # rank 1 is slow to answer
     coordinator.joined(2, 1)
     assert coordinator.stands(2, 0, 0, 0, 2.5) == []
-    assert coordinator.stands(1, 1, 4, 40, 3.0) == [FormGroup(2, (0, 1, 2), 0, 4, 40)]
+    assert coordinator.stands(1, 1, 4, 40, 3.0)[-1] == FormGroup(2, (0, 1, 2), 0, 4, 40)
