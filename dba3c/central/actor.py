@@ -19,10 +19,10 @@ from dba3c.central.wire import GroupShape, pack_step
 from dba3c.environments.protocol import Episode, Experience, Transition, VectorEnvironment
 from dba3c.metrics.writer import Sections
 from param_servers.errors import BadMessage, PeerLost, Refused
+from param_servers.patience import Redial
 from param_servers.wire.events import Event, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, new_life
 from param_servers.wire.messages import Header, Kind
-from param_servers.wire.redial import Redial
 from param_servers.wire.tcp_hub import TcpHub
 
 Address = tuple[str, int]

@@ -11,7 +11,7 @@ import numpy as np
 
 from dba3c.environments.errors import EnvironmentFailed, failure_line
 from dba3c.environments.seeding import environment_seed
-from param_servers.bounded import Restarts
+from param_servers.patience import Restarts
 
 _LOG = logging.getLogger(__name__)
 RESTART_WINDOW_S = 3600.0

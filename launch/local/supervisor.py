@@ -40,7 +40,7 @@ from launch.local.role_process import (
     RoleProcess,
 )
 from launch.local.verdict import Failed, Verdict
-from param_servers.bounded import Restarts
+from param_servers.patience import Restarts
 
 
 @dataclass

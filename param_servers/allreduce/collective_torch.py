@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
 from param_servers.allreduce.collective import Publish, Resolve, describe_lost, first_line, wait_for_address
-from param_servers.bounded import within
 from param_servers.errors import PeerLost, RunBroken
+from param_servers.patience import within
 from param_servers.timeouts import GRACE_S, ROLL_CALL_S
 from param_servers.wire.interfaces import listen_address
 

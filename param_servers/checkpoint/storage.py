@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from param_servers.bounded import LeavableThread
 from param_servers.checkpoint.snapshots import (
     find_newest,
     load_checkpoint,
@@ -22,6 +21,7 @@ from param_servers.checkpoint.snapshots import (
 )
 from param_servers.errors import ParamServersError, SnapshotError
 from param_servers.optim.update_rules import State
+from param_servers.patience import LeavableThread
 from param_servers.sharding import ShardPlan
 from param_servers.timeouts import CLOSE_S, Timeouts
 

@@ -21,11 +21,11 @@ from param_servers.config import ExchangeConfig
 from param_servers.errors import BadMessage, told
 from param_servers.local import ShouldStop
 from param_servers.majority.coordinator import FormGroup, LeaveGroup, MajorityCoordinator, MajorityDecision
+from param_servers.patience import AwakeClock
 from param_servers.replica import OnEvent
 from param_servers.servers.audit import AuditLog
 from param_servers.servers.decisions import Commit, Expel, Note, Stop
 from param_servers.timeouts import LAST_WORDS_S
-from param_servers.wire.awake_clock import AwakeClock
 from param_servers.wire.events import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Header, Kind, Row, check_data_points, pack_rows

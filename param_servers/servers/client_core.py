@@ -13,6 +13,7 @@ from torch import Tensor
 
 from param_servers.config import ExchangeConfig
 from param_servers.errors import PeerLost, Refused
+from param_servers.patience import Redial
 from param_servers.servers.client_state import ClientState, Push
 from param_servers.servers.shard import as_bytes
 from param_servers.servers.shard_node import MOST_CONTROL_BYTES
@@ -23,7 +24,6 @@ from param_servers.wire.frames import Frame
 from param_servers.wire.handshake import Hello, Peer, Role, new_life
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Code, Dtype, Header, Kind
-from param_servers.wire.redial import Redial
 from param_servers.wire.tcp_sockets import LOOPBACK
 
 

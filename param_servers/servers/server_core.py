@@ -12,6 +12,7 @@ from torch import Tensor
 from param_servers.checkpoint.storage import Checkpoints
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, PeerLost
+from param_servers.patience import Redial
 from param_servers.servers.audit import AuditLog
 from param_servers.servers.chief import Chief, check_report
 from param_servers.servers.coordinator import Coordinator
@@ -25,7 +26,6 @@ from param_servers.wire.events import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import MOST_TERM, Hello, Lives, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Header, Kind
-from param_servers.wire.redial import Redial
 
 Resolve = Callable[[int], tuple[str, int] | None]
 """Server number -> (host, port), or None while it is not known. Asked again before every attempt."""
