@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -164,20 +164,9 @@ def within(timeout_s: float, work: Callable[[], T]) -> T:
         TimeoutError: it took longer than `timeout_s`.
         What `work` raises.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="bounded", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if errors:
-        raise errors[0]
-    if not results:
+    thread = LeavableThread("within")
+    future = thread.submit(work)
+    thread.close(0.0)
+    if not wait([future], timeout_s).done:
         raise TimeoutError(f"no answer within {timeout_s:g} s")
-    return results[0]
+    return future.result()
