@@ -205,7 +205,7 @@ class TrainConfig:
             raise UserError(f"bad configuration: {_first_line(error)}") from error
 
 
-RETIRED_OPTIONS = (("environment", "atari_backend", "ale"),)
+RETIRED_OPTIONS = (("environment", "atari_backend", "ale"), ("exchange", "transport", "tcp"))
 """(group, option, value): what older run folders say that is no option any more, with the one value still meant."""
 
 

@@ -11,7 +11,6 @@ from param_servers.timeouts import Timeouts
 OptimizerName = Literal["rmsprop", "adam", "sgd", "momentum", "adagrad", "adadelta"]
 ClipRule = Literal["global", "average_per_tensor", "none"]
 ExchangeName = Literal["local", "servers", "async", "allreduce", "majority"]
-Transport = Literal["tcp", "mpi"]
 CollectiveBackend = Literal["torch", "horovod", "mpi"]
 WhenWorkersLost = Literal["shrink", "stop"]
 WireDtype = Literal["float32", "bfloat16"]
@@ -72,9 +71,6 @@ class ExchangeConfig:
     """local: one process; servers: sharded parameter servers; async: servers that apply each gradient on arrival;
     allreduce: every rank averages with every other; majority: all-reduce with backup workers."""
 
-    transport: Transport = "tcp"
-    """servers, async: tensors travel over TCP links or over MPI."""
-
     collective_backend: CollectiveBackend = "torch"
     """allreduce: who carries the sum."""
 
@@ -133,7 +129,7 @@ class ExchangeConfig:
     """Port to listen on; 0: any free one."""
 
     def __post_init__(self) -> None:
-        choices = {"exchange": ExchangeName, "transport": Transport, "collective_backend": CollectiveBackend}
+        choices = {"exchange": ExchangeName, "collective_backend": CollectiveBackend}
         choices |= {"sharding": Sharding, "when_workers_lost": WhenWorkersLost, "wire_dtype": WireDtype}
         for name, choice in choices.items():
             _check_choice(name, getattr(self, name), choice)
@@ -150,7 +146,6 @@ class ExchangeConfig:
         if self.wire_dtype != "float32" and (self.exchange, self.collective_backend) != ("allreduce", "torch"):
             what = "exchange allreduce with collective_backend torch"
             raise ConfigError(f"wire_dtype bfloat16 needs {what}, got {self.exchange} with {self.collective_backend}")
-        self._check_means_something("transport", "tcp", ("servers", "async"))
         self._check_means_something("collective_backend", "torch", ("allreduce",))
         self._check_means_something("max_staleness", None, ("async",))
         self._check_workers()

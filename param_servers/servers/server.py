@@ -25,7 +25,7 @@ from param_servers.sharding import ShardPlan
 from param_servers.timeouts import LAST_WORDS_S
 from param_servers.wire.handshake import check_secret
 from param_servers.wire.interfaces import listen_address
-from param_servers.wire.transports import open_hub
+from param_servers.wire.tcp_hub import TcpHub
 
 
 class ParameterServer:
@@ -99,8 +99,7 @@ class ParameterServer:
             life=life,
             checkpoint_extra=checkpoint_extra,
         )
-        self._hub = open_hub(
-            exchange_config.transport,
+        self._hub = TcpHub(
             check_secret(secret),
             core.node.receive_into,
             shard=shard,

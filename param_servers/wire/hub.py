@@ -3,7 +3,7 @@
     hub.send(peer, header, payload)         queue; never blocks
     for event in hub.poll(timeout_s): ...   Joined, Left(reason), Message or Rejected
 
-Nothing above this knows what carries the frames: sockets (`tcp_hub`) or MPI (`mpi_hub`); see `transports.open_hub`.
+Nothing above this knows what carries the frames: sockets (`tcp_hub`), or the simulation of the tests.
 """
 
 from typing import Protocol

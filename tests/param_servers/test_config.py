@@ -37,10 +37,6 @@ def test_gradients_and_backup_workers_are_derived_from_each_other():
         ({"step_timeout_s": 0}, "step_timeout_s must be greater than 0"),
         ({"wire_dtype": "bfloat16"}, "needs exchange allreduce with collective_backend torch, got local with torch"),
         (
-            {"exchange": "allreduce", "num_workers": 2, "transport": "mpi"},
-            "transport mpi needs exchange servers or async, got allreduce",
-        ),
-        (
             {"exchange": "majority", "num_workers": 2, "collective_backend": "horovod"},
             "collective_backend horovod needs exchange allreduce, got majority",
         ),
