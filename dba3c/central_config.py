@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dba3c.errors import UserError
+from param_servers.options import option
 
 Mode = Literal["worker", "central"]
 InferenceThread = Literal["shared", "own"]
@@ -19,28 +20,28 @@ class CentralConfig:
     """worker: each process steps environments and computes gradients. central: actors step environments, learners
     choose all actions and compute gradients."""
 
-    actors: int = 4
+    actors: int = option(4, mode="central")
     """central: processes that step environments, dealt to the learners in turn."""
 
-    envs_per_actor: int = 32
+    envs_per_actor: int = option(32, mode="central")
     """central: environments of each actor."""
 
-    actor_groups: int = 2
+    actor_groups: int = option(2, mode="central")
     """central: groups of an actor's environments that take turns: one is stepped while the other is answered."""
 
-    unroll_length: int = 20
+    unroll_length: int = option(20, mode="central")
     """central: T, agent steps of each environment that are trained on together."""
 
-    batch_unrolls: int = 32
+    batch_unrolls: int = option(32, mode="central", algorithm="vtrace")
     """central: unrolls (one environment's each) that make one gradient; rounded up to whole groups."""
 
-    inference_batch: int | None = None
+    inference_batch: int | None = option(None, mode="central")
     """central: environments whose observations make a batch that waits no longer. None: half of a learner's own."""
 
-    inference_timeout_ms: float = 10.0
+    inference_timeout_ms: float = option(10.0, mode="central")
     """central: longest wait of an observation for its batch to fill; a dead actor costs no more than this."""
 
-    inference_thread: InferenceThread = "own"
+    inference_thread: InferenceThread = option("own", mode="central")
     """central: own: actors are answered by a thread of its own, with its own copy of the network, while the other
     learns; shared: one thread does both in turn, which is slower but acts with the newest weights."""
 
@@ -76,37 +77,37 @@ class CentralConfig:
 class ReplayConfig:
     """Experience that is kept and learned from more than once (r2d2, sac), and the networks of these algorithms."""
 
-    replay_capacity: int = 1_000_000
+    replay_capacity: int = option(1_000_000, algorithm="r2d2 sac")
     """Agent steps that a learner keeps."""
 
-    replay_start: int = 10_000
+    replay_start: int = option(10_000, algorithm="r2d2 sac")
     """Agent steps to gather before the first gradient."""
 
-    replay_batch: int = 64
+    replay_batch: int = option(64, algorithm="r2d2 sac")
     """r2d2: sequences, sac: transitions of one gradient."""
 
-    replay_ratio: float = 1.5
+    replay_ratio: float = option(1.5, algorithm="r2d2 sac")
     """Steps trained on per agent step gathered (a step is counted each time it is sampled)."""
 
-    burn_in: int = 40
+    burn_in: int = option(40, algorithm="r2d2")
     """r2d2: steps before an unroll that only warm the recurrent state up."""
 
-    n_step: int = 5
+    n_step: int = option(5, algorithm="r2d2")
     """r2d2: n of the returns."""
 
-    target_every_steps: int = 2500
+    target_every_steps: int = option(2500, algorithm="r2d2")
     """r2d2: updates between copies into the target network."""
 
-    polyak: float = 0.005
+    polyak: float = option(0.005, algorithm="sac")
     """sac: how far the target critics move towards the critics with each update."""
 
-    memory_size: int = 512
+    memory_size: int = option(512, algorithm="r2d2")
     """r2d2: LSTM units."""
 
-    dueling_size: int = 512
+    dueling_size: int = option(512, algorithm="r2d2")
     """r2d2: hidden units of the value and of the advantage."""
 
-    hidden_size: int = 256
+    hidden_size: int = option(256, algorithm="sac")
     """sac: units of both hidden layers of the actor and of the critics."""
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -18,6 +19,8 @@ from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.errors import ConfigError
+from param_servers.options import option, refusal_of_unread
 from param_servers.schedules import parse_schedule
 from param_servers.timeouts import NOTICE_S
 
@@ -29,7 +32,7 @@ WHY_NOT = {"worker": "which replays experience that workers do not keep", "centr
 class NetworkConfig:
     """Which function maps observations to a policy and a value, and in what arithmetic."""
 
-    network: str = "nature"
+    network: str = option("nature", algorithm="actor_critic vtrace ppo")
     """One of dba3c.networks.NETWORKS: dba3c, nature, small, resnet, football, mlp, each also as <name>_lstm; auto is
     small where observations are images and mlp where they are not."""
 
@@ -47,28 +50,28 @@ class AlgorithmConfig:
     algorithm: Literal["actor_critic", "vtrace", "ppo", "r2d2", "sac"] = "actor_critic"
     """n-step actor-critic, or the V-trace form of the same loss; ppo (mode worker); r2d2, sac (mode central)."""
 
-    rollout_length: int = 5
+    rollout_length: int = option(5, mode="worker")
     """T: agent steps each environment takes for one gradient."""
 
     discount: float = 0.99
     """γ, per agent step."""
 
-    trace_lambda: float = 1.0
+    trace_lambda: float = option(1.0, algorithm="actor_critic vtrace ppo")
     """λ of the return's recursion; 1 is the n-step return."""
 
-    value_cost: float = 0.5
+    value_cost: float = option(0.5, algorithm="actor_critic vtrace ppo")
     """Weight of ½(V − R)²: with 1.0 the value loss is the 2017 paper's ½(V − R)²."""
 
-    entropy_cost: str = "0.01"
+    entropy_cost: str = option("0.01", algorithm="actor_critic vtrace ppo")
     """Weight of the policy's entropy: a schedule over data points."""
 
-    policy_clip: str = "0.2"
+    policy_clip: str = option("0.2", algorithm="ppo")
     """ppo: ε, how far a probability ratio may leave 1 before its gradient stops: a schedule over data points."""
 
-    ppo_epochs: int = 4
+    ppo_epochs: int = option(4, algorithm="ppo")
     """ppo: passes over a rollout."""
 
-    ppo_minibatches: int = 4
+    ppo_minibatches: int = option(4, algorithm="ppo")
     """ppo: gradients of a pass."""
 
     def __post_init__(self) -> None:
@@ -246,6 +249,18 @@ def option_names(tree: type = TrainConfig) -> dict[str, str]:
     return names
 
 
+def refuse_unread(config: TrainConfig, given: Iterable[str]) -> None:
+    """Raise UserError, one line, when a run with this configuration would not read an option whose name was ``given``.
+
+    What nobody gave is not looked at: a preset may well set what another algorithm reads.
+    """
+    groups = [getattr(config, group.name) for group in fields(config)]
+    values = {name: value for group in groups for name, value in vars(group).items()}
+    options = [each for group in groups for each in fields(group) if each.name in given]
+    if refusal := refusal_of_unread(options, {**values, "family": config.environment.family}):
+        raise UserError(refusal)
+
+
 def replace_options(config: TrainConfig, **options: Any) -> TrainConfig:
     """A copy with some leaf options changed, whichever group they live in.
 
@@ -261,6 +276,8 @@ def replace_options(config: TrainConfig, **options: Any) -> TrainConfig:
             close = difflib.get_close_matches(name, groups)
             raise UserError(f"unknown option {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
         changed.setdefault(groups[name], {})[name] = value
-    return dataclasses.replace(
-        config, **{g: dataclasses.replace(getattr(config, g), **values) for g, values in changed.items()}
-    )
+    try:
+        changed_groups = {g: dataclasses.replace(getattr(config, g), **values) for g, values in changed.items()}
+    except ConfigError as error:
+        raise UserError(str(error)) from error
+    return dataclasses.replace(config, **changed_groups)

@@ -1,9 +1,10 @@
 """Settings of the optimizer and of the exchange of gradients. Field names double as command-line options."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from param_servers.errors import ConfigError
+from param_servers.options import option, refusal_of_unread
 from param_servers.schedules import Schedule, parse_schedule
 from param_servers.sharding import Sharding
 from param_servers.timeouts import Timeouts
@@ -23,7 +24,7 @@ class OptimizerConfig:
     optimizer: OptimizerName = "rmsprop"
     """Update rule, as in torch.optim; momentum is SGD with momentum."""
 
-    learning_rate: str = "7e-4"
+    learning_rate: str = option("7e-4", short="lr")
     """Schedule over data points: 7e-4, linear:7e-4->0@20e6 or piecewise:1e-3@0,5e-4@1e6."""
 
     beta1: float = 0.9
@@ -71,25 +72,25 @@ class ExchangeConfig:
     """local: one process; servers: sharded parameter servers; async: servers that apply each gradient on arrival;
     allreduce: every rank averages with every other; majority: all-reduce with backup workers."""
 
-    collective_backend: CollectiveBackend = "torch"
+    collective_backend: CollectiveBackend = option("torch", exchange="allreduce")
     """allreduce: who carries the sum."""
 
-    num_workers: int = 1
+    num_workers: int = option(1, short="workers learners")
     """Workers at the start of the run: num_gradients + num_backup_workers."""
 
-    num_gradients: int | None = None
+    num_gradients: int | None = option(None, short="gradients")
     """g, gradients from distinct workers that make one update. None: all workers but the backup workers."""
 
-    num_backup_workers: int | None = None
+    num_backup_workers: int | None = option(None, short="backup-workers")
     """b, workers whose gradient an update need not wait for. None: what num_gradients leaves over."""
 
-    num_servers: int = 1
+    num_servers: int = option(1, short="servers", exchange="servers async")
     """servers, async: processes that hold one shard of the parameters each."""
 
     sharding: Sharding = "even_bytes"
     """How parameters are cut into shards: by even bytes, or greedily with whole tensors."""
 
-    max_staleness: int | None = None
+    max_staleness: int | None = option(None, exchange="async")
     """async: steps by which a gradient may be late and still count. None: any."""
 
     step_timeout_s: float = 60.0
@@ -116,7 +117,7 @@ class ExchangeConfig:
     keep_checkpoints: int = 5
     """Newest checkpoints kept; older ones are deleted."""
 
-    wire_dtype: WireDtype = "float32"
+    wire_dtype: WireDtype = option("float32", exchange="allreduce", collective_backend="torch")
     """allreduce over torch: number format of gradients on the wire. Parameters are always float32."""
 
     interface: str | None = None
@@ -143,18 +144,14 @@ class ExchangeConfig:
                 _check_at_least(name, getattr(self, name), 0)
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, got {self.port}")
-        if self.wire_dtype != "float32" and (self.exchange, self.collective_backend) != ("allreduce", "torch"):
-            what = "exchange allreduce with collective_backend torch"
-            raise ConfigError(f"wire_dtype bfloat16 needs {what}, got {self.exchange} with {self.collective_backend}")
-        self._check_means_something("collective_backend", "torch", ("allreduce",))
-        self._check_means_something("max_staleness", None, ("async",))
+        self._check_is_read("collective_backend", "max_staleness", "wire_dtype")
         self._check_workers()
 
-    def _check_means_something(self, name: str, default: object, exchanges: tuple[ExchangeName, ...]) -> None:
+    def _check_is_read(self, *names: str) -> None:
         """A setting that would be ignored is a misunderstanding."""
-        value = getattr(self, name)
-        if value != default and self.exchange not in exchanges:
-            raise ConfigError(f"{name} {value} needs exchange {' or '.join(exchanges)}, got {self.exchange}")
+        changed = [each for each in fields(self) if each.name in names and getattr(self, each.name) != each.default]
+        if refusal := refusal_of_unread(changed, vars(self)):
+            raise ConfigError(refusal)
 
     def _check_workers(self) -> None:
         if self.num_gradients is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin, get_type_hints
 
-from dba3c.environments.family_options import check_choices, refuse_options_of_other_families
 from dba3c.environments.identifiers import check_env_id, family_of
 from dba3c.errors import UserError
+from param_servers.options import option, refusal_of_unread
 
 FAMILY_FRAME_SKIP = {"atari": 4, "vizdoom": 4, "dmlab": 4}
 
@@ -17,10 +17,10 @@ FAMILY_FRAME_SKIP = {"atari": 4, "vizdoom": 4, "dmlab": 4}
 class EnvironmentConfig:
     """The environment of a run. The defaults of the Atari options are ALE's v5 protocol (sticky actions)."""
 
-    env_id: str = "ALE/Breakout-v5"
+    env_id: str = option("ALE/Breakout-v5", short="env")
     """A registered Gymnasium id, an Atari game as ALE/<Game>-v5, or your own as package.module:function."""
 
-    envs_per_worker: int = 32
+    envs_per_worker: int = option(32, mode="worker")
     """B: environments each worker steps together."""
 
     env_threads: int = 1
@@ -52,67 +52,69 @@ class EnvironmentConfig:
     """With environment_processes: seconds after which one that does not answer is ended and started anew; less than
     the exchange's step_timeout_s, or its worker is expelled before that."""
 
-    repeat_action_probability: float = 0.25
+    repeat_action_probability: float = option(0.25, family="atari")
     """Atari: probability, per emulator frame, that the console repeats the previous action (sticky actions)."""
 
-    grayscale: bool = True
+    grayscale: bool = option(True, family="atari")
     """Atari: one channel per frame instead of RGB's three."""
 
-    frame_stack: int = 4
+    frame_stack: int = option(4, family="atari")
     """Atari: how many of the newest frames make an observation."""
 
-    screen_size: int = 84
+    screen_size: int = option(84, family="atari")
     """Atari: height and width, in pixels, that screens are resized to."""
 
-    noop_max: int = 30
+    noop_max: int = option(30, family="atari")
     """Atari: a game starts with fewer than this many frames of doing nothing, drawn at random (30: 0 to 29); 0 for
     none."""
 
-    episodic_life: bool = False
+    episodic_life: bool = option(False, family="atari")
     """Atari: in the training view a lost life is `terminated`; the game goes on. Evaluation plays full games."""
 
-    fire_on_reset: bool = True
+    fire_on_reset: bool = option(True, family="atari")
     """Atari: press FIRE for one frame when a game starts, where the game has it. After a lost life the agent must
     press it itself (in Breakout a ball waits for it) unless `fire_on_life_loss`."""
 
-    fire_on_life_loss: bool = False
+    fire_on_life_loss: bool = option(False, family="atari")
     """Atari: FIRE replaces the agent's action in the step after a lost life (a step that does not train); needs
     `episodic_life` so that the training view has no hole in the middle of an episode."""
 
-    full_action_space: bool = False
+    full_action_space: bool = option(False, family="atari")
     """Atari: all 18 actions instead of the game's own."""
 
-    max_episode_frames: int = 108_000
+    max_episode_frames: int = option(108_000, family="atari")
     """Atari: a game is truncated after this many emulator frames (108,000 is 30 minutes of play)."""
 
-    stuck_guard_steps: int = 0
+    stuck_guard_steps: int = option(0, family="atari")
     """Atari, evaluation only: FIRE replaces the last of this many equal actions in a row, and those that follow it
     (30 in the 2017 system); 0 for off."""
 
-    football_observation: Literal["extracted", "simple115v2"] = "extracted"
+    football_observation: Literal["extracted", "simple115v2"] = option("extracted", family="football")
     """Football: the map of players and ball, or 115 numbers."""
 
-    football_map: Literal["small", "medium", "large"] = "small"
+    football_map: Literal["small", "medium", "large"] = option("small", family="football")
     """Football: cells of the map: 72×96, 90×120 or 108×144."""
 
-    football_rewards: Literal["scoring", "scoring,checkpoints"] = "scoring"
+    football_rewards: Literal["scoring", "scoring,checkpoints"] = option("scoring", family="football")
     """Football: goals alone, or also a tenth for each of ten checkpoints on the way to the goal (training only)."""
 
-    dmlab_level_cache: str | None = None
+    dmlab_level_cache: str | None = option(None, family="dmlab")
     """DeepMind Lab: directory, shared by all workers, that keeps compiled maps."""
 
-    dmlab_dataset: str | None = None
+    dmlab_dataset: str | None = option(None, family="dmlab")
     """DeepMind Lab: directory of the pictures that psychlab levels show."""
 
-    dmlab_home: str | None = None
+    dmlab_home: str | None = option(None, family="dmlab")
     """DeepMind Lab: where its runtime files lie, when not beside the module."""
 
     def __post_init__(self) -> None:
         if isinstance(self.frame_skip, list):  # JSON knows no tuples
             object.__setattr__(self, "frame_skip", tuple(self.frame_skip))
         check_env_id(self.env_id)
-        check_choices(self)
-        refuse_options_of_other_families(self)
+        self._check_choices()
+        changed = [each for each in fields(self) if getattr(self, each.name) != each.default]
+        if refusal := refusal_of_unread(changed, {"family": self.family}):
+            raise UserError(refusal)
         self._check_ranges()
         self._check_combinations()
 
@@ -150,6 +152,12 @@ class EnvironmentConfig:
         from dba3c.environments.atari.protocols import protocol_name
 
         return protocol_name(self)
+
+    def _check_choices(self) -> None:
+        """A field that is one of a few words is none of them (JSON and Python do not check)."""
+        for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
+                raise UserError(f"{name} must be {' or '.join(get_args(kind))}, not {getattr(self, name)}")
 
     def _check_ranges(self) -> None:
         for name in ("envs_per_worker", "env_threads", "frame_stack", "screen_size", "max_episode_frames"):

@@ -15,7 +15,6 @@ from launch.cli.viewing_commands import export, watch
 def train(words: Sequence[str]) -> int:
     """dba3c train [ENV] [OPTIONS], alone or as one rank of srun, mpirun, torchrun, …"""
     from launch.cli import ranks
-    from launch.cli.fitting import refuse_what_would_vanish
     from launch.cli.options import parse_train
     from launch.cluster.launchers import PLAIN, detect
     from launch.local import run as local
@@ -23,17 +22,16 @@ def train(words: Sequence[str]) -> int:
 
     command = shlex.join(["dba3c", "train", *words])
     place = detect(os.environ)
+    said = parse_train(words)
     if place != PLAIN:
-        alone = place.world_size == 1 and ranks.COLOCATED not in words
-        return ranks.train_alone(words, place, command) if alone else ranks.train(words, place, command)
-    if ranks.COLOCATED in words:
+        alone = place.world_size == 1 and not said.colocated_servers
+        return ranks.train_alone(said, place, command) if alone else ranks.train(said, place, command)
+    if said.colocated_servers:
         raise UserError(
-            f"{ranks.COLOCATED} is for ranks (srun, mpirun, torchrun, …; docs/cluster.md): without a launcher "
+            "--colocated-servers is for ranks (srun, mpirun, torchrun, …; docs/cluster.md): without a launcher "
             "all servers and workers are processes of this machine anyway"
         )
-    arguments = parse_train(words, given_cores(os.environ))
-    refuse_what_would_vanish(words, arguments.config)
-    return local.train(arguments.config, resume=arguments.resume, command=command)
+    return local.train(said.config(given_cores(os.environ)), resume=said.resume, command=command)
 
 
 def resume(words: Sequence[str]) -> int:

@@ -4,66 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
-from launch.cli.options import value_of, with_long_names
+from launch.cli.options import TrainWords
 from launch.cluster.launchers import LaunchPlace
 from launch.cluster.topology import Topology, fit
 from launch.local.run import RUNS, game_of
-from param_servers.errors import ConfigError
 
 COUNTS = ("num_workers", "num_gradients", "num_backup_workers", "actors")
-"""In central inference `num_workers` are the learners."""
+"""Options that the ranks must add up to; in central inference `num_workers` are the learners."""
 THROUGH_SERVERS = ("servers", "async")
 """Exchanges that have servers."""
-
-
-def take_counts(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-    """Split what the ranks must add up to (`num_workers`, …) from the other options; `num_servers` is in both.
-
-    Raises:
-        UserError: a count is no number.
-    """
-    words = with_long_names(words)
-    counts: dict[str, int] = {}
-    for name in COUNTS:
-        option = "--" + name.replace("_", "-")
-        while (value := value_of(words, option)) is not None:
-            if not value.isdigit():
-                raise UserError(f"{option} should be a number, it is {value!r}")
-            counts[name] = int(value)
-            at = words.index(option)
-            del words[at : at + 2]
-    servers = value_of(words, "--num-servers") or ""
-    if servers.isdigit():
-        counts["num_servers"] = int(servers)
-    return counts, words
-
-
-def refuse_servers_of_nobody(config: TrainConfig, given: int | None, topology: Topology) -> None:
-    """Raise UserError where servers were asked for beside learners that do not exchange through any."""
-    exchange = config.exchange.exchange
-    if given and config.central.mode == "central" and exchange not in THROUGH_SERVERS:
-        raise UserError(
-            f"{topology.arithmetic()} leaves no rank for {given} servers: learners with exchange {exchange} have "
-            "none (--exchange servers does)"
-        )
-
-
-def refuse_what_would_vanish(words: Sequence[str], config: TrainConfig) -> None:
-    """On one machine, where no ranks must add up, what the user asked for must still have a part in the run.
-
-    Raises:
-        UserError: it would have none; the message is the arithmetic.
-    """
-    if config.central.mode == "central":
-        learners, actors = config.exchange.num_workers, config.central.actors
-        refuse_servers_of_nobody(
-            config, take_counts(words)[0].get("num_servers"), Topology(learners=learners, actors=actors)
-        )
 
 
 def run_dir_of_launch(config: TrainConfig, place: LaunchPlace) -> Path:
@@ -84,17 +38,14 @@ def actors_beside_learners(config: TrainConfig) -> bool:
     return config.central.mode == "central" and sums_over_all_ranks(config)
 
 
-def fit_config(
-    config: TrainConfig, place: LaunchPlace, counts: Mapping[str, int], colocated_servers: bool = False
-) -> tuple[TrainConfig, Topology]:
-    """The configuration and topology for as many ranks as there are.
-
-    Args:
-        counts: the counts that the user gave (see `COUNTS`): these must fit the ranks exactly; a preset's give way.
+def fit_config(said: TrainWords, place: LaunchPlace) -> tuple[TrainConfig, Topology]:
+    """The configuration and topology for as many ranks as there are: the counts that were said must fit them exactly.
 
     Raises:
         UserError: what was given contradicts the number of ranks; the message is the arithmetic.
     """
+    counts = {name: said.given[name] for name in COUNTS if said.given.get(name) is not None}
+    config = said.config(place.world_size, without=COUNTS)
     exchange, run = config.exchange, config.run
     servers = exchange.num_servers if exchange.exchange in THROUGH_SERVERS else 0
     if sums_over_all_ranks(config) and run.evaluators + run.recorders:
@@ -104,12 +55,11 @@ def fit_config(
         )
     if config.central.mode == "central":
         topology = _central_topology(config, place, counts, servers)
-        refuse_servers_of_nobody(config, counts.get("num_servers"), topology)
         given = {name: counts[name] for name in ("num_gradients", "num_backup_workers") if name in counts}
-        return _replaced(config, num_workers=topology.learners, actors=topology.actors, **given), topology
+        return replace_options(config, num_workers=topology.learners, actors=topology.actors, **given), topology
     if exchange.exchange == "local" and place.world_size > 1:
         raise UserError(f"exchange local is one process, but {place.started_by} started {place.world_size} ranks")
-    left = place.world_size - (0 if colocated_servers else servers) - run.evaluators - run.recorders
+    left = place.world_size - (0 if said.colocated_servers else servers) - run.evaluators - run.recorders
     backup_workers = counts.get("num_backup_workers")
     if backup_workers is None and "num_gradients" not in counts and exchange.backup_workers < left:
         backup_workers = exchange.backup_workers
@@ -122,7 +72,7 @@ def fit_config(
         backup_workers=backup_workers,
         evaluators=run.evaluators,
         recorders=run.recorders,
-        colocated_servers=colocated_servers,
+        colocated_servers=said.colocated_servers,
         started_by=place.started_by,
     )
     g_and_b: dict[str, int | None] = {
@@ -131,7 +81,7 @@ def fit_config(
     }
     if exchange.exchange == "async":
         g_and_b = dict.fromkeys(g_and_b)
-    return _replaced(config, num_workers=topology.workers, **g_and_b), topology
+    return replace_options(config, num_workers=topology.workers, **g_and_b), topology
 
 
 def _central_topology(config: TrainConfig, place: LaunchPlace, counts: Mapping[str, int], servers: int) -> Topology:
@@ -153,10 +103,3 @@ def _central_topology(config: TrainConfig, place: LaunchPlace, counts: Mapping[s
             f" {counts['num_workers']} learners need as many ranks, not {place.world_size}"
         )
     return Topology(learners=learners, actors=counts.get("actors", config.central.actors), colocated_actors=True)
-
-
-def _replaced(config: TrainConfig, **options: int | None) -> TrainConfig:
-    try:
-        return replace_options(config, **options)
-    except ConfigError as error:  # of the ranks only the chief says it
-        raise UserError(str(error)) from error

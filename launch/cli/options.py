@@ -1,107 +1,167 @@
-"""From command-line words to a validated configuration, through tyro."""
+"""From command-line words to a validated configuration: tyro reads the words once, and tells what they give, no more.
+
+An option is declared as a field of a configuration (`param_servers.options`); what the words do not give is the
+preset's.
+"""
 
 from __future__ import annotations
 
+import ast
 import difflib
-from collections.abc import Sequence
+import inspect
+import itertools
+import os
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from io import StringIO
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
 
 import tyro
 
-from dba3c.config import TrainConfig, option_names
+from dba3c.config import TrainConfig, refuse_unread, replace_options
 from dba3c.environments.atari.protocols import with_protocol
 from dba3c.errors import UserError
-from launch.cli.belonging import refuse_options_given_in_vain
 from launch.cli.presets import PRESETS, preset, with_central_inference
+from launch.local.resources import given_cores
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError
 
-SHORT_NAMES = {
-    "--env": "--env-id",
-    "--workers": "--num-workers",
-    "--servers": "--num-servers",
-    "--backup-workers": "--num-backup-workers",
-    "--learners": "--num-workers",
-    "--gradients": "--num-gradients",
-    "--lr": "--learning-rate",
-}
+HELP_WORDS = ("-h", "--help")
+UNKNOWN = "Unrecognized options: "
 WITH_BACKUP_WORKERS = ("servers", "majority")
 """Exchanges that can have them."""
 
 Parsed = TypeVar("Parsed")
 
 
-@dataclass(frozen=True)
-class TrainArguments:
+@dataclass(frozen=True, kw_only=True)
+class TrainWords:
     """Train on an environment: dba3c train [ENV | PRESET] [OPTIONS].
 
-    ENV is any Gymnasium id, or package.module:function. --workers, --servers, --backup-workers, --gradients, --env and
-    --lr are short for --num-workers, --num-servers, --num-backup-workers, --num-gradients, --env-id, --learning-rate.
-    The defaults shown are those of the preset that fits the environment.
+    ENV is any Gymnasium id, or package.module:function. The defaults shown are those of the preset that fits it.
     """
 
-    config: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
+    given: Mapping[str, Any]
+    """The configuration's options that the words give, by the names of their fields."""
 
     preset: str | None = None
     """breakout, dba3c_paper, classic, football, vizdoom, mujoco, impala, r2d2, sac or ppo; without it the one that fits
     the environment."""
 
     protocol: str | None = None
-    """Atari: how the game is played, which its score is quoted with: v5, v4-no-sticky or 2017. None: the preset's."""
+    """Atari: how the game is played, which its score is quoted with: v5, v4-no-sticky or 2017; without it the
+    preset's."""
 
     resume: bool = False
     """Go on from the newest checkpoint of the run in --run-dir, or of this environment's newest run under runs/."""
 
+    colocated_servers: bool = False
+    """Of the ranks of srun, mpirun, torchrun, …: servers share theirs with workers. A matter of places only, so no part
+    of the configuration."""
 
-def parse_train(words: Sequence[str], cores: int) -> TrainArguments:
-    """The words after ``dba3c train``; options not given come from the preset.
+    def config(self, cores: int, without: Collection[str] = ()) -> TrainConfig:
+        """The preset, changed as the words say.
+
+        Args:
+            without: options that are left as the preset has them: see `launch.cli.fitting`.
+
+        Raises:
+            UserError: anything that cannot be, in one line.
+        """
+        given = {name: value for name, value in self.given.items() if name not in without}
+        config = preset(self.preset, given.get("env_id"), cores)
+        if given.get("mode") == "central":
+            config = with_central_inference(config, cores)
+        if self.protocol is not None:
+            config = replace(config, environment=with_protocol(config.environment, self.protocol))
+        config = replace_options(config, **_backup_workers_that_can_be(config.exchange, given), **given)
+        refuse_unread(config, self.given)
+        return config
+
+
+def parse_train(words: Sequence[str]) -> TrainWords:
+    """The words after ``dba3c train``.
 
     Raises:
-        UserError: anything that cannot be, in one line.
+        UserError: what tyro refuses, in one line.
     """
-    words = with_long_names(words)
-    if words and not words[0].startswith("-"):
-        words = ["--preset" if words[0] in PRESETS else "--env-id", *words]
-    refuse_unknown(words)
-    config = preset(value_of(words, "--preset"), value_of(words, "--env-id"), cores)
-    if value_of(words, "--mode") == "central":
-        config = with_central_inference(config, cores)
-    config = replace(config, exchange=_with_backup_workers_that_can_be(config.exchange, words))
-    protocol = value_of(words, "--protocol")
-    if protocol is not None:
-        config = replace(config, environment=with_protocol(config.environment, protocol))
-    arguments = parse(TrainArguments, words, "dba3c train", TrainArguments(config=config))
-    refuse_options_given_in_vain(arguments.config, given_options(words))
-    return arguments
+    said = parse(_train_options(), [word for word in words if word not in HELP_WORDS], "dba3c train")
+    groups = [said.pop(group.name, {}) for group in fields(TrainConfig)]
+    given = {name: value for group in groups for name, value in group.items()}
+    env_or_preset = said.pop("env_or_preset", None)
+    if env_or_preset in PRESETS:
+        said.setdefault("preset", env_or_preset)
+    elif env_or_preset is not None:
+        given.setdefault("env_id", env_or_preset)
+    read = TrainWords(given=given, **said)
+    if set(words) & set(HELP_WORDS):
+        parse(_train_options(shown=read.config(given_cores(os.environ))), ["--help"], "dba3c train", TrainWords.__doc__)
+    return read
 
 
-def _with_backup_workers_that_can_be(exchange: ExchangeConfig, words: Sequence[str]) -> ExchangeConfig:
-    """A preset's exchange; its backup workers, if nobody asked for them, give way to what the words say."""
-    given, backup = given_options(words), exchange.num_backup_workers
+def _train_options(shown: TrainConfig | None = None) -> Any:
+    """The options of `dba3c train` as a type of which tyro makes a dictionary of those that were given.
+
+    Args:
+        shown: whose values the help shows as defaults; without it there are no help texts either.
+    """
+    typed_dict: Any = TypedDict
+    docs, kinds = _docs(TrainWords), get_type_hints(TrainWords)
+    position: Any = tyro.conf.Positional
+    env = Annotated[str, position, tyro.conf.arg(metavar="ENV|PRESET", help="What to train.", help_behavior_hint="")]
+    options: dict[str, Any] = {"env_or_preset": env}
+    for own in fields(TrainWords)[1:]:
+        kind = bool if kinds[own.name] is bool else str
+        options[own.name] = Annotated[kind, tyro.conf.arg(help=docs[own.name], help_behavior_hint="")]
+    for name, kind in get_type_hints(TrainConfig).items():
+        docs, kinds = _docs(kind) if shown else {}, get_type_hints(kind)
+        leaves = {}
+        for leaf in fields(kind):
+            default = f"(default: {getattr(getattr(shown, name), leaf.name)})" if shown else ""
+            short = tuple(f"--{each}" for each in leaf.metadata.get("short", ()))
+            leaf_help = tyro.conf.arg(aliases=short, help=docs.get(leaf.name), help_behavior_hint=default)
+            leaves[leaf.name] = Annotated[kinds[leaf.name], leaf_help]
+        options[name] = Annotated[typed_dict(kind.__name__, leaves, total=False), tyro.conf.arg(help=kind.__doc__)]
+    return typed_dict("TrainOptions", options, total=False)
+
+
+def _docs(kind: type) -> dict[str, str]:
+    """Each field's docstring, the one under it."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    lines = cast(ast.ClassDef, tree).body
+    return {
+        above.target.id: " ".join(below.value.value.split())
+        for above, below in itertools.pairwise(lines)
+        if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+    }
+
+
+def _backup_workers_that_can_be(exchange: ExchangeConfig, given: Mapping[str, Any]) -> dict[str, int | None]:
+    """A preset's backup workers, if nobody asked for them, give way to what the words say."""
+    backup = exchange.num_backup_workers
     if not backup or "num_backup_workers" in given:
-        return exchange
+        return {}
     if "num_gradients" in given:
-        return replace(exchange, num_backup_workers=None)  # all workers beyond these
-    workers, name = value_of(words, "--num-workers") or "", value_of(words, "--exchange") or exchange.exchange
-    too_few = workers.isdigit() and int(workers) <= backup
-    return replace(exchange, num_backup_workers=0) if too_few or name not in WITH_BACKUP_WORKERS else exchange
+        return {"num_backup_workers": None}  # all workers beyond these
+    too_few = given.get("num_workers", backup + 1) <= backup
+    possible = given.get("exchange", exchange.exchange) in WITH_BACKUP_WORKERS
+    return {} if possible and not too_few else {"num_backup_workers": 0}
 
 
-def parse(kind: type[Parsed], words: Sequence[str], program: str, default: Parsed | None = None) -> Parsed:
+def parse(kind: type[Parsed], words: Sequence[str], program: str, description: str | None = None) -> Parsed:
     """``words`` as a ``kind``; tyro's boxed complaint becomes one line that names the close options.
 
     Raises:
         UserError: what tyro, or the configuration itself, refuses.
     """
     complaint = StringIO()
-    options: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with redirect_stderr(complaint):
             parsed: Parsed = tyro.cli(
-                kind, args=list(words), prog=program, config=(tyro.conf.OmitArgPrefixes,), **options
+                kind, args=list(words), prog=program, description=description, config=(tyro.conf.OmitArgPrefixes,)
             )
             return parsed
     except ConfigError as error:
@@ -113,47 +173,13 @@ def parse(kind: type[Parsed], words: Sequence[str], program: str, default: Parse
 
 
 def _one_line(complaint: str) -> str:
-    """tyro's boxes, without frames: what is wrong, and the nearest options if it names any."""
+    """tyro's boxes, without frames: what is wrong, and the nearest options where one is unknown."""
     rows = [row.strip("│╭╮╰╯ ").strip() for row in complaint.splitlines()]
     rows = [row for row in rows if row and not row.startswith("─")]
-    close = [row for row in rows if row.startswith("--")]
-    sentences = [
-        row for row in rows if not row.startswith(("--", "(", "For full helptext", "Perhaps", "Argument help"))
-    ]
-    text = " ".join(sentences[:2]).strip() or "bad options"
-    return text + (f" (close: {', '.join(close[:3])})" if close else "")
-
-
-def with_long_names(words: Sequence[str]) -> list[str]:
-    """Short names spelled out, underscores as dashes, ``--name=value`` split."""
-    long: list[str] = []
-    for word in words:
-        name, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
-        if word.startswith("--"):
-            name = name.replace("_", "-")
-            name = SHORT_NAMES.get(name, name)
-        long += [name, value] if equals else [name]
-    return long
-
-
-def refuse_unknown(words: Sequence[str]) -> None:
-    """Raise UserError for an option that dba3c train does not have, naming the close ones, short names too."""
-    known = {*option_names(), "preset", "protocol", "resume", "help"}
-    shorts = [short[2:] for short in SHORT_NAMES]
-    for word in words:
-        if word.startswith("--") and word[2:].removeprefix("no-").replace("-", "_") not in known:
-            names = [*shorts, *(name.replace("_", "-") for name in sorted(known))]
-            close = difflib.get_close_matches(word[2:], names)
-            hint = f"; did you mean {' or '.join('--' + name for name in close)}?" if close else ""
-            raise UserError(f"unknown option {word}{hint}")
-
-
-def given_options(words: Sequence[str]) -> set[str]:
-    """Names of the options that the words give themselves, as `dba3c.config` spells them: ``num_workers``, …"""
-    return {word[2:].replace("-", "_") for word in with_long_names(words) if word.startswith("--")}
-
-
-def value_of(words: Sequence[str], name: str) -> str | None:
-    """The word after ``name``, if it is there."""
-    places = [i for i, word in enumerate(words) if word == name and i + 1 < len(words)]
-    return words[places[-1] + 1] if places else None
+    unknown = next((row.removeprefix(UNKNOWN).split(",")[0] for row in rows if row.startswith(UNKNOWN)), "")
+    if not unknown.startswith("-"):
+        sentences = (row for row in rows if not row.startswith(("--", "(", "For full helptext", "Argument helptext")))
+        return " ".join([*sentences][:2]) or "bad options"
+    names = [word.rstrip(",") for row in rows if row.startswith("--") for word in row.split() if word.startswith("--")]
+    close = difflib.get_close_matches(unknown, names) or names[:3]
+    return f"unknown option {unknown}" + (f"; did you mean {' or '.join(close)}?" if close else "")

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,9 +20,8 @@ from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
-from launch.cli.belonging import refuse_options_given_in_vain
-from launch.cli.fitting import fit_config, refuse_what_would_vanish, run_dir_of_launch, sums_over_all_ranks, take_counts
-from launch.cli.options import parse_train
+from launch.cli.fitting import fit_config, run_dir_of_launch, sums_over_all_ranks
+from launch.cli.options import TrainWords
 from launch.cluster.incarnations import counting_from, first_incarnation
 from launch.cluster.launcher_table import REPLACEMENT, STARTS_RANKS_AGAIN
 from launch.cluster.launchers import LaunchPlace
@@ -45,34 +44,27 @@ REFUSAL_HOLDS_S = 60.0
 refused before that, was refused to the earlier one."""
 PROGRESS_EVERY_S = 30.0
 """Between lines in the output of a job."""
-COLOCATED = "--colocated-servers"
-"""Servers share their ranks with workers: a matter of places only, so no part of the configuration."""
 
 
-def train(words: Sequence[str], place: LaunchPlace, command: str) -> int:
-    """``dba3c train`` as one rank of many; ``words`` are the same in all of them. Returns the exit code.
+def train(said: TrainWords, place: LaunchPlace, command: str) -> int:
+    """``dba3c train`` as one rank of many; what is said is the same in all of them. Returns the exit code.
 
     Raises:
         UserError: bad options, or options that contradict the number of ranks.
     """
-    counts, words = take_counts(words)
-    colocated = COLOCATED in words
-    words = [word for word in words if word != COLOCATED]
     try:
-        arguments = parse_train(words, cores=place.world_size)
-        refuse_options_given_in_vain(arguments.config, counts)
-        config, topology = fit_config(arguments.config, place, counts, colocated)
+        config, topology = fit_config(said, place)
         run_dir = config.run.run_dir or run_dir_of_launch(config, place)
     except UserError:
         if place.is_chief:
             raise
-        return USER_ERROR_EXIT  # the same words in every rank: the chief says it once
+        return USER_ERROR_EXIT  # the same was said to every rank: the chief says it once
     if place.is_chief:
         say_to_stderr(f"{topology.arithmetic()}; run folder: {run_dir}")
-    return run_rank(config, place, topology, run_dir, resume=arguments.resume, command=command)
+    return run_rank(config, place, topology, run_dir, resume=said.resume, command=command)
 
 
-def train_alone(words: Sequence[str], place: LaunchPlace, command: str) -> int:
+def train_alone(said: TrainWords, place: LaunchPlace, command: str) -> int:
     """``dba3c train`` as the only rank (in a shell of ``srun --pty bash``, which is itself a step): as on one machine.
 
     All roles are processes of this rank, on the cores that it was given.
@@ -80,11 +72,9 @@ def train_alone(words: Sequence[str], place: LaunchPlace, command: str) -> int:
     Raises:
         UserError: as `launch.local.run.train`.
     """
-    arguments = parse_train(words, given_cores(os.environ))
-    config, resume = arguments.config, arguments.resume
-    refuse_what_would_vanish(words, config)
+    config, resume = said.config(given_cores(os.environ)), said.resume
     if sums_over_all_ranks(config):
-        return train(words, place, command)  # over the launcher's ranks, of which there is one
+        return train(said, place, command)  # over the launcher's ranks, of which there is one
     if place.launcher not in STARTS_RANKS_AGAIN or not place.launch_id:
         return local.train(config, resume=resume, command=command)
     run_dir = config.run.run_dir or run_dir_of_launch(config, place)

@@ -106,7 +106,7 @@ def _check_points(declared: Study) -> None:
 
     for point in declared.points:
         try:
-            parse_train(list(point.words), given_cores(os.environ))
+            parse_train(point.words).config(given_cores(os.environ))
         except UserError as error:
             raise UserError(f"point {point.name} ({shlex.join(point.words)}): {error}") from error
 

@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from launch.cli.fitting import fit_config, take_counts
+from launch.cli.fitting import fit_config
 from launch.cli.options import parse_train
 from launch.cluster.launchers import detect
 from launch.cluster.topology import Assignment
@@ -36,16 +36,14 @@ def manifests() -> list[dict]:
 def arithmetic(words: list[str], environ: dict[str, str]) -> str:
     """The topology of a command as a rank with this environment works it out."""
     place = detect(environ)
-    counts, rest = take_counts(words)
-    assert rest[0] == "train"
-    return fit_config(parse_train(rest[1:], place.world_size).config, place, counts)[1].arithmetic()
+    assert words[0] == "train"
+    return fit_config(parse_train(words[1:]), place)[1].arithmetic()
 
 
 def roles_of(words: list[str], environ: dict[str, str]) -> tuple[Assignment, ...]:
     """What a rank with this environment plays."""
     place = detect(environ)
-    counts, rest = take_counts(words)
-    topology = fit_config(parse_train(rest[1:], place.world_size).config, place, counts)[1]
+    topology = fit_config(parse_train(words[1:]), place)[1]
     return topology.place(place.tasks_per_node)[place.rank]
 
 

@@ -57,7 +57,7 @@ def test_a_frame_skip_range_read_from_json_is_a_tuple():
             {"env_id": "football/academy_corner", "football_map": "huge"},
             "football_map must be small or medium",
         ),
-        ({"env_id": "CartPole-v1", "grayscale": False}, "grayscale: options of Atari games only"),
+        ({"env_id": "CartPole-v1", "grayscale": False}, "grayscale: an option of family atari only"),
         ({"env_id": "CartPole-v1", "frame_skip": 4}, "frame_skip is not an option of CartPole-v1"),
         ({"env_id": "CartPool-v1"}, "unknown environment CartPool-v1: did you mean CartPole-v1"),
         ({"env_id": "xyzzy"}, r"unknown environment xyzzy \(an id of your own is package.module:function\)"),

@@ -39,7 +39,7 @@ def test_every_point_of_every_built_in_study_is_a_run_that_could_start(name):
     declared = build(name, Shape(workers=4))
     assert declared.kind == name and name in FIGURES
     for point in declared.points:
-        assert parse_train(list(point.words), cores=4).config is not None
+        assert parse_train(list(point.words)).config(4) is not None
         assert point.cluster_words and "--workers" not in point.cluster_words and point.nodes >= 1
 
 

@@ -54,8 +54,8 @@ def test_classic_chooses_its_network_by_what_is_observed(space: gymnasium.Space,
 def test_r2d2_sees_rewards_as_they_are_and_the_other_recipes_for_atari_clip_them() -> None:
     clips = {name: preset(name, "ALE/Pong-v5", cores=2).environment.clips_reward for name in ("r2d2", "impala", "ppo")}
     assert clips == {"r2d2": False, "impala": True, "ppo": True}
-    assert not parse_train(["--preset", "r2d2", "--protocol", "2017"], cores=2).config.environment.clips_reward
-    assert parse_train(["--preset", "r2d2", "--clip-reward", "True"], cores=2).config.environment.clips_reward
+    assert not parse_train(["--preset", "r2d2", "--protocol", "2017"]).config(2).environment.clips_reward
+    assert parse_train(["--preset", "r2d2", "--clip-reward", "True"]).config(2).environment.clips_reward
 
 
 def test_ppo_is_its_papers_for_atari() -> None:
@@ -90,16 +90,16 @@ def test_a_worker_of_dba3c_paper_has_the_batch_that_its_docstring_says() -> None
 @pytest.mark.parametrize("name", ["2017", "v5", "v4-no-sticky"])
 def test_a_protocol_is_chosen_by_its_name_and_options_still_change_it(name: str) -> None:
     words = ["ALE/Pong-v5", "--protocol", name]
-    assert parse_train(words, cores=2).config.environment.protocol_name == name
-    changed = parse_train([*words, "--noop-max", "7"], cores=2).config.environment
+    assert parse_train(words).config(2).environment.protocol_name == name
+    changed = parse_train([*words, "--noop-max", "7"]).config(2).environment
     assert changed.protocol_name == f"{name} but noop_max=7"
 
 
 def test_a_protocol_that_does_not_exist_or_fit_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match="no Atari protocol is called 'v6'; there are 2017, v5, v4-no-sticky"):
-        parse_train(["ALE/Pong-v5", "--protocol", "v6"], cores=2)
+        parse_train(["ALE/Pong-v5", "--protocol", "v6"]).config(2)
     with pytest.raises(UserError, match="is for Atari games, and CartPole-v1 is not one"):
-        parse_train(["CartPole-v1", "--protocol", "v5"], cores=2)
+        parse_train(["CartPole-v1", "--protocol", "v5"]).config(2)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +118,10 @@ def test_a_protocol_that_does_not_exist_or_fit_is_refused_in_one_line() -> None:
     ],
 )
 def test_a_preset_s_backup_workers_give_way_to_what_was_asked_for(words: str, gradients: int, backup: int) -> None:
-    exchange = parse_train(words.split(), cores=64).config.exchange
+    exchange = parse_train(words.split()).config(64).exchange
     assert (exchange.gradients_per_step, exchange.backup_workers) == (gradients, backup)
 
 
 def test_backup_workers_that_were_asked_for_do_not_give_way() -> None:
     with pytest.raises(UserError, match="4 of 64 would be backup workers: choose exchange majority"):
-        parse_train(["breakout", "--exchange", "allreduce", "--backup-workers", "4"], cores=64)
+        parse_train(["breakout", "--exchange", "allreduce", "--backup-workers", "4"]).config(64)

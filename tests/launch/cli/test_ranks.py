@@ -12,7 +12,7 @@ from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.run_lock import LOCK_NAME
 from launch.cli import ranks
-from launch.cli.fitting import fit_config, run_dir_of_launch, take_counts
+from launch.cli.fitting import fit_config, run_dir_of_launch
 from launch.cli.options import parse_train
 from launch.cli.ranks import _returns, train
 from launch.cluster.incarnations import first_incarnation
@@ -25,8 +25,7 @@ from param_servers.errors import ConfigError
 
 def fitted(world_size: int, *words: str) -> str:
     place = LaunchPlace(launcher="srun", rank=1, world_size=world_size, tasks_per_node=(1,) * world_size)
-    counts, rest = take_counts(words)
-    config, topology = fit_config(parse_train(rest, cores=world_size).config, place, counts)
+    config, topology = fit_config(parse_train(words), place)
     if topology.learners:
         assert (config.exchange.num_workers, config.central.actors) == (topology.learners, topology.actors)
         return topology.arithmetic()
@@ -72,10 +71,18 @@ def test_a_preset_gives_way_to_the_ranks_there_are(world_size: int, words: str, 
         (8, "breakout --servers 2 --gradients 7", "7 gradients need as many workers, but 8 ranks leave 6"),
         (5, "dba3c_paper", "srun started 5 ranks, but 4 servers + 1 evaluator + 1 recorder leave none for a worker"),
         (2, "CartPole-v1 --exchange local", "exchange local is one process"),
-        (8, "breakout --workers many", "--num-workers should be a number, it is 'many'"),
+        (
+            8,
+            "breakout --workers many",
+            "Error parsing --workers/--learners/--num-workers: invalid literal for int() with base 10: 'many'",
+        ),
         (8, "breakout --mode central --backup-workers 4", "4 backup of 1 workers leave no gradient for an update"),
-        (8, "breakout --mode central --servers 4", "8 = 1 learner + 7 actors leaves no rank for 4 servers"),
-        (8, "breakout --actors 9", "0 learners + 9 actors: actors need a learner"),
+        (
+            8,
+            "breakout --mode central --servers 4",
+            "num_servers: an option of exchange servers or async only, and this run's exchange is local",
+        ),
+        (8, "breakout --actors 9", "actors: an option of mode central only, and this run's mode is worker"),
     ],
 )
 def test_what_the_user_gave_must_fit_exactly(world_size: int, words: str, message: str) -> None:
@@ -85,7 +92,7 @@ def test_what_the_user_gave_must_fit_exactly(world_size: int, words: str, messag
 
 
 def test_the_ranks_of_a_launch_agree_on_a_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = parse_train(["breakout"], cores=2).config
+    config = parse_train(["breakout"]).config(2)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     place = LaunchPlace(launcher="mpirun", world_size=2, launch_id="prterun-host-77@1")
     assert str(run_dir_of_launch(config, place)) == "runs/breakout-prterun-host-77-1"
@@ -131,9 +138,9 @@ def test_what_a_role_refused_makes_the_run_a_failed_one(tmp_path: Path) -> None:
 def test_a_contradiction_is_said_by_one_rank_only() -> None:
     words = ["breakout", "--servers", "2", "--workers", "4"]
     others = [LaunchPlace(launcher="srun", rank=rank, world_size=8, tasks_per_node=(1,) * 8) for rank in range(8)]
-    assert [train(words, place, "dba3c") for place in others[1:]] == [2] * 7
+    assert [train(parse_train(words), place, "dba3c") for place in others[1:]] == [2] * 7
     with pytest.raises(UserError, match="2 servers"):
-        train(words, others[0], "dba3c")
+        train(parse_train(words), others[0], "dba3c")
 
 
 def test_only_the_death_of_both_script_and_chief_is_the_loss_of_the_first_node(tmp_path: Path) -> None:
@@ -167,7 +174,7 @@ def refused(run_dir: Path, rank: int, *words: str, launcher: str = "srun") -> st
     words = ("CartPole-v1", "--servers", "1", "--join-timeout-s", "60", "--run-dir", str(run_dir), *words)
     began_s = time.monotonic()
     with pytest.raises((UserError, ConfigError)) as refusal:
-        train(words, rank_of_three(rank, launcher), "dba3c")
+        train(parse_train(words), rank_of_three(rank, launcher), "dba3c")
     assert time.monotonic() - began_s < 45.0
     return str(refusal.value)
 
@@ -183,7 +190,7 @@ def test_ranks_that_wait_hear_what_their_chief_refused(tmp_path: Path, monkeypat
     }
     monkeypatch.setattr(RunFolder, "launch", crash)
     with pytest.raises(ZeroDivisionError):
-        train(["CartPole-v1", "--servers", "1", "--run-dir", str(run_dir)], rank_of_three(0), "dba3c")
+        train(parse_train(["CartPole-v1", "--servers", "1", "--run-dir", str(run_dir)]), rank_of_three(0), "dba3c")
     assert refused(run_dir, 1) == "ZeroDivisionError: of this test"
 
 
@@ -193,7 +200,7 @@ def test_a_chief_that_crashes_once_the_run_has_begun_has_noted_its_end(
     monkeypatch.setattr(ranks, "role_processes", crash)
     words = ["CartPole-v1", "--servers", "1", "--run-dir", str(tmp_path / "run")]
     with pytest.raises(ZeroDivisionError):
-        train(words, rank_of_three(0), "dba3c")
+        train(parse_train(words), rank_of_three(0), "dba3c")
     ended = RunFolder(tmp_path / "run").life()["ended"]
     assert ended["outcome"] == "failed"
     assert ended["reason"].endswith("ZeroDivisionError: of this test")
@@ -223,7 +230,7 @@ def test_a_refusal_of_a_launch_that_had_the_same_name_is_not_believed(tmp_path: 
     noted = json.loads((run_dir / REFUSED).read_text())
     (run_dir / REFUSED).write_text(json.dumps({**noted, "time_s": noted["time_s"] - 2 * ranks.REFUSAL_HOLDS_S}))
     with pytest.raises(UserError, match="not a run folder of launch 17-0-0 after 1 s"):
-        train(words, rank_of_three(1, by_hand), "dba3c")
+        train(parse_train(words), rank_of_three(1, by_hand), "dba3c")
     assert "already holds a run" in refused(run_dir, 1)  # srun names no two launches alike
     with telling_refusals(run_dir, "17-0-0"):
         assert not (run_dir / REFUSED).exists()  # the chief is back

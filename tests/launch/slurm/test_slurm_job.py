@@ -181,8 +181,13 @@ def test_a_run_that_is_asked_to_stop_twice_is_ending(tmp_path: Path, capsys: pyt
 def test_what_the_chief_refused_is_the_last_line_of_the_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "run"
     RunFolder.create(run_dir, {}, launch_id="6-0").release()
-    chief = "import sys; from launch.cli.ranks import train; from launch.cluster.launchers import LaunchPlace as P\n"
-    chief += "train(sys.argv[1:], P(launcher='srun', world_size=2, tasks_per_node=(1, 1), address='localhost'), '')"
+    chief = """import sys
+from launch.cli.options import parse_train
+from launch.cli.ranks import train
+from launch.cluster.launchers import LaunchPlace
+place = LaunchPlace(launcher="srun", world_size=2, tasks_per_node=(1, 1), address="localhost")
+train(parse_train(sys.argv[1:]), place, "")
+"""
     words = ["CartPole-v1", "--servers", "1", "--run-dir", str(run_dir)]
     job = SlurmJob(run_dir, [sys.executable, "-c", chief, *words], TASK, LostNodes({}, run_dir, ["dba3c"]))
     assert job.run() != 0

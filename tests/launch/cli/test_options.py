@@ -1,0 +1,119 @@
+"""What the words of a command line give; options that are unknown, or that the run would not read, are refused."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from dba3c.config import TrainConfig
+from dba3c.errors import UserError
+from launch.cli.options import parse_train
+
+POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (
+            "breakout --mode central --algorithm r2d2 --network resnet_lstm",
+            f"network: an option of {POLICY_GRADIENT} only, and this run's algorithm is r2d2",
+        ),
+        (
+            "--preset sac --entropy-cost .5 --network=resnet",
+            f"entropy_cost, network: options of {POLICY_GRADIENT} only, and this run's algorithm is sac",
+        ),
+        (
+            "--preset sac --memory-size 64 --burn_in 7 --n-step 9",
+            "burn_in, memory_size, n_step: options of algorithm r2d2 only, and this run's algorithm is sac",
+        ),
+        (
+            "--preset r2d2 --polyak .3 --hidden-size 3",
+            "hidden_size, polyak: options of algorithm sac only, and this run's algorithm is r2d2",
+        ),
+        (
+            "--preset r2d2 --ppo-epochs 3",
+            "ppo_epochs: an option of algorithm ppo only, and this run's algorithm is r2d2",
+        ),
+        (
+            "breakout --replay-start 7",
+            "replay_start: an option of algorithm r2d2 or sac only, and this run's algorithm is actor_critic",
+        ),
+        (
+            "breakout --mode central --rollout-length 50 --envs-per-worker 64",
+            "envs_per_worker, rollout_length: options of mode worker only, and this run's mode is central",
+        ),
+        (
+            "breakout --unroll-length 50 --actors 7",
+            "actors, unroll_length: options of mode central only, and this run's mode is worker",
+        ),
+        (
+            "--preset sac --batch-unrolls 3",
+            "batch_unrolls: an option of mode central and algorithm vtrace only, "
+            "and this run's mode is central and algorithm is sac",
+        ),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused_with_whose_it_is(words: str, why: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_train(words.split()).config(2)
+    assert str(refused.value) == why
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "breakout --mode central --network resnet_lstm --unroll-length 9 --batch-unrolls 4 --entropy-cost 0",
+        "breakout --envs-per-worker 4 --rollout-length 3 --algorithm vtrace --value-cost 1",
+        "--preset sac --hidden-size 8 --polyak .1 --replay-start 9 --actors 1",
+        "--preset r2d2 --memory-size 8 --n-step 3 --replay-ratio 1 --inference-thread shared",
+        "--preset ppo --ppo-epochs 2 --trace-lambda .9 --network small",
+    ],
+)
+def test_whoever_reads_an_option_takes_it(words: str) -> None:
+    parse_train(words.split()).config(2)
+
+
+def test_whoever_reads_an_option_is_an_option_or_the_family_of_environments() -> None:
+    groups = [getattr(TrainConfig(), group.name) for group in fields(TrainConfig)]
+    options = [option for group in groups for option in fields(group)]
+    named = {name for option in options for name in option.metadata.get("read_by", {})}
+    assert named <= {option.name for option in options} | {"family"}
+
+
+def test_words_give_what_they_say_and_no_more() -> None:
+    said = parse_train(
+        ["--workers=3", "ALE/Pong-v5", "--lr", "1e-3", "--no-grayscale", "--frame_skip", "2", "4", "--resume"]
+    )
+    assert said.given == {
+        "num_workers": 3, "env_id": "ALE/Pong-v5", "learning_rate": "1e-3", "grayscale": False, "frame_skip": (2, 4),
+    }  # fmt: skip
+    assert said.resume and said.preset is None
+    assert parse_train(["breakout"]).preset == "breakout"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("breakout --worker 3", "unknown option --worker; did you mean --workers"),
+        ("breakout --envs-per-workr=3", "unknown option --envs-per-workr=3; did you mean --envs-per-worker"),
+        ("breakout --banana 3", "unknown option --banana"),
+        ("breakout pong", "Unrecognized options: pong"),
+        ("breakout --workers many", "Error parsing --workers/--learners/--num-workers: invalid literal"),
+        ("breakout --workers", "Missing value for argument '--workers/--learners/--num-workers'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(words: str, why: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_train(words.split())
+    assert str(refused.value).startswith(why)
+    assert "\n" not in str(refused.value)
+
+
+def test_help_shows_the_defaults_of_the_preset_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_train(["CartPole-v1", "--help"])
+    said = capsys.readouterr().out
+    assert not ended.value.code
+    assert "--lr STR, --learning-rate STR" in said and "(default: CartPole-v1)" in said
