@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dba3c.assembly.exchanges import connect
 from dba3c.assembly.place import Place
 from dba3c.metrics.exchange_records import to_event_records, to_server_records
+from dba3c.runs.ending import StopRule
 from dba3c.runs.rendezvous import Rendezvous
-from dba3c.runs.stopping import StopRule
 
 
 def server(place: Place) -> str:

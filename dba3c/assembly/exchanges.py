@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from dba3c.metrics.exchange_records import to_event_records, to_server_records
+from dba3c.runs.ending import StopRule
 from dba3c.runs.rendezvous import Rendezvous
-from dba3c.runs.stopping import StopRule
 from param_servers.exchange import GradientExchange
 from param_servers.sharding import ShardPlan
 

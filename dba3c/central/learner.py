@@ -9,7 +9,7 @@ from dba3c.environments.protocol import Experience
 from dba3c.metrics.exchange_records import GradientRecorder
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
-from dba3c.runs.stopping import before_the_first_update
+from dba3c.runs.ending import before_the_first_update
 from param_servers.exchange import GradientExchange, RunStopped
 from param_servers.layout import FlatLayout
 from param_servers.optim.optimizers import clip_gradient

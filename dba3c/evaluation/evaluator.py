@@ -16,11 +16,10 @@ from dba3c.evaluation.full_games import GamesAbandoned, play_full_games, quotas
 from dba3c.evaluation.players import Actions, make_player
 from dba3c.evaluation.protocol import protocol_for, stream_seeds
 from dba3c.evaluation.result import Evaluation, evaluated_policies, evaluation_of, together
-from dba3c.metrics.ending import evaluating
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs.checkpoints import Policy
+from dba3c.runs.checkpoints import CheckpointWatch, Policy
+from dba3c.runs.ending import LOOK_S, Overtime, RunEnd, evaluating
 from dba3c.runs.run_folder import RunFolder
-from dba3c.runs.run_watch import LOOK_S, CheckpointWatch, Overtime, RunEnd
 from dba3c.studies.statistics import ScoreSummary
 
 DEFAULT_NUM_ENVS = 10
@@ -108,7 +107,9 @@ def run_evaluator(
     evaluators = max(1, config.run.evaluators)
     games = int(quotas(config.run.evaluation_games, evaluators)[rank])
     done = evaluated_policies(folder, games, seed_index=rank)
-    watch = CheckpointWatch(folder, run_end, is_done=lambda policy: policy.sha256 in done, say=tell, look_s=look_s)
+    watch = CheckpointWatch(
+        folder.checkpoints, run_end, is_done=lambda policy: policy.sha256 in done, say=tell, look_s=look_s
+    )
     if config.run.stop_score is not None and config.run.evaluation_games < config.run.stop_games:
         few = f"{config.run.evaluation_games} games are fewer than the {config.run.stop_games} of the stop rule"
         tell(f"will not stop the run: {few}")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.charts import ChartInterval, evaluation_point
-from dba3c.metrics.ending import EVALUATION_EXTRA_S, RunIsOver
 from dba3c.metrics.reader import Record, RunReader
 from dba3c.metrics.run_facts import RunFacts
 from dba3c.metrics.sinks import Sink, TrackedRun, make_sinks
@@ -19,6 +18,7 @@ from dba3c.metrics.sinks.background import CLOSE_TIMEOUT_S, BackgroundSink
 from dba3c.metrics.stop_rule import StopRule, StopWatch
 from dba3c.metrics.summary import RunSummary, event_line
 from dba3c.metrics.views import NoView, View
+from dba3c.runs.ending import RunEnd
 from dba3c.runs.run_folder import RunFolder
 
 _LEAST_CLOSE_S = 2.0  # for each sink, even when another has used the time up
@@ -92,7 +92,7 @@ class Monitor:
         self._take_in()
         if now_s >= self._next_point_s:
             self.draw(now_s)
-        reason = self._watch.reason(self.summary, now_s) if self.stop_reason is None else None
+        reason = self._watch.reason(self.summary) if self.stop_reason is None else None
         if reason is not None:
             self.stop_reason = reason
             self._attempt_stop(reason)
@@ -174,18 +174,17 @@ def run_monitor(
 
     Args:
         sinks: trackers by name, as in --track.
-        until_finished: ends the monitor earlier than the end of the run, which it sees by itself (`RunIsOver`).
+        until_finished: ends the monitor earlier than the end of the run, which it sees by itself (`RunEnd`).
         again: see `Monitor`.
 
     Raises:
         RunBroken: the folder cannot be read any more.
     """
     monitor = Monitor(folder, make_sinks(sinks), stop_rule, view, points_every_s, warn, on_stop, again)
-    budget_s = (folder.config().get("run") or {}).get("evaluation_budget_s") or 0.0
-    run_is_over = RunIsOver(folder, monitor.silent_s, evaluation_s=budget_s + EVALUATION_EXTRA_S)
-    over = False
+    run_end, over = RunEnd(folder, look_s=0.0), False
     while not over:
-        over = until_finished() or run_is_over()  # asked before the look: what was written until then is read
+        # asked before the look: what was written until then is read
+        over = until_finished() or run_end.nothing_more_comes(monitor.silent_s())
         monitor.look(time.time())
         if not over:
             time.sleep(poll_s)

@@ -1,4 +1,4 @@
-"""When a run has had enough: the stop score, or an amount of time. Frames are counted by `dba3c.runs.stopping`."""
+"""The limits that only the records show: the stop score and processor time (`dba3c.runs.ending` has the others)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ class StopRule:
     stop_score: float | None = None
     """Mean score of the last `stop_games` finished games to reach."""
     stop_games: int = 50
-    max_hours: float | None = None
-    """Wall clock of one life."""
     max_core_hours: float | None = None
     """Processor time of all processes, over all lives."""
 
@@ -27,7 +25,7 @@ class StopRule:
         """The limits in a run's config.json (its "run" section)."""
         limits = config.get("run") or {}
         games = limits.get("stop_games") or 50
-        names = ("stop_score", "max_hours", "max_core_hours")
+        names = ("stop_score", "max_core_hours")
         return cls(stop_games=games, **{name: limits.get(name) for name in names})
 
 
@@ -48,14 +46,11 @@ class StopWatch:
         if record["kind"] == "episode" and record.get("score") is not None and record["time_s"] >= self._since_s:
             self._scores.add(record["score"])
 
-    def reason(self, summary: RunSummary, now_s: float) -> str | None:
+    def reason(self, summary: RunSummary) -> str | None:
         """One line that says why the run should end now, None while it should go on."""
         rule, mean = self.rule, self._scores.mean
         if rule.stop_score is not None and self._scores.full and mean is not None and mean >= rule.stop_score:
             return f"mean score {mean:.1f} of the last {rule.stop_games} games reached {rule.stop_score:g}"
-        hours = (now_s - self._since_s) / 3600
-        if rule.max_hours is not None and hours >= rule.max_hours:
-            return f"{hours:.2f} hours are over, {rule.max_hours:g} were allowed"
         if rule.max_core_hours is not None and summary.cpu_hours >= rule.max_core_hours:
             return f"{summary.cpu_hours:.2f} core-hours were used, {rule.max_core_hours:g} were allowed"
         return None

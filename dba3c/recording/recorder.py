@@ -26,9 +26,9 @@ from dba3c.recording.cameras import Camera, make_camera
 from dba3c.recording.overlay import Overlay
 from dba3c.recording.videos import GifWriter, Mp4Writer, enlarge
 from dba3c.runs.atomic_files import write_atomically
-from dba3c.runs.checkpoints import Policy
+from dba3c.runs.checkpoints import CheckpointWatch, Policy
+from dba3c.runs.ending import LOOK_S, RunEnd
 from dba3c.runs.run_folder import RunFolder
-from dba3c.runs.run_watch import LOOK_S, CheckpointWatch, RunEnd
 
 _OVERLAID_HEIGHT = 400
 OnPicture = Callable[[np.ndarray, float, int, Choice | None], None]
@@ -172,7 +172,7 @@ def run_recorder(
         say(line)
         metrics.record_event("recording", line)
 
-    watch = CheckpointWatch(folder, run_end, say=tell, look_s=look_s)
+    watch = CheckpointWatch(folder.checkpoints, run_end, say=tell, look_s=look_s)
     due = 1
     try:
         while (policy := watch.wait()) is not None:

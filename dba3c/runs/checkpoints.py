@@ -5,7 +5,9 @@ Written and checked by `param_servers.checkpoint.snapshots`; this is what evalua
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,9 @@ from torch import Tensor
 
 from dba3c.environments.observation_statistics import statistics_of
 from dba3c.errors import UserError
+from dba3c.runs.run_folder import checkpoint_steps
 from param_servers.checkpoint.snapshots import load_checkpoint
-from param_servers.errors import SnapshotError
+from param_servers.errors import CheckpointUnreadable, SnapshotError
 from param_servers.layout import FlatLayout
 
 _TENSORS_NAMED = 4
@@ -88,16 +91,6 @@ def load_policy(checkpoint: Path) -> Policy:
     )
 
 
-def checkpoint_steps(checkpoints: Path) -> list[int]:
-    """Steps of the checkpoints in a run's `checkpoints` folder, oldest first, valid or not."""
-    try:
-        names = [entry.name for entry in checkpoints.iterdir()]
-    except FileNotFoundError:
-        return []
-    steps = (name.removeprefix("step-") for name in names if name.startswith("step-"))
-    return sorted(int(step) for step in steps if step.isdigit())
-
-
 def newest_policy(checkpoints: Path, on_skip: Callable[[str], None]) -> Policy | None:
     """The newest valid checkpoint's policy, None when there is none; each torn one is named through `on_skip`.
 
@@ -139,3 +132,79 @@ def find_policy(checkpoints: Path, step: int | None, on_skip: Callable[[str], No
 def _named(steps: list[int]) -> str:
     newest = ", ".join(str(step) for step in steps[-_STEPS_NAMED:])
     return newest if len(steps) <= _STEPS_NAMED else f"… {newest}"
+
+
+class CheckpointWatch:
+    """Hands out each new checkpoint of a run; the newest one when several came meanwhile.
+
+    Args:
+        run_end: ends the waiting.
+        is_done: whether a policy was dealt with already, in an earlier life of this role.
+        say: called with one line for each torn checkpoint.
+
+    Attributes:
+        unreadable: step of the checkpoint that the last look could not read, which is looked at again; None: it could.
+        passed_over: steps that came since the last policy was handed out and are older than the one handed out now.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Path,
+        run_end: Callable[[], str | None],
+        *,
+        is_done: Callable[[Policy], bool] = lambda policy: False,
+        say: Callable[[str], None],
+        look_s: float = 1.0,
+    ) -> None:
+        self._checkpoints = checkpoints
+        self._run_end = run_end
+        self._is_done = is_done
+        self._say = say
+        self._look_s = look_s
+        self._seen: set[tuple[int, int]] = set()
+        self._first_look = True
+        self.unreadable: int | None = None
+        self.passed_over: list[int] = []
+
+    def wait(self) -> Policy | None:
+        """The next new policy; None when the run has ended. Bounded by the run's life, which `run_end` watches."""
+        while self._run_end() is None:
+            policy = self.newest_unseen()
+            if policy is not None:
+                return policy
+            time.sleep(self._look_s)
+        return None
+
+    def newest_unseen(self) -> Policy | None:
+        """The newest whole checkpoint that was not there at the last look; the others count as seen, too."""
+        unseen = self._made() - self._seen
+        self._seen |= unseen
+        first_look, self._first_look = self._first_look, False
+        steps = sorted(step for step, _ in unseen)
+        while steps:
+            step = steps.pop()
+            try:
+                policy = load_policy(self._checkpoints / f"step-{step}")
+            except SnapshotError as error:
+                self._say(f"skipped: {error}")
+                continue
+            except CheckpointUnreadable as error:  # nothing is known about it: the next look tries again
+                self._seen = {seen for seen in self._seen if seen[0] != step}
+                if step != self.unreadable:
+                    self.unreadable = step
+                    self._say(str(error))
+                return None
+            self.unreadable = None
+            if self._is_done(policy):
+                return None
+            self.passed_over = [] if first_look else steps
+            return policy
+        return None
+
+    def _made(self) -> set[tuple[int, int]]:
+        """(step, when its directory was made, ns) of every checkpoint: after a roll-back a step is made anew."""
+        made = set()
+        for step in checkpoint_steps(self._checkpoints):
+            with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                made.add((step, (self._checkpoints / f"step-{step}").stat().st_mtime_ns))
+        return made

@@ -261,17 +261,6 @@ class RunFolder:
             write_atomically(self.path / "stop.json", json.dumps(request) + "\n")
         return False
 
-    def has_finished(self) -> bool:
-        """Whether the run was asked to end because it has had what it was to have, and nobody waits for its end."""
-        try:
-            return bool(json.loads((self.path / "stop.json").read_text())["finished"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):  # no such word of anybody
-            return False
-        except OSError as error:
-            if error.errno == errno.ESTALE:  # NFS: it was just replaced, which is done only by who waits
-                return False
-            raise
-
     def stop_here(self, reason: str, finished: bool = False) -> None:
         """`request_stop` of who cannot be told that the disk refuses: at least this process then ends."""
         self._stop_here = reason
@@ -282,18 +271,32 @@ class RunFolder:
 
     def stop_reason(self) -> str | None:
         """Why the run was asked to end, None when it was not. One `open` on a missing file: fine once a second."""
+        request = self._stop_request()
+        return self._stop_here if request is None else str(request["reason"])
+
+    def has_finished(self) -> bool:
+        """Whether the run was asked to end because it has had what it was to have, and nobody waits for its end."""
+        return bool((self._stop_request() or {}).get("finished"))
+
+    def was_stopped(self) -> bool:
+        """Whether the run was asked to end before it had had what it was to have."""
+        request = self._stop_request()
+        return request is not None and not request.get("finished") and "then" not in request
+
+    def _stop_request(self) -> dict[str, Any] | None:
         try:
             text = (self.path / "stop.json").read_text()
         except FileNotFoundError:
-            return self._stop_here
+            return None
         except OSError as error:
             if error.errno == errno.ESTALE or self._stop_here:  # NFS: replaced under us, the next look sees it
-                return self._stop_here
+                return None
             raise
         try:
-            return str(json.loads(text)["reason"])
+            request = json.loads(text)
+            return {**request, "reason": str(request["reason"])}
         except (ValueError, KeyError, TypeError):
-            return "stop.json was written by hand"
+            return {"reason": "stop.json was written by hand"}
 
     def publish(self, name: str, address: Mapping[str, Any]) -> None:
         """Writes rendezvous/NAME.json atomically, e.g. {"host": ..., "port": ..., "incarnation": ...}."""
@@ -327,6 +330,16 @@ class RunFolder:
         if not isinstance(value, dict):
             raise UserError(f"{self.path / name} should hold one JSON object")
         return value
+
+
+def checkpoint_steps(checkpoints: Path) -> list[int]:
+    """Steps of the checkpoints in a run's `checkpoints` folder, oldest first, valid or not."""
+    try:
+        names = [entry.name for entry in checkpoints.iterdir()]
+    except FileNotFoundError:
+        return []
+    steps = (name.removeprefix("step-") for name in names if name.startswith("step-"))
+    return sorted(int(step) for step in steps if step.isdigit())
 
 
 def taken_over(folder: Path, successor: Holder) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs.run_folder import RunFolder
-from dba3c.runs.stopping import before_the_first_update
+from dba3c.runs.ending import before_the_first_update
+from dba3c.runs.run_folder import RunFolder, checkpoint_steps
 from launch.cluster.incarnations import counting_from, first_incarnation
 from launch.local.role_process import DRAIN_TIMEOUT_S, RoleProcess
 from launch.local.supervisor import Supervisor, say_to_stderr
@@ -35,7 +35,6 @@ def train(config: TrainConfig, *, resume: bool, command: str, launch_id: str = "
     # torch: not for the ranks of a cluster, which only start processes
     from dba3c.assembly.construction import check_buildable
     from dba3c.metrics.watch import watched
-    from dba3c.runs.checkpoints import checkpoint_steps
 
     run_dir = config.run.run_dir or (newest_run_dir(config) if resume else default_run_dir(config))
     check_buildable(config, run_dir / "checkpoints" if resume else None)

@@ -16,9 +16,9 @@ from dba3c.evaluation.evaluator import evaluate, run_evaluator
 from dba3c.evaluation.full_games import GamesAbandoned
 from dba3c.evaluation.protocol import protocol_for, stream_seeds
 from dba3c.evaluation.result import evaluated_policies
-from dba3c.runs import run_watch
-from dba3c.runs.checkpoints import load_policy
-from dba3c.runs.run_watch import CheckpointWatch, Overtime, RunEnd
+from dba3c.runs import checkpoints
+from dba3c.runs.checkpoints import CheckpointWatch, load_policy
+from dba3c.runs.ending import Overtime, RunEnd
 from param_servers.errors import CheckpointUnreadable, RunBroken
 
 CARTPOLE = replace_options(
@@ -300,14 +300,16 @@ def test_a_checkpoint_evaluated_in_an_earlier_life_is_not_played_again(cartpole)
     run, policy = cartpole
     evaluate(CARTPOLE, policy, games=2).save(run)
     lines = []
-    watch = CheckpointWatch(run, lambda: None, is_done=lambda found: found.sha256 == policy.sha256, say=lines.append)
+    watch = CheckpointWatch(
+        run.checkpoints, lambda: None, is_done=lambda found: found.sha256 == policy.sha256, say=lines.append
+    )
     assert watch.newest_unseen() is None and lines == []
 
 
 def test_of_several_waiting_checkpoints_the_newest_whole_one_is_taken_and_the_others_named(cartpole, write_checkpoint):
     run, _ = cartpole
     lines = []
-    watch = CheckpointWatch(run, lambda: None, say=lines.append)
+    watch = CheckpointWatch(run.checkpoints, lambda: None, say=lines.append)
     assert watch.newest_unseen().step == 10
     assert watch.newest_unseen() is None
     for step in (20, 30, 40):
@@ -324,13 +326,13 @@ def test_of_several_waiting_checkpoints_the_newest_whole_one_is_taken_and_the_ot
 def test_a_checkpoint_that_cannot_be_read_now_is_looked_at_again(cartpole, monkeypatch):
     run, _ = cartpole
     lines = []
-    watch = CheckpointWatch(run, lambda: None, say=lines.append)
+    watch = CheckpointWatch(run.checkpoints, lambda: None, say=lines.append)
     with monkeypatch.context() as away:
 
         def unreadable(path):
             raise CheckpointUnreadable(f"{path} cannot be read")
 
-        away.setattr(run_watch, "load_policy", unreadable)
+        away.setattr(checkpoints, "load_policy", unreadable)
         assert watch.newest_unseen() is None and watch.newest_unseen() is None
     assert len(lines) == 1 and "step-10 cannot be read" in lines[0]
     assert watch.newest_unseen().step == 10
@@ -340,4 +342,4 @@ def test_a_launch_that_is_gone_without_a_word_is_not_waited_for(cartpole):
     run, _ = cartpole
     run.release()
     with pytest.raises(RunBroken, match="nobody has held its lock"):
-        CheckpointWatch(run, RunEnd(run, look_s=0.0, gone_after_s=-1.0), say=print, look_s=0.0).wait()
+        CheckpointWatch(run.checkpoints, RunEnd(run, look_s=0.0, gone_after_s=-1.0), say=print, look_s=0.0).wait()

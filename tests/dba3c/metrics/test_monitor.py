@@ -9,7 +9,6 @@ import threading
 
 import pytest
 
-from dba3c.metrics.ending import RunIsOver, evaluating
 from dba3c.metrics.monitor import Monitor, run_monitor
 from dba3c.metrics.process import monitor_process
 from dba3c.metrics.stop_rule import StopRule
@@ -33,22 +32,6 @@ class PointSink(RecordingSink):
 
 def no_warning(message):
     raise AssertionError(f"an unexpected warning: {message}")
-
-
-@pytest.mark.parametrize("finished", [True, False])
-def test_the_monitor_of_a_finished_run_waits_for_its_evaluators_and_of_a_stopped_one_does_not(tmp_path, finished):
-    with RunFolder.create(tmp_path / "run", CONFIG) as run:
-        silence = [0.0]
-        is_over = RunIsOver(run, lambda: silence[0], evaluation_s=100.0)
-        with evaluating(run, 0, print):
-            assert not is_over()
-            run.request_stop("enough", finished=finished)
-            silence[0] = 50.0
-            assert is_over() is not finished
-            silence[0] = 101.0  # its patience has an end
-            assert is_over()
-            silence[0] = 50.0
-        assert is_over()
 
 
 def test_a_point_holds_every_chart_and_events_and_evaluations_come_through(make_up_run):
@@ -82,8 +65,6 @@ def test_the_stop_score_writes_stop_json_once_with_its_reason(make_up_run):
     [
         (StopRule(stop_score=100.1), None),
         (StopRule(stop_score=50.0, stop_games=200), None),
-        (StopRule(max_hours=31 / 3600), None),
-        (StopRule(max_hours=30 / 3600), "0.01 hours are over, 0.00833333 were allowed"),
         (StopRule(max_core_hours=4 * 31 / 3600), None),  # two workers and two servers
         (StopRule(max_core_hours=0.03), "0.03 core-hours were used, 0.03 were allowed"),
     ],

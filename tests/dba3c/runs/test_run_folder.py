@@ -12,12 +12,10 @@ import time
 
 import pytest
 
-from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs import run_folder, run_lock
+from dba3c.runs import run_lock
 from dba3c.runs.run_folder import RunFolder
-from dba3c.runs.stopping import StopRule
 
 CONFIG = {"environment": {"env_id": "CartPole-v1"}}
 
@@ -328,14 +326,3 @@ def test_a_disk_that_is_full_at_launch_is_one_clear_line(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock.Path, "write_text", full)
     with pytest.raises(UserError, match=r"cannot write .*lock.json: No space left on device"):
         RunFolder.create(tmp_path / "run", CONFIG)
-
-
-def test_a_run_that_has_seen_its_frames_ends_also_when_the_disk_cannot_note_why(tmp_path, monkeypatch, capsys):
-    def full(path, *_, **__):
-        raise UserError(f"cannot write {path}: No space left on device")
-
-    run = finished_run(tmp_path / "run")
-    monkeypatch.setattr(run_folder, "write_once", full)
-    rule = StopRule(run, replace_options(TrainConfig(), total_frames=100))
-    assert rule(1, 10**6) == "4,000,000 frames trained on"
-    assert "stop.json: No space left on device" in capsys.readouterr().err

@@ -17,8 +17,8 @@ from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.environments.protocol import Transition
 from dba3c.metrics.writer import MetricsWriter
+from dba3c.runs.ending import StopRule
 from dba3c.runs.run_folder import RunFolder
-from dba3c.runs.stopping import StopRule
 from dba3c.train.collector import Collector
 from dba3c.train.ppo_worker import run_ppo_worker
 from dba3c.train.worker import run_worker

@@ -1,0 +1,240 @@
+"""How a run ends: who may say so, and how everybody hears of it.
+
+1. Whoever has a reason asks, once, with stop.json (`RunFolder.request_stop`); the first reason stays. The coordinator
+   has one when the frames or hours are over (`StopRule`), the monitor when the score or the processor time is reached,
+   an evaluator when its games reach the score, and people and schedulers when they like. `finished` says that the run
+   has had what it was to have; else somebody waits for its end.
+2. The coordinator looks for stop.json at its step boundaries (`StopRule`), writes the last checkpoint, and each process
+   that decides about the end says that it has left (`RunFolder.note_left`).
+3. Who follows the run without training it asks `RunEnd`; evaluators may play on for a while (`Overtime`).
+4. The launch waits for all of them, then notes the end in meta.json (`RunFolder.end_life`). A launch whose lock nobody
+   holds, and that has noted nothing, is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+
+from dba3c.config import TrainConfig
+from dba3c.errors import UserError
+from dba3c.runs.run_folder import RunFolder, checkpoint_steps
+from param_servers.errors import RunBroken
+
+LOOK_S = 1.0
+GONE_AFTER_S = 60.0
+"""A launch whose lock nobody holds for this long is gone."""
+UNREADABLE_S = 60.0
+"""A folder that cannot be read for so long (a shared file system that is away) is a fault."""
+SETTLED_S = 2.0
+"""After the request to end, this long without a record means that none is to come."""
+LATE_S = 10.0
+"""Longest wait for further processes of the training after the first has ended."""
+LOADING_S = 60.0
+"""Silence of evaluators beyond their budget: the last checkpoint is written before, and loaded."""
+REPLAYING = ("r2d2", "sac")
+
+
+class StopRule:
+    """When the coordinator ends a run: it was asked to, or its frames or hours are over.
+
+    Called with (step, data_points) at step boundaries; looks into the run folder at most once a second. The one rule of
+    `total_frames`: data points × the frame skip, its mean where it is random. Hours are those of one life.
+    """
+
+    def __init__(self, folder: RunFolder, config: TrainConfig) -> None:
+        self.folder = folder
+        self.frames_per_point = config.environment.frames_per_step
+        self.total_frames = config.run.total_frames
+        self.max_hours = config.run.max_hours
+        self.replay_frames = frames_before_learning(config)
+        began_s = float(folder.life().get("started_s", time.time()))
+        self._until_s = math.inf if self.max_hours is None else began_s + self.max_hours * 3600
+        self._next_look_s = 0.0
+
+    def __call__(self, step: int, data_points: int) -> str | None:
+        """Why the run should end now, None to go on."""
+        del step
+        now_s = time.monotonic()
+        looks = now_s >= self._next_look_s
+        limit = self._frames_reached(data_points)
+        if limit is None and looks and time.time() >= self._until_s:
+            limit = f"{self.max_hours} hours of this life are over"
+        if limit is not None:
+            self.folder.stop_here(limit, finished=True)  # monitor, evaluators and recorders look for it there
+            return limit
+        if not looks:
+            return None
+        self._next_look_s = now_s + LOOK_S
+        return self.folder.stop_reason()
+
+    def _frames_reached(self, data_points: int) -> str | None:
+        frames = data_points * self.frames_per_point
+        if self.total_frames is None or frames < self.total_frames:
+            return None
+        late = self.replay_frames > self.total_frames
+        filled = f"; {self.replay_frames:,.0f} had filled the replay before the first update" if late else ""
+        return f"{frames:,.0f} frames trained on{filled}"
+
+
+def frames_before_learning(config: TrainConfig) -> float:
+    """Frames that are stepped before the first update, in every learner's replay; 0 where nothing is replayed."""
+    if config.algorithm.algorithm not in REPLAYING:
+        return 0.0
+    return config.replay.replay_start * config.exchange.num_workers * config.environment.frames_per_step
+
+
+def before_the_first_update(config: TrainConfig) -> str:
+    """What is said of a run that ended without an update."""
+    frames = frames_before_learning(config)
+    why = f", while the replay was filling: it begins with {frames:,.0f} frames" if frames else ""
+    return f"before the first update{why}"
+
+
+class RunEnd:
+    """Follows the end of a run from a process that is not part of its training; looks once in `look_s`.
+
+    Attributes:
+        reason: why the run has ended (it was asked to, or its launch noted its end), None while it has not.
+        finished: it has had what it was to have, and nobody has stopped it.
+    """
+
+    def __init__(self, folder: RunFolder, *, look_s: float = LOOK_S, gone_after_s: float = GONE_AFTER_S) -> None:
+        self.reason: str | None = None
+        self.finished = False
+        self._folder = folder
+        self._look_s = look_s
+        self._gone_after_s = gone_after_s
+        self._status = "live"
+        budget_s = (folder.config().get("run") or {}).get("evaluation_budget_s") or 0.0
+        self._evaluators_s = max(SETTLED_S, budget_s + LOADING_S)
+        self._evaluators_play = False
+        self._next_look_s = 0.0
+        self._readable_s = self._alive_s = time.monotonic()
+
+    def __call__(self) -> str | None:
+        """The reason the run has ended, None while it has not; called as often as one likes.
+
+        Raises:
+            RunBroken: the launch is gone without a word, or the folder could not be read for a minute.
+        """
+        self._look()
+        if self.reason is None and self._status == "broken" and time.monotonic() - self._alive_s > self._gone_after_s:
+            waited = f"nobody has held its lock for {self._gone_after_s:.0f} s"
+            raise RunBroken(f"the launch of {self._folder.path} is gone: {waited}")
+        return self.reason
+
+    def nothing_more_comes(self, silent_s: float) -> bool:
+        """Whether all that the run writes is there: its launch is over, or it was asked to end and went silent.
+
+        The launch waits for its monitor before it notes the end, hence the silence. Evaluators of a finished run may be
+        silent for longer, within their budget.
+
+        Args:
+            silent_s: seconds since the last new record.
+
+        Raises:
+            RunBroken: the folder could not be read for a minute.
+        """
+        self._look()
+        silence_s = self._evaluators_s if self._evaluators_play else SETTLED_S
+        return self._status != "live" or (self.reason is not None and silent_s > silence_s)
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + self._look_s
+        try:
+            reason, self.finished = self._folder.stop_reason(), self._folder.has_finished()
+            self._status = self._folder.status()
+            if reason is None and self._status == "finished":
+                reason = str(self._folder.life()["ended"].get("reason", "the run has ended"))
+            self._evaluators_play = self.finished and evaluators_play(self._folder)
+        except (UserError, OSError) as error:  # a shared file system that is away for a while is no end
+            if now_s - self._readable_s > UNREADABLE_S:
+                raise RunBroken(f"the run cannot be read for {UNREADABLE_S:g} s: {error}") from error
+            return
+        self.reason = self.reason or reason
+        self._readable_s = now_s
+        if self._status == "live":
+            self._alive_s = now_s
+
+
+class Overtime:
+    """Why an evaluator has to leave its games now, None while it may play on; called as often as one likes.
+
+    It may as long as the run goes on; then, when the run has had what it was to have, until `evaluation_budget_s` after
+    the training has ended: half of it with a checkpoint that is not the last. Not when somebody has stopped the run,
+    before its end or after.
+
+    Attributes:
+        step: of the checkpoint that is played with.
+    """
+
+    def __init__(self, folder: RunFolder, config: TrainConfig, run_end: RunEnd, look_s: float = LOOK_S) -> None:
+        exchange = config.exchange
+        if exchange.exchange in ("servers", "async"):
+            role, count = "server", exchange.num_servers
+        else:
+            role, count = "learner" if config.central.mode == "central" else "worker", exchange.num_workers
+        self.step = 0
+        self.budget_s = config.run.evaluation_budget_s
+        self._folder, self._run_end, self._look_s = folder, run_end, look_s
+        self._awaited = [(role, rank) for rank in range(count)]
+        self._write_s = exchange.checkpoint_timeout_s
+        self._next_look_s = 0.0
+        self._asked_s: float | None = None
+        self._first_ended_s: float | None = None
+        self._ended_s: float | None = None
+        self._last_step = 0
+
+    def __call__(self) -> str | None:
+        reason = self._run_end()
+        if reason is None:
+            return None
+        if not self._run_end.finished:
+            return f"somebody waits for the run's end ({reason})"
+        if not self.training_has_ended():
+            return None
+        assert self._ended_s is not None
+        left_s = self.budget_s if self.step == self._last_step else self.budget_s / 2
+        over = time.monotonic() - self._ended_s >= left_s
+        return f"{left_s:.0f} s after the run's end were over" if over else None
+
+    def training_has_ended(self) -> bool:
+        """Whether the last checkpoint is there. Asked after the run's end; true at last, whoever says nothing."""
+        now_s = time.monotonic()
+        if self._ended_s is None and now_s >= self._next_look_s:
+            self._next_look_s = now_s + self._look_s
+            self._asked_s = self._asked_s or now_s
+            ended = sum(self._folder.has_left(*process) for process in self._awaited)
+            if ended and self._first_ended_s is None:
+                self._first_ended_s = now_s
+            late = self._first_ended_s is not None and now_s - self._first_ended_s > LATE_S
+            if ended == len(self._awaited) or late or now_s - self._asked_s > self._write_s + LATE_S:
+                self._ended_s = now_s
+                self._last_step = max(checkpoint_steps(self._folder.checkpoints), default=0)
+        return self._ended_s is not None
+
+
+@contextlib.contextmanager
+def evaluating(folder: RunFolder, rank: int, say: Callable[[str], None]) -> Iterator[None]:
+    """Around an evaluator's life: the monitor of a run that has finished waits for what it still writes."""
+    name = f"evaluator-{rank}"
+    try:
+        folder.publish(name, {"plays": True})
+        yield
+    finally:
+        try:
+            folder.publish(name, {"plays": False})
+        except UserError as error:  # the monitor's patience has an end
+            say(str(error))
+
+
+def evaluators_play(folder: RunFolder) -> bool:
+    """Whether an evaluator of this life is not done yet."""
+    names = (path.stem for path in folder.rendezvous.glob("evaluator-*.json"))
+    return any((folder.published(name) or {}).get("plays") for name in names)

@@ -1,0 +1,55 @@
+"""How a run ends: its limits, and who hears of it."""
+
+import pytest
+
+from dba3c.config import TrainConfig, replace_options
+from dba3c.errors import UserError
+from dba3c.runs import run_folder
+from dba3c.runs.ending import RunEnd, StopRule, evaluating
+from dba3c.runs.run_folder import RunFolder
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_the_monitor_of_a_finished_run_waits_for_its_evaluators_and_of_a_stopped_one_does_not(tmp_path, finished):
+    with RunFolder.create(tmp_path / "run", {"run": {"evaluation_budget_s": 40.0}}) as run:
+        is_over = RunEnd(run, look_s=0.0).nothing_more_comes
+        with evaluating(run, 0, print):
+            assert not is_over(silent_s=50.0)
+            run.request_stop("enough", finished=finished)
+            assert not is_over(silent_s=0.0)
+            assert is_over(silent_s=50.0) is not finished
+            assert is_over(silent_s=101.0)  # its patience has an end
+        assert is_over(silent_s=50.0)
+
+
+def test_a_run_that_has_seen_its_frames_ends_also_when_the_disk_cannot_note_why(tmp_path, monkeypatch, capsys):
+    def full(path, *_, **__):
+        raise UserError(f"cannot write {path}: No space left on device")
+
+    run = RunFolder.create(tmp_path / "run", {})
+    monkeypatch.setattr(run_folder, "write_once", full)
+    rule = StopRule(run, replace_options(TrainConfig(), total_frames=100))
+    assert rule(1, 10**6) == "4,000,000 frames trained on"
+    assert "stop.json: No space left on device" in capsys.readouterr().err
+    run.release()
+
+
+def test_hours_are_those_of_the_life_whenever_its_coordinator_came(tmp_path):
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        meta = run.meta()
+        meta["lives"][0]["started_s"] -= 1800
+        run._write_meta(meta)
+        assert StopRule(run, replace_options(TrainConfig(), max_hours=0.51))(1, 1) is None
+        assert StopRule(run, replace_options(TrainConfig(), max_hours=0.49))(1, 1) == "0.49 hours of this life are over"
+        assert run.has_finished() and not run.was_stopped()
+
+
+def test_who_stops_a_run_that_has_finished_waits_for_its_end_but_has_not_stopped_it(tmp_path):
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        assert not run.was_stopped()
+        run.request_stop("enough", finished=True)
+        run.request_stop("SIGINT")
+        assert (run.stop_reason(), run.has_finished(), run.was_stopped()) == ("enough", False, False)
+    with RunFolder.create(tmp_path / "other", {}) as other:
+        other.request_stop("SIGINT")
+        assert other.was_stopped()
