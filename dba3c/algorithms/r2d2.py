@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dba3c.algorithms.actor_critic import Loss
-from dba3c.networks.base import State
+from dba3c.networks.actor_critic import State
 from dba3c.networks.q_networks import QOutput, RecurrentQNetwork
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dba3c.algorithms.agent import FlatNetwork
 from dba3c.assembly.construction import Spaces, build_agent, build_any_network, plan_of, spaces_of
 from dba3c.assembly.place import Place
 from dba3c.central.batching import Batcher
@@ -20,7 +21,6 @@ from dba3c.central.unroll_store import UnrollStore
 from dba3c.config import TrainConfig
 from dba3c.environments.seeding import worker_seed
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.networks.flat_network import FlatNetwork
 from param_servers.layout import FlatLayout
 
 LEARNER_SEEDS = 1 << 20

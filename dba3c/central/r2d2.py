@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.r2d2 import R2d2Settings, Sequences, exploration_rate, r2d2_loss
 from dba3c.algorithms.sequence_replay import Record, Sample, SequenceReplay, SequenceReplaySettings
 from dba3c.central.policies import Asked, Decision
@@ -24,7 +25,6 @@ from dba3c.central.unroll import Unroll
 from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of
 from dba3c.config import TrainConfig
 from dba3c.networks import State
-from dba3c.networks.flat_network import FlatNetwork
 from param_servers.exchange import Pull
 
 

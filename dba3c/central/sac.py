@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.replay import UniformReplay, UniformSample
 from dba3c.algorithms.sac import SacSettings, Transitions, move_targets, sac_loss
 from dba3c.assembly.construction import Spaces
@@ -20,7 +21,6 @@ from dba3c.central.unroll import Unroll
 from dba3c.central.unroll_batch import batch_of
 from dba3c.config import TrainConfig
 from dba3c.networks import State
-from dba3c.networks.flat_network import FlatNetwork
 from dba3c.networks.sac_networks import ActionScaling
 from param_servers.exchange import Pull
 

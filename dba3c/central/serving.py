@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dba3c.algorithms.agent import FlatNetwork
 from dba3c.central.service import InferenceService
 from dba3c.central.unroll import Unroll
 from dba3c.metrics.writer import Sections
-from dba3c.networks.flat_network import FlatNetwork
 from param_servers.errors import PeerLost
 
 LAST_TURN_S = 30.0

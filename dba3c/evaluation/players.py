@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dba3c.algorithms.agent import Agent
+from dba3c.algorithms.agent import Agent, FlatNetwork
 from dba3c.assembly.construction import Spaces, build_agent, build_any_network, plan_of
 from dba3c.config import TrainConfig
 from dba3c.networks import State
 from dba3c.networks.distributions import Categorical
-from dba3c.networks.flat_network import FlatNetwork
 from dba3c.networks.sac_networks import ActionScaling
 from dba3c.runs.checkpoints import Policy
 

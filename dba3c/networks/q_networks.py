@@ -15,12 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dba3c.errors import UserError
-from dba3c.networks.base import State
-from dba3c.networks.convolutional import nature_torso
+from dba3c.networks.actor_critic import Core, State
 from dba3c.networks.layers import linear
-from dba3c.networks.observations import image_shape, is_image
-from dba3c.networks.recurrent import Core
-from dba3c.networks.vectors import PerceptronTorso
+from dba3c.networks.torsos import PerceptronTorso, image_shape, is_image, nature_torso
 
 NO_ACTION = -1
 """The previous action of an episode's first observation: its one-hot is all zeros."""

@@ -12,12 +12,17 @@ import torch
 from gymnasium import spaces
 
 from dba3c.errors import UserError
-from dba3c.networks.base import ActorCriticNetwork, Heads
-from dba3c.networks.convolutional import dba3c_torso, nature_torso, small_torso
-from dba3c.networks.observations import image_shape, is_image
-from dba3c.networks.recurrent import Core, RecurrentNetwork
-from dba3c.networks.residual import football_torso, resnet_torso
-from dba3c.networks.vectors import PerceptronTorso
+from dba3c.networks.actor_critic import ActorCriticNetwork, Core, Heads, RecurrentNetwork
+from dba3c.networks.torsos import (
+    PerceptronTorso,
+    dba3c_torso,
+    football_torso,
+    image_shape,
+    is_image,
+    nature_torso,
+    resnet_torso,
+    small_torso,
+)
 
 _TORSOS: dict[str, Callable[..., Any]] = {
     "dba3c": dba3c_torso,

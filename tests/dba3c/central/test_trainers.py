@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from dba3c.algorithms.agent import FlatNetwork
 from dba3c.assembly.construction import Spaces, spaces_of
 from dba3c.central.assembly import build_network, build_policy, build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
@@ -21,7 +22,6 @@ from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig
 from dba3c.metrics.writer import Sections
-from dba3c.networks.flat_network import FlatNetwork
 from param_servers.config import ExchangeConfig
 from param_servers.exchange import Pull
 from tests.dba3c.central.in_process import InProcessServing

@@ -6,8 +6,7 @@ import pytest
 
 from dba3c.assembly.construction import Spaces, build_policy_network
 from dba3c.errors import UserError
-from dba3c.networks.convolutional import ConvolutionalTorso
-from dba3c.networks.vectors import PerceptronTorso
+from dba3c.networks.torsos import ConvolutionalTorso, PerceptronTorso
 from launch.cli.environment_presets import fitting_preset
 from launch.cli.options import parse_train
 from launch.cli.presets import PRESETS, preset

@@ -1,0 +1,247 @@
+"""Torsos: from observations to features. Convolutions and residual blocks for images, perceptrons for the rest.
+
+Legend: B batch, K stacked frames, C colours, H height, W width, D inputs, F features. Images are uint8 in any layout
+that ``image_shape`` knows; counts of convolutional torsos are on 84×84 with four gray frames, and, with A = 4 actions,
+of the whole network.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import NamedTuple, cast
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dba3c.errors import UserError
+from dba3c.networks.layers import TANH_GAIN, convolution, convolve_pixels, linear
+
+_BRANCH_GAIN = 0.5
+"""Small, so that features do not grow with depth: at first each block is nearly the identity."""
+
+
+class ImageShape(NamedTuple):
+    """Channels, height and width of the image that a torso sees."""
+
+    channels: int
+    height: int
+    width: int
+
+
+def is_image(space: spaces.Space) -> bool:
+    """Whether observations are images: a uint8 box of two dimensions or more."""
+    return isinstance(space, spaces.Box) and space.dtype == "uint8" and len(space.shape) >= 2
+
+
+def image_shape(space: spaces.Space) -> ImageShape:
+    """The channels-first shape of [H, W], [K, H, W], [H, W, C] or [K, H, W, C] observations (C < H, K ≤ W).
+
+    Raises UserError when the space is no image.
+    """
+    if not is_image(space) or len(space.shape) > 4:  # type: ignore[arg-type]
+        raise UserError(f"this network sees uint8 images ([H, W] to [K, H, W, C]), not {space}: use the mlp network")
+    shape = tuple(space.shape or ())
+    if len(shape) == 2:
+        return ImageShape(1, *shape)
+    if _colours_last(shape):
+        return ImageShape(math.prod(shape[:-3]) * shape[-1], shape[-3], shape[-2])
+    return ImageShape(*shape)
+
+
+def _colours_last(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 4 or shape[-1] < shape[0]  # channels are fewer than rows
+
+
+def pixels(observation: Tensor, dtype: torch.dtype, padding: int = 0) -> Tensor:
+    """Uint8 [B, H, W], [B, K, H, W], [B, H, W, C] or [B, K, H, W, C] as channels_last [B, K·C + padding, H, W].
+
+    Values stay 0…255, in ``dtype``; padding channels are zero. The bytes are interleaved before they are converted:
+    a third of the time of ``.to(dtype, memory_format=torch.channels_last)``, which does both element by element.
+    """
+    shape = tuple(observation.shape[1:])
+    if len(shape) == 2:
+        frames: list[Tensor] = [observation.unsqueeze(-1)]
+    elif len(shape) == 4:
+        frames = list(observation.unbind(1))
+    else:
+        frames = [observation] if _colours_last(shape) else list(observation.unsqueeze(-1).unbind(1))
+    if padding:
+        frames.append(observation.new_zeros((*frames[0].shape[:-1], padding)))
+    interleaved = frames[0] if len(frames) == 1 else torch.cat(frames, -1)
+    return interleaved.to(dtype).permute(0, 3, 1, 2)
+
+
+def vector_size(space: spaces.Space) -> int:
+    """D, the length of the vector that ``as_vector`` makes of an observation. Raises UserError if there is none."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, (spaces.Box, spaces.MultiBinary)):
+        return math.prod(space.shape)
+    raise UserError(f"observations of {space} are no vector: wrap it in gymnasium.wrappers.FlattenObservation")
+
+
+def as_vector(observation: Tensor, space: spaces.Space, dtype: torch.dtype) -> Tensor:
+    """[B, …] observations as [B, D] of ``dtype``: flattened boxes (uint8 to 0…1), one-hot for Discrete."""
+    if isinstance(space, spaces.Discrete):
+        return functional.one_hot(observation.long() - int(space.start), int(space.n)).to(dtype)
+    vector = observation.flatten(1).to(dtype)
+    return vector.div_(255) if observation.dtype == torch.uint8 else vector
+
+
+class ConvolutionalTorso(nn.Module):
+    """Convolutions, each with ReLU and optionally a 2×2 max pool, then one fully connected ReLU layer."""
+
+    def __init__(
+        self,
+        image: ImageShape,
+        layers: list[tuple[int, int, int]],
+        features: int,
+        generator: torch.Generator,
+        *,
+        pools: int = 0,
+        bias: bool = True,
+        pad_channels_to: int = 0,
+    ) -> None:
+        """Build ``layers`` of (channels, kernel, stride); the first ``pools`` of them are followed by a max pool.
+
+        Raises UserError when the image is too small for them.
+        """
+        super().__init__()
+        self.features = features
+        self.padding = max(0, pad_channels_to - image.channels)
+        self.pools = pools
+        self.convolutions = nn.ModuleList()
+        channels, height, width = image.channels + self.padding, image.height, image.width
+        for index, (outputs, kernel, stride) in enumerate(layers):
+            self.convolutions.append(convolution(channels, outputs, kernel, generator, stride=stride, bias=bias))
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            if index < pools:
+                height, width = height // 2, width // 2
+            channels = outputs
+        if height < 1 or width < 1:
+            raise UserError(f"images of {image.height}×{image.width} are too small for this network: nothing is left")
+        self.connected = linear(channels * height * width, features, generator)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Uint8 images [B, …] → features [B, F] of the parameters' dtype."""
+        x = pixels(observation, self.connected.weight.dtype, self.padding)
+        for index, layer in enumerate(self.convolutions):
+            x = convolve_pixels(cast(nn.Conv2d, layer), x) if index == 0 else layer(x)
+            x = functional.relu(x, inplace=True)
+            if index < self.pools:
+                x = functional.max_pool2d(x, 2)
+        # rows, columns, channels: no copy when the activations are channels_last
+        return functional.relu(self.connected(x.permute(0, 2, 3, 1).flatten(1)), inplace=True)
+
+
+def dba3c_torso(image: ImageShape, generator: torch.Generator) -> ConvolutionalTorso:
+    """The network of Adamski et al. 2018 (arXiv 1801.02852): 5×5, 5×5, 5×5, 3×3 convolutions, three pools, FC 128.
+
+    As in its authors' program: valid padding, convolutions without bias. RGB stacks (12 channels) are zero-padded to
+    16 channels, as theirs were: 331,392 parameters, 332,037 with heads (1.33 MB). Four gray frames: 321,792, 322,437.
+    """
+    layers = [(32, 5, 1), (32, 5, 1), (64, 5, 1), (64, 3, 1)]
+    pad_to = 16 if image.channels == 12 else 0
+    return ConvolutionalTorso(image, layers, 128, generator, pools=3, bias=False, pad_channels_to=pad_to)
+
+
+def nature_torso(image: ImageShape, generator: torch.Generator) -> ConvolutionalTorso:
+    """Mnih et al. 2015 (Nature 518): 32×8×8/4, 64×4×4/2, 64×3×3, FC 512. 1,684,128 parameters, 1,686,693 with heads."""
+    return ConvolutionalTorso(image, [(32, 8, 4), (64, 4, 2), (64, 3, 1)], 512, generator)
+
+
+def small_torso(image: ImageShape, generator: torch.Generator) -> ConvolutionalTorso:
+    """Mnih et al. 2013 (arXiv 1312.5602): 16×8×8/4, 32×4×4/2, FC 256. 676,144 parameters, 677,429 with heads."""
+    return ConvolutionalTorso(image, [(16, 8, 4), (32, 4, 2)], 256, generator)
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(relu(conv(relu(x)))), 3×3 convolutions of C channels: 18·C² + 2·C parameters."""
+
+    def __init__(self, channels: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.first = convolution(channels, channels, 3, generator, padding=1)
+        self.second = convolution(channels, channels, 3, generator, padding=1, gain=_BRANCH_GAIN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] → the same shape."""
+        return x + self.second(functional.relu(self.first(functional.relu(x)), inplace=True))
+
+
+class ResidualTorso(nn.Module):
+    """Sections of a 3×3 convolution, a 3×3/2 max pool and two residual blocks; then FC and ReLU.
+
+    With four gray 84×84 frames and sections (16, 32, 32): 1,089,232 parameters. With football's 72×96×4 and (16, 32,
+    32, 32): 390,000.
+    """
+
+    def __init__(self, image: ImageShape, sections: tuple[int, ...], features: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.features = features
+        self.entries = nn.ModuleList()
+        self.blocks = nn.ModuleList()
+        channels, height, width = image
+        for outputs in sections:
+            self.entries.append(convolution(channels, outputs, 3, generator, padding=1, gain=1.0))
+            self.blocks.append(nn.Sequential(ResidualBlock(outputs, generator), ResidualBlock(outputs, generator)))
+            channels, height, width = outputs, (height + 1) // 2, (width + 1) // 2
+        self.connected = linear(channels * height * width, features, generator)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Uint8 images [B, …] → features [B, F] of the parameters' dtype."""
+        x = pixels(observation, self.connected.weight.dtype)
+        for index, (entry, blocks) in enumerate(zip(self.entries, self.blocks, strict=True)):
+            x = convolve_pixels(cast(nn.Conv2d, entry), x) if index == 0 else entry(x)
+            x = blocks(functional.max_pool2d(x, 3, stride=2, padding=1))
+        flat = functional.relu(x, inplace=True).permute(0, 2, 3, 1).flatten(1)
+        return functional.relu(self.connected(flat), inplace=True)
+
+
+def resnet_torso(image: ImageShape, generator: torch.Generator) -> ResidualTorso:
+    """IMPALA's sections 16, 32, 32 and FC 256."""
+    return ResidualTorso(image, (16, 32, 32), 256, generator)
+
+
+def football_torso(image: ImageShape, generator: torch.Generator) -> ResidualTorso:
+    """Google Research Football's (arXiv 1907.11180) sections 16, 32, 32, 32 and FC 256."""
+    return ResidualTorso(image, (16, 32, 32, 32), 256, generator)
+
+
+def perceptron(sizes: list[int], generator: torch.Generator, activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
+    """Linear layers of ``sizes`` (inputs first), each followed by the activation: [B, sizes[0]] → [B, sizes[-1]]."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [linear(inputs, outputs, generator, gain=TANH_GAIN), activation()]
+    return nn.Sequential(*layers)
+
+
+class PerceptronTorso(nn.Module):
+    """Two tanh layers of 64 for the policy and, when ``separate``, two more for the value.
+
+    With D inputs 64·D + 4,224 parameters, twice that when separate (CartPole, D = 4: 8,960; 9,155 with heads).
+    """
+
+    def __init__(
+        self,
+        space: spaces.Space,
+        generator: torch.Generator,
+        *,
+        hidden: tuple[int, ...] = (64, 64),
+        separate: bool = True,
+    ) -> None:
+        super().__init__()
+        self.space = space
+        sizes = [vector_size(space), *hidden]
+        self.features = hidden[-1] * (2 if separate else 1)
+        self.policy = perceptron(sizes, generator)
+        self.value = perceptron(sizes, generator) if separate else None
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Observations [B, …] → features [B, F]: the policy's, then (when separate) the value's."""
+        vector = as_vector(observation, self.space, next(self.parameters()).dtype)
+        if self.value is None:
+            return self.policy(vector)
+        return torch.cat((self.policy(vector), self.value(vector)), -1)
