@@ -18,8 +18,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from dba3c.algorithms.returns import Targets, lambda_returns
-from dba3c.algorithms.vtrace import vtrace_targets
+from dba3c.algorithms.returns import Targets, lambda_returns, vtrace_targets
 from dba3c.networks.distributions import Distribution, distribution
 
 

@@ -1,9 +1,10 @@
-"""Discounted λ-returns over masked rollouts (Schulman et al. 2016, arXiv 1506.02438; Sutton & Barto 2018, chapter 12).
+"""What values and policies are trained towards: λ-returns, and V-trace where another policy acted.
 
-Legend: T rollout length, B environments. Time t indexes the transition (observation_t, action_t) → (reward_t,
-terminated_t, truncated_t), and value_t is the value of observation_t.
+Legend: T rollout length, B environments, π target policy, μ behaviour policy. Time t indexes the transition
+(observation_t, action_t) → (reward_t, terminated_t, truncated_t), and value_t is the value of observation_t.
 
-The recursion, from the end (v_T is the bootstrap value):
+λ-returns (Schulman et al. 2016, arXiv 1506.02438; Sutton & Barto 2018, chapter 12), from the end (v_T is the bootstrap
+value):
 
     δ_t = r_t + γ·(1 − terminated_t)·v_{t+1} − v_t
     A_t = valid_t·(δ_t + γ·λ·(1 − terminated_t)·(1 − truncated_t)·A_{t+1})        A_T = 0
@@ -12,6 +13,17 @@ The recursion, from the end (v_T is the bootstrap value):
 After the end of a game, the step that resets it is no experience (``valid`` is False): its observation is the true last
 one, so that v_{t+1} is what a truncated episode bootstraps from, and its own advantage is zero. A lost life may also
 count as terminated; no reset follows, and t+1 is an ordinary step. λ = 1 gives n-step returns, with n = T − t.
+
+V-trace (Espeholt et al. 2018, arXiv 1802.01561, section 4.1):
+
+    ρ_t = min(ρ̄, π(a_t|x_t) / μ(a_t|x_t))          c_t = λ·min(c̄, π(a_t|x_t) / μ(a_t|x_t))
+    δ_t = ρ_t·(r_t + γ_t·V(x_{t+1}) − V(x_t))                                          (eq. 1)
+    v_t − V(x_t) = δ_t + γ_t·c_t·(v_{t+1} − V(x_{t+1}))                                (remark 1)
+    advantage_t = ρ_t·(r_t + γ_t·(λ·v_{t+1} + (1 − λ)·V(x_{t+1})) − V(x_t))
+
+The paper's policy gradient (section 4.2) is λ = 1 in the last line; weighing v_{t+1} by λ makes the on-policy case
+equal to ``lambda_returns`` for every λ. γ_t is γ, or 0 where the step terminated. The corrections stop at a truncation,
+where v_{t+1} is V(x_{t+1}), and a step that is not valid has v_t = V(x_t) and no advantage.
 """
 
 from __future__ import annotations
@@ -65,3 +77,36 @@ def discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
     for t in range(terms.shape[0] - 1, -1, -1):
         after = torch.addcmul(terms[t], factors[t], after, out=sums[t])
     return sums
+
+
+@torch.no_grad()
+def vtrace_targets(
+    log_ratios: Tensor,
+    rewards: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    valid: Tensor,
+    values: Tensor,
+    bootstrap_value: Tensor,
+    *,
+    discount: float,
+    trace_lambda: float = 1.0,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+) -> Targets:
+    """V-trace targets and advantages of an unroll.
+
+    log_ratios: [T, B] float32, log π(a_t|x_t) − log μ(a_t|x_t). The others as in ``lambda_returns``.
+    rho_clip, c_clip: ρ̄ ≥ c̄ > 0.
+    """
+    ratios = log_ratios.exp()
+    rhos = ratios.clamp(max=rho_clip) * valid
+    next_values = torch.cat((values[1:], bootstrap_value.unsqueeze(0)))
+    discounts = discount * (~terminated)
+    one_step_errors = rewards + discounts * next_values - values
+    # the trace from t to t+1: none across the end of an episode, none out of a step that does not count
+    traces = trace_lambda * discounts * (~truncated & valid)
+    corrections = discounted_sums(rhos * one_step_errors, traces * ratios.clamp(max=c_clip))
+    next_corrections = torch.cat((corrections[1:], torch.zeros_like(corrections[:1])))
+    advantages = rhos * (one_step_errors + traces * next_corrections)
+    return Targets(values + corrections, advantages, rhos)

@@ -8,19 +8,128 @@ Every ``stride`` steps of it a sequence begins; it may be sampled once its L + 1
 of the frames that it needs is overwritten. Its priority is a leaf of the sum tree:
 
     P(i) = p_i^α / Σ_j p_j^α          w_i = (M·P(i))^−β / max_j w_j          (M sequences held; j over the sample)
+
+Stacks are rebuilt from single frames, oldest first. Where a game begins, or a link to its environment, a stack is not
+made of the frames stored before it: what lay behind the newest frame then (zeros, copies of it, what was really seen)
+is kept beside the frames.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from dba3c.algorithms.frame_stacks import Beginning, OlderFrames, rebuild_stacks
 from dba3c.algorithms.r2d2 import Sequences
-from dba3c.algorithms.sum_tree import SumTree
+
+
+class SumTree:
+    """N non-negative weights and the sums over them. Weights are set, never added to, so sums do not drift."""
+
+    def __init__(self, leaves: int) -> None:
+        self.leaves = leaves
+        self._width = 1 << max(0, leaves - 1).bit_length()  # the lowest level's, a power of two
+        self._sums = np.zeros(2 * self._width)
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        return float(self._sums[1])
+
+    def weights(self, leaves: np.ndarray) -> np.ndarray:
+        """[n] float64 weights of leaves [n] int."""
+        return self._sums[self._width + leaves]
+
+    def set(self, leaves: np.ndarray, weights: np.ndarray | float) -> None:
+        """Give leaves [n] int their weights [n]; where a leaf is named twice, the last one holds.
+
+        Raises ValueError for a weight that is negative or not finite.
+        """
+        values = np.broadcast_to(np.asarray(weights, dtype=np.float64), leaves.shape)
+        if not np.all(np.isfinite(values) & (values >= 0)):
+            raise ValueError(f"weights must be finite and not negative, got {values.min()} … {values.max()}")
+        self._sums[self._width + leaves] = values
+        nodes = np.unique((self._width + leaves) // 2)
+        while nodes.size and nodes[0] >= 1:
+            self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
+            nodes = np.unique(nodes // 2)
+
+    def find(self, sums: np.ndarray) -> np.ndarray:
+        """[n] int: the leaves at which the running sum of weights first exceeds sums [n] in [0, total).
+
+        Never a leaf of weight 0, whatever rounding does. Raises ValueError when all weights are 0.
+        """
+        if self.total <= 0:
+            raise ValueError("the tree holds no weight to sample from")
+        rest = np.array(sums, dtype=np.float64)
+        nodes = np.ones(rest.shape, dtype=np.int64)
+        for _ in range(self._width.bit_length() - 1):
+            left = self._sums[2 * nodes]
+            right = (rest >= left) & (self._sums[2 * nodes + 1] > 0)
+            rest = np.where(right, rest - left, rest)
+            nodes = 2 * nodes + right
+        return nodes - self._width
+
+
+class Beginning(NamedTuple):
+    """A stack that is not made of the frames before it."""
+
+    sequence: int
+    """b."""
+    time: int
+    """Of its newest frame, in [0, K−1+T)."""
+    older: np.ndarray
+    """[K−1, *F]: what lies behind that frame, oldest first."""
+
+
+def rebuild_stacks(frames: np.ndarray, depth: int, beginnings: Iterable[Beginning]) -> np.ndarray:
+    """Stacks [T, B, K, *F] of the last T of frames [B, K−1+T, *F]; a sequence's beginnings come in order of time.
+
+    What the frames before a beginning hold does not matter to the stacks from there on.
+    """
+    batch, length = frames.shape[:2]
+    wanted = np.arange(depth - 1, length)[:, None] + np.arange(1 - depth, 1)  # [T, K]
+    stacks = frames[np.arange(batch)[None, :, None], wanted[:, None]]
+    for sequence, time, older in beginnings:
+        for age in range(depth - 1):
+            row = time + age - (depth - 1)
+            if 0 <= row < len(stacks):
+                stacks[row, sequence, : depth - 1 - age] = older[age:]
+    return stacks
+
+
+class OlderFrames:
+    """What lay behind the frames that begin something, by their places in the rings of environments.
+
+    Args:
+        depth: K.
+        frame_shape, dtype: of a frame.
+    """
+
+    def __init__(self, depth: int, frame_shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self._zeros = np.zeros((depth - 1, *frame_shape), dtype)
+        self._older: dict[tuple[int, int], np.ndarray] = {}
+
+    def __len__(self) -> int:
+        """Places that something is kept for."""
+        return len(self._older)
+
+    def keep(self, environments: np.ndarray, slots: np.ndarray, older: np.ndarray) -> None:
+        """Remember older [n, K−1, *F], not copied, of the frames at these places [n]."""
+        for environment, slot, frames in zip(environments.tolist(), slots.tolist(), older, strict=True):
+            self._older[environment, slot] = frames
+
+    def forget(self, environments: np.ndarray, slots: np.ndarray) -> None:
+        """The frames at these places [n] are about to be overwritten."""
+        for place in zip(environments.tolist(), slots.tolist(), strict=True):
+            self._older.pop(place, None)
+
+    def of(self, environment: int, slot: int) -> np.ndarray:
+        """[K−1, *F]; zeros where nothing was said."""
+        return self._older.get((environment, slot), self._zeros)
 
 
 @dataclass(frozen=True, kw_only=True)

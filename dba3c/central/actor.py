@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dba3c.algorithms.episodes import EpisodeStarts
+from dba3c.algorithms.rollout import EpisodeStarts
 from dba3c.central.wire import GroupShape, pack_step
 from dba3c.environments.protocol import Episode, Experience, Transition, VectorEnvironment
 from dba3c.metrics.writer import Sections

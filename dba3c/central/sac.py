@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from dba3c.algorithms.agent import FlatNetwork
-from dba3c.algorithms.replay import UniformReplay, UniformSample
-from dba3c.algorithms.sac import SacSettings, Transitions, move_targets, sac_loss
+from dba3c.algorithms.sac import SacSettings, Transitions, UniformReplay, UniformSample, move_targets, sac_loss
 from dba3c.assembly.construction import Spaces
 from dba3c.central.policies import Asked, Decision
 from dba3c.central.replay_debt import ReplayDebt

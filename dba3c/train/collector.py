@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from dba3c.algorithms.agent import Agent
-from dba3c.algorithms.episodes import EpisodeStarts
-from dba3c.algorithms.rollout import Rollout
+from dba3c.algorithms.rollout import EpisodeStarts, Rollout
 from dba3c.environments.protocol import Experience, VectorEnvironment
 from dba3c.metrics.writer import Sections
 from dba3c.networks import reset_state

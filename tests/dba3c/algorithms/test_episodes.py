@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dba3c.algorithms.episodes import EpisodeStarts
+from dba3c.algorithms.rollout import EpisodeStarts
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.environments.protocol import Episode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dba3c.algorithms.frame_stacks import Beginning, OlderFrames, rebuild_stacks
+from dba3c.algorithms.sequence_replay import Beginning, OlderFrames, rebuild_stacks
 from tests.dba3c.algorithms.acted_stacks import FrameStacks
 
 

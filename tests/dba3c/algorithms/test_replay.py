@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dba3c.algorithms.replay import UniformReplay
+from dba3c.algorithms.sac import UniformReplay
 
 
 def insert(replay: UniformReplay, *numbers: int, valid: list[bool] | None = None) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dba3c.algorithms.sum_tree import SumTree
+from dba3c.algorithms.sequence_replay import SumTree
 
 
 @given(st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e3)), min_size=1, max_size=40), st.integers(0, 2**32 - 1))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dba3c.algorithms.returns import lambda_returns
-from dba3c.algorithms.vtrace import vtrace_targets
+from dba3c.algorithms.returns import lambda_returns, vtrace_targets
 from tests.dba3c.algorithms.oracles import vtrace
 from tests.dba3c.algorithms.rollouts import random_rollout
 
