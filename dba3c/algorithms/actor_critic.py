@@ -34,10 +34,6 @@ class ActorCriticSettings:
     """c_v, the weight of ½(V − target)²."""
     vtrace: bool = False
     """Correct for the behaviour policy's age (V-trace). On-policy it changes nothing."""
-    rho_clip: float = 1.0
-    """ρ̄ of V-trace."""
-    c_clip: float = 1.0
-    """c̄ of V-trace."""
 
 
 class TrainableRollout(Protocol):
@@ -125,14 +121,7 @@ def actor_critic_targets(
         log_ratios = torch.zeros_like(rollout.rewards)
     else:
         log_ratios = policy.log_prob(rollout.actions).detach() - behaviour_log_probs
-    return vtrace_targets(
-        log_ratios,
-        *inputs,
-        discount=settings.discount,
-        trace_lambda=settings.trace_lambda,
-        rho_clip=settings.rho_clip,
-        c_clip=settings.c_clip,
-    )
+    return vtrace_targets(log_ratios, *inputs, discount=settings.discount, trace_lambda=settings.trace_lambda)
 
 
 def actor_critic_loss(

@@ -38,16 +38,12 @@ class PpoSettings:
     """λ of the generalised advantage."""
     policy_clip: float = 0.2
     """ε: how far the probability ratio may leave 1 before its gradient stops."""
-    value_clip: float | None = None
-    """How far a value may leave its old one before its gradient stops; None does not clip."""
     value_cost: float = 0.5
     """c_v, the weight of ½(V − target)²."""
     epochs: int = 4
     """Passes over a rollout."""
     minibatches: int = 4
     """Gradients of a pass."""
-    normalise_advantages: bool = True
-    """Make the advantages of each minibatch have mean 0 and deviation 1."""
 
 
 class PpoBatch(NamedTuple):
@@ -59,8 +55,6 @@ class PpoBatch(NamedTuple):
     """[N] int64, or [N, D]."""
     log_probs: Tensor
     """[N] float32: log π_old(a|x)."""
-    values: Tensor
-    """[N] float32: the old values."""
     value_targets: Tensor
     """[N] float32."""
     advantages: Tensor
@@ -80,19 +74,18 @@ def ppo_batch(policy: Distribution, rollout: TrainableRollout, observations: Ten
 
     policy: the acting one, over [T, B]. observations: [T, B, *S], the ones acted on.
     """
-    values = rollout.values.detach()
     targets = lambda_returns(
         rollout.rewards,
         rollout.terminated,
         rollout.truncated,
         rollout.valid,
-        values,
+        rollout.values.detach(),
         rollout.bootstrap_value,
         discount=settings.discount,
         trace_lambda=settings.trace_lambda,
     )
     log_probs = policy.log_prob(rollout.actions)
-    points = (observations, rollout.actions, log_probs, values, targets.values, targets.advantages, rollout.valid)
+    points = (observations, rollout.actions, log_probs, targets.values, targets.advantages, rollout.valid)
     return PpoBatch(*(tensor.flatten(0, 1) for tensor in points))
 
 
@@ -109,10 +102,24 @@ def minibatches(batch: PpoBatch, settings: PpoSettings, generator: torch.Generat
             yield PpoBatch(*(tensor[part] for tensor in batch))
 
 
+def normalised_advantages(batch: PpoBatch) -> Tensor:
+    """[N] the minibatch's, of mean 0 and deviation 1 over the positions that train."""
+    points = batch.advantages[batch.valid]
+    if points.shape[0] < 2:  # one point has no deviation: its advantage says all there is
+        return batch.advantages
+    return (batch.advantages - points.mean()) / (points.std() + 1e-8)
+
+
 def ppo_loss(
-    policy: Distribution, values: Tensor, batch: PpoBatch, settings: PpoSettings, *, entropy_cost: float
+    policy: Distribution,
+    values: Tensor,
+    batch: PpoBatch,
+    advantages: Tensor,
+    settings: PpoSettings,
+    *,
+    entropy_cost: float,
 ) -> Loss:
-    """The clipped loss of the present policy and values [N] (with graph) on one minibatch.
+    """The clipped loss of the present policy and values [N] (with graph) on one minibatch, for given advantages [N].
 
     Logged terms of the loss are on its scale, the other metrics are means over the positions that train. Beside the
     actor-critic's metrics: ``clip_fraction``, the share of points whose ratio left 1 ± ε, and ``kl_divergence``, the
@@ -122,10 +129,9 @@ def ppo_loss(
     shares = batch.valid / batch.valid.sum().clamp(min=1)
     log_ratios = policy.log_prob(batch.actions) - batch.log_probs
     ratios = log_ratios.exp()
-    advantages = _normalised(batch.advantages, batch.valid) if settings.normalise_advantages else batch.advantages
     clipped = ratios.clamp(1 - settings.policy_clip, 1 + settings.policy_clip)
     loss_policy = -(torch.minimum(ratios * advantages, clipped * advantages) * weights).sum()
-    loss_value = (0.5 * settings.value_cost) * (_squared_errors(values, batch, settings.value_clip) * weights).sum()
+    loss_value = (0.5 * settings.value_cost) * ((values - batch.value_targets).square() * weights).sum()
     entropy = (policy.entropy() * weights).sum()
     total = loss_policy + loss_value - entropy_cost * entropy
     with torch.no_grad():
@@ -142,18 +148,3 @@ def ppo_loss(
         }
         metrics = dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
     return Loss(total, metrics)
-
-
-def _normalised(advantages: Tensor, valid: Tensor) -> Tensor:
-    points = advantages[valid]
-    if points.shape[0] < 2:  # one point has no deviation: its advantage says all there is
-        return advantages
-    return (advantages - points.mean()) / (points.std() + 1e-8)
-
-
-def _squared_errors(values: Tensor, batch: PpoBatch, value_clip: float | None) -> Tensor:
-    errors = (values - batch.value_targets).square()
-    if value_clip is None:
-        return errors
-    near = batch.values + (values - batch.values).clamp(-value_clip, value_clip)
-    return torch.maximum(errors, (near - batch.value_targets).square())

@@ -16,7 +16,7 @@ count as terminated; no reset follows, and t+1 is an ordinary step. λ = 1 gives
 
 V-trace (Espeholt et al. 2018, arXiv 1802.01561, section 4.1):
 
-    ρ_t = min(ρ̄, π(a_t|x_t) / μ(a_t|x_t))          c_t = λ·min(c̄, π(a_t|x_t) / μ(a_t|x_t))
+    ρ_t = min(1, π(a_t|x_t) / μ(a_t|x_t))          c_t = λ·ρ_t                             (ρ̄ = c̄ = 1)
     δ_t = ρ_t·(r_t + γ_t·V(x_{t+1}) − V(x_t))                                          (eq. 1)
     v_t − V(x_t) = δ_t + γ_t·c_t·(v_{t+1} − V(x_{t+1}))                                (remark 1)
     advantage_t = ρ_t·(r_t + γ_t·(λ·v_{t+1} + (1 − λ)·V(x_{t+1})) − V(x_t))
@@ -91,22 +91,19 @@ def vtrace_targets(
     *,
     discount: float,
     trace_lambda: float = 1.0,
-    rho_clip: float = 1.0,
-    c_clip: float = 1.0,
 ) -> Targets:
     """V-trace targets and advantages of an unroll.
 
     log_ratios: [T, B] float32, log π(a_t|x_t) − log μ(a_t|x_t). The others as in ``lambda_returns``.
-    rho_clip, c_clip: ρ̄ ≥ c̄ > 0.
     """
-    ratios = log_ratios.exp()
-    rhos = ratios.clamp(max=rho_clip) * valid
+    clipped = log_ratios.exp().clamp(max=1.0)
+    rhos = clipped * valid
     next_values = torch.cat((values[1:], bootstrap_value.unsqueeze(0)))
     discounts = discount * (~terminated)
     one_step_errors = rewards + discounts * next_values - values
     # the trace from t to t+1: none across the end of an episode, none out of a step that does not count
     traces = trace_lambda * discounts * (~truncated & valid)
-    corrections = discounted_sums(rhos * one_step_errors, traces * ratios.clamp(max=c_clip))
+    corrections = discounted_sums(rhos * one_step_errors, traces * clipped)
     next_corrections = torch.cat((corrections[1:], torch.zeros_like(corrections[:1])))
     advantages = rhos * (one_step_errors + traces * next_corrections)
     return Targets(values + corrections, advantages, rhos)

@@ -5,7 +5,7 @@ Legend: N transitions of a batch, O observation numbers, D action dimensions.
     y    = r + γ·(1 − terminated)·(min_i Q̄_i(x', a') − α·log π(a'|x'))         a' ~ π(·|x')             (eq. 6)
     J_Q  = Σ_i mean ½(Q_i(x, a) − y)²                                                                     (eq. 5)
     J_π  = mean (α·log π(ã|x) − min_i Q_i(x, ã))                               ã ~ π(·|x)               (eq. 9)
-    J_α  = −mean log α·(log π(ã|x) + H̄)                                        H̄ = −D unless given     (eq. 18)
+    J_α  = −mean log α·(log π(ã|x) + H̄)                                        H̄ = −D                  (eq. 18)
 
 A truncated transition is not terminated: it bootstraps from its true next observation.
 """
@@ -32,8 +32,6 @@ class SacSettings:
     """γ per agent step."""
     polyak: float = 0.005
     """τ: how far the target critics move towards the critics after each update."""
-    target_entropy: float | None = None
-    """H̄ in nats; None is −D."""
 
 
 class Transitions(NamedTuple):
@@ -67,7 +65,7 @@ def sac_loss(
     actions, log_probs = policy.sample_and_log_prob(generator)
     loss_policy = (temperature * log_probs - _frozen(network.critics, observations, actions).amin(0)).mean()
     entropy = -log_probs.detach().mean()
-    target_entropy = -float(batch.actions.shape[-1]) if settings.target_entropy is None else settings.target_entropy
+    target_entropy = -float(batch.actions.shape[-1])
     loss_temperature = network.log_temperature * (entropy - target_entropy)
     total = loss_critics + loss_policy + loss_temperature
     with torch.no_grad():

@@ -22,8 +22,6 @@ class UnrollStore:
         self._partial: dict[GroupKey, Unroll] = {}
         self._complete: deque[Unroll] = deque()
         self._spare: list[Unroll] = []
-        self.dropped_steps = 0
-        """Agent steps in partial unrolls that were dropped."""
 
     @property
     def ready(self) -> int:
@@ -41,7 +39,6 @@ class UnrollStore:
         """A group is gone."""
         unroll = self._partial.pop(key, None)
         if unroll is not None:
-            self.dropped_steps += unroll.time * self.shape.num_envs
             self._spare.append(unroll)
 
     def of(self, key: GroupKey) -> Unroll:

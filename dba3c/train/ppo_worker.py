@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dba3c.algorithms.agent import Agent
-from dba3c.algorithms.ppo import PpoSettings, minibatches, ppo_batch, ppo_loss
+from dba3c.algorithms.ppo import PpoSettings, minibatches, normalised_advantages, ppo_batch, ppo_loss
 from dba3c.config import TrainConfig
 from dba3c.metrics.exchange_records import GradientRecorder
 from dba3c.metrics.writer import MetricsWriter, Sections
@@ -65,7 +65,8 @@ def run_ppo_worker(
                     cost = entropy_cost(pulled.data_points)
                     output = agent.forward(part.observations, ())
                     now = replace(settings, policy_clip=policy_clip(pulled.data_points))
-                    loss = ppo_loss(agent.policy(output.policy_logits), output.value, part, now, entropy_cost=cost)
+                    policy, advantages = agent.policy(output.policy_logits), normalised_advantages(part)
+                    loss = ppo_loss(policy, output.value, part, advantages, now, entropy_cost=cost)
                     gradient = agent.gradient_of(loss.total)
                     before, after = clip_gradient(gradient, agent.layout, *clip)
                 # a point is data when it enters its first update, not again in later epochs

@@ -33,13 +33,13 @@ def lambda_return(rewards, terminated, truncated, values, bootstrap_value, disco
     return mixture + trace_lambda ** (len(returns) - 1) * returns[-1]
 
 
-def vtrace(ratios, rewards, terminated, truncated, valid, values, bootstrap_value, discount, trace_lambda, rho, c):
+def vtrace(ratios, rewards, terminated, truncated, valid, values, bootstrap_value, discount, trace_lambda):
     """v_s by the explicit sum of eq. 1, and advantages, for one environment."""
     length = len(rewards)
     after = np.append(values[1:], bootstrap_value)
     gammas = np.where(terminated, 0.0, discount)
-    rhos = np.minimum(rho, ratios)
-    traces = trace_lambda * np.minimum(c, ratios)
+    rhos = np.minimum(1.0, ratios)
+    traces = trace_lambda * rhos
     targets = np.array(values, dtype=np.float64)
     for s in range(length):
         if not valid[s]:

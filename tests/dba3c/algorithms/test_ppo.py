@@ -6,8 +6,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
-from dba3c.algorithms.ppo import PpoBatch, PpoSettings, minibatches, ppo_batch, ppo_loss
+from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings, Loss
+from dba3c.algorithms.ppo import PpoBatch, PpoSettings, minibatches, normalised_advantages, ppo_batch, ppo_loss
 from dba3c.algorithms.returns import lambda_returns
 from dba3c.networks.distributions import Categorical
 from tests.dba3c.algorithms.test_actor_critic import played
@@ -16,7 +16,7 @@ from tests.dba3c.algorithms.test_actor_critic import played
 def batch_of(points: int) -> PpoBatch:
     numbers = torch.arange(points, dtype=torch.float32)
     actions, valid = torch.zeros(points, dtype=torch.int64), torch.ones(points, dtype=torch.bool)
-    return PpoBatch(numbers.unsqueeze(1), actions, *(numbers.clone() for _ in range(4)), valid)
+    return PpoBatch(numbers.unsqueeze(1), actions, *(numbers.clone() for _ in range(3)), valid)
 
 
 def test_a_batch_holds_the_rollouts_positions_and_their_gae_targets() -> None:
@@ -47,18 +47,18 @@ def test_workers_with_few_points_keep_step_with_the_others() -> None:
     parts = list(minibatches(batch_of(2), PpoSettings(epochs=1, minibatches=4), torch.Generator()))
     assert [len(part.actions) for part in parts] == [1, 1, 0, 0]
     logits = torch.zeros(0, 3, requires_grad=True)
-    loss = ppo_loss(Categorical(logits), torch.zeros(0), parts[-1], PpoSettings(), entropy_cost=0.01)
+    loss = ppo_loss(Categorical(logits), torch.zeros(0), parts[-1], torch.zeros(0), PpoSettings(), entropy_cost=0.01)
     assert loss.total.item() == 0.0 and all(value == 0.0 for value in loss.metrics.values())
 
 
-def one_point(ratio: float, advantage: float, settings: PpoSettings | None = None) -> tuple[float, float]:
+def one_point(ratio: float, advantage: float) -> tuple[float, float]:
     """Loss, and its slope in the ratio, of one point."""
     log_prob = torch.tensor([0.5]).log()
     logits = torch.cat(((0.5 * torch.tensor([ratio])).log(), (1 - 0.5 * torch.tensor([ratio])).log()))
     logits = logits.unsqueeze(0).requires_grad_()
     zero = torch.zeros(1)
-    batch = PpoBatch(zero, zero.long(), log_prob, zero, zero, torch.tensor([advantage]), zero == 0)
-    loss = ppo_loss(Categorical(logits), zero, batch, settings or PpoSettings(), entropy_cost=0.0)
+    batch = PpoBatch(zero, zero.long(), log_prob, zero, torch.tensor([advantage]), zero == 0)
+    loss = ppo_loss(Categorical(logits), zero, batch, batch.advantages, PpoSettings(), entropy_cost=0.0)
     loss.total.backward()
     assert logits.grad is not None
     return loss.total.item(), logits.grad.abs().sum().item()
@@ -83,11 +83,14 @@ def test_the_clipped_objective_by_hand(ratio: float, advantage: float, loss: flo
 
 def test_the_first_gradient_of_a_rollout_is_the_actor_critics() -> None:
     ours, theirs = played(5), played(5)
-    settings = PpoSettings(discount=0.9, trace_lambda=0.8, normalise_advantages=False)
+    settings = PpoSettings(discount=0.9, trace_lambda=0.8)
     observations = torch.zeros(*ours.valid.shape, 1)
     batch = ppo_batch(Categorical(ours.policy_logits.detach()), ours, observations, settings)
     policy = Categorical(ours.policy_logits.flatten(0, 1))
-    ppo_loss(policy, ours.values.flatten(), batch, settings, entropy_cost=0.01).total.backward()
+    loss = ppo_loss(policy, ours.values.flatten(), batch, batch.advantages, settings, entropy_cost=0.01)
+    loss.total.backward()
+    assert loss.metrics["clip_fraction"] == 0.0
+    assert loss.metrics["kl_divergence"] == pytest.approx(0.0, abs=1e-6)
     reference = ActorCriticLoss(spaces.Discrete(3), ActorCriticSettings(discount=0.9, trace_lambda=0.8))
     reference(theirs, entropy_cost=0.01).total.backward()
     torch.testing.assert_close(ours.policy_logits.grad, theirs.policy_logits.grad)
@@ -95,7 +98,7 @@ def test_the_first_gradient_of_a_rollout_is_the_actor_critics() -> None:
 
 
 def test_the_mean_of_two_workers_minibatches_is_their_joint_minibatch() -> None:
-    settings = PpoSettings(normalise_advantages=False, epochs=1, minibatches=3)
+    settings = PpoSettings(epochs=1, minibatches=3)
     generator = torch.Generator().manual_seed(0)
     workers, whole = [played(seed, environments=2) for seed in (11, 14)], []
     for rollout in workers:
@@ -106,7 +109,8 @@ def test_the_mean_of_two_workers_minibatches_is_their_joint_minibatch() -> None:
 
     def gradient(part: PpoBatch, rows: torch.Tensor) -> torch.Tensor:
         parameters = logits[rows].clone().requires_grad_()
-        ppo_loss(Categorical(parameters), parameters[:, 0], part, settings, entropy_cost=0.01).total.backward()
+        policy, values = Categorical(parameters), parameters[:, 0]
+        ppo_loss(policy, values, part, part.advantages, settings, entropy_cost=0.01).total.backward()
         assert parameters.grad is not None
         return parameters.grad
 
@@ -119,30 +123,24 @@ def test_the_mean_of_two_workers_minibatches_is_their_joint_minibatch() -> None:
     assert counts[0] != counts[1]  # masked, and unequally
 
 
+def loss_of(logits: torch.Tensor, batch: PpoBatch, entropy_cost: float) -> Loss:
+    """As a worker has it: the minibatch's advantages are normalised. All values are 0."""
+    policy, values = Categorical(logits), torch.zeros(len(logits))
+    return ppo_loss(policy, values, batch, normalised_advantages(batch), PpoSettings(), entropy_cost=entropy_cost)
+
+
 def test_positions_that_do_not_train_weigh_nothing_and_normalise_nothing() -> None:
     batch = batch_of(8)
     batch = batch._replace(
         valid=torch.arange(8) < 5, advantages=torch.cat((batch.advantages[:5], torch.full((3,), 9e9)))
     )
     logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    loss = ppo_loss(Categorical(logits), torch.zeros(8), batch, PpoSettings(), entropy_cost=0.1)
+    loss = loss_of(logits, batch, 0.1)
     loss.total.backward()
     assert logits.grad is not None and not logits.grad[5:].any() and logits.grad[:5].any()
-    few = PpoBatch(*(tensor[:5] for tensor in batch))
-    alone = ppo_loss(Categorical(logits[:5].detach()), torch.zeros(5), few, PpoSettings(), entropy_cost=0.1)
+    alone = loss_of(logits[:5].detach(), PpoBatch(*(tensor[:5] for tensor in batch)), 0.1)
     assert loss.total.item() == pytest.approx(alone.total.item() * 5 / 8)
     assert loss.metrics["value_mean"] == alone.metrics["value_mean"]
-
-
-def test_a_clipped_value_pays_the_larger_of_both_errors() -> None:
-    settings = PpoSettings(value_clip=0.1, value_cost=1.0)
-    zero = torch.zeros(1)
-    batch = PpoBatch(zero, zero.long(), zero - torch.log(torch.tensor(2.0)), zero, torch.ones(1), zero, zero == 0)
-    # old value 0, target 1: at 0.5 the clipped value is 0.1, whose error 0.81 is the larger
-    loss = ppo_loss(Categorical(torch.zeros(1, 2)), torch.tensor([0.5]), batch, settings, entropy_cost=0.0)
-    assert loss.metrics["loss_value"] == pytest.approx(0.5 * 0.81)
-    assert loss.metrics["clip_fraction"] == 0.0
-    assert loss.metrics["kl_divergence"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_normalised_advantages_do_not_depend_on_the_scale_of_rewards() -> None:
@@ -150,8 +148,5 @@ def test_normalised_advantages_do_not_depend_on_the_scale_of_rewards() -> None:
     logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     batch = batch._replace(log_probs=Categorical(logits).log_prob(batch.actions), value_targets=torch.zeros(8))
     scaled = batch._replace(advantages=batch.advantages * 100 + 7)
-    losses = [
-        ppo_loss(Categorical(logits), torch.zeros(8), b, PpoSettings(), entropy_cost=0.0).metrics["loss_policy"]
-        for b in (batch, scaled)
-    ]
+    losses = [loss_of(logits, b, 0.0).metrics["loss_policy"] for b in (batch, scaled)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)

@@ -12,8 +12,7 @@ from tests.dba3c.algorithms.rollouts import random_rollout
 
 
 @pytest.mark.parametrize("trace_lambda", [1.0, 0.9])
-@pytest.mark.parametrize(("rho_clip", "c_clip"), [(1.0, 1.0), (2.0, 0.7), (100.0, 100.0)])
-def test_targets_are_the_papers_sum(trace_lambda: float, rho_clip: float, c_clip: float) -> None:
+def test_targets_are_the_papers_sum(trace_lambda: float) -> None:
     for seed in range(15):
         rollout = random_rollout(seed)
         targets = vtrace_targets(
@@ -21,14 +20,10 @@ def test_targets_are_the_papers_sum(trace_lambda: float, rho_clip: float, c_clip
             *rollout.tensors(),
             discount=0.9,
             trace_lambda=trace_lambda,
-            rho_clip=rho_clip,
-            c_clip=c_clip,
         )
         for b in range(rollout.rewards.shape[1]):
             sequence = [array[:, b] for array in rollout[:5]]
-            values, advantages = vtrace(
-                rollout.ratios[:, b], *sequence, rollout.bootstrap_value[b], 0.9, trace_lambda, rho_clip, c_clip
-            )
+            values, advantages = vtrace(rollout.ratios[:, b], *sequence, rollout.bootstrap_value[b], 0.9, trace_lambda)
             np.testing.assert_allclose(targets.values[:, b], values, rtol=1e-3, atol=1e-4)
             np.testing.assert_allclose(targets.advantages[:, b], advantages, rtol=1e-3, atol=1e-4)
 
