@@ -48,11 +48,9 @@ def server(place: Place) -> str:
 def worker(place: Place) -> str:
     """Step environments and compute gradients."""
     from dba3c.assembly.construction import build_agent, initial_parameters, spaces_of
-    from dba3c.assembly.statistics_keeper import KeepingExchange, StatisticsKeeper
+    from dba3c.assembly.statistics_keeper import StatisticsKeeper
     from dba3c.environments.factory import make_vector_environment
     from dba3c.environments.seeding import worker_seed
-    from dba3c.train.collector import Collector
-    from dba3c.train.ppo_worker import run_ppo_worker
     from dba3c.train.worker import run_worker
 
     config = place.config
@@ -62,12 +60,10 @@ def worker(place: Place) -> str:
     try:
         agent = build_agent(config, spaces_of(config))
         keeper = StatisticsKeeper(place, "worker", [environments])
-        exchange = KeepingExchange(connect(place, *initial_parameters(config), metrics), keeper.at)
+        exchange = connect(place, *initial_parameters(config), metrics)
         try:
-            ppo = config.algorithm.algorithm == "ppo"
-            collector = Collector(environments, agent, config.algorithm.rollout_length, seed, keep_observations=ppo)
-            run = run_ppo_worker if ppo else run_worker
-            reason = run(config, agent, collector, exchange, metrics, rank=place.rank, incarnation=place.incarnation)
+            who = {"rank": place.rank, "incarnation": place.incarnation}
+            reason = run_worker(config, agent, environments, exchange, metrics, **who, at_step=keeper.at)
             keeper.finish()
             return reason
         finally:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-
-from torch import Tensor
 
 from dba3c.assembly.place import Place
 from dba3c.environments.normalization import NormalizedObservations
@@ -16,7 +13,6 @@ from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.run_folder import checkpoint_steps
 from param_servers.checkpoint.snapshots import find_newest
-from param_servers.exchange import GradientExchange, Pull, Receipt
 
 
 class StatisticsKeeper:
@@ -87,24 +83,3 @@ class StatisticsKeeper:
         needed = max((s for s in snapshots if s <= oldest), default=0)  # the oldest checkpoint's
         kept = {str(s): stored for s, stored in snapshots.items() if s >= needed}
         write_atomically(path, json.dumps(kept | {str(step): self._shared.to_dict()}) + "\n")
-
-
-class KeepingExchange:
-    """A gradient exchange that tells a function the step of every pull."""
-
-    def __init__(self, exchange: GradientExchange, at: Callable[[int], None]) -> None:
-        self._exchange, self._at = exchange, at
-
-    def pull(self) -> Pull:
-        """See `GradientExchange`."""
-        pulled = self._exchange.pull()
-        self._at(pulled.step)
-        return pulled
-
-    def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
-        """See `GradientExchange`."""
-        return self._exchange.push(gradient, step, data_points)
-
-    def close(self) -> None:
-        """See `GradientExchange`."""
-        self._exchange.close()

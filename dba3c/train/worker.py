@@ -6,31 +6,39 @@ own before it is pushed, as DBA3C did: where clipping binds, the mean of the cli
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from dba3c.algorithms.agent import Agent
 from dba3c.config import TrainConfig
+from dba3c.environments.protocol import VectorEnvironment
+from dba3c.environments.seeding import worker_seed
 from dba3c.metrics.exchange_records import GradientRecorder
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
 from dba3c.train.collector import Collector
-from param_servers.exchange import GradientExchange, RunStopped
+from dba3c.train.gradients import gradients_of
+from param_servers.exchange import GradientExchange, Pull, RunStopped
 from param_servers.optim.optimizers import clip_gradient
-from param_servers.schedules import parse_schedule
 
 
 def run_worker(
     config: TrainConfig,
     agent: Agent,
-    collector: Collector,
+    environments: VectorEnvironment,
     exchange: GradientExchange,
     metrics: MetricsWriter,
     *,
-    rank: int,
-    incarnation: int,
+    rank: int = 0,
+    incarnation: int = 0,
+    at_step: Callable[[int], None] = lambda step: None,
 ) -> str:
     """Train until the exchange says that the run has stopped.
+
+    Args:
+        at_step: told the step of all parameters that are pulled.
 
     Returns:
         The reason the run stopped.
@@ -38,28 +46,40 @@ def run_worker(
     Raises:
         ParamServersError: the exchange broke (a peer was lost for good, a wait ran out).
     """
-    sections, recorder, relus = Sections(), GradientRecorder(metrics), ActiveRelus()
-    entropy_cost = parse_schedule(config.algorithm.entropy_cost)
-    clip = (config.optimizer.clip_rule, config.optimizer.clip_norm)
+    gradients = gradients_of(config.algorithm, agent)
+    seed = worker_seed(config.run.seed, rank, incarnation)
+    collector = Collector(environments, agent, config.algorithm.rollout_length, seed, gradients.several)
     random = RolloutRandomness(config.run.seed, rank, incarnation)
+    clip = (config.optimizer.clip_rule, config.optimizer.clip_norm)
+    sections, recorder, relus = Sections(), GradientRecorder(metrics), ActiveRelus()
+
+    def pull() -> Pull:
+        with sections("waiting"):
+            pulled = exchange.pull()
+            at_step(pulled.step)
+        agent.load(pulled.parameters)
+        return pulled
+
     try:
         while True:
-            with sections("waiting"):
-                pulled = exchange.pull()
-            agent.load(pulled.parameters)
+            pulled = pull()
+            generator = random.at(pulled.step)
             with relus.watch():
-                rollout = collector.collect(random.at(pulled.step), sections)
+                rollout = collector.collect(generator, sections)
             recorder.stepped(pulled.step, rollout.experience, rollout.episodes, rollout.failures)
-            with sections("learning"):
-                cost = entropy_cost(pulled.data_points)
-                gradient, losses = agent.gradient(rollout, entropy_cost=cost)
-                before, after = clip_gradient(gradient, agent.layout, *clip)
-                norms = {"gradient_norm": before, "gradient_norm_clipped": after}
-            with sections("pushing"):
-                receipt = exchange.push(gradient, pulled.step, rollout.data_points)
-            numbers = {"entropy_cost": cost, "reward_mean": float(rollout.rewards.mean()), **norms}
-            numbers |= relus.take()
-            recorder.record(receipt, pulled.step, rollout.data_points, losses | numbers, sections)
+            for part, data_points in gradients.parts(rollout, generator):
+                if gradients.several:
+                    pulled = pull()
+                with sections("learning"):
+                    gradient, numbers = gradients.of(part, pulled.data_points)
+                    norms = clip_gradient(
+                        gradient, agent.layout, config.optimizer.clip_rule, config.optimizer.clip_norm
+                    )
+                with sections("pushing"):
+                    receipt = exchange.push(gradient, pulled.step, data_points)
+                numbers |= dict(zip(("gradient_norm", "gradient_norm_clipped"), norms, strict=True)) | relus.take()
+                numbers |= {"reward_mean": float(rollout.rewards.mean())}
+                recorder.record(receipt, pulled.step, data_points, numbers, sections)
     except RunStopped as stopped:
         return stopped.reason
     finally:

@@ -19,8 +19,6 @@ from dba3c.environments.protocol import Transition
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import StopRule
 from dba3c.runs.run_folder import RunFolder
-from dba3c.train.collector import Collector
-from dba3c.train.ppo_worker import run_ppo_worker
 from dba3c.train.worker import run_worker
 from param_servers.config import ExchangeConfig
 from param_servers.exchange import Pull, Receipt, RunStopped
@@ -78,8 +76,8 @@ class EveryThirdIsLate:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize(("algorithm", "run"), [("actor_critic", run_worker), ("ppo", run_ppo_worker)])
-def test_a_worker_counts_what_was_stepped_whatever_became_of_it(algorithm: Any, run: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["actor_critic", "ppo"])
+def test_a_worker_counts_what_was_stepped_whatever_became_of_it(algorithm: Any, tmp_path: Path) -> None:
     config = TrainConfig(
         environment=EnvironmentConfig(env_id="CartPole-v1"),
         network=NetworkConfig(network="mlp"),
@@ -92,8 +90,7 @@ def test_a_worker_counts_what_was_stepped_whatever_became_of_it(algorithm: Any, 
     exchange = EveryThirdIsLate(initial_parameters(config)[1], ROLLOUTS * gradients)
     (tmp_path / "metrics").mkdir()
     metrics = MetricsWriter(RunFolder(tmp_path), "worker", 0)
-    collector = Collector(environments, agent, LENGTH, 1, keep_observations=algorithm == "ppo")
-    assert run(config, agent, collector, exchange, metrics, rank=0, incarnation=0) == "enough"
+    assert run_worker(config, agent, environments, exchange, metrics) == "enough"
     metrics.close()
 
     found = [record for record in records(tmp_path, "worker", 0) if record["kind"] == "step"]

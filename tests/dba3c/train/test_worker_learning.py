@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,13 @@ from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
-from dba3c.train.collector import Collector
-from dba3c.train.ppo_worker import run_ppo_worker
 from dba3c.train.worker import run_worker
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.local import LocalExchange
 from tests.integration.runs import records
 
 
-def learn(run: Callable[..., str], config: TrainConfig, agent_steps: int, folder: Path) -> list[dict[str, Any]]:
+def learn(config: TrainConfig, agent_steps: int, folder: Path) -> list[dict[str, Any]]:
     """Train on ``agent_steps``; all records."""
     environments = make_vector_environment(config.environment, config.environment.envs_per_worker, seed=1)
     agent = build_agent(config, spaces_of(config))
@@ -37,10 +34,8 @@ def learn(run: Callable[..., str], config: TrainConfig, agent_steps: int, folder
     )
     (folder / "metrics").mkdir(exist_ok=True, parents=True)
     metrics = MetricsWriter(RunFolder(folder), "worker", 0)
-    keep = config.algorithm.algorithm == "ppo"
-    collector = Collector(environments, agent, config.algorithm.rollout_length, 1, keep_observations=keep)
     try:
-        assert run(config, agent, collector, exchange, metrics, rank=0, incarnation=0) == "enough"
+        assert run_worker(config, agent, environments, exchange, metrics) == "enough"
     finally:
         metrics.close()
         exchange.close()
@@ -65,7 +60,7 @@ def cartpole(algorithm: AlgorithmConfig, learning_rate: str, envs: int) -> Train
 @pytest.mark.timeout(300)
 def test_ppo_learns_cartpole(tmp_path: Path) -> None:
     algorithm = AlgorithmConfig(algorithm="ppo", rollout_length=64, trace_lambda=0.95, entropy_cost="0.0")
-    found = learn(run_ppo_worker, cartpole(algorithm, "1e-3", envs=8), 60_000, tmp_path)
+    found = learn(cartpole(algorithm, "1e-3", envs=8), 60_000, tmp_path)
     assert np.mean(scores(found)[:20]) < 60
     assert np.mean(scores(found)[-20:]) > 300
     steps = [record for record in found if record["kind"] == "step"]
@@ -77,7 +72,7 @@ def test_ppo_learns_cartpole(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_vtrace_of_the_acting_policy_learns_cartpole_in_a_worker(tmp_path: Path) -> None:
     algorithm = AlgorithmConfig(algorithm="vtrace", rollout_length=16, entropy_cost="0.005")
-    found = learn(run_worker, cartpole(algorithm, "2e-3", envs=8), 100_000, tmp_path)
+    found = learn(cartpole(algorithm, "2e-3", envs=8), 100_000, tmp_path)
     assert np.mean(scores(found)[:20]) < 60
     assert np.mean(scores(found)[-20:]) > 250
 
@@ -91,7 +86,7 @@ def test_a_worker_with_memory_answers_what_it_saw(tmp_path: Path) -> None:
         optimizer=OptimizerConfig(optimizer="adam", learning_rate="3e-3", epsilon=1e-5, clip_norm=0.5),
         exchange=ExchangeConfig(exchange="local"),
     )
-    assert np.mean(scores(learn(run_worker, config, 30_000, tmp_path))[-200:]) > 0.95
+    assert np.mean(scores(learn(config, 30_000, tmp_path))[-200:]) > 0.95
 
 
 def test_what_a_worker_cannot_learn_by_is_refused() -> None:
