@@ -72,9 +72,7 @@ def run_worker(
                     pulled = pull()
                 with sections("learning"):
                     gradient, numbers = gradients.of(part, pulled.data_points)
-                    norms = clip_gradient(
-                        gradient, agent.layout, config.optimizer.clip_rule, config.optimizer.clip_norm
-                    )
+                    norms = clip_gradient(gradient, agent.layout, *clip)
                 with sections("pushing"):
                     receipt = exchange.push(gradient, pulled.step, data_points)
                 numbers |= dict(zip(("gradient_norm", "gradient_norm_clipped"), norms, strict=True)) | relus.take()
