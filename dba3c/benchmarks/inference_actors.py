@@ -36,7 +36,7 @@ class BlankEnvironment:
         """The same frames as ever."""
         return self._observation
 
-    def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> Transition:
+    def step(self, actions: np.ndarray) -> Transition:
         """Nothing happens."""
         return self._step
 

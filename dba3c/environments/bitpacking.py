@@ -6,7 +6,6 @@ Legend: C planes, H and W the map's sides, P = ceil(C / 8) bytes per cell.
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 ON = 255  # what an occupied cell of the map is
 
@@ -19,11 +18,3 @@ def pack_planes(planes: np.ndarray) -> np.ndarray:
 def unpack_planes(packed: np.ndarray, num_planes: int) -> np.ndarray:
     """What `pack_planes` packed: [..., P, H, W] uint8 to [..., C, H, W] uint8 of 0 and 255."""
     return np.unpackbits(packed, axis=-3, count=num_planes) * np.uint8(ON)
-
-
-def unpack_planes_torch(packed: torch.Tensor, num_planes: int) -> torch.Tensor:
-    """`unpack_planes` on the learner's device: uint8 [..., P, H, W] to uint8 [..., C, H, W] of 0 and 255."""
-    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)[:, None, None]
-    bits = (packed.unsqueeze(-3) >> shifts) & 1  # [..., P, 8, H, W]
-    planes = bits.flatten(-4, -3)[..., :num_planes, :, :]
-    return planes * ON

@@ -63,12 +63,12 @@ class LoopVectorEnvironment:
         self._last = observation
         return observation
 
-    def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> Transition:
+    def step(self, actions: np.ndarray) -> Transition:
         """One agent step of every environment; see `VectorEnvironment.step`."""
         if self._last is None:
             raise RuntimeError("reset() must come before step()")
         actions = self._actions.check(actions, self.num_envs)
-        observation = self._new_batch() if out is None else out
+        observation = self._new_batch()
         reward = [0.0] * self.num_envs
         raw = [0.0] * self.num_envs  # what counts as score
         terminated, truncated = [False] * self.num_envs, [False] * self.num_envs
@@ -106,7 +106,7 @@ class LoopVectorEnvironment:
         self._resetting = ended | cut
         finished = [int(index) for index in np.flatnonzero(self._resetting) if index not in broken]
         episodes = [self._finish(index, terminated=bool(ended[index])) for index in finished]
-        self._last = observation if out is None else observation.copy()  # `out` is the caller's to write to
+        self._last = observation
         if self._reward_scale != 1.0:
             rewards *= np.float32(self._reward_scale)
         if self._clip_reward:

@@ -98,14 +98,10 @@ class NormalizedObservations:
         """See `VectorEnvironment.reset`."""
         return self._normalized(self._envs.reset(seed))
 
-    def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> Transition:
+    def step(self, actions: np.ndarray) -> Transition:
         """See `VectorEnvironment.step`."""
         transition = self._envs.step(actions)
-        observation = self._normalized(transition.observation)
-        if out is not None:
-            np.copyto(out, observation)
-            observation = out
-        return transition._replace(observation=observation)
+        return transition._replace(observation=self._normalized(transition.observation))
 
     def close(self) -> None:
         """Close the environments."""

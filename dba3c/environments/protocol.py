@@ -35,8 +35,7 @@ class Episode(NamedTuple):
 class Transition(NamedTuple):
     """What one step of B environments gave. All arrays are [B] or [B, ...].
 
-    The arrays are the caller's: the environment never writes to them again, so a rollout may keep them without
-    copying (when `step` was given `out`, `observation` is `out`).
+    The arrays are the caller's: the environment never writes to them again, so a rollout may keep them without copying.
     """
 
     observation: np.ndarray  # [B, ...] uint8 or float32: what to act on next
@@ -80,11 +79,10 @@ class VectorEnvironment(Protocol):
         """
         ...
 
-    def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> Transition:
+    def step(self, actions: np.ndarray) -> Transition:
         """Take one agent step in each environment.
 
         `actions`: int [B] (Discrete), int [B, K] (MultiDiscrete) or float32 [B, A] (Box, clipped to its bounds).
-        `out` [B, ...]: where to put the observations (a slice of a preallocated [T+1, B, ...]); a new array without it.
         Raises `EnvironmentFailed` when an environment broke more often than `environment_restarts` allows.
         """
         ...

@@ -85,7 +85,7 @@ class AtariVectorEnvironment:
         self._repeats = np.zeros(self.num_envs, dtype=np.int64)
         return observation
 
-    def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> Transition:
+    def step(self, actions: np.ndarray) -> Transition:
         """One agent step of every game; see `VectorEnvironment.step`. `actions` int [B]."""
         actions = self._checked(actions)
         plays = ~self._resetting
@@ -109,12 +109,8 @@ class AtariVectorEnvironment:
             reward *= np.float32(self._reward_scale)
         if self._clip_reward:
             np.clip(reward, -1.0, 1.0, out=reward)
-        observation = stepped.observation
-        if out is not None:
-            np.copyto(out, observation)
-            observation = out
         return Transition(
-            observation=observation,
+            observation=stepped.observation,
             reward=reward,
             terminated=stepped.game_over | life_lost if self._episodic_life else stepped.game_over,
             truncated=stepped.cut & ~stepped.game_over,

@@ -33,7 +33,7 @@ class ScriptedEnvironments:
     def reset(self, seed: int | None = None) -> np.ndarray:
         return self.observations[0]
 
-    def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> Transition:
+    def step(self, actions: np.ndarray) -> Transition:
         self.actions.append(actions)
         t = len(self.actions)
         truncated = np.array([t == 2, False, False])

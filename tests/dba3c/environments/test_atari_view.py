@@ -135,17 +135,6 @@ def test_the_stuck_guard_fires_at_the_nth_equal_action_in_evaluation_only():
     assert trained == actions
 
 
-def test_observations_go_into_the_given_buffer():
-    envs = AtariVectorEnvironment(
-        EnvironmentConfig(), ScriptedConsoles(2, [(0, False, False, 2)]), np.array([1]), "training"
-    )
-    buffer = np.zeros((2, 1, 1, 1, 1), np.uint8)
-    buffer[0] = envs.reset()
-    transition = envs.step(np.array([0]), out=buffer[1])
-    assert buffer[1, 0, 0, 0, 0] == 1
-    assert np.shares_memory(transition.observation, buffer)
-
-
 @pytest.mark.parametrize("actions", [[3], [-1], [0, 0], [0.5]])
 def test_actions_the_console_would_hang_on_are_refused(actions):
     envs = AtariVectorEnvironment(EnvironmentConfig(), ScriptedConsoles(2, []), np.array([1]), "training")

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-import torch
 
-from dba3c.environments.bitpacking import pack_planes, unpack_planes, unpack_planes_torch
+from dba3c.environments.bitpacking import pack_planes, unpack_planes
 
 
 def test_the_first_plane_is_the_highest_bit_of_the_first_byte():
@@ -21,5 +20,3 @@ def test_packing_and_unpacking_give_back_the_planes(num_planes, batch):
     packed = pack_planes(planes)
     assert packed.shape == (*batch, -(-num_planes // 8), 5, 7)
     assert (unpack_planes(packed, num_planes) == planes).all()
-    unpacked = unpack_planes_torch(torch.from_numpy(packed), num_planes)
-    assert unpacked.dtype == torch.uint8 and (unpacked.numpy() == planes).all()

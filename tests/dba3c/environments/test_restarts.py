@@ -135,14 +135,3 @@ def test_a_restarted_environment_has_another_seed():
         envs.step(np.array([0]))
     assert len(seen) == 3  # the first, the restarted one's, and its second game, which goes on with its generator
     assert seen[0] != seen[1] and seen[2] is None
-
-
-def test_one_buffer_for_every_step_still_gives_the_last_good_observation_when_one_breaks():
-    for fault in (raising, FAULTS["observation with NaN"]):
-        envs = loop(Counting(length=100, fault=fault, bad_at=3))
-        buffer = np.zeros((1, 2), np.float32)
-        for _ in range(2):
-            envs.step(np.array([0]), out=buffer)
-        buffer[:] = -1  # it is the caller's
-        broken = envs.step(np.array([0]), out=buffer)
-        assert broken.failures and buffer.tolist() == [[2, 2]]

@@ -24,7 +24,7 @@ class LongGamesScoreMore:
     def reset(self, seed=None):
         return np.zeros((self.num_envs, 1), np.float32)
 
-    def step(self, actions, out=None):
+    def step(self, actions):
         self.actions.append(actions)
         ended = np.zeros(self.num_envs, bool)
         valid = np.ones(self.num_envs, bool)

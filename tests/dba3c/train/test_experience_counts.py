@@ -45,8 +45,8 @@ class RandomFrames:
     def reset(self, seed: int | None = None) -> np.ndarray:
         return self._environments.reset(seed)
 
-    def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> Transition:
-        transition = self._environments.step(actions, out)
+    def step(self, actions: np.ndarray) -> Transition:
+        transition = self._environments.step(actions)
         self.frames.append(transition.frames * self._random.integers(2, 5, size=ENVS))
         return transition._replace(frames=self.frames[-1])
 
