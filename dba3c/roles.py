@@ -50,7 +50,7 @@ def worker(place: Place) -> str:
     from dba3c.assembly.construction import build_agent, initial_parameters, spaces_of
     from dba3c.assembly.statistics_keeper import StatisticsKeeper
     from dba3c.environments.factory import make_vector_environment
-    from dba3c.environments.seeding import worker_seed
+    from dba3c.environments.protocol import worker_seed
     from dba3c.train.worker import run_worker
 
     config = place.config

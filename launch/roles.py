@@ -13,7 +13,7 @@ from typing import Any
 
 from dba3c.assembly.place import Place
 from dba3c.config import TrainConfig, replace_options
-from dba3c.environments.errors import EnvironmentFailed
+from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import UserError
 from dba3c.roles import ROLES
 from dba3c.runs.run_folder import RunFolder

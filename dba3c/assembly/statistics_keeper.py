@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from dba3c.assembly.place import Place
-from dba3c.environments.normalization import NormalizedObservations
-from dba3c.environments.observation_statistics import FOLDER, read_snapshots, statistics_of
+from dba3c.environments.normalization import FOLDER, NormalizedObservations, read_snapshots, statistics_of
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.runs.atomic_files import write_atomically

@@ -122,7 +122,7 @@ class Actors:
 
     def __init__(self, name: str, num_envs: int, count: int, port: int, secret: bytes, seconds: float) -> None:
         context = get_context("forkserver")  # what they import is imported once
-        context.set_forkserver_preload([__name__, "dba3c.environments.atari.vector"])
+        context.set_forkserver_preload([__name__, "dba3c.environments.atari.consoles"])
         self._told, self._begin = context.Queue(), context.Barrier(count + 1)
         self._processes = [
             context.Process(

@@ -14,8 +14,8 @@ import numpy as np
 
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import maker_of
-from dba3c.environments.identifiers import atari_games
-from dba3c.environments.seeding import environment_seeds
+from dba3c.environments.families import atari_games
+from dba3c.environments.protocol import environment_seeds
 
 ACTION_BATCHES = 64
 """Random actions are drawn before the clock starts, and used again."""

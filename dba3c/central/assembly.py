@@ -19,7 +19,7 @@ from dba3c.central.trainers import ActorCriticTrainer, Trainer
 from dba3c.central.unroll import GroupKey
 from dba3c.central.unroll_store import UnrollStore
 from dba3c.config import TrainConfig
-from dba3c.environments.seeding import worker_seed
+from dba3c.environments.protocol import worker_seed
 from dba3c.metrics.writer import MetricsWriter
 from param_servers.layout import FlatLayout
 

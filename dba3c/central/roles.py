@@ -49,7 +49,7 @@ def actor(place: Place) -> str:
     from dba3c.assembly.statistics_keeper import StatisticsKeeper
     from dba3c.central.actor import Actor, ActorGroup
     from dba3c.environments.factory import make_vector_environment
-    from dba3c.environments.seeding import worker_seed
+    from dba3c.environments.protocol import worker_seed
     from dba3c.runs.rendezvous import Rendezvous
 
     config, central, exchange = place.config, place.config.central, place.config.exchange

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dba3c.environments.bitpacking import unpack_planes
+from dba3c.environments.football import unpack_planes
 
 
 class Whole(NamedTuple):
@@ -24,7 +24,7 @@ class FrameRows:
     """Frames [R, B, C, ...] of consecutive steps, and where stacks began anew.
 
     frames: may be a view with strides; the owner writes to it, row by row.
-    bits_of_planes: C where each frame is C planes kept as bits (`bitpacking`), else None.
+    bits_of_planes: C where each frame is C planes kept as bits (`football.pack_planes`), else None.
     """
 
     def __init__(self, frames: np.ndarray, frame_stack: int, bits_of_planes: int | None = None) -> None:

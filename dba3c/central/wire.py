@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from dba3c.environments.bitpacking import pack_planes
+from dba3c.environments.football import pack_planes
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from param_servers.errors import BadMessage

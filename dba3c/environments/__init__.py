@@ -2,10 +2,8 @@
 
 from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky, atari_v5
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.errors import EnvironmentFailed
 from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.protocol import Episode, Transition, VectorEnvironment
-from dba3c.environments.seeding import worker_seed
+from dba3c.environments.protocol import EnvironmentFailed, Episode, Transition, VectorEnvironment, worker_seed
 
 __all__ = [
     "EnvironmentConfig",

@@ -1,4 +1,4 @@
-"""Which game is played and how: one frozen dataclass. The named Atari protocols are in `atari_protocols`."""
+"""Which game is played and how: one frozen dataclass. The named Atari protocols are in `atari.protocols`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from dba3c.environments.identifiers import check_env_id, family_of
+from dba3c.environments.families import check_env_id, family_of
 from dba3c.errors import UserError
 from param_servers.options import option, refusal_of_unread
 
@@ -143,7 +143,7 @@ class EnvironmentConfig:
 
     @property
     def shows_binary_planes(self) -> bool:
-        """Whether observations are planes of 0 and 255 only, which may travel as bits (`bitpacking`)."""
+        """Whether observations are planes of 0 and 255 only, which may travel as bits (`football.pack_planes`)."""
         return self.family == "football" and self.football_observation == "extracted"
 
     @property

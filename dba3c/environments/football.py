@@ -4,7 +4,10 @@ Needs: gfootball 2.10.2, which has no wheel: `scripts/football_wheel.sh VENV` bu
 Observes: `extracted`, the "super mini map" uint8 [16, 72, 96] (left team, right team, ball, active player; the last 4
 frames), binary, larger with `football_map`; or `simple115v2`, float32 [115]. Actions: 19. Frame skip: 1 (one step is
 0.1 s of play). Reward: goals, +1 or −1, and with `scoring,checkpoints` up to 1 for bringing the ball to the goal in
-tenths; every score counts goals only. Stop scores: `stop_scores`.
+tenths; every score counts goals only.
+
+The map's binary planes may travel as bits: 16 planes are 2 bytes per cell on the wire instead of 16. Legend: C planes,
+H and W the map's sides, P = ceil(C / 8) bytes per cell.
 
 gfootball has the old four-value `step`, whose `done` does not say why. A game that ends with its clock at 0 and no goal
 in that step is `truncated`; a goal, the ball out of play or its loss, where the scenario ends on it, is `terminated`.
@@ -25,13 +28,14 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.identifiers import close_names
+from dba3c.environments.families import close_names
 from dba3c.errors import UserError
 
 MAP_SIZES = {"small": (96, 72), "medium": (120, 90), "large": (144, 108)}  # (width, height) in cells
 STACKED_FRAMES = 4
 PLANES = 4
 """Of one frame."""
+ON = 255  # what an occupied cell of the map is
 
 
 class FootballEnv(gymnasium.Env[np.ndarray, np.int64]):
@@ -108,3 +112,13 @@ def _import_quietly(name: str) -> Any:
         module = importlib.import_module(name)
         importlib.import_module("gym").logger.set_level(logging.ERROR)
     return module
+
+
+def pack_planes(planes: np.ndarray) -> np.ndarray:
+    """[..., C, H, W] uint8 of zeros and ones (or 255s) to [..., P, H, W] uint8; the first plane is the highest bit."""
+    return np.packbits(planes, axis=-3)
+
+
+def unpack_planes(packed: np.ndarray, num_planes: int) -> np.ndarray:
+    """What `pack_planes` packed: [..., P, H, W] uint8 to [..., C, H, W] uint8 of 0 and 255."""
+    return np.unpackbits(packed, axis=-3, count=num_planes) * np.uint8(ON)

@@ -12,6 +12,9 @@ What a run has done is three numbers, each counted in one place:
   a step; a reset's are none. `Transition.frames`, summed where environments are stepped (`Experience`);
 - **agent steps**: the steps that ran any; of `Experience` too. Both are experience, whatever becomes of it;
 - **data points**: agent steps that entered an accepted update, each once, counted by whoever pushes the gradient.
+
+Seeds are a function of (run seed, worker, index, incarnation), so that no two games are alike. NumPy's `SeedSequence`
+mixes the numbers, so neighbours (seed 1 worker 0, seed 0 worker 1) share nothing, which adding them up would not give.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium.spaces import Space
+
+from dba3c.errors import UserError
+
+MAX_SEED = 2**31 - 1  # ale-py takes a C int and reads a negative one as "unseeded"
 
 
 class Episode(NamedTuple):
@@ -90,3 +97,29 @@ class VectorEnvironment(Protocol):
     def close(self) -> None:
         """Release processes, threads and windows; further calls are harmless."""
         ...
+
+
+class EnvironmentFailed(UserError):
+    """An environment broke more often than `environment_restarts` allows; the line names index, seed and step.
+
+    A fault of the process that plays it, like a crash: whoever supervises that process starts it again.
+    """
+
+
+def worker_seed(run_seed: int, worker: int, incarnation: int = 0) -> int:
+    """The seed of one worker's vector environment; a restarted worker (next incarnation) plays other games."""
+    return _mix(run_seed, worker, incarnation)
+
+
+def environment_seed(vector_seed: int, index: int, restart: int = 0) -> int:
+    """The seed of environment `index` after `restart` restarts, in [0, 2**31 - 1)."""
+    return _mix(vector_seed, index, restart)
+
+
+def environment_seeds(vector_seed: int, num_envs: int) -> np.ndarray:
+    """Seeds int32 [B] of all environments of a vector."""
+    return np.array([environment_seed(vector_seed, index) for index in range(num_envs)], dtype=np.int32)
+
+
+def _mix(*words: int) -> int:
+    return int(np.random.SeedSequence(words).generate_state(1, dtype=np.uint32)[0] % MAX_SEED)

@@ -3,7 +3,7 @@
 Needs: the extra `vizdoom` (`pip install "dba3c[vizdoom]"`; wheels, no display). Each game is a process of its own.
 Observes: RGB uint8 [3, 72, 96], one frame (as DeepMind Lab is played here), without the status bar. Actions: do
 nothing, or hold one of the scenario's buttons. Frame skip: 4 tics (35 tics are a second). Score: the scenario's reward,
-e.g. basic gives 101 for the monster, −5 for a missed shot and −1 a tic. Stop scores: `stop_scores`.
+e.g. basic gives 101 for the monster, −5 for a missed shot and −1 a tic.
 
 The time limit is kept here, not by the engine, whose last screen is gone once it has ended a game: so a game that ran
 out of time is `truncated` and its last observation is the true one.
@@ -24,7 +24,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.identifiers import close_names
+from dba3c.environments.families import close_names
 from dba3c.errors import UserError
 
 HEIGHT, WIDTH = 72, 96

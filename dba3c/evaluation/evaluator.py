@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dba3c.assembly.construction import Spaces
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.observation_statistics import use_statistics
+from dba3c.environments.normalization import use_statistics
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from dba3c.evaluation.full_games import GamesAbandoned, play_full_games, quotas

@@ -17,7 +17,7 @@ import numpy as np
 
 from dba3c.config import TrainConfig
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.seeding import MAX_SEED
+from dba3c.environments.protocol import MAX_SEED
 from dba3c.evaluation.players import R2D2_EVALUATION_EPSILON, Actions
 
 LIMIT_2017_STEPS = 40_000

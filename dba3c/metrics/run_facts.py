@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dba3c.environments.config import FAMILY_FRAME_SKIP
-from dba3c.environments.identifiers import family_of
+from dba3c.environments.families import family_of
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
 

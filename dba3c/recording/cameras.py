@@ -17,8 +17,7 @@ import numpy as np
 
 from dba3c.environments.atari.camera import AtariCamera
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.custom import load_make_env
-from dba3c.environments.factory import make_vector_environment, with_normalization
+from dba3c.environments.factory import load_make_env, make_vector_environment, with_normalization
 from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError

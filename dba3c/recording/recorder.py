@@ -15,7 +15,7 @@ import numpy as np
 
 from dba3c.assembly.construction import Spaces
 from dba3c.config import TrainConfig
-from dba3c.environments.observation_statistics import use_statistics
+from dba3c.environments.normalization import use_statistics
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from dba3c.evaluation.full_games import LONGEST_GAME_STEPS, GamesAbandoned

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dba3c.environments.observation_statistics import statistics_of
+from dba3c.environments.normalization import statistics_of
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import checkpoint_steps
 from param_servers.checkpoint.snapshots import load_checkpoint
@@ -39,7 +39,7 @@ class Policy:
     data_points: int
     """Data points in those updates."""
     observation_statistics: dict[str, Any] | None = None
-    """What observations are normalised by, where the run kept any (`dba3c.environments.observation_statistics`)."""
+    """What observations are normalised by, where the run kept any (`dba3c.environments.normalization`)."""
 
     @property
     def sha256(self) -> str:

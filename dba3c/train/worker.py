@@ -14,7 +14,7 @@ import torch
 from dba3c.algorithms.agent import Agent
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import VectorEnvironment
-from dba3c.environments.seeding import worker_seed
+from dba3c.environments.protocol import worker_seed
 from dba3c.metrics.exchange_records import GradientRecorder
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus

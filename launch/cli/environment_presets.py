@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.stop_scores import stop_score
+from dba3c.environments.families import stop_score
 from dba3c.errors import UserError
 from param_servers.config import ExchangeConfig, OptimizerConfig
 

@@ -10,7 +10,7 @@ from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.stop_scores import stop_score
+from dba3c.environments.families import stop_score
 from dba3c.errors import UserError
 from launch.cli.environment_presets import fitting_preset, football, mujoco, vizdoom
 from launch.cli.seed_presets import impala, ppo, r2d2, sac

@@ -8,7 +8,7 @@ from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.atari.protocols import atari_v5
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.stop_scores import stop_score
+from dba3c.environments.families import stop_score
 from param_servers.config import ExchangeConfig, OptimizerConfig
 
 ONE_LEARNER = ExchangeConfig(exchange="local")

@@ -9,7 +9,7 @@ import pytest
 
 from dba3c.assembly.place import Place
 from dba3c.config import TrainConfig
-from dba3c.environments.errors import EnvironmentFailed
+from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.roles import ROLES
 from dba3c.runs.run_folder import RunFolder
 from launch import roles

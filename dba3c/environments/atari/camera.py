@@ -11,14 +11,11 @@ import numpy as np
 from ale_py import ALEInterface, LoggerMode
 from ale_py.vector_env import AtariVectorEnv
 
-from dba3c.environments.atari.random_skip import RandomSkipConsoles
-from dba3c.environments.atari.vector import AleConsoles
-from dba3c.environments.atari.view import AtariVectorEnvironment, ConsoleStep
+from dba3c.environments.atari.consoles import AleConsoles, ConsoleStep, RandomSkipConsoles
+from dba3c.environments.atari.view import AtariVectorEnvironment
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.errors import EnvironmentFailed
-from dba3c.environments.identifiers import atari_games, rom_path
-from dba3c.environments.protocol import VectorEnvironment
-from dba3c.environments.seeding import environment_seeds
+from dba3c.environments.families import atari_games, rom_path
+from dba3c.environments.protocol import EnvironmentFailed, VectorEnvironment, environment_seeds
 
 CONSOLE_FRAMES_PER_S = 60.0
 

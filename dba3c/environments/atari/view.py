@@ -12,44 +12,15 @@ differs between training and evaluation is decided here, once, in NumPy on [B] a
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
+from dba3c.environments.atari.consoles import AleConsoles, Consoles, ConsoleStep, RandomSkipConsoles
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.protocol import Episode, Transition
-from dba3c.environments.seeding import environment_seeds
+from dba3c.environments.protocol import Episode, Transition, environment_seeds
 from dba3c.errors import UserError
-
-
-class ConsoleStep(NamedTuple):
-    """What the consoles gave. All [B]; NEXT_STEP autoreset."""
-
-    observation: np.ndarray  # [B, C, H, W] uint8, never written to again by the console
-    reward: np.ndarray  # raw, any number type
-    game_over: np.ndarray  # bool
-    cut: np.ndarray  # bool: max_episode_frames reached
-    lives: np.ndarray  # int32
-    frames: np.ndarray  # int: emulator frames that an action ran; where the step was a reset, of no meaning
-
-
-class Consoles(Protocol):
-    """B Atari games stepped together, full games only."""
-
-    num_actions: int
-    fire_action: int | None  # FIRE's index in the action set
-    observation_shape: tuple[int, ...]  # [C, H, W]
-
-    def reset(self, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(observations [B, C, H, W], lives [B])."""
-        ...
-
-    def step(self, actions: np.ndarray) -> ConsoleStep:
-        """Actions int32 [B], already checked."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class AtariVectorEnvironment:
@@ -155,3 +126,14 @@ class AtariVectorEnvironment:
         self._score[finished] = 0.0
         self._length_steps[finished] = 0
         return episodes
+
+
+def make_atari(config: EnvironmentConfig, num_envs: int, seed: int, view: str) -> AtariVectorEnvironment:
+    """The Atari environment `config` asks for, on the console that can play its protocol."""
+    low, high = config.frame_skip_range
+    consoles: Consoles
+    if low != high:
+        consoles = RandomSkipConsoles(config, num_envs)
+    else:
+        consoles = AleConsoles(config, num_envs)
+    return AtariVectorEnvironment(config, consoles, environment_seeds(seed, num_envs), view)

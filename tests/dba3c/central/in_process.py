@@ -18,8 +18,7 @@ from dba3c.central.unroll_store import UnrollStore
 from dba3c.central.wire import first_of
 from dba3c.config import TrainConfig
 from dba3c.environments import make_vector_environment
-from dba3c.environments.protocol import Episode
-from dba3c.environments.seeding import worker_seed
+from dba3c.environments.protocol import Episode, worker_seed
 from dba3c.metrics.writer import Sections
 from dba3c.networks import reset_state
 

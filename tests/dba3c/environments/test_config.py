@@ -1,10 +1,11 @@
-"""EnvironmentConfig: named protocols, and one line for every option that does not fit."""
+"""EnvironmentConfig: named protocols, stop scores, and one line for every option that does not fit."""
 
 from dataclasses import replace
 
 import pytest
 
 from dba3c.environments import EnvironmentConfig, atari_2017, atari_v4_no_sticky, atari_v5
+from dba3c.environments.families import ATARI_STOP_SCORES, stop_score
 from dba3c.errors import UserError
 
 
@@ -68,3 +69,26 @@ def test_what_does_not_fit_is_refused_in_one_line(options, line):
     with pytest.raises(UserError, match=line) as caught:
         EnvironmentConfig(**options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "score"),
+    [
+        ("ALE/Breakout-v5", 300.0),
+        ("ALE/Pong-v5", 10.0),
+        ("ALE/Riverraid-v5", 4000.0),
+        ("ALE/Seaquest-v5", 1830.0),
+        ("ALE/SpaceInvaders-v5", 700.0),
+        ("CartPole-v1", 475.0),
+        ("vizdoom/basic", 75.0),
+        ("ALE/Asterix-v5", None),
+        ("my_game:make_env", None),
+    ],
+)
+def test_a_game_has_its_stop_score_or_none(env_id, score):
+    assert stop_score(env_id) == score
+
+
+def test_the_seven_games_exist():
+    assert len(ATARI_STOP_SCORES) == 7
+    assert all(EnvironmentConfig(env_id=env_id).family == "atari" for env_id in ATARI_STOP_SCORES)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from dba3c.environments import EnvironmentConfig, make_vector_environment
-from dba3c.environments.dmlab_scores import (
+from dba3c.environments.dmlab import (
     RANDOM_AND_HUMAN_SCORES,
+    LevelCache,
     human_normalized_score,
     mean_human_normalized_score,
 )
-from dba3c.environments.level_cache import LevelCache
 from dba3c.errors import UserError
 
 FORWARD, FIRE = 0, 8

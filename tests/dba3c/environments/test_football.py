@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dba3c.environments import EnvironmentConfig, make_vector_environment
-from dba3c.environments.bitpacking import pack_planes, unpack_planes
-from dba3c.environments.football import FootballEnv
+from dba3c.environments.football import FootballEnv, pack_planes, unpack_planes
 from dba3c.errors import UserError
 
 football_env = pytest.importorskip("gfootball.env")

@@ -6,7 +6,7 @@ import pytest
 from gymnasium.spaces import Box
 
 from dba3c.environments import EnvironmentConfig, make_vector_environment
-from dba3c.environments.seeding import environment_seed
+from dba3c.environments.protocol import environment_seed
 from dba3c.environments.spaces import ObservationCodec
 from dba3c.errors import UserError
 from tests.dba3c.environments.counting_game import CONFIG, Counting, loop, raising

@@ -12,8 +12,7 @@ from dba3c.assembly.place import Place
 from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.config import TrainConfig, replace_options
 from dba3c.environments import EnvironmentConfig, make_vector_environment
-from dba3c.environments.normalization import NormalizedObservations, RunningStatistics
-from dba3c.environments.observation_statistics import statistics_of, use_statistics
+from dba3c.environments.normalization import NormalizedObservations, RunningStatistics, statistics_of, use_statistics
 from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate
 from dba3c.runs.checkpoints import find_policy

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dba3c.environments import EnvironmentConfig, atari_2017, make_vector_environment, worker_seed
-from dba3c.environments.seeding import environment_seed, environment_seeds
+from dba3c.environments.protocol import environment_seed, environment_seeds
 
 NUM_ENVS, STEPS = 4, 250
 FAMILIES = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dba3c.environments import EnvironmentConfig, atari_2017, atari_v4_no_sticky, atari_v5, make_vector_environment
-from dba3c.environments.errors import EnvironmentFailed
+from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import UserError
 from dba3c.recording.cameras import make_camera
 

@@ -1,24 +1,121 @@
-"""Atari with a frame skip drawn anew at every agent step: the 2017 protocol, which no C++ vector environment plays.
+"""The consoles: all games of ale-py on its native vector environment (C++ threads), about 2,000 agent steps/s a core.
 
-Gym's <Game>-v0 repeated each action for 2, 3 or 4 frames, equally likely, showed the last one without max-pooling, and
-repeated the previous action with probability 0.25 per frame; the 2017 system resized its RGB screen bilinearly to
-84×84 and began games with a black history (its get_player and HistoryFramePlayer). The consoles are stepped one after
-the other in this thread and their screens resized together: about 2,500 agent steps/s a core, RGB.
+Needs: `ale-py` (its wheel holds the ROMs). Observes: uint8 [frame_stack, 84, 84] gray, or [3 × frame_stack, 84, 84]
+RGB (frame by frame, oldest first). Frame skip: 4. Score: the game's own points, whole game.
+
+Facts about ale-py 0.12 this file rests on (its src/ale/vector), each held by a test:
+- every `recv` allocates new arrays and hands them over, so observations may be kept without a copy;
+- `episodic_life=True` resets the whole game at a lost life, and `life_loss_info=True` hides a frame limit that falls on
+  a lost life; both stay off and lost lives are read from `info["lives"]`;
+- rewards are clipped there only with `reward_clipping=True`: off;
+- FIRE on reset lasts one frame, so sticky actions swallow it once in four games;
+- an action outside the set makes `recv` wait for ever: `AtariVectorEnvironment` checks them all.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol
+
 import numpy as np
 import torch
 from ale_py import Action, ALEInterface, LoggerMode
+from ale_py.vector_env import AtariVectorEnv
 
-from dba3c.environments.atari.view import ConsoleStep
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.identifiers import rom_path
+from dba3c.environments.families import atari_games, rom_path
+
+
+class ConsoleStep(NamedTuple):
+    """What the consoles gave. All [B]; NEXT_STEP autoreset."""
+
+    observation: np.ndarray  # [B, C, H, W] uint8, never written to again by the console
+    reward: np.ndarray  # raw, any number type
+    game_over: np.ndarray  # bool
+    cut: np.ndarray  # bool: max_episode_frames reached
+    lives: np.ndarray  # int32
+    frames: np.ndarray  # int: emulator frames that an action ran; where the step was a reset, of no meaning
+
+
+class Consoles(Protocol):
+    """B Atari games stepped together, full games only."""
+
+    num_actions: int
+    fire_action: int | None  # FIRE's index in the action set
+    observation_shape: tuple[int, ...]  # [C, H, W]
+
+    def reset(self, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(observations [B, C, H, W], lives [B])."""
+        ...
+
+    def step(self, actions: np.ndarray) -> ConsoleStep:
+        """Actions int32 [B], already checked."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class AleConsoles:
+    """`Consoles` on ale-py's vector environment."""
+
+    def __init__(self, config: EnvironmentConfig, num_envs: int) -> None:
+        self._native = AtariVectorEnv(
+            atari_games()[config.env_id],
+            num_envs,
+            num_threads=min(config.env_threads, num_envs),
+            max_num_frames_per_episode=config.max_episode_frames,
+            repeat_action_probability=config.repeat_action_probability,
+            full_action_space=config.full_action_space,
+            img_height=config.screen_size,
+            img_width=config.screen_size,
+            grayscale=config.grayscale,
+            stack_num=config.frame_stack,
+            frameskip=config.frame_skip_range[0],
+            noop_max=config.noop_max,
+            use_fire_reset=config.fire_on_reset,
+            episodic_life=False,
+            life_loss_info=False,
+            reward_clipping=False,
+        )
+        actions = self._native.ale.get_action_set()
+        self.num_actions = len(actions)
+        self.fire_action = actions.index(Action.FIRE) if Action.FIRE in actions else None
+        channels = config.frame_stack * (1 if config.grayscale else 3)
+        self.observation_shape: tuple[int, ...] = (channels, config.screen_size, config.screen_size)
+        self._grayscale = config.grayscale
+
+    def reset(self, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See `Consoles.reset`."""
+        observation, info = self._native.reset(seed=seeds)
+        self._at_frame = info["episode_frame_number"]
+        return self._channels_first(observation), info["lives"]
+
+    def step(self, actions: np.ndarray) -> ConsoleStep:
+        """See `Consoles.step`."""
+        observation, reward, game_over, cut, info = self._native.step(actions)
+        before, self._at_frame = self._at_frame, info["episode_frame_number"]
+        frames = self._at_frame - before
+        return ConsoleStep(self._channels_first(observation), reward, game_over, cut, info["lives"], frames)
+
+    def close(self) -> None:
+        """Join the C++ threads."""
+        self._native.close()
+
+    def _channels_first(self, observation: np.ndarray) -> np.ndarray:
+        """[B, stack, H, W] as it is; RGB's [B, stack, H, W, 3] to [B, 3 × stack, H, W], which costs a copy."""
+        if self._grayscale:
+            return observation
+        planes = np.moveaxis(observation, -1, 2)
+        return np.ascontiguousarray(planes).reshape(len(observation), *self.observation_shape)
 
 
 class RandomSkipConsoles:
-    """`Consoles` on single ALE interfaces."""
+    """`Consoles` on single ALE interfaces: a frame skip drawn anew at every agent step, the 2017 protocol.
+
+    Gym's <Game>-v0 repeated each action for 2, 3 or 4 frames, equally likely, showed the last one without max-pooling,
+    and repeated the previous action with probability 0.25 per frame; the 2017 system resized its RGB screen bilinearly
+    to 84×84 and began games with a black history (its get_player and HistoryFramePlayer). The consoles are stepped one
+    after the other in this thread and their screens resized together: about 2,500 agent steps/s a core, RGB.
+    """
 
     def __init__(self, config: EnvironmentConfig, num_envs: int) -> None:
         ALEInterface.setLoggerMode(LoggerMode.Error)

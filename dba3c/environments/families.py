@@ -1,4 +1,15 @@
-"""What an environment's id means: its family, and one line with the close names when nothing answers to it."""
+"""What an environment's id means: its family, the score at which it counts as solved, and the close ids of a wrong one.
+
+Mean scores at which a game counts as solved, over 50 consecutive games unless said otherwise:
+
+| game | stop score | from |
+| --- | --- | --- |
+| Breakout, Pong, Riverraid, Seaquest, SpaceInvaders | 300, 10, 4000, 1830, 700 | the 2017 system's own |
+| BeamRider, Boxing | 14900, 98 | the scores it published |
+| football/academy_empty_goal_close | 0.9 goals a game | ours: nine games of ten scored |
+| vizdoom/basic | 75 | ours: a scripted player who walks until he faces the monster and shoots has 76 |
+| CartPole-v1, LunarLander-v3, Acrobot-v1, MountainCar-v0 | Gymnasium's `reward_threshold` | its registry |
+"""
 
 from __future__ import annotations
 
@@ -7,9 +18,25 @@ import functools
 import re
 from pathlib import Path
 
+import gymnasium
+from gymnasium.error import Error
+
 from dba3c.errors import UserError
 
 _LEGACY_ATARI = re.compile(r"^(?P<game>[A-Z]\w*?)(?P<suffix>NoFrameskip|Deterministic)?-v(?P<version>[04])$")
+ATARI_STOP_SCORES: dict[str, float] = {
+    "ALE/Breakout-v5": 300.0,
+    "ALE/Pong-v5": 10.0,
+    "ALE/Riverraid-v5": 4000.0,
+    "ALE/Seaquest-v5": 1830.0,
+    "ALE/SpaceInvaders-v5": 700.0,
+    "ALE/BeamRider-v5": 14900.0,
+    "ALE/Boxing-v5": 98.0,
+}
+OTHER_STOP_SCORES: dict[str, float] = {
+    "football/academy_empty_goal_close": 0.9,
+    "vizdoom/basic": 75.0,
+}
 _PREFIXED_FAMILIES = {"vizdoom": "vizdoom", "football": "football", "dmlab": "dmlab"}
 
 
@@ -65,8 +92,6 @@ def rom_path(env_id: str) -> Path:
 
 def _registered_ids() -> list[str]:
     """Gymnasium's ids, without the Atari ones that importing ale-py may have added: those go through `atari`."""
-    import gymnasium
-
     from dba3c.environments.memory_task import register_memory_task
 
     register_memory_task()
@@ -87,3 +112,15 @@ def _legacy_line(env_id: str, game: str, suffix: str | None, version: str) -> st
         f"{env_id} is a legacy id: write ALE/{game}-v5 and say the protocol with "
         f"--frame-skip {skip} --repeat-action-probability {sticky}"
     )
+
+
+def stop_score(env_id: str) -> float | None:
+    """The score at which a run of this environment may stop; None where none is known."""
+    known = ATARI_STOP_SCORES | OTHER_STOP_SCORES
+    if env_id in known:
+        return known[env_id]
+    try:
+        threshold = gymnasium.spec(env_id).reward_threshold
+    except Error:
+        return None
+    return None if threshold is None else float(threshold)
