@@ -19,8 +19,7 @@ from dba3c.errors import UserError
 from dba3c.metrics.reader import whole_run
 from dba3c.runs.run_folder import RunFolder
 from dba3c.simulation.central import AgentCosts
-from dba3c.simulation.cluster import Work
-from dba3c.simulation.compute import ComputeTimes
+from dba3c.simulation.cluster import ComputeTimes, Work
 
 COMPUTE_SECTIONS = ("environment", "inference", "learning")
 LEAST_STEPS = 20

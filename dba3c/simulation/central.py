@@ -12,8 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from dba3c.errors import UserError
-from dba3c.simulation.cluster import Cluster, Setup, Work
-from dba3c.simulation.compute import ComputeTimes
+from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.simulate import simulate
 
 

@@ -1,4 +1,4 @@
-"""What is simulated: a cluster's links, the work of a step, and how the gradients are exchanged."""
+"""What is simulated (a cluster's links, the work of a step, how gradients are exchanged), and what is found."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dba3c.errors import UserError
-from dba3c.simulation.compute import ComputeTimes
 
 ExchangeKind = Literal["servers", "async", "allreduce", "majority"]
 _FASTEST_BYTES_PER_S = 1e18
 """Stands for a network without limit."""
+WARM_UP_STEPS = 2
+"""Steps that begin with everybody at once, as no later one does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,69 @@ class Cluster:
     def tensor_bytes_per_s(self) -> float:
         """Bytes of tensors that a host's link carries in each direction."""
         return min(self.bytes_per_s * self.wire_efficiency, _FASTEST_BYTES_PER_S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeTimes:
+    """Distribution of the seconds from parameters to gradient.
+
+    Without samples it is lognormal. `draw` depends only on the seed and the shape, so that two clusters that differ in
+    their links or servers are given the same times (common random numbers).
+    """
+
+    mean_s: float
+    """Mean, before stragglers."""
+
+    variation: float = 0.0
+    """Standard deviation / mean between the steps of one worker."""
+
+    samples_s: tuple[float, ...] = ()
+    """Measured times; when there are some, they are drawn from (interpolated quantiles) and scaled to the mean."""
+
+    worker_variation: float = 0.0
+    """Standard deviation / mean between workers: a slow machine stays slow."""
+
+    straggler_probability: float = 0.0
+    """Steps of a worker that take longer than that."""
+
+    straggler_slowdown: float = 1.0
+    """... by this factor."""
+
+    def __post_init__(self) -> None:
+        for name in ("mean_s", "variation", "worker_variation"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise UserError(f"{name} must be at least 0 and finite, got {value}")
+        if not 0 <= self.straggler_probability <= 1:
+            raise UserError(f"straggler_probability must lie in [0, 1], got {self.straggler_probability}")
+        if self.straggler_slowdown < 1:
+            raise UserError(f"straggler_slowdown must be at least 1, got {self.straggler_slowdown}")
+
+    def draw(self, steps: int, workers: int, seed: int) -> NDArray[np.float64]:
+        """Seconds [steps, workers] float64. The first n workers' times are the same whatever `workers` is."""
+        streams = np.random.SeedSequence(seed).spawn(workers)
+        times = np.empty((steps, workers))
+        for worker, stream in enumerate(streams):
+            random = np.random.default_rng(stream)
+            times[:, worker] = self._of_worker(random, steps)
+        return times
+
+    def _of_worker(self, random: np.random.Generator, steps: int) -> NDArray[np.float64]:
+        factor = float(_lognormal(random.standard_normal(), self.worker_variation))
+        if self.samples_s:
+            quantiles = np.quantile(self.samples_s, random.random(steps))
+            mean = float(np.mean(self.samples_s))
+            times = quantiles * (self.mean_s / mean if mean else 1.0)
+        else:
+            times = self.mean_s * _lognormal(random.standard_normal(steps), self.variation)
+        late = random.random(steps) < self.straggler_probability
+        return factor * np.where(late, self.straggler_slowdown * times, times)
+
+
+def _lognormal(normal: NDArray[np.float64] | float, variation: float) -> NDArray[np.float64]:
+    """exp of a normal with mean 1 and standard deviation `variation` after exp."""
+    sigma_squared = math.log1p(variation**2)
+    return np.exp(math.sqrt(sigma_squared) * np.asarray(normal) - sigma_squared / 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,3 +198,33 @@ class Setup:
     def shard_share(self) -> float:
         """Part of the model on the fullest shard."""
         return self.largest_share or 1 / self.servers
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`commits_s` [steps] float64: when each step was committed, in seconds from the start."""
+
+    commits_s: NDArray[np.float64]
+    gradients: int
+    dropped: int
+    data_points: float
+    """In one gradient."""
+    warm_up: int = WARM_UP_STEPS
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a step, after the first ones."""
+        skipped = self.warm_up if len(self.commits_s) > 2 * self.warm_up else 0
+        times = np.diff(self.commits_s, prepend=0.0)[skipped:]
+        return float(times.mean())
+
+    @property
+    def data_points_per_s(self) -> float:
+        """Data points that enter updates per second; infinity when a step takes no time."""
+        return self.gradients * self.data_points / self.step_s if self.step_s else float("inf")
+
+    @property
+    def dropped_share(self) -> float:
+        """Late gradients among all that were finished."""
+        finished = self.gradients * len(self.commits_s) + self.dropped
+        return self.dropped / finished

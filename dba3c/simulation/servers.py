@@ -24,9 +24,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dba3c.simulation.cluster import Cluster, Setup, Work
+from dba3c.simulation.cluster import WARM_UP_STEPS, Cluster, Outcome, Setup, Work
 from dba3c.simulation.links import ServerLinks
-from dba3c.simulation.outcome import WARM_UP_STEPS, Outcome
 
 GIVEN_AHEAD = 2
 """Versions that a worker is sent before it must have asked (param_servers.servers.membership)."""

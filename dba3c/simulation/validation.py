@@ -14,8 +14,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from dba3c.errors import UserError, warn_on_stderr
-from dba3c.simulation.cluster import Cluster, Setup, Work
-from dba3c.simulation.compute import ComputeTimes
+from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.simulate import simulate
 
 _STEPS = 40

@@ -38,7 +38,7 @@ def simulate(words: Sequence[str]) -> int:
 
 
 def _tables(arguments: SimulateArguments, cluster: Cluster, work: Work) -> int:
-    from dba3c.simulation.answers import best, options
+    from dba3c.simulation.simulate import best, options
 
     rows: list[list[object]] = []
     for nodes in arguments.nodes:

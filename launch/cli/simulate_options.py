@@ -140,8 +140,7 @@ def calibration_of(arguments: SimulateArguments) -> Calibration | None:
 
 def work_of(arguments: SimulateArguments, calibration: Calibration | None) -> Work:
     """A worker's share of a step: what the options say, else what was measured, else the 2017 network's."""
-    from dba3c.simulation.cluster import Work
-    from dba3c.simulation.compute import ComputeTimes
+    from dba3c.simulation.cluster import ComputeTimes, Work
 
     known = calibration.work if calibration is not None else Work(
         model_bytes=1.33e6, compute=ComputeTimes(mean_s=0.1, variation=0.1, straggler_slowdown=3.0), data_points=32

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dba3c.errors import writing
 
 if TYPE_CHECKING:
-    from dba3c.simulation.answers import Option
+    from dba3c.simulation.simulate import Option
 
 COLUMNS = (
     "nodes", "exchange", "servers", "colocated", "workers", "backup", "step_ms", "data_points_per_s", "dropped_share",

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dba3c.simulation.cluster import Cluster, Setup, Work
-from dba3c.simulation.compute import ComputeTimes
+from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.simulate import simulate
 
 HERE = Path(__file__).resolve().parent

@@ -6,7 +6,7 @@ import csv
 import json
 from pathlib import Path
 
-from dba3c.simulation.validation_report import draw as draw_validation
+from dba3c.benchmarks.simulator_validation import draw as draw_validation
 from dba3c.studies.figures import IDEAL, draw_simulated, finish
 from dba3c.studies.plots.style import new_figure, save
 

@@ -12,14 +12,14 @@ from dba3c.benchmarks.simulator_validation import (
     Measured,
     Point,
     calibrated,
+    draw,
     measure,
+    page,
     predict,
     row_of,
     write,
 )
-from dba3c.simulation.cluster import Cluster, Setup
-from dba3c.simulation.compute import ComputeTimes
-from dba3c.simulation.validation_report import draw, page
+from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup
 
 NAMESPACES = os.geteuid() == 0 and shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin:/bin") is not None
 TRUE = Cluster(bytes_per_s=12.5e6, latency_s=0.0004, message_s=0.0001, wire_efficiency=0.93, overlap_lost=0.3)

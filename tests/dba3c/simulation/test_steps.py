@@ -8,11 +8,9 @@ import pytest
 
 from dba3c.errors import UserError
 from dba3c.simulation import servers as servers_module
-from dba3c.simulation.cluster import Cluster, Setup, Work
-from dba3c.simulation.collectives import ring_s as simulated_ring_s
-from dba3c.simulation.collectives import simulate_majority
-from dba3c.simulation.compute import ComputeTimes
-from dba3c.simulation.simulate import simulate
+from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
+from dba3c.simulation.simulate import ring_s as simulated_ring_s
+from dba3c.simulation.simulate import simulate, simulate_majority
 from param_servers.benchmarks.bounds import dedicated_servers_s, ring_s
 
 M, TEN_GBIT = 1.33e6, 1.25e9
