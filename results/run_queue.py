@@ -24,7 +24,7 @@ from pathlib import Path
 
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder, checkpoint_steps
-from dba3c.studies.plots.curve import downsample
+from dba3c.studies.curve import downsample
 from dba3c.studies.study import Point, Run
 from launch.cli.study_runs import train
 

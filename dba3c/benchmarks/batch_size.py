@@ -23,8 +23,7 @@ from dba3c.assembly.construction import Spaces, build_agent
 from dba3c.central.policies import ActorCriticPolicy, Asked
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.errors import UserError
-from dba3c.studies.figures import finish
-from dba3c.studies.plots.style import LINES, PALETTE, new_figure, save
+from dba3c.studies.figures import LINES, PALETTE, finish, new_figure, save
 
 SPACES = Spaces(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(4))
 _WARM_UP_CALLS = 3

@@ -35,7 +35,7 @@ from dba3c.simulation.calibration import calibrate
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
 from dba3c.simulation.simulate import simulate_times
 from dba3c.simulation.validation import MeasuredPoint, fit
-from dba3c.studies.plots.style import PALETTE, new_figure, save
+from dba3c.studies.figures import PALETTE, new_figure, save
 from param_servers.benchmarks.exchange_case import WARM_UP_STEPS, Bench, Case
 from param_servers.benchmarks.namespaces import Namespaces
 from param_servers.exchange import RunStopped

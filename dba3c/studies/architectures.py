@@ -18,7 +18,7 @@ from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.metrics.reader import Record, whole_run
 from dba3c.runs.run_folder import RunFolder
-from dba3c.studies.plots.style import PALETTE, new_figure, save
+from dba3c.studies.figures import PALETTE, new_figure, save
 from param_servers.servers.audit import history, read_audit
 
 STEPPING = ("worker", "actor")

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dba3c.studies.plots.style import line_of, new_figure, save
+from dba3c.studies.figures import line_of, new_figure, save
 
 BOUND = 1.15
 COLUMNS = {

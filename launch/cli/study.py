@@ -68,8 +68,7 @@ class StudyArguments:
 
 def study(words: Sequence[str]) -> int:
     """dba3c study NAME [OPTIONS] [-- TRAIN OPTIONS]"""
-    from dba3c.studies.builtin import Shape, build
-    from dba3c.studies.study import load
+    from dba3c.studies.study import Shape, build, load
 
     words = list(words)
     split = words.index("--") if "--" in words else len(words)

@@ -52,7 +52,7 @@ class PlotArguments:
 
 def plot(words: Sequence[str]) -> int:
     """dba3c plot RUN..."""
-    from dba3c.studies.plots.of_runs import plot_runs
+    from dba3c.studies.learning_curves import plot_runs
 
     arguments = parse(PlotArguments, words, "dba3c plot")
     written = plot_runs(arguments.runs, arguments.into, arguments.x, arguments.y, arguments.statistic, arguments.title)

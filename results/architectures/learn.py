@@ -16,9 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dba3c.studies.architectures import read_csv
-from dba3c.studies.builtin import Shape, build
 from dba3c.studies.results import commit_into
-from dba3c.studies.study import Study, load
+from dba3c.studies.study import Shape, Study, build, load
 from launch.cli.study import run_all
 
 HERE = Path(__file__).resolve().parent

@@ -20,8 +20,7 @@ import tyro
 
 from dba3c.errors import UserError
 from dba3c.studies.architectures import ARCHITECTURES, Cost, cost_of, facts_of, plot_costs, read_csv, table, write_csv
-from dba3c.studies.builtin import NETWORK_SIZES, Shape, build
-from dba3c.studies.study import load
+from dba3c.studies.study import NETWORK_SIZES, Shape, build, load
 from launch.cli.study import run_all
 
 HERE = Path(__file__).parent

@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 
 from dba3c.errors import UserError
 from dba3c.studies.architectures import ARCHITECTURES, plot_costs, read_csv
-from dba3c.studies.builtin import NETWORK_SIZES
-from dba3c.studies.plots.curve import Curve, load_curve
-from dba3c.studies.plots.learning_curves import plot_learning_curves
-from dba3c.studies.plots.style import PALETTE, save
+from dba3c.studies.curve import Curve, load_curve
+from dba3c.studies.figures import PALETTE, save
+from dba3c.studies.learning_curves import plot_learning_curves
 from dba3c.studies.results import read_results
+from dba3c.studies.study import NETWORK_SIZES
 
 HERE = Path(__file__).parent
 LONG_RUNS = {

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dba3c.studies.plots.curve import load_curve
-from dba3c.studies.plots.learning_curves import plot_learning_curves
+from dba3c.studies.curve import load_curve
+from dba3c.studies.learning_curves import plot_learning_curves
 
 HERE = Path(__file__).parent
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from dba3c.studies.figures import IDEAL, finish
-from dba3c.studies.plots.style import PALETTE, new_figure, save
+from dba3c.studies.figures import IDEAL, PALETTE, finish, new_figure, save
 
 HERE = Path(__file__).resolve().parent
 

@@ -15,9 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-from dba3c.studies.builtin import DBA3C_SCORES
-from dba3c.studies.plots.curve import Curve
+from dba3c.studies.curve import Curve
 from dba3c.studies.results import PointResult, best_mean_score, commit_into, read_results
+from dba3c.studies.study import DBA3C_SCORES
 
 HERE = Path(__file__).resolve().parent
 STUDY = Path("studies/games")

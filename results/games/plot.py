@@ -5,9 +5,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from dba3c.studies.builtin import DBA3C_SCORES
-from dba3c.studies.plots.style import PALETTE, save
+from dba3c.studies.figures import PALETTE, save
 from dba3c.studies.results import read_results
+from dba3c.studies.study import DBA3C_SCORES
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = 4

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from dba3c.studies.plots.curve import Curve
+from dba3c.studies.curve import Curve
 from dba3c.studies.results import commit_into, read_results
 from dba3c.studies.statistics import TimeToGoal, time_to_goal
 

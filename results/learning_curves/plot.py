@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dba3c.studies.plots.learning_curves import plot_learning_curves
+from dba3c.studies.learning_curves import plot_learning_curves
 from dba3c.studies.results import read_results
 
 HERE = Path(__file__).resolve().parent

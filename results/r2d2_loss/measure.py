@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dba3c.studies.plots.curve import downsample
+from dba3c.studies.curve import downsample
 
 HERE = Path(__file__).resolve().parent
 SEEDS = (0, 1)

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dba3c.studies.plots.curve import load_curve
-from dba3c.studies.plots.learning_curves import plot_learning_curves
+from dba3c.studies.curve import load_curve
+from dba3c.studies.learning_curves import plot_learning_curves
 
 HERE = Path(__file__).resolve().parent
 LEGENDS = {"sum": "summed over time, clip 40", "mean": "averaged over time, clip 80"}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dba3c.studies.figures import IDEAL, draw_measured, draw_simulated, finish
-from dba3c.studies.plots.style import new_figure, save
+from dba3c.studies.figures import IDEAL, draw_measured, draw_simulated, finish, new_figure, save
 from dba3c.studies.results import data_points_per_s, each, read_results
 
 HERE = Path(__file__).resolve().parent

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dba3c.studies.figures import draw
+from dba3c.studies.report import draw
 from dba3c.studies.results import read_results
 
 HERE = Path(__file__).resolve().parent

@@ -19,7 +19,7 @@ from dba3c.runs.run_folder import RunFolder
 from dba3c.simulation.calibration import calibrate
 from dba3c.simulation.central import AgentCosts, compare
 from dba3c.simulation.cluster import Cluster
-from dba3c.studies.builtin import NETWORK_SIZES
+from dba3c.studies.study import NETWORK_SIZES
 
 HERE = Path(__file__).resolve().parent
 COSTS = HERE / "agent_costs.json"

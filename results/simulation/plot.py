@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 
 from dba3c.benchmarks.simulator_validation import draw as draw_validation
-from dba3c.studies.figures import IDEAL, draw_simulated, finish
-from dba3c.studies.plots.style import new_figure, save
+from dba3c.studies.figures import IDEAL, draw_simulated, finish, new_figure, save
 
 HERE = Path(__file__).resolve().parent
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dba3c.studies.plots.curve import downsample
+from dba3c.studies.curve import downsample
 
 HERE = Path(__file__).parent
 

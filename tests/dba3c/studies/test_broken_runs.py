@@ -8,10 +8,9 @@ from dba3c.errors import UserError
 from dba3c.metrics.export import export
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
-from dba3c.studies.builtin import STUDIES
-from dba3c.studies.figures import FIGURES
+from dba3c.studies.report import FIGURES
 from dba3c.studies.results import read_results
-from dba3c.studies.study import KINDS, Point, Study
+from dba3c.studies.study import KINDS, STUDIES, Point, Study
 from launch.cli.main import main
 from tests.dba3c.metrics.made_up_run import CONFIG, made_up_run
 

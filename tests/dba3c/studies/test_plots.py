@@ -12,10 +12,9 @@ from matplotlib.image import imread
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
-from dba3c.studies.plots.curve import Curve, downsample, load_curve, load_curves
-from dba3c.studies.plots.learning_curves import aggregate, plot_learning_curves
-from dba3c.studies.plots.of_runs import group_by_configuration, plot_runs
-from dba3c.studies.plots.time_by_section import plot_time_by_section
+from dba3c.studies.curve import Curve, downsample, load_curve, load_curves
+from dba3c.studies.learning_curves import aggregate, group_by_configuration, plot_learning_curves, plot_runs
+from dba3c.studies.time_by_section import plot_time_by_section
 from tests.dba3c.metrics.made_up_run import CONFIG, START_S, made_up_run, set_lives
 
 

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.studies.builtin import STUDIES, Shape, build
-from dba3c.studies.figures import FIGURES
-from dba3c.studies.plots.curve import Curve
-from dba3c.studies.report import plot_study
+from dba3c.studies.curve import Curve
+from dba3c.studies.report import FIGURES, plot_study
 from dba3c.studies.results import best_mean_score, commit_into, data_points_per_s, hours_to_stop_score, read_results
-from dba3c.studies.study import Point, Study, load
+from dba3c.studies.study import STUDIES, Point, Shape, Study, build, load
 from launch.cli.main import main
 from launch.cli.options import parse_train
 from tests.dba3c.metrics.made_up_run import CONFIG, made_up_run

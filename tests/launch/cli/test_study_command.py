@@ -5,8 +5,7 @@ import signal
 import pytest
 
 from dba3c.runs.run_folder import RunFolder
-from dba3c.studies.builtin import Shape, build
-from dba3c.studies.study import load
+from dba3c.studies.study import Shape, build, load
 from launch.cli.main import main
 from launch.cli.study import array_text
 from launch.cli.study_runs import run_all, train_command

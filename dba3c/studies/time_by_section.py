@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from dba3c.errors import UserError
-from dba3c.studies.plots.curve import Curve
-from dba3c.studies.plots.style import PALETTE, label_axis, new_figure, save
+from dba3c.studies.curve import Curve
+from dba3c.studies.figures import PALETTE, label_axis, new_figure, save
 
 _PREFIX = "sections/worker_"
 

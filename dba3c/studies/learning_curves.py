@@ -11,10 +11,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from dba3c.errors import UserError
+from dba3c.errors import UserError, prefixed, warn_on_stderr
 from dba3c.metrics.flat_names import flat_names
-from dba3c.studies.plots.curve import Curve, check_chart
-from dba3c.studies.plots.style import label_axis, line_of, new_figure, save
+from dba3c.studies.curve import Curve, check_chart, load_curves
+from dba3c.studies.figures import label_axis, line_of, new_figure, save
 from dba3c.studies.statistics import FEWEST_OF_IQM, interquartile_mean, spread, spread_name
 
 Statistic = Literal["iqm", "mean"]
@@ -169,3 +169,47 @@ def check_drawable(curves: Sequence[Curve], x: str, y: str) -> None:
 
 def _common_range(lines: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
     return max(line[0, 0] for line in lines), min(line[0, -1] for line in lines)
+
+
+# -- dba3c plot RUN... -------------------------------------------------------------------------------------------------
+
+
+def plot_runs(
+    paths: Sequence[str | Path],
+    into: str | Path,
+    x: str = "frames",
+    y: str = "score/mean",
+    statistic: Statistic = "iqm",
+    title: str = "",
+) -> list[Path]:
+    """Draws the runs into INTO.png and INTO.svg. A run that cannot be read or drawn costs one line, the rest is drawn.
+
+    Args:
+        x: "frames", "hours", "core-hours" or a chart's name.
+        y: a chart's name (docs/metrics.md).
+
+    Raises:
+        UserError: an unknown chart, a file that cannot be written, or no run is left to draw.
+    """
+    curves = load_curves(paths)
+    alike = group_by_configuration(curves).values()
+    kept = [curve for group in alike for curve in drawable(group, x, y, prefixed("left out", warn_on_stderr))]
+    if not kept:
+        raise UserError(f"none of these runs can be drawn: none has {y} against {x}")
+    groups = group_by_configuration(kept)
+    goals = {curve.stop_score for curve in kept}
+    goal = goals.pop() if len(goals) == 1 and y.startswith("score/") else None
+    return plot_learning_curves(groups, into, x=x, y=y, statistic=statistic, goal=goal, title=title)
+
+
+def group_by_configuration(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
+    """Runs by configuration, seeds and folders aside. A group is named after its runs: no two may have one name."""
+    alike: dict[tuple[Any, ...], list[Curve]] = {}
+    for curve in curves:
+        options = sorted((key, str(value)) for key, value in flat_names(curve.config) if key not in MAY_DIFFER)
+        alike.setdefault(tuple(options), []).append(curve)
+    groups: dict[str, list[Curve]] = {}
+    for members in alike.values():
+        name = members[0].name if len(members) == 1 else f"{members[0].name} … {members[-1].name}"
+        groups[name] = members
+    return groups
