@@ -1,19 +1,16 @@
-"""The project's statistics of scores, seeds and games, each in this one place.
+"""The project's statistics of scores and seeds, each in this one place.
 
 IQM                  mean of the middle half (Agarwal et al. 2021, arXiv 2108.13264): as robust as the median, as sharp
                      as the mean. Of fewer than four values nothing can be cut off: it is their mean then
 spread               over seeds: the 95 % percentile bootstrap; the seeds' own range where they are fewer than five
 time to a goal       right-censored: a seed that did not get there counts as later than it was seen, so the median is
                      Kaplan and Meier's (1958), and is known only where more than half of the seeds got there
-several games        stratified: each game's seeds are resampled among themselves; then all runs are pooled
-performance profile  share of runs above each score
-P(improvement)       that a seed of X is better than one of Y on the same game, mean over games
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,13 +23,10 @@ FEWEST_OF_IQM = 4
 _QUARTER = 0.25
 _RESAMPLES = 9_999
 _CENSORED_RESAMPLES = 999  # each of them a Kaplan-Meier curve
-_95 = (0.025, 0.975)
 
 Floats = NDArray[np.float64]
 Statistic = Callable[..., Floats]
 """Called with (values, axis=…), as np.mean and np.median are."""
-Scores = Mapping[str, Sequence[float]]
-"""Game → a score for each seed."""
 
 
 def interquartile_mean(values: ArrayLike, axis: int = 0) -> Floats:
@@ -40,17 +34,13 @@ def interquartile_mean(values: ArrayLike, axis: int = 0) -> Floats:
     return np.asarray(stats.trim_mean(values, _QUARTER, axis=axis))
 
 
-def bootstrap_interval(values: Floats, statistic: Statistic, axis: int = 0) -> tuple[Floats, Floats]:
-    """95 % percentile bootstrap along `axis` (at least two values); the same values give the same interval.
+def bootstrap_interval(values: Floats, statistic: Statistic) -> tuple[Floats, Floats]:
+    """95 % percentile bootstrap along the first axis (at least two values); the same values give the same interval.
 
     BCa has no interval where all values are equal, as scores are early in training; the percentile one is that point.
     """
-    return _bootstrap((values,), statistic, axis)
-
-
-def _bootstrap(samples: Sequence[Floats], statistic: Statistic, axis: int) -> tuple[Floats, Floats]:
     found = stats.bootstrap(
-        samples, statistic, axis=axis, n_resamples=_RESAMPLES, method="percentile", vectorized=True, batch=500, rng=0
+        (values,), statistic, axis=0, n_resamples=_RESAMPLES, method="percentile", vectorized=True, batch=500, rng=0
     ).confidence_interval
     return np.asarray(found.low), np.asarray(found.high)
 
@@ -170,11 +160,6 @@ class TimeToGoal:
     reached: tuple[bool, ...]
 
     @property
-    def reached_times(self) -> tuple[float, ...]:
-        """Of the seeds that reached it."""
-        return tuple(time for time, reached in zip(self.seen, self.reached, strict=True) if reached)
-
-    @property
     def budget(self) -> float:
         """What an unknown median is surely beyond: half of the seeds were seen for so long."""
         return sorted(self.seen)[len(self.seen) // 2]
@@ -213,10 +198,13 @@ def time_to_goal(seen: Sequence[float], reached: Sequence[bool]) -> TimeToGoal:
         reached_at = np.where(known, times, math.inf)
         low, high = float(reached_at.min()), float(reached_at.max())
     else:
-        chosen = np.random.default_rng(0).integers(times.size, size=(_CENSORED_RESAMPLES, times.size))
-        medians = [_censored_median(times[seeds], known[seeds]) for seeds in chosen]
+        with np.errstate(invalid="ignore"):  # of its own interval between two infinite medians
+            medians = stats.bootstrap(
+                (np.arange(times.size),), lambda seeds: _censored_median(times[seeds], known[seeds]),
+                n_resamples=_CENSORED_RESAMPLES, method="percentile", vectorized=False, rng=0,
+            ).bootstrap_distribution  # fmt: skip
         # no interpolation: what is beyond the last look is beyond it
-        low, high = (float(limit) for limit in np.quantile(medians, _95, method="inverted_cdf"))
+        low, high = (float(limit) for limit in np.quantile(medians, (0.025, 0.975), method="inverted_cdf"))
     return TimeToGoal(_censored_median(times, known), low, high, tuple(times.tolist()), tuple(known.tolist()))
 
 
@@ -229,62 +217,3 @@ def _censored_median(times: Floats, reached: NDArray[np.bool_]) -> float:
     below = at[share < 0.5 - 1e-9][0]
     not_above = at[share < 0.5 + 1e-9][0]
     return float(below + not_above) / 2
-
-
-# -- several games -----------------------------------------------------------------------------------------------------
-
-
-def of_games(scores: Scores, statistic: Statistic = interquartile_mean) -> Estimate:
-    """A statistic of all runs of all games with its stratified bootstrap interval (at least two seeds a game).
-
-    Scores should be comparable, e.g. normalised by those of a human.
-    """
-
-    def pooled(*games: Floats, axis: int) -> Floats:
-        return statistic(np.concatenate(games, axis=axis), axis=axis)
-
-    games = _arrays(scores)
-    low, high = _bootstrap(games, pooled, 0)
-    values = np.concatenate(games)
-    return Estimate(float(statistic(values, axis=0)), float(low), float(high), tuple(values.tolist()), values.size)
-
-
-def performance_profile(scores: Scores, thresholds: Sequence[float]) -> tuple[Floats, Floats, Floats]:
-    """(share, low, high), [τ] each: the share of runs above each threshold, and its stratified interval."""
-    at = np.asarray(thresholds, dtype=np.float64)
-
-    def above(*games: Floats, axis: int) -> Floats:
-        runs = np.moveaxis(np.concatenate(games, axis=axis), axis, -1)
-        return np.asarray((runs[..., None, :] > at[:, None]).mean(axis=-1))
-
-    games = _arrays(scores)
-    each = [_bootstrap(games, lambda *some, axis, i=i: above(*some, axis=axis)[..., i], 0) for i in range(at.size)]
-    return above(*games, axis=0), np.array([low for low, _ in each]), np.array([high for _, high in each])
-
-
-def probability_of_improvement(x: Scores, y: Scores) -> Estimate:
-    """P(a seed of X scores more than one of Y), a tie counting half: Mann and Whitney's U / (n m), mean over games."""
-    if x.keys() != y.keys():
-        raise ValueError(f"not the same games: {sorted(x.keys() ^ y.keys())}")
-    count = len(x)
-
-    def improved(*games: Floats, axis: int) -> Floats:
-        pairs = zip(games[:count], games[count:], strict=True)
-        return np.asarray(
-            np.mean([_more(np.moveaxis(a, axis, -1), np.moveaxis(b, axis, -1)) for a, b in pairs], axis=0)
-        )
-
-    games = [*_arrays(x), *_arrays({game: y[game] for game in x})]
-    low, high = _bootstrap(games, improved, 0) if all(game.size > 1 for game in games) else (math.nan, math.nan)
-    each = tuple(float(_more(a, b)) for a, b in zip(games[:count], games[count:], strict=True))
-    return Estimate(float(np.mean(each)), float(low), float(high), each, count)
-
-
-def _more(a: Floats, b: Floats) -> Floats:
-    """[..., n] and [..., m] → [...]."""
-    difference = np.sign(a[..., :, None] - b[..., None, :])
-    return np.asarray((difference + 1).mean(axis=(-2, -1)) / 2)
-
-
-def _arrays(scores: Scores) -> list[Floats]:
-    return [np.asarray(seeds, dtype=np.float64) for seeds in scores.values()]
