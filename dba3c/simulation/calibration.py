@@ -7,6 +7,7 @@ in records of one step: those of one worker are drawn from as they are, else ste
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -160,8 +161,6 @@ def _times(seen: _Seen) -> ComputeTimes:
 
 def _manifest_bytes(run: RunFolder) -> int | None:
     """M from the newest checkpoint's manifest: its last cut, in float32."""
-    import json
-
     manifests = sorted(run.checkpoints.glob("step-*/manifest.json"))
     for manifest in reversed(manifests):
         try:

@@ -14,7 +14,6 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
 from dba3c.studies.curve import Curve, downsample, load_curve, load_curves
 from dba3c.studies.learning_curves import aggregate, group_by_configuration, plot_learning_curves, plot_runs
-from dba3c.studies.time_by_section import plot_time_by_section
 from tests.dba3c.metrics.made_up_run import CONFIG, START_S, made_up_run, set_lives
 
 
@@ -97,13 +96,6 @@ def test_the_figure_is_a_png_and_an_svg_and_the_same_each_time(run, tmp_path):
 def test_learning_is_drawn_against_each_axis(run, tmp_path, x):
     png, _ = plot_learning_curves({"run": [load_curve(run.path)]}, tmp_path / "figure", x=x)
     assert png.stat().st_size > 5000
-
-
-def test_time_by_section_is_drawn(run, tmp_path):
-    png, _ = plot_time_by_section(load_curve(run.path), tmp_path / "sections")
-    assert png.stat().st_size > 5000
-    with pytest.raises(UserError, match="recorded no time by section"):
-        plot_time_by_section(curve_of([1.0]), tmp_path / "none")
 
 
 def test_runs_of_different_configurations_are_not_made_one_line(tmp_path):
