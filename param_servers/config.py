@@ -4,9 +4,9 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from param_servers.errors import ConfigError
+from param_servers.layout import Sharding
 from param_servers.options import option, refusal_of_unread
 from param_servers.schedules import Schedule, parse_schedule
-from param_servers.sharding import Sharding
 from param_servers.timeouts import Timeouts
 
 OptimizerName = Literal["rmsprop", "adam", "sgd", "momentum", "adagrad", "adadelta"]

@@ -11,8 +11,7 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import LastStepsLost, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
 from param_servers.layout import FlatLayout
-from param_servers.replica import OnEvent, Replica, silent
-from param_servers.replica_report import OnReport, ReplicaReport, unread
+from param_servers.replica import OnEvent, OnReport, Replica, ReplicaReport, silent, unread
 from param_servers.servers.accumulator import is_usable
 
 MOST_REJECTED_STEPS = 100

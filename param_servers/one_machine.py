@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from param_servers.checkpoint.snapshots import Checkpoint, find_newest, load_checkpoint
+from param_servers.checkpoint.files import Checkpoint, find_newest, load_checkpoint
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import RunBroken, RunStopped
 from param_servers.exchange import GradientExchange
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
 from param_servers.servers.server_core import ShouldStop
-from param_servers.sharding import ShardPlan, plan_shards
 
 Worker = Callable[[GradientExchange, int], None]
 """(exchange, rank): pulls and pushes until RunStopped, which is caught for it."""

@@ -12,15 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from param_servers.checkpoint.checkpointing import steps_lost
-from param_servers.checkpoint.snapshots import find_newest, load_checkpoint, read_manifest
-from param_servers.checkpoint.storage import Checkpoints
+from param_servers.checkpoint.files import find_newest, load_checkpoint, read_manifest
+from param_servers.checkpoint.writer import Checkpoints, steps_lost
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.exchange import Pull
-from param_servers.layout import FlatLayout
-from param_servers.optim.update_rules import State
+from param_servers.layout import FlatLayout, ShardPlan
+from param_servers.optim import State
 from param_servers.servers.shard import Shard
-from param_servers.sharding import ShardPlan
 
 OnEvent = Callable[[dict[str, Any]], None]
 """Hears {"event", "message", "step"}; the message is one line for a person."""
@@ -28,6 +26,15 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 def silent(event: dict[str, Any]) -> None:
     """An OnEvent that nobody hears."""
+
+
+OnReport = Callable[[dict[str, Any]], None]
+"""Hears the figures of `ReplicaReport`."""
+REPORT_EVERY_S = 1.0
+
+
+def unread(report: dict[str, Any]) -> None:
+    """An OnReport that nobody reads."""
 
 
 class Replica:
@@ -198,3 +205,54 @@ class Replica:
                 return
             storage.poll()
             time.sleep(0.001)
+
+
+class ReplicaReport:
+    """Counts, and about once a second calls `on_report` with what was counted since the last time.
+
+    Like a server's (`servers.report.Reporter`), but for the time.
+
+    Keys: step, term, data_points_total, active_workers, num_gradients, commits, stale, rejected, update_norm (L2, of
+    one update, the first since the last report), first_moment_norm and second_moment_norm (L2, where the optimizer
+    keeps them), learning_rate, collective_s and applying_s (seconds of the sums and of the updates; parts of what the
+    process spends in `push`, so not sections of its time beside that), window_s.
+    """
+
+    def __init__(self, replica: Replica, on_report: OnReport, *, workers: int = 1) -> None:
+        self.active_workers = self.num_gradients = workers
+        self._replica, self._on_report = replica, on_report
+        self._is_read = on_report is not unread
+        self._start()
+
+    def _start(self) -> None:
+        self.commits = self.stale = self.rejected = 0
+        self.collective_s = self.applying_s = 0.0
+        self._since_s = time.monotonic()
+        if self._is_read:
+            self._replica.shard.measure_next_update()
+
+    def maybe(self, last: bool = False) -> None:
+        """Report if it is time, or if this is the `last` one, and something was committed."""
+        window_s = time.monotonic() - self._since_s
+        if not self._is_read or not self.commits or (window_s < REPORT_EVERY_S and not last):
+            return
+        replica = self._replica
+        self._on_report(
+            {
+                "step": replica.step,
+                "term": replica.term,
+                "data_points_total": replica.data_points,
+                "active_workers": self.active_workers,
+                "num_gradients": self.num_gradients,
+                "commits": self.commits,
+                "stale": self.stale,
+                "rejected": self.rejected,
+                "update_norm": replica.shard.update_norm,
+                **replica.shard.moment_norms(),
+                "learning_rate": replica.learning_rate,
+                "collective_s": self.collective_s,
+                "applying_s": self.applying_s,
+                "window_s": window_s,
+            }
+        )
+        self._start()

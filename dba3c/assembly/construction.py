@@ -15,9 +15,8 @@ from dba3c.environments.factory import make_vector_environment
 from dba3c.networks import ActorCriticNetwork, build_network
 from dba3c.networks.q_networks import build_q_network
 from dba3c.networks.sac_networks import build_sac_network
-from param_servers.checkpoint.snapshots import find_newest, load_checkpoint
-from param_servers.layout import FlatLayout
-from param_servers.sharding import ShardPlan, plan_shards
+from param_servers.checkpoint.files import find_newest, load_checkpoint
+from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 
 
 class Spaces(NamedTuple):

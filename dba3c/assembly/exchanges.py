@@ -11,7 +11,7 @@ from dba3c.metrics.exchange_records import to_event_records, to_server_records
 from dba3c.runs.ending import StopRule
 from dba3c.runs.rendezvous import Rendezvous
 from param_servers.exchange import GradientExchange
-from param_servers.sharding import ShardPlan
+from param_servers.layout import ShardPlan
 
 if TYPE_CHECKING:
     from dba3c.assembly.place import Place

@@ -12,7 +12,7 @@ from dba3c.networks.active_relus import ActiveRelus
 from dba3c.runs.ending import before_the_first_update
 from param_servers.exchange import GradientExchange, RunStopped
 from param_servers.layout import FlatLayout
-from param_servers.optim.optimizers import clip_gradient
+from param_servers.optim import clip_gradient
 
 
 def run_learner(

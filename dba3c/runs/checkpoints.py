@@ -1,6 +1,6 @@
 """The policy inside a checkpoint: found, checked and laid out for this run's network, without its optimizer state.
 
-Written and checked by `param_servers.checkpoint.snapshots`; this is what evaluation and recording need of them.
+Written and checked by `param_servers.checkpoint.files`; this is what evaluation and recording need of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from dba3c.environments.normalization import statistics_of
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import checkpoint_steps
-from param_servers.checkpoint.snapshots import load_checkpoint
+from param_servers.checkpoint.files import load_checkpoint
 from param_servers.errors import CheckpointUnreadable, SnapshotError
 from param_servers.layout import FlatLayout
 

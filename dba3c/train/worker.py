@@ -13,15 +13,14 @@ import torch
 
 from dba3c.algorithms.agent import Agent
 from dba3c.config import TrainConfig
-from dba3c.environments.protocol import VectorEnvironment
-from dba3c.environments.protocol import worker_seed
+from dba3c.environments.protocol import VectorEnvironment, worker_seed
 from dba3c.metrics.exchange_records import GradientRecorder
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
 from dba3c.train.collector import Collector
 from dba3c.train.gradients import gradients_of
 from param_servers.exchange import GradientExchange, Pull, RunStopped
-from param_servers.optim.optimizers import clip_gradient
+from param_servers.optim import clip_gradient
 
 
 def run_worker(

@@ -24,10 +24,9 @@ from dba3c.runs.atomic_files import write_atomically
 from launch.cluster.launchers import detect
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import RunStopped
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, plan_shards
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
-from param_servers.sharding import plan_shards
 
 WARM_UP_STEPS = 5
 SECRET = b"a benchmark on one machine, no secret"

@@ -24,8 +24,7 @@ from param_servers.errors import ConfigError, LastStepsLost, PeerLost, RunBroken
 from param_servers.exchange import Pull, Receipt
 from param_servers.layout import FlatLayout
 from param_servers.local import ShouldStop, check_rejected, how_it_ended, never, refusal
-from param_servers.replica import OnEvent, Replica, silent
-from param_servers.replica_report import OnReport, ReplicaReport, unread
+from param_servers.replica import OnEvent, OnReport, Replica, ReplicaReport, silent, unread
 
 COMPARE_EVERY_STEPS = 100
 """Steps between comparisons of all ranks' parameters."""

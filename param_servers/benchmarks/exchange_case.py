@@ -20,10 +20,9 @@ from param_servers.benchmarks.bounds import bound_s
 from param_servers.benchmarks.namespaces import Namespaces
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.exchange import GradientExchange, RunStopped
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
-from param_servers.sharding import ShardPlan, plan_shards
 
 WARM_UP_STEPS = 3
 PATIENCE_S = 600.0

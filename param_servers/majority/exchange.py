@@ -31,8 +31,7 @@ from param_servers.layout import FlatLayout
 from param_servers.local import ShouldStop, check_rejected, never
 from param_servers.majority.chief import MajorityChief
 from param_servers.majority.shared_replica import Outcome, SharedReplica
-from param_servers.replica import OnEvent, Replica, silent
-from param_servers.replica_report import OnReport, ReplicaReport, unread
+from param_servers.replica import OnEvent, OnReport, Replica, ReplicaReport, silent, unread
 from param_servers.servers.audit import AuditLog
 from param_servers.timeouts import GOODBYE_S, NAP_S
 from param_servers.wire.events import Event, Left, Message

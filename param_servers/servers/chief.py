@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from param_servers.checkpoint.storage import Checkpoints
+from param_servers.checkpoint.writer import Checkpoints
 from param_servers.errors import BadMessage
 from param_servers.servers.audit import AuditLog
 from param_servers.servers.coordinator import Coordinator

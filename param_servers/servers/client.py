@@ -12,9 +12,9 @@ from torch import Tensor
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
+from param_servers.layout import ShardPlan
 from param_servers.patience import AwakeClock
 from param_servers.servers.client_core import ClientCore
-from param_servers.sharding import ShardPlan
 from param_servers.timeouts import GOODBYE_S, NAP_S
 from param_servers.wire.handshake import Peer, check_secret, new_incarnation
 from param_servers.wire.links import WAKE_BYTES

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from param_servers.config import ExchangeConfig
 from param_servers.errors import PeerLost, Refused
+from param_servers.layout import ShardPlan
 from param_servers.patience import Redial
 from param_servers.servers.client_state import ClientState, Push
 from param_servers.servers.shard import as_bytes
 from param_servers.servers.shard_node import MOST_CONTROL_BYTES
-from param_servers.sharding import ShardPlan
 from param_servers.wire.even_push import EvenPush
 from param_servers.wire.events import Event, Joined, Left, Message
 from param_servers.wire.frames import Frame

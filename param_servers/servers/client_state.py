@@ -11,7 +11,7 @@ from torch import Tensor
 
 from param_servers.errors import BadMessage
 from param_servers.exchange import Pull, Receipt
-from param_servers.sharding import ShardPlan
+from param_servers.layout import ShardPlan
 from param_servers.wire.messages import REASONS, Code, Dtype, Header, Kind
 
 Version = tuple[int, int]

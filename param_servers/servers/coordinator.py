@@ -10,7 +10,7 @@ of `membership`); one that is still busy then only learns that a version exists,
 parameters.
 """
 
-from param_servers.checkpoint.checkpointing import Checkpointing, steps_lost
+from param_servers.checkpoint.writer import Checkpointing, steps_lost
 from param_servers.servers.decisions import Checkpoint, Decision, Forsake, Note, Restore, Settings, Stop
 from param_servers.servers.step_commits import StepCommits
 from param_servers.wire.messages import Row

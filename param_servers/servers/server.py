@@ -15,13 +15,13 @@ from typing import Any
 
 from torch import Tensor
 
-from param_servers.checkpoint.storage import Checkpoints
+from param_servers.checkpoint.writer import Checkpoints
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, RunBroken
+from param_servers.layout import ShardPlan
 from param_servers.patience import AwakeClock
 from param_servers.servers.report import Reporter
 from param_servers.servers.server_core import MOST_INCARNATION, Resolve, ServerCore, ShouldStop
-from param_servers.sharding import ShardPlan
 from param_servers.timeouts import LAST_WORDS_S
 from param_servers.wire.handshake import check_secret
 from param_servers.wire.interfaces import listen_address

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from param_servers.checkpoint.storage import Checkpoints
+from param_servers.checkpoint.writer import Checkpoints
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, PeerLost
+from param_servers.layout import ShardPlan
 from param_servers.patience import Redial
 from param_servers.servers.audit import AuditLog
 from param_servers.servers.chief import Chief, check_report
@@ -20,7 +21,6 @@ from param_servers.servers.cut_through import is_worthwhile, window_bytes
 from param_servers.servers.decisions import Settings
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
-from param_servers.sharding import ShardPlan
 from param_servers.timeouts import NAP_S
 from param_servers.wire.events import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import MOST_TERM, Hello, Lives, Peer, Role

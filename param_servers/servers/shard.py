@@ -12,8 +12,7 @@ from torch import Tensor
 
 from param_servers.config import OptimizerConfig
 from param_servers.errors import SnapshotError
-from param_servers.optim.optimizers import SliceOptimizer
-from param_servers.optim.update_rules import State
+from param_servers.optim import SliceOptimizer, State
 from param_servers.servers.accumulator import Elements, mean_into
 
 LARGEST_PART, PART_MULTIPLE = 65536, 64

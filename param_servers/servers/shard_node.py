@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from param_servers.checkpoint.storage import Storage
+from param_servers.checkpoint.writer import Storage
 from param_servers.errors import BadMessage
-from param_servers.optim.update_rules import State
+from param_servers.optim import State
 from param_servers.servers.accumulator import Accumulator
 from param_servers.servers.betting import Bets, Version
 from param_servers.servers.shard import Shard, as_bytes, tensor_of

@@ -10,8 +10,8 @@ from torch import Tensor
 from dba3c.assembly.construction import initial_parameters
 from dba3c.config import TrainConfig
 from dba3c.runs.run_folder import RunFolder
-from param_servers.checkpoint.snapshots import publish, write_shard
-from param_servers.sharding import ShardPlan
+from param_servers.checkpoint.files import publish, write_shard
+from param_servers.layout import ShardPlan
 
 WriteCheckpoint = Callable[..., Path]
 

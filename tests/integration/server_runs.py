@@ -19,15 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from param_servers.checkpoint.snapshots import find_newest, load_checkpoint
+from param_servers.checkpoint.files import find_newest, load_checkpoint
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ParamServersError
 from param_servers.exchange import RunStopped
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, plan_shards
 from param_servers.servers.audit import history, read_audit, replay
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
-from param_servers.sharding import plan_shards
 
 SECRET = b"of this test run" * 2
 PATIENCE_S = 60.0

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from param_servers.checkpoint.snapshots import find_newest
+from param_servers.checkpoint.files import find_newest
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.metrics import registry as metric_registry
-from param_servers.checkpoint.snapshots import load_checkpoint
+from param_servers.checkpoint.files import load_checkpoint
 from tests.integration.runs import Run, charts, newest_checkpoint, records
 
 CHARTS_2017 = {

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from param_servers.allreduce.selftest import BATCH, LAYOUT, OPTIMIZER, gradient, initial_parameters
-from param_servers.checkpoint.snapshots import find_newest, load_checkpoint
+from param_servers.checkpoint.files import find_newest, load_checkpoint
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ParamServersError
 from param_servers.exchange import RunStopped

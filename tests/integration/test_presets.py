@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from param_servers.checkpoint.snapshots import load_checkpoint
+from param_servers.checkpoint.files import load_checkpoint
 from tests.integration.runs import Run, charts, newest_checkpoint, records
 
 ONE_ACTOR = ("--actors", "1", "--envs-per-actor", "4")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from param_servers.checkpoint import storage
-from param_servers.checkpoint.snapshots import Checkpoint, find_newest, load_checkpoint
+from param_servers.checkpoint.files import Checkpoint, find_newest, load_checkpoint
 from param_servers.servers.audit import history
 from param_servers.wire.handshake import Hello, Peer, Role, pack_hello
 from param_servers.wire.messages import Header, Kind, pack_header

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from param_servers.checkpoint.snapshots import load_checkpoint
+from param_servers.checkpoint.files import load_checkpoint
 from tests.integration.runs import ROOT, Run, newest_checkpoint, records
 from tests.integration.test_presets import R2D2, SAC
 

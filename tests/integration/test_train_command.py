@@ -14,7 +14,7 @@ import torch
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.run_lock import HEARTBEAT_S
 from launch.cluster.incarnations import PER_START
-from param_servers.checkpoint.snapshots import load_checkpoint
+from param_servers.checkpoint.files import load_checkpoint
 from tests.integration.runs import Run, episodes, newest_checkpoint
 
 CARTPOLE = ("train", "CartPole-v1", "--workers", "2", "--servers", "2", "--track", "--seed", "1")

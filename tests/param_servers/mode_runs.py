@@ -8,12 +8,11 @@ import torch
 from param_servers.allreduce.collective_torch import TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, plan_shards
 from param_servers.local import LocalExchange
 from param_servers.majority.exchange import MajorityExchange
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
-from param_servers.sharding import plan_shards
 
 SECRET = b"0123456789abcdef"
 SHAPES = {"torso.weight": (7, 5), "torso.bias": (7,), "head.weight": (3, 7), "head.bias": (3,), "scale": (1,)}

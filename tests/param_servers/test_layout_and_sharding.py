@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from param_servers.errors import ConfigError
-from param_servers.layout import FlatLayout
-from param_servers.sharding import plan_shards
+from param_servers.layout import FlatLayout, plan_shards
 
 shapes = st.lists(st.lists(st.integers(1, 5), max_size=3).map(tuple), min_size=1, max_size=6)
 

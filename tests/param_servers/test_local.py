@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from param_servers.checkpoint.snapshots import find_newest, read_manifest
+from param_servers.checkpoint.files import find_newest, read_manifest
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import LastStepsLost, RunBroken, RunStopped
 from param_servers.exchange import GradientExchange

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from param_servers.config import OptimizerConfig
-from param_servers.sharding import ShardPlan, plan_shards
+from param_servers.layout import ShardPlan, plan_shards
 from tests.param_servers.mode_runs import (
     ADAM,
     BATCH,

@@ -10,9 +10,8 @@ import torch
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import RunBroken
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, plan_shards
 from param_servers.one_machine import run_on_one_machine, train_on_one_machine
-from param_servers.sharding import plan_shards
 
 INPUT = torch.arange(12.0).view(4, 3) / 12
 

@@ -23,8 +23,8 @@ class SimDisk:
         """Written so far: no two have the same name, as no two have the same hash."""
 
 
-class SimStorage:
-    """`storage.Checkpoints` on a SimDisk."""
+class SimCheckpoints:
+    """`writer.Checkpoints` on a SimDisk."""
 
     directory = "simulated"
 

@@ -13,7 +13,7 @@ from param_servers.servers.server_core import ServerCore
 from param_servers.wire.events import Event, Message
 from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.messages import Row
-from tests.param_servers.checkpoint.simulated_disk import SimStorage
+from tests.param_servers.checkpoint.simulated_disk import SimCheckpoints
 from tests.param_servers.servers.simulated_network import SimHub
 from tests.param_servers.servers.simulated_run import NUMEL, Broken, SimulatedRun
 
@@ -23,7 +23,7 @@ class SimServer:
 
     def __init__(self, run: SimulatedRun, shard: int, incarnation: int) -> None:
         self.run, self.shard = run, shard
-        storage: Any = SimStorage(run.disk, run.rng, shard, run.initial[run.plan.slice_of(shard)])
+        storage: Any = SimCheckpoints(run.disk, run.rng, shard, run.initial[run.plan.slice_of(shard)])
         if shard == 0:
             run.chief_storage = storage
         self.core = ServerCore(

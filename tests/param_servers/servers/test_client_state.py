@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, plan_shards
 from param_servers.servers.client_state import ClientState
-from param_servers.sharding import plan_shards
 from param_servers.wire.messages import Code, Dtype, Header, Kind
 
 PLAN = plan_shards(FlatLayout.of({"w": (4,)}), 2)

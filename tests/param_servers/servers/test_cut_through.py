@@ -5,14 +5,13 @@ from typing import Any
 
 import torch
 
-from param_servers.checkpoint.storage import Checkpoints
+from param_servers.checkpoint.writer import Checkpoints
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, plan_shards
 from param_servers.servers.cut_through import is_worthwhile, window_bytes
 from param_servers.servers.server_core import ServerCore
 from param_servers.servers.shard import Shard, as_bytes
 from param_servers.servers.shard_node import ShardNode
-from param_servers.sharding import plan_shards
 from param_servers.wire.events import Message
 from param_servers.wire.frames import Frame
 from param_servers.wire.handshake import Hello, Peer, Role

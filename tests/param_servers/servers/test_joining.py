@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from param_servers.checkpoint.storage import Checkpoints
+from param_servers.checkpoint.writer import Checkpoints
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, ConfigError, Refused, RunStopped
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, plan_shards
 from param_servers.majority.chief import check_standing
 from param_servers.majority.exchange import MajorityExchange
 from param_servers.servers.chief import check_report
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
 from param_servers.servers.server_core import ServerCore
-from param_servers.sharding import plan_shards
 from param_servers.wire.events import Event, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.interfaces import listen_address

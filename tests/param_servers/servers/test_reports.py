@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from param_servers import replica_report
+from param_servers import replica
 from param_servers.config import OptimizerConfig
 from param_servers.layout import FlatLayout
 from param_servers.local import LocalExchange
@@ -48,9 +48,9 @@ def test_the_norm_of_an_update_does_not_grow_with_the_number_of_updates_in_a_rep
 ) -> None:
     often: list[dict[str, Any]] = []
     once: list[dict[str, Any]] = []
-    monkeypatch.setattr(replica_report, "EVERY_S", 0.0)
+    monkeypatch.setattr(replica, "REPORT_EVERY_S", 0.0)
     trained(often)
-    monkeypatch.setattr(replica_report, "EVERY_S", 1000.0)
+    monkeypatch.setattr(replica, "REPORT_EVERY_S", 1000.0)
     trained(once)
     assert [report["commits"] for report in often] == [1] * 6 and [report["commits"] for report in once] == [6]
     assert [report["update_norm"] for report in often] == pytest.approx(norms_of_the_updates(), rel=1e-4)

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.exchange import GradientExchange, Receipt, RunStopped
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
-from param_servers.sharding import ShardPlan, plan_shards
 from param_servers.wire.messages import HEADER_BYTES, Row
 
 SECRET = b"s" * 32
@@ -110,7 +109,7 @@ class Threads:
 @pytest.mark.parametrize("servers", [1, 2, 4])
 @pytest.mark.parametrize("sharding", ["even_bytes", "greedy_by_tensor"])
 def test_servers_take_the_same_steps_as_one_process_bit_by_bit(tmp_path: Path, servers: int, sharding: str) -> None:
-    from param_servers.checkpoint.snapshots import find_newest, load_checkpoint
+    from param_servers.checkpoint.files import find_newest, load_checkpoint
 
     plan = plan_shards(LAYOUT, servers, sharding)  # type: ignore[arg-type]
     config = ExchangeConfig(
@@ -127,7 +126,7 @@ def test_servers_take_the_same_steps_as_one_process_bit_by_bit(tmp_path: Path, s
 
 
 def test_passing_on_and_waiting_take_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from param_servers.checkpoint.snapshots import find_newest, load_checkpoint
+    from param_servers.checkpoint.files import find_newest, load_checkpoint
     from param_servers.servers import cut_through
     from param_servers.servers.betting import Bets
     from param_servers.wire import incoming, links

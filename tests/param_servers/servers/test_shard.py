@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from param_servers.config import OptimizerConfig, OptimizerName
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, plan_shards
 from param_servers.servers.shard import Shard
-from param_servers.sharding import plan_shards
 
 OPTIMIZERS: list[OptimizerName] = ["sgd", "momentum", "rmsprop", "adam", "adagrad", "adadelta"]
 

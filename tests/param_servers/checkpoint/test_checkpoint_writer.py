@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from param_servers.checkpoint import storage as storage_module
-from param_servers.checkpoint.snapshots import load_checkpoint
-from param_servers.checkpoint.storage import Checkpoints
+from param_servers.checkpoint import writer
+from param_servers.checkpoint.files import load_checkpoint
+from param_servers.checkpoint.writer import Checkpoints
 from param_servers.errors import SnapshotError
-from param_servers.layout import FlatLayout
-from param_servers.sharding import plan_shards
+from param_servers.layout import FlatLayout, plan_shards
 
 PLAN = plan_shards(FlatLayout.of({"w": (4,)}), 1)
 
@@ -58,7 +57,7 @@ def test_a_disk_that_cannot_set_aside_is_one_line(tmp_path: Path, monkeypatch: p
     def refuse(directory: Path, step: int) -> None:
         raise PermissionError(13, "Permission denied", str(directory / "step-4"))
 
-    monkeypatch.setattr(storage_module, "set_aside_after", refuse)
+    monkeypatch.setattr(writer, "set_aside_after", refuse)
     storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
     storage.set_aside_after(2, pytest.fail)
     with pytest.raises(SnapshotError, match=r"^the checkpoints after step 2 cannot be set aside: .*step-4"):
@@ -70,7 +69,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_as_long_as_stated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = threading.Event()
-    monkeypatch.setattr(storage_module, "set_aside_after", lambda directory, step: answers.wait(60))
+    monkeypatch.setattr(writer, "set_aside_after", lambda directory, step: answers.wait(60))
     storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4), set_aside_s=0.05)
     storage.set_aside_after(2, pytest.fail)
     with pytest.raises(SnapshotError, match=r"did not set aside the checkpoints after step 2 within 0\.05 s"):
@@ -81,11 +80,11 @@ def test_a_disk_that_does_not_answer_is_waited_for_as_long_as_stated(
 
 
 def test_a_slow_load_leaves_the_loop_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers, real = threading.Event(), storage_module.load_checkpoint
+    answers, real = threading.Event(), writer.load_checkpoint
     storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
     begin(storage, 2)
     finish(storage)
-    monkeypatch.setattr(storage_module, "load_checkpoint", lambda path: answers.wait(60) and real(path))
+    monkeypatch.setattr(writer, "load_checkpoint", lambda path: answers.wait(60) and real(path))
     loaded: list[Any] = []
     storage.load(2, lambda parameters, state: loaded.append(parameters.tolist()))
     storage.poll()  # does not wait
@@ -109,15 +108,15 @@ import sys, threading
 from pathlib import Path
 from typing import Any
 import torch
-from param_servers.checkpoint import storage
+from param_servers.checkpoint import writer
 from param_servers.layout import FlatLayout
-from param_servers.sharding import plan_shards
-from param_servers.checkpoint.snapshots import load_checkpoint
+from param_servers.layout import plan_shards
+from param_servers.checkpoint.files import load_checkpoint
 
-storage.CLOSE_S = 0.05
-storage.set_aside_after = storage.write_shard = lambda *arguments: threading.Event().wait()
+writer.CLOSE_S = 0.05
+writer.set_aside_after = writer.write_shard = lambda *arguments: threading.Event().wait()
 plan = plan_shards(FlatLayout.of({"w": (4,)}), 1)
-checkpoints = storage.Checkpoints(Path(sys.argv[1]), plan, 0, torch.zeros(4), 0.05)
+checkpoints = writer.Checkpoints(Path(sys.argv[1]), plan, 0, torch.zeros(4), 0.05)
 if sys.argv[2] == "set aside":
     checkpoints.set_aside_after(2, print)
     while True:

@@ -1,4 +1,7 @@
-"""One shard's way to the checkpoints: the disk works in a thread, so that a slow one stops neither steps nor links."""
+"""Who writes a checkpoint when, and one shard's way to them.
+
+The disk works in a thread, so that a slow one stops neither steps nor links.
+"""
 
 import json
 import math
@@ -10,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from param_servers.checkpoint.snapshots import (
+from param_servers.checkpoint.files import (
     find_newest,
     load_checkpoint,
     patiently,
@@ -20,9 +23,9 @@ from param_servers.checkpoint.snapshots import (
     write_shard,
 )
 from param_servers.errors import ParamServersError, SnapshotError
-from param_servers.optim.update_rules import State
+from param_servers.layout import ShardPlan
+from param_servers.optim import State
 from param_servers.patience import LeavableThread
-from param_servers.sharding import ShardPlan
 from param_servers.timeouts import CLOSE_S, Timeouts
 
 Loaded = Callable[[Tensor, State | None], None]
@@ -89,7 +92,7 @@ class Checkpoints:
         self, step: int, term: int, data_points: int, files: list[dict[str, Any]], extra: dict[str, Any], keep: int,
         done: Callable[[bytes], None],
     ) -> None:  # fmt: skip
-        """Shard 0: all slices are there; see `snapshots.publish`."""
+        """Shard 0: all slices are there; see `files.publish`."""
         directory, plan = self.directory, self._plan
         assert directory is not None
 
@@ -183,3 +186,69 @@ class Checkpoints:
     def close(self) -> None:
         """Let go of the thread, within a bounded time."""
         self._thread.close(0.0 if self._stuck else CLOSE_S)
+
+
+class Checkpointing:
+    """Which checkpoint is being written, which shards have written their slice, which one is safe. Pure.
+
+    At most one checkpoint is in the making.
+
+    Args:
+        num_shards: slices in a checkpoint.
+        every: steps between checkpoints; 0: only when asked.
+        saved: (step, data_points) of the newest valid checkpoint.
+    """
+
+    def __init__(self, num_shards: int, every: int, saved: tuple[int, int]) -> None:
+        self.saved = saved
+        self.failure = ""
+        """Why the last one that failed did."""
+        self.data_points = 0
+        """Of the checkpoint in the making."""
+        self._num_shards, self._every = num_shards, every
+        self._writing: int | None = None
+        self._tried = saved[0]
+        """The step of the newest one that was begun: a full disk is not tried again before the next one is due."""
+        self._written: set[int] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether one is in the making."""
+        return self._writing is not None
+
+    def due(self, step: int) -> bool:
+        """Whether to write one of version `step`."""
+        return bool(self._every) and not self.busy and step // self._every > self._tried // self._every
+
+    def begin(self, step: int, data_points: int) -> None:
+        """All shards are told to write version `step`."""
+        self._writing = self._tried = step
+        self.data_points = data_points
+        self._written.clear()
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more; the run goes back to the newest valid one."""
+        self._writing, self._tried = None, self.saved[0]
+        self._written.clear()
+
+    def slice_written(self, shard: int, step: int) -> bool:
+        """A shard has written its slice of `step`; True when it was the last one."""
+        if step != self._writing:
+            return False
+        self._written.add(shard)
+        return len(self._written) == self._num_shards
+
+    def done(self, step: int, error: str) -> bool:
+        """It is published, or has failed; False when nobody waits for it any more."""
+        if step != self._writing:
+            return False
+        self.failure = error
+        if not error:
+            self.saved = (step, self.data_points)
+        self._writing = None
+        return True
+
+
+def steps_lost(saved: int, why: str) -> str:
+    """What it costs that the last checkpoint was not written; `saved` is the step of the newest one that was."""
+    return f"the last checkpoint could not be written ({why}): all steps since {saved} are lost"

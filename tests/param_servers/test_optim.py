@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from param_servers.config import OptimizerConfig
 from param_servers.errors import ConfigError
 from param_servers.layout import FlatLayout
-from param_servers.optim.optimizers import (
+from param_servers.optim import (
     SliceOptimizer,
     clip_gradient,
     merge_states,

@@ -34,10 +34,8 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from param_servers.errors import CheckpointUnreadable, ConfigError, SnapshotError
-from param_servers.layout import FlatLayout
-from param_servers.optim.optimizers import merge_states
-from param_servers.optim.update_rules import State
-from param_servers.sharding import ShardPlan
+from param_servers.layout import FlatLayout, ShardPlan
+from param_servers.optim import State, merge_states
 
 FORMAT = "param_servers checkpoint 1"
 _PAUSES_S = (0.1, 0.5, 1.0, 2.0)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from param_servers.checkpoint import snapshots
-from param_servers.checkpoint.snapshots import (
+from param_servers.checkpoint import files
+from param_servers.checkpoint.files import (
     find_newest,
     load_checkpoint,
     publish,
@@ -20,9 +20,8 @@ from param_servers.checkpoint.snapshots import (
 )
 from param_servers.config import OptimizerConfig
 from param_servers.errors import CheckpointUnreadable, SnapshotError
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.servers.shard import Shard
-from param_servers.sharding import ShardPlan, plan_shards
 
 LAYOUT = FlatLayout.of({"a": (3, 2), "b": (5,), "c": (1,)})
 CONFIG = OptimizerConfig(optimizer="adam", learning_rate="0.1")
@@ -184,7 +183,7 @@ class Refusing:
             return real_open(path, *how, **named)
 
         monkeypatch.setattr(Path, "open", opened)
-        monkeypatch.setattr(snapshots, "_PAUSES_S", (0.0,) * 4)
+        monkeypatch.setattr(files, "_PAUSES_S", (0.0,) * 4)
 
 
 @pytest.mark.parametrize("what", ["step-4/manifest", "step-4/shard-1"])
