@@ -26,7 +26,7 @@ from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder, checkpoint_steps
 from dba3c.studies.curve import downsample
 from dba3c.studies.study import Point, Run
-from launch.cli.study_runs import train
+from launch.cli.study import train
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parent / "runs" / "queue"

@@ -1,4 +1,4 @@
-"""`dba3c evaluate`: full games with a checkpoint of a run."""
+"""`dba3c evaluate` plays full games with a checkpoint of a run, `dba3c record` films one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from rich.console import Console
+from rich.progress import Progress
 
+from dba3c.config import TrainConfig
+from dba3c.errors import UserError
+from dba3c.evaluation import evaluator
+from dba3c.recording.recorder import record_game
+from dba3c.runs.checkpoints import find_policy
+from dba3c.runs.run_folder import RunFolder
 from launch.cli.options import parse
 from launch.local.resources import given_cores
 
@@ -34,23 +42,15 @@ class EvaluateArguments:
     """Which stream of evaluation seeds: the same index plays the same games."""
 
 
-def run(words: Sequence[str]) -> int:
+def evaluate(words: Sequence[str]) -> int:
     """dba3c evaluate RUN [OPTIONS]"""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from dba3c.config import TrainConfig
-    from dba3c.evaluation.evaluator import evaluate
-    from dba3c.runs.checkpoints import find_policy
-    from dba3c.runs.run_folder import RunFolder
-
     arguments = parse(EvaluateArguments, words, "dba3c evaluate")
     folder = RunFolder.open(arguments.run)
     policy = find_policy(folder.checkpoints, arguments.step, on_skip=print)
     console = Console(stderr=True)
     with Progress(transient=True, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"step {policy.step}", total=arguments.games)
-        evaluation = evaluate(
+        evaluation = evaluator.evaluate(
             TrainConfig.from_json(folder.config_text()),
             policy,
             games=arguments.games,
@@ -61,4 +61,53 @@ def run(words: Sequence[str]) -> int:
         )
     print(f"step {policy.step}, {evaluation.protocol}: {evaluation.summary}")
     print(evaluation.save(folder))
+    return 0
+
+
+@dataclass(frozen=True)
+class RecordArguments:
+    """Film one full game played with a run's newest checkpoint, as mp4 and, when asked, as a GIF."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run's folder."""
+
+    step: int | None = None
+    """The checkpoint; None: the newest whole one."""
+
+    actions: Literal["sampled", "greedy"] | None = None
+    """Drawn from the policy, or its likeliest; None: as the run's protocol has it."""
+
+    seed_index: int = 0
+    """Which stream of seeds: the same index plays the same game."""
+
+    output: Path | None = None
+    """Where the mp4 goes; None: videos/step-N.mp4 in the run's folder."""
+
+    overlay: bool = False
+    """Draw score, value and action probabilities beside the game."""
+
+    gif: Path | None = None
+    """Write a GIF of at most 2 MB here as well, without overlay."""
+
+
+def record(words: Sequence[str]) -> int:
+    """dba3c record RUN [OPTIONS]"""
+    arguments = parse(RecordArguments, words, "dba3c record")
+    folder = RunFolder.open(arguments.run)
+    policy = find_policy(folder.checkpoints, arguments.step, on_skip=print)
+    config = TrainConfig.from_json(folder.config_text())
+    path = arguments.output or folder.videos / f"step-{policy.step}.mp4"
+    if path.suffix != ".mp4":
+        raise UserError(f"a film is an .mp4 file, not {path.name}")
+    game = record_game(
+        config,
+        policy,
+        path,
+        gif=arguments.gif,
+        overlay=arguments.overlay,
+        actions=arguments.actions,
+        seed_index=arguments.seed_index,
+    )
+    print(f"step {policy.step}, {game.protocol}: {game.score:g} points in {game.length_steps} steps")
+    print("\n".join(str(file) for file in (path, arguments.gif) if file is not None))
     return 0

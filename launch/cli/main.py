@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dba3c.errors import UserError
+from launch.cli.commands import command
 from launch.output import harmless_output
 from param_servers.errors import ConfigError, ParamServersError, SnapshotError
 
@@ -56,18 +57,6 @@ def _run(arguments: Sequence[str]) -> int:
         return RUN_BROKEN_EXIT
     except BrokenPipeError:
         return 0
-
-
-def command(name: str) -> Callable[[Sequence[str]], int]:
-    """The function behind a command's name; only its module is imported, so that help is quick."""
-    import difflib
-
-    from launch.cli import commands
-
-    if name not in commands.COMMANDS:
-        close = difflib.get_close_matches(name, commands.COMMANDS) or list(commands.COMMANDS)
-        raise UserError(f"no command is called {name!r}; there are {', '.join(close)}")
-    return commands.COMMANDS[name]
 
 
 if __name__ == "__main__":

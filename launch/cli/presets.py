@@ -1,4 +1,8 @@
-"""Presets: functions from an environment id and the number of cores to a complete configuration."""
+"""Presets: functions from an environment id and the number of cores to a complete configuration.
+
+First this system's own (breakout, dba3c_paper, classic), then those of environment families (football, vizdoom,
+mujoco), then other systems' recipes on this one: IMPALA's V-trace, R2D2 and SAC as in SEED RL, and PPO in workers.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,26 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
-from dba3c.central_config import CentralConfig
+from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
-from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky
+from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky, atari_v5
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.families import stop_score
 from dba3c.errors import UserError
-from launch.cli.environment_presets import fitting_preset, football, mujoco, vizdoom
-from launch.cli.seed_presets import impala, ppo, r2d2, sac
 from param_servers.config import ExchangeConfig, OptimizerConfig
 
 SMALL_CLUSTER_WORKERS = 8
 """From this many workers on, one in twelve is a backup worker (the 2017 system: 5 of 65)."""
+ONE_LEARNER = ExchangeConfig(exchange="local")
+PPO_DATA_POINTS = 10_000_000
+"""Of the paper's Atari runs: 40 M frames."""
+FAMILY_PRESETS = {"football": "football", "vizdoom": "vizdoom", "atari": "breakout"}
+"""Which preset fits a family when none is named; `fitting_preset` knows the rest."""
+MUJOCO = (
+    "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum",
+    "Pusher", "Reacher", "Swimmer", "Walker2d",
+)  # fmt: skip
+"""Gymnasium's own, of any version."""
 
 
 def breakout(env_id: str, cores: int) -> TrainConfig:
@@ -84,6 +96,151 @@ def classic(env_id: str, cores: int) -> TrainConfig:
     )
 
 
+def football(env_id: str, cores: int) -> TrainConfig:
+    """PPO on 115 numbers with checkpoint rewards: small updates (64 steps of 8 environments a worker, 4 epochs).
+
+    γ 0.993 and the entropy cost are those of the environment's authors (arXiv 1907.11180). For the map add
+    `--football-observation extracted --network football`.
+    """
+    _require_family(env_id, "football")
+    return TrainConfig(
+        environment=EnvironmentConfig(
+            env_id=env_id,
+            envs_per_worker=8,
+            football_observation="simple115v2",
+            football_rewards="scoring,checkpoints",
+        ),
+        network=NetworkConfig(network="auto"),
+        algorithm=AlgorithmConfig(
+            algorithm="ppo", rollout_length=64, discount=0.993, trace_lambda=0.95, entropy_cost="0.003"
+        ),
+        optimizer=OptimizerConfig(optimizer="adam", learning_rate="5e-4", epsilon=1e-5, clip_norm=0.5),
+        exchange=ExchangeConfig(exchange="servers", num_workers=max(1, cores), num_servers=1),
+        run=RunConfig(stop_score=stop_score(env_id)),
+    )
+
+
+def vizdoom(env_id: str, cores: int) -> TrainConfig:
+    """The actor-critic with an LSTM behind the small network: 10-step rollouts of 16 environments, rewards / 100.
+
+    γ 0.97: a game of `basic` is won in ten or twenty steps, and waiting costs. Learning rate: at 1e-3, which the small
+    network without memory likes, the LSTM had not learned `basic` in 785 k steps; at 3e-4 it takes 160 k.
+    """
+    _require_family(env_id, "vizdoom")
+    workers = max(1, cores)
+    return TrainConfig(
+        environment=EnvironmentConfig(env_id=env_id, envs_per_worker=max(4, 16 // workers), reward_scale=0.01),
+        network=NetworkConfig(network="small_lstm", precision="bfloat16"),
+        algorithm=AlgorithmConfig(rollout_length=10, discount=0.97, trace_lambda=0.95, entropy_cost="0.005"),
+        optimizer=OptimizerConfig(optimizer="adam", learning_rate="3e-4", epsilon=1e-5, clip_norm=0.5),
+        exchange=ExchangeConfig(exchange="servers", num_workers=workers, num_servers=1),
+        run=RunConfig(stop_score=stop_score(env_id)),
+    )
+
+
+def mujoco(env_id: str, cores: int) -> TrainConfig:
+    """PPO with a Gaussian policy and normalised observations (arXiv 1707.06347, table 3): 10 epochs of minibatches of
+    64, clip 0.2, λ 0.95, Adam 3e-4, which falls to 1e-5 here.
+
+    The paper's 2,048 steps of one environment are 256 steps of 8 in each worker here: n workers average n minibatches.
+    OpenAI Baselines also divides rewards by the running deviation of the return; here they are scaled by a constant.
+    """
+    return TrainConfig(
+        environment=EnvironmentConfig(env_id=env_id, envs_per_worker=8, normalize_observations=True, reward_scale=0.1),
+        network=NetworkConfig(network="mlp"),
+        algorithm=AlgorithmConfig(
+            algorithm="ppo",
+            rollout_length=256,
+            trace_lambda=0.95,
+            entropy_cost="0",
+            ppo_epochs=10,
+            ppo_minibatches=32,
+        ),
+        optimizer=OptimizerConfig(optimizer="adam", learning_rate="linear:3e-4->1e-5@1e6", epsilon=1e-5, clip_norm=0.5),
+        exchange=ExchangeConfig(exchange="servers", num_workers=max(1, cores), num_servers=1),
+        run=RunConfig(stop_score=stop_score(env_id)),
+    )
+
+
+def impala(env_id: str, cores: int) -> TrainConfig:
+    """V-trace with SEED's settings (arXiv 1910.06591): 32 unrolls of 20 (short games), γ 0.99, baseline cost 0.5,
+    entropy cost 0.00025, Adam 4.8e-4 with β1 0 and ε 3.125e-7; its residual network, without the LSTM."""
+    environment, image = _environment(env_id)
+    return TrainConfig(
+        environment=environment,
+        network=NetworkConfig(network="resnet" if image else "auto"),
+        algorithm=AlgorithmConfig(algorithm="vtrace", entropy_cost="0.00025"),
+        optimizer=OptimizerConfig(
+            optimizer="adam", learning_rate="4.8e-4", beta1=0.0, epsilon=3.125e-7, clip_rule="none"
+        ),
+        exchange=ONE_LEARNER,
+        central=CentralConfig(mode="central", actors=max(1, cores), unroll_length=20, batch_unrolls=32),
+        run=RunConfig(stop_score=stop_score(env_id)),
+    )
+
+
+def r2d2(env_id: str, cores: int) -> TrainConfig:
+    """R2D2 with SEED's settings (arXiv 1910.06591): 64 sequences of 40 + 100 steps, γ 0.997, 5-step returns, replay
+    ratio 1.5, Adam 4.8e-4 with ε 1e-3, gradients clipped at a norm of 40.
+
+    Rewards are not clipped: values are rescaled by h(x) instead (Kapturowski et al. 2019, section 2.3). Smaller than
+    SEED's: the replay, 200,000 steps here, and the number of environments.
+    """
+    environment, _ = _environment(env_id)
+    return TrainConfig(
+        environment=replace(environment, clip_reward=False),
+        algorithm=AlgorithmConfig(algorithm="r2d2", discount=0.997),
+        optimizer=OptimizerConfig(optimizer="adam", learning_rate="4.8e-4", epsilon=1e-3, clip_norm=40.0),
+        exchange=ONE_LEARNER,
+        central=CentralConfig(mode="central", actors=max(1, cores), unroll_length=100),
+        replay=ReplayConfig(replay_capacity=200_000, replay_start=20_000),
+        run=RunConfig(stop_score=stop_score(env_id)),
+    )
+
+
+def sac(env_id: str, cores: int) -> TrainConfig:
+    """SAC (arXiv 1812.05905): batch 256, a million transitions, τ 0.005, one gradient per agent step."""
+    return TrainConfig(
+        environment=EnvironmentConfig(env_id=env_id),
+        algorithm=AlgorithmConfig(algorithm="sac", discount=0.99),
+        optimizer=OptimizerConfig(optimizer="adam", learning_rate="3e-4", epsilon=1e-8, clip_rule="none"),
+        exchange=ONE_LEARNER,
+        central=CentralConfig(mode="central", actors=max(1, cores), envs_per_actor=4, unroll_length=5),
+        replay=ReplayConfig(replay_batch=256, replay_ratio=256.0),
+        run=RunConfig(stop_score=stop_score(env_id)),
+    )
+
+
+def ppo(env_id: str, cores: int) -> TrainConfig:
+    """PPO as its paper plays Atari (arXiv 1707.06347, table 5): 128 steps of 8 environments, 3 epochs of 4 minibatches,
+    λ 0.95, value coefficient 1, entropy 0.01, ε from 0.1 and the learning rate from 2.5e-4 to 0 in 10 M data points,
+    where the run ends.
+
+    That is one worker's; with n workers a minibatch has n × 256 samples. Not the table's: Adam's ε of 1e-5 and clipping
+    the gradient at a norm of 0.5, which are OpenAI Baselines', and the sticky actions of the protocol v5.
+    """
+    environment, image = _environment(env_id)
+    workers = max(1, cores)
+    return TrainConfig(
+        environment=replace(environment, envs_per_worker=8),
+        network=NetworkConfig(network="nature" if image else "auto"),
+        algorithm=AlgorithmConfig(
+            algorithm="ppo",
+            rollout_length=128,
+            trace_lambda=0.95,
+            value_cost=2.0,  # of ½(V − target)², where the paper has the whole square
+            entropy_cost="0.01",
+            policy_clip=f"linear:0.1->0@{PPO_DATA_POINTS}",
+            ppo_epochs=3,
+        ),
+        optimizer=OptimizerConfig(
+            optimizer="adam", learning_rate=f"linear:2.5e-4->0@{PPO_DATA_POINTS}", epsilon=1e-5, clip_norm=0.5
+        ),
+        exchange=ExchangeConfig(exchange="servers", num_workers=workers, num_servers=1),
+        run=RunConfig(stop_score=stop_score(env_id), total_frames=round(PPO_DATA_POINTS * environment.frames_per_step)),
+    )
+
+
 def with_central_inference(config: TrainConfig, cores: int) -> TrainConfig:
     """The same agent on the same environments with central inference: an actor per core, one learner, V-trace.
 
@@ -111,6 +268,20 @@ def local_servers(cores: int) -> ExchangeConfig:
     workers = max(1, cores)
     backup = workers // 12 + 1 if workers >= SMALL_CLUSTER_WORKERS else 0
     return ExchangeConfig(exchange="servers", num_workers=workers, num_servers=2, num_backup_workers=backup)
+
+
+def _environment(env_id: str) -> tuple[EnvironmentConfig, bool]:
+    """The environment, Atari by its v5 protocol, and whether it shows images."""
+    environment = EnvironmentConfig(env_id=env_id)
+    if environment.family == "atari":
+        return atari_v5(environment), True
+    return environment, environment.family in ("vizdoom", "dmlab", "football")
+
+
+def _require_family(env_id: str, family: str) -> None:
+    """Raise `UserError` where a preset made for one family is asked to train another."""
+    if EnvironmentConfig(env_id=env_id).family != family:
+        raise UserError(f"the preset {family} is for {family}/<scenario>, not {env_id}: --preset classic fits any")
 
 
 PRESETS: dict[str, Callable[[str, int], TrainConfig]] = {
@@ -154,3 +325,13 @@ def preset(name: str | None, env_id: str | None, cores: int) -> TrainConfig:
         close = difflib.get_close_matches(name, PRESETS) or list(PRESETS)
         raise UserError(f"no preset is called {name!r}; there are {', '.join(close)}")
     return PRESETS[name](env_id or DEFAULT_ENVIRONMENTS[name], cores)
+
+
+def fitting_preset(env_id: str) -> str:
+    """The name of the preset that fits an environment."""
+    family = EnvironmentConfig(env_id=env_id).family
+    if family in FAMILY_PRESETS:
+        return FAMILY_PRESETS[family]
+    if family == "dmlab":
+        return "impala"
+    return "mujoco" if family == "gymnasium" and env_id.split("-v")[0] in MUJOCO else "classic"

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dba3c.errors import UserError
+from launch.cli.options import parse
 from launch.cluster.topology import Topology, fit
 
 MAX_LINES = 50
@@ -206,10 +207,8 @@ def _start_lines(shape: SlurmShape) -> list[str]:
     ]
 
 
-def main(words: Sequence[str]) -> int:
+def sbatch(words: Sequence[str]) -> int:
     """``dba3c sbatch PRESET [OPTIONS]``: print the script."""
-    from launch.cli.options import parse
-
     words = list(words)
     if words and not words[0].startswith("-"):
         words = ["--preset", *words]

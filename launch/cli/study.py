@@ -1,23 +1,26 @@
-"""``dba3c study NAME`` runs a declared grid, here or as a Slurm job array; ``dba3c plot STUDY`` draws it."""
+"""``dba3c study NAME`` runs a declared grid, on this machine one run after the other, or as a Slurm job array."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from dba3c.errors import UserError
-from launch.cli.options import parse
-from launch.cli.study_runs import run_all, state_of, train, train_command
-
-if TYPE_CHECKING:
-    from dba3c.studies.study import Run, Study
+from dba3c.studies.study import Run, Shape, Study, build, load
+from launch.cli.options import parse, parse_train
+from launch.local.child import STOP_SIGNALS, before_exec, shell_code, taking_signals
+from launch.local.resources import given_cores
+from launch.slurm import job as slurm_job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +71,6 @@ class StudyArguments:
 
 def study(words: Sequence[str]) -> int:
     """dba3c study NAME [OPTIONS] [-- TRAIN OPTIONS]"""
-    from dba3c.studies.study import Shape, build, load
-
     words = list(words)
     split = words.index("--") if "--" in words else len(words)
     arguments = parse(StudyArguments, words[:split], "dba3c study")
@@ -100,9 +101,6 @@ def study(words: Sequence[str]) -> int:
 
 def _check_points(declared: Study) -> None:
     """Every point's options are refused now, not after hours."""
-    from launch.cli.options import parse_train
-    from launch.local.resources import given_cores
-
     for point in declared.points:
         try:
             parse_train(point.words).config(given_cores(os.environ))
@@ -128,8 +126,6 @@ def _run_task(run: Run) -> int:
     words += ["--resume"] if state != "missing" else []
     if "SLURM_JOB_ID" not in os.environ:
         return train(train_command(run, resume=state != "missing"))
-    from launch.slurm import job as slurm_job
-
     nodes = str(run.point.nodes)
     return slurm_job.main(["--run-dir", str(run.folder), "--nodes", nodes, "--", "dba3c", *words])
 
@@ -169,43 +165,68 @@ def array_text(declared: Study, folder: Path, cpus_per_task: int, limit: str) ->
     )
 
 
-@dataclass(frozen=True)
-class PlotStudyArguments:
-    """Draw a study: its figures (PNG and SVG) and report.html."""
-
-    study: Annotated[Path, tyro.conf.Positional]
-    """The study's folder."""
-
-    into: Path | None = None
-    """Where the figures go; STUDY/figures by default."""
-
-    y: str | None = None
-    """Draw this chart of docs/metrics.md alone, e.g. optimizer/v_norm."""
-
-    x: str | None = None
-    """With --y: frames, hours, core-hours or a chart; None: the study's axis, where it has one, else frames."""
-
-    commit_into: Path | None = None
-    """Also copy the study's data there, downsampled: small enough to commit, and drawn from like the study itself."""
+def state_of(run: Run) -> str:
+    """See `Run.state`; what cannot be read says why."""
+    try:
+        return run.state()
+    except UserError as error:
+        return f"unreadable ({error})"
 
 
-def plot(words: Sequence[str]) -> int:
-    """dba3c plot STUDY, or dba3c plot RUN..."""
-    if not words or words[0].startswith("-") or not (Path(words[0]) / "study.json").exists():
-        from launch.cli.viewing_commands import plot as plot_runs
+def train(command: Sequence[str]) -> int:
+    """Run it to its end. Stop signals are passed on to it; then the result is 128 + the first one's number.
 
-        return plot_runs(words)
-    from dba3c.studies.report import plot_metric, plot_study
-    from dba3c.studies.results import commit_into
+    Its session is its own, so that a terminal's Ctrl-C reaches it once, and it does not outlive this process.
+    """
+    stopped_by: list[int] = []
+    children: list[subprocess.Popen[bytes]] = []
 
-    arguments = parse(PlotStudyArguments, words, "dba3c plot")
-    if arguments.commit_into is not None:
-        copied = commit_into(arguments.study, arguments.commit_into)
-        print(f"{copied} runs copied to {arguments.commit_into}")
-    if arguments.y is not None:
-        print(*plot_metric(arguments.study, arguments.y, arguments.x, arguments.into), sep="\n")
-        return 0
-    if arguments.x is not None:
-        raise UserError("--x goes with --y")
-    print(*plot_study(arguments.study, arguments.into), sep="\n")
-    return 0
+    def pass_on(signum: int) -> None:
+        stopped_by.append(signum)
+        for child in children:
+            child.send_signal(signum)
+
+    with taking_signals(pass_on):
+        child = subprocess.Popen(
+            command,
+            start_new_session=True,
+            preexec_fn=before_exec(os.getpid(), signal.SIGTERM),
+            stdin=subprocess.DEVNULL,
+        )
+        children.append(child)
+        for signum in stopped_by[:1]:  # it came while the child was being made
+            child.send_signal(signum)
+        code = child.wait()
+    return 128 + stopped_by[0] if stopped_by else shell_code(code)
+
+
+def run_all(runs: Sequence[Run], train: Callable[[Sequence[str]], int] = train) -> int:
+    """The runs that are not finished, one after the other; one that fails costs a line. Exit 1 when any did."""
+    failed, began_s, new = [], time.monotonic(), 0
+    for number, run in enumerate(runs, start=1):
+        state = state_of(run)
+        if state in ("finished", "live") or state.startswith("unreadable"):
+            print(f"[{number}/{len(runs)}] {run.name}: {state}, left alone", flush=True)
+            failed += [run.name] if state.startswith("unreadable") else []
+            continue
+        left = (
+            f", about {(time.monotonic() - began_s) / new * (len(runs) - number + 1) / 60:.0f} min left" if new else ""
+        )
+        print(f"[{number}/{len(runs)}] {run.name}: {'starts' if state == 'missing' else 'resumed'}{left}", flush=True)
+        code = train(train_command(run, resume=state != "missing"))
+        new += 1
+        if code - 128 in STOP_SIGNALS:
+            print("interrupted: the same command goes on from here", flush=True)
+            return code
+        if code:
+            print(f"[{number}/{len(runs)}] {run.name}: failed with exit {code}, going on with the next", flush=True)
+            failed.append(run.name)
+    if failed:
+        print(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def train_command(run: Run, resume: bool) -> list[str]:
+    """What trains one run of a study on this machine."""
+    command = [sys.executable, "-m", "launch", "train", *run.point.words, "--seed", str(run.seed)]
+    return [*command, "--run-dir", str(run.folder), *(["--resume"] if resume else [])]

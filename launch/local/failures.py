@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.runs.atomic_files import write_atomically
-from dba3c.runs.run_folder import RunFolder
-from launch.local.processes import describe_exit
+from dba3c.runs.run_folder import RunFolder, taken_over
+from dba3c.runs.run_lock import Holder
+from launch.local.child import Child, describe_exit, shell_code
+from launch.local.processes import RUN_TAKEN_OVER_EXIT, TRAINING_ROLES, USER_ERROR_EXIT, RoleProcess
 from param_servers.errors import ConfigError
 
 REFUSED = ".refused.json"
@@ -103,6 +107,136 @@ def report(run_dir: Path, since_s: float = 0.0) -> str:
     return "\n".join(
         [f"{len(found)} failed, the first first:", *lines, f"the end of the log of {lines[0]}", found[0].tail]
     )
+
+
+class Failed(NamedTuple):
+    """A process that ended otherwise than with 0."""
+
+    spec: RoleProcess
+    child: Child
+    code: int
+
+    @property
+    def cause(self) -> str:
+        """One line: the last that it said, or the signal that killed it."""
+        if self.code < 0:
+            return f"{self.spec.name}: {describe_exit(self.code)}"
+        line = (self.child.tail().splitlines() or [f"{describe_exit(self.code)}, no word of it in its log"])[-1]
+        return line if line.startswith(self.spec.name) else f"{self.spec.name}: {line}"
+
+
+class Verdict:
+    """Collects while the run goes on.
+
+    Args:
+        run_dir: failures are noted in it, for the other ranks of the run to read.
+        node: the cluster's name of this machine, where it has one.
+    """
+
+    def __init__(self, run_dir: Path, node: str | None) -> None:
+        self.run_dir = run_dir
+        self.node = node
+        self.ended_well = False
+        """A process that decides ended with 0."""
+        self.forced = False
+        """Somebody had to be terminated."""
+        self._failure: Failed | None = None
+        self._lost: Failed | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is known what ended the run."""
+        return self._failure is not None
+
+    @property
+    def cause(self) -> str:
+        """Why the run failed, in one line; "" when it did not."""
+        failure = self._decisive
+        return "" if failure is None else failure.cause
+
+    @property
+    def _decisive(self) -> Failed | None:
+        return self._failure or (None if self.ended_well else self._lost)
+
+    def fail(self, failed: Failed) -> None:
+        """This is what ended the run."""
+        self._failure = failed
+        self._note(failed)
+
+    def lose(self, failed: Failed) -> None:
+        """The run goes on without this one; the rank does not."""
+        self._lost = failed
+        self._note(failed)
+
+    def exit_code(self, say: Callable[[str], Any], *, stopped: bool, whole_run: bool, last_signal: int) -> int:
+        """The supervisor's own. Says what failed, with the end of its log.
+
+        Args:
+            stopped: the run was asked to end and did.
+            whole_run, last_signal: see `Supervisor`, `Phases`.
+        """
+        failure = self._decisive
+        if failure is not None:
+            spec, child, code = failure
+            say(f"dba3c: {spec.name} failed ({describe_exit(code)}); the end of its log {child.log}:")
+            say(child.tail())
+            return shell_code(code)
+        if self.ended_well:  # whoever had to be terminated after that was only slow to leave
+            return 0
+        if self.forced:
+            return 128 + last_signal
+        return 0 if stopped or not whole_run else 1
+
+    def _note(self, failed: Failed) -> None:
+        spec, child, code = failed
+        note_failure(self.run_dir, spec.role, spec.rank, code, child.tail(), self.node)
+
+
+STOP_COMMAND = "dba3c stop"
+"""The reason of a run that its user stopped: like after Ctrl-C a study goes on with it."""
+
+
+def note_end(folder: RunFolder, code: int, cause: str) -> str:
+    """Write into meta.json how this life ended; returns the reason. A disk that refuses does not change the end.
+
+    Args:
+        cause: `Verdict.cause`.
+    """
+    reason = cause or f"exit code {code}"
+    try:
+        how, reason = outcome(code, folder, cause)
+        folder.end_life(how, reason)
+    except (UserError, OSError) as error:
+        warn_on_stderr(f"how the run ended cannot be noted: {error}")
+    return reason
+
+
+def outcome(code: int, folder: RunFolder, cause: str = "") -> tuple[str, str]:
+    """How a life ended, for meta.json: (finished | stopped | failed, reason). `cause`: `Verdict.cause`."""
+    asked = folder.stop_reason()
+    began_s = folder.life().get("started_s", 0.0)
+    refused = [f for f in failures(folder.path, began_s) if f.code == USER_ERROR_EXIT and f.role in TRAINING_ROLES]
+    if code != 0 or refused:
+        return "failed", cause or asked or f"exit code {code}"
+    if asked is not None and (asked.startswith("SIG") or asked == STOP_COMMAND):
+        return "stopped", asked
+    return "finished", asked or "the run has seen what it was to see"
+
+
+def end_when_taken_over(folder: RunFolder, say: Callable[[str], Any] = lambda line: None) -> None:
+    """From now on, let this process end at once when another launch takes the run folder, which is then not its own.
+
+    Its children end with it, or by themselves: each follows the lock. `say` is not for a log in the folder.
+    """
+
+    def leave(successor: Holder) -> None:
+        try:
+            say(f"dba3c: {taken_over(folder.path, successor)}")
+        finally:
+            os._exit(RUN_TAKEN_OVER_EXIT)
+
+    if folder.lock is not None:
+        folder.lock.when_lost(leave)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

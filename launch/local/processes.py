@@ -1,166 +1,133 @@
-"""One child process: its own process group, its own log, its parent's death is its end."""
+"""The processes of a run: what a supervisor needs to know of each, which there are, and which incarnation is the next.
+
+What is started again must not pass for its dead predecessor: by its supervisor, its launcher, or as a resumed run. Nor
+may the histories of a run's lives be mistaken for each other: server 0's terms follow from its incarnation.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import signal
-import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
-from typing import BinaryIO
 
-from dba3c.errors import warn_on_stderr
-from param_servers.timeouts import Timeouts
+from dba3c.config import TrainConfig
+from dba3c.runs.atomic_files import write_atomically
 
-PARENT_VARIABLE = "DBA3C_PARENT_PID"
-ORPHAN_GRACE_S = Timeouts.of().stop_s
-"""What an orphan may use for its checkpoint before it is killed."""
+USER_ERROR_EXIT = 2
+"""Bad input: starting the process again would not help."""
+RUN_ENDED_BROKEN_EXIT = 3
+"""The run has ended, not as asked (a server did not come back, too few workers are left): it would end so again."""
+RUN_TAKEN_OVER_EXIT = 4
+"""Another launch has taken the run folder (dba3c.runs.run_lock)."""
+FINAL_EXITS = (USER_ERROR_EXIT, RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT)
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec is no place to load libraries
-_ORPHAN_LOOK_S = 1.0
-_TAIL_BYTES = 64 * 1024
+RESTART_WINDOW_S = 3600.0
+RESTARTS = 5
+"""Of each process, within `RESTART_WINDOW_S`."""
+PER_START = 100
+"""Incarnations that one start of a rank may use up; more than any role is restarted by its supervisor."""
+DRAIN_TIMEOUT_S = 30.0
+"""Of a process that has nothing to do after the run's end; evaluators have their budget on top."""
 
-
-class Child:
-    """A started process. `on_exit` is called once, from a thread, with the exit code (negative: a signal's number)."""
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        log: Path,
-        environ: Mapping[str, str],
-        on_exit: Callable[[int], None],
-        orphan_signal: signal.Signals = signal.SIGTERM,
-    ) -> None:
-        self.command = list(command)
-        self.log = log
-        self.started_s = time.monotonic()
-        with _opened(log) as output:
-            self.log_start = output.tell()
-            self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**environ, PARENT_VARIABLE: str(os.getpid())},
-                start_new_session=True,  # a terminal's Ctrl-C is for the parent, which decides
-                preexec_fn=before_exec(os.getpid(), orphan_signal),
-            )
-        self.pid = self._process.pid
-        self._thread = threading.Thread(target=self._wait, args=(on_exit,), name=f"wait-{self.pid}", daemon=True)
-        self._thread.start()
-
-    def _wait(self, on_exit: Callable[[int], None]) -> None:
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        # Still a zombie, so its number is still its own: what it left in its group can be killed safely.
-        self.signal(signal.SIGKILL)
-        on_exit(self._process.wait())
-
-    def signal(self, signum: signal.Signals) -> None:
-        """Send a signal to the process and all that it started in its group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signum)
-
-    def ask_to_end(self) -> None:
-        """SIGTERM to the process alone: what it has started is its own to end."""
-        self._process.terminate()
-
-    def tail(self, lines: int = 40) -> str:
-        """The last lines that this process, not an earlier incarnation, wrote to its log."""
-        try:
-            with self.log.open("rb") as file:
-                end = file.seek(0, os.SEEK_END)
-                file.seek(max(self.log_start, end - _TAIL_BYTES))
-                text = file.read().decode(errors="replace")
-        except OSError as error:
-            return f"(its log {self.log} cannot be read: {error.strerror})"
-        return "\n".join(text.splitlines()[-lines:])
+TRAINING_ROLES = ("server", "worker", "learner", "actor")
 
 
-def _opened(log: Path) -> BinaryIO:
-    """To append to; a disk that refuses a log does not refuse the process."""
+@dataclass(frozen=True, kw_only=True)
+class RoleProcess:
+    """A process to keep running, and what its loss means."""
+
+    role: str
+    rank: int
+    command: Callable[[int], Sequence[str]]
+    """Incarnation → command line."""
+    max_restarts: int = 0
+    """How often within `RESTART_WINDOW_S` it is started again after it was lost; one of `FINAL_EXITS` is final."""
+    essential: bool = True
+    """Lost for good, it ends the run; otherwise the run goes on without it."""
+    decides: bool = True
+    """Its exit with 0 means that the run has ended."""
+    drain_timeout_s: float = DRAIN_TIMEOUT_S
+    """How long it may go on after the run has ended."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Added to the supervisor's own environment."""
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it trains: bad input to it is bad input to the run, which a monitor's or recorder's need not be."""
+        return self.role in TRAINING_ROLES
+
+    @property
+    def keeps_the_run(self) -> bool:
+        """Whether all that was learned is lost with it: the only learner, the chief of workers without servers."""
+        return self.essential or (self.decides and self.rank == 0)
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.rank}"
+
+
+def role_processes(config: TrainConfig, run_dir: Path, launch_id: str) -> list[RoleProcess]:
+    """The processes of a run on one machine, servers first."""
+
+    def process(role: str, rank: int, **what: object) -> RoleProcess:
+        def command(incarnation: int) -> list[str]:
+            return [
+                sys.executable, "-m", "launch.role", "--run-dir", str(run_dir), "--role", role, "--rank", str(rank),
+                "--incarnation", str(incarnation), "--launch-id", launch_id,
+            ]  # fmt: skip
+
+        made = RoleProcess(role=role, rank=rank, command=command, **what)  # type: ignore[arg-type]
+        return replace(made, drain_timeout_s=config.exchange.timeouts.drain_s) if made.decides else made
+
+    counts = topology_of(config)
+    servers = [process("server", i, max_restarts=RESTARTS) for i in range(counts["servers"])]
+    all_needed = config.exchange.exchange == "allreduce"  # nobody can take a lost rank's place in a collective
+    workers = [
+        process(role, i, max_restarts=0 if all_needed else RESTARTS, essential=all_needed, decides=not servers)
+        for role in ("worker", "learner")
+        for i in range(counts[f"{role}s"])
+    ]
+    actors = [
+        process("actor", i, max_restarts=RESTARTS, essential=False, decides=False) for i in range(counts["actors"])
+    ]
+    drain_timeout_s = DRAIN_TIMEOUT_S + (config.run.evaluation_budget_s if counts["evaluators"] else 0.0)
+    helpers = [
+        process(role, i, max_restarts=RESTARTS, essential=False, decides=False, drain_timeout_s=drain_timeout_s)
+        for role in ("evaluator", "recorder", "monitor")
+        for i in range(counts[f"{role}s"])
+    ]
+    return [*servers, *workers, *actors, *helpers]
+
+
+def topology_of(config: TrainConfig) -> dict[str, int]:
+    """How many processes of each role."""
+    has_servers = config.exchange.exchange in ("servers", "async")
+    central = config.central.mode == "central"
+    return {
+        "servers": config.exchange.num_servers if has_servers else 0,
+        "workers": 0 if central else config.exchange.num_workers,
+        "learners": config.exchange.num_workers if central else 0,
+        "actors": config.central.actors if central else 0,
+        "evaluators": config.run.evaluators,
+        "recorders": config.run.recorders,
+        "monitors": 1,
+    }
+
+
+def first_incarnation(run_dir: Path, rank: int) -> int:
+    """0 for the first start of a rank in this run folder, then 100, 200, …: counted in ``logs/rank-RANK.json``."""
+    path = run_dir / "logs" / f"rank-{rank}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        return log.open("ab")
-    except OSError as error:
-        warn_on_stderr(f"cannot write {log}: {error.strerror}; what this process says is lost")
-        return open(os.devnull, "ab")
+        starts = int(json.loads(path.read_text())["starts"])
+    except FileNotFoundError:
+        starts = 0
+    write_atomically(path, json.dumps({"starts": starts + 1}) + "\n")
+    return starts * PER_START
 
 
-def before_exec(parent: int, orphan_signal: signal.Signals) -> Callable[[], None]:
-    """For a child between fork and exec (only system calls): it gets `orphan_signal` when `parent`, its own, dies."""
-    die = int(orphan_signal)
-
-    def prepare() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, die, 0, 0, 0)
-        if os.getppid() != parent:  # the parent died before the line above
-            os._exit(1)
-
-    return prepare
-
-
-def exit_with_parent(environ: Mapping[str, str] = os.environ, grace_s: float = ORPHAN_GRACE_S) -> None:
-    """For a child that handles SIGTERM: end also when handling it takes for ever, or its signal was missed.
-
-    Called early in a role's process. Does nothing when no `Child` started it.
-    """
-    parent = environ.get(PARENT_VARIABLE, "")
-    if parent.isdigit():
-        threading.Thread(target=_watch_parent, args=(int(parent), grace_s), name="parent", daemon=True).start()
-
-
-def _watch_parent(parent: int, grace_s: float) -> None:
-    while os.getppid() == parent:
-        time.sleep(_ORPHAN_LOOK_S)
-    os.kill(os.getpid(), signal.SIGTERM)
-    warn_on_stderr(f"the process {parent} that started this one has died: ending within {grace_s:.0f} s")
-    time.sleep(grace_s)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""SIGUSR1: what ``--signal`` of our Slurm scripts sends before the time limit."""
-
-
-@contextlib.contextmanager
-def taking_signals(take: Callable[[int], None]) -> Iterator[None]:
-    """Inside, `take` gets the number of each stop signal. Without effect outside the main thread.
-
-    A SIGHUP that is ignored already stays so: that is what `nohup` asks for.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handler(signum: int, frame: FrameType | None) -> None:
-        take(signum)
-
-    under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    taken = [signum for signum in STOP_SIGNALS if not (under_nohup and signum == signal.SIGHUP)]
-    before = {signum: signal.signal(signum, handler) for signum in taken}
-    try:
-        yield
-    finally:
-        for signum, previous in before.items():
-            signal.signal(signum, previous)
-
-
-def describe_exit(code: int) -> str:
-    """``exit code 1`` or ``killed by SIGKILL``."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
-
-
-def shell_code(code: int) -> int:
-    """An exit code as a shell reports it: 128 + n for signal n."""
-    return code if code >= 0 else 128 - code
+def counting_from(first: int, command: Callable[[int], Sequence[str]]) -> Callable[[int], Sequence[str]]:
+    """A role's command line by incarnation, for a supervisor that counts from 0."""
+    return lambda incarnation: command(first + incarnation)

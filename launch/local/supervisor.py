@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.errors import UserError
-from launch.local.phases import ENDING, KILLING, RUNNING, STOPPING, TERMINATING, Phases
-from launch.local.processes import Child, describe_exit, taking_signals
-from launch.local.role_process import (
+from launch.local.child import Child, describe_exit, taking_signals
+from launch.local.failures import Failed, Verdict
+from launch.local.processes import (
     FINAL_EXITS,
     RESTART_WINDOW_S,
     RUN_ENDED_BROKEN_EXIT,
@@ -39,8 +39,40 @@ from launch.local.role_process import (
     USER_ERROR_EXIT,
     RoleProcess,
 )
-from launch.local.verdict import Failed, Verdict
 from param_servers.patience import Restarts
+
+RUNNING, ENDING, STOPPING, TERMINATING, KILLING = range(5)
+SAME_REQUEST_S = 1.0
+"""Launchers repeat themselves: scancel tells srun and the tasks, which srun tells again. Only Ctrl-C counts at once."""
+
+
+class Phases:
+    """The phase, its deadline, and the last request. Every phase but RUNNING has a deadline."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.now = RUNNING
+        self.last_signal = signal.SIGTERM
+        self._clock = clock
+        self._deadline_s: float | None = None
+        self._signalled_s = float("-inf")
+
+    def enter(self, phase: int, timeout_s: float) -> None:
+        """Go over to a phase that may last ``timeout_s``."""
+        self.now = phase
+        self._deadline_s = self._clock() + timeout_s
+
+    def remaining_s(self) -> float | None:
+        """Time left in this phase; None without a bound."""
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - self._clock())
+
+    def is_repeated(self, signum: signal.Signals) -> bool:
+        """Note a signal; whether it only repeats the one before."""
+        at_once = self._clock() - self._signalled_s < SAME_REQUEST_S
+        repeated = at_once and not signum == self.last_signal == signal.SIGINT
+        self._signalled_s = self._clock()
+        if not repeated:
+            self.last_signal = signum
+        return repeated
 
 
 @dataclass

@@ -26,8 +26,8 @@ from pathlib import Path
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.run_lock import living_holder
+from launch.local.child import describe_exit, shell_code, taking_signals
 from launch.local.failures import refusal, report
-from launch.local.processes import describe_exit, shell_code, taking_signals
 from launch.slurm import tools as slurm_tools
 from launch.slurm.first_node import MAX_RESTARTS, hold
 from launch.slurm.nodes import LostNodes

@@ -96,7 +96,7 @@ def test_an_actor_that_is_started_by_hand_joins_a_live_run_and_leaves_with_it(tm
     folder = tmp_path / "run"
     with started(folder, "--actors", "1") as run:
         further(run, folder, 5, "with one actor")
-        command = [sys.executable, "-m", "launch.roles", "--run-dir", str(folder), "--role", "actor", "--rank", "1"]
+        command = [sys.executable, "-m", "launch.role", "--run-dir", str(folder), "--role", "actor", "--rank", "1"]
         joining = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
             run.wait_until(

@@ -13,7 +13,7 @@ import torch
 
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.run_lock import HEARTBEAT_S
-from launch.cluster.incarnations import PER_START
+from launch.local.processes import PER_START
 from param_servers.checkpoint.files import load_checkpoint
 from tests.integration.runs import Run, episodes, newest_checkpoint
 

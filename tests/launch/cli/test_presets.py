@@ -7,9 +7,8 @@ import pytest
 from dba3c.assembly.construction import Spaces, build_policy_network
 from dba3c.errors import UserError
 from dba3c.networks.torsos import ConvolutionalTorso, PerceptronTorso
-from launch.cli.environment_presets import fitting_preset
 from launch.cli.options import parse_train
-from launch.cli.presets import PRESETS, preset
+from launch.cli.presets import PRESETS, fitting_preset, preset
 from param_servers.schedules import parse_schedule
 
 

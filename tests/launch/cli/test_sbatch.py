@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from launch.cli.sbatch import MAX_LINES, SlurmShape, main, script_text
+from launch.cli.sbatch import MAX_LINES, SlurmShape, sbatch, script_text
 from launch.slurm.job import srun_command
 from launch.slurm.nodes import sbatch_options
 from launch.slurm.nodes import script_text as replacement_text
@@ -22,7 +22,7 @@ SCRIPTS = sorted((Path(__file__).resolve().parents[3] / "slurm").glob("*.sh"))
 def test_a_committed_script_is_what_its_second_line_prints(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(script.read_text().splitlines()[1].removeprefix("# Printed by: "))
     assert words[:2] == ["dba3c", "sbatch"]
-    assert main(words[2:]) == 0
+    assert sbatch(words[2:]) == 0
     assert capsys.readouterr().out == script.read_text()
 
 

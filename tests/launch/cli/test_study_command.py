@@ -7,8 +7,7 @@ import pytest
 from dba3c.runs.run_folder import RunFolder
 from dba3c.studies.study import Shape, build, load
 from launch.cli.main import main
-from launch.cli.study import array_text
-from launch.cli.study_runs import run_all, train_command
+from launch.cli.study import array_text, run_all, train_command
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from launch.local.role_process import RoleProcess
+from launch.local.processes import RoleProcess
 from launch.local.supervisor import Supervisor
 
 STAND_IN = Path(__file__).with_name("stand_in.py")

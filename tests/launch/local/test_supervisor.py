@@ -13,7 +13,7 @@ import pytest
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from launch.local.failures import failures, report
-from launch.local.run import role_processes
+from launch.local.processes import role_processes
 from launch.local.supervisor import Supervisor
 from param_servers.config import ExchangeConfig
 from tests.launch.local.supervised import Lab, wait_until

@@ -92,7 +92,7 @@ MAIN = """
 import json, sys
 from pathlib import Path
 from launch.output import harmless_output
-from launch.local.role_process import RoleProcess
+from launch.local.processes import RoleProcess
 from launch.local.supervisor import Supervisor
 run_dir, stand_in = Path(sys.argv[1]), sys.argv[2]
 command = lambda name, how: lambda incarnation: [sys.executable, stand_in, str(run_dir), name, how, str(incarnation)]
@@ -169,7 +169,7 @@ def test_when_the_launcher_is_killed_its_processes_die(tmp_path: Path) -> None:
 
 ORPHAN = """
 import signal, sys, time
-from launch.local.processes import exit_with_parent
+from launch.local.child import exit_with_parent
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 exit_with_parent(grace_s=0.2)
 open(sys.argv[1] + ".tmp", "w").write(str(__import__("os").getpid()))
@@ -181,7 +181,7 @@ time.sleep(60)
 def test_an_orphan_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     start = (
-        "import os, sys, time; from pathlib import Path; from launch.local.processes import Child;"
+        "import os, sys, time; from pathlib import Path; from launch.local.child import Child;"
         f"command = [sys.executable, '-c', {ORPHAN!r}, {str(ready)!r}];"
         f"Child(command, Path({str(tmp_path / 'log')!r}), os.environ, print);"
         "time.sleep(60)"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dba3c.runs.run_folder import RunFolder
-from launch.cli.commands import stop
-from launch.local.verdict import outcome
+from launch.cli.runs import stop
+from launch.local.failures import outcome
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
-from launch.cli.commands import stop
+from launch.cli.runs import stop
 from launch.slurm import first_node
 from launch.slurm import job as slurm_job
 from launch.slurm import tools as slurm_tools
@@ -183,10 +183,10 @@ def test_what_the_chief_refused_is_the_last_line_of_the_job(tmp_path: Path, capf
     RunFolder.create(run_dir, {}, launch_id="6-0").release()
     chief = """import sys
 from launch.cli.options import parse_train
-from launch.cli.ranks import train
+from launch.cli.train import train_as_rank
 from launch.cluster.launchers import LaunchPlace
 place = LaunchPlace(launcher="srun", world_size=2, tasks_per_node=(1, 1), address="localhost")
-train(parse_train(sys.argv[1:]), place, "")
+train_as_rank(parse_train(sys.argv[1:]), place, "")
 """
     words = ["CartPole-v1", "--servers", "1", "--run-dir", str(run_dir)]
     job = SlurmJob(run_dir, [sys.executable, "-c", chief, *words], TASK, LostNodes({}, run_dir, ["dba3c"]))

@@ -1,4 +1,4 @@
-"""One process of a run: ``python -m launch.roles --run-dir RUN --role worker --rank 3``."""
+"""One process of a run: ``python -m launch.role --run-dir RUN --role worker --rank 3``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dba3c.roles import ROLES
 from dba3c.runs.run_folder import RunFolder
 from launch.cli.main import RUN_BROKEN_EXIT, USER_ERROR_EXIT
 from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port
-from launch.local.processes import exit_with_parent
-from launch.local.role_process import RUN_ENDED_BROKEN_EXIT, TRAINING_ROLES
-from launch.local.verdict import end_when_taken_over
+from launch.local.child import exit_with_parent
+from launch.local.failures import end_when_taken_over
+from launch.local.processes import RUN_ENDED_BROKEN_EXIT, TRAINING_ROLES
 from launch.output import harmless_output
 from param_servers.errors import ConfigError, LastStepsLost, ParamServersError, RunBroken, SnapshotError
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _be_the_role(argv: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m launch.roles")
+    parser = argparse.ArgumentParser(prog="python -m launch.role")
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--role", required=True, choices=sorted(ROLES))
     parser.add_argument("--rank", type=int, default=0)

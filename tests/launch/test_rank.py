@@ -11,14 +11,12 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
 from dba3c.runs.run_lock import LOCK_NAME
-from launch.cli import ranks
-from launch.cli.fitting import fit_config, run_dir_of_launch
+from launch import rank
 from launch.cli.options import parse_train
-from launch.cli.ranks import _returns, train
-from launch.cluster.incarnations import first_incarnation
+from launch.cli.train import fit_config, run_dir_of_launch, train_as_rank
 from launch.cluster.launchers import LaunchPlace
-from launch.local.failures import REFUSED, note_failure, telling_refusals
-from launch.local.verdict import outcome
+from launch.local.failures import REFUSED, note_failure, outcome, telling_refusals
+from launch.local.processes import first_incarnation
 from launch.slurm import first_node
 from param_servers.errors import ConfigError
 
@@ -114,13 +112,13 @@ def chief_of(launch_id: str) -> LaunchPlace:
 
 def test_a_chief_whose_pod_is_restarted_goes_on_with_its_run(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    assert not _returns(run_dir, chief_of("uid-1"))
+    assert not rank.returns(run_dir, chief_of("uid-1"))
     folder = RunFolder.create(run_dir, {}, launch_id="uid-1")
     folder.release()
-    assert _returns(run_dir, chief_of("uid-1"))
-    assert not _returns(run_dir, chief_of("uid-2"))  # another Job into the same folder must say --resume
+    assert rank.returns(run_dir, chief_of("uid-1"))
+    assert not rank.returns(run_dir, chief_of("uid-2"))  # another Job into the same folder must say --resume
     folder.end_life("finished", "score reached")
-    assert not _returns(run_dir, chief_of("uid-1"))
+    assert not rank.returns(run_dir, chief_of("uid-1"))
 
 
 def test_what_a_role_refused_makes_the_run_a_failed_one(tmp_path: Path) -> None:
@@ -138,9 +136,9 @@ def test_what_a_role_refused_makes_the_run_a_failed_one(tmp_path: Path) -> None:
 def test_a_contradiction_is_said_by_one_rank_only() -> None:
     words = ["breakout", "--servers", "2", "--workers", "4"]
     others = [LaunchPlace(launcher="srun", rank=rank, world_size=8, tasks_per_node=(1,) * 8) for rank in range(8)]
-    assert [train(parse_train(words), place, "dba3c") for place in others[1:]] == [2] * 7
+    assert [train_as_rank(parse_train(words), place, "dba3c") for place in others[1:]] == [2] * 7
     with pytest.raises(UserError, match="2 servers"):
-        train(parse_train(words), others[0], "dba3c")
+        train_as_rank(parse_train(words), others[0], "dba3c")
 
 
 def test_only_the_death_of_both_script_and_chief_is_the_loss_of_the_first_node(tmp_path: Path) -> None:
@@ -174,7 +172,7 @@ def refused(run_dir: Path, rank: int, *words: str, launcher: str = "srun") -> st
     words = ("CartPole-v1", "--servers", "1", "--join-timeout-s", "60", "--run-dir", str(run_dir), *words)
     began_s = time.monotonic()
     with pytest.raises((UserError, ConfigError)) as refusal:
-        train(parse_train(words), rank_of_three(rank, launcher), "dba3c")
+        train_as_rank(parse_train(words), rank_of_three(rank, launcher), "dba3c")
     assert time.monotonic() - began_s < 45.0
     return str(refusal.value)
 
@@ -190,17 +188,19 @@ def test_ranks_that_wait_hear_what_their_chief_refused(tmp_path: Path, monkeypat
     }
     monkeypatch.setattr(RunFolder, "launch", crash)
     with pytest.raises(ZeroDivisionError):
-        train(parse_train(["CartPole-v1", "--servers", "1", "--run-dir", str(run_dir)]), rank_of_three(0), "dba3c")
+        train_as_rank(
+            parse_train(["CartPole-v1", "--servers", "1", "--run-dir", str(run_dir)]), rank_of_three(0), "dba3c"
+        )
     assert refused(run_dir, 1) == "ZeroDivisionError: of this test"
 
 
 def test_a_chief_that_crashes_once_the_run_has_begun_has_noted_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "role_processes", crash)
+    monkeypatch.setattr(rank, "role_processes", crash)
     words = ["CartPole-v1", "--servers", "1", "--run-dir", str(tmp_path / "run")]
     with pytest.raises(ZeroDivisionError):
-        train(parse_train(words), rank_of_three(0), "dba3c")
+        train_as_rank(parse_train(words), rank_of_three(0), "dba3c")
     ended = RunFolder(tmp_path / "run").life()["ended"]
     assert ended["outcome"] == "failed"
     assert ended["reason"].endswith("ZeroDivisionError: of this test")
@@ -228,9 +228,9 @@ def test_a_refusal_of_a_launch_that_had_the_same_name_is_not_believed(tmp_path: 
     by_hand = "the environment"
     assert "already holds a run" in refused(run_dir, 0, launcher=by_hand)
     noted = json.loads((run_dir / REFUSED).read_text())
-    (run_dir / REFUSED).write_text(json.dumps({**noted, "time_s": noted["time_s"] - 2 * ranks.REFUSAL_HOLDS_S}))
+    (run_dir / REFUSED).write_text(json.dumps({**noted, "time_s": noted["time_s"] - 2 * rank.REFUSAL_HOLDS_S}))
     with pytest.raises(UserError, match="not a run folder of launch 17-0-0 after 1 s"):
-        train(parse_train(words), rank_of_three(1, by_hand), "dba3c")
+        train_as_rank(parse_train(words), rank_of_three(1, by_hand), "dba3c")
     assert "already holds a run" in refused(run_dir, 1)  # srun names no two launches alike
     with telling_refusals(run_dir, "17-0-0"):
         assert not (run_dir / REFUSED).exists()  # the chief is back

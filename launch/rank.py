@@ -1,4 +1,4 @@
-"""What one rank of srun, mpirun, torchrun, … does.
+"""What one rank of srun, mpirun, torchrun, … does, once its configuration fits.
 
 1. The chief (rank 0) makes or resumes the run folder; the others wait for the folder of this very launch.
 2. Each rank starts the processes that the topology deals it; the chief also the monitor.
@@ -16,24 +16,19 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from dba3c.config import TrainConfig, replace_options
+from dba3c.config import TrainConfig
 from dba3c.errors import UserError
+from dba3c.metrics.views import PlainView
+from dba3c.metrics.watch import watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
-from launch.cli.fitting import fit_config, run_dir_of_launch, sums_over_all_ranks
-from launch.cli.options import TrainWords
-from launch.cluster.incarnations import counting_from, first_incarnation
-from launch.cluster.launcher_table import REPLACEMENT, STARTS_RANKS_AGAIN
-from launch.cluster.launchers import LaunchPlace
+from launch.cluster.launchers import REPLACEMENT, STARTS_RANKS_AGAIN, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.cluster.topology import Assignment, Topology
-from launch.local import run as local
-from launch.local.failures import note_failure, refusal, telling_refusals
+from launch.local.failures import end_when_taken_over, note_end, note_failure, refusal, telling_refusals
+from launch.local.processes import TRAINING_ROLES, USER_ERROR_EXIT, counting_from, first_incarnation, role_processes
 from launch.local.resources import bind_to_own_cores, given_cores, thread_environment
-from launch.local.role_process import TRAINING_ROLES, USER_ERROR_EXIT
-from launch.local.run import role_processes
 from launch.local.supervisor import Supervisor, say_to_stderr
-from launch.local.verdict import end_when_taken_over, note_end
 from launch.slurm import first_node
 from param_servers.errors import ConfigError
 
@@ -44,47 +39,6 @@ REFUSAL_HOLDS_S = 60.0
 refused before that, was refused to the earlier one."""
 PROGRESS_EVERY_S = 30.0
 """Between lines in the output of a job."""
-
-
-def train(said: TrainWords, place: LaunchPlace, command: str) -> int:
-    """``dba3c train`` as one rank of many; what is said is the same in all of them. Returns the exit code.
-
-    Raises:
-        UserError: bad options, or options that contradict the number of ranks.
-    """
-    try:
-        config, topology = fit_config(said, place)
-        run_dir = config.run.run_dir or run_dir_of_launch(config, place)
-    except UserError:
-        if place.is_chief:
-            raise
-        return USER_ERROR_EXIT  # the same was said to every rank: the chief says it once
-    if place.is_chief:
-        say_to_stderr(f"{topology.arithmetic()}; run folder: {run_dir}")
-    return run_rank(config, place, topology, run_dir, resume=said.resume, command=command)
-
-
-def train_alone(said: TrainWords, place: LaunchPlace, command: str) -> int:
-    """``dba3c train`` as the only rank (in a shell of ``srun --pty bash``, which is itself a step): as on one machine.
-
-    All roles are processes of this rank, on the cores that it was given.
-
-    Raises:
-        UserError: as `launch.local.run.train`.
-    """
-    config, resume = said.config(given_cores(os.environ)), said.resume
-    if sums_over_all_ranks(config):
-        return train(said, place, command)  # over the launcher's ranks, of which there is one
-    if place.launcher not in STARTS_RANKS_AGAIN or not place.launch_id:
-        return local.train(config, resume=resume, command=command)
-    run_dir = config.run.run_dir or run_dir_of_launch(config, place)
-    return local.train(
-        replace_options(config, run_dir=run_dir),
-        resume=resume or _returns(run_dir, place),
-        command=command,
-        launch_id=place.launch_id,
-        run_name=place.run_name,
-    )
 
 
 def run_rank(
@@ -107,7 +61,7 @@ def run_rank(
             folder = RunFolder.launch(
                 run_dir,
                 config.to_json(),
-                resume or _returns(run_dir, place),
+                resume or returns(run_dir, place),
                 topology={**shape, "run_name": place.run_name},
                 cores=cores * place.world_size,
                 launcher=place.launcher,
@@ -189,9 +143,6 @@ def _showing_progress(folder: RunFolder, place: LaunchPlace) -> Iterator[None]:
     if not place.is_chief:
         yield
         return
-    from dba3c.metrics.views import PlainView
-    from dba3c.metrics.watch import watched
-
     with watched(folder, PlainView(PROGRESS_EVERY_S, sys.stderr, folder.life().get("started_s", 0.0)), poll_s=5.0):
         yield
 
@@ -224,7 +175,7 @@ def _told_of_the_end(supervisor: Supervisor, folder: RunFolder, place: LaunchPla
         left.set()
 
 
-def _returns(run_dir: Path, place: LaunchPlace) -> bool:
+def returns(run_dir: Path, place: LaunchPlace) -> bool:
     """Whether this chief's own launch has begun the run, which goes on: its pod was restarted, or all ranks were."""
     try:
         life = RunFolder(run_dir).life()

@@ -12,7 +12,7 @@ from dba3c.config import TrainConfig
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.roles import ROLES
 from dba3c.runs.run_folder import RunFolder
-from launch import roles
+from launch import role
 
 
 @pytest.fixture
@@ -29,11 +29,11 @@ def test_a_full_disk_ends_a_role_with_one_line_that_names_the_file(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place.folder.path / "checkpoints"))
 
     monkeypatch.setitem(ROLES, "server", play)
-    monkeypatch.setattr(roles, "exit_with_parent", lambda: None)
+    monkeypatch.setattr(role, "exit_with_parent", lambda: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    code = roles.main(["--run-dir", str(run_dir), "--role", "server", "--launch-id", "1"])
+    code = role.main(["--run-dir", str(run_dir), "--role", "server", "--launch-id", "1"])
     (line,) = capsys.readouterr().err.splitlines()
-    assert code == roles.FAULT_EXIT and line.startswith("server 0: ") and "No space left" in line
+    assert code == role.FAULT_EXIT and line.startswith("server 0: ") and "No space left" in line
     assert "checkpoints" in line
 
 
@@ -44,8 +44,8 @@ def test_a_game_that_keeps_failing_is_a_fault_of_its_process_and_no_bad_input(
         raise EnvironmentFailed("corridor environment 0 (seed 1, step 2): collapsed; given up after 3 restarts")
 
     monkeypatch.setitem(ROLES, "worker", play)
-    monkeypatch.setattr(roles, "exit_with_parent", lambda: None)
+    monkeypatch.setattr(role, "exit_with_parent", lambda: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    code = roles.main(["--run-dir", str(run_dir), "--role", "worker", "--launch-id", "1"])
+    code = role.main(["--run-dir", str(run_dir), "--role", "worker", "--launch-id", "1"])
     (line,) = capsys.readouterr().err.splitlines()
-    assert code == roles.FAULT_EXIT and line.startswith("worker 0: corridor environment 0")
+    assert code == role.FAULT_EXIT and line.startswith("worker 0: corridor environment 0")

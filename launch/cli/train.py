@@ -1,23 +1,85 @@
-"""A configuration that fits the ranks there are: what the user counted must add up, what a preset counted gives way."""
+"""`dba3c train` and `dba3c resume`: which run it is, in which folder, and who runs it.
+
+Without a launcher all roles are processes of this machine (`launch.local.run`); with one each process is a rank
+(`launch.rank`), and the configuration is fitted to as many as there are: what the user counted must add up, what a
+preset counted gives way.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import shlex
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
-from launch.cli.options import TrainWords
-from launch.cluster.launchers import LaunchPlace
+from dba3c.runs.run_folder import RunFolder
+from launch import rank
+from launch.cli.commands import HERE, loaded
+from launch.cli.options import TrainWords, parse_train
+from launch.cluster.launchers import PLAIN, STARTS_RANKS_AGAIN, LaunchPlace, detect
 from launch.cluster.topology import Topology, fit
-from launch.local.run import RUNS, game_of
+from launch.local.processes import USER_ERROR_EXIT
+from launch.local.resources import given_cores
+from launch.local.supervisor import say_to_stderr
 
+RUNS = Path("runs")
 COUNTS = ("num_workers", "num_gradients", "num_backup_workers", "actors")
 """Options that the ranks must add up to; in central inference `num_workers` are the learners."""
 THROUGH_SERVERS = ("servers", "async")
 """Exchanges that have servers."""
+
+
+def train(words: Sequence[str]) -> int:
+    """dba3c train [ENV] [OPTIONS], alone or as one rank of srun, mpirun, torchrun, …
+
+    The only rank of a launch (in a shell of ``srun --pty bash``, which is itself a step) trains as on one machine.
+    """
+    command = shlex.join(["dba3c", "train", *words])
+    said, place = parse_train(words), detect(os.environ)
+    if place.world_size > 1 or (place != PLAIN and said.colocated_servers):
+        return train_as_rank(said, place, command)
+    if said.colocated_servers:
+        raise UserError(
+            "--colocated-servers is for ranks (srun, mpirun, torchrun, …; docs/cluster.md): without a launcher "
+            "all servers and workers are processes of this machine anyway"
+        )
+    config = said.config(given_cores(os.environ))
+    if place != PLAIN and sums_over_all_ranks(config):
+        return train_as_rank(said, place, command)  # over the launcher's ranks, of which there is one
+    if place.launcher in STARTS_RANKS_AGAIN and place.launch_id:
+        run_dir = config.run.run_dir or run_dir_of_launch(config, place)
+        goes_on = said.resume or rank.returns(run_dir, place)
+        of_launch = {"launch_id": place.launch_id, "run_name": place.run_name}
+        return loaded(HERE)(config, run_dir, resume=goes_on, command=command, **of_launch)
+    run_dir = config.run.run_dir or (newest_run_dir(config) if said.resume else default_run_dir(config))
+    return loaded(HERE)(config, run_dir, resume=said.resume, command=command)
+
+
+def resume(words: Sequence[str]) -> int:
+    """dba3c resume RUN"""
+    if len(words) != 1:
+        raise UserError("usage: dba3c resume RUN")
+    folder = RunFolder.open(words[0])
+    config = TrainConfig.from_json(folder.config_text())
+    return loaded(HERE)(config, folder.path, resume=True, command=shlex.join(["dba3c", "resume", *words]))
+
+
+def train_as_rank(said: TrainWords, place: LaunchPlace, command: str) -> int:
+    """What is said is the same in all ranks. Raises UserError: options that contradict the number of ranks."""
+    try:
+        config, topology = fit_config(said, place)
+        run_dir = config.run.run_dir or run_dir_of_launch(config, place)
+    except UserError:
+        if place.is_chief:
+            raise
+        return USER_ERROR_EXIT  # the same was said to every rank: the chief says it once
+    if place.is_chief:
+        say_to_stderr(f"{topology.arithmetic()}; run folder: {run_dir}")
+    return rank.run_rank(config, place, topology, run_dir, resume=said.resume, command=command)
 
 
 def run_dir_of_launch(config: TrainConfig, place: LaunchPlace) -> Path:
@@ -103,3 +165,27 @@ def _central_topology(config: TrainConfig, place: LaunchPlace, counts: Mapping[s
             f" {counts['num_workers']} learners need as many ranks, not {place.world_size}"
         )
     return Topology(learners=learners, actors=counts.get("actors", config.central.actors), colocated_actors=True)
+
+
+def default_run_dir(config: TrainConfig) -> Path:
+    """runs/breakout-20171231-235959, for ALE/Breakout-v5."""
+    return RUNS / f"{game_of(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def newest_run_dir(config: TrainConfig) -> Path:
+    """The youngest of this game's runs under runs/.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = sorted(RUNS.glob(f"{game_of(config)}-[0-9]*-[0-9]*/config.json"))
+    if not found:
+        raise UserError(
+            f"nothing to resume: no run of {config.environment.env_id} under {RUNS}/; name one with --run-dir"
+        )
+    return found[-1].parent
+
+
+def game_of(config: TrainConfig) -> str:
+    """ "breakout" for ALE/Breakout-v5, "make_env" for package.module:make_env."""
+    return config.environment.env_id.split("/")[-1].split(":")[-1].rsplit("-v", 1)[0].lower()

@@ -1,0 +1,82 @@
+"""``dba3c plot STUDY`` draws a study, ``dba3c plot RUN...`` learning curves of any runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from dba3c.errors import UserError
+from dba3c.studies.learning_curves import plot_runs
+from dba3c.studies.report import plot_metric, plot_study
+from dba3c.studies.results import commit_into
+from launch.cli.options import parse
+
+
+@dataclass(frozen=True)
+class PlotStudyArguments:
+    """Draw a study: its figures (PNG and SVG) and report.html."""
+
+    study: Annotated[Path, tyro.conf.Positional]
+    """The study's folder."""
+
+    into: Path | None = None
+    """Where the figures go; STUDY/figures by default."""
+
+    y: str | None = None
+    """Draw this chart of docs/metrics.md alone, e.g. optimizer/v_norm."""
+
+    x: str | None = None
+    """With --y: frames, hours, core-hours or a chart; None: the study's axis, where it has one, else frames."""
+
+    commit_into: Path | None = None
+    """Also copy the study's data there, downsampled: small enough to commit, and drawn from like the study itself."""
+
+
+@dataclass(frozen=True)
+class PlotArguments:
+    """Draw learning curves; runs that differ only in their seeds become one line with a bootstrap band."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders."""
+
+    into: Path = Path("learning_curves")
+    """The figure, written as INTO.png and INTO.svg."""
+
+    x: str = "frames"
+    """frames, hours, core-hours, or any chart of docs/metrics.md."""
+
+    y: str = "score/mean"
+    """Any chart of docs/metrics.md."""
+
+    statistic: Literal["iqm", "mean"] = "iqm"
+    """What is drawn of several seeds."""
+
+    title: str = ""
+
+
+def plot(words: Sequence[str]) -> int:
+    """dba3c plot STUDY, or dba3c plot RUN..."""
+    if not words or words[0].startswith("-") or not (Path(words[0]) / "study.json").exists():
+        return _plot_runs(words)
+    arguments = parse(PlotStudyArguments, words, "dba3c plot")
+    if arguments.commit_into is not None:
+        copied = commit_into(arguments.study, arguments.commit_into)
+        print(f"{copied} runs copied to {arguments.commit_into}")
+    if arguments.y is not None:
+        print(*plot_metric(arguments.study, arguments.y, arguments.x, arguments.into), sep="\n")
+        return 0
+    if arguments.x is not None:
+        raise UserError("--x goes with --y")
+    print(*plot_study(arguments.study, arguments.into), sep="\n")
+    return 0
+
+
+def _plot_runs(words: Sequence[str]) -> int:
+    arguments = parse(PlotArguments, words, "dba3c plot")
+    written = plot_runs(arguments.runs, arguments.into, arguments.x, arguments.y, arguments.statistic, arguments.title)
+    print(*written, sep="\n")
+    return 0

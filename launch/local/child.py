@@ -1,0 +1,166 @@
+"""One child process: its own process group, its own log, its parent's death is its end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO
+
+from dba3c.errors import warn_on_stderr
+from param_servers.timeouts import Timeouts
+
+PARENT_VARIABLE = "DBA3C_PARENT_PID"
+ORPHAN_GRACE_S = Timeouts.of().stop_s
+"""What an orphan may use for its checkpoint before it is killed."""
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec is no place to load libraries
+_ORPHAN_LOOK_S = 1.0
+_TAIL_BYTES = 64 * 1024
+
+
+class Child:
+    """A started process. `on_exit` is called once, from a thread, with the exit code (negative: a signal's number)."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        environ: Mapping[str, str],
+        on_exit: Callable[[int], None],
+        orphan_signal: signal.Signals = signal.SIGTERM,
+    ) -> None:
+        self.command = list(command)
+        self.log = log
+        self.started_s = time.monotonic()
+        with _opened(log) as output:
+            self.log_start = output.tell()
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**environ, PARENT_VARIABLE: str(os.getpid())},
+                start_new_session=True,  # a terminal's Ctrl-C is for the parent, which decides
+                preexec_fn=before_exec(os.getpid(), orphan_signal),
+            )
+        self.pid = self._process.pid
+        self._thread = threading.Thread(target=self._wait, args=(on_exit,), name=f"wait-{self.pid}", daemon=True)
+        self._thread.start()
+
+    def _wait(self, on_exit: Callable[[int], None]) -> None:
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        # Still a zombie, so its number is still its own: what it left in its group can be killed safely.
+        self.signal(signal.SIGKILL)
+        on_exit(self._process.wait())
+
+    def signal(self, signum: signal.Signals) -> None:
+        """Send a signal to the process and all that it started in its group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signum)
+
+    def ask_to_end(self) -> None:
+        """SIGTERM to the process alone: what it has started is its own to end."""
+        self._process.terminate()
+
+    def tail(self, lines: int = 40) -> str:
+        """The last lines that this process, not an earlier incarnation, wrote to its log."""
+        try:
+            with self.log.open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(self.log_start, end - _TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError as error:
+            return f"(its log {self.log} cannot be read: {error.strerror})"
+        return "\n".join(text.splitlines()[-lines:])
+
+
+def _opened(log: Path) -> BinaryIO:
+    """To append to; a disk that refuses a log does not refuse the process."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("ab")
+    except OSError as error:
+        warn_on_stderr(f"cannot write {log}: {error.strerror}; what this process says is lost")
+        return open(os.devnull, "ab")
+
+
+def before_exec(parent: int, orphan_signal: signal.Signals) -> Callable[[], None]:
+    """For a child between fork and exec (only system calls): it gets `orphan_signal` when `parent`, its own, dies."""
+    die = int(orphan_signal)
+
+    def prepare() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, die, 0, 0, 0)
+        if os.getppid() != parent:  # the parent died before the line above
+            os._exit(1)
+
+    return prepare
+
+
+def exit_with_parent(environ: Mapping[str, str] = os.environ, grace_s: float = ORPHAN_GRACE_S) -> None:
+    """For a child that handles SIGTERM: end also when handling it takes for ever, or its signal was missed.
+
+    Called early in a role's process. Does nothing when no `Child` started it.
+    """
+    parent = environ.get(PARENT_VARIABLE, "")
+    if parent.isdigit():
+        threading.Thread(target=_watch_parent, args=(int(parent), grace_s), name="parent", daemon=True).start()
+
+
+def _watch_parent(parent: int, grace_s: float) -> None:
+    while os.getppid() == parent:
+        time.sleep(_ORPHAN_LOOK_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    warn_on_stderr(f"the process {parent} that started this one has died: ending within {grace_s:.0f} s")
+    time.sleep(grace_s)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""SIGUSR1: what ``--signal`` of our Slurm scripts sends before the time limit."""
+
+
+@contextlib.contextmanager
+def taking_signals(take: Callable[[int], None]) -> Iterator[None]:
+    """Inside, `take` gets the number of each stop signal. Without effect outside the main thread.
+
+    A SIGHUP that is ignored already stays so: that is what `nohup` asks for.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        take(signum)
+
+    under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    taken = [signum for signum in STOP_SIGNALS if not (under_nohup and signum == signal.SIGHUP)]
+    before = {signum: signal.signal(signum, handler) for signum in taken}
+    try:
+        yield
+    finally:
+        for signum, previous in before.items():
+            signal.signal(signum, previous)
+
+
+def describe_exit(code: int) -> str:
+    """``exit code 1`` or ``killed by SIGKILL``."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def shell_code(code: int) -> int:
+    """An exit code as a shell reports it: 128 + n for signal n."""
+    return code if code >= 0 else 128 - code
