@@ -22,7 +22,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
-SELFTEST = [sys.executable, "-m", "param_servers.allreduce.selftest"]
+RANK = [sys.executable, "-m", "tests.integration.allreduce_rank"]
 MPIRUN = [str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
 needs_mpi = pytest.mark.skipif(not importlib.util.find_spec("mpi4py") or not (BIN / "mpirun").exists(), reason="no MPI")
 needs_horovod = pytest.mark.skipif(not importlib.util.find_spec("horovod"), reason="Horovod is not installed")
@@ -49,19 +49,19 @@ def wait_until(true, timeout_s=60):
 
 def torch_ranks(size, directory, *options):
     where = ["--backend", "torch", "--size", str(size), "--meet", str(directory), *options]
-    return [start([*SELFTEST, *where, "--rank", str(rank)]) for rank in range(size)]
+    return [start([*RANK, *where, "--rank", str(rank)]) for rank in range(size)]
 
 
 @needs_mpi
 def test_four_ranks_under_mpirun_agree_with_torch_optim():
-    code, out, err = finish(start([*MPIRUN, "-n", "4", *SELFTEST, "--backend", "mpi"]))
+    code, out, err = finish(start([*MPIRUN, "-n", "4", *RANK, "--backend", "mpi"]))
     assert code == 0, err
     assert out.count("largest difference from torch.optim") == 4
 
 
 @needs_horovod
 def test_two_ranks_under_horovodrun_are_bit_equal_to_torch_optim():
-    code, out, err = finish(start([str(BIN / "horovodrun"), "--gloo", "-np", "2", *SELFTEST, "--backend", "horovod"]))
+    code, out, err = finish(start([str(BIN / "horovodrun"), "--gloo", "-np", "2", *RANK, "--backend", "horovod"]))
     assert code == 0, err
     assert out.count("difference from torch.optim 0") == 2
 
@@ -69,7 +69,7 @@ def test_two_ranks_under_horovodrun_are_bit_equal_to_torch_optim():
 @needs_horovod
 @needs_mpi
 def test_horovod_works_over_mpi_too():
-    code, out, err = finish(start([*MPIRUN, "-n", "2", *SELFTEST, "--backend", "horovod"]))
+    code, out, err = finish(start([*MPIRUN, "-n", "2", *RANK, "--backend", "horovod"]))
     assert code == 0, err
     assert out.count("difference from torch.optim 0") == 2
 
@@ -90,7 +90,7 @@ def test_a_killed_process_is_named_and_a_survivor_leaves_a_checkpoint(tmp_path):
     finish(ranks[2])
     for process in ranks[:2]:
         code, _, err = finish(process, timeout_s=20)
-        assert code == 2 and err.startswith("selftest: rank 2 of 3 lost: ") and err.count("\n") == 1
+        assert code == 2 and err.startswith("allreduce: rank 2 of 3 lost: ") and err.count("\n") == 1
     assert int(find_newest(tmp_path / "checkpoints").name.removeprefix("step-")) >= before
 
 
@@ -102,7 +102,7 @@ def test_the_death_of_rank_0_is_told_by_all_others(tmp_path):
     finish(ranks[0])
     for process in ranks[1:]:
         code, _, err = finish(process, timeout_s=20)
-        assert code == 2 and err.startswith("selftest: rank 0 of 3 lost: ")
+        assert code == 2 and err.startswith("allreduce: rank 0 of 3 lost: ")
 
 
 def test_a_stopped_rank_0_is_named_within_the_step_timeout_and_a_survivor_leaves_a_checkpoint(tmp_path):
@@ -115,7 +115,7 @@ def test_a_stopped_rank_0_is_named_within_the_step_timeout_and_a_survivor_leaves
         ranks[0].send_signal(signal.SIGSTOP)
         for process in ranks[1:]:
             code, _, err = finish(process, timeout_s=40)
-            assert code == 2 and err.startswith("selftest: rank 0 of 3 lost: ") and err.count("\n") == 1
+            assert code == 2 and err.startswith("allreduce: rank 0 of 3 lost: ") and err.count("\n") == 1
         assert find_newest(tmp_path / "checkpoints") != before
     finally:
         for process in ranks:
@@ -124,13 +124,13 @@ def test_a_stopped_rank_0_is_named_within_the_step_timeout_and_a_survivor_leaves
 
 
 def test_a_rank_that_joins_a_stopped_rank_0_does_not_wait_for_ever(tmp_path):
-    command = [*SELFTEST, "--backend", "torch", "--size", "2", "--meet", str(tmp_path)]
+    command = [*RANK, "--backend", "torch", "--size", "2", "--meet", str(tmp_path)]
     host = start([*command, "--rank", "0", "--timeout-s", "60"])
     try:
         wait_until((tmp_path / "address.json").exists)
         host.send_signal(signal.SIGSTOP)
         code, _, err = finish(start([*command, "--rank", "1", "--timeout-s", "2"]), timeout_s=30)
-        assert code == 2 and err.startswith("selftest: rank 0 at 127.0.0.1:") and "did not answer" in err
+        assert code == 2 and err.startswith("allreduce: rank 0 at 127.0.0.1:") and "did not answer" in err
     finally:
         host.kill()
         finish(host)
@@ -140,7 +140,7 @@ def test_a_rank_that_joins_a_stopped_rank_0_does_not_wait_for_ever(tmp_path):
 @pytest.mark.slow
 def test_a_stopped_rank_under_mpirun_is_named_within_the_step_timeout(tmp_path):
     options = ["--backend", "mpi", *ENDLESS, "--timeout-s", "3", "--checkpoint-dir", str(tmp_path)]
-    mpirun = start([*MPIRUN, "-n", "3", *SELFTEST, *options])
+    mpirun = start([*MPIRUN, "-n", "3", *RANK, *options])
     wait_until(lambda: find_newest(tmp_path) is not None)
     ranks = {child.environ().get("PMIX_RANK"): child for child in psutil.Process(mpirun.pid).children(recursive=True)}
     ranks["1"].send_signal(signal.SIGSTOP)
@@ -149,17 +149,19 @@ def test_a_stopped_rank_under_mpirun_is_named_within_the_step_timeout(tmp_path):
     finally:
         if ranks["1"].is_running():
             ranks["1"].kill()
-    assert code != 0 and "selftest: rank 1 of 3 lost: no answer within 3 s" in err
+    assert code != 0 and "allreduce: rank 1 of 3 lost: no answer within 3 s" in err
 
 
 @needs_horovod
 @pytest.mark.slow
 def test_a_killed_process_under_horovodrun_ends_the_others(tmp_path):
     options = ["--backend", "horovod", *ENDLESS, "--timeout-s", "5", "--checkpoint-dir", str(tmp_path)]
-    run = start([str(BIN / "horovodrun"), "--gloo", "-np", "2", *SELFTEST, *options])
+    run = start([str(BIN / "horovodrun"), "--gloo", "-np", "2", *RANK, *options])
     wait_until(lambda: find_newest(tmp_path) is not None)
     ranks = [
-        child for child in psutil.Process(run.pid).children(recursive=True) if "selftest" in " ".join(child.cmdline())
+        child
+        for child in psutil.Process(run.pid).children(recursive=True)
+        if "allreduce_rank" in " ".join(child.cmdline())
     ]
     victim = next(child for child in ranks if child.environ().get("HOROVOD_RANK") == "1" and not child.children())
     victim.kill()

@@ -13,13 +13,13 @@ import time
 import pytest
 import torch
 
-from param_servers.allreduce.selftest import BATCH, LAYOUT, OPTIMIZER, gradient, initial_parameters
 from param_servers.checkpoint.files import find_newest, load_checkpoint
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ParamServersError
 from param_servers.exchange import RunStopped
 from param_servers.majority.exchange import MajorityExchange
 from param_servers.servers.audit import history, read_audit, replay
+from tests.integration.allreduce_rank import BATCH, LAYOUT, OPTIMIZER, gradient, initial_parameters
 
 _FORK = multiprocessing.get_context("fork")
 PATIENCE_S = 60.0

@@ -1,8 +1,8 @@
-"""Does an all-reduce work on this machine, and does it agree with torch.optim?
+"""One rank of an all-reduce on its own: does it work on this machine, and does it agree with torch.optim?
 
-    mpirun -n 4 python -m param_servers.allreduce.selftest --backend mpi
-    horovodrun -np 4 python -m param_servers.allreduce.selftest --backend horovod
-    python -m param_servers.allreduce.selftest --backend torch --rank R --size N --meet DIR (on each rank R; DIR shared)
+    mpirun -n 4 python -m tests.integration.allreduce_rank --backend mpi
+    horovodrun -np 4 python -m tests.integration.allreduce_rank --backend horovod
+    python -m tests.integration.allreduce_rank --backend torch --rank R --size N --meet DIR (on each rank R; DIR shared)
 
 Each rank pushes a fixed stream of gradients and compares the parameters with those of one process. Exits with 0 if
 they agree, 1 if not, 2 with one line if the ranks could not work together.
@@ -82,7 +82,7 @@ def join(arguments: argparse.Namespace) -> Collective:
     return TorchCollective.join(
         arguments.rank,
         arguments.size,
-        secret=b"param_servers selftest",
+        secret=b"param_servers all-reduce",
         publish=publish,
         resolve=resolve,
         interface=arguments.interface,
@@ -116,7 +116,7 @@ def train(collective: Collective, arguments: argparse.Namespace) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(prog="python -m param_servers.allreduce.selftest")
+    parser = argparse.ArgumentParser(prog="python -m tests.integration.allreduce_rank")
     parser.add_argument("--backend", choices=["torch", "mpi", "horovod"], required=True)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--wire-dtype", choices=["float32", "bfloat16"], default="float32")
@@ -132,10 +132,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         collective = join(arguments)
         difference = train(collective, arguments)
     except ParamServersError as error:
-        print(f"selftest: {error}", file=sys.stderr, flush=True)
+        print(f"allreduce: {error}", file=sys.stderr, flush=True)
         return 2
     what = f"rank {collective.rank} of {collective.size}, {arguments.backend}, {arguments.steps} steps"
-    print(f"selftest: {what}: largest difference from torch.optim {difference:.2g}", flush=True)
+    print(f"allreduce: {what}: largest difference from torch.optim {difference:.2g}", flush=True)
     return 0 if difference <= TOLERANCE or arguments.wire_dtype == "bfloat16" else 1
 
 
