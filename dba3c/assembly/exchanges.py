@@ -90,7 +90,7 @@ def _collective(place: Place) -> Collective:
     exchange = place.config.exchange
     step_timeout_s, join_timeout_s = exchange.step_timeout_s, exchange.join_timeout_s
     if exchange.collective_backend == "mpi":
-        from param_servers.allreduce.collective_mpi import MpiCollective
+        from param_servers.allreduce.mpi import MpiCollective
 
         return MpiCollective(
             step_timeout_s=step_timeout_s,
@@ -98,10 +98,10 @@ def _collective(place: Place) -> Collective:
             first_survivor_s=exchange.timeouts.first_survivor_s,
         )
     if exchange.collective_backend == "horovod":
-        from param_servers.allreduce.collective_horovod import HorovodCollective
+        from param_servers.allreduce.horovod import HorovodCollective
 
         return HorovodCollective(step_timeout_s=step_timeout_s, join_timeout_s=join_timeout_s)
-    from param_servers.allreduce.collective_torch import TorchCollective
+    from param_servers.allreduce.collective import TorchCollective
 
     rendezvous = Rendezvous(place.folder)
     return TorchCollective.join(

@@ -1,19 +1,42 @@
-"""What an all-reduce needs from whoever carries it. Backends: torch.distributed, mpi4py, Horovod.
+"""What an all-reduce needs from whoever carries it, and the carrier that is always there: torch.distributed.
 
     collective.all_reduce_sum_(tensor)      in place, on the CPU; bit-equal on all ranks when it returns
     collective.broadcast_(tensor, root=0)
 
-No call waits for ever: each raises PeerLost, which names the ranks that are missing where the backend can tell.
+No call waits for ever: each raises PeerLost, which names the ranks that are missing where the backend can tell. Other
+carriers are `mpi` and `horovod`.
+
+**torch.distributed neither authenticates nor encrypts** (PyTorch's SECURITY.md): whoever can reach the store's port can
+list its keys, read, change and delete them, and whoever is on the path of the tensors can read and change those. The
+name under which keys are kept is no secret. What is done: store and Gloo listen on one chosen address only, by default
+loopback; each rank proves to the others in the new group, by the run's secret, who it is and whom it has met; and a key
+that vanishes or a rank that disagrees ends the ranks at once with a line that says so. Choose an interface on a network
+that you trust, or parameter servers, whose links are authenticated.
 """
 
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from datetime import timedelta
+from functools import partial
+from typing import Any, Protocol
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore
 
-from param_servers.errors import PeerLost
+from param_servers.errors import PeerLost, RunBroken
+from param_servers.patience import within
+from param_servers.timeouts import GRACE_S, ROLL_CALL_S
+from param_servers.wire.interfaces import listen_address
 
+TAMPERED = "somebody else writes in the store where ranks meet: keep its port from whoever is not of the run"
+_PROOF = struct.Struct("<4q")
 Resolve = Callable[[int], tuple[str, int] | None]
 """Rank -> the address where it listens, or None while it is not known."""
 Publish = Callable[[str, int], None]
@@ -67,3 +90,216 @@ def first_line(error: BaseException) -> str:
     """The first line of a library's error, which may be followed by a C++ back trace."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
+
+
+# -- over torch.distributed ----------------------------------------------------------------------------------------
+
+
+def host_store(host: str, port: int, secret: bytes, timeout_s: float) -> tuple[Any, int]:
+    """The key-value store through which ranks find each other, listening on (host, port); 0: any port, returned."""
+    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    port = listener.getsockname()[1]
+    timeout = timedelta(seconds=timeout_s)
+    # torch closes the descriptor it is given. Left to itself it would listen on all interfaces.
+    store = TCPStore(host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach())
+    return _private(store, secret), port
+
+
+def reach_store(host: str, port: int, secret: bytes, timeout_s: float) -> Any:
+    """The store that another rank hosts at (host, port).
+
+    Raises:
+        PeerLost: it did not answer within `timeout_s`.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    try:  # torch would wait for ever for a stopped host, whose kernel takes the connection
+        store = within(timeout_s + GRACE_S, lambda: TCPStore(host, port, None, False, timeout, wait_for_workers=False))
+    except (RuntimeError, dist.DistError, TimeoutError) as error:
+        raise PeerLost(f"rank 0 at {host}:{port} did not answer: {first_line(error)}") from error
+    return _private(store, secret)
+
+
+def _private(store: Any, secret: bytes) -> Any:
+    return PrefixStore(hmac.new(secret, b"torch store", hashlib.sha256).hexdigest(), store)
+
+
+def gloo_group(
+    store: Any, rank: int, size: int, host: str, interface: str | None, timeout_s: float
+) -> dist.ProcessGroupGloo:
+    """A group of `size` ranks that listens on `interface`, or on the address `host`."""
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    where = {"interface": interface} if interface else {"hostname": host}
+    options._devices = [dist.ProcessGroupGloo.create_device(**where)]
+    options._timeout = timedelta(seconds=timeout_s)
+    options._threads = 1
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+class TorchCollective:
+    """See `Collective`.
+
+    Args:
+        store: see `host_store`; `generation` keeps groups that use the same store apart.
+        secret: the run's, which each rank proves to the others to know.
+        host, interface: where to listen for the other ranks' tensors.
+        step_timeout_s, join_timeout_s: longest wait in a call, and here for the others to come.
+        roll_call_s: after a failure, how long survivors wait for each other's names.
+    Raises:
+        PeerLost: not all ranks came; the message names them.
+        RunBroken: what they wrote for each other is gone, or they do not agree on it.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: Any,
+        *,
+        secret: bytes,
+        host: str = "127.0.0.1",
+        interface: str | None = None,
+        step_timeout_s: float = 60.0,
+        join_timeout_s: float = 300.0,
+        generation: int = 0,
+        roll_call_s: float = ROLL_CALL_S,
+    ) -> None:
+        self.rank, self.size, self.lost = rank, size, set[int]()
+        self._store, self._secret = PrefixStore(f"group/{generation}", store), secret
+        self._card = secrets.token_hex(16)
+        """What this rank shows the others: a number of which a proof is used once."""
+        self._roll_call_s = min(roll_call_s, step_timeout_s)
+        if missing := self._missing("here", join_timeout_s):
+            self.lost = missing
+            raise PeerLost(describe_lost(missing, size, f"did not come within {join_timeout_s:g} s"))
+        self._group: Any
+        try:
+            build = partial(self._build, host, interface, step_timeout_s)
+            self._group = within(step_timeout_s + GRACE_S, build)
+        except (RuntimeError, TimeoutError) as error:
+            self._check_nothing_vanished()
+            raise PeerLost(describe_lost((), size, first_line(error))) from error
+
+    def _build(self, host: str, interface: str | None, step_timeout_s: float) -> dist.ProcessGroupGloo:
+        # Each rank has answered the roll call with its card.
+        cards = [self._store.get(key).decode("ascii", "replace") for key in self._keys("here")]
+        group = gloo_group(self._store, self.rank, self.size, host, interface, step_timeout_s)
+        self._check_peers(group, cards)
+        return group
+
+    def _check_peers(self, group: Any, cards: list[str]) -> None:
+        """In the first sum each rank proves that it knows the secret, and has met the same ranks."""
+        proofs = torch.tensor([self._proof(rank, cards) for rank in range(self.size)])
+        table = torch.zeros_like(proofs)
+        table[self.rank] = proofs[self.rank]
+        group.allreduce([table]).wait()
+        odd = (table != proofs).any(dim=1).nonzero().flatten().tolist()
+        if odd:
+            raise RunBroken(f"ranks {odd} of {self.size} have met others than rank {self.rank} has: {TAMPERED}")
+
+    def _proof(self, rank: int, cards: list[str]) -> tuple[int, ...]:
+        said = f"rank {rank} of {self.size} has met\n" + "\n".join(cards)
+        return _PROOF.unpack(hmac.new(self._secret, said.encode(), hashlib.sha256).digest())
+
+    def _check_nothing_vanished(self) -> None:
+        """Raises RunBroken: an answer to the roll call is no longer there."""
+        try:
+            keys = self._keys("here")
+            gone = within(GRACE_S, lambda: [rank for rank, key in enumerate(keys) if not self._store.check([key])])
+        except (RuntimeError, dist.DistError, TimeoutError):
+            return  # the store is gone: rank 0 is lost
+        self._check_none(gone)
+
+    def _check_none(self, gone: Iterable[int]) -> None:
+        if vanished := sorted(gone):
+            raise RunBroken(f"what ranks {vanished} of {self.size} have written for the others is gone: {TAMPERED}")
+
+    @classmethod
+    def join(
+        cls,
+        rank: int,
+        size: int,
+        *,
+        secret: bytes,
+        publish: Publish,
+        resolve: Resolve,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        interface: str | None = None,
+        step_timeout_s: float = 60.0,
+        join_timeout_s: float = 300.0,
+    ) -> "TorchCollective":
+        """Open the store, then the group. Raises PeerLost."""
+        address = listen_address(host, interface)
+        if rank == 0:
+            store, port = host_store(address, port, secret, join_timeout_s)
+            publish(address, port)
+        else:
+            store = reach_store(*wait_for_address(resolve, 0, join_timeout_s), secret, join_timeout_s)
+        return cls(
+            rank,
+            size,
+            store,
+            secret=secret,
+            host=address,
+            interface=interface,
+            step_timeout_s=step_timeout_s,
+            join_timeout_s=join_timeout_s,
+        )
+
+    def all_reduce_sum_(self, tensor: Tensor) -> None:
+        """See `Collective`."""
+        self._call(lambda group: group.allreduce([tensor]).wait())
+
+    def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
+        """See `Collective`."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        self._call(lambda group: group.broadcast([tensor], options).wait())
+
+    def close(self) -> None:
+        """See `Collective`."""
+        self._group = None
+
+    def _call(self, call: Callable[[Any], object]) -> None:
+        if self._group is None:
+            raise PeerLost(describe_lost(self.lost, self.size, "this group is closed"))
+        try:
+            call(self._group)
+            return
+        except RuntimeError as error:
+            why = first_line(error)
+        # Our connections close first: ranks that wait for us then fail at once too and answer the roll call. Not
+        # within `except`, for the error's trace holds the group, and a group closes with its last holder.
+        self.close()
+        try:
+            self.lost = self._missing("survived", self._roll_call_s)
+        except RunBroken as broken:
+            why = f"{why}; {broken}"  # the first survivor still saves what there is
+        raise PeerLost(describe_lost(self.lost, self.size, why))
+
+    def _missing(self, call: str, timeout_s: float) -> set[int]:
+        """Answer a roll call in the store; returns the ranks that did not within `timeout_s`."""
+        try:
+            return within(timeout_s + GRACE_S, lambda: self._call_roll(call, timeout_s))
+        except TimeoutError:
+            return {0}  # it holds the store, which takes questions and answers none: it is stopped
+
+    def _keys(self, call: str) -> list[str]:
+        return [f"{call}/{rank}" for rank in range(self.size)]
+
+    def _call_roll(self, call: str, timeout_s: float) -> set[int]:
+        keys = dict(enumerate(self._keys(call)))
+        missing = {0}  # should the store be gone before it is asked: rank 0 held it
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            self._store.set(keys[self.rank], self._card)
+            seen = {self.rank}
+            while missing := {rank for rank, key in keys.items() if not self._store.check([key])}:
+                self._check_none(missing & seen)
+                if time.monotonic() > deadline_s:
+                    return missing
+                seen = set(keys) - missing
+                time.sleep(0.01)
+        except (RuntimeError, dist.DistError):
+            return missing  # rank 0 left with the store: lost, unless it had answered
+        return set()

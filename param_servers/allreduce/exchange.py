@@ -1,9 +1,12 @@
 """Synchronous training without servers: every rank holds the whole model, and an all-reduce averages the gradients.
 
     1. rank 0 loads the newest checkpoint, or takes the initial parameters, and hands its state to all;
-    2. each rank pulls, computes a gradient and pushes it into one sum over [gradient | a row for each rank];
+    2. each rank pulls, computes a gradient and pushes it into one sum over [gradient | what each rank says of itself];
     3. the sum is divided by the number of finite gradients, and every rank takes the same optimizer step;
     4. rank 0 writes checkpoints, and says in its row when the run is to end: all end after the same step.
+
+The buffer that is summed is [gradient | rows]: one row for each rank, in which that rank alone is not zero, so that the
+sum hands every row to everybody. A row is whole numbers up to 255, which both float32 and bfloat16 hold exactly.
 
 There is one collective a step. A lost rank ends the run, after the first surviving rank has written a checkpoint.
 """
@@ -12,15 +15,14 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from param_servers.allreduce.collective import Collective
-from param_servers.allreduce.step_rows import ROW_NUMBERS, StepRow, read_rows, write_rows
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import ConfigError, LastStepsLost, PeerLost, RunBroken, RunStopped
+from param_servers.errors import ConfigError, LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
 from param_servers.layout import FlatLayout
 from param_servers.local import ShouldStop, check_rejected, how_it_ended, never, refusal
@@ -32,6 +34,24 @@ _REASON_BYTES = 256
 START = {"mpi": "start it with mpirun -n {}", "horovod": "start it with horovodrun -np {}"}
 """By backend: what makes processes the ranks of one sum."""
 WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ROW_NUMBERS = 7
+MOST_DATA_POINTS = 2**24 - 1
+_REJECTED, _STOP = 1, 2
+
+
+class StepRow(NamedTuple):
+    """One rank's part in one step."""
+
+    data_points: int
+    """Samples its gradient averages over; 0 when it contributes nothing."""
+    rejected: bool
+    """Its gradient is not finite: it contributes zeros and is left out of the mean."""
+    stop: bool
+    """The run is to end after this step (rank 0 says so)."""
+    step: int
+    """Its step modulo 256."""
+    digest: int
+    """16 bits over its parameters, 0 in steps where they are not compared."""
 
 
 class AllReduceExchange:
@@ -216,3 +236,28 @@ def check_ranks(collective: Collective, config: ExchangeConfig, worker: int | No
 def digest_of(parameters: Tensor) -> int:
     """16 bits that differ (but for one case in 65,536) where parameters differ in any bit."""
     return zlib.crc32(parameters.detach().cpu().numpy().data) & 0xFFFF
+
+
+def write_rows(rows: Tensor, rank: int, own: StepRow) -> None:
+    """Fill `rows` [n, ROW_NUMBERS] with rank's own row and zeros.
+
+    Raises:
+        ParamServersError: more data points in one gradient than a row holds.
+    """
+    if not 0 <= own.data_points <= MOST_DATA_POINTS:
+        raise ParamServersError(f"one gradient over {own.data_points} data points; at most {MOST_DATA_POINTS} count")
+    low, middle, high = own.data_points & 255, own.data_points >> 8 & 255, own.data_points >> 16
+    flags = _REJECTED * own.rejected + _STOP * own.stop
+    rows.zero_()
+    numbers = [low, middle, high, flags, own.step & 255, own.digest & 255, own.digest >> 8 & 255]
+    rows[rank] = torch.tensor(numbers, dtype=rows.dtype)
+
+
+def read_rows(rows: Tensor) -> list[StepRow]:
+    """All ranks' rows from the summed `rows` [n, ROW_NUMBERS]."""
+    found = []
+    for low, middle, high, flags, step, digest_low, digest_high in rows.to(torch.int64).tolist():
+        data_points = low | middle << 8 | high << 16
+        digest = digest_low | digest_high << 8
+        found.append(StepRow(data_points, bool(flags & _REJECTED), bool(flags & _STOP), step, digest))
+    return found

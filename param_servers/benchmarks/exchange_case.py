@@ -188,7 +188,7 @@ class Bench:
             from param_servers.majority.exchange import MajorityExchange
 
             return MajorityExchange(rank=rank, publish_address=publish, **meet, **common)
-        from param_servers.allreduce.collective_torch import TorchCollective
+        from param_servers.allreduce.collective import TorchCollective
         from param_servers.allreduce.exchange import AllReduceExchange
 
         collective = TorchCollective.join(rank, self.case.workers, publish=publish, host=host, **meet)

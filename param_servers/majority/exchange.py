@@ -22,8 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from param_servers.allreduce.collective import Publish, Resolve, wait_for_address
-from param_servers.allreduce.collective_torch import TorchCollective, host_store, reach_store
+from param_servers.allreduce.collective import (
+    Publish,
+    Resolve,
+    TorchCollective,
+    host_store,
+    reach_store,
+    wait_for_address,
+)
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped, told
 from param_servers.exchange import Pull, Receipt

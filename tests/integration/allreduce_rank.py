@@ -60,14 +60,14 @@ def join(arguments: argparse.Namespace) -> Collective:
     """The collective that the arguments name."""
     timeouts = {"step_timeout_s": arguments.timeout_s, "join_timeout_s": arguments.timeout_s}
     if arguments.backend == "mpi":
-        from param_servers.allreduce.collective_mpi import MpiCollective
+        from param_servers.allreduce.mpi import MpiCollective
 
         return MpiCollective(**timeouts)
     if arguments.backend == "horovod":
-        from param_servers.allreduce.collective_horovod import HorovodCollective
+        from param_servers.allreduce.horovod import HorovodCollective
 
         return HorovodCollective(**timeouts)
-    from param_servers.allreduce.collective_torch import TorchCollective
+    from param_servers.allreduce.collective import TorchCollective
 
     meeting = Path(arguments.meet) / "address.json"
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from param_servers.allreduce.collective_torch import TorchCollective
+from param_servers.allreduce.collective import TorchCollective
 from tests.param_servers.wire.hub_pair import Pair
 
 SECRET = b"0123456789abcdef"

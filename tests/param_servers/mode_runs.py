@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from param_servers.allreduce.collective_torch import TorchCollective
+from param_servers.allreduce.collective import TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.layout import FlatLayout, plan_shards
