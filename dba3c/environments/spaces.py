@@ -51,13 +51,12 @@ class ObservationCodec:
 
         Whether its numbers are finite is not looked at here but for a whole batch: see `may_be_broken`.
         """
-        _check(self._original, observation, "observation")
         if not self._is_box:
-            row[...] = spaces.flatten(self._original, observation)
-        elif self._channels_last:
-            row[...] = np.moveaxis(np.asarray(observation), 2, 0)
-        else:
-            row[...] = np.asarray(observation).reshape(row.shape)
+            _write(self._original, observation, row, 0, "observation")
+            return
+        array = np.asarray(observation)
+        _check_array(array, self._shape, self._dtype, "observation")
+        row[...] = np.moveaxis(array, 2, 0) if self._channels_last else array.reshape(row.shape)
 
     def write_all(self, observations: list[Any], batch: np.ndarray) -> bool:
         """Put all into `batch` [B, ...] at once; False where one does not fit as it is: `write` says which, and why."""
@@ -155,24 +154,41 @@ def _check_array(array: np.ndarray, shape: tuple[int, ...], dtype: Any, where: s
         raise ValueError(f"{where} of dtype {array.dtype} instead of {dtype}")
 
 
-def _check(space: spaces.Space[Any], value: Any, where: str) -> None:
-    """Raise ValueError naming the part of `value` that does not fit: `spaces.flatten` itself looks at nothing.
+def _write(space: spaces.Space[Any], value: Any, row: np.ndarray, begin: int, where: str) -> int:
+    """Put `value` flat into `row` [D] from `begin` on; where it ends. Raises ValueError naming what does not fit.
 
-    A Box's bounds are not looked at, which many environments overstep.
+    `spaces.flatten` gives the same numbers in the same order, but looks at nothing (a part of one number is spread over
+    a place for five, and -1 is the last of the Discrete's numbers) and takes 10 to 30 times as long.
     """
     if isinstance(space, spaces.Dict):
-        if not isinstance(value, Mapping):
+        if not isinstance(value, (dict, Mapping)):
             raise ValueError(f"{where} is a {type(value).__name__} and no dictionary")
         for key, part in space.spaces.items():
             if key not in value:
                 raise ValueError(f"{where} without {key!r}")
-            _check(part, value[key], f"{where}[{key!r}]")
-    elif isinstance(space, spaces.Tuple):
+            begin = _write(part, value[key], row, begin, f"{where}[{key!r}]")
+        return begin
+    if isinstance(space, spaces.Tuple):
         if len(value) != len(space.spaces):
             raise ValueError(f"{where} of {len(value)} parts instead of {len(space.spaces)}")
         for index, part in enumerate(space.spaces):
-            _check(part, value[index], f"{where}[{index}]")
-    elif isinstance(space, spaces.Box):
-        _check_array(np.asarray(value), space.shape, space.dtype, where)
-    elif not space.contains(value):
-        raise ValueError(f"{where} is {value}, which is not in {space}")
+            begin = _write(part, value[index], row, begin, f"{where}[{index}]")
+        return begin
+    if isinstance(space, spaces.Discrete) and isinstance(value, (int, np.integer)):  # at once: it is most frequent
+        place, end = int(value) - int(space.start), begin + int(space.n)
+        if not begin <= begin + place < end:
+            raise ValueError(f"{where} is {value}, which is not in {space}")
+        row[begin:end] = 0.0
+        row[begin + place] = 1.0
+        return end
+    array = np.asarray(value)
+    dtype = array.dtype if isinstance(space, spaces.MultiBinary) else space.dtype
+    _check_array(array, space.shape or (), dtype, where)
+    if isinstance(space, spaces.Box):
+        flat: Any = array.reshape(-1)
+    elif space.contains(array):
+        flat = spaces.flatten(space, array)
+    else:
+        raise ValueError(f"{where} is {array.tolist()}, which is not in {space}")
+    row[begin : begin + len(flat)] = flat
+    return begin + len(flat)
