@@ -123,8 +123,8 @@ def test_processes_play_the_same_games_as_the_loop(made):
 def test_actions_start_where_the_environment_starts_them_and_scores_are_its_own(made, config):
     envs = made(config("Game"), 2, seed=0)
     envs.reset()
-    assert envs.step(np.array([0, 2])).reward.tolist() == [5.0, 7.0]
-    assert envs._score.tolist() == [1.0, 1.0]
+    transition = envs.step(np.array([0, 2]))
+    assert (transition.reward.tolist(), transition.gained.tolist()) == ([5.0, 7.0], [1.0, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_closing_ends_every_process(made, config):
     envs = made(config("Game"), 3, seed=0)
     envs.reset()
     alive = [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
-    children = [process for process in alive if "process_child" in " ".join(process.cmdline())]
+    children = [process for process in alive if "process_env" in " ".join(process.cmdline())]
     assert len(children) == 3
     envs.close()
     assert not any(process.is_running() for process in children)
