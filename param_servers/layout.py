@@ -116,6 +116,14 @@ class FlatLayout:
             for parameter, view in self._pairs(module, flat):
                 parameter.copy_(view)
 
+    def gradient(self, module: nn.Module, loss: Tensor) -> Tensor:
+        """A new buffer [P] in this layout's order: the gradient of a scalar with respect to the module's parameters."""
+        import torch
+
+        parameters = dict(module.named_parameters())
+        gradients = torch.autograd.grad(loss, [parameters[name] for name in self.names])
+        return torch.cat([gradient.reshape(-1) for gradient in gradients])
+
     def _pairs(self, module: nn.Module, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         parameters = dict(module.named_parameters())
         for name, view in self.views(flat).items():

@@ -131,16 +131,14 @@ def train_on_one_machine(
         RunBroken: see `run_on_one_machine`.
     """
     plan = plan_shards(FlatLayout.of_module(model), exchange_config.num_servers, exchange_config.sharding)
-    layout, parameters_by_name = plan.layout, dict(model.named_parameters())
-    in_order = [parameters_by_name[name] for name in layout.names]
+    layout = plan.layout
 
     def worker(exchange: GradientExchange, rank: int) -> None:
         torch.manual_seed(rank)
         while True:
             parameters, step, _ = exchange.pull()
             layout.load(model, parameters)
-            gradients = torch.autograd.grad(loss(model, rank, step), in_order)
-            exchange.push(torch.cat([gradient.reshape(-1) for gradient in gradients]), step, data_points)
+            exchange.push(layout.gradient(model, loss(model, rank, step)), step, data_points)
 
     learned = run_on_one_machine(
         worker,

@@ -1,15 +1,28 @@
 """What the README shows, run as a stranger would."""
 
+import os
 import re
+import socket
+import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import param_servers
+from param_servers import ExchangeConfig, FlatLayout, OptimizerConfig, RunStopped, connect, serve
 from param_servers.benchmarks.exchange import main
 
 ROOT = Path(__file__).parents[2]
+
+
+def free_address() -> tuple[str, int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return "127.0.0.1", server.getsockname()[1]
 
 
 @pytest.mark.timeout(300)
@@ -24,12 +37,52 @@ def test_the_digits_example_learns_although_a_worker_is_killed() -> None:
     assert not done.stderr
 
 
-def test_what_the_readme_shows_runs_as_it_stands() -> None:
+def test_the_quick_start_of_15_lines_runs_as_it_stands(tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "param_servers" / "README.md").read_text(), re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert len([line for line in program.splitlines() if line]) == 15
+    program = program.replace("7077", str(free_address()[1]))
+    home = {**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=home, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
-    loss = re.fullmatch(r"enough: loss ([0-9.]+) after 20[01] steps\n", done.stdout)
-    assert loss is not None and float(loss[1]) < 0.01, done.stdout
+    loss = re.fullmatch(r"50 steps: loss ([0-9.]+) after 5[01]\n", done.stdout)
+    assert loss is not None and float(loss[1]) < 0.15, done.stdout  # 0.33 before the first
+    (secret,) = (tmp_path / ".cache" / "param_servers").iterdir()
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600 and len(secret.read_bytes()) == 32
+
+
+def test_two_servers_and_two_workers_know_each_other_by_their_addresses() -> None:
+    model = torch.nn.Linear(3, 1)
+    addresses, start = [free_address(), free_address()], FlatLayout.of_module(model).flatten(model)
+    config = ExchangeConfig(exchange="servers", num_workers=2)
+    given: dict[str, Any] = {"exchange_config": config, "secret": b"sixteen bytes or more"}
+    sgd = OptimizerConfig(optimizer="sgd", learning_rate="1")
+
+    def work(rank: int) -> torch.Tensor:
+        exchange = connect(model, addresses, worker=rank, **given)
+        try:
+            while True:
+                pull = exchange.pull()
+                if pull.step == 2:
+                    learned = pull.parameters.clone()
+                exchange.push(torch.full((4,), float(rank)), pull.step, data_points=1)
+        except RunStopped:
+            return learned
+        finally:
+            exchange.close()
+
+    with ThreadPoolExecutor() as pool:
+        servers = [pool.submit(serve, model, sgd, addresses, shard=shard, steps=3, **given) for shard in range(2)]
+        for worker in [pool.submit(work, rank) for rank in range(2)]:
+            assert torch.equal(worker.result(60), start - 1.0)  # two steps of 1 × mean(0, 1)
+        assert [server.result(60) for server in servers] == ["3 steps"] * 2
+
+
+def test_the_package_opens_with_ten_names_and_none_of_them_waits_for_torch_before_it_is_asked_for() -> None:
+    program = "import sys, param_servers; from param_servers import ExchangeConfig; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+    assert len(param_servers.__all__) == 10
+    assert all(getattr(param_servers, name).__name__ == name for name in param_servers.__all__)
 
 
 @pytest.mark.parametrize("words", ["--servers 2 --workers 2", "--exchange majority --workers 2 --backup 1"])
