@@ -36,11 +36,9 @@ from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
 from dba3c.simulation.simulate import simulate_times
 from dba3c.simulation.validation import MeasuredPoint, fit
 from dba3c.studies.figures import PALETTE, new_figure, save
-from param_servers.benchmarks.exchange_case import WARM_UP_STEPS, Bench, Case
-from param_servers.benchmarks.namespaces import Namespaces
-from param_servers.exchange import RunStopped
+from param_servers.benchmarks.exchange import WARM_UP_STEPS, Case
+from param_servers.benchmarks.exchange import run as run_case
 
-PREFIX = "dbsim"
 RATE_MBIT = 100.0
 MEGABYTES = 1.33
 WIRE_EFFICIENCY = 1448 / 1514
@@ -84,49 +82,21 @@ class Measured(NamedTuple):
     dropped_share: float
 
 
-class SleepingBench(Bench):
-    """The exchange's benchmark with workers that take their time."""
-
-    def __init__(self, point: Point, folder: Path, hosts: Namespaces) -> None:
-        setup = point.setup
-        case = Case("servers", point.megabytes, setup.workers, setup.backup, setup.servers, RATE_MBIT, point.steps)
-        super().__init__(case, folder, hosts)
-        self._times_s = point.times_s
-
-    def _worker(self, rank: int, host: str) -> None:
-        exchange = self._exchange(rank, host)
-        gradient = torch.full((self.case.numel,), 1e-3)
-        pulls, dropped = [], 0
-        try:
-            while True:
-                pull = exchange.pull()
-                pulls.append((pull.step, time.perf_counter()))
-                time.sleep(self._times_s[pull.step % len(self._times_s), rank])
-                receipt = exchange.push(gradient, pull.step, data_points=1)
-                dropped += not receipt.accepted
-        except RunStopped:
-            pass
-        self.results.put({"rank": rank, "pulls": pulls, "dropped": dropped})
-        exchange.close()
-
-    def _summary(self, found: list[dict[str, Any]], after: Any, before: Any) -> dict[str, Any]:
-        """Seconds between commits, as the median worker saw them, and the share of dropped gradients."""
-        means = []
-        for worker in found:
-            pulls = [pull for pull in worker["pulls"] if pull[0] >= WARM_UP_STEPS]
-            (first, began_s), (last, ended_s) = pulls[0], pulls[-1]
-            means.append((ended_s - began_s) / (last - first))
-        dropped = sum(worker["dropped"] for worker in found)
-        accepted = (self.case.steps + WARM_UP_STEPS) * (self.case.workers - self.case.backup)
-        return {"step_s": statistics.median(means), "dropped_share": dropped / (dropped + accepted)}
-
-
 def measure(point: Point) -> Measured:
-    """One point, in processes and namespaces of its own."""
-    setup = point.setup
-    hosts = Namespaces(setup.workers + setup.servers, RATE_MBIT, PREFIX)
-    with TemporaryDirectory() as folder, hosts:
-        return Measured(**SleepingBench(point, Path(folder), hosts).run())
+    """One point, in processes and namespaces of its own: workers sleep for the times they are given.
+
+    Seconds between commits are as the mean of each worker, and of those the median.
+    """
+    setup, times_s = point.setup, point.times_s
+    case = Case("servers", point.megabytes, setup.workers, setup.backup, setup.servers, RATE_MBIT, point.steps)
+    means, dropped = [], 0
+    for worker in run_case(case, lambda worker, step: time.sleep(times_s[step % len(times_s), worker])).workers:
+        pulls = [pull for pull in worker.pulls if pull[0] >= WARM_UP_STEPS]
+        (first, began_s), (last, ended_s) = pulls[0], pulls[-1]
+        means.append((ended_s - began_s) / (last - first))
+        dropped += worker.accepted.count(False)
+    accepted = case.last_step * (setup.workers - setup.backup)
+    return Measured(step_s=statistics.median(means), dropped_share=dropped / (dropped + accepted))
 
 
 def predict(cluster: Cluster, point: Point) -> Outcome:

@@ -5,26 +5,245 @@
 
 Workers compute nothing: they push a constant gradient. With --rate-mbit each process is a host of its own in a network
 namespace (root). One JSON object a line: medians of worker 0, bytes and CPU-seconds of all processes.
+
+Other benchmarks make a `Case`, `run` it with workers that take their time, and read what the workers saw.
 """
 
 import argparse
+import itertools
 import json
-from collections.abc import Iterator
+import multiprocessing
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from multiprocessing.queues import Queue
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from param_servers.benchmarks.exchange_case import Case, measure
+from param_servers.allreduce.collective import TorchCollective
+from param_servers.allreduce.exchange import AllReduceExchange
+from param_servers.benchmarks.namespaces import Namespaces
+from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.exchange import GradientExchange, RunStopped
+from param_servers.layout import FlatLayout, plan_shards
+from param_servers.majority.exchange import MajorityExchange
+from param_servers.servers.client import ServersExchange
+from param_servers.servers.server import ParameterServer
+
+WARM_UP_STEPS = 3
+PATIENCE_S = 600.0
+_FORK = multiprocessing.get_context("fork")
+
+
+class Case(NamedTuple):
+    """One measurement."""
+
+    exchange: str
+    megabytes: float
+    workers: int
+    backup: int
+    servers: int
+    """0: the exchange has none."""
+    rate_mbit: float
+    """0: no limit, on loopback."""
+    steps: int
+    """After WARM_UP_STEPS."""
+
+    @property
+    def numel(self) -> int:
+        return int(self.megabytes * 1e6 / 4)
+
+    @property
+    def last_step(self) -> int:
+        return WARM_UP_STEPS + self.steps
+
+
+class Worked(NamedTuple):
+    """What one worker saw."""
+
+    rank: int
+    pulls: list[tuple[int, float]]
+    """(step, time in seconds) of each."""
+    accepted: list[bool]
+    """The answers to the pushes after them."""
+    ended_s: float
+    bytes_moved: int | None
+    """None: not counted, for torch.distributed moved them."""
+
+
+class Measured(NamedTuple):
+    """What the processes of a case did."""
+
+    workers: list[Worked]
+    """By rank."""
+    cpu_s: float
+    """Of all processes."""
+    congestion_control: str | None
+
+
+Compute = Callable[[int, int], object]
+"""(worker, step): called in the worker's process where it would compute the gradient of a step."""
+
+
+def run(case: Case, compute: Compute = lambda worker, step: None) -> Measured:
+    """A case in processes of its own; with a rate limit in network namespaces, too (root)."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with Namespaces(case.workers + case.servers, case.rate_mbit) if case.rate_mbit else nullcontext() as hosts:
+        bench = _Bench(case, compute, hosts)
+        processes = [_FORK.Process(target=bench.be, args=(host,)) for host in range(case.servers + case.workers)]
+        for process in processes:
+            process.start()
+        try:
+            workers = sorted(bench.results.get(timeout=PATIENCE_S) for _ in range(case.workers))
+            for process in processes:
+                process.join(30)
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Measured(workers, cpu_s, None if hosts is None else hosts.congestion_control)
+
+
+class _Bench:
+    """What forked processes share: servers are hosts 0, 1, …, then come the workers."""
+
+    def __init__(self, case: Case, compute: Compute, hosts: Namespaces | None) -> None:
+        self._case, self._compute, self._hosts = case, compute, hosts
+        self._plan = plan_shards(FlatLayout.of({"w": (case.numel,)}), case.servers or 1)
+        self._secret = os.urandom(32)
+        self._ports = _FORK.Array("i", case.servers or 1)
+        self.results: Queue[Worked] = _FORK.Queue()
+
+    def be(self, host: int) -> None:
+        """This process is this host; it does not return."""
+        torch.set_num_threads(1)
+        if self._hosts is not None:
+            self._hosts.enter(host)
+        if host < self._case.servers:
+            self._serve(host)
+        else:
+            self.results.put(self._work(host - self._case.servers))
+        self.results.close()
+        self.results.join_thread()
+        os._exit(0)
+
+    def _address(self, host: int) -> str:
+        return "127.0.0.1" if self._hosts is None else self._hosts.address(host)
+
+    def _publish(self, host: int, address: str, port: int) -> None:
+        self._ports[host] = port
+
+    def _resolve(self, host: int) -> tuple[str, int] | None:
+        port = self._ports[host]
+        return (self._address(host), port) if port else None
+
+    def _config(self, host: int) -> ExchangeConfig:
+        case = self._case
+        return ExchangeConfig(
+            exchange=case.exchange,  # type: ignore[arg-type]
+            num_workers=case.workers,
+            num_backup_workers=case.backup if case.exchange in ("servers", "majority") else None,
+            num_servers=case.servers or 1,
+            listen_host=self._address(host),
+            checkpoint_every_steps=0,
+        )
+
+    def _training(self, host: int) -> dict[str, Any]:
+        """Of who takes the optimizer's steps and ends the run."""
+        last_step = self._case.last_step
+        return {
+            "initial_parameters": torch.zeros(self._case.numel),
+            "optimizer_config": OptimizerConfig(optimizer="rmsprop"),
+            "exchange_config": self._config(host),
+            "should_stop": lambda step, data_points: "measured" if step >= last_step else None,
+        }
+
+    def _serve(self, shard: int) -> None:
+        meet: dict[str, Any] = {"secret": self._secret, "resolve": self._resolve}
+        publish = partial(self._publish, shard)
+        ParameterServer(shard=shard, plan=self._plan, publish_address=publish, **meet, **self._training(shard)).run()
+
+    def _exchange(self, rank: int) -> GradientExchange:
+        host, layout = rank + self._case.servers, self._plan.layout
+        meet: dict[str, Any] = {"secret": self._secret, "resolve": self._resolve}
+        publish = partial(self._publish, 0)
+        if self._case.servers:
+            return ServersExchange(worker=rank, plan=self._plan, exchange_config=self._config(host), **meet)
+        if self._case.exchange == "majority":
+            return MajorityExchange(rank=rank, layout=layout, publish_address=publish, **meet, **self._training(host))
+        collective = TorchCollective.join(rank, self._case.workers, publish=publish, host=self._address(host), **meet)
+        return AllReduceExchange(collective=collective, layout=layout, **self._training(host))
+
+    def _work(self, rank: int) -> Worked:
+        exchange = self._exchange(rank)
+        gradient = torch.full((self._case.numel,), 1e-3)
+        pulls: list[tuple[int, float]] = []
+        accepted: list[bool] = []
+        try:
+            while True:
+                pull = exchange.pull()
+                pulls.append((pull.step, time.perf_counter()))
+                self._compute(rank, pull.step)
+                accepted.append(exchange.push(gradient, pull.step, data_points=1).accepted)
+        except RunStopped:
+            ended_s = time.perf_counter()
+        moved = sum(exchange.bytes_moved) if isinstance(exchange, ServersExchange) else None
+        exchange.close()
+        return Worked(rank, pulls, accepted, ended_s, moved)
+
+
+# -- the bounds, and the figures beside them -----------------------------------------------------------------------
+
+
+def dedicated_servers_s(model_bytes: float, workers: int, servers: int, bytes_per_s: float) -> float:
+    """max(M/B, nM/(kB)), a worker's own link or a server's: the least time of a step on the wire (BytePS, OSDI'20) for
+    M bytes of parameters, n workers, k servers and hosts of B bytes/s that can send and receive at once."""
+    return max(model_bytes / bytes_per_s, workers * model_bytes / (servers * bytes_per_s))
+
+
+def ring_s(model_bytes: float, workers: int, bytes_per_s: float) -> float:
+    """2(n−1)M/(nB): ring all-reduce, or servers colocated on all workers."""
+    return 2 * (workers - 1) * model_bytes / (workers * bytes_per_s)
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """One line of the benchmark."""
+    measured = run(case)
+    times = [end - start for (_, start), (_, end) in itertools.pairwise(measured.workers[0].pulls)][WARM_UP_STEPS:]
+    median_s, model_bytes = statistics.median(times), 4 * case.numel
+    ring_bytes = 4 * (case.workers - 1) * model_bytes / case.workers * case.last_step
+    moved = sum(ring_bytes if worker.bytes_moved is None else worker.bytes_moved for worker in measured.workers)
+    line = {
+        **case._asdict(),
+        "step_ms": 1e3 * median_s,
+        "step_p90_ms": 1e3 * statistics.quantiles(times, n=10)[-1],
+        "bytes_per_step": moved / case.last_step,
+        "cpu_s_per_gb": measured.cpu_s / (moved / 1e9) if moved else None,
+    }
+    if case.rate_mbit:
+        bytes_per_s = case.rate_mbit * 1e6 / 8
+        bound_s = ring_s(model_bytes, case.workers, bytes_per_s)
+        if case.servers:
+            bound_s = dedicated_servers_s(model_bytes, case.workers, case.servers, bytes_per_s)
+        line["congestion_control"] = measured.congestion_control
+        line |= {"bound_ms": 1e3 * bound_s, "over_bound": median_s / bound_s}
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in line.items()}
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
     """All combinations asked for."""
-    for megabytes in options.megabytes:
-        for workers in options.workers:
-            for servers in options.servers if options.exchange in ("servers", "async") else [0]:
-                yield Case(
-                    options.exchange, megabytes, workers, options.backup, servers, options.rate_mbit, options.steps
-                )
+    servers = options.servers if options.exchange in ("servers", "async") else [0]
+    for megabytes, n, k in itertools.product(options.megabytes, options.workers, servers):
+        yield Case(options.exchange, megabytes, n, options.backup, k, options.rate_mbit, options.steps)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -16,7 +16,7 @@ import subprocess
 from types import TracebackType
 
 _CLONE_NEWNET = 0x40000000
-_NET = "10.78.0"
+_NET, _NAME, _SWITCH = "10.78.0", "dba3c", "dba3cswitch"
 _CONTROL_KEY = "net.ipv4.tcp_congestion_control"
 _HOOKED = "net.bridge.bridge-nf-call-iptables=1"
 _CONGESTION_CONTROLS = ("cubic", "reno")
@@ -24,23 +24,19 @@ _CONGESTION_CONTROLS = ("cubic", "reno")
 
 
 class Namespaces:
-    """`count` hosts at 10.78.0.1 …, each with `rate_mbit` Mbit/s out and in (a token bucket). A context manager.
+    """`count` hosts at 10.78.0.1 …, each with `rate_mbit` Mbit/s out and in (a token bucket). A context manager."""
 
-    Args:
-        prefix: of the names, so that several can exist.
-    """
-
-    def __init__(self, count: int, rate_mbit: float, prefix: str = "dba3c") -> None:
-        self.count, self.rate_mbit, self.prefix = count, rate_mbit, prefix
+    def __init__(self, count: int, rate_mbit: float) -> None:
+        self.count, self.rate_mbit = count, rate_mbit
         self.congestion_control = "the machine's own"
 
     def __enter__(self) -> Namespaces:
         self._remove()
         try:
-            _ip("netns", "add", self._switch)
-            _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
-            _ip("-n", self._switch, "link", "set", "bridge", "up")
-            _run("ip", "netns", "exec", self._switch, "sysctl", "-qw", _HOOKED, check=False)
+            _ip("netns", "add", _SWITCH)
+            _ip("-n", _SWITCH, "link", "add", "bridge", "type", "bridge")
+            _ip("-n", _SWITCH, "link", "set", "bridge", "up")
+            _run("ip", "netns", "exec", _SWITCH, "sysctl", "-qw", _HOOKED, check=False)
             for host in range(1, self.count + 1):
                 self._add(host)
         except BaseException:
@@ -59,23 +55,19 @@ class Namespaces:
 
     def enter(self, host: int) -> None:
         """Move the calling process into host 0, 1, …"""
-        descriptor = os.open(f"/var/run/netns/{self.prefix}{host + 1}", os.O_RDONLY)
+        descriptor = os.open(f"/var/run/netns/{_NAME}{host + 1}", os.O_RDONLY)
         try:
             if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), "setns failed: network namespaces need root")
         finally:
             os.close(descriptor)
 
-    @property
-    def _switch(self) -> str:
-        return f"{self.prefix}switch"
-
     def _add(self, host: int) -> None:
-        name, port = f"{self.prefix}{host}", f"port{host}"
+        name, port = f"{_NAME}{host}", f"port{host}"
         limit = ["tbf", "rate", f"{self.rate_mbit}mbit", "burst", "64k", "latency", "50ms"]
         _ip("netns", "add", name)
-        _ip("-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
-        _ip("-n", self._switch, "link", "set", port, "master", "bridge", "up")
+        _ip("-n", _SWITCH, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("-n", _SWITCH, "link", "set", port, "master", "bridge", "up")
         _ip("-n", name, "link", "set", "lo", "up")
         _ip("-n", name, "addr", "add", f"{_NET}.{host}/24", "dev", "eth0")
         _ip("-n", name, "link", "set", "eth0", "up")
@@ -85,10 +77,10 @@ class Namespaces:
                 break
         _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "handle", "1:", *limit)
         _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "parent", "1:1", "pfifo_fast")
-        _run("tc", "-n", self._switch, "qdisc", "add", "dev", port, "root", *limit)
+        _run("tc", "-n", _SWITCH, "qdisc", "add", "dev", port, "root", *limit)
 
     def _remove(self) -> None:
-        for name in (*(f"{self.prefix}{host}" for host in range(1, self.count + 1)), self._switch):
+        for name in (*(f"{_NAME}{host}" for host in range(1, self.count + 1)), _SWITCH):
             _run("ip", "netns", "del", name, check=False)  # and what is in it
 
 

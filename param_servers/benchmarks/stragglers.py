@@ -14,85 +14,50 @@ import multiprocessing
 import random
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from param_servers.benchmarks.exchange_case import WARM_UP_STEPS, Bench, Case
-from param_servers.benchmarks.namespaces import Namespaces
-from param_servers.exchange import RunStopped
+from param_servers.benchmarks.exchange import WARM_UP_STEPS, Case, Compute, run
 
 GRADIENTS, SLEEP_STEPS, SLOW = 8, 10, 3.0
 COLUMNS = (
     "exchange", "gradients", "backup", "stragglers", "megabytes", "servers", "rate_mbit", "compute_ms", "steps",
     "step_ms", "data_points_per_s", "of_undisturbed", "dropped_share",
 )  # fmt: skip
-_FORK = multiprocessing.get_context("fork")
 
 
-class StragglingBench(Bench):
-    """Workers that sleep for `compute_s`, some of them much longer.
+def straggling(case: Case, compute_s: float, nap_s: float, seed: int) -> Compute:
+    """Sleeps `compute_s`, but for worker 0 and whose turn it is to nap; with `nap_s` 0 nobody straggles."""
+    draw = random.Random(seed)
+    order = [draw.randrange(1, case.workers) for _ in range(10_000)]
+    naps = multiprocessing.get_context("fork").Value("i", 0)
+    """How many are over; worker `order[naps]` takes the next."""
 
-    Args:
-        nap_s: the random straggler's sleep; 0: nobody straggles.
-    """
-
-    def __init__(self, case: Case, folder: Path, hosts: Namespaces, compute_s: float, nap_s: float, seed: int) -> None:
-        super().__init__(case, folder, hosts)
-        self._compute_s, self._nap_s = compute_s, nap_s
-        draw = random.Random(seed)
-        self._order = [draw.randrange(1, case.workers) for _ in range(10_000)]
-        self._naps: Any = _FORK.Value("i", 0)
-        """How many naps are over; worker `_order[naps]` takes the next."""
-
-    def _worker(self, rank: int, host: str) -> None:
-        exchange = self._exchange(rank, host)
-        gradient = torch.full((self.case.numel,), 1e-3)
-        began_s, first, last, accepted, dropped = 0.0, 0, 0, 0, 0
-        try:
-            while True:
-                pull = exchange.pull()
-                if pull.step >= WARM_UP_STEPS and not began_s:
-                    began_s, first = time.perf_counter(), pull.step
-                last = pull.step
-                self._compute(rank)
-                counted = exchange.push(gradient, pull.step, data_points=1).accepted
-                if began_s:
-                    accepted, dropped = accepted + counted, dropped + (not counted)
-        except RunStopped:
-            pass
-        took_s = time.perf_counter() - began_s
-        self.results.put(
-            {"rank": rank, "took_s": took_s, "steps": last - first, "accepted": accepted, "dropped": dropped}
-        )
-        exchange.close()
-
-    def _compute(self, rank: int) -> None:
-        if self._nap_s and rank == 0:
-            time.sleep(SLOW * self._compute_s)
-        elif self._nap_s and rank == self._order[self._naps.value]:
-            time.sleep(self._nap_s)
-            self._naps.value += 1
+    def compute(worker: int, step: int) -> None:
+        if nap_s and worker == 0:
+            time.sleep(SLOW * compute_s)
+        elif nap_s and worker == order[naps.value]:
+            time.sleep(nap_s)
+            naps.value += 1
         else:
-            time.sleep(self._compute_s)
+            time.sleep(compute_s)
 
-    def _summary(self, found: list[dict[str, Any]], after: Any, before: Any) -> dict[str, Any]:
-        took_s = max(worker["took_s"] for worker in found)
-        steps = self.case.steps
-        dropped, accepted = (sum(worker[name] for worker in found) for name in ("dropped", "accepted"))
-        return {
-            "step_ms": 1e3 * took_s / steps,
-            "data_points_per_s": GRADIENTS * steps / took_s,
-            "dropped_share": dropped / (dropped + accepted),
-        }
+    return compute
 
 
 def measure(case: Case, compute_s: float, nap_s: float, seed: int) -> dict[str, Any]:
-    """One case, in processes and namespaces of its own."""
-    hosts = Namespaces(case.hosts, case.rate_mbit)
-    with TemporaryDirectory() as folder, hosts:
-        return StragglingBench(case, Path(folder), hosts, compute_s, nap_s, seed).run()
+    """One case: what counted of the time from the end of the warm-up on."""
+    took_s, answers = 0.0, list[bool]()
+    for worker in run(case, straggling(case, compute_s, nap_s, seed)).workers:
+        first = next(index for index, (step, _) in enumerate(worker.pulls) if step >= WARM_UP_STEPS)
+        took_s = max(took_s, worker.ended_s - worker.pulls[first][1])
+        answers += worker.accepted[first:]
+    return {
+        "step_ms": 1e3 * took_s / case.steps,
+        "data_points_per_s": GRADIENTS * case.steps / took_s,
+        "dropped_share": answers.count(False) / len(answers),
+    }
 
 
 def rows(options: argparse.Namespace, exchange: str, backup: int) -> list[dict[str, Any]]:
@@ -101,13 +66,14 @@ def rows(options: argparse.Namespace, exchange: str, backup: int) -> list[dict[s
     for straggle in (False, True):
         # Where no worker can be spared every step takes a whole nap.
         steps = options.steps if not straggle or backup else max(10, options.steps // 3)
-        case = Case(exchange, options.megabytes, GRADIENTS + backup, backup, options.servers, options.rate_mbit, steps)
+        servers = options.servers if exchange == "servers" else 0
+        case = Case(exchange, options.megabytes, GRADIENTS + backup, backup, servers, options.rate_mbit, steps)
         nap_s = SLEEP_STEPS * found[0]["step_ms"] / 1e3 if straggle else 0.0
         row = measure(case, options.compute_ms / 1e3, nap_s, options.seed)
         undisturbed = (found[0] if straggle else row)["data_points_per_s"]
         row |= {
             "exchange": exchange, "gradients": GRADIENTS, "backup": backup, "stragglers": straggle,
-            "megabytes": options.megabytes, "servers": options.servers if exchange == "servers" else "",
+            "megabytes": options.megabytes, "servers": servers or "",
             "rate_mbit": options.rate_mbit, "compute_ms": options.compute_ms, "steps": steps,
             "of_undisturbed": row["data_points_per_s"] / undisturbed,
         }  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 
 from dba3c.runs.host_facts import git_commit, host, versions
 from param_servers.benchmarks import link
-from param_servers.benchmarks.exchange_case import Case, measure
+from param_servers.benchmarks.exchange import Case, measure
 
 HERE = Path(__file__).resolve().parent
 WORKERS, RATE_MBIT = 8, 100.0

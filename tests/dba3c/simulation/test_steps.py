@@ -11,7 +11,7 @@ from dba3c.simulation import servers as servers_module
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.simulate import ring_s as simulated_ring_s
 from dba3c.simulation.simulate import simulate, simulate_majority
-from param_servers.benchmarks.bounds import dedicated_servers_s, ring_s
+from param_servers.benchmarks.exchange import dedicated_servers_s, ring_s
 
 M, TEN_GBIT = 1.33e6, 1.25e9
 NO_COMPUTE = Work(model_bytes=M, compute=ComputeTimes(mean_s=0.0))
