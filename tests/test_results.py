@@ -9,21 +9,28 @@ from pathlib import Path
 import pytest
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-PLOTS = sorted(RESULTS.glob("*/plot.py"))
+PLOTS = runpy.run_path(str(RESULTS / "plot.py"))["FIGURES"]
 PAGES = sorted(RESULTS.glob("**/README.md"))
 
 
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(RESULTS, tmp_path_factory.mktemp("copy") / "results"))
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("script", PLOTS, ids=lambda path: path.parent.name)
-def test_every_figure_is_drawn_again_from_committed_data(script: Path, tmp_path: Path, monkeypatch) -> None:
-    shutil.copytree(RESULTS, tmp_path / "results")  # with its neighbours: some figures compare two runs
-    copy = tmp_path / "results" / script.parent.name
-    figures = sorted(path.relative_to(copy) for path in copy.rglob("*.png") if "game" not in path.name)
+@pytest.mark.parametrize("name", PLOTS)
+def test_every_figure_is_drawn_again_from_committed_data(name: str, copy: Path, monkeypatch) -> None:
+    figures = list((copy / name).rglob("*.svg"))
     for figure in figures:
-        (copy / figure).unlink()
-    monkeypatch.setattr(sys, "argv", [str(copy / "plot.py")])
+        figure.unlink()
+    monkeypatch.setattr(sys, "argv", ["plot.py", name])
     runpy.run_path(str(copy / "plot.py"), run_name="__main__")
-    assert [figure for figure in figures if not (copy / figure).exists()] == []
+    assert figures and all(figure.exists() for figure in figures)
+
+
+def test_every_folder_with_a_figure_is_drawn_by_make_results() -> None:
+    assert {path.relative_to(RESULTS).parts[0] for path in RESULTS.rglob("*.svg")} == set(PLOTS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.parent.name)

@@ -35,6 +35,22 @@ def new_figure(width_in: float = 6.4, height_in: float = 4.0) -> tuple[Figure, A
     return figure, axes
 
 
+def new_panels(
+    count: int, columns: int, height_in: float, x_name: str, y_name: str, sharex: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A figure with small panels, `columns` beside each other, whose axes are named once."""
+    rows = -(-count // columns)
+    figure = Figure(figsize=(10.0, height_in * rows), layout="constrained")
+    panels: list[Axes] = []
+    for place in range(1, count + 1):
+        panels.append(figure.add_subplot(rows, columns, place, sharex=panels[0] if sharex and panels else None))
+        panels[-1].tick_params(labelsize=8)
+        panels[-1].spines[["top", "right"]].set_visible(False)
+    figure.supxlabel(x_name, fontsize=9)
+    figure.supylabel(y_name, fontsize=9)
+    return figure, panels
+
+
 def line_of(index: int) -> dict[str, Any]:
     """Colour and line style of the n-th line: all are different for the first 28."""
     return {"color": PALETTE[index % len(PALETTE)], "linestyle": LINES[index // len(PALETTE) % len(LINES)]}

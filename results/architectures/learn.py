@@ -4,7 +4,7 @@
     python results/architectures/learn.py --study STUDY       (only reads such a study)
 
 Runs are ended by frames, as many as costs.csv says fit into the budget. Writes learning/ (study.json and the runs,
-downsampled) beside this file; ``plot.py`` draws it.
+downsampled) beside this file; ``results/plot.py`` draws it.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def main() -> None:
         shutil.rmtree(HERE / game.removeprefix("ALE/").removesuffix("-v5"), ignore_errors=True)
     commit_into(options.study or STUDY, HERE, every_s=10.0)
     (HERE / "README.md").write_text(page(), encoding="utf-8")
-    subprocess.run([sys.executable, str(HERE / "plot.py")], check=True)
+    subprocess.run([sys.executable, str(HERE.parent / "plot.py"), HERE.name], check=True)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def main() -> None:
         shutil.rmtree(HERE / "learning", ignore_errors=True)
         commit_into(study, HERE, every_s=1.0)
     (HERE / "README.md").write_text(page(), encoding="utf-8")
-    subprocess.run([sys.executable, str(HERE / "plot.py")], check=True)
+    subprocess.run([sys.executable, str(HERE.parent / "plot.py"), HERE.name], check=True)
 
 
 if __name__ == "__main__":

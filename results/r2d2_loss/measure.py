@@ -45,7 +45,7 @@ def main() -> None:
                 with tempfile.TemporaryDirectory() as folder:
                     train(source, task, seed, Path(folder) / "run")
                     downsample(Path(folder) / "run", kept, rows=60, every_s=2.0)
-    subprocess.run([sys.executable, str(HERE / "plot.py")], check=True)
+    subprocess.run([sys.executable, str(HERE.parent / "plot.py"), HERE.name], check=True)
 
 
 if __name__ == "__main__":

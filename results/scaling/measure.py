@@ -5,7 +5,7 @@
 1. `dba3c study scaling`: Breakout with 1 and 2 workers, real training on this machine, 3 seeds each.
 2. A gradient's time is calibrated from the runs of one worker, and 1 … 64 workers on own hosts are simulated.
 
-Writes study/ (the runs, downsampled), simulated.json and README.md here; plot.py draws the figures.
+Writes study/ (the runs, downsampled), simulated.json and README.md here, and the figures.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def page(command: str, compute_ms: float, variation: float) -> str:
     seeds = len(results.study.seeds)
     return f"""# Scaling, measured on one machine and simulated to 64 workers
 
-    python results/scaling/measure.py && python results/scaling/plot.py
+    python results/scaling/measure.py
 
 which runs `{command}`. {time.strftime("%Y-%m-%d", time.gmtime())}, commit {commit.get("commit", "unknown")}\
 {" (with changes)" if commit.get("dirty") else ""}, {facts["usable_cores"]} cores of {facts["processor"]}.
@@ -117,7 +117,7 @@ def main() -> None:
     (HERE / "simulated.json").write_text(json.dumps(simulated(work), indent=1) + "\n", encoding="utf-8")
     text = page(command, 1e3 * work.compute.mean_s, work.compute.variation)
     (HERE / "README.md").write_text(text, encoding="utf-8")
-    subprocess.run([sys.executable, str(HERE / "plot.py")], check=True)
+    subprocess.run([sys.executable, str(HERE.parent / "plot.py"), HERE.name], check=True)
 
 
 if __name__ == "__main__":

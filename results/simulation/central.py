@@ -1,4 +1,4 @@
-"""When does central inference win?  python results/simulation/central.py  (a minute; then plot.py)
+"""When does central inference win?  python results/simulation/central.py  (a minute; then results/plot.py)
 
 Simulates central.csv from agent_costs.json: what one core takes to step, infer and learn, for each size of network.
 Those are measured:  python results/simulation/central.py --runs FOLDER  reads them from the run folders that

@@ -1,4 +1,4 @@
-"""Simulates what plot.py draws, from config.json: python results/simulation/make_data.py (about a minute)."""
+"""Simulates what results/plot.py draws, from config.json: python results/simulation/make_data.py (about a minute)."""
 
 from __future__ import annotations
 

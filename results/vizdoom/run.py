@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dba3c.studies.curve import downsample
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 
 if __name__ == "__main__":
     run = sys.argv[1]
@@ -22,5 +22,5 @@ if __name__ == "__main__":
     downsample(run, HERE / "small_lstm", rows=150)
     minutes = {"processor_core_minutes": round((used.ru_utime + used.ru_stime) / 60, 2), "exit_code": ended}
     (HERE / "small_lstm" / "processor_time.json").write_text(json.dumps(minutes) + "\n")
-    subprocess.run([sys.executable, str(HERE / "plot.py")], check=True)
+    subprocess.run([sys.executable, str(HERE.parent / "plot.py"), HERE.name], check=True)
     print(minutes)

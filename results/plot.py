@@ -1,0 +1,294 @@
+"""Draws every figure of `results/` again, from the data beside it: ``python results/plot.py [FOLDER …]``."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
+
+from dba3c.benchmarks import batch_size, simulator_validation
+from dba3c.studies.architectures import ARCHITECTURES, plot_costs, read_csv
+from dba3c.studies.curve import Curve, load_curve
+from dba3c.studies.figures import IDEAL, PALETTE, draw_measured, draw_simulated, finish, new_figure, new_panels, save
+from dba3c.studies.learning_curves import plot_learning_curves
+from dba3c.studies.report import draw as draw_study
+from dba3c.studies.results import data_points_per_s, each, read_results
+from dba3c.studies.study import DBA3C_SCORES, NETWORK_SIZES
+from launch.benchmarks.report import draw as draw_launch
+
+HERE = Path(__file__).resolve().parent
+CPU_HOURS = "progress/cpu_hours"
+"""Not core-hours held: long runs shared their machine with other work."""
+DATA_POINTS_TO_300 = 4_219_196
+"""Of breakout_2cores: agent steps until the mean of 50 games was 300."""
+GAMES = 50
+"""In a mean score; before so many were played it is of fewer."""
+
+
+# -- learning curves ---------------------------------------------------------------------------------------------------
+
+
+def learning(figures: Mapping[str, str], runs: Mapping[str, str], **options: Any) -> Callable[[Path], None]:
+    """Figures (name → axis), a line for each label of `runs` (folders, as a pattern below this one)."""
+
+    def draw(folder: Path) -> None:
+        found = {label: sorted(HERE.glob(pattern)) for label, pattern in runs.items()}
+        groups = {label: [load_curve(path) for path in paths] for label, paths in found.items() if paths}
+        for name, x in figures.items():
+            plot_learning_curves(groups, folder / name, x=x, **options)
+
+    return draw
+
+
+BOTH = {"learning_curve": CPU_HOURS, "learning_curve_frames": "frames"}
+R2D2 = {"summed over time, clip 40": "sum", "averaged over time, clip 80": "mean"}
+
+
+def r2d2_loss(folder: Path) -> None:
+    for task in ("remember", "balance_blind"):
+        runs = {label: f"{folder.name}/{task}/{name}-*" for label, name in R2D2.items()}
+        learning({task: "frames"}, runs, statistic="mean")(folder)
+
+
+def score(axes: Axes, curve: Curve, x: str, **look: Any) -> None:
+    """The mean score where it is one of enough games."""
+    known = curve.column("progress/games") >= GAMES
+    axes.plot(curve.column(x)[known], curve.column("score/mean")[known], linewidth=1.4, **look)
+
+
+def games(folder: Path) -> None:
+    """A panel for each game: their scores share no axis."""
+    points = read_results(folder).points
+    figure, panels = new_panels(len(points), 4, 2.3, "frames", f"mean score of the last {GAMES} games")
+    for axes, result in zip(panels, points, strict=True):
+        (curve,) = result.curves
+        score(axes, curve, "progress/frames", color=PALETTE[0])
+        published = DBA3C_SCORES[f"ALE/{result.point.name}-v5"]
+        told = "not published" if published is None else f"{published:g}"
+        axes.set_title(f"{result.point.name} (DBA3C: {told})", fontsize=9)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    save(figure, folder / "games")
+
+
+def architectures(folder: Path) -> None:
+    """Bars of cost, score against core-hours for each size of network, and the two long runs."""
+    plot_costs(read_csv(folder / "costs.csv"), folder)
+    curves = {result.point.name: result.curves[0] for result in read_results(folder / "learning").points}
+    names = ("core-hours of processor time, all roles", f"mean score of the last {GAMES} games")
+    figure, panels = new_panels(len(NETWORK_SIZES), len(NETWORK_SIZES), 3.2, *names, sharex=True)
+    for axes, network in zip(panels, NETWORK_SIZES, strict=True):
+        for index, (architecture, label) in enumerate(ARCHITECTURES.items()):
+            if f"{architecture}-{network}" in curves:
+                score(axes, curves[f"{architecture}-{network}"], CPU_HOURS, color=PALETTE[index], label=label)
+        axes.set_title(f"{network} network", fontsize=9)
+    lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
+    figure.legend(handles=lines.values(), loc="outside upper center", ncols=len(lines), frameon=False, fontsize=8)
+    save(figure, folder / "score_budget")
+    long_runs = {"worker + servers": "breakout_2cores", "central inference": "breakout_central"}
+    learning({"score_cpu_hours": CPU_HOURS, "score_frames": "frames"}, long_runs, goal=300.0)(folder)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+Row = dict[str, str]
+
+
+def table(path: Path, **only: str) -> list[Row]:
+    """The rows of a CSV file that hold these cells."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if all(row[name] == cell for name, cell in only.items())]
+
+
+def series(rows: Sequence[Row], by: str, x: str) -> Iterator[tuple[int, str, list[float], list[Row]]]:
+    """Index, value of the column `by`, places and rows of each line."""
+    for index, value in enumerate(dict.fromkeys(row[by] for row in rows)):
+        mine = [row for row in rows if row[by] == value]
+        yield index, value, numbers(mine, x), mine
+
+
+def numbers(rows: Sequence[Row], name: str) -> list[float]:
+    return [float(row[name]) for row in rows]
+
+
+def from_zero(axes: Axes) -> None:
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+
+
+def communication(folder: Path) -> None:
+    """Gradients/s against the number of servers, and each step beside its bound."""
+    rows = table(folder / "exchange.csv", rate_mbit="100.0")
+    figure, axes = new_figure()
+    for index, megabytes, x, mine in series([r for r in rows if r["exchange"] == "servers"], "megabytes", "servers"):
+        for column, told, look in (("step_ms", "measured", {"marker": "o"}), ("bound_ms", "the wire's bound", IDEAL)):
+            rates = [1e3 * float(row["workers"]) / float(row[column]) for row in mine]
+            axes.plot(x, rates, **{**look, "color": PALETTE[index], "label": f"{megabytes} MB, {told}"})
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    finish(axes, "parameter servers (8 workers, 100 Mbit/s per host)", "gradients/s", x)
+    axes.set_yticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"])
+    save(figure, folder / "servers")
+
+    figure, axes = new_figure()
+    exchanges = ["all-reduce" if row["exchange"] == "allreduce" else f"k = {row['servers']}" for row in rows]
+    names = [f"{exchange}\n{row['megabytes']} MB" for exchange, row in zip(exchanges, rows, strict=True)]
+    axes.bar(range(len(rows)), numbers(rows, "over_bound"), color=PALETTE[0])
+    axes.axhline(1.0, color="black", linestyle="--")
+    axes.axhline(1.15, color=PALETTE[1], linestyle=":")
+    axes.set_xticks(range(len(rows)), names, fontsize=7)
+    axes.set_ylabel("step / lower bound")
+    save(figure, folder / "over_bound")
+
+
+def stragglers(folder: Path) -> None:
+    """Gradients that count against the number of backup workers."""
+    figure, axes = new_figure()
+    for index, exchange, _, rows in series(table(folder / "stragglers.csv"), "exchange", "backup"):
+        for style, (late, told) in zip(("--", "-"), (("False", "nobody late"), ("True", "stragglers")), strict=True):
+            mine = [row for row in rows if row["stragglers"] == late]
+            x, y = numbers(mine, "backup"), numbers(mine, "data_points_per_s")
+            axes.plot(x, y, style, marker="o", markersize=4, color=PALETTE[index], label=f"{exchange}, {told}")
+    axes.set_ylim(bottom=0)
+    finish(axes, "backup workers (8 gradients make an update)", "gradients that count / s", x)
+    axes.legend(frameon=False, fontsize=8, handlelength=4)  # long enough to tell dashed from solid
+    save(figure, folder / "stragglers")
+
+
+def servers_and_backups(folder: Path) -> None:
+    for name in ("servers", "backups"):
+        draw_study(read_results(folder / name), folder / name)
+
+
+def inference(folder: Path) -> None:
+    for data in folder.glob("batch_size_*.csv"):
+        batch_size.draw(batch_size.read(data), data.with_suffix(""))
+
+
+def launch(folder: Path) -> None:
+    draw_launch(json.loads((folder / "launch.json").read_text(encoding="utf-8"))["overhead"], folder / "overhead.png")
+
+
+# -- simulated ---------------------------------------------------------------------------------------------------------
+
+
+def scaling(folder: Path) -> None:
+    """DBA3C's two plots: measured points filled, simulated ones dotted and hollow."""
+    tables = json.loads((folder / "simulated.json").read_text(encoding="utf-8"))
+    rates = dict.fromkeys(gbit for gbit, _, _ in tables["workers"])
+    for name, y_name in (("speed", "data points/s"), ("time_to_300", "minutes to a mean score of 300")):
+        figure, axes = new_figure()
+        minutes = name == "time_to_300"
+        if not minutes:
+            draw_measured(axes, each(read_results(folder / "study").points, data_points_per_s), "on two cores")
+        for index, gbit in enumerate(rates, start=1):
+            mine = [(n, rate) for of, n, rate in tables["workers"] if of == gbit]
+            x = [n for n, _ in mine]
+            y = [DATA_POINTS_TO_300 / rate / 60 if minutes else rate for _, rate in mine]
+            draw_simulated(axes, x, y, f"{gbit:g} Gbit/s", index)
+        axes.plot(x, [y[0] / n if minutes else y[0] * n for n in x], label="theoretical", **IDEAL)
+        finish(axes, "workers", y_name, x, log=True)
+        save(figure, folder / name)
+    figure, axes = new_figure()
+    for index, gbit in enumerate(rates, start=1):
+        mine = [(k, rate) for of, k, rate in tables["servers"] if of == gbit]
+        draw_simulated(axes, [k for k, _ in mine], [rate for _, rate in mine], f"{gbit:g} Gbit/s", index)
+    axes.set_xscale("log", base=2)
+    from_zero(axes)
+    every_k = [k for _, k, _ in tables["servers"]]
+    finish(axes, "parameter servers (64 workers, one-core hosts)", "data points/s", every_k)
+    save(figure, folder / "servers")
+
+
+def simulation(folder: Path) -> None:
+    """The simulated counterparts of DBA3C's plots; central inference; the simulator beside measured steps."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    figure, axes = new_figure()
+    for index, compute_ms, x, mine in series(table(folder / "scaling.csv", gbit="10"), "compute_ms", "workers"):
+        draw_simulated(axes, x, numbers(mine, "minutes_to_300"), f"10 Gbit/s, {compute_ms} ms a batch", index)
+    axes.plot(x, [config["minutes_of_one_worker"] / n for n in x], label="theoretical", **IDEAL)
+    axes.plot([64], [config["reported_minutes"]], "*", color="black", markersize=12, label="DBA3C 2017 (reported)")
+    finish(axes, "workers of 12 cores", "minutes to a mean score of 300", x, log=True)
+    save(figure, folder / "scaling")
+
+    figure, axes = new_figure()
+    for index, compute_ms, x, mine in series(table(folder / "servers.csv", gbit="10"), "compute_ms", "servers"):
+        draw_simulated(axes, x, numbers(mine, "as_in_2017_per_s"), f"{compute_ms} ms a batch", index)
+    from_zero(axes)
+    axes.set_xscale("log", base=2)
+    finish(axes, "parameter servers (65 workers, 60 gradients, 10 Gbit/s)", "data points/s", x)
+    save(figure, folder / "servers")
+
+    figure, axes = new_figure()
+    rows = table(folder / "clusters.csv", gbit="10")
+    for index, exchange, x, mine in series(rows, "exchange", "nodes"):
+        draw_simulated(axes, x, numbers(mine, "efficiency"), exchange, index)
+    axes.set_xscale("log", base=2)
+    every_x = numbers(rows, "nodes")
+    finish(axes, "nodes (10 Gbit/s, 100 ms a batch)", "data points/s per node, a worker alone = 1", every_x)
+    save(figure, folder / "clusters")
+
+    figure, axes = new_figure()
+    rows = [{**row, "who": f"{row['network']} network, {row['nodes']} nodes"} for row in table(folder / "central.csv")]
+    for index, who, x, mine in series([row for row in rows if row["nodes"] in ("4", "64")], "who", "learner_cores"):
+        ratios = zip(numbers(mine, "central_per_s"), numbers(mine, "workers_per_s"), strict=True)
+        draw_simulated(axes, x, [central / workers for central, workers in ratios], who, index)
+    axes.axhline(1.0, label="equal", **IDEAL)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    finish(axes, "speed of the learner's node, in cores", "data points/s: central inference / workers", x)
+    axes.tick_params(axis="x", labelsize=8)
+    save(figure, folder / "central")
+    simulator_validation.draw(folder)
+
+
+FIGURES: dict[str, Callable[[Path], None]] = {
+    "architectures": architectures,
+    "breakout_2cores": learning(BOTH, {"2 servers, 2 workers, small network": "breakout_2cores"}, goal=300.0),
+    "breakout_central": learning(
+        BOTH,
+        {"worker + servers, actor-critic": "breakout_2cores", "central inference, V-trace": "breakout_central"},
+        goal=300.0,
+    ),
+    "communication": communication,
+    "football": learning(
+        {"learning_curve": "frames", "learning_curve_cpu_hours": CPU_HOURS},
+        {"PPO, 2 workers × 8 environments": "football/seed_*"},
+        goal=0.9,
+    ),
+    "games": games,
+    "inference": inference,
+    "launch": launch,
+    "learning_curves": learning(
+        {"learning_curves": "frames"},
+        {"CartPole, 2 workers, 2 servers": "learning_curves/learning/seed-*"},
+        statistic="mean",
+        goal=475.0,
+    ),
+    "mujoco": learning({"learning_curve": "frames"}, {"PPO, 2 workers × 8 environments": "mujoco/seed_0"}),
+    "r2d2_loss": r2d2_loss,
+    "scaling": scaling,
+    "servers_and_backups": servers_and_backups,
+    "simulation": simulation,
+    "stragglers": stragglers,
+    "vizdoom": learning(
+        {"learning_curve": "frames"},
+        {"small network, 1 worker × 16 environments": "vizdoom/small", "small network with LSTM": "vizdoom/small_lstm"},
+        goal=75.0,
+    ),
+}
+"""Folder → what draws its figures."""
+
+
+def main(names: Sequence[str]) -> None:
+    for name in names or FIGURES:
+        print(name, flush=True)
+        FIGURES[name](HERE / name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
