@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.reader import Record
-from dba3c.metrics.registry import SECTIONS, Metric
+from dba3c.metrics.registry import SECTIONS, Reduced, over_processes
 from dba3c.metrics.summary import ProcessState, RunSummary, dropped_share, shares
 
 _DRAWN = {
@@ -17,36 +15,6 @@ _DRAWN = {
 }
 
 
-class _Values:
-    """Several records' values of one metric made one number."""
-
-    def __init__(self, metric: Metric) -> None:
-        self.metric = metric
-        self._by_source: dict[tuple[str, int], list[float]] = {}  # (role, rank) -> [sum, weight, min, max, last]
-
-    def add(self, record: Record, value: float) -> None:
-        weight = record.get("count", 1) - (record.get("not_finite") or {}).get(self.metric.name, 0)
-        entry = self._by_source.setdefault((record["role"], record["rank"]), [0.0, 0.0, math.inf, -math.inf, 0.0])
-        entry[0] += value * weight
-        entry[1] += weight
-        entry[2:] = [min(entry[2], value), max(entry[3], value), value]
-
-    def reduced(self) -> float | None:
-        entries = [entry for entry in self._by_source.values() if entry[1] > 0]
-        if not entries:
-            return None
-        if self.metric.reduction == "norm":
-            return math.sqrt(sum((entry[0] / entry[1]) ** 2 for entry in entries))
-        if self.metric.reduction == "min":
-            return min(entry[2] for entry in entries)
-        if self.metric.reduction == "max":
-            return max(entry[3] for entry in entries)
-        if self.metric.reduction == "last":
-            return sum(entry[4] for entry in entries) / len(entries)
-        total = sum(entry[0] for entry in entries)
-        return total if self.metric.reduction == "sum" else total / sum(entry[1] for entry in entries)
-
-
 class ChartInterval:
     """Collects the records between two points. `take` gives the point: chart name to value."""
 
@@ -55,21 +23,26 @@ class ChartInterval:
         self._clear()
 
     def _clear(self) -> None:
-        self._values: dict[str, _Values] = {}
+        self._values: dict[str, dict[tuple[str, int], Reduced]] = {}  # chart -> process -> its values
         self._scores: list[float] = []
 
     def add(self, record: Record) -> None:
         """One record that the summary has been given too."""
         for name, value in record.items():
             metric = _DRAWN.get((record["kind"], name))
-            if metric is not None and isinstance(value, (int, float)):
-                self._values.setdefault(metric.chart, _Values(metric)).add(record, float(value))
+            weight = record.get("count", 1) - (record.get("not_finite") or {}).get(name, 0)
+            if metric is not None and isinstance(value, (int, float)) and weight > 0:
+                of_processes = self._values.setdefault(metric.chart, {})
+                process = (record["role"], record["rank"])
+                of_processes.setdefault(process, Reduced(metric.reduction)).add(float(value), weight)
         if record["kind"] == "episode" and record.get("score") is not None:
             self._scores.append(record["score"])
 
     def take(self, now_s: float, per_worker: bool = True) -> dict[str, float]:
         """The point at `now_s`; what nobody recorded since the last one is left out."""
-        point: dict[str, float | None] = {chart: values.reduced() for chart, values in self._values.items()}
+        point: dict[str, float | None] = {
+            chart: over_processes(list(of_processes.values())) for chart, of_processes in self._values.items()
+        }
         point.update(self._scores_now())
         point.update(_progress(self.summary))
         point.update(_speed(self.summary, now_s))

@@ -8,6 +8,8 @@ drawn under that name by every tracker. docs/metrics.md is generated from here: 
 from __future__ import annotations
 
 import difflib
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +49,51 @@ class Metric:
     reduction: Reduction
     meaning: str
     chart: str = ""
+
+
+class Reduced:
+    """Several finite values of one process made one number, as their metric's reduction says."""
+
+    __slots__ = ("_kept", "reduction", "total", "weight")
+
+    def __init__(self, reduction: Reduction) -> None:
+        self.reduction = reduction
+        self.total = 0.0
+        self.weight = 0.0
+        self._kept = math.nan
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        """One more value; `weight` (above 0): of how many values it is the mean."""
+        self.total += value * weight
+        self.weight += weight
+        if self.reduction == "min":
+            self._kept = min(value, self._kept)  # of NaN and a number, the number that comes first
+        elif self.reduction == "max":
+            self._kept = max(value, self._kept)
+        else:
+            self._kept = value
+
+    @property
+    def value(self) -> float:
+        """The number; of at least one value."""
+        if self.reduction in ("mean", "norm"):
+            return self.total / self.weight
+        return self.total if self.reduction == "sum" else self._kept
+
+
+def over_processes(parts: Sequence[Reduced]) -> float:
+    """One number of several processes' (at least one), all of one metric."""
+    values = [part.value for part in parts]
+    reduction = parts[0].reduction
+    if reduction == "norm":
+        return math.sqrt(sum(value**2 for value in values))
+    if reduction == "mean":
+        return sum(part.total for part in parts) / sum(part.weight for part in parts)
+    if reduction == "last":
+        return sum(values) / len(values)
+    if reduction == "sum":
+        return sum(values)
+    return min(values) if reduction == "min" else max(values)
 
 
 Row = tuple[str, str, Reduction, str, str]

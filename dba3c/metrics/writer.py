@@ -21,7 +21,7 @@ from typing import Any, SupportsFloat
 
 from dba3c.errors import warn_on_stderr
 from dba3c.metrics import registry as metric_registry
-from dba3c.metrics.window import Window, finite_or_null
+from dba3c.metrics.registry import Reduced
 from dba3c.runs.run_folder import RunFolder
 from param_servers.line_file import LineFile
 
@@ -92,21 +92,13 @@ class MetricsWriter:
         self._identity = {"role": role, "rank": rank, "incarnation": incarnation}
         self._window_s = window_s
         self._file = LineFile(run.metrics_file(role, rank), warn or warn_on_stderr)
-        self._windows = {
-            "step": Window(metric_registry.of_kind("step"), "step"),
-            "server": Window(metric_registry.of_kind("server"), "server"),
-        }
+        self._windows = {"step": Window("step"), "server": Window("server")}
         self._waiting: list[dict[str, Any]] = []
         self._step = 0
         self._opened_s = time.monotonic()
         self._recorded_s = dict.fromkeys(self._windows, self._opened_s)
         self._cpu_s = time.process_time()
         self._lock = threading.Lock()
-
-    @property
-    def lost_records(self) -> int:
-        """Records that the disk refused for good."""
-        return self._file.lost
 
     def record_step(
         self, step: int, values: Mapping[str, SupportsFloat], sections_s: Mapping[str, float] | None = None
@@ -224,3 +216,62 @@ class MetricsWriter:
         waiting, self._waiting = self._waiting, []
         if self._run.lock is None or self._run.lock.lost_to is None:  # else the file is the next launch's
             self._file.write(waiting)
+
+
+class Window:
+    """Several steps' values made one record, each by its metric's reduction. Values that are not finite are counted."""
+
+    def __init__(self, kind: metric_registry.Kind) -> None:
+        self._kind = kind
+        self.clear()
+
+    def clear(self) -> None:
+        self.count = 0
+        self.window_s: float | None = None
+        """Seconds that the values say they are of, None when they do not."""
+        self._values: dict[str, Reduced] = {}
+        self._not_finite: dict[str, int] = {}
+        self._sections_s: dict[str, float] = {}
+
+    def add(
+        self, values: Mapping[str, SupportsFloat], sections_s: Mapping[str, float], window_s: float | None = None
+    ) -> None:
+        """Raises UserError when a name is unknown (nearest ones named)."""
+        self.count += 1
+        if window_s is not None:
+            self.window_s = (self.window_s or 0.0) + window_s
+        for name, given in values.items():
+            metric, value = metric_registry.find(self._kind, name), float(given)
+            if not math.isfinite(value):
+                self._not_finite[name] = self._not_finite.get(name, 0) + 1
+                continue
+            if name not in self._values:
+                self._values[name] = Reduced(metric.reduction)
+            self._values[name].add(value)
+        for name, seconds in sections_s.items():
+            self._sections_s[name] = self._sections_s.get(name, 0.0) + seconds
+
+    def record(self) -> dict[str, Any]:
+        """{name: value, count, sections_s, not_finite}; a name that only had non-finite values is null."""
+        record: dict[str, Any] = {"count": self.count}
+        record |= {name: short(reduced.value) for name, reduced in self._values.items()}
+        for name in self._not_finite:
+            record.setdefault(name, None)
+        if self._not_finite:
+            record["not_finite"] = dict(self._not_finite)
+        record["sections_s"] = {name: round(seconds, 6) for name, seconds in self._sections_s.items()}
+        return record
+
+
+def short(value: float) -> float | int:
+    """Seven significant digits, which is all a float32 has; whole numbers exactly."""
+    if value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return float(f"{value:.7g}")
+
+
+def finite_or_null(values: Mapping[str, float]) -> dict[str, Any]:
+    """The values with null for those that JSON has no number for, and their count."""
+    bad = {name: 1 for name, value in values.items() if not math.isfinite(value)}
+    record: dict[str, Any] = {name: None if name in bad else short(float(value)) for name, value in values.items()}
+    return {**record, "not_finite": bad} if bad else record
