@@ -75,9 +75,9 @@ def worker(place: Place) -> str:
 
 def monitor(place: Place) -> str:
     """Read the metrics of all, feed the trackers, decide when the score is reached."""
-    from dba3c.metrics.process import monitor_process
+    from dba3c.metrics.monitor import monitor_process
 
-    seen = monitor_process(place.folder.path, show=False, incarnation=place.incarnation)
+    seen = monitor_process(place.folder.path, incarnation=place.incarnation)
     return seen.stop_reason or "the run has ended"
 
 

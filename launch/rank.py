@@ -18,8 +18,7 @@ from pathlib import Path
 
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
-from dba3c.metrics.views import PlainView
-from dba3c.metrics.watch import watched
+from dba3c.metrics.watch import PlainView, watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
 from launch.cluster.launchers import REPLACEMENT, STARTS_RANKS_AGAIN, LaunchPlace

@@ -1,11 +1,17 @@
-"""Points for the trackers: what happened since the last point, reduced as `dba3c.metrics.registry` says."""
+"""Points for trackers and plots: what happened since the last point, reduced as `dba3c.metrics.registry` says."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from dba3c.errors import warn_on_stderr
 from dba3c.metrics import registry as metric_registry
-from dba3c.metrics.reader import Record
+from dba3c.metrics.reader import Record, whole_run
 from dba3c.metrics.registry import SECTIONS, Reduced, over_processes
-from dba3c.metrics.summary import ProcessState, RunSummary, dropped_share, shares
+from dba3c.metrics.run_facts import RunFacts
+from dba3c.metrics.summary import ProcessState, RunSummary, dropped_share, event_line, shares
+from dba3c.runs.run_folder import RunFolder
 
 _DRAWN = {
     (kind, metric.name): metric
@@ -13,6 +19,25 @@ _DRAWN = {
     for metric in metric_registry.of_kind(kind).values()
     if metric.chart
 }
+
+
+@dataclass(frozen=True)
+class Point:
+    """Values of charts at a committed step and a unix time. `of_evaluation`: one evaluated checkpoint, not the run."""
+
+    values: dict[str, float]
+    step: int
+    time_s: float
+    of_evaluation: bool = False
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line for people."""
+
+    message: str
+    step: int
+    time_s: float
 
 
 class ChartInterval:
@@ -26,8 +51,9 @@ class ChartInterval:
         self._values: dict[str, dict[tuple[str, int], Reduced]] = {}  # chart -> process -> its values
         self._scores: list[float] = []
 
-    def add(self, record: Record) -> None:
-        """One record that the summary has been given too."""
+    def add(self, record: Record) -> Point | Event | None:
+        """Gives one record to the summary, too. Events and evaluations are not collected but come back at once."""
+        self.summary.add(record)
         for name, value in record.items():
             metric = _DRAWN.get((record["kind"], name))
             weight = record.get("count", 1) - (record.get("not_finite") or {}).get(name, 0)
@@ -37,6 +63,9 @@ class ChartInterval:
                 of_processes.setdefault(process, Reduced(metric.reduction)).add(float(value), weight)
         if record["kind"] == "episode" and record.get("score") is not None:
             self._scores.append(record["score"])
+        if record["kind"] == "event":
+            return Event(event_line(record), record["step"], record["time_s"])
+        return _evaluation_point(record) if record["kind"] == "evaluation" else None
 
     def take(self, now_s: float, per_worker: bool = True) -> dict[str, float]:
         """The point at `now_s`; what nobody recorded since the last one is left out."""
@@ -64,11 +93,36 @@ class ChartInterval:
         }
 
 
-def evaluation_point(record: Record) -> tuple[int, dict[str, float]]:
-    """(step of its checkpoint, charts) of one evaluation record."""
+def points_of(
+    run: RunFolder, every_s: float, per_worker: bool = True, warn: Callable[[str], None] = warn_on_stderr
+) -> Iterator[Point | Event]:
+    """What a tracker would have been given of a run, in the order of time.
+
+    Points every `every_s` seconds of the run (none in the gap between two lives), and one at its end. `warn` is then
+    told what could not be read, a line for each file. Memory does not grow with the run.
+
+    Raises UserError when config.json or meta.json is broken.
+    """
+    summary = RunSummary(RunFacts.of(run))
+    interval = ChartInterval(summary)
+    next_s: float | None = None
+    for record in whole_run(run, warn):
+        if next_s is not None and record["time_s"] >= next_s:
+            yield Point(interval.take(next_s, per_worker), summary.step, next_s)
+            next_s = None
+        next_s = record["time_s"] + every_s if next_s is None else next_s
+        happened = interval.add(record)
+        if happened is not None:
+            yield happened
+    if next_s is not None:
+        yield Point(interval.take(summary.newest_s, per_worker), summary.step, summary.newest_s)
+
+
+def _evaluation_point(record: Record) -> Point:
+    """At the step of its checkpoint."""
     drawn = metric_registry.of_kind("evaluation").values()
-    point = {m.chart: record[m.name] for m in drawn if m.chart and isinstance(record.get(m.name), (int, float))}
-    return int(record.get("checkpoint_step") or record["step"]), point
+    values = {m.chart: record[m.name] for m in drawn if m.chart and isinstance(record.get(m.name), (int, float))}
+    return Point(values, int(record.get("checkpoint_step") or record["step"]), record["time_s"], of_evaluation=True)
 
 
 def _progress(summary: RunSummary) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""`dba3c export RUN --to NAME`: replays a run's records into a tracker, through the reader and sinks of a live run."""
+"""`dba3c export RUN --to NAME`: gives a run's records to a tracker, through the reader and sinks of a live run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dba3c.errors import UserError, warn_on_stderr, writing
-from dba3c.metrics.replay import Event, replay
-from dba3c.metrics.sinks import TrackedRun, make_sinks
+from dba3c.metrics.charts import Event, points_of
+from dba3c.metrics.sinks.sink import TrackedRun, make_sinks
 from dba3c.runs.run_folder import RunFolder
 
 
@@ -39,7 +39,7 @@ def export(
     try:
         # Not the live run's identity: its points would stand there twice.
         sink.open(replace(tracked, identity=f"{tracked.identity}-export", folder=folder, resumed=False))
-        for happened in replay(run, points_every_s, warn=warn):
+        for happened in points_of(run, points_every_s, warn=warn):
             if isinstance(happened, Event):
                 sink.event(happened.message, happened.step, happened.time_s)
             else:

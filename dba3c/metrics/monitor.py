@@ -1,23 +1,25 @@
-"""The monitor process: one for each run. It follows the metrics files, feeds trackers and terminal, stops the run.
+"""The monitor process: one for each run. It follows the metrics files, feeds trackers, stops the run.
 
 Nothing here can slow training down: the run only ever appends to its own files.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from dba3c.errors import UserError, warn_on_stderr
-from dba3c.metrics.charts import ChartInterval, evaluation_point
+from dba3c.metrics.charts import ChartInterval, Event
 from dba3c.metrics.reader import Record, RunReader
 from dba3c.metrics.run_facts import RunFacts
-from dba3c.metrics.sinks import Sink, TrackedRun, make_sinks
-from dba3c.metrics.sinks.background import CLOSE_TIMEOUT_S, BackgroundSink
-from dba3c.metrics.stop_rule import StopRule, StopWatch
-from dba3c.metrics.summary import RunSummary, event_line
-from dba3c.metrics.views import NoView, View
+from dba3c.metrics.sinks.sink import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun, make_sinks
+from dba3c.metrics.summary import RunSummary, Scores
+from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import RunEnd
 from dba3c.runs.run_folder import RunFolder
 
@@ -25,13 +27,29 @@ _LEAST_CLOSE_S = 2.0  # for each sink, even when another has used the time up
 
 
 @dataclass(frozen=True)
-class MonitorReport:
-    """What a monitor saw until it ended."""
+class ScoreRule:
+    """The limits that only the records show (`dba3c.runs.ending` has the others); None is no limit."""
 
-    records: int
-    points: int
-    stop_reason: str | None
-    sinks_complete: bool
+    stop_score: float | None = None
+    """Mean score of the last `stop_games` finished games to reach."""
+    stop_games: int = 50
+    max_core_hours: float | None = None
+    """Processor time of all processes, over all lives."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ScoreRule:
+        """The limits in a run's config.json (its "run" section)."""
+        limits = config.get("run") or {}
+        return cls(limits.get("stop_score"), limits.get("stop_games") or 50, limits.get("max_core_hours"))
+
+    def reason(self, scores: Scores, cpu_hours: float) -> str | None:
+        """One line that says why the run should end now, None while it should go on."""
+        mean = scores.mean
+        if self.stop_score is not None and scores.full and mean is not None and mean >= self.stop_score:
+            return f"mean score {mean:.1f} of the last {self.stop_games} games reached {self.stop_score:g}"
+        if self.max_core_hours is not None and cpu_hours >= self.max_core_hours:
+            return f"{cpu_hours:.2f} core-hours were used, {self.max_core_hours:g} were allowed"
+        return None
 
 
 class Monitor:
@@ -40,20 +58,24 @@ class Monitor:
     Args:
         run: the folder.
         sinks: trackers, not yet opened; each gets its own thread.
-        rule: when to write stop.json.
-        view: terminal output.
+        rule: when to write stop.json. Only games that ended in this life of the run count: those before a crash may
+            have been played by parameters that were lost with it, and a run that is resumed was asked to go on.
         points_every_s: seconds between two points of a chart.
         warn: takes one line about what does not work.
         on_stop: takes the reason when the rule ends the run.
         again: another monitor was here before in this life of the run; what it has drawn is not drawn again.
+
+    Attributes:
+        stop_reason: why the rule ended the run, None when it did not.
+        records, points: how many it has read, and drawn.
+        complete: whether the trackers got everything; known after `close`.
     """
 
     def __init__(
         self,
         run: RunFolder,
         sinks: Sequence[Sink] = (),
-        rule: StopRule | None = None,
-        view: View | None = None,
+        rule: ScoreRule | None = None,
         points_every_s: float = 5.0,
         warn: Callable[[str], None] = warn_on_stderr,
         on_stop: Callable[[str], None] = lambda reason: None,
@@ -61,18 +83,19 @@ class Monitor:
     ) -> None:
         self.run = run
         facts = RunFacts.of(run)
-        life_s = facts.lives[-1].started_s if facts.lives else 0.0
-        self.since_s = time.time() if again else life_s  # what is older was drawn by an earlier life
+        self._life_s = facts.lives[-1].started_s if facts.lives else 0.0
+        self._since_s = time.time() if again else self._life_s  # what is older was drawn by an earlier life
         tracked = TrackedRun.of(run)
         self._sinks = [BackgroundSink(sink, tracked, warn) for sink in sinks]
         self.summary = RunSummary(facts)
         self.stop_reason: str | None = None
         self.points = 0
         self.records = 0
+        self.complete = False
         self._reader = RunReader(run)
         self._interval = ChartInterval(self.summary)
-        self._watch = StopWatch(rule or StopRule(), life_s)
-        self._view = view or NoView()
+        self._rule = rule or ScoreRule()
+        self._scores = Scores(self._rule.stop_games)  # of this life
         self._points_every_s = points_every_s
         self._next_point_s = 0.0
         self._warn = warn
@@ -83,74 +106,77 @@ class Monitor:
             self._take_in()
             self._interval.take(self.summary.newest_s)
 
-    def silent_s(self) -> float:
-        """Seconds since the last new record."""
-        return time.monotonic() - self._news_s
+    def follow(self, until: Callable[[], bool] = lambda: False, poll_s: float = 1.0) -> None:
+        """Look and wait until the run is over (`RunEnd`), or `until` says so; then a last look.
+
+        Raises:
+            RunBroken: the folder cannot be read any more.
+        """
+        run_end, over = RunEnd(self.run, look_s=0.0), False
+        while not over:
+            # asked before the look: what was written until then is read
+            over = until() or run_end.nothing_more_comes(silent_s=time.monotonic() - self._news_s)
+            self.look(time.time())
+            if not over:
+                time.sleep(poll_s)
+        self.close()
 
     def look(self, now_s: float) -> None:
         """Reads what is new; draws a point when one is due; stops the run when its rule says so."""
         self._take_in()
         if now_s >= self._next_point_s:
-            self.draw(now_s)
-        reason = self._watch.reason(self.summary) if self.stop_reason is None else None
-        if reason is not None:
-            self.stop_reason = reason
-            self._attempt_stop(reason)
-        self._view.show(self.summary, now_s)
+            self._draw(now_s)
+        if self.stop_reason is None and (reason := self._rule.reason(self._scores, self.summary.cpu_hours)) is not None:
+            self._stop(reason)
 
-    def draw(self, now_s: float) -> None:
+    def close(self) -> bool:
+        """The last point, then the trackers' farewell; True when they got everything."""
+        self._take_in()
+        self._draw(self.summary.newest_s)
+        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
+        complete = [sink.close(max(_LEAST_CLOSE_S, deadline_s - time.monotonic())) for sink in self._sinks]
+        self.complete = all(complete)
+        return self.complete
+
+    def _draw(self, now_s: float) -> None:
         """Gives the trackers one point, from all that came in since the last one."""
         self._next_point_s = now_s + self._points_every_s
         point = self._interval.take(now_s)
-        if self.summary.newest_s < self.since_s or not point:
+        if self.summary.newest_s < self._since_s or not point:
             return
         self.points += 1
         for sink in self._sinks:
             sink.point(point, self.summary.step, now_s)
 
-    def close(self) -> bool:
-        """The last point, then the trackers' farewell; True when they got everything."""
-        self._take_in()
-        now_s = self.summary.newest_s
-        self.draw(now_s)
-        self._view.show(self.summary, now_s)
-        self._view.close(self.summary)
-        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
-        complete = [sink.close(max(_LEAST_CLOSE_S, deadline_s - time.monotonic())) for sink in self._sinks]
-        return all(complete)
-
     def _take_in(self) -> None:
         for record in self._reader.poll():
             self.records += 1
             self._news_s = time.monotonic()
-            self.summary.add(record)
-            self._interval.add(record)
-            self._watch.add(record)
-            if record["time_s"] >= self.since_s:
-                self._pass_on(record)
-        self._complain_about_files()
-
-    def _pass_on(self, record: Record) -> None:
-        """Events and evaluations go to the trackers one by one."""
-        if record["kind"] == "event":
-            for sink in self._sinks:
-                sink.event(event_line(record), record["step"], record["time_s"])
-        elif record["kind"] == "evaluation":
-            step, point = evaluation_point(record)
-            for sink in self._sinks:
-                sink.point(point, step, record["time_s"])
-
-    def _attempt_stop(self, reason: str) -> None:
-        try:
-            if self.run.request_stop(reason, finished=True):
-                self._on_stop(reason)
-        except UserError as error:  # a full disk: looked at again in the next turn
-            self.stop_reason = None
-            self._warn_once("stop", str(error))
-
-    def _complain_about_files(self) -> None:
+            self._take(record)
         for about, complaint in self._reader.complaints().items():
             self._warn_once(about, complaint)
+
+    def _take(self, record: Record) -> None:
+        happened = self._interval.add(record)
+        if record["kind"] == "episode" and record.get("score") is not None and record["time_s"] >= self._life_s:
+            self._scores.add(record["score"])
+        if happened is None or happened.time_s < self._since_s:
+            return
+        for sink in self._sinks:  # events and evaluations go to the trackers one by one
+            if isinstance(happened, Event):
+                sink.event(happened.message, happened.step, happened.time_s)
+            else:
+                sink.point(happened.values, happened.step, happened.time_s)
+
+    def _stop(self, reason: str) -> None:
+        try:
+            asked = self.run.request_stop(reason, finished=True)
+        except UserError as error:  # a full disk: looked at again in the next turn
+            self._warn_once("stop", str(error))
+            return
+        self.stop_reason = reason
+        if asked:
+            self._on_stop(reason)
 
     def _warn_once(self, about: str, message: str) -> None:
         if about not in self._warned:
@@ -158,35 +184,37 @@ class Monitor:
             self._warn(message)
 
 
-def run_monitor(
-    folder: RunFolder,
-    sinks: Sequence[str] = ("tensorboard",),
-    stop_rule: StopRule | None = None,
-    until_finished: Callable[[], bool] = lambda: False,
-    view: View | None = None,
-    poll_s: float = 1.0,
-    points_every_s: float = 5.0,
-    warn: Callable[[str], None] = warn_on_stderr,
-    on_stop: Callable[[str], None] = lambda reason: None,
-    again: bool = False,
-) -> MonitorReport:
-    """The monitor's whole life: look, wait, until the run is over; then a last look.
+def monitor_process(path: str | Path, incarnation: int = 0) -> Monitor:
+    """Feeds the trackers and applies the limits that the run's config.json names, until the run is over.
+
+    Ctrl-C reaches every process of a terminal: it is the launch's to handle, the monitor stays to the end. SIGTERM
+    means that the run is over: one last look, then it ends. What does not work is said on stderr and in the monitor's
+    own metrics file, where every view of the run finds it.
 
     Args:
-        sinks: trackers by name, as in --track.
-        until_finished: ends the monitor earlier than the end of the run, which it sees by itself (`RunEnd`).
-        again: see `Monitor`.
-
-    Raises:
-        RunBroken: the folder cannot be read any more.
+        incarnation: how many monitors this life of the run has had before.
     """
-    monitor = Monitor(folder, make_sinks(sinks), stop_rule, view, points_every_s, warn, on_stop, again)
-    run_end, over = RunEnd(folder, look_s=0.0), False
-    while not over:
-        # asked before the look: what was written until then is read
-        over = until_finished() or run_end.nothing_more_comes(monitor.silent_s())
-        monitor.look(time.time())
-        if not over:
-            time.sleep(poll_s)
-    complete = monitor.close()
-    return MonitorReport(monitor.records, monitor.points, monitor.stop_reason, complete)
+    told_to_end = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
+    run = RunFolder.open(path)
+    config = run.config()
+    metrics = MetricsWriter(run, "monitor", 0, incarnation)
+
+    def warn(message: str) -> None:
+        warn_on_stderr(message)
+        metrics.record_event("warning", message)
+
+    try:
+        monitor = Monitor(
+            run,
+            make_sinks((config.get("run") or {}).get("track") or ()),
+            ScoreRule.from_config(config),
+            warn=warn,
+            on_stop=lambda reason: metrics.record_event("stopping", reason),
+            again=incarnation > 0,
+        )
+        monitor.follow(until=told_to_end.is_set)
+        return monitor
+    finally:
+        metrics.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,15 @@ def frames_per_step(environment: Mapping[str, Any]) -> float:
     if least is not None and most is not None:
         return (least + most) / 2
     return float(FAMILY_FRAME_SKIP.get(family_of(str(environment.get("env_id", ""))), 1))
+
+
+def flat_names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str | int | float | bool]]:
+    """(name, value) of each option in a tree, e.g. "optimizer/learning_rate"; what is no plain value is text."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flat_names(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, (str, int, float, bool)) else str(value)
 
 
 def _lives(listed: Sequence[Mapping[str, Any]]) -> tuple[Life, ...]:

@@ -1,22 +1,236 @@
-"""`dba3c watch RUN`: the terminal view of a live or finished run, on its machine or over a shared file system."""
+"""What a person sees of a run: `dba3c watch RUN`, and the terminal of a launch.
+
+`RichView` on a terminal, `PlainView` elsewhere, both from the same summary: score, speed, where each process's time
+goes, whose gradients are dropped. It works on the run's machine or over a shared file system.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.reader import RunReader
+from dba3c.metrics.registry import SECTIONS
 from dba3c.metrics.run_facts import RunFacts
-from dba3c.metrics.summary import RunSummary
-from dba3c.metrics.views import View, terminal_view
+from dba3c.metrics.summary import ProcessState, RunSummary, dropped_share, event_line
 from dba3c.runs.run_folder import RunFolder
 
+_COLOURS = {
+    "environment": "blue",
+    "inference": "cyan",
+    "serving": "bright_blue",
+    "learning": "green",
+    "waiting": "yellow",
+    "pushing": "magenta",
+    "aggregating": "cyan",
+    "applying": "green",
+    "other": "white",
+}
+_BAR_WIDTH = 30
+_SILENT_AFTER_S = 15.0
+_ROWS = 20
 _LAST_LOOK_S = 10.0
+
+
+class View(Protocol):
+    """Shows a run to a person."""
+
+    def show(self, summary: RunSummary, now_s: float) -> None: ...
+
+    def close(self, summary: RunSummary) -> None: ...
+
+
+class PlainView:
+    """One line every `every_s`, and each event on a line of its own: for files, pipes and CI."""
+
+    def __init__(self, every_s: float = 10.0, out: TextIO | None = None, since_s: float = float("-inf")) -> None:
+        self._every_s = every_s
+        self._out = out or sys.stdout
+        self._next_s: float | None = None
+        self._last_event_s = since_s
+
+    def show(self, summary: RunSummary, now_s: float) -> None:
+        for event in list(summary.events):
+            if event["time_s"] > self._last_event_s:
+                self._print(event_line(event))
+        self._last_event_s = max([self._last_event_s, *(event["time_s"] for event in summary.events)])
+        if self._next_s is None:
+            self._next_s = now_s + self._every_s / 2  # the first line soon, the others in their rhythm
+        elif now_s >= self._next_s:
+            self._next_s = now_s + self._every_s
+            self._print(status_line(summary, now_s))
+
+    def close(self, summary: RunSummary) -> None:
+        self._print(status_line(summary, summary.newest_s))
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._out, flush=True)
+
+
+def terminal_view(out: TextIO | None = None, every_s: float = 10.0, since_s: float = float("-inf")) -> View:
+    """The live view where `out` (stdout by default) is a terminal, plain lines every `every_s` elsewhere.
+
+    Plain lines leave out events before `since_s`: a resumed launch does not tell its earlier lives again.
+    """
+    stream = out or sys.stdout
+    if not stream.isatty():
+        return PlainView(every_s, stream, since_s)
+    return RichView(Console(file=stream))
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A number for people: 1,234.5; a dash for none."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.{digits}f}"
+
+
+def duration(hours: float) -> str:
+    """Hours as 1:02:03."""
+    seconds = int(hours * 3600)
+    return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+def score_text(summary: RunSummary) -> str:
+    """The mean of the last games, and of how many games it is."""
+    scores = summary.scores
+    goal = f" of {number(summary.facts.stop_score)}" if summary.facts.stop_score is not None else ""
+    return f"{number(scores.mean, 2)}{goal} (last {len(scores.window)} games, max {number(scores.max)})"
+
+
+def status_line(summary: RunSummary, now_s: float) -> str:
+    """The state of a run in one line."""
+    if not summary.processes:
+        return "nothing recorded yet"
+    hours, core_hours = summary.hours()
+    points_s, frames_s = summary.per_second(now_s, "data_points"), summary.per_second(now_s, "frames")
+    dropped = dropped_share({name: summary.total(name) for name in ("accepted", "dropped", "rejected")})
+    return (
+        f"[{duration(hours)}] step {summary.step:,}  frames {number(summary.frames)}  score {score_text(summary)}  "
+        f"{number(points_s, 0)} data points/s  {number(frames_s, 0)} frames/s  "
+        f"workers {summary.active_workers(now_s)}  dropped {dropped:.1%}  core-hours {core_hours:.2f}"
+    )
+
+
+class RichView:
+    """Redraws the run in place. `now_s` decides what counts as silent, so a finished run is shown as it ended."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._live = Live(console=console or Console(), auto_refresh=False, transient=False)
+        self._started = False
+
+    def show(self, summary: RunSummary, now_s: float) -> None:
+        if not self._started:
+            self._live.start()
+            self._started = True
+        self._live.update(render(summary, now_s), refresh=True)
+
+    def close(self, summary: RunSummary) -> None:
+        if self._started:
+            self._live.update(render(summary, summary.newest_s), refresh=True)
+            self._live.stop()
+
+
+def render(summary: RunSummary, now_s: float) -> RenderableType:
+    """The whole view, as something that rich can print."""
+    parts: list[RenderableType] = [_head(summary, now_s), _processes(summary, now_s), _legend()]
+    events = [event_line(event) for event in list(summary.events)[-4:]]
+    if events:
+        parts.append(Text("\n".join(events), style="dim"))
+    return Group(*parts)
+
+
+def _head(summary: RunSummary, now_s: float) -> RenderableType:
+    hours, core_hours = summary.hours()
+    frames_per_s = summary.per_second(now_s, "frames")
+    grid = Table.grid(padding=(0, 3))
+    grid.add_row("score", Text(score_text(summary), style="bold"), "best game", number(summary.scores.best))
+    grid.add_row(
+        "data points/s", number(summary.per_second(now_s, "data_points"), 0), "frames/s", number(frames_per_s, 0)
+    )
+    grid.add_row("step", number(summary.step), "frames", number(summary.frames))
+    grid.add_row("time", duration(hours), "core-hours", f"{core_hours:.2f}")
+    lag = _worst(summary, "staleness_max")
+    grid.add_row("workers", str(summary.active_workers(now_s)), "staleness (max)", number(lag))
+    if summary.evaluation is not None:
+        seen = summary.evaluation
+        told = f"mean {number(seen.get('mean'))}, IQM {number(seen.get('iqm'))} of {seen.get('games')} games"
+        grid.add_row("evaluation", told, "of step", number(seen.get("checkpoint_step")))
+    if summary.not_finite:
+        worst = ", ".join(f"{name} {count}×" for name, count in sorted(summary.not_finite.items()))
+        grid.add_row("not finite", Text(worst, style="red"))
+    return Panel(grid, title=summary.facts.name, title_align="left", expand=False)
+
+
+def _worst(summary: RunSummary, name: str) -> float | None:
+    return max((p.latest[name] for p in summary.workers() if name in p.latest), default=None)
+
+
+def _processes(summary: RunSummary, now_s: float) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading, side in (("process", "left"), ("frames/s", "right"), ("score", "right"), ("dropped", "right")):
+        table.add_column(heading, justify=side)  # type: ignore[arg-type]
+    table.add_column("a step's time", justify="left", no_wrap=True)
+    table.add_column("")
+    shown = [*summary.of_roles("server"), *sorted(summary.workers(), key=lambda p: _interest(p, now_s))]
+    for process in shown[:_ROWS]:
+        table.add_row(*_row(process, summary, now_s))
+    if len(shown) > _ROWS:
+        table.add_row(f"… {len(shown) - _ROWS} more")
+    return table
+
+
+def _interest(process: ProcessState, now_s: float) -> tuple[bool, float, int]:
+    """Few workers are listed by rank; of many, the silent ones and those that drop most come first."""
+    silent = now_s - process.last_time_s > _SILENT_AFTER_S
+    return (not silent, -round(process.dropped_share(now_s), 2), process.rank)
+
+
+def _row(process: ProcessState, summary: RunSummary, now_s: float) -> list[RenderableType]:
+    silent_s = now_s - process.last_time_s
+    note = Text(f"silent for {silent_s:.0f} s", style="red") if silent_s > _SILENT_AFTER_S else Text("")
+    name = process.name + (f" (incarnation {process.incarnation})" if process.incarnation else "")
+    if process.role == "server":
+        counts = f"{number(process.totals.get('stale'))} stale" if process.totals.get("stale") else ""
+        return [name, "", "", counts, _bar(process.section_shares(now_s)), note]
+    frames_per_s = process.recent.per_second(now_s, "frames")
+    dropped = f"{number(process.totals.get('dropped', 0.0))} ({process.dropped_share(now_s):.0%})"
+    score = number(process.scores.mean)
+    return [name, number(frames_per_s, 0), score, dropped, _bar(process.section_shares(now_s)), note]
+
+
+def _bar(parts: dict[str, float]) -> Text:
+    """Shares as a bar of coloured blocks, then the two largest in words."""
+    bar, drawn, reached = Text(), 0, 0.0
+    for name in (name for name in SECTIONS if name in parts):
+        reached += parts[name]
+        until = round(reached * _BAR_WIDTH)
+        bar.append("█" * (until - drawn), style=_COLOURS[name])
+        drawn = until
+    largest = sorted(parts, key=lambda name: -parts[name])[:2]
+    bar.append(" " * (_BAR_WIDTH - drawn) + " " + ", ".join(f"{name} {parts[name]:.0%}" for name in largest))
+    return bar
+
+
+def _legend() -> Text:
+    legend = Text()
+    for name in SECTIONS:
+        legend.append("█", style=_COLOURS[name])
+        legend.append(f" {name}  ", style="dim")
+    return legend
 
 
 class Watcher:

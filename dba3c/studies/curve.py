@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics import registry as metric_registry
-from dba3c.metrics.replay import Event, Point, replay
+from dba3c.metrics.charts import Event, Point, points_of
 from dba3c.metrics.run_facts import RunFacts, stop_score
 from dba3c.runs.run_folder import RunFolder
 
@@ -82,7 +82,7 @@ def load_curve(
     config, meta = run.config(), run.meta()
     RunFacts.of(run)  # refuses what is broken in them here, so that nothing which draws the curve need
     if any(run.metrics.glob("*.jsonl")):
-        points = _rows(replay(run, every_s, per_worker=False, warn=warn))
+        points = _rows(points_of(run, every_s, per_worker=False, warn=warn))
     elif (run.path / CURVE_FILE).exists():
         points = _read_csv(run.path / CURVE_FILE)
     else:

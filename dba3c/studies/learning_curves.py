@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from dba3c.errors import UserError, prefixed, warn_on_stderr
-from dba3c.metrics.flat_names import flat_names
+from dba3c.metrics.run_facts import flat_names
 from dba3c.studies.curve import Curve, check_chart, load_curves
 from dba3c.studies.figures import label_axis, line_of, new_figure, save
 from dba3c.studies.statistics import FEWEST_OF_IQM, interquartile_mean, spread, spread_name

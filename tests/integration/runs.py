@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from dba3c.metrics.replay import Point, replay
+from dba3c.metrics.charts import Point, points_of
 from dba3c.runs.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +105,7 @@ def records(folder: Path, role: str, rank: int) -> list[dict[str, Any]]:
 
 def charts(folder: Path, every_s: float = 2.0) -> dict[str, float]:
     """The newest value of each chart that a tracker would have drawn of the run."""
-    points = [point for point in replay(RunFolder.open(folder), every_s) if isinstance(point, Point)]
+    points = [point for point in points_of(RunFolder.open(folder), every_s) if isinstance(point, Point)]
     return {name: point.values[name] for point in points for name in point.values}
 
 

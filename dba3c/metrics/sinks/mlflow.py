@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dba3c.errors import UserError
-from dba3c.metrics.sinks.protocol import TrackedRun, client
+from dba3c.metrics.sinks.sink import TrackedRun, client
 
 _IDENTITY_TAG = "dba3c.run"
 _PARAMETERS_AT_ONCE = 100  # MLflow's own limit for one request

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dba3c.metrics.sinks.protocol import TrackedRun, client
+from dba3c.metrics.sinks.sink import TrackedRun, client
 
 
 class TensorBoardSink:

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.metrics.sinks import make_sinks
-from dba3c.metrics.sinks.background import BackgroundSink
-from dba3c.metrics.sinks.protocol import TrackedRun
+from dba3c.metrics.sinks.sink import BackgroundSink, TrackedRun, make_sinks
 
 RUN = TrackedRun("run", "abc", {}, {}, (), Path("."))
 

@@ -12,7 +12,7 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.metrics.export import export
 from dba3c.metrics.monitor import Monitor
-from dba3c.metrics.sinks import make_sinks
+from dba3c.metrics.sinks.sink import make_sinks
 from dba3c.metrics.writer import MetricsWriter
 from tests.dba3c.metrics.made_up_run import START_S, set_lives
 
@@ -179,7 +179,7 @@ def test_exporting_leaves_the_rest_of_the_run_as_it_is(make_up_run, tmp_path):
 
 
 def test_the_clients_do_not_import_torch_into_the_monitor():
-    code = "import sys, dba3c.metrics.process, dba3c.metrics.sinks.tensorboard; print('torch' in sys.modules)"
+    code = "import sys, dba3c.metrics.monitor, dba3c.metrics.sinks.tensorboard; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from dba3c.metrics.charts import ChartInterval, evaluation_point
-from dba3c.metrics.recent import RecentSums
+from dba3c.metrics.charts import ChartInterval, Point
 from dba3c.metrics.run_facts import Life, RunFacts, frames_per_step
-from dba3c.metrics.summary import RunSummary
+from dba3c.metrics.summary import RecentSums, RunSummary
 
 FACTS = RunFacts("run", frames_per_step=4.0, stop_games=3, lives=(Life(0.0, 8.0),))
 
@@ -130,7 +129,6 @@ def points_of(*records, now_s, facts=FACTS):
     summary = RunSummary(facts)
     interval = ChartInterval(summary)
     for each in records:
-        summary.add(each)
         interval.add(each)
     return interval.take(now_s), interval
 
@@ -165,7 +163,6 @@ def test_norms_of_shards_are_added_as_norms():
 def test_the_online_score_is_of_the_games_since_the_last_point():
     _, interval = points_of(*games(10.0, 20.0), now_s=2.0)
     for each in games(2.0, 4.0):
-        interval.summary.add(each)
         interval.add(each)
     point = interval.take(4.0)
     assert point["score/online"] == 3.0 and point["score/mean"] == pytest.approx(26 / 3)
@@ -199,4 +196,5 @@ def test_a_rank_of_an_all_reduce_is_as_busy_as_its_steps_say_whatever_its_report
 
 def test_an_evaluation_is_drawn_at_the_step_of_its_checkpoint():
     evaluated = record("evaluation", 9.0, step=90, checkpoint_step=80, games=5, mean=3.0, iqm=None)
-    assert evaluation_point(evaluated) == (80, {"evaluation/mean": 3.0, "evaluation/checkpoint_step": 80})
+    point = ChartInterval(RunSummary(FACTS)).add(evaluated)
+    assert point == Point({"evaluation/mean": 3.0, "evaluation/checkpoint_step": 80}, 80, 9.0, of_evaluation=True)

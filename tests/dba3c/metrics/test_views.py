@@ -7,11 +7,9 @@ import pytest
 from rich.console import Console
 
 from dba3c.errors import UserError
-from dba3c.metrics import live
-from dba3c.metrics.live import RichView
+from dba3c.metrics import watch as views
 from dba3c.metrics.registry import SECTIONS
-from dba3c.metrics.views import PlainView, duration, number, terminal_view
-from dba3c.metrics.watch import watch, watched
+from dba3c.metrics.watch import PlainView, RichView, duration, number, terminal_view, watch, watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
 from tests.dba3c.metrics.made_up_run import CONFIG
@@ -34,8 +32,8 @@ def test_the_live_view_shows_score_speed_sections_and_dropped_gradients_by_worke
 
 
 def test_every_section_has_a_colour_and_is_in_the_legend():
-    assert set(live._COLOURS) == set(SECTIONS)
-    assert [name for name in SECTIONS if name not in live._legend().plain.split()] == []
+    assert set(views._COLOURS) == set(SECTIONS)
+    assert [name for name in SECTIONS if name not in views._legend().plain.split()] == []
 
 
 def test_the_live_view_shows_a_run_of_central_inference(tmp_path):
