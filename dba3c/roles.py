@@ -47,7 +47,7 @@ def server(place: Place) -> str:
 
 def worker(place: Place) -> str:
     """Step environments and compute gradients."""
-    from dba3c.assembly.construction import build_agent, initial_parameters, spaces_of
+    from dba3c.assembly.construction import Spaces, build_agent, initial_parameters
     from dba3c.assembly.statistics_keeper import StatisticsKeeper
     from dba3c.environments.factory import make_vector_environment
     from dba3c.environments.protocol import worker_seed
@@ -58,9 +58,10 @@ def worker(place: Place) -> str:
     environments = make_vector_environment(config.environment, config.environment.envs_per_worker, seed)
     metrics = place.metrics("worker")
     try:
-        agent = build_agent(config, spaces_of(config))
+        spaces = Spaces(environments.observation_space, environments.action_space)
+        agent = build_agent(config, spaces)
         keeper = StatisticsKeeper(place, "worker", [environments])
-        exchange = connect(place, *initial_parameters(config), metrics)
+        exchange = connect(place, *initial_parameters(config, spaces), metrics)
         try:
             who = {"rank": place.rank, "incarnation": place.incarnation}
             reason = run_worker(config, agent, environments, exchange, metrics, **who, at_step=keeper.at)

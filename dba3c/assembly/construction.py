@@ -61,9 +61,9 @@ def plan_of(config: TrainConfig, network: nn.Module) -> ShardPlan:
     return plan_shards(FlatLayout.of_module(network), config.exchange.num_servers, config.exchange.sharding)
 
 
-def initial_parameters(config: TrainConfig) -> tuple[ShardPlan, Tensor]:
-    """The shard plan and the run's first parameters [P] float32."""
-    network = build_any_network(config, spaces_of(config))
+def initial_parameters(config: TrainConfig, of: Spaces | None = None) -> tuple[ShardPlan, Tensor]:
+    """The shard plan and the run's first parameters [P] float32; without `of` an environment is made to be asked."""
+    network = build_any_network(config, of or spaces_of(config))
     plan = plan_of(config, network)
     return plan, plan.layout.flatten(network)
 

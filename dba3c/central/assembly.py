@@ -33,6 +33,7 @@ class Learner(NamedTuple):
     trainer: Trainer
     layout: FlatLayout
     serving: Serving
+    spaces: Spaces
 
 
 def assemble(place: Place, metrics: MetricsWriter) -> Learner:
@@ -61,8 +62,8 @@ def assemble(place: Place, metrics: MetricsWriter) -> Learner:
     trainer = build_trainer(config, network, spaces, actors, seed, targets)
     watch = ActorWatch(actors, exchange.timeouts.first_step_s)
     if own:
-        return Learner(trainer, network.layout, OwnThread(service, watch, network, trainer.groups_per_batch))
-    return Learner(trainer, network.layout, SharedThread(service, watch))
+        return Learner(trainer, network.layout, OwnThread(service, watch, network, trainer.groups_per_batch), spaces)
+    return Learner(trainer, network.layout, SharedThread(service, watch), spaces)
 
 
 def build_network(config: TrainConfig, spaces: Spaces) -> FlatNetwork:

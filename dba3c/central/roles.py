@@ -32,7 +32,7 @@ def learner(place: Place) -> str:
             port = config.exchange.port if config.exchange.exchange == "local" else 0
             address = learner.serving.service.hub.listen(host, port)
             rendezvous.publisher("learner", place.rank, place.incarnation)(*address)
-            exchange = connect(place, *initial_parameters(config), metrics)
+            exchange = connect(place, *initial_parameters(config, learner.spaces), metrics)
             try:
                 return run_learner(config, learner.trainer, learner.layout, learner.serving, exchange, metrics)
             finally:
