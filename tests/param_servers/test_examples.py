@@ -74,7 +74,7 @@ def test_two_servers_and_two_workers_know_each_other_by_their_addresses() -> Non
     with ThreadPoolExecutor() as pool:
         servers = [pool.submit(serve, model, sgd, addresses, shard=shard, steps=3, **given) for shard in range(2)]
         for worker in [pool.submit(work, rank) for rank in range(2)]:
-            assert torch.equal(worker.result(60), start - 1.0)  # two steps of 1 × mean(0, 1)
+            assert torch.equal(worker.result(60), start - 0.5 - 0.5)  # two steps of 1 × mean(0, 1)
         assert [server.result(60) for server in servers] == ["3 steps"] * 2
 
 
