@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dba3c.algorithms.rollout import EpisodeStarts
-from dba3c.central.wire import GroupShape, pack_step
+from dba3c.central.wire import CentralKind, CentralRole, GroupShape, pack_step
 from dba3c.environments.protocol import Episode, Experience, Transition, VectorEnvironment
 from dba3c.metrics.writer import Sections
 from param_servers.errors import BadMessage, PeerLost, Refused
@@ -107,7 +107,7 @@ class Actor:
         self._groups, self._resolve = groups, resolve
         self._stop_reason, self._on_failure, self._on_steps = stop_reason, on_failure, on_steps
         self._answer_timeout_s, self._reconnect_timeout_s = answer_timeout_s, reconnect_timeout_s
-        self._hello = Hello(Role.ACTOR, rank, incarnation, learner, groups[0].shape.fingerprint, life=new_life())
+        self._hello = Hello(CentralRole.ACTOR, rank, incarnation, learner, groups[0].shape.fingerprint, life=new_life())
         self._learner = Peer(Role.SERVER, learner)
         self._hub = TcpHub(secret, self._receive_into, silence_timeout_s=silence_timeout_s)
         self._seed = random.Random(f"{rank}:{incarnation}").getrandbits(32)
@@ -189,13 +189,13 @@ class Actor:
     def _say(self, index: int) -> None:
         group = self._groups[index]
         hello = self._hello
-        header = Header(Kind.OBSERVATION, hello.rank, hello.incarnation, index, 0, group.sequence)
+        header = Header(CentralKind.OBSERVATION, hello.rank, hello.incarnation, index, 0, group.sequence)
         self._hub.send(self._learner, header, group.message)
 
     def _receive_into(self, peer: Peer, header: Header) -> memoryview:
         if header.kind == Kind.STOP and header.length <= _MOST_REASON_BYTES:
             return memoryview(self._reason)[: header.length]
-        if header.kind != Kind.ACTION or header.term >= len(self._groups):
+        if header.kind != CentralKind.ACTION or header.term >= len(self._groups):
             raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
         actions = self._groups[header.term].actions.data.cast("B")
         if header.length != len(actions):

@@ -23,13 +23,13 @@ from dba3c.central.policies import Asked, Policy
 from dba3c.central.unroll import GroupKey, Unroll
 from dba3c.central.unroll_batch import stack_states
 from dba3c.central.unroll_store import UnrollStore
-from dba3c.central.wire import first_of
+from dba3c.central.wire import CentralKind, CentralRole, first_of
 from dba3c.environments.protocol import Episode
 from dba3c.metrics.writer import Sections
 from dba3c.networks import State, reset_state
 from param_servers.errors import BadMessage
 from param_servers.wire.events import Event, Joined, Left, Message, Rejected
-from param_servers.wire.handshake import Hello, Lives, Peer, Role
+from param_servers.wire.handshake import Hello, Lives, Peer
 from param_servers.wire.messages import HEADER_BYTES, Header, Kind
 from param_servers.wire.tcp_hub import TcpHub
 
@@ -108,7 +108,7 @@ class InferenceService:
         if reason is not None:
             text = memoryview(reason.encode())
             for actor in sorted(self._present):
-                self.hub.send(Peer(Role.ACTOR, actor), Header(Kind.STOP, self._rank), text)
+                self.hub.send(Peer(CentralRole.ACTOR, actor), Header(Kind.STOP, self._rank), text)
             self.hub.drain(_LAST_WORDS_S)
         self._present.clear()
         self.hub.shut()
@@ -131,7 +131,7 @@ class InferenceService:
                 self._on_event("rejected", event.reason)
 
     def _admits(self, hello: Hello) -> str:
-        if hello.role is not Role.ACTOR or hello.rank >= self._most_actors:
+        if hello.role is not CentralRole.ACTOR or hello.rank >= self._most_actors:
             return f"a learner answers actors 0 to {self._most_actors - 1}, not {hello.peer}"
         if hello.fingerprint != self.store.shape.fingerprint:
             return f"its environments are not this learner's, which have {self.store.shape}"
@@ -168,7 +168,7 @@ class InferenceService:
     def _receive_into(self, peer: Peer, header: Header) -> memoryview:
         """The next row of the group's unroll, or BadMessage: no memory is taken on an actor's word."""
         key = GroupKey(peer.rank, header.incarnation, header.term)
-        if header.kind != Kind.OBSERVATION or key not in self._sequences:
+        if header.kind != CentralKind.OBSERVATION or key not in self._sequences:
             raise BadMessage(f"an unexpected {header.kind.name} of group {header.term}")
         if self._batcher.waits(key) or header.sequence != self._sequences[key]:
             raise BadMessage(f"observation {header.sequence} out of turn, {self._sequences[key]} is awaited")
@@ -176,7 +176,7 @@ class InferenceService:
 
     def _hear(self, message: Message) -> None:
         header = message.header
-        if header.kind != Kind.OBSERVATION or header.length == 0:
+        if header.kind != CentralKind.OBSERVATION or header.length == 0:
             raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
         key = GroupKey(message.peer.rank, header.incarnation, header.term)
         if key not in self._sequences:
@@ -224,9 +224,9 @@ class InferenceService:
         time_, sequence = unroll.time, self._sequences[key]
         unroll.answer(actions, log_probs, self.policy.version)
         self._sequences[key] = sequence + 1
-        header = Header(Kind.ACTION, self._rank, 0, key.group, self.policy.version, sequence)
+        header = Header(CentralKind.ACTION, self._rank, 0, key.group, self.policy.version, sequence)
         # the unroll keeps the actions' bytes as they are until long after they are sent
-        self.hub.send(Peer(Role.ACTOR, key.actor), header, unroll.actions[time_].data.cast("B"))
+        self.hub.send(Peer(CentralRole.ACTOR, key.actor), header, unroll.actions[time_].data.cast("B"))
 
     def _room_for(self, num_envs: int) -> np.ndarray:
         """[num_envs, ...] for stacked observations, in memory that is used again."""

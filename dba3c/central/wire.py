@@ -1,4 +1,10 @@
-"""What an actor's group of environments says after each step, as raw bytes; nothing is pickled.
+"""What actors and learners say to each other, as raw bytes; nothing is pickled.
+
+    actor -> learner    OBSERVATION what the environments of group `term` showed after action `sequence`
+    learner -> actor    ACTION      what they shall do, as the answer to observation `sequence`
+                        STOP        the run is over, the payload says why
+
+What an actor's group of environments says after each step:
 
 Legend: B environments of the group, K frames in a stack, R rows whose whole stack is sent, E finished episodes.
 
@@ -23,6 +29,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -33,10 +40,29 @@ from dba3c.environments.football import pack_planes
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from param_servers.errors import BadMessage
+from param_servers.wire.handshake import register_roles
+from param_servers.wire.messages import FIRST_FREE, register_kinds
 
 TERMINATED, TRUNCATED, VALID, WHOLE = 1, 2, 4, 8
 _EPISODE = struct.Struct("<dqiBB2x")
 _ALIGNMENT = 64
+
+
+class CentralKind(IntEnum):
+    """Frames beside those of `param_servers`."""
+
+    OBSERVATION = FIRST_FREE
+    ACTION = FIRST_FREE + 1
+
+
+class CentralRole(IntEnum):
+    """Peers beside those of `param_servers`; a learner is the server that its actors dial."""
+
+    ACTOR = FIRST_FREE
+
+
+register_kinds(CentralKind)
+register_roles(CentralRole)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from param_servers.errors import BadMessage, ConfigError, Refused
-from param_servers.wire.messages import PROTOCOL_VERSION
+from param_servers.wire.messages import PROTOCOL_VERSION, register
 
 _HELLO = struct.Struct("<4sHBxIIIIQ16s32s")
 _CHALLENGE = struct.Struct("<4sHxxI32s32s")
@@ -62,17 +62,24 @@ def new_life() -> int:
 
 
 class Role(IntEnum):
-    """What a process is in the run."""
+    """What a process is in the run. Whoever knows others registers them, `register_roles`."""
 
     WORKER = 1
     SERVER = 2
-    ACTOR = 3
+
+
+_ROLES: dict[int, IntEnum] = {int(role): role for role in Role}
+
+
+def register_roles(roles: type[IntEnum]) -> None:
+    """Let peers of these roles be understood, too: another package's, numbered from `messages.FIRST_FREE` to 255."""
+    register(_ROLES, roles)
 
 
 class Peer(NamedTuple):
     """Who is at the other end of a link."""
 
-    role: Role
+    role: IntEnum
     rank: int
 
     def __str__(self) -> str:
@@ -82,7 +89,7 @@ class Peer(NamedTuple):
 class Hello(NamedTuple):
     """What a process says of itself when it dials."""
 
-    role: Role
+    role: IntEnum
     rank: int
     incarnation: int
     """Grows with each restart of this rank."""
@@ -217,14 +224,14 @@ def unpack_hello(data: bytes) -> Hello:
         raise BadMessage("a stranger spoke (no handshake)")
     if version != PROTOCOL_VERSION:
         raise BadMessage(f"a peer speaks protocol version {version}, this server {PROTOCOL_VERSION}")
-    if role not in set(Role):
+    if role not in _ROLES:
         raise BadMessage(f"a peer claims the unknown role {role}")
     if term > MOST_TERM:
         raise BadMessage(f"a peer claims to have seen term {term}, which no run reaches")
     text = fingerprint.rstrip(b"\0").decode("ascii", "replace")
     if not text.isprintable():
         raise BadMessage(f"a peer has a layout that no run has, {text!r}")
-    return Hello(Role(role), rank, incarnation, shard, text, term, life)
+    return Hello(_ROLES[role], rank, incarnation, shard, text, term, life)
 
 
 def pack_verdict(refusal: str) -> bytes:

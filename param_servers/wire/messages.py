@@ -20,11 +20,9 @@ Who says what (protocol version 2):
                         CHECKPOINT  write the slice of version `step`
                         RESTORE     load version `step` (0 may mean the initial parameters) under a new term
                         STOP
-    actor -> learner    OBSERVATION what the environments of group `term` showed after action `sequence`
-    learner -> actor    ACTION      what they shall do, as the answer to observation `sequence`
-                        STOP
 
 `step` is a version: the number of updates committed before it. `term` grows each time the servers roll back.
+Whoever says other things than these registers kinds of its own, `register_kinds`.
 """
 
 import struct
@@ -40,6 +38,8 @@ _HEADER = struct.Struct("<4sHBBB3xIIIIqqQQ4x")
 HEADER_BYTES = _HEADER.size
 MOST_DATA_POINTS = 1 << 32
 """Of one gradient: a run's sum of them, signed 64 bit, has room for 2³¹ such."""
+FIRST_FREE = 64
+"""Kinds of frames and roles of peers from here on are not this package's."""
 _ROW = struct.Struct("<IIII")
 
 
@@ -64,8 +64,6 @@ class Kind(IntEnum):
     CHECKPOINT = 16
     RESTORE = 17
     ALIVE = 18
-    OBSERVATION = 19
-    ACTION = 20
 
 
 class Code(IntEnum):
@@ -90,15 +88,28 @@ class Dtype(IntEnum):
     FLOAT32 = 1
 
 
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS: dict[int, IntEnum] = {int(kind): kind for kind in Kind}
 _CODES = {int(code): code for code in Code}
 _DTYPES = {int(dtype): dtype for dtype in Dtype}
+
+
+def register_kinds(kinds: type[IntEnum]) -> None:
+    """Let frames of these kinds be read, too: another package's, numbered from `FIRST_FREE` to 255."""
+    register(_KINDS, kinds)
+
+
+def register(known: dict[int, IntEnum], more: type[IntEnum]) -> None:
+    """Add numbers of another package; ValueError when one is not free."""
+    for one in more:
+        if not FIRST_FREE <= one <= 255 or known.setdefault(int(one), one) is not one:
+            raise ValueError(f"{one!r} is not free: numbers from {FIRST_FREE} to 255 are, each once")
 
 
 class Header(NamedTuple):
     """The fixed part of a frame: unsigned 32 bit numbers, but signed 64 `step`, `data_points`, unsigned 64 `length`."""
 
-    kind: Kind
+    kind: IntEnum
+    """A `Kind`, or a registered one."""
     sender: int = 0
     incarnation: int = 0
     term: int = 0

@@ -14,7 +14,7 @@ from dba3c.central.policies import Asked, Decision
 from dba3c.central.service import InferenceService
 from dba3c.central.unroll import GroupKey
 from dba3c.central.unroll_store import UnrollStore
-from dba3c.central.wire import GroupShape, pack_step
+from dba3c.central.wire import CentralKind, CentralRole, GroupShape, pack_step
 from dba3c.metrics.writer import Sections
 from param_servers.wire.events import Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role
@@ -55,7 +55,7 @@ class ScriptedActor:
         self.events: list[object] = []
         self.answers: list[tuple[int, int, list[int]]] = []
         self.buffers: dict[int, np.ndarray] = {}
-        self.hub.dial(("127.0.0.1", port), Hello(Role.ACTOR, rank, incarnation, 0, SHAPE.fingerprint))
+        self.hub.dial(("127.0.0.1", port), Hello(CentralRole.ACTOR, rank, incarnation, 0, SHAPE.fingerprint))
 
     def receive_into(self, peer: Peer, header: Header) -> memoryview:
         if header.kind == Kind.STOP:
@@ -68,13 +68,15 @@ class ScriptedActor:
         length = pack_step(SHAPE, row, observation, np.zeros(B, np.float32), ends, np.full(B, first), [])
         payload = memoryview(row[:length].tobytes() + extra)
         self.hub.send(
-            Peer(Role.SERVER, 0), Header(Kind.OBSERVATION, self.rank, self.incarnation, group, 0, sequence), payload
+            Peer(Role.SERVER, 0),
+            Header(CentralKind.OBSERVATION, self.rank, self.incarnation, group, 0, sequence),
+            payload,
         )
 
     def poll(self) -> None:
         for event in self.hub.poll(0.0):
             self.events.append(event)
-            if isinstance(event, Message) and event.header.kind == Kind.ACTION:
+            if isinstance(event, Message) and event.header.kind == CentralKind.ACTION:
                 actions = self.buffers[event.header.term].tolist()
                 self.answers.append((event.header.term, event.header.sequence, actions))
 

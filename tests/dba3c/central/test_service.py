@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from dba3c.central.unroll_batch import batch_of
+from dba3c.central.wire import CentralRole
 from param_servers.wire.events import Message
 from param_servers.wire.handshake import Hello, Role
 from param_servers.wire.messages import Kind
@@ -63,9 +64,9 @@ def test_an_older_incarnation_is_turned_away(stage: Callable[..., Stage]) -> Non
 @pytest.mark.parametrize(
     ("hello", "why"),
     [
-        (Hello(Role.ACTOR, 0, 0, 0, "another's prints"), "its environments are not this learner's"),
+        (Hello(CentralRole.ACTOR, 0, 0, 0, "another's prints"), "its environments are not this learner's"),
         (Hello(Role.WORKER, 0, 0, 0, SHAPE.fingerprint), "a learner answers actors"),
-        (Hello(Role.ACTOR, 99999, 0, 0, SHAPE.fingerprint), "a learner answers actors"),
+        (Hello(CentralRole.ACTOR, 99999, 0, 0, SHAPE.fingerprint), "a learner answers actors"),
     ],
 )
 def test_whoever_is_no_actor_of_this_learner_is_told_so(stage: Callable[..., Stage], hello: Hello, why: str) -> None:

@@ -4,6 +4,7 @@ import threading
 import time
 import types
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
 from param_servers.servers.server_core import ServerCore
 from param_servers.wire.events import Event, Joined, Left, Message
-from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.handshake import Hello, Peer, Role, register_roles
 from param_servers.wire.interfaces import listen_address
 from param_servers.wire.messages import Dtype, Header, Kind, Row, pack_rows
 from param_servers.wire.tcp_hub import TcpHub
@@ -229,13 +230,19 @@ def test_another_process_under_the_same_name_is_told_so_at_once() -> None:
         last.close()
 
 
+class OtherRole(IntEnum):
+    SPECTATOR = 255
+
+
+register_roles(OtherRole)
+
+
 @pytest.mark.parametrize(
     ("claim", "line"),
     [
         ({"term": 2**32 - 1}, "closed the connection"),
         ({"term": 2**31 - 1}, "it claims to have seen term 2147483647, this run is at 1"),
-        ({"role": Role.ACTOR}, "there is no actor 0 in this run of 1 workers"),
-        ({"role": Role.ACTOR, "rank": 1}, "there is no actor 1 in this run of 1 workers"),
+        ({"role": OtherRole.SPECTATOR}, "there is no spectator 0 in this run of 1 workers"),
         ({"role": Role.SERVER}, "there is no server 0 in this run of 1 servers"),
         ({"role": Role.SERVER, "rank": 1}, "there is no server 1 in this run of 1 servers"),
         ({"rank": 1}, "there is no worker 1 in this run of 1 workers"),

@@ -1,5 +1,7 @@
 """The decoder believes nothing that a peer would not write."""
 
+from enum import IntEnum
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from param_servers.wire.messages import (
     Row,
     pack_header,
     pack_rows,
+    register_kinds,
     unpack_header,
     unpack_rows,
 )
@@ -75,3 +78,18 @@ def test_a_table_reads_back_as_written(rows: list[Row]) -> None:
 def test_a_table_cut_off_in_a_row_is_refused() -> None:
     with pytest.raises(BadMessage, match="whole number of rows"):
         unpack_rows(pack_rows([Row(1, 2, 3)])[:-1])
+
+
+class OtherKind(IntEnum):
+    CHEER = 255
+
+
+def test_another_package_s_kinds_are_read_once_they_are_registered_and_nobody_takes_a_number_twice() -> None:
+    data = pack_header(Header(OtherKind.CHEER))
+    with pytest.raises(BadMessage, match="kind 255"):
+        unpack_header(data)
+    register_kinds(OtherKind)
+    assert unpack_header(data).kind is OtherKind.CHEER
+    for taken in (IntEnum("Taken", {"BOO": 255}), IntEnum("Own", {"PULL": 1})):
+        with pytest.raises(ValueError, match="is not free"):
+            register_kinds(taken)
