@@ -1,4 +1,4 @@
-"""A node that a job loses is replaced: a job of one node, of the same size, plays the lost node's ranks.
+"""A node that a job loses is replaced: a job of one node, of the same kind, plays the lost node's ranks.
 
 Slurm takes a lost node out of a ``--no-kill`` job for good; when it comes back it is idle, but not the job's. A running
 job cannot grow on most clusters either. So the script submits a job of its own, which waits until a node is free (the
@@ -8,6 +8,7 @@ returned one, or another) and joins the run as the next incarnation of those ran
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import socket
 import subprocess
@@ -24,6 +25,13 @@ from launch.slurm import tools as slurm_tools
 LOOK_S = 10.0
 SUBMIT_TRIES = 5
 """Looks at which a replacement that was refused is asked for: a busy controller, but also an account without hours."""
+PASSED_ON = {
+    "Account": "--account", "Partition": "--partition", "QOS": "--qos", "MinMemoryNode": "--mem",
+    "MinMemoryCPU": "--mem-per-cpu", "Features": "--constraint", "TresPerNode": "--gres",
+    "Reservation": "--reservation", "ExcNodeList": "--exclude",
+}  # fmt: skip
+"""What ``scontrol show job`` says of a job → what its replacements ask for too."""
+NOTHING = ("", "0", "(null)", "N/A")
 
 
 class LostNodes:
@@ -53,11 +61,9 @@ class LostNodes:
             self.nodes = hostnames(nodelist)[:nodes] if nodelist else []
         except UserError as error:
             say(f"a lost node will not be replaced: {error}")
-        self.replacements: dict[str, str] = {}
-        """Lost node → job that replaces it; "" when it was refused too often."""
-        self._refusals: Counter[str] = Counter()
-        self._names: dict[str, str] = {}
-        """Of the replacements that were asked for, by lost node."""
+        self._settled: set[str] = set()
+        """Lost nodes that are replaced, or were refused too often."""
+        self._tries: Counter[str] = Counter()
         self._next_look_s = 0.0
 
     def look(self) -> None:
@@ -69,90 +75,54 @@ class LostNodes:
             return
         self._next_look_s = self._clock() + LOOK_S
         with contextlib.suppress(UserError):  # a list cut short, a meta.json just being replaced on a slow file system
-            left, time_left = self._still_ours()
-            for number, node in sorted(enumerate(self.nodes), key=lambda item: self._refusals[item[1]]):
-                known = not number or node in left or node in self.replacements  # the first's loss is not seen here
-                if not known and not self._replace(number, node, time_left):
+            answer = slurm_tools.ask(["squeue", "--noheader", f"--jobs={self._job}", "--format=%N|%L"])
+            lines = answer.stdout.split("\n")[:-1]
+            if answer.returncode or len(lines) != 1:
+                return
+            nodelist, _, time_left = lines[0].strip().partition("|")
+            left = {self.nodes[0], *expand(nodelist), *self._settled}  # the first's loss is not seen here
+            for node in sorted((node for node in self.nodes if node not in left), key=lambda node: self._tries[node]):
+                if not self._replace(node, time_left):
                     return  # the others at the next look: several slow refusals would keep signals waiting
-
-    def _still_ours(self) -> tuple[set[str], str]:
-        """The job's nodes and how long it may still run, as Slurm sees it. Raises UserError when it does not say."""
-        job = slurm_tools.job_name(self.environ)
-        answer = self._slurm(["squeue", "--noheader", f"--jobs={job}", "--format=%N|%L"])
-        lines = answer.stdout.split("\n")[:-1]
-        if answer.returncode or len(lines) != 1:
-            raise UserError(answer.stderr.strip() or f"squeue knows {len(lines)} jobs {job}")
-        nodelist, _, time_left = lines[0].strip().partition("|")
-        return set(expand(nodelist)), time_left
-
-    def _replace(self, number: int, node: str, time_left: str) -> bool:
-        """Ask for a job in the node's place; False when Slurm refuses."""
-        name = self._names.setdefault(node, replacement_name(self.environ, self.run_dir, node))
-        if self._refusals[node]:  # a controller that did not answer may have done it all the same
-            found = self._jobs_named([name])
-            if found.returncode:
-                return self._refused(node, found.stderr)
-            if found.stdout.strip():
-                return self._replaced(node, found.stdout.split()[0])
-        command = ["sbatch", "--parsable", *sbatch_options(self.environ, self.run_dir, node, time_left)]
-        environ = {name: value for name, value in self.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
-        environ |= rank_environment(self.environ, self.run_dir, number, len(self.nodes))
-        if "SLURM_CONF" in self.environ:
-            environ["SLURM_CONF"] = self.environ["SLURM_CONF"]
-        answer = self._slurm(command, environ, script_text(self.environ, self.train))
-        if answer.returncode:
-            return self._refused(node, answer.stderr)
-        return self._replaced(node, answer.stdout.strip().split(";")[0])
-
-    def _refused(self, node: str, reason: str) -> bool:
-        self._refusals[node] += 1
-        tries = f"try {self._refusals[node]} of {SUBMIT_TRIES}"
-        self.say(f"node {node} is lost and cannot be replaced ({tries}): {reason.strip()}")
-        if self._refusals[node] == SUBMIT_TRIES:
-            self.replacements[node] = ""
-        return False
-
-    def _replaced(self, node: str, job: str) -> bool:
-        self.replacements[node] = job
-        self.say(f"node {node} is lost; job {job} takes its place as soon as a node is free")
-        return True
 
     def end(self) -> None:
         """The run is over, and so are its replacements, begun or not."""
-        jobs = [job for job in self.replacements.values() if job]
-        unconfirmed = [name for node, name in self._names.items() if not self.replacements.get(node)]
-        if unconfirmed:  # they may be there all the same
-            jobs += self._jobs_named(unconfirmed).stdout.split()
-        if jobs:
-            self._slurm(["scancel", *jobs])
+        if self._tries:
+            names = ",".join(replacement_name(self.environ, self.run_dir, node) for node in self._tries)
+            jobs = _jobs_named(names).stdout.split()
+            if jobs:
+                slurm_tools.ask(["scancel", *jobs])
 
-    def _jobs_named(self, names: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        return self._slurm(["squeue", "--noheader", "--me", f"--name={','.join(names)}", "--format=%i"])
+    @property
+    def _job(self) -> str:
+        return slurm_tools.job_name(self.environ)
 
-    def _slurm(
-        self, command: Sequence[str], environ: Mapping[str, str] | None = None, script: str | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        timeout_s = slurm_tools.LOOK_TIMEOUT_S if command[0] == "squeue" else slurm_tools.ACT_TIMEOUT_S
-        return slurm_tools.ask(command, timeout_s, environ=environ, script=script)
+    def _replace(self, node: str, time_left: str) -> bool:
+        """Have a job in the node's place; False when Slurm refuses, or does not answer: then it may be there anyhow."""
+        self._tries[node] += 1
+        answer = _jobs_named(replacement_name(self.environ, self.run_dir, node))
+        if answer.returncode == 0 and not answer.stdout.strip():
+            answer = slurm_tools.ask(["scontrol", "show", "job", "--oneliner", self._job])
+            if answer.returncode == 0:
+                options = sbatch_options(self.environ, self.run_dir, node, time_left, answer.stdout)
+                environ = rank_environment(self.environ, self.run_dir, self.nodes.index(node), len(self.nodes))
+                script = script_text(self.environ, self.train)
+                answer = slurm_tools.ask(["sbatch", "--parsable", *options], environ=environ, script=script)
+        if answer.returncode:
+            self.say(
+                f"node {node} is lost and cannot be replaced (try {self._tries[node]} of {SUBMIT_TRIES}): "
+                f"{answer.stderr.strip()}"
+            )
+        else:
+            job = answer.stdout.split()[0].split(";")[0]
+            self.say(f"node {node} is lost; job {job} takes its place as soon as a node is free")
+        if answer.returncode == 0 or self._tries[node] == SUBMIT_TRIES:
+            self._settled.add(node)
+        return answer.returncode == 0
 
 
-def tasks_per_node(environ: Mapping[str, str]) -> int:
-    """Ranks on each node of a job of ours."""
-    return int(environ.get("SLURM_NTASKS_PER_NODE") or 1)
-
-
-def rank_environment(environ: Mapping[str, str], run_dir: Path, number: int, nodes: int) -> dict[str, str]:
-    """Tells the ranks of a replacement whom they replace (`launch.cluster.launchers`): node ``number`` of ``nodes``."""
-    tasks = tasks_per_node(environ)
-    folder = RunFolder(run_dir)
-    server = folder.published("server-0") or {}
-    return {
-        "DBA3C_REPLACES_RANK": str(number * tasks),
-        "DBA3C_WORLD_SIZE": str(nodes * tasks),
-        "DBA3C_LOCAL_WORLD_SIZE": str(tasks),
-        "DBA3C_LAUNCH_ID": str(folder.life().get("launch_id", "")),
-        "DBA3C_CHIEF_ADDRESS": str(server.get("host") or socket.gethostname()),
-    }
+def _jobs_named(names: str) -> subprocess.CompletedProcess[str]:
+    return slurm_tools.ask(["squeue", "--noheader", "--me", f"--name={names}", "--format=%i"])
 
 
 def replacement_name(environ: Mapping[str, str], run_dir: Path, node: str) -> str:
@@ -164,8 +134,8 @@ def replacement_name(environ: Mapping[str, str], run_dir: Path, node: str) -> st
     return f"{environ.get('SLURM_JOB_NAME', 'dba3c')}-{launch_id}-{node}".replace(",", "_")
 
 
-def sbatch_options(environ: Mapping[str, str], run_dir: Path, node: str, time_left: str) -> list[str]:
-    """One node like the lost one, for as long as the job may still run."""
+def sbatch_options(environ: Mapping[str, str], run_dir: Path, node: str, time_left: str, job: str = "") -> list[str]:
+    """One node like the lost one, for as long as the job may still run; ``job`` is what scontrol shows of it."""
     options = [
         f"--job-name={replacement_name(environ, run_dir, node)}",
         "--nodes=1",
@@ -175,16 +145,35 @@ def sbatch_options(environ: Mapping[str, str], run_dir: Path, node: str, time_le
         "--open-mode=append",
         "--no-requeue",
         "--export=ALL",  # whom it replaces stands there; a site's default may be NONE
+        *([f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}"] if environ.get("SLURM_CPUS_PER_TASK") else []),
     ]
-    for name, option in (
-        ("SLURM_CPUS_PER_TASK", "--cpus-per-task"),
-        ("SLURM_JOB_ACCOUNT", "--account"),
-        ("SLURM_JOB_PARTITION", "--partition"),
-        ("SLURM_JOB_QOS", "--qos"),
-    ):
-        if environ.get(name):
-            options.append(f"{option}={environ[name]}")
-    return options
+    shown = dict(re.findall(r"(?:^| )(\w+)=(\S*)", job))
+    asked = {option: re.sub(r"^gres[:/]", "", shown.get(name, "")) for name, option in PASSED_ON.items()}
+    return options + [f"{option}={value}" for option, value in asked.items() if value not in NOTHING]
+
+
+def tasks_per_node(environ: Mapping[str, str]) -> int:
+    """Ranks on each node of a job of ours."""
+    return int(environ.get("SLURM_NTASKS_PER_NODE") or 1)
+
+
+def rank_environment(environ: Mapping[str, str], run_dir: Path, number: int, nodes: int) -> dict[str, str]:
+    """Tells the ranks of a replacement whom they replace (`launch.cluster.launchers`): node ``number`` of ``nodes``.
+
+    Nothing of this job's own remains: what it was given is not what the replacement is.
+    """
+    tasks, folder = tasks_per_node(environ), RunFolder(run_dir)
+    server = folder.published("server-0") or {}
+    kept = {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+    return {
+        **kept,
+        **({"SLURM_CONF": environ["SLURM_CONF"]} if "SLURM_CONF" in environ else {}),
+        "DBA3C_REPLACES_RANK": str(number * tasks),
+        "DBA3C_WORLD_SIZE": str(nodes * tasks),
+        "DBA3C_LOCAL_WORLD_SIZE": str(tasks),
+        "DBA3C_LAUNCH_ID": str(folder.life().get("launch_id", "")),
+        "DBA3C_CHIEF_ADDRESS": str(server.get("host") or socket.gethostname()),
+    }
 
 
 def script_text(environ: Mapping[str, str], train: Sequence[str]) -> str:

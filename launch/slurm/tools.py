@@ -28,17 +28,14 @@ def job_name(environ: Mapping[str, str]) -> str:
 
 
 def ask(
-    command: Sequence[str],
-    timeout_s: float = ACT_TIMEOUT_S,
-    *,
-    environ: Mapping[str, str] | None = None,
-    script: str | None = None,
+    command: Sequence[str], *, environ: Mapping[str, str] | None = None, script: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run one of Slurm's programs; its answer.
 
     Does not raise: a program that is not there, or has not answered in time, is a refusal (codes 127 and 124) whose
     stderr says so.
     """
+    timeout_s = LOOK_TIMEOUT_S if command[0] == "squeue" or command[1:2] == ["show"] else ACT_TIMEOUT_S
     try:
         return subprocess.run(
             command,

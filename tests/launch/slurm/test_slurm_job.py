@@ -94,8 +94,7 @@ def test_a_requeue_is_asked_for_until_the_controller_answers(tmp_path: Path, fak
 def test_a_controller_that_never_answers_is_named_after_a_bounded_number_of_tries(
     tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = slurm_tools.ask
-    monkeypatch.setattr(slurm_tools, "ask", lambda command: ask(command, 0.2))
+    monkeypatch.setattr(slurm_tools, "ACT_TIMEOUT_S", 0.2)
     fake("scontrol", "exec sleep 60")
     assert slurm_tools.requeue("7") == "scontrol has not answered within 0.2 s"
     assert len(asked(tmp_path)) == slurm_tools.REQUEUE_TRIES
