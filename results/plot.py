@@ -20,7 +20,7 @@ from dba3c.studies.learning_curves import plot_learning_curves
 from dba3c.studies.report import draw as draw_study
 from dba3c.studies.results import data_points_per_s, each, read_results
 from dba3c.studies.study import DBA3C_SCORES, NETWORK_SIZES
-from launch.benchmarks.report import draw as draw_launch
+from launch.benchmarks.__main__ import draw as draw_launch
 
 HERE = Path(__file__).resolve().parent
 CPU_HOURS = "progress/cpu_hours"
