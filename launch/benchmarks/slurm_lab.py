@@ -119,7 +119,7 @@ def kind_of(command: list[str]) -> str:
     """A role, "rank" for the launcher of a rank, or Slurm's own."""
     if "--role" in command:
         return command[command.index("--role") + 1]
-    if "train" in command and not any(word.endswith(("srun", "slurm_job")) for word in command):
+    if "train" in command and not any(word.endswith(("srun", "launch.slurm.job")) for word in command):
         return "rank"
     return "job script and srun"
 
