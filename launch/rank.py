@@ -25,7 +25,7 @@ from launch.cluster.launchers import REPLACEMENT, STARTS_RANKS_AGAIN, LaunchPlac
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.cluster.topology import Assignment, Topology
 from launch.local.failures import end_when_taken_over, note_end, note_failure, refusal, telling_refusals
-from launch.local.processes import TRAINING_ROLES, USER_ERROR_EXIT, counting_from, first_incarnation, role_processes
+from launch.local.processes import TRAINING_ROLES, USER_ERROR_EXIT, first_incarnation, role_processes
 from launch.local.resources import bind_to_own_cores, given_cores, thread_environment
 from launch.local.supervisor import Supervisor, say_to_stderr
 from launch.slurm import first_node
@@ -78,8 +78,8 @@ def run_rank(
         try:
             first = first_incarnation(folder.path, place.rank)
             processes = [
-                replace(process, environ=environ, command=counting_from(first, process.command))
-                for process in role_processes(config, folder.path, place.launch_id)
+                replace(process, environ=environ)
+                for process in role_processes(config, folder.path, place.launch_id, first)
                 if Assignment(process.role, process.rank) in mine
             ]
             supervisor = Supervisor(

@@ -125,7 +125,7 @@ class Failed(NamedTuple):
         return line if line.startswith(self.spec.name) else f"{self.spec.name}: {line}"
 
 
-class Verdict:
+class Ending:
     """Collects while the run goes on.
 
     Args:
@@ -200,7 +200,7 @@ def note_end(folder: RunFolder, code: int, cause: str) -> str:
     """Write into meta.json how this life ended; returns the reason. A disk that refuses does not change the end.
 
     Args:
-        cause: `Verdict.cause`.
+        cause: `Ending.cause`.
     """
     reason = cause or f"exit code {code}"
     try:
@@ -212,7 +212,7 @@ def note_end(folder: RunFolder, code: int, cause: str) -> str:
 
 
 def outcome(code: int, folder: RunFolder, cause: str = "") -> tuple[str, str]:
-    """How a life ended, for meta.json: (finished | stopped | failed, reason). `cause`: `Verdict.cause`."""
+    """How a life ended, for meta.json: (finished | stopped | failed, reason). `cause`: `Ending.cause`."""
     asked = folder.stop_reason()
     began_s = folder.life().get("started_s", 0.0)
     refused = [f for f in failures(folder.path, began_s) if f.code == USER_ERROR_EXIT and f.role in TRAINING_ROLES]

@@ -68,14 +68,14 @@ class RoleProcess:
         return f"{self.role} {self.rank}"
 
 
-def role_processes(config: TrainConfig, run_dir: Path, launch_id: str) -> list[RoleProcess]:
-    """The processes of a run on one machine, servers first."""
+def role_processes(config: TrainConfig, run_dir: Path, launch_id: str, first: int = 0) -> list[RoleProcess]:
+    """The processes of a run on one machine, servers first; their incarnations count from ``first``."""
 
     def process(role: str, rank: int, **what: object) -> RoleProcess:
         def command(incarnation: int) -> list[str]:
             return [
                 sys.executable, "-m", "launch.role", "--run-dir", str(run_dir), "--role", role, "--rank", str(rank),
-                "--incarnation", str(incarnation), "--launch-id", launch_id,
+                "--incarnation", str(first + incarnation), "--launch-id", launch_id,
             ]  # fmt: skip
 
         made = RoleProcess(role=role, rank=rank, command=command, **what)  # type: ignore[arg-type]
@@ -126,8 +126,3 @@ def first_incarnation(run_dir: Path, rank: int) -> int:
         starts = 0
     write_atomically(path, json.dumps({"starts": starts + 1}) + "\n")
     return starts * PER_START
-
-
-def counting_from(first: int, command: Callable[[int], Sequence[str]]) -> Callable[[int], Sequence[str]]:
-    """A role's command line by incarnation, for a supervisor that counts from 0."""
-    return lambda incarnation: command(first + incarnation)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
 from pathlib import Path
 
 from dba3c.assembly.construction import check_buildable
@@ -13,7 +12,7 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import before_the_first_update
 from dba3c.runs.run_folder import RunFolder, checkpoint_steps
 from launch.local.failures import end_when_taken_over, note_end
-from launch.local.processes import counting_from, first_incarnation, role_processes, topology_of
+from launch.local.processes import first_incarnation, role_processes, topology_of
 from launch.local.supervisor import Supervisor, say_to_stderr
 
 
@@ -37,10 +36,7 @@ def train(
         print(f"run folder: {folder.path}", flush=True)
         metrics = MetricsWriter(folder, "launcher", 0)
         first = first_incarnation(folder.path, rank=0)
-        processes = [
-            replace(process, command=counting_from(first, process.command))
-            for process in role_processes(config, folder.path, launch_id)
-        ]
+        processes = role_processes(config, folder.path, launch_id, first)
         supervisor = Supervisor(
             folder.path, processes, folder.request_stop,
             on_event=metrics.record_event, stop_timeout_s=config.exchange.timeouts.stop_s,

@@ -30,7 +30,7 @@ from typing import Any
 
 from dba3c.errors import UserError
 from launch.local.child import Child, describe_exit, taking_signals
-from launch.local.failures import Failed, Verdict
+from launch.local.failures import Ending, Failed
 from launch.local.processes import (
     FINAL_EXITS,
     RESTART_WINDOW_S,
@@ -130,7 +130,7 @@ class Supervisor:
         self._live: dict[str, _Running] = {}
         self._restarts = {spec.name: Restarts(spec.max_restarts, RESTART_WINDOW_S) for spec in processes}
         self._happened: queue.SimpleQueue[tuple[str, Any, int]] = queue.SimpleQueue()
-        self._verdict = Verdict(run_dir, self.environ.get("SLURMD_NODENAME"))
+        self._ending = Ending(run_dir, self.environ.get("SLURMD_NODENAME"))
         self._nothing_to_save = False  # refused before it began, or over elsewhere: who is late need not be asked again
 
     def run(self) -> int:
@@ -143,7 +143,7 @@ class Supervisor:
                     self._handle_next()
             finally:
                 self._end_rest()
-        return self._verdict.exit_code(
+        return self._ending.exit_code(
             self.say,
             stopped=self._phases.now == STOPPING,
             whole_run=self.whole_run,
@@ -153,7 +153,7 @@ class Supervisor:
     @property
     def cause(self) -> str:
         """Why the run failed, in one line; "" when it did not."""
-        return self._verdict.cause
+        return self._ending.cause
 
     def pids(self) -> dict[str, int]:
         """Name → pid of the processes alive now."""
@@ -195,7 +195,7 @@ class Supervisor:
     def _exited(self, gone: _Running, code: int) -> None:
         spec = gone.spec
         if code == 0:
-            self._verdict.ended_well |= spec.decides
+            self._ending.ended_well |= spec.decides
             if (spec.decides and self._phases.now == RUNNING) or self._phases.now == ENDING:
                 self._drain()
             return
@@ -212,14 +212,14 @@ class Supervisor:
             self._fail(failed, refused=final and code == USER_ERROR_EXIT)
         elif self._phases.now == RUNNING:
             if not self.whole_run:  # this rank has failed, the run has not: it learns of it through its own protocol
-                self._verdict.lose(failed)
+                self._ending.lose(failed)
             self._tell("left", f"{lost}; the run goes on without it")
         else:
             said_so = code == RUN_ENDED_BROKEN_EXIT and spec.decides
-            if (said_so or (spec.essential and not self._verdict.ended_well)) and not self._verdict.failed:
-                self._verdict.fail(failed)
+            if (said_so or (spec.essential and not self._ending.ended_well)) and not self._ending.failed:
+                self._ending.fail(failed)
             elif spec.decides:
-                self._verdict.lose(failed)  # unless another one ends well
+                self._ending.lose(failed)  # unless another one ends well
             self._tell("killed", f"{lost} while the run was ending")
 
     def _may_go_on_without(self, spec: RoleProcess, refused: bool) -> bool:
@@ -231,7 +231,7 @@ class Supervisor:
         return not spec.essential and others and not (refused and spec.takes_part)
 
     def _fail(self, failed: Failed, refused: bool) -> None:
-        self._verdict.fail(failed)
+        self._ending.fail(failed)
         spec, _, code = failed
         if refused and time.monotonic() - self._started_s < self.stop_timeout_s:
             self._nothing_to_save = True
@@ -265,7 +265,7 @@ class Supervisor:
             self._kill(signum.name)
 
     def _ended_elsewhere(self, well: bool) -> None:
-        self._verdict.ended_well |= well
+        self._ending.ended_well |= well
         self._nothing_to_save = not well
         if self._phases.now == RUNNING and well:
             self._drain()
@@ -291,7 +291,7 @@ class Supervisor:
         self._tell("killing", f"{why}: killing {', '.join(self._live)}")
 
     def _force(self, phase: int, signum: signal.Signals) -> None:
-        self._verdict.forced = True
+        self._ending.forced = True
         for running in self._live.values():
             running.child.signal(signum)
         self._phases.enter(phase, self.terminate_timeout_s)
