@@ -138,7 +138,7 @@ class Coordinator:
         return decisions if self.step == open_step else decisions + self._step_ended(now_s)
 
     def _step_ended(self, now_s: float) -> list[Decision]:
-        self._wait(now_s, self.settings.step_s)
+        self._wait(now_s, self.settings.timeouts.step_s)
         return self._checkpoint() if self.checkpointing.due(self.step) else []
 
     # -- time ----------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class Coordinator:
     def _go_on_without_the_late(self, waited: str, now_s: float) -> list[Decision]:
         steps, settings, open_step = self.steps, self.settings, self.step
         decisions = steps.expel_the_late(f"no gradient for step {open_step} {waited}")
-        self._wait(now_s, settings.step_s)
+        self._wait(now_s, settings.timeouts.step_s)
         left = steps.possible_gradients
         what = f"step {open_step} needs {steps.num_gradients} gradients, but {waited} only {left} workers gave one"
         if left >= steps.num_gradients:

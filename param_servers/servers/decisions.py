@@ -23,13 +23,6 @@ class Settings:
     """Whether there is somewhere to write them."""
     checkpoint_every: int = 0
     """Steps; 0: only at the end."""
-    sums: bool = False
-    """Whether the workers are ranks that sum among themselves."""
-
-    @property
-    def step_s(self) -> float:
-        """Longest wait for a step, but for the first of a term."""
-        return self.timeouts.group_step_s if self.sums else self.timeouts.step_s
 
 
 class Commit(NamedTuple):
