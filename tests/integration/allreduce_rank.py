@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from param_servers.allreduce.collective import Collective
+from param_servers.allreduce.collective import Collective, TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ParamServersError
@@ -67,8 +67,6 @@ def join(arguments: argparse.Namespace) -> Collective:
         from param_servers.allreduce.horovod import HorovodCollective
 
         return HorovodCollective(**timeouts)
-    from param_servers.allreduce.collective import TorchCollective
-
     meeting = Path(arguments.meet) / "address.json"
 
     def publish(host: str, port: int) -> None:
@@ -85,16 +83,13 @@ def join(arguments: argparse.Namespace) -> Collective:
         secret=b"param_servers all-reduce",
         publish=publish,
         resolve=resolve,
-        interface=arguments.interface,
         **timeouts,
     )
 
 
 def train(collective: Collective, arguments: argparse.Namespace) -> float:
     """Run the stream; the largest difference from the reference, over all parameters."""
-    config = ExchangeConfig(
-        exchange="allreduce", num_workers=collective.size, wire_dtype=arguments.wire_dtype, checkpoint_every_steps=50
-    )
+    config = ExchangeConfig(exchange="allreduce", num_workers=collective.size, checkpoint_every_steps=50)
     exchange = AllReduceExchange(
         collective=collective,
         layout=LAYOUT,
@@ -119,12 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.integration.allreduce_rank")
     parser.add_argument("--backend", choices=["torch", "mpi", "horovod"], required=True)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--wire-dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--timeout-s", type=float, default=30.0)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--size", type=int, default=1)
     parser.add_argument("--meet", default=".")
-    parser.add_argument("--interface")
     parser.add_argument("--checkpoint-dir")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -136,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     what = f"rank {collective.rank} of {collective.size}, {arguments.backend}, {arguments.steps} steps"
     print(f"allreduce: {what}: largest difference from torch.optim {difference:.2g}", flush=True)
-    return 0 if difference <= TOLERANCE or arguments.wire_dtype == "bfloat16" else 1
+    return 0 if difference <= TOLERANCE else 1
 
 
 if __name__ == "__main__":
