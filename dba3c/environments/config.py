@@ -6,11 +6,9 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from dba3c.environments.families import check_env_id, family_of
+from dba3c.environments.families import FAMILIES, check_env_id, family_of
 from dba3c.errors import UserError
 from param_servers.options import option, refusal_of_unread
-
-FAMILY_FRAME_SKIP = {"atari": 4, "vizdoom": 4, "dmlab": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +130,7 @@ class EnvironmentConfig:
     def frame_skip_range(self) -> tuple[int, int]:
         """(lowest, highest) emulator frames of an agent step, the family's own default resolved."""
         if self.frame_skip is None:
-            only = FAMILY_FRAME_SKIP.get(self.family, 1)
+            only = FAMILIES[self.family].frame_skip or 1
             return only, only
         return self.frame_skip if isinstance(self.frame_skip, tuple) else (self.frame_skip, self.frame_skip)
 
@@ -145,13 +143,6 @@ class EnvironmentConfig:
     def shows_binary_planes(self) -> bool:
         """Whether observations are planes of 0 and 255 only, which may travel as bits (`football.pack_planes`)."""
         return self.family == "football" and self.football_observation == "extracted"
-
-    @property
-    def protocol_name(self) -> str:
-        """How the game is played, in one line: what a score must be quoted with."""
-        from dba3c.environments.atari.protocols import protocol_name
-
-        return protocol_name(self)
 
     def _check_choices(self) -> None:
         """A field that is one of a few words is none of them (JSON and Python do not check)."""
@@ -181,7 +172,7 @@ class EnvironmentConfig:
         if self.environment_processes and self.family == "atari":
             raise UserError("environment_processes is not for Atari: its C++ threads (env_threads) step in parallel")
         low, high = self.frame_skip_range
-        if self.family in ("gymnasium", "custom", "football") and high > 1:
+        if FAMILIES[self.family].frame_skip is None and high > 1:
             raise UserError(f"frame_skip is not an option of {self.env_id}: wrap it in a package.module:function")
         if low != high and self.family != "atari":
             raise UserError(f"a random frame_skip {self.frame_skip} needs an Atari game")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium
 
 from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.families import FAMILIES
 from dba3c.environments.gymnasium_vector import LoopVectorEnvironment, MakeEnv
+from dba3c.environments.memory_task import register_memory_task
+from dba3c.environments.normalization import NormalizedObservations
 from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError
@@ -39,16 +43,12 @@ def with_normalization(config: EnvironmentConfig, envs: VectorEnvironment, view:
     """The environments, normalising their observations where `config` says so."""
     if not config.normalize_observations:
         return envs
-    from dba3c.environments.normalization import NormalizedObservations
-
     return NormalizedObservations(config.env_id, envs, view)
 
 
 def _make(config: EnvironmentConfig, num_envs: int, seed: int, view: str) -> VectorEnvironment:
     if config.family == "atari":
-        from dba3c.environments.atari.view import make_atari
-
-        return make_atari(config, num_envs, seed, view)
+        return _function(FAMILIES["atari"].makes)(config, num_envs, seed, view)
     make_env = maker_of(config, view)  # also where processes make them: what is missing is said here, once
     if config.environment_processes:
         make_env = functools.partial(ProcessEnv, config, view)
@@ -57,24 +57,17 @@ def _make(config: EnvironmentConfig, num_envs: int, seed: int, view: str) -> Vec
 
 def maker_of(config: EnvironmentConfig, view: str) -> MakeEnv:
     """What makes one environment of any family but Atari."""
-    if config.family == "custom":
-        return load_make_env(config.env_id)
+    return _function(FAMILIES[config.family].makes)(config, view)
 
-    if config.family == "vizdoom":
-        from dba3c.environments.vizdoom import vizdoom_maker
 
-        return vizdoom_maker(config)
-    if config.family == "football":
-        from dba3c.environments.football import football_maker
+def _function(name: str) -> Callable[..., Any]:
+    """What a family's "module:function" names; the module is imported now, since most need a package that few have."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
 
-        return football_maker(config)
-    if config.family == "dmlab":
-        from dba3c.environments.dmlab import dmlab_maker
 
-        return dmlab_maker(config, view)
-
-    from dba3c.environments.memory_task import register_memory_task
-
+def registered_maker(config: EnvironmentConfig, view: str) -> MakeEnv:
+    """What makes any environment of Gymnasium's registry."""
     register_memory_task()
 
     def make_registered() -> gymnasium.Env[Any, Any]:
@@ -86,8 +79,9 @@ def maker_of(config: EnvironmentConfig, view: str) -> MakeEnv:
     return make_registered
 
 
-def load_make_env(env_id: str) -> MakeEnv:
+def custom_maker(config: EnvironmentConfig, view: str) -> MakeEnv:
     """The function that `package.module:function` names; raises `UserError` with one line when it cannot be used."""
+    env_id = config.env_id
     module_name, _, attribute = env_id.partition(":")
     function = _find(env_id, module_name, attribute)
 

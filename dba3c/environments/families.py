@@ -17,10 +17,14 @@ import difflib
 import functools
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import gymnasium
+from ale_py import roms
+from ale_py.registration import rom_id_to_name
 from gymnasium.error import Error
 
+from dba3c.environments.memory_task import register_memory_task
 from dba3c.errors import UserError
 
 _LEGACY_ATARI = re.compile(r"^(?P<game>[A-Z]\w*?)(?P<suffix>NoFrameskip|Deterministic)?-v(?P<version>[04])$")
@@ -37,16 +41,35 @@ OTHER_STOP_SCORES: dict[str, float] = {
     "football/academy_empty_goal_close": 0.9,
     "vizdoom/basic": 75.0,
 }
-_PREFIXED_FAMILIES = {"vizdoom": "vizdoom", "football": "football", "dmlab": "dmlab"}
+
+
+class Family(NamedTuple):
+    """What is the same of all games of a family."""
+
+    makes: str
+    """"module:function" of (config, view), which gives what makes one environment; Atari's makes the whole vector."""
+    prefix: str | None = None
+    """Of its ids; None where there is none."""
+    frame_skip: int | None = None
+    """Emulator frames per agent step where nothing else is asked for; None where that is no option."""
+
+
+FAMILIES = {
+    "atari": Family("dba3c.environments.atari.view:make_atari", prefix="ALE", frame_skip=4),
+    "vizdoom": Family("dba3c.environments.vizdoom:vizdoom_maker", prefix="vizdoom", frame_skip=4),
+    "dmlab": Family("dba3c.environments.dmlab:dmlab_maker", prefix="dmlab", frame_skip=4),
+    "football": Family("dba3c.environments.football:football_maker", prefix="football"),
+    "custom": Family("dba3c.environments.factory:custom_maker"),
+    "gymnasium": Family("dba3c.environments.factory:registered_maker"),
+}
 
 
 def family_of(env_id: str) -> str:
     """atari, vizdoom, football, dmlab, custom ("package.module:function") or gymnasium (any other registered id)."""
-    if env_id.startswith("ALE/"):
-        return "atari"
-    prefix = env_id.split("/")[0]
-    if "/" in env_id and prefix in _PREFIXED_FAMILIES:
-        return _PREFIXED_FAMILIES[prefix]
+    prefix, slash, _ = env_id.partition("/")
+    for name, family in FAMILIES.items():
+        if slash and prefix == family.prefix:
+            return name
     return "custom" if ":" in env_id and not _names_module_to_import(env_id) else "gymnasium"
 
 
@@ -73,17 +96,12 @@ def check_env_id(env_id: str) -> None:
 @functools.lru_cache(maxsize=1)
 def atari_games() -> dict[str, str]:
     """Every ALE/<Game>-v5 id and its ROM name: {"ALE/Breakout-v5": "breakout", …}."""
-    from ale_py import roms
-    from ale_py.registration import rom_id_to_name
-
     no_single_player_mode = {"combat", "joust", "maze_craze", "warlords"}
     return {f"ALE/{rom_id_to_name(rom)}-v5": rom for rom in roms.get_all_rom_ids() if rom not in no_single_player_mode}
 
 
 def rom_path(env_id: str) -> Path:
     """The ROM file of an ALE/<Game>-v5 id."""
-    from ale_py import roms
-
     path = roms.get_rom_path(atari_games()[env_id])
     if path is None:
         raise UserError(f"ale-py has no ROM of {env_id}")
@@ -92,8 +110,6 @@ def rom_path(env_id: str) -> Path:
 
 def _registered_ids() -> list[str]:
     """Gymnasium's ids, without the Atari ones that importing ale-py may have added: those go through `atari`."""
-    from dba3c.environments.memory_task import register_memory_task
-
     register_memory_task()
     return [name for name, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("ale_py")]
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dba3c.config import TrainConfig
+from dba3c.environments.atari.protocols import protocol_name
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.protocol import MAX_SEED
 from dba3c.evaluation.players import R2D2_EVALUATION_EPSILON, Actions
@@ -39,7 +40,7 @@ def protocol_for(config: TrainConfig, actions: Actions | None = None) -> Evaluat
     is drawn at random, so a game is cut within 1 % of 40,000 steps).
     """
     environment = config.environment
-    name = environment.protocol_name
+    name = protocol_name(environment)
     is_2017 = name.split(" ")[0] == "2017"
     if is_2017:
         frames = round(LIMIT_2017_STEPS * environment.frames_per_step)

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dba3c.environments.config import FAMILY_FRAME_SKIP
-from dba3c.environments.families import family_of
+from dba3c.environments.families import FAMILIES, family_of
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
 
@@ -73,7 +72,7 @@ def frames_per_step(environment: Mapping[str, Any]) -> float:
     least, most = _number(low), _number(high)
     if least is not None and most is not None:
         return (least + most) / 2
-    return float(FAMILY_FRAME_SKIP.get(family_of(str(environment.get("env_id", ""))), 1))
+    return float(FAMILIES[family_of(str(environment.get("env_id", "")))].frame_skip or 1)
 
 
 def flat_names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str | int | float | bool]]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from dba3c.environments.atari.camera import AtariCamera
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.factory import load_make_env, make_vector_environment, with_normalization
+from dba3c.environments.factory import custom_maker, make_vector_environment, with_normalization
 from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError
@@ -49,7 +49,7 @@ def make_camera(config: EnvironmentConfig, seed: int) -> Camera:
     if config.family == "atari":
         return AtariCamera(config, seed)
     if config.family == "custom":
-        return RenderCamera(config, load_make_env(config.env_id), seed)
+        return RenderCamera(config, custom_maker(config, "evaluation"), seed)
     if config.family == "gymnasium":
         return RenderCamera(config, lambda: _make_drawn(config.env_id), seed)
     return ObservationCamera(make_vector_environment(config, 1, seed, view="evaluation"), config.env_id)

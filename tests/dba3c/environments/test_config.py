@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dba3c.environments import EnvironmentConfig, atari_2017, atari_v4_no_sticky, atari_v5
+from dba3c.environments.atari.protocols import protocol_name
 from dba3c.environments.families import ATARI_STOP_SCORES, stop_score
 from dba3c.errors import UserError
 
@@ -13,21 +14,21 @@ from dba3c.errors import UserError
     ("protocol", "name"), [(atari_2017, "2017"), (atari_v5, "v5"), (atari_v4_no_sticky, "v4-no-sticky")]
 )
 def test_a_protocol_says_its_name(protocol, name):
-    assert protocol(EnvironmentConfig()).protocol_name == name
+    assert protocol_name(protocol(EnvironmentConfig())) == name
 
 
 def test_training_options_are_not_part_of_the_protocol():
     config = replace(atari_v5(EnvironmentConfig()), episodic_life=True, clip_reward=False, envs_per_worker=7)
-    assert config.protocol_name == "v5"
+    assert protocol_name(config) == "v5"
 
 
 def test_a_changed_protocol_names_what_changed():
     config = replace(atari_v4_no_sticky(EnvironmentConfig()), full_action_space=True)
-    assert config.protocol_name == "v4-no-sticky but full_action_space=True"
+    assert protocol_name(config) == "v4-no-sticky but full_action_space=True"
 
 
 def test_the_default_is_the_v5_protocol():
-    assert EnvironmentConfig().protocol_name == "v5"
+    assert protocol_name(EnvironmentConfig()) == "v5"
     assert EnvironmentConfig().frames_per_step == 4
     assert EnvironmentConfig().clips_reward
 
@@ -36,7 +37,7 @@ def test_other_families_neither_clip_rewards_nor_skip_frames():
     config = EnvironmentConfig(env_id="CartPole-v1")
     assert not config.clips_reward
     assert config.frames_per_step == 1
-    assert config.protocol_name == "CartPole-v1 as registered"
+    assert protocol_name(config) == "CartPole-v1 as registered"
 
 
 def test_a_frame_skip_range_read_from_json_is_a_tuple():
