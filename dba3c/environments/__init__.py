@@ -1,4 +1,10 @@
-"""Environments: one factory, one file per family, one protocol. `docs/environments.md` is the guide."""
+"""What agents play, whatever game is behind it: `docs/environments.md` is the guide.
+
+In: an EnvironmentConfig (an id, how it is played), how many, a seed, a view. Out: a VectorEnvironment: B games stepped
+together by autoreset, each step one Transition with rewards, ends, whole games and frames; spaces that networks take.
+A file is a family (`families` lists them) or a concept: protocol, config, spaces, normalization, the loop, processes.
+Never: an action chosen, a score clipped, an environment that fails in silence or takes its neighbours with it.
+"""
 
 from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky, atari_v5
 from dba3c.environments.config import EnvironmentConfig

@@ -23,7 +23,7 @@ from gymnasium.spaces import Space
 
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.process_env import ProcessEnv
-from dba3c.environments.protocol import EnvironmentFailed, Episode, Transition, environment_seed
+from dba3c.environments.protocol import EnvironmentFailed, Games, Transition, environment_seed
 from dba3c.environments.spaces import BROKEN_NUMBERS, ActionCodec, ObservationCodec
 from dba3c.errors import UserError
 from param_servers.patience import Restarts
@@ -60,8 +60,7 @@ class LoopVectorEnvironment:
     def reset(self, seed: int | None = None) -> np.ndarray:
         """First observations [B, ...]; see `VectorEnvironment.reset`."""
         self._copies.begin(seed)
-        self._score = np.zeros(self.num_envs, dtype=np.float64)
-        self._length_steps = np.zeros(self.num_envs, dtype=np.int64)
+        self._games = Games(self.num_envs)
         self._resetting = np.zeros(self.num_envs, dtype=bool)
         observation = self._new_batch()
         self._send_ahead(None)
@@ -106,19 +105,18 @@ class LoopVectorEnvironment:
             observation[index] = self._last[index]
             valid[index] = False
             self._copies.restart(index, why, failures)
-            self._score[index], self._length_steps[index] = 0.0, 0
-        self._score += raw
-        self._length_steps += valid
+        gained = np.array(raw, dtype=np.float64)
+        self._games.count(gained, valid)
         ended, cut = np.array(terminated, dtype=bool), np.array(truncated, dtype=bool)
         self._resetting = ended | cut
-        finished = [int(index) for index in np.flatnonzero(self._resetting) if index not in broken]
-        episodes = [self._finish(index, terminated=bool(ended[index])) for index in finished]
+        episodes = self._games.finish(np.flatnonzero(self._resetting), ended) if self._resetting.any() else []
+        episodes = [episode for episode in episodes if episode.environment not in broken]  # those are no whole games
         self._last = observation
         if self._reward_scale != 1.0:
             rewards *= np.float32(self._reward_scale)
         if self._clip_reward:
             np.clip(rewards, -1.0, 1.0, out=rewards)
-        gained, frames = np.array(raw, dtype=np.float64), valid * np.int64(self._frames_per_step)
+        frames = valid * np.int64(self._frames_per_step)
         return Transition(observation, rewards, ended, cut & ~ended, valid, episodes, gained, frames, failures)
 
     def close(self) -> None:
@@ -177,17 +175,6 @@ class LoopVectorEnvironment:
                 return
             except Exception as error:  # as in step
                 self._copies.restart(index, error, failures)
-
-    def _finish(self, index: int, terminated: bool) -> Episode:
-        episode = Episode(
-            score=float(self._score[index]),
-            length_steps=int(self._length_steps[index]),
-            terminated=terminated,
-            truncated=not terminated,
-            environment=index,
-        )
-        self._score[index], self._length_steps[index] = 0.0, 0
-        return episode
 
 
 class RestartableEnvironments:

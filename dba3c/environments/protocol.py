@@ -39,6 +39,34 @@ class Episode(NamedTuple):
     environment: int = -1  # which of the B environments played it
 
 
+class Games:
+    """Score and length so far of the game that each of B environments plays."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._score = np.zeros(num_envs, dtype=np.float64)
+        self._length_steps = np.zeros(num_envs, dtype=np.int64)
+
+    def count(self, gained: np.ndarray, played: np.ndarray) -> None:
+        """Add a step: what it gained [B], and whether it was one of the game (bool [B]; no autoreset)."""
+        self._score += gained
+        self._length_steps += played
+
+    def finish(self, finished: np.ndarray, terminated: np.ndarray) -> list[Episode]:
+        """The games that `finished` (indices); `terminated` [B]: by the game itself. The next ones begin at 0."""
+        episodes = [
+            Episode(
+                score=float(self._score[index]),
+                length_steps=int(self._length_steps[index]),
+                terminated=bool(terminated[index]),
+                truncated=not terminated[index],
+                environment=int(index),
+            )
+            for index in finished
+        ]
+        self._score[finished], self._length_steps[finished] = 0.0, 0
+        return episodes
+
+
 class Transition(NamedTuple):
     """What one step of B environments gave. All arrays are [B] or [B, ...].
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
-from dba3c.environments.atari.consoles import AleConsoles, Consoles, ConsoleStep, RandomSkipConsoles
+from dba3c.environments.atari.consoles import AleConsoles, Consoles, RandomSkipConsoles
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.protocol import Episode, Transition, environment_seeds
+from dba3c.environments.protocol import Games, Transition, environment_seeds
 from dba3c.errors import UserError
 
 
@@ -50,8 +50,7 @@ class AtariVectorEnvironment:
         observation, self._lives = self._consoles.reset(self._seeds)
         self._resetting = np.zeros(self.num_envs, dtype=bool)  # the next step is the autoreset's
         self._must_fire = np.zeros(self.num_envs, dtype=bool)
-        self._score = np.zeros(self.num_envs, dtype=np.float64)
-        self._length_steps = np.zeros(self.num_envs, dtype=np.int64)
+        self._games = Games(self.num_envs)
         self._last_actions = np.full(self.num_envs, -1, dtype=np.int32)
         self._repeats = np.zeros(self.num_envs, dtype=np.int64)
         return observation
@@ -71,9 +70,8 @@ class AtariVectorEnvironment:
         finished = stepped.game_over | stepped.cut
         life_lost = (stepped.lives < self._lives) & (stepped.lives > 0) & ~self._resetting & ~finished
         self._lives, self._must_fire = stepped.lives, life_lost
-        self._score += stepped.reward
-        self._length_steps += ~self._resetting
-        episodes = self._finish(finished, stepped) if finished.any() else []
+        self._games.count(stepped.reward, plays)
+        episodes = self._games.finish(np.flatnonzero(finished), stepped.game_over) if finished.any() else []
         self._resetting = finished
         reward = stepped.reward.astype(np.float32)
         if self._reward_scale != 1.0:
@@ -111,21 +109,6 @@ class AtariVectorEnvironment:
         self._repeats = np.where(actions == self._last_actions, self._repeats + 1, 1)
         self._last_actions = actions
         return np.where(self._repeats >= self._stuck_guard_steps, self._fire, actions)
-
-    def _finish(self, finished: np.ndarray, stepped: ConsoleStep) -> list[Episode]:
-        episodes = [
-            Episode(
-                score=float(self._score[index]),
-                length_steps=int(self._length_steps[index]),
-                terminated=bool(stepped.game_over[index]),
-                truncated=not stepped.game_over[index],
-                environment=int(index),
-            )
-            for index in np.flatnonzero(finished)
-        ]
-        self._score[finished] = 0.0
-        self._length_steps[finished] = 0
-        return episodes
 
 
 def make_atari(config: EnvironmentConfig, num_envs: int, seed: int, view: str) -> AtariVectorEnvironment:
