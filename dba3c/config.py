@@ -208,7 +208,11 @@ class TrainConfig:
             raise UserError(f"bad configuration: {_first_line(error)}") from error
 
 
-RETIRED_OPTIONS = (("environment", "atari_backend", "ale"), ("exchange", "transport", "tcp"))
+RETIRED_OPTIONS = (
+    ("environment", "atari_backend", "ale"),
+    ("exchange", "transport", "tcp"),
+    ("exchange", "wire_dtype", "float32"),
+)
 """(group, option, value): what older run folders say that is no option any more, with the one value still meant."""
 
 

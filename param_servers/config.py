@@ -14,7 +14,6 @@ ClipRule = Literal["global", "average_per_tensor", "none"]
 ExchangeName = Literal["local", "servers", "async", "allreduce", "majority"]
 CollectiveBackend = Literal["torch", "horovod", "mpi"]
 WhenWorkersLost = Literal["shrink", "stop"]
-WireDtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +116,6 @@ class ExchangeConfig:
     keep_checkpoints: int = 5
     """Newest checkpoints kept; older ones are deleted."""
 
-    wire_dtype: WireDtype = option("float32", exchange="allreduce", collective_backend="torch")
-    """allreduce over torch: number format of gradients on the wire. Parameters are always float32."""
-
     interface: str | None = None
     """Network interface for tensors, e.g. eth0. None: found from listen_host."""
 
@@ -131,7 +127,7 @@ class ExchangeConfig:
 
     def __post_init__(self) -> None:
         choices = {"exchange": ExchangeName, "collective_backend": CollectiveBackend}
-        choices |= {"sharding": Sharding, "when_workers_lost": WhenWorkersLost, "wire_dtype": WireDtype}
+        choices |= {"sharding": Sharding, "when_workers_lost": WhenWorkersLost}
         for name, choice in choices.items():
             _check_choice(name, getattr(self, name), choice)
         for name in ("step_timeout_s", "join_timeout_s", "reconnect_timeout_s", "checkpoint_timeout_s"):
@@ -144,7 +140,7 @@ class ExchangeConfig:
                 _check_at_least(name, getattr(self, name), 0)
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, got {self.port}")
-        self._check_is_read("collective_backend", "max_staleness", "wire_dtype")
+        self._check_is_read("collective_backend", "max_staleness")
         self._check_workers()
 
     def _check_is_read(self, *names: str) -> None:

@@ -6,7 +6,7 @@
     4. rank 0 writes checkpoints, and says in its row when the run is to end: all end after the same step.
 
 The buffer that is summed is [gradient | rows]: one row for each rank, in which that rank alone is not zero, so that the
-sum hands every row to everybody. A row is whole numbers up to 255, which both float32 and bfloat16 hold exactly.
+sum hands every row to everybody. A row is whole numbers up to 255, which float32 holds exactly.
 
 There is one collective a step. A lost rank ends the run, after the first surviving rank has written a checkpoint.
 """
@@ -33,7 +33,6 @@ COMPARE_EVERY_STEPS = 100
 _REASON_BYTES = 256
 START = {"mpi": "start it with mpirun -n {}", "horovod": "start it with horovodrun -np {}"}
 """By backend: what makes processes the ranks of one sum."""
-WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ROW_NUMBERS = 7
 MOST_DATA_POINTS = 2**24 - 1
 _REJECTED, _STOP = 1, 2
@@ -91,10 +90,8 @@ class AllReduceExchange:
             layout, initial_parameters, optimizer_config, exchange_config, checkpoint_dir, checkpoint_extra, on_event
         )
         rows = collective.size * ROW_NUMBERS
-        dtype = WIRE_DTYPES[exchange_config.wire_dtype]
-        self._buffer = torch.zeros(layout.numel + rows, dtype=dtype)
+        self._buffer = torch.zeros(layout.numel + rows)
         self._gradient, self._rows = self._buffer[: layout.numel], self._buffer[layout.numel :].view(-1, ROW_NUMBERS)
-        self._mean = self._gradient if dtype == torch.float32 else torch.zeros_like(initial_parameters)
         on_report = on_report if collective.rank == 0 else unread
         self._report = ReplicaReport(self.replica, on_report, workers=collective.size)
         self._rejected_in_a_row = 0
@@ -177,8 +174,7 @@ class AllReduceExchange:
             return
         self._rejected_in_a_row = 0
         start_s = time.perf_counter()
-        mean = self._mean.copy_(self._gradient) if self._mean is not self._gradient else self._mean
-        self.replica.commit(mean.div_(contributions), sum(row.data_points for row in rows))
+        self.replica.commit(self._gradient.div_(contributions), sum(row.data_points for row in rows))
         self._report.applying_s += time.perf_counter() - start_s
         self._report.commits += 1
         if self._collective.rank == 0:

@@ -35,7 +35,6 @@ def test_gradients_and_backup_workers_are_derived_from_each_other():
         ({"exchange": "async", "num_workers": 2, "num_gradients": 2}, "num_gradients is 1"),
         ({"exchange": "gossip"}, "exchange must be one of local, servers, async, allreduce, majority, got 'gossip'"),
         ({"step_timeout_s": 0}, "step_timeout_s must be greater than 0"),
-        ({"wire_dtype": "bfloat16"}, "wire_dtype: an option of exchange allreduce and collective_backend torch only"),
         (
             {"exchange": "majority", "num_workers": 2, "collective_backend": "horovod"},
             "collective_backend: an option of exchange allreduce only, and this run's exchange is majority",
