@@ -7,22 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from param_servers.allreduce.collective import TorchCollective
+from tests.param_servers.mode_runs import SECRET, Board
 from tests.param_servers.wire.hub_pair import Pair
-
-SECRET = b"0123456789abcdef"
-
-
-class Board:
-    """Where ranks publish and find addresses."""
-
-    def __init__(self):
-        self.addresses = {}
-
-    def resolve(self, rank):
-        return self.addresses.get(rank)
-
-    def publisher(self, rank):
-        return lambda host, port: self.addresses.__setitem__(rank, (host, port))
 
 
 @pytest.fixture

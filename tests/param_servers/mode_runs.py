@@ -82,8 +82,13 @@ def all_at_once(bodies):
 
 
 class Board:
+    """Where ranks and servers publish and find addresses."""
+
     def __init__(self):
         self.addresses = {}
+
+    def resolve(self, rank):
+        return self.addresses.get(rank)
 
     def publisher(self, rank):
         return lambda host, port: self.addresses.__setitem__(rank, (host, port))
@@ -105,7 +110,7 @@ def run_servers(stream, config, workers, servers=1, sharding="even_bytes", excha
         exchange=exchange, num_workers=workers, num_servers=servers, sharding=sharding, join_timeout_s=30
     )
     board, over = Board(), threading.Event()
-    common = {"plan": plan, "exchange_config": settings, "resolve": board.addresses.get, "secret": SECRET}
+    common = {"plan": plan, "exchange_config": settings, "resolve": board.resolve, "secret": SECRET}
 
     def serve(shard):
         server = ParameterServer(
@@ -139,7 +144,7 @@ def run_allreduce(stream, config, workers):
 
     def work(rank):
         collective = TorchCollective.join(
-            rank, workers, secret=SECRET, publish=board.publisher(rank), resolve=board.addresses.get
+            rank, workers, secret=SECRET, publish=board.publisher(rank), resolve=board.resolve
         )
         exchange = AllReduceExchange(
             collective=collective,
@@ -168,7 +173,7 @@ def run_majority(stream, config, workers):
             optimizer_config=config,
             exchange_config=settings,
             secret=SECRET,
-            resolve=board.addresses.get,
+            resolve=board.resolve,
             publish_address=board.publisher(rank),
         )
         result = train(exchange, stream.layout, stream, rank)
