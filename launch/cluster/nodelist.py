@@ -3,32 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from itertools import product
 
 from dba3c.errors import UserError
 
 MAX_NODES = 100_000
-_SCONTROL_TIMEOUT_S = 10.0
-
-
-def hostnames(nodelist: str) -> list[str]:
-    """Names of the nodes in a list: from ``scontrol show hostnames`` when it is installed, else read here."""
-    scontrol = shutil.which("scontrol")
-    if scontrol is not None:
-        try:
-            answer = subprocess.run(
-                [scontrol, "show", "hostnames", nodelist],
-                capture_output=True,
-                text=True,
-                timeout=_SCONTROL_TIMEOUT_S,
-                check=True,
-            )
-            return answer.stdout.split()
-        except (OSError, subprocess.SubprocessError):
-            pass  # a login node's broken or unconfigured scontrol: the list is readable without it
-    return expand(nodelist)
 
 
 def expand(nodelist: str) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
-from launch.cluster.nodelist import expand, hostnames
+from launch.cluster.nodelist import expand
 from launch.slurm import tools as slurm_tools
 
 LOOK_S = 10.0
@@ -58,7 +58,7 @@ class LostNodes:
         nodelist = "" if environ.get("SLURM_HET_SIZE") else environ.get("SLURM_JOB_NODELIST", "")
         self.nodes: list[str] = []
         try:
-            self.nodes = hostnames(nodelist)[:nodes] if nodelist else []
+            self.nodes = expand(nodelist)[:nodes] if nodelist else []
         except UserError as error:
             say(f"a lost node will not be replaced: {error}")
         self._settled: set[str] = set()

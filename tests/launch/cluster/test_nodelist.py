@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from launch.cluster.nodelist import expand, hostnames, parse_tasks_per_node
+from launch.cluster.nodelist import expand, parse_tasks_per_node
 
 FORMS = {
     "node1": ["node1"],
@@ -74,22 +74,6 @@ def test_what_is_no_node_list_is_refused_in_one_line(nodelist: str, reason: str)
         expand(nodelist)
     assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_a_broken_scontrol_does_not_hide_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = tmp_path / "scontrol"
-    fake.write_text("#!/bin/sh\nexit 1\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert hostnames("n[1-2]") == ["n1", "n2"]
-
-
-def test_scontrol_is_asked_when_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = tmp_path / "scontrol"
-    fake.write_text("#!/bin/sh\nprintf '%s\\n' asked \"$3\"\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert hostnames("n1") == ["asked", "n1"]
 
 
 def test_tasks_per_node_expand() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from dba3c.runs.run_folder import RunFolder
 from launch.cluster.launchers import detect
-from launch.cluster.nodelist import expand
 from launch.slurm.nodes import LOOK_S, SUBMIT_TRIES, LostNodes, rank_environment, sbatch_options, script_text
 
 JOB = {
@@ -37,7 +36,6 @@ class FakeSlurm:
     """Answers as Slurm would; the first look finds all nodes there."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run_dir: Path, environ: Mapping[str, str] = JOB) -> None:
-        monkeypatch.setattr("launch.slurm.nodes.hostnames", expand)
         monkeypatch.setattr("launch.slurm.tools.ask", self.ask)
         self.now_s, self.looked = 0.0, "n[1-3]|1:02:03\n"
         self.named, self.submit = "", (0, "8\n")
@@ -170,10 +168,7 @@ def test_an_answer_that_cannot_be_read_is_no_loss(slurm: FakeSlurm, answer: str)
     assert slurm.look() == ["squeue"]
 
 
-def test_a_list_of_nodes_that_cannot_be_read_does_not_keep_a_job_from_starting(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("launch.slurm.nodes.hostnames", expand)
+def test_a_list_of_nodes_that_cannot_be_read_does_not_keep_a_job_from_starting(run_dir: Path) -> None:
     said: list[str] = []
     assert LostNodes({**JOB, "SLURM_JOB_NODELIST": "p[1-"}, run_dir, ["dba3c"], say=said.append).nodes == []
     assert said[0].startswith("a lost node will not be replaced: not a node list")
