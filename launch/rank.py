@@ -28,7 +28,7 @@ from launch.local.failures import end_when_taken_over, note_end, note_failure, r
 from launch.local.processes import TRAINING_ROLES, USER_ERROR_EXIT, first_incarnation, role_processes
 from launch.local.resources import bind_to_own_cores, given_cores, thread_environment
 from launch.local.supervisor import Supervisor, say_to_stderr
-from launch.slurm import first_node
+from launch.slurm import lost_nodes
 from param_servers.errors import ConfigError
 
 END_LOOK_S = 2.0
@@ -95,8 +95,8 @@ def run_rank(
                 code = supervisor.run()
             if place.is_chief:
                 note_end(folder, code, supervisor.cause)
-            elif place.launcher == "srun" and first_node.is_lost(folder.path):
-                why = first_node.requeue(folder.path, place.launch_id, os.environ)
+            elif place.launcher == "srun" and lost_nodes.first_node_is_lost(folder.path):
+                why = lost_nodes.requeue_without_first_node(folder.path, place.launch_id, os.environ)
                 metrics.record_event("first_node_lost", why)  # srun, which would pass on what is printed, is dead too
         except BaseException as error:
             if place.is_chief:  # else the others would wait for what it had to start
@@ -155,7 +155,7 @@ def _told_of_the_end(supervisor: Supervisor, folder: RunFolder, place: LaunchPla
     def look() -> None:
         looks_lost = 0
         while not left.wait(END_LOOK_S):
-            looks_lost = looks_lost + 1 if by_slurm and first_node.is_lost(folder.path) else 0
+            looks_lost = looks_lost + 1 if by_slurm and lost_nodes.first_node_is_lost(folder.path) else 0
             if looks_lost >= FIRST_NODE_LOST_LOOKS:
                 supervisor.run_has_ended(well=False)
                 return

@@ -1,12 +1,17 @@
-"""The command line: ``dba3c train ALE/Pong-v5 --workers 4``. One line for every mistake, and a non-zero exit."""
+"""The command line: ``dba3c train ALE/Pong-v5 --workers 4``. One line for every mistake, and a non-zero exit.
+
+The one place where a module is imported only when it is needed: help is quick, and only who computes has torch. The
+ranks of a cluster, which only start processes, have not.
+"""
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dba3c.errors import UserError
-from launch.cli.commands import command
 from launch.output import harmless_output
 from param_servers.errors import ConfigError, ParamServersError, SnapshotError
 
@@ -15,6 +20,24 @@ RUN_BROKEN_EXIT = 1
 MAKE_WHAT_LASTS = ("train", "resume", "study", "evaluate", "record")
 """Commands whose work lies in a folder: they do it to its end, and exit as it ends, whoever reads what they print. What
 the others print is their work, so they end with their reader, and fail where it cannot be written."""
+
+COMMANDS = {
+    "train": "launch.cli.train:train",
+    "resume": "launch.cli.train:resume",
+    "evaluate": "launch.cli.evaluate:evaluate",
+    "record": "launch.cli.evaluate:record",
+    "watch": "launch.cli.runs:watch",
+    "stop": "launch.cli.runs:stop",
+    "export": "launch.cli.runs:export",
+    "study": "launch.cli.study:study",
+    "plot": "launch.cli.plot:plot",
+    "simulate": "launch.cli.simulate:simulate",
+    "sbatch": "launch.cli.sbatch:sbatch",
+}
+"""Each command's function."""
+
+HERE = "launch.local.run:train"
+"""What `dba3c train` is where it is no rank of many."""
 
 HELP = """dba3c: synchronous data-parallel reinforcement learning on CPU clusters
 
@@ -57,6 +80,21 @@ def _run(arguments: Sequence[str]) -> int:
         return RUN_BROKEN_EXIT
     except BrokenPipeError:
         return 0
+
+
+def command(name: str) -> Callable[[Sequence[str]], int]:
+    """The function behind a command's name. Raises UserError: there is none; the close ones are named."""
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS) or list(COMMANDS)
+        raise UserError(f"no command is called {name!r}; there are {', '.join(close)}")
+    return loaded(COMMANDS[name])
+
+
+def loaded(name: str) -> Callable[..., int]:
+    """The function that a name like ``launch.cli.train:train`` means."""
+    module, function = name.split(":")
+    found: Callable[..., int] = getattr(importlib.import_module(module), function)
+    return found
 
 
 if __name__ == "__main__":

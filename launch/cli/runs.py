@@ -15,7 +15,7 @@ from dba3c.metrics import watch as live_view
 from dba3c.runs.run_folder import RunFolder
 from launch.cli.options import parse
 from launch.local.failures import STOP_COMMAND
-from launch.slurm import first_node
+from launch.slurm import lost_nodes
 from launch.slurm.job import WARNING
 
 
@@ -34,7 +34,7 @@ def stop(words: Sequence[str]) -> int:
         if not what.endswith(WARNING):
             print(what)
             return 0
-    job = first_node.next_life(folder.path)
+    job = lost_nodes.next_life(folder.path)
     raise UserError(f"{what}, but {job}" if job else what)
 
 

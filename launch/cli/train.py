@@ -18,7 +18,7 @@ from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
 from launch import rank
-from launch.cli.commands import HERE, loaded
+from launch.cli.main import HERE, loaded
 from launch.cli.options import TrainWords, parse_train
 from launch.cluster.launchers import PLAIN, STARTS_RANKS_AGAIN, LaunchPlace, detect
 from launch.cluster.topology import Topology, fit

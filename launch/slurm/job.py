@@ -5,8 +5,7 @@
   Slurm's own business then.
 - The job's outcome is the run's, noted in its folder, not srun's: after a node's loss srun may hang, or report the lost
   rank of a run that went on well. So once the run has ended srun has only so long to follow.
-- A node that is lost is replaced (`launch.slurm.nodes`); the loss of this first node is for the others to see
-  (`launch.slurm.first_node`).
+- A node that is lost is replaced (`launch.slurm.lost_nodes`); the loss of this first node is for the others to see.
 - A run that failed prints who failed first, and that one's traceback, as the last thing in the job's output.
 """
 
@@ -29,8 +28,7 @@ from dba3c.runs.run_lock import living_holder
 from launch.local.child import describe_exit, shell_code, taking_signals
 from launch.local.failures import refusal, report
 from launch.slurm import tools as slurm_tools
-from launch.slurm.first_node import MAX_RESTARTS, hold
-from launch.slurm.nodes import LostNodes
+from launch.slurm.lost_nodes import MAX_RESTARTS, LostNodes, hold
 
 AT_THE_JOB = "at the Slurm job"
 WARNING = f"SIGUSR1 {AT_THE_JOB}"

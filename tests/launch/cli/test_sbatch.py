@@ -12,8 +12,8 @@ import pytest
 from dba3c.errors import UserError
 from launch.cli.sbatch import MAX_LINES, SlurmShape, sbatch, script_text
 from launch.slurm.job import srun_command
-from launch.slurm.nodes import sbatch_options
-from launch.slurm.nodes import script_text as replacement_text
+from launch.slurm.lost_nodes import sbatch_options
+from launch.slurm.lost_nodes import script_text as replacement_text
 
 SCRIPTS = sorted((Path(__file__).resolve().parents[3] / "slurm").glob("*.sh"))
 

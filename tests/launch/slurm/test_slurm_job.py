@@ -11,11 +11,11 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.runs.run_folder import RunFolder
 from launch.cli.runs import stop
-from launch.slurm import first_node
 from launch.slurm import job as slurm_job
+from launch.slurm import lost_nodes
 from launch.slurm import tools as slurm_tools
 from launch.slurm.job import SlurmJob, give_back_nodes
-from launch.slurm.nodes import LostNodes
+from launch.slurm.lost_nodes import LostNodes
 
 TASK = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
 """The task of an array that started last: its number is the array's."""
@@ -113,8 +113,8 @@ def test_a_task_of_an_array_never_means_the_whole_array(tmp_path: Path, fake: Fa
     fake("scontrol", '[ "$1" = update ]')
     fake("scancel", "exit 0")
     give_back_nodes({**TASK, "SLURM_NNODES": "4"}, 2)
-    (tmp_path / "run" / first_node.FOLDER).mkdir(parents=True)
-    said = first_node.requeue(tmp_path / "run", "7-0", TASK)
+    (tmp_path / "run" / lost_nodes.FOLDER).mkdir(parents=True)
+    said = lost_nodes.requeue_without_first_node(tmp_path / "run", "7-0", TASK)
     assert "job 7_2 is not requeued" in said
     everything = asked(tmp_path)
     assert everything[0] == "scontrol update JobId=7_2 NumNodes=2"
@@ -126,8 +126,8 @@ def test_the_first_node_s_loss_is_told_even_where_slurm_cannot_be_asked(
 ) -> None:
     monkeypatch.setattr(slurm_tools, "REQUEUE_PAUSE_S", 0.0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "run" / first_node.FOLDER).mkdir(parents=True)
-    said = first_node.requeue(tmp_path / "run", "7-0", {"SLURM_JOB_ID": "7"})
+    (tmp_path / "run" / lost_nodes.FOLDER).mkdir(parents=True)
+    said = lost_nodes.requeue_without_first_node(tmp_path / "run", "7-0", {"SLURM_JOB_ID": "7"})
     assert "scontrol cannot be run" in said
     assert "cannot be ended" in said
 
@@ -145,7 +145,7 @@ def test_what_slurm_is_told_goes_to_its_standard_input(tmp_path: Path, fake: Fak
 
 def test_stopping_a_run_whose_job_waits_for_its_next_life_says_how_to_end_the_job(tmp_path: Path, fake: Fake) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, launch_id="7-0")
-    first_node.hold(folder.path, TASK).release()
+    lost_nodes.hold(folder.path, TASK).release()
     folder.request_stop(slurm_job.WARNING)
     fake("squeue", "echo RUNNING")
     with pytest.raises(

@@ -10,7 +10,7 @@ import pytest
 
 from dba3c.runs.run_folder import RunFolder
 from launch.cluster.launchers import detect
-from launch.slurm.nodes import LOOK_S, SUBMIT_TRIES, LostNodes, rank_environment, sbatch_options, script_text
+from launch.slurm.lost_nodes import LOOK_S, SUBMIT_TRIES, LostNodes, rank_environment, sbatch_options, script_text
 
 JOB = {
     "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_NTASKS_PER_NODE": "2", "SLURM_CPUS_PER_TASK": "4",
