@@ -7,8 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
-from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.one_machine import train_on_one_machine
+from param_servers import ExchangeConfig, OptimizerConfig, train_on_one_machine
 
 IMAGES, LABELS = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
 INPUT = IMAGES.float() / 16  # [1797, 64]
