@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from param_servers.checkpoint import storage
+from param_servers.checkpoint import writer
 from param_servers.checkpoint.files import Checkpoint, find_newest, load_checkpoint
 from param_servers.servers.audit import history
 from param_servers.wire.handshake import Hello, Peer, Role, pack_hello
@@ -242,7 +242,7 @@ def test_a_disk_that_is_slow_during_recovery_ends_no_run(
             time.sleep(4)  # not for a condition: the fault is that the disk takes longer than two step timeouts
         return load_checkpoint(path)
 
-    monkeypatch.setattr(storage, "load_checkpoint", slowly)  # in the servers, which are forked from here
+    monkeypatch.setattr(writer, "load_checkpoint", slowly)  # in the servers, which are forked from here
     run = make_run(workers=2, step_timeout_s=1.0).start()
     run.until("a checkpoint", lambda: run.messages("checkpoint of step", "written"))
     host_of_slow_disk.write_text(str(run.servers[0].pid))
