@@ -23,14 +23,11 @@ from launch.local.resources import given_cores
 
 
 @dataclass(frozen=True)
-class EvaluateArguments:
-    """Play full games with a run's newest checkpoint: mean, median, IQM with its 95 % interval."""
+class CheckpointArguments:
+    """Which checkpoint plays, and how."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """The run's folder."""
-
-    games: int = 50
-    """Full games, with unclipped scores."""
 
     step: int | None = None
     """The checkpoint; None: the newest whole one."""
@@ -39,7 +36,29 @@ class EvaluateArguments:
     """Drawn from the policy, or its likeliest; None: as the run's protocol has it."""
 
     seed_index: int = 0
-    """Which stream of evaluation seeds: the same index plays the same games."""
+    """Which stream of seeds: the same index plays the same games."""
+
+
+@dataclass(frozen=True)
+class EvaluateArguments(CheckpointArguments):
+    """Play full games with a run's newest checkpoint: mean, median, IQM with its 95 % interval."""
+
+    games: int = 50
+    """Full games, with unclipped scores."""
+
+
+@dataclass(frozen=True)
+class RecordArguments(CheckpointArguments):
+    """Film one full game played with a run's newest checkpoint, as mp4 and, when asked, as a GIF."""
+
+    output: Path | None = None
+    """Where the mp4 goes; None: videos/step-N.mp4 in the run's folder."""
+
+    overlay: bool = False
+    """Draw score, value and action probabilities beside the game."""
+
+    gif: Path | None = None
+    """Write a GIF of at most 2 MB here as well, without overlay."""
 
 
 def evaluate(words: Sequence[str]) -> int:
@@ -62,32 +81,6 @@ def evaluate(words: Sequence[str]) -> int:
     print(f"step {policy.step}, {evaluation.protocol}: {evaluation.summary}")
     print(evaluation.save(folder))
     return 0
-
-
-@dataclass(frozen=True)
-class RecordArguments:
-    """Film one full game played with a run's newest checkpoint, as mp4 and, when asked, as a GIF."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """The run's folder."""
-
-    step: int | None = None
-    """The checkpoint; None: the newest whole one."""
-
-    actions: Literal["sampled", "greedy"] | None = None
-    """Drawn from the policy, or its likeliest; None: as the run's protocol has it."""
-
-    seed_index: int = 0
-    """Which stream of seeds: the same index plays the same game."""
-
-    output: Path | None = None
-    """Where the mp4 goes; None: videos/step-N.mp4 in the run's folder."""
-
-    overlay: bool = False
-    """Draw score, value and action probabilities beside the game."""
-
-    gif: Path | None = None
-    """Write a GIF of at most 2 MB here as well, without overlay."""
 
 
 def record(words: Sequence[str]) -> int:
