@@ -1,7 +1,7 @@
 """Agent steps/s of every family, and what the factory adds: ``python -m dba3c.benchmarks.environments``.
 
 Each family is stepped with random actions, nothing else, in turn with the others and with its native vector
-environment (`native_environments`) on the same seeds and actions, ``repeats`` times; the medians are printed. Both take
+environment on the same seeds and actions, ``repeats`` times; the medians are printed. Both take
 the same number of steps each time, so that they play the same games: a reset may cost a hundred steps.
 "per core" divides by the CPU seconds that this process, its threads and its child processes used, so it says what one
 busy core delivers whatever else the machine did. "factory adds" is the median of the repeats' ratios of CPU seconds per
@@ -11,25 +11,34 @@ step. Families whose package is missing are named and skipped. With ``--output r
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import gymnasium
+import numpy as np
 import torch
 import tyro
 
-from dba3c.benchmarks.environments_report import Family, Rate, table, write_results
-from dba3c.benchmarks.native_environments import ACTION_BATCHES, Stepper, native, random_actions
 from dba3c.environments.atari.protocols import atari_2017, atari_v5
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.factory import make_vector_environment
+from dba3c.environments.factory import make_vector_environment, maker_of
+from dba3c.environments.families import atari_games
+from dba3c.environments.protocol import environment_seeds
 from dba3c.errors import UserError
+from dba3c.runs import host_facts
 
 _SEED = 1
+ACTION_BATCHES = 64
+"""Random actions are drawn before the clock starts, and used again."""
+LIMIT = 0.03
+"""The factory should add less than this share of CPU time to the native vector environment."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,80 @@ class Arguments:
     """Names of the families to measure; all without it."""
     output: Path | None = None
     """Write environments.json and README.md into this folder as well."""
+
+
+# -- native vector environments, with nothing around them: what the factory's overhead is measured against -------------
+
+
+class Stepper(NamedTuple):
+    """Something with B environments that can be stepped."""
+
+    step: Callable[[np.ndarray], Any]
+    actions: list[np.ndarray]
+    close: Callable[[], None]
+
+
+def native(config: EnvironmentConfig, num_envs: int, seed: int) -> Stepper:
+    """The native vector environment on the seeds that the factory would give it."""
+    seeds = [int(each) for each in environment_seeds(seed, num_envs)]
+    envs: Any
+    if config.family != "atari":
+        envs = gymnasium.vector.SyncVectorEnv([maker_of(config, "training")] * num_envs)
+        envs.reset(seed=seeds)
+    else:
+        envs = _ale(config, num_envs)
+        envs.reset(seed=np.array(seeds, dtype=np.int32))
+    single = getattr(envs, "single_action_space", None) or envs.action_space
+    return Stepper(envs.step, random_actions(single, num_envs), envs.close)
+
+
+def random_actions(single: gymnasium.Space[Any], num_envs: int) -> list[np.ndarray]:
+    """The same batches of actions for the same space."""
+    single.seed(0)
+    return [np.stack([single.sample() for _ in range(num_envs)]) for _ in range(ACTION_BATCHES)]
+
+
+def _ale(config: EnvironmentConfig, num_envs: int) -> Any:
+    from ale_py.vector_env import AtariVectorEnv
+
+    return AtariVectorEnv(
+        atari_games()[config.env_id],
+        num_envs,
+        num_threads=min(config.env_threads, num_envs),
+        repeat_action_probability=config.repeat_action_probability,
+        noop_max=config.noop_max,
+        use_fire_reset=config.fire_on_reset,
+        reward_clipping=False,
+    )
+
+
+# -- through the factory, and in turn with the native ones -------------------------------------------------------------
+
+
+class Rate(NamedTuple):
+    """Agent steps per second of wall time and per second of CPU time."""
+
+    per_second: float
+    per_core: float
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family's repeats; `native` is empty where nothing native plays the same."""
+
+    name: str
+    env_id: str
+    num_envs: int
+    ours: list[Rate]
+    native: list[Rate]
+
+    @property
+    def added(self) -> float | None:
+        """Median over the repeats of what the factory adds to the native CPU seconds per step; 0.03 is 3 %."""
+        if not self.native:
+            return None
+        pairs = zip(self.native, self.ours, strict=True)
+        return statistics.median(bare.per_core / ours.per_core - 1 for bare, ours in pairs)
 
 
 class Pair(NamedTuple):
@@ -155,6 +238,90 @@ def measure_in_turn(pairs: dict[str, Pair], seconds: float, repeats: int) -> lis
     return [
         Family(name, pair.env_id, len(pair.ours.actions[0]), ours[name], bare[name]) for name, pair in pairs.items()
     ]
+
+
+# -- what was found, as a table, as data and as a page -----------------------------------------------------------------
+
+
+def table(families: list[Family]) -> str:
+    """Markdown: medians of the repeats."""
+    rows = [
+        "| family | environments | agent steps/s | per core | native, per core | factory adds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for family in families:
+        ours = statistics.median(rate.per_core for rate in family.ours)
+        per_second = statistics.median(rate.per_second for rate in family.ours)
+        native = f"{statistics.median(rate.per_core for rate in family.native):,.0f}" if family.native else "–"
+        added = "–" if family.added is None else f"{family.added:+.1%}"
+        rows.append(
+            f"| {family.name} (`{family.env_id}`) | {family.num_envs} | {per_second:,.0f} | {ours:,.0f} "
+            f"| {native} | {added} |"
+        )
+    return "\n".join(rows)
+
+
+def write_results(
+    folder: Path, families: list[Family], missing: dict[str, str], command: str, seconds: float, repeats: int
+) -> None:
+    """`environments.json` and `README.md` in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts: dict[str, Any] = {
+        "host": host_facts.host(),
+        "versions": host_facts.versions(),
+        "source": host_facts.git_commit(),
+    }
+    data = {
+        "command": command,
+        **facts,
+        "skipped": missing,
+        "families": [
+            {
+                "name": family.name,
+                "env_id": family.env_id,
+                "num_envs": family.num_envs,
+                "factory": [rate._asdict() for rate in family.ours],
+                "native": [rate._asdict() for rate in family.native],
+                "added": family.added,
+            }
+            for family in families
+        ],
+    }
+    (folder / "environments.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    text = _readme(families, missing, command, seconds, repeats, facts)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _readme(
+    families: list[Family], missing: dict[str, str], command: str, seconds: float, repeats: int, facts: dict[str, Any]
+) -> str:
+    host, versions, source = facts["host"], facts["versions"], facts["source"]
+    over = [f"{family.name} ({family.added:+.1%})" for family in families if (family.added or 0) >= LIMIT]
+    verdict = f"Over {LIMIT:.0%}: {', '.join(over)}." if over else f"Every family is under {LIMIT:.0%}."
+    skipped = "".join(f"\nNot measured: {name}: {reason}" for name, reason in missing.items())
+    commit = str(source.get("commit", "unknown"))[:12] + (" with uncommitted changes" if source.get("dirty") else "")
+    named = ("python", "ale-py", "gymnasium", "mujoco", "vizdoom", "gfootball")
+    packages = ", ".join(f"{name} {versions[name]}" for name in named if name in versions)
+    machine = f"{host['usable_cores']} cores of {host['processor']}, {host['memory_gib']} GiB"
+    return f"""# Environments: agent steps/s of every family
+
+    {command.strip()}
+
+{table(families)}
+
+Random actions, nothing else; medians of {repeats} repeats of {seconds:g} s, families in turn.
+- *Per core*: per second of CPU time of the process, its threads and its child processes, so it sizes a cluster:
+  workers × cores × this, less inference and learning.
+- *Native*: ale-py's own vector environment, or Gymnasium's `SyncVectorEnv` over the same environments,
+  on the same seeds and actions.
+- *Factory adds*: median of the repeats' ratios of CPU time per step; what the protocol of `docs/environments.md`
+  costs (checks, whole-game scores, named failures).
+
+{verdict}{skipped}
+
+{time.strftime("%Y-%m-%d", time.gmtime())}, {machine}; {packages}; commit {commit}.
+Raw numbers: `environments.json`.
+"""
 
 
 def main(arguments: Arguments, command: str) -> None:

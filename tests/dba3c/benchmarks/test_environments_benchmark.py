@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from dba3c.benchmarks import environments as benchmark
-from dba3c.benchmarks.environments_report import Family, Rate
-from dba3c.benchmarks.native_environments import native
+from dba3c.benchmarks.environments import Family, Rate, native
 from dba3c.environments.config import EnvironmentConfig
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dba3c.benchmarks import batch_size, fixed_work, inference
+from dba3c.benchmarks import batch_size, inference
 from dba3c.errors import UserError
 
 
@@ -16,8 +16,8 @@ def test_the_service_and_its_control_are_measured_beside_the_same_environments(c
 
 def test_the_control_sleeps_between_its_pieces_of_work(monkeypatch):
     pieces = []
-    monkeypatch.setattr(fixed_work, "piece", pieces.append)
-    assert fixed_work.woken_s(0.05, 0.2) < 0.05  # processor time, without the sleep
+    monkeypatch.setattr(inference, "piece", pieces.append)
+    assert inference.control_woken_s(0.05, 0.2) < 0.05  # processor time, without the sleep
     assert pieces == list(range(len(pieces))) and len(pieces) <= 5
 
 
