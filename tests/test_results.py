@@ -1,5 +1,6 @@
 """`make results`: every figure under results/ is drawn again from the data committed beside it."""
 
+import json
 import re
 import runpy
 import shutil
@@ -7,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from dba3c.errors import UserError
+from dba3c.studies.architectures import read_csv, table
+from dba3c.studies.page import markdown, renew
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PLOTS = runpy.run_path(str(RESULTS / "plot.py"))["FIGURES"]
@@ -44,3 +49,17 @@ def test_every_study_is_in_the_gallery_once() -> None:
     for folder in sorted(page.parent.name for page in PAGES if page.parent != RESULTS):
         headings = re.findall(rf"^## \[.*\]\({folder}/\)$", gallery, re.MULTILINE)
         assert len(headings) == 1, f"results/README.md shows {folder} {len(headings)} times"
+
+
+def test_the_tables_of_a_page_are_what_the_data_beside_it_says(copy: Path) -> None:
+    costs, inference = copy / "architectures", copy / "inference"
+    found = json.loads((inference / "inference.json").read_text())
+    tables = runpy.run_path(str(inference / "measure.py"))["tables"](found)
+    for folder, said in ((costs, [table(read_csv(costs / "costs.csv"))]), (inference, tables)):
+        before = (folder / "README.md").read_text(encoding="utf-8")
+        renew(folder / "README.md", "2030-01-01, 7 cores of X, commit abc.", *said)
+        after = (folder / "README.md").read_text(encoding="utf-8").splitlines()
+        changed = [line for line in after if line not in before.splitlines()]
+        assert len(changed) == 1 and changed[0].startswith("2030-01-01, 7 cores of X, commit abc.")
+    with pytest.raises(UserError, match="has no table"):
+        renew(costs / "README.md", "", markdown(["a", "b"], [[1, 2]]))

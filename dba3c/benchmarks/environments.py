@@ -33,6 +33,7 @@ from dba3c.environments.families import atari_games
 from dba3c.environments.protocol import environment_seeds
 from dba3c.errors import UserError
 from dba3c.runs import host_facts
+from dba3c.studies.page import markdown
 
 _SEED = 1
 ACTION_BATCHES = 64
@@ -245,20 +246,20 @@ def measure_in_turn(pairs: dict[str, Pair], seconds: float, repeats: int) -> lis
 
 def table(families: list[Family]) -> str:
     """Markdown: medians of the repeats."""
+
+    def median(rates: list[Rate], which: str) -> str:
+        return f"{statistics.median(getattr(rate, which) for rate in rates):,.0f}" if rates else "–"
+
     rows = [
-        "| family | environments | agent steps/s | per core | native, per core | factory adds |",
-        "|---|---|---|---|---|---|",
-    ]
-    for family in families:
-        ours = statistics.median(rate.per_core for rate in family.ours)
-        per_second = statistics.median(rate.per_second for rate in family.ours)
-        native = f"{statistics.median(rate.per_core for rate in family.native):,.0f}" if family.native else "–"
-        added = "–" if family.added is None else f"{family.added:+.1%}"
-        rows.append(
-            f"| {family.name} (`{family.env_id}`) | {family.num_envs} | {per_second:,.0f} | {ours:,.0f} "
-            f"| {native} | {added} |"
+        (
+            f"{family.name} (`{family.env_id}`)", family.num_envs, median(family.ours, "per_second"),
+            median(family.ours, "per_core"), median(family.native, "per_core"),
+            "–" if family.added is None else f"{family.added:+.1%}",
         )
-    return "\n".join(rows)
+        for family in families
+    ]  # fmt: skip
+    columns = ("family", "environments", "agent steps/s", "per core", "native, per core", "factory adds")
+    return markdown(columns, rows)
 
 
 def write_results(

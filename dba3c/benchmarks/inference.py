@@ -202,7 +202,9 @@ class Actors:
 
     def __init__(self, name: str, num_envs: int, count: int, port: int, secret: bytes, seconds: float) -> None:
         context = get_context("forkserver")  # what they import is imported once
-        context.set_forkserver_preload(["dba3c.benchmarks.inference", "dba3c.environments.atari.consoles"])
+        context.set_forkserver_preload(
+            ["dba3c.central.service", "dba3c.central.actor", "dba3c.environments.atari.consoles"]
+        )
         self._told, self._begin = context.Queue(), context.Barrier(count + 1)
         self._processes = [
             context.Process(

@@ -36,6 +36,7 @@ from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
 from dba3c.simulation.simulate import simulate_times
 from dba3c.simulation.validation import MeasuredPoint, fit
 from dba3c.studies.figures import PALETTE, new_figure, save
+from dba3c.studies.page import markdown
 from param_servers.benchmarks.exchange import WARM_UP_STEPS, Case
 from param_servers.benchmarks.exchange import run as run_case
 
@@ -288,14 +289,14 @@ def page(folder: Path) -> str:
         f"{fitted['overlap_lost']:.0%} of the overlap of pushing and pulling lost to unfair links; with backup",
         f"workers, the logarithm of a flow's share has a standard deviation of {fitted['link_unfairness']:.2f} √n.",
         "",
-        "| | n | k | b | MB | steps | measured ms | predicted ms | error | dropped | predicted |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
+    shown = []
     for row in rows:
         cells = [row[name] for name in _PAGE_COLUMNS]
         shares = (f"{float(row[name]):.1%}" for name in ("measured_dropped", "predicted_dropped"))
-        lines.append("| " + " | ".join([*cells, f"{float(row['error']):+.1%}", *shares]) + " |")
-    return "\n".join(lines) + "\n"
+        shown.append([*cells, f"{float(row['error']):+.1%}", *shares])
+    columns = ("", "n", "k", "b", "MB", "steps", "measured ms", "predicted ms", "error", "dropped", "predicted")
+    return "\n".join([*lines, markdown(columns, shown)]) + "\n"
 
 
 def main(words: list[str] | None = None) -> None:

@@ -19,6 +19,7 @@ from dba3c.errors import UserError
 from dba3c.metrics.reader import Record, whole_run
 from dba3c.runs.run_folder import RunFolder
 from dba3c.studies.figures import PALETTE, new_figure, save
+from dba3c.studies.page import markdown
 from param_servers.servers.audit import history, read_audit
 
 STEPPING = ("worker", "actor")
@@ -144,19 +145,20 @@ def read_csv(path: Path) -> list[Cost]:
 
 def table(costs: Sequence[Cost]) -> str:
     """The rows in Markdown, by network."""
-    lines = [
-        "| network | architecture | agent steps/s | frames/s | updates/s | core-seconds per million frames | cores used"
-        " | policy lag p50 | p99 |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for cost in costs:
-        lines.append(
-            f"| {cost.network} | {ARCHITECTURES.get(cost.architecture, cost.architecture)} "
-            f"| {cost.agent_steps_per_s:,.0f} | {cost.frames_per_s:,.0f} | {cost.updates_per_s:.1f} "
-            f"| {cost.core_s_per_million_frames:,.0f} | {cost.cores_used:.2f} "
-            f"| {cost.lag_p50:g} | {cost.lag_p99:g} |"
+    columns = (
+        "network", "architecture", "agent steps/s", "frames/s", "updates/s", "core-seconds per million frames",
+        "cores used", "policy lag p50", "p99",
+    )  # fmt: skip
+    rows = [
+        (
+            cost.network, ARCHITECTURES.get(cost.architecture, cost.architecture),
+            f"{cost.agent_steps_per_s:,.0f}", f"{cost.frames_per_s:,.0f}", f"{cost.updates_per_s:.1f}",
+            f"{cost.core_s_per_million_frames:,.0f}", f"{cost.cores_used:.2f}", f"{cost.lag_p50:g}",
+            f"{cost.lag_p99:g}",
         )
-    return "\n".join(lines) + "\n"
+        for cost in costs
+    ]  # fmt: skip
+    return markdown(columns, rows)
 
 
 def plot_costs(costs: Sequence[Cost], folder: Path) -> list[Path]:

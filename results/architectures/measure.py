@@ -1,14 +1,14 @@
 """What each architecture costs on this machine: ``python results/architectures/measure.py``, about 13 minutes.
 
 It runs the grid of ``dba3c study architectures`` (three sizes of network, four architectures) one after the other on
-the same cores and writes everything in this folder: costs.csv, config and machine of each run, figures, README.md.
+the same cores and writes everything in this folder: costs.csv, config and machine of each run, figures, the table of
+README.md.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 import tempfile
 import time
@@ -20,6 +20,7 @@ import tyro
 
 from dba3c.errors import UserError
 from dba3c.studies.architectures import ARCHITECTURES, Cost, cost_of, facts_of, plot_costs, read_csv, table, write_csv
+from dba3c.studies.page import made_by, renew
 from dba3c.studies.study import NETWORK_SIZES, Shape, build, load
 from launch.cli.study import run_all
 
@@ -63,7 +64,10 @@ def main() -> int:
     costs = in_order([*measured, *kept_costs(arguments)])
     write_csv(costs, arguments.into / "costs.csv")
     plot_costs(costs, arguments.into)
-    (arguments.into / "README.md").write_text(readme(costs, arguments), encoding="utf-8")
+    if arguments.into == HERE:
+        first = next(iter(json.loads((HERE / "machine.json").read_text()).values()))
+        made = made_by(time.strftime("%Y-%m-%d"), first["host"], first["versions"], first["source"])
+        renew(HERE / "README.md", made, table(costs))
     print(table(costs))
     return code
 
@@ -108,29 +112,6 @@ def read_costs(folder: Path, arguments: Arguments) -> list[Cost]:
         facts[run.point.name] = facts_of(run.folder)
     machine.write_text(json.dumps(facts, indent=1) + "\n")
     return costs
-
-
-def readme(costs: list[Cost], arguments: Arguments) -> str:
-    """The page."""
-    facts = json.loads((arguments.into / "machine.json").read_text())
-    first = next(iter(facts.values()))
-    host, source = first["host"], first["source"]
-    text = (HERE / "README.in.md").read_text(encoding="utf-8")
-    command = shlex.join(["python", "results/architectures/measure.py", *sys.argv[1:]])
-    return (
-        text.replace("TABLE", table(costs))
-        .replace("COMMAND", command)
-        .replace("SECONDS", f"{arguments.seconds:g}")
-        .replace("ENV", arguments.env)
-        .replace("COUNT", str(arguments.cores))
-        .replace("SERVERS", str(arguments.servers))
-        .replace(
-            "MACHINE",
-            f"{time.strftime('%Y-%m-%d')}, {arguments.cores} cores of {host['processor']} ({host['cores']} there), "
-            f"Python {first['versions']['python']}, torch {first['versions']['torch']}, commit "
-            f"{str(source.get('commit', 'unknown'))[:12]}{' with local changes' if source.get('dirty') else ''}.",
-        )
-    )
 
 
 if __name__ == "__main__":

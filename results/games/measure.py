@@ -3,7 +3,7 @@
     python results/games/measure.py          (an hour on an idle machine of 2 cores; stopped, it goes on)
     python results/games/measure.py --study STUDY       (only reads a finished study)
 
-Writes study.json and the runs (downsampled), README.md, and the figure.
+Writes study.json and the runs (downsampled), the table of README.md, and the figure.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from dba3c.studies.curve import Curve
+from dba3c.studies.page import made_by, markdown, renew
 from dba3c.studies.results import PointResult, best_mean_score, commit_into, read_results
 from dba3c.studies.study import DBA3C_SCORES
 
@@ -33,51 +35,34 @@ def first_and_last(curve: Curve) -> tuple[float, float]:
     return float(known[0]), float(known[-1])
 
 
-def row(result: PointResult) -> str:
-    """A line of the table."""
-    (curve,) = result.curves
-    first, last = first_and_last(curve)
-    published = DBA3C_SCORES[f"ALE/{result.point.name}-v5"]
-    cells = (
-        result.point.name,
-        f"{first:,.1f}",
-        f"{last:,.1f}",
-        f"{best_mean_score(curve):,.1f}",
-        f"{curve.column('progress/frames')[-1] / 1e6:.1f}",
-        f"{curve.column('progress/cpu_hours')[-1]:.2f}",
-        "not published" if published is None else f"{published:g}",
-    )
-    return "| " + " | ".join(cells) + " |"
+def table(points: Sequence[PointResult]) -> str:
+    """A line for each game."""
+    columns = (
+        "game", "first 50 games", "last 50 games", "best mean of 50", "learned", "million frames", "processor hours",
+        "DBA3C's score",
+    )  # fmt: skip
+    rows = []
+    for result in points:
+        (curve,) = result.curves
+        first, last = first_and_last(curve)
+        published = DBA3C_SCORES[f"ALE/{result.point.name}-v5"]
+        rows.append(
+            (
+                result.point.name, f"{first:,.1f}", f"{last:,.1f}", f"{best_mean_score(curve):,.1f}",
+                "yes" if last - first >= LEAST_GAIN * abs(first) else "no",
+                f"{curve.column('progress/frames')[-1] / 1e6:.1f}", f"{curve.column('progress/cpu_hours')[-1]:.2f}",
+                "not published" if published is None else f"{published:g}",
+            )
+        )  # fmt: skip
+    return markdown(columns, rows)
 
 
-def page() -> str:
-    """README.md, from the runs beside it."""
+def write_page() -> None:
+    """The table and the machine of README.md, from the runs beside it."""
     points = read_results(HERE).points
     life = points[0].curves[0].meta["lives"][0]
-    source, made = life["source"], time.strftime("%Y-%m-%d", time.gmtime(life["started_s"]))
-    table = "\n".join(row(point) for point in points)
-    scores = {point.point.name: first_and_last(point.curves[0]) for point in points}
-    unlearned = [name for name, (first, last) in scores.items() if last - first < LEAST_GAIN * abs(first)]
-    return f"""# DBA3C's six games and Pong
-
-    python results/games/measure.py
-
-which runs `dba3c {" ".join(WORDS)} -- {" ".join(TRAIN)}`. {made}, commit {source.get("commit", "unknown")}\
-{" (with changes)" if source.get("dirty") else ""}, {life["host"]["usable_cores"]} cores of {life["host"]["processor"]}.
-
-![mean score of the last 50 games against frames](games.png)
-
-| game | first 50 games | last 50 games | best mean of 50 | million frames | processor hours | DBA3C's score |
-|---|---|---|---|---|---|---|
-{table}
-
-Not better than at the start by {LEAST_GAIN:.0%}: {", ".join(unlearned) or "none"}.
-
-**Not DBA3C's scores reproduced**: each game was given a few minutes of two cores, which other work shared, where
-DBA3C had 64 nodes of 12; one seed, the small network, the same hyperparameters for all games. The first 50 games are
-nearly those of an agent that plays at random. Protocol: sticky actions off, whole games, unclipped scores; DBA3C's own
-had random frame skips.
-"""
+    date = time.strftime("%Y-%m-%d", time.gmtime(life["started_s"]))
+    renew(HERE / "README.md", made_by(date, life["host"], life["versions"], life["source"]), table(points))
 
 
 def main() -> None:
@@ -90,7 +75,7 @@ def main() -> None:
     for game in DBA3C_SCORES:
         shutil.rmtree(HERE / game.removeprefix("ALE/").removesuffix("-v5"), ignore_errors=True)
     commit_into(options.study or STUDY, HERE, every_s=10.0)
-    (HERE / "README.md").write_text(page(), encoding="utf-8")
+    write_page()
     subprocess.run([sys.executable, str(HERE.parent / "plot.py"), HERE.name], check=True)
 
 

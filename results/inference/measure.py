@@ -1,8 +1,8 @@
 """The inference service's own cost: ``python results/inference/measure.py``, about 6 minutes on an idle machine.
 
-Three tables, written here as inference.json and README.md: the service alone at 1, 2, 4, 8 actors; sockets and shared
-memory between two processes; one thread for inference and learning, or one each. And a figure: what the policy's
-network answers by batch size, its data as batch_size_DEVICE.csv.
+Measures the service alone at 1, 2, 4, 8 actors; sockets and shared memory between two processes; one thread for
+inference and learning, or one each; and what the policy's network answers by batch size. Writes inference.json,
+batch_size_DEVICE.csv and its figure, and the tables of README.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from dba3c.metrics.reader import RunReader
 from dba3c.runs.host_facts import git_commit, host, versions
 from dba3c.runs.run_folder import RunFolder
 from dba3c.studies.architectures import cost_of
+from dba3c.studies.page import made_by, markdown, renew
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 START_S = 20.0
 """Of each training run that are not measured."""
 
@@ -70,8 +72,13 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
     }
     (arguments.into / "inference.json").write_text(json.dumps(found, indent=1) + "\n")
-    (arguments.into / "README.md").write_text(readme(found), encoding="utf-8")
-    print(readme(found))
+    print(*tables(found), sep="\n\n")
+    if arguments.into == HERE:
+        renew(
+            HERE / "README.md",
+            made_by(found["date"], found["host"], found["versions"], found["source"]),
+            *tables(found),
+        )
 
 
 def train(thread: str, arguments: Arguments) -> dict[str, float]:
@@ -98,75 +105,50 @@ def train(thread: str, arguments: Arguments) -> dict[str, float]:
     }
 
 
-def readme(found: dict[str, Any]) -> str:
-    """The page: README.in.md with its tables filled in."""
-    moved = found["transports"]
-    ends = ("actor_us", "learner_us")
-    places = {
-        "SERVICE_TABLE": "\n".join(map(service_row, found["service"])),
-        "DEAREST": f"{max(row['service_us'] for row in found['service']):.1f}",
-        "SAME_WORK": "{:.1f} to {:.1f}".format(*same_work(found["service"])),
-        "BATCH_FIGURE": f"batch_size_{found['arguments']['device']}.png",
-        "BATCH_TABLE": batch_table(found["batch_size"]),
-        "TRANSPORT_TABLE": "\n".join(transport_row(name, row) for name, row in moved.items()),
-        "SAVED": f"{sum(moved['tcp'][end] - moved['shared memory'][end] for end in ends):.2f}",
-        "THREAD_TABLE": "\n".join(thread_row(name, row) for name, row in found["inference_thread"].items()),
-        "MACHINE": machine_line(found),
-    }
-    text = (HERE / "README.in.md").read_text(encoding="utf-8")
-    for name, value in places.items():
-        text = text.replace(name, value)
-    return text
+def tables(found: dict[str, Any]) -> list[str]:
+    """Those of the page: the service, batch sizes, transports, threads."""
+    columns = (
+        "environment", "actors", "steps/s", "bare steps/s", "service µs/step", "same work ×", "actor adds µs/step",
+        "turns/message", "batch", "latency p50 ms", "p99 ms",
+    )  # fmt: skip
+    forms = ("", "", ",.0f", ",.0f", ".1f", ".1f", ".1f", ".2f", ".0f", ".2f", ".2f")
+    served = [cells(list(row.values()), forms) for row in found["service"]]
+    batches = sorted({row["batch"] for row in found["batch_size"]})
+    rates: dict[str, list[str]] = {}
+    for row in found["batch_size"]:
+        rates.setdefault(f"{row['network']}, {row['precision']}", []).append(f"{row['observations_per_s']:,.0f}")
+    moved = []
+    for name, row in found["transports"].items():
+        both = row["actor_us"] + row["learner_us"]
+        moved.append(cells([name, row["actor_us"], row["learner_us"], both, row["round_trip_us"]], ("", *TRANSPORT)))
+    threads = [
+        (name, *cells([row[key] for key in THREAD], THREAD.values())) for name, row in found["inference_thread"].items()
+    ]
+    return [
+        markdown(columns, served),
+        markdown(["network", *map(str, batches)], [[name, *row] for name, row in rates.items()]),
+        markdown(("transport", "actor µs/step", "learner µs/step", "both", "round trip µs"), moved),
+        markdown(
+            ("thread", "agent steps/s", "core-seconds per million frames", "batch", "latency p50 ms", "p99 ms",
+             "policy lag p50", "p99"), threads,
+        ),
+    ]  # fmt: skip
 
 
-def machine_line(found: dict[str, Any]) -> str:
-    """Where, with what and when."""
-    machine, source, known = found["host"], found["source"], found["versions"]
-    commit = str(source.get("commit", "unknown"))[:12] + (" with local changes" if source.get("dirty") else "")
-    where = f"{machine['cores']} cores of {machine['processor']}"
-    return f"{found['date']}, {where}, Python {known['python']}, torch {known['torch']}, commit {commit}."
+TRANSPORT = (".2f", ".2f", ".2f", ".0f")
+THREAD = {
+    "agent_steps_per_s": ",.0f",
+    "core_s_per_million_frames": ",.0f",
+    "inference_batch": ".0f",
+    "inference_latency_p50_ms": ".1f",
+    "inference_latency_p99_ms": ".1f",
+    "lag_p50": "g",
+    "lag_p99": "g",
+}
 
 
-def service_row(row: dict[str, Any]) -> str:
-    """One point of the service."""
-    return (
-        f"| {row['environment']} | {row['actors']} | {row['steps_per_s']:,.0f} | {row['bare_steps_per_s']:,.0f} "
-        f"| {row['service_us']:.1f} | {row['same_work']:.1f} | {row['actor_adds_us']:.1f} "
-        f"| {row['turns_per_message']:.2f} | {row['batch']:.0f} "
-        f"| {row['latency_p50_ms']:.2f} | {row['latency_p99_ms']:.2f} |"
-    )
-
-
-def same_work(rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """How many times as dear the control's work became beside emulators: least, most."""
-    factors = [row["same_work"] for row in rows if row["environment"] != "blank"]
-    return min(factors), max(factors)
-
-
-def batch_table(rows: list[dict[str, Any]]) -> str:
-    """Observations/s: a line for each network and precision, a column for each batch size."""
-    batches = sorted({row["batch"] for row in rows})
-    rates: dict[str, dict[int, float]] = {}
-    for row in rows:
-        rates.setdefault(f"{row['network']}, {row['precision']}", {})[row["batch"]] = row["observations_per_s"]
-    lines = [f"| network | {' | '.join(map(str, batches))} |", "|---" * (len(batches) + 1) + "|"]
-    lines += [f"| {name} | {' | '.join(f'{mine[batch]:,.0f}' for batch in batches)} |" for name, mine in rates.items()]
-    return "\n".join(lines)
-
-
-def transport_row(name: str, row: dict[str, float]) -> str:
-    """One transport."""
-    both = row["actor_us"] + row["learner_us"]
-    return f"| {name} | {row['actor_us']:.2f} | {row['learner_us']:.2f} | {both:.2f} | {row['round_trip_us']:.0f} |"
-
-
-def thread_row(name: str, row: dict[str, float]) -> str:
-    """One training run."""
-    return (
-        f"| {name} | {row['agent_steps_per_s']:,.0f} | {row['core_s_per_million_frames']:,.0f} "
-        f"| {row['inference_batch']:.0f} | {row['inference_latency_p50_ms']:.1f} "
-        f"| {row['inference_latency_p99_ms']:.1f} | {row['lag_p50']:g} | {row['lag_p99']:g} |"
-    )
+def cells(values: Sequence[Any], forms: Iterable[str]) -> list[str]:
+    return [f"{value:{form}}" for value, form in zip(values, forms, strict=True)]
 
 
 if __name__ == "__main__":
