@@ -12,10 +12,16 @@ from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.normalization import use_statistics
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
-from dba3c.evaluation.full_games import GamesAbandoned, play_full_games, quotas
-from dba3c.evaluation.players import Actions, make_player
-from dba3c.evaluation.protocol import protocol_for, stream_seeds
-from dba3c.evaluation.result import Evaluation, evaluated_policies, evaluation_of, together
+from dba3c.evaluation.full_games import (
+    Evaluation,
+    GamesAbandoned,
+    evaluated_policies,
+    evaluation_of,
+    play_full_games,
+    quotas,
+    together,
+)
+from dba3c.evaluation.players import Actions, make_player, protocol_for, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import LOOK_S, Overtime, RunEnd, evaluating

@@ -1,10 +1,21 @@
-"""Who plays evaluated and filmed games: a checkpoint's policy, whatever algorithm trained it.
+"""Who plays evaluated and filmed games, and how: a score without its protocol means nothing.
+
+The player is a checkpoint's policy, whatever algorithm trained it. Its games:
+
+| protocol   | games                                                   | actions | source                            |
+|------------|---------------------------------------------------------|---------|-----------------------------------|
+| `2017`     | 40,000 agent steps at most, FIRE after 30 equal actions | greedy  | the 2017 system's evaluation node |
+| all others | whole, to the environment's own limit                   | sampled | as A3C and IMPALA evaluated       |
+
+Either kind of actions can be asked for; the name says which were taken.
 
 Legend: N environments of a batch, A actions.
 """
 
 from __future__ import annotations
 
+import zlib
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +25,9 @@ from torch import Tensor
 from dba3c.algorithms.agent import Agent, FlatNetwork
 from dba3c.assembly.construction import Spaces, build_agent, build_any_network, plan_of
 from dba3c.config import TrainConfig
+from dba3c.environments.atari.protocols import protocol_name
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.protocol import MAX_SEED
 from dba3c.networks import State
 from dba3c.networks.distributions import Categorical
 from dba3c.networks.sac_networks import ActionScaling
@@ -22,6 +36,42 @@ from dba3c.runs.checkpoints import Policy
 Actions = Literal["sampled", "greedy"]
 R2D2_EVALUATION_EPSILON = 0.001
 """R2D2's "sampled" actions: greedy ones, but for this share of random ones (Kapturowski et al. 2019)."""
+LIMIT_2017_STEPS = 40_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationProtocol:
+    """The environment as it is evaluated, and how actions are chosen from the policy."""
+
+    name: str
+    environment: EnvironmentConfig
+    actions: Actions
+
+
+def protocol_for(config: TrainConfig, actions: Actions | None = None) -> EvaluationProtocol:
+    """The protocol that fits the run's environment; `actions` overrides its choice.
+
+    The 2017 limit is set in frames, as consoles count them: 40,000 steps of its mean frame skip of 3 (the frame skip
+    is drawn at random, so a game is cut within 1 % of 40,000 steps).
+    """
+    environment = config.environment
+    name = protocol_name(environment)
+    is_2017 = name.split(" ")[0] == "2017"
+    if is_2017:
+        frames = round(LIMIT_2017_STEPS * environment.frames_per_step)
+        environment = replace(environment, max_episode_frames=frames)
+        name += f", at most {LIMIT_2017_STEPS:,} steps a game"
+    actions = actions or ("greedy" if is_2017 else "sampled")
+    chosen = f"{actions} actions"
+    if config.algorithm.algorithm == "r2d2" and actions == "sampled":
+        chosen = f"greedy actions but for {R2D2_EVALUATION_EPSILON:.1%} random ones"
+    return EvaluationProtocol(name=f"{name}, {chosen}", environment=environment, actions=actions)
+
+
+def stream_seeds(run_seed: int, purpose: str, index: int) -> tuple[int, int]:
+    """(seed of the environments, seed of the actions): functions of (run seed, purpose, index) alone."""
+    words = np.random.SeedSequence([run_seed, zlib.crc32(purpose.encode()), index]).generate_state(2, dtype=np.uint64)
+    return int(words[0] % MAX_SEED), int(words[1] >> np.uint64(1))
 
 
 class Choice(NamedTuple):

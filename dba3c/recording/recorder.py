@@ -19,8 +19,7 @@ from dba3c.environments.normalization import use_statistics
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from dba3c.evaluation.full_games import LONGEST_GAME_STEPS, GamesAbandoned
-from dba3c.evaluation.players import Actions, Choice, Player, make_player
-from dba3c.evaluation.protocol import protocol_for, stream_seeds
+from dba3c.evaluation.players import Actions, Choice, Player, make_player, protocol_for, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.recording.cameras import Camera, make_camera
 from dba3c.recording.overlay import Overlay

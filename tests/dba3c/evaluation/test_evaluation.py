@@ -13,9 +13,8 @@ from dba3c.environments.atari.protocols import atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate, run_evaluator
-from dba3c.evaluation.full_games import GamesAbandoned
-from dba3c.evaluation.protocol import protocol_for, stream_seeds
-from dba3c.evaluation.result import evaluated_policies
+from dba3c.evaluation.full_games import GamesAbandoned, evaluated_policies
+from dba3c.evaluation.players import protocol_for, stream_seeds
 from dba3c.runs import checkpoints
 from dba3c.runs.checkpoints import CheckpointWatch, load_policy
 from dba3c.runs.ending import Overtime, RunEnd

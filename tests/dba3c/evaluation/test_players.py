@@ -11,8 +11,7 @@ from dba3c.environments import make_vector_environment
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate
-from dba3c.evaluation.players import R2d2Player, make_player
-from dba3c.evaluation.protocol import protocol_for
+from dba3c.evaluation.players import R2d2Player, make_player, protocol_for
 from dba3c.runs.checkpoints import Policy
 
 CARTPOLE = EnvironmentConfig(env_id="CartPole-v1")
