@@ -48,37 +48,50 @@ def make_camera(config: EnvironmentConfig, seed: int) -> Camera:
     """
     if config.family == "atari":
         return AtariCamera(config, seed)
-    if config.family == "custom":
-        return RenderCamera(config, custom_maker(config, "evaluation"), seed)
-    if config.family == "gymnasium":
-        return RenderCamera(config, lambda: _make_drawn(config.env_id), seed)
-    return ObservationCamera(make_vector_environment(config, 1, seed, view="evaluation"), config.env_id)
+    if config.family not in ("custom", "gymnasium"):
+        return EnvironmentCamera(config.env_id, make_vector_environment(config, 1, seed, view="evaluation"))
+    make_env = custom_maker(config, "evaluation") if config.family == "custom" else lambda: _make_drawn(config.env_id)
+    made: list[gymnasium.Env[Any, Any]] = []
+
+    def make_and_keep() -> gymnasium.Env[Any, Any]:
+        made[:] = [make_env()]  # a broken one is replaced: the newest is the one that plays
+        return made[0]
+
+    environments = LoopVectorEnvironment(config, make_and_keep, 1, seed)
+    return EnvironmentCamera(
+        config.env_id, with_normalization(config, environments, "evaluation"), drawn=lambda: made[0]
+    )
 
 
-class RenderCamera:
-    """An environment that draws itself."""
+class EnvironmentCamera:
+    """An environment that draws itself, or else one whose observation is what there is to see.
 
-    def __init__(self, config: EnvironmentConfig, make_env: Callable[[], gymnasium.Env[Any, Any]], seed: int) -> None:
-        self._env_id = config.env_id
+    Args:
+        environments: of one environment, evaluation view.
+        drawn: gives the environment that plays; None where only observations can be seen.
+    """
 
-        def make_and_keep() -> gymnasium.Env[Any, Any]:
-            self._env = make_env()  # a broken one is replaced: the newest is the one that plays
-            return self._env
-
-        environments = LoopVectorEnvironment(config, make_and_keep, 1, seed)
-        self.environments = with_normalization(config, environments, "evaluation")
-        self.pictures_per_s = float(self._env.metadata.get("render_fps") or _DEFAULT_PICTURES_PER_S)
-        self.action_names = _numbered_actions(self.environments)
-        self._draws = self._env.render_mode == "rgb_array"
-        if not self._draws:
-            _check_is_picture(self.environments, self._env_id)
+    def __init__(
+        self, env_id: str, environments: VectorEnvironment, drawn: Callable[[], gymnasium.Env[Any, Any]] | None = None
+    ) -> None:
+        self.environments = environments
+        self._env_id = env_id
+        self._drawn = drawn if drawn is not None and drawn().render_mode == "rgb_array" else None
+        fps = drawn().metadata.get("render_fps") if drawn is not None else None
+        self.pictures_per_s = float(fps or _DEFAULT_PICTURES_PER_S)
+        actions = environments.action_space
+        numbered = range(int(actions.n)) if isinstance(actions, gymnasium.spaces.Discrete) else ()
+        self.action_names = [str(action) for action in numbered]
+        if self._drawn is None:
+            _check_is_picture(environments, env_id)
 
     def pictures(self, observation: np.ndarray) -> list[np.ndarray]:
         """See `Camera.pictures`."""
-        if not self._draws:
-            return [_as_picture(observation)]
+        if self._drawn is None:  # [1, C, H, W] with one or three channels → [H, W, 3]
+            picture = np.moveaxis(observation[0], 0, -1)
+            return [np.ascontiguousarray(np.broadcast_to(picture, (*picture.shape[:2], 3)))]
         try:
-            picture = np.asarray(self._env.render())
+            picture = np.asarray(self._drawn().render())
         except (gymnasium.error.Error, ImportError) as error:
             raise UserError(f"{self._env_id} cannot be drawn: {' '.join(str(error).split())}") from error
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
@@ -86,30 +99,11 @@ class RenderCamera:
         return [picture]
 
 
-class ObservationCamera:
-    """An environment whose observation is what there is to see."""
-
-    def __init__(self, environments: VectorEnvironment, env_id: str) -> None:
-        self.environments = environments
-        self.pictures_per_s = _DEFAULT_PICTURES_PER_S
-        self.action_names = _numbered_actions(environments)
-        _check_is_picture(environments, env_id)
-
-    def pictures(self, observation: np.ndarray) -> list[np.ndarray]:
-        """See `Camera.pictures`."""
-        return [_as_picture(observation)]
-
-
 def _make_drawn(env_id: str) -> gymnasium.Env[Any, Any]:
     try:
         return gymnasium.make(env_id, render_mode="rgb_array")
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         raise UserError(f"{env_id} cannot be filmed: {' '.join(str(error).split())}") from error
-
-
-def _numbered_actions(environments: VectorEnvironment) -> list[str]:
-    space = environments.action_space
-    return [str(action) for action in range(int(space.n))] if isinstance(space, gymnasium.spaces.Discrete) else []
 
 
 def _check_is_picture(environments: VectorEnvironment, env_id: str) -> None:
@@ -120,9 +114,3 @@ def _check_is_picture(environments: VectorEnvironment, env_id: str) -> None:
             f"{env_id} cannot be filmed: it was made without render_mode='rgb_array' (which costs nothing until "
             "a game is filmed), and its observations are not pictures"
         )
-
-
-def _as_picture(observation: np.ndarray) -> np.ndarray:
-    """[1, C, H, W] with one or three channels → [H, W, 3]."""
-    picture = np.moveaxis(observation[0], 0, -1)
-    return np.ascontiguousarray(np.broadcast_to(picture, (*picture.shape[:2], 3)))

@@ -22,8 +22,7 @@ from dba3c.evaluation.full_games import LONGEST_GAME_STEPS, GamesAbandoned
 from dba3c.evaluation.players import Actions, Choice, Player, make_player, protocol_for, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.recording.cameras import Camera, make_camera
-from dba3c.recording.overlay import Overlay
-from dba3c.recording.videos import GifWriter, Mp4Writer, enlarge
+from dba3c.recording.videos import GifWriter, Mp4Writer, Overlay, enlarge
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import LOOK_S, RunEnd
