@@ -28,7 +28,7 @@ from dba3c.simulation.cluster import WARM_UP_STEPS, Cluster, Outcome, Setup, Wor
 from dba3c.simulation.links import ServerLinks
 
 GIVEN_AHEAD = 2
-"""Versions that a worker is sent before it must have asked (param_servers.servers.membership)."""
+"""Versions that a worker is sent before it must have asked (param_servers.servers.step_commits)."""
 SLICE_CHUNKS, LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES = 16, 16_384, 262_144
 """How a slice is cut for cut-through (param_servers.servers.shard)."""
 FLOWS_MEASURED = 8

@@ -6,7 +6,7 @@ the same set. All decisions reach every shard over one ordered link, hence every
 versions by every shard.
 
 A worker is sent new parameters without asking as long as fewer than two versions are on their way to it (GIVEN_AHEAD
-of `membership`); one that is still busy then only learns that a version exists, so nobody gets a backlog of old
+of `step_commits`); one that is still busy then only learns that a version exists, so nobody gets a backlog of old
 parameters.
 """
 
