@@ -207,3 +207,8 @@ def _greedy_by_tensor(layout: FlatLayout, num_shards: int) -> ShardPlan:
     for shard_load in load:
         cuts.append(cuts[-1] + shard_load)
     return ShardPlan(layout.reordered([name for names in placed for name in names]), tuple(cuts))
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    return tensor.detach().numpy().data.cast("B")

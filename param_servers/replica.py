@@ -210,7 +210,7 @@ class Replica:
 class ReplicaReport:
     """Counts, and about once a second calls `on_report` with what was counted since the last time.
 
-    Like a server's (`servers.report.Reporter`), but for the time.
+    Like a server's (`servers.server.Reporter`), but for the time.
 
     Keys: step, term, data_points_total, active_workers, num_gradients, commits, stale, rejected, update_norm (L2, of
     one update, the first since the last report), first_moment_norm and second_moment_norm (L2, where the optimizer

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from param_servers.servers.shard import as_bytes
+from param_servers.layout import as_bytes
 from param_servers.wire.events import Message
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.messages import Dtype, Header, Kind

@@ -22,6 +22,7 @@ from param_servers.layout import ShardPlan
 from param_servers.patience import AwakeClock
 from param_servers.servers.chief import Chief
 from param_servers.servers.server_core import MOST_INCARNATION, Resolve, ServerCore, ShouldStop
+from param_servers.servers.shard_node import ShardNode
 from param_servers.timeouts import LAST_WORDS_S
 from param_servers.wire.events import Event
 from param_servers.wire.handshake import check_secret

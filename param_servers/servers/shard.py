@@ -139,11 +139,6 @@ class Shard:
             self._optimizer.load(state)
 
 
-def as_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor."""
-    return tensor.detach().numpy().data.cast("B")
-
-
 def tensor_of(payload: memoryview) -> Tensor:
     """The tensor whose memory `as_bytes` gave: a received payload brings its own, whatever has arrived since."""
     tensor = getattr(payload.obj, "base", None)

@@ -10,14 +10,16 @@ from torch import Tensor
 
 from param_servers.checkpoint.writer import Storage
 from param_servers.errors import BadMessage
+from param_servers.layout import as_bytes
 from param_servers.optim import State
 from param_servers.servers.accumulator import Accumulator
-from param_servers.servers.betting import Bets, Version
-from param_servers.servers.shard import Shard, as_bytes, tensor_of
+from param_servers.servers.cut_through import Bets, Version
+from param_servers.servers.shard import Shard, tensor_of
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import (
     MEMBER,
+    MOST_CONTROL_BYTES,
     RECIPIENT,
     Code,
     Dtype,
@@ -29,7 +31,6 @@ from param_servers.wire.messages import (
     unpack_rows,
 )
 
-MOST_CONTROL_BYTES = 1 << 20
 _FROM_WORKERS = {Kind.GRADIENT}
 _FROM_SHARDS = {Kind.ARRIVED, Kind.WRITTEN}
 _FROM_SHARD_0 = {Kind.COMMIT, Kind.GIVE, Kind.EXPEL, Kind.STOP}

@@ -7,10 +7,10 @@ import torch
 
 from param_servers.checkpoint.writer import Checkpoints
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.layout import FlatLayout, plan_shards
+from param_servers.layout import FlatLayout, as_bytes, plan_shards
 from param_servers.servers.cut_through import is_worthwhile, window_bytes
 from param_servers.servers.server_core import ServerCore
-from param_servers.servers.shard import Shard, as_bytes
+from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
 from param_servers.wire.events import Message
 from param_servers.wire.frames import Frame

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from param_servers import replica
 from param_servers.config import OptimizerConfig
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, as_bytes
 from param_servers.local import LocalExchange
 from param_servers.servers.server import Reporter
-from param_servers.servers.shard import Shard, as_bytes
+from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
 from param_servers.wire.messages import MEMBER, Header, Kind, Row, pack_rows
 from tests.param_servers.servers.test_cut_through import GRADIENT, WORKER, OneWorker, commit, running

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from param_servers.config import OptimizerConfig
+from param_servers.layout import as_bytes
 from param_servers.servers.chief import Chief
 from param_servers.servers.coordinator import Coordinator
 from param_servers.servers.decisions import Settings
-from param_servers.servers.shard import Shard, as_bytes
+from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Dtype, Header, Kind, Row, pack_rows

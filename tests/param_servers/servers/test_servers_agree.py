@@ -128,7 +128,7 @@ def test_servers_take_the_same_steps_as_one_process_bit_by_bit(tmp_path: Path, s
 def test_passing_on_and_waiting_take_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from param_servers.checkpoint.files import find_newest, load_checkpoint
     from param_servers.servers import cut_through
-    from param_servers.servers.betting import Bets
+    from param_servers.servers.cut_through import Bets
     from param_servers.wire import incoming, links
 
     won = []
