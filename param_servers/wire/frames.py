@@ -1,10 +1,10 @@
-"""A frame on its way out, and what is believed of one that comes in, whatever carries them."""
+"""Frames as bytes: one on its way out, and those that come out of the bytes of one connection. No sockets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from param_servers.errors import BadMessage
 from param_servers.wire.handshake import Peer
-from param_servers.wire.messages import Header, pack_header, unpack_header
+from param_servers.wire.messages import HEADER_BYTES, Header, pack_header, unpack_header
 
 ReceiveInto = Callable[[Peer, Header], memoryview]
 """Checks the header of a frame with a payload and gives the `length` bytes to receive it into, or raises BadMessage."""
@@ -46,3 +46,81 @@ def place_for_payload(peer: Peer, header: Header, receive_into: ReceiveInto) -> 
     if len(place) != header.length:
         raise BadMessage(f"a {header.kind.name} of {header.length} bytes instead of {len(place)}")
     return place
+
+
+AHEAD_BYTES = 8 << 10
+"""Read at once where no payload is expected; what a payload has of it is copied."""
+
+
+class Incoming:
+    """Frames out of the bytes that `peer` sends: whoever receives asks for `places` and tells what it `took`.
+
+    Short frames are read several at once, and a look ahead behind each long payload tells that nothing follows: a
+    frame then costs one system call instead of one for its header, one for its payload and one to be told to try again.
+
+    Args:
+        receive_into: see `frames.ReceiveInto`.
+    """
+
+    def __init__(self, peer: Peer, receive_into: ReceiveInto) -> None:
+        self._peer, self._receive_into = peer, receive_into
+        self._ahead = memoryview(bytearray(AHEAD_BYTES))
+        self._held = 0
+        """Bytes of `_ahead` that are not used yet: less than a header."""
+        self._header: Header | None = None
+        self._payload = self._ahead[:0]
+        self._have = 0
+        """Bytes of the payload."""
+
+    @property
+    def receiving(self) -> tuple[Header, int] | None:
+        """Header and bytes so far of the payload that is arriving now."""
+        return (self._header, self._have) if self._header is not None else None
+
+    @property
+    def begun(self) -> bool:
+        """Whether a part of a frame has arrived."""
+        return self._header is not None or self._held > 0
+
+    @property
+    def places(self) -> list[memoryview]:
+        """Where the next bytes go, in this order."""
+        ahead = self._ahead[self._held :]
+        return [ahead] if self._header is None else [self._payload[self._have :], ahead]
+
+    def took(self, count: int) -> Iterator[tuple[Header, memoryview]]:
+        """So many bytes have been put into `places`: yield each complete frame.
+
+        Raises:
+            BadMessage: what came is no frame of this peer, or not expected from it.
+        """
+        if self._header is not None:
+            own = min(count, len(self._payload) - self._have)
+            self._have += own
+            count -= own
+            if self._have < len(self._payload):
+                return
+            yield self._whole(self._header)
+        self._held += count
+        yield from self._frames_ahead()
+
+    def _frames_ahead(self) -> Iterator[tuple[Header, memoryview]]:
+        start, stop = 0, self._held
+        while self._header is None and stop - start >= HEADER_BYTES:
+            header = read_header(self._peer, self._ahead[start : start + HEADER_BYTES])
+            start += HEADER_BYTES
+            self._payload = (
+                place_for_payload(self._peer, header, self._receive_into) if header.length else self._ahead[:0]
+            )
+            self._header, self._have = header, min(header.length, stop - start)
+            self._payload[: self._have] = self._ahead[start : start + self._have]
+            start += self._have
+            if self._have == header.length:
+                yield self._whole(header)
+        if start:
+            self._ahead[: stop - start] = bytes(self._ahead[start:stop])
+        self._held = stop - start
+
+    def _whole(self, header: Header) -> tuple[Header, memoryview]:
+        payload, self._header, self._have = self._payload, None, 0
+        return header, payload

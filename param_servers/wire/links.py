@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 
-from param_servers.wire.frames import Frame, ReceiveInto
+from param_servers.wire.frames import Frame, Incoming, ReceiveInto
 from param_servers.wire.handshake import Dialer, Hello, Listener, Peer
-from param_servers.wire.incoming import Incoming
 from param_servers.wire.messages import HEADER_BYTES, Code, Header, Kind
 from param_servers.wire.tcp_sockets import hold_little_unsent
 

@@ -3,8 +3,8 @@
 import pytest
 
 from param_servers.errors import BadMessage
+from param_servers.wire.frames import AHEAD_BYTES, Incoming
 from param_servers.wire.handshake import Peer, Role
-from param_servers.wire.incoming import AHEAD_BYTES, Incoming
 from param_servers.wire.messages import HEADER_BYTES, Header, Kind, pack_header
 
 WORKER = Peer(Role.WORKER, 3)
