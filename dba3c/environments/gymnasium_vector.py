@@ -125,14 +125,13 @@ class LoopVectorEnvironment:
 
     def _send_ahead(self, actions: np.ndarray | None) -> None:
         """Let environments that are processes start on this step, or without actions on their reset, all at once."""
-        if not isinstance(self._copies.envs[0], ProcessEnv):
-            return
         for index, env in enumerate(self._copies.envs):
-            if isinstance(env, ProcessEnv):
-                if actions is None or self._resetting[index]:
-                    env.send_reset(self._copies.seed_for_reset(index))
-                else:
-                    env.send_step(self._actions.read(actions, index))
+            if not isinstance(env, ProcessEnv):
+                return
+            if actions is None or self._resetting[index]:
+                env.send_reset(self._copies.seed_for_reset(index))
+            else:
+                env.send_step(self._actions.read(actions, index))
 
     def _new_batch(self) -> np.ndarray:
         return np.empty((self.num_envs, *self._observations.space.shape), dtype=self._observations.space.dtype)
@@ -244,9 +243,9 @@ class RestartableEnvironments:
         self.envs = []
 
     def _count(self, index: int, error: Exception, failures: list[str]) -> None:
-        """One restart more for environment `index`, or `EnvironmentFailed`."""
-        line = failure_line(self._env_id, index, self.seed_of(index), int(self.life_steps[index]), one_line(error))
-        restarts = self._restarts[index]
+        """One restart more for environment `index`, or `EnvironmentFailed`; the line counts the reset as step 0."""
+        restarts, who = self._restarts[index], f"{self._env_id} environment {index}"
+        line = f"{who} (seed {self.seed_of(index)}, step {self.life_steps[index]}): {one_line(error)}"
         if not restarts.take():
             raise EnvironmentFailed(f"{line}; given up after {restarts.most} restarts") from error
         failures.append(f"{line}; restart {restarts}")
@@ -256,8 +255,3 @@ class RestartableEnvironments:
 def one_line(error: Exception) -> str:
     """The error's type and the first line of what it says."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def failure_line(env_id: str, index: int, seed: int, step: int, what: str) -> str:
-    """One line: which environment, its seed, the step of its life (0 is the reset), and what it did."""
-    return f"{env_id} environment {index} (seed {seed}, step {step}): {what}"

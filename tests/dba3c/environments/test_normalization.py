@@ -1,13 +1,23 @@
-"""Running mean and deviation, against NumPy over everything at once."""
+"""Running mean and deviation, against NumPy over everything at once; kept beside checkpoints, and found again."""
 
+import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dba3c import roles
+from dba3c.assembly.place import Place
+from dba3c.assembly.statistics_keeper import StatisticsKeeper
+from dba3c.config import TrainConfig, replace_options
 from dba3c.environments import EnvironmentConfig, make_vector_environment
-from dba3c.environments.normalization import RunningStatistics
+from dba3c.environments.normalization import NormalizedObservations, RunningStatistics, statistics_of, use_statistics
 from dba3c.errors import UserError
+from dba3c.evaluation.evaluator import evaluate
+from dba3c.runs.checkpoints import find_policy
+from dba3c.runs.run_folder import RunFolder
+from launch.cli.presets import preset
 
 PENDULUM = EnvironmentConfig(env_id="Pendulum-v1", normalize_observations=True)
 
@@ -60,3 +70,128 @@ def test_statistics_of_another_size_and_images_are_refused():
         RunningStatistics(3).load_dict(RunningStatistics(2).to_dict())
     with pytest.raises(UserError, match="normalize_observations is for vector observations"):
         make_vector_environment(EnvironmentConfig(normalize_observations=True), 1, seed=0)
+
+
+def config_of(**options: object) -> TrainConfig:
+    return replace_options(
+        preset("classic", "Pendulum-v1", cores=1),
+        normalize_observations=True,
+        exchange="local",
+        num_workers=1,
+        checkpoint_every_steps=10,
+        track=(),
+        **options,
+    )
+
+
+def train(run: Path, config: TrainConfig, resume: bool = False, incarnation: int = 0) -> RunFolder:
+    """A run of one process, in this one."""
+    with RunFolder.launch(run, config.to_json(), resume=resume) as folder:
+        roles.worker(Place(folder, config, rank=0, incarnation=incarnation))
+    return folder
+
+
+def seen(*batches: np.ndarray) -> dict:
+    statistics = RunningStatistics(batches[0].shape[1])
+    for batch in batches:
+        statistics.update(batch)
+    return statistics.to_dict()
+
+
+def test_merging_is_as_if_one_had_seen_everything():
+    rows = np.random.default_rng(0).normal(loc=[5.0, -1e3], scale=[2.0, 0.1], size=(300, 2))
+    merged, empty = RunningStatistics.of_dict(seen(rows[:100])), RunningStatistics(2)
+    merged.merge(RunningStatistics.of_dict(seen(rows[100:])))
+    merged.merge(empty)
+    assert merged.count == 300
+    assert merged.mean == pytest.approx(rows.mean(axis=0), rel=1e-12)
+    assert merged.variance == pytest.approx(rows.var(axis=0), rel=1e-6)
+
+
+def test_a_resumed_run_goes_on_from_the_statistics_it_ended_with(tmp_path: Path):
+    config = config_of(total_frames=16 * 8 * 25)
+    folder = train(tmp_path / "run", config)
+    ended = statistics_of(folder.path, step=10**9)
+    assert ended is not None and ended["count"] == 16 * (8 * 25 + 1)
+    place = Place(folder, config, rank=0, incarnation=1)
+    environments = make_vector_environment(config.environment, 16, seed=9)
+    StatisticsKeeper(place, "worker", [environments])
+    assert isinstance(environments, NormalizedObservations)
+    assert environments.statistics.to_dict() == ended
+    train(folder.path, replace_options(config, total_frames=16 * 8 * 50), resume=True, incarnation=1)
+    resumed = statistics_of(folder.path, step=10**9)
+    assert resumed is not None and resumed["count"] == 16 * (8 * 50 + 2)
+
+
+def test_an_evaluation_normalises_by_the_statistics_of_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = train(tmp_path / "run", config_of(total_frames=16 * 8 * 25))
+    policy = find_policy(folder.checkpoints, 20, on_skip=print)
+    at_20 = json.loads((folder.path / "observations" / "worker-0.json").read_text())["20"]
+    assert policy.observation_statistics == at_20
+    used = []
+
+    def spy(environments, stored, checkpoint):
+        use_statistics(environments, stored, checkpoint)
+        used.append(environments.statistics)
+
+    monkeypatch.setattr("dba3c.evaluation.evaluator.use_statistics", spy)
+    config = TrainConfig.from_json(folder.config_text())
+    evaluate(config, policy, games=2, num_envs=2)
+    assert used[0].to_dict() == at_20  # and 400 steps later it is still the same
+    with pytest.raises(UserError, match="step-20: its run kept no observation statistics"):
+        evaluate(config, dataclasses.replace(policy, observation_statistics=None), games=2)
+
+
+def test_the_statistics_of_all_workers_are_merged_each_as_it_was_at_the_checkpoint(tmp_path: Path):
+    rows = np.random.default_rng(0).normal(size=(60, 3))
+    observations = tmp_path / "observations"
+    observations.mkdir()
+    early, late, other = seen(rows[:10]), seen(rows[:40]), seen(rows[40:])
+    (observations / "worker-0.json").write_text(json.dumps({"0": early, "100": late}))
+    (observations / "worker-1.json").write_text(json.dumps({"60": other}))
+    assert statistics_of(tmp_path, 99)["count"] == 30
+    both = statistics_of(tmp_path, 100)
+    assert both["count"] == 60
+    assert both["mean"] == pytest.approx(rows.mean(axis=0))
+    assert statistics_of(tmp_path, 0, "worker-1") == other  # it came later: its first is all there is
+    assert statistics_of(tmp_path / "nothing", 0) is None
+
+
+def test_a_worker_keeps_a_snapshot_for_each_checkpoint_and_groups_share_theirs(tmp_path: Path):
+    config = config_of()
+    with RunFolder.create(tmp_path / "run", config.to_json()) as folder:
+        groups = [make_vector_environment(PENDULUM, 2, seed) for seed in range(2)]
+        keeper = StatisticsKeeper(Place(folder, config, rank=3, incarnation=0), "actor", groups)
+        for step in range(25):
+            for group in groups:
+                group.reset()
+            keeper.at(step)
+        keeper.finish()
+        snapshots = json.loads((folder.path / "observations" / "actor-3.json").read_text())
+        assert {step: stored["count"] for step, stored in snapshots.items()} == {"0": 4, "10": 44, "20": 84, "24": 100}
+        for step in (10, 20):
+            (folder.checkpoints / f"step-{step}").mkdir()
+        keeper.at(30)
+        assert list(json.loads((folder.path / "observations" / "actor-3.json").read_text())) == ["10", "20", "24", "30"]
+
+
+def test_nothing_is_kept_where_observations_are_not_normalised(tmp_path: Path):
+    config = replace_options(config_of(), normalize_observations=False)
+    with RunFolder.create(tmp_path / "run", config.to_json()) as folder:
+        environments = make_vector_environment(config.environment, 2, seed=0)
+        StatisticsKeeper(Place(folder, config, rank=0, incarnation=0), "worker", [environments]).finish()
+        assert not (folder.path / "observations").exists()
+
+
+def test_statistics_that_the_disk_refuses_stop_no_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of()
+    with RunFolder.create(tmp_path / "run", config.to_json()) as folder:
+        (folder.path / "observations").write_text("a file where the folder should be")
+        environments = make_vector_environment(config.environment, 2, seed=0)
+        keeper = StatisticsKeeper(Place(folder, config, rank=0, incarnation=0), "worker", [environments])
+        for step in (0, 10, 20):
+            keeper.at(step)
+        keeper.finish()
+    assert capsys.readouterr().err.count("observations/worker-0.json") == 1
