@@ -26,11 +26,9 @@ from gymnasium import spaces
 from torch import Tensor
 
 from dba3c.central.actor import Actor, ActorGroup
-from dba3c.central.batching import Batcher
-from dba3c.central.policies import Asked, Decision
-from dba3c.central.service import InferenceService
-from dba3c.central.unroll import GroupKey
-from dba3c.central.unroll_store import UnrollStore
+from dba3c.central.algorithm import Asked, Decision
+from dba3c.central.service import Batcher, InferenceService
+from dba3c.central.unrolls import GroupKey, UnrollStore
 from dba3c.central.wire import GroupShape
 from dba3c.environments import EnvironmentConfig, Transition, VectorEnvironment, make_vector_environment
 from dba3c.environments.protocol import Experience

@@ -1,8 +1,6 @@
 """Central inference (SEED RL, Espeholt et al. 2020, arXiv 1910.06591) on the same agent as every other mode.
 
-    actor     steps environments, sends what they show, does as it is told; holds nothing of the model
-    learner   answers actors with actions in batches, gathers their unrolls, trains on complete ones
-
-Pure parts (no sockets, clocks or threads): `wire`, `stacks`, `unroll`, `unroll_batch`, `unroll_store`, `batching`.
-Around them: `service` (the learner's side of the links), `learner` and `actor` (the two roles).
+In: what actors' environments show (`actor` steps them and holds nothing of the model; `wire` is what it says). Out:
+actions to the actors, in batches (`service`); gradients to the exchange, of complete `unrolls` (`learner`; one file for
+each `algorithm`: `vtrace`, `r2d2`, `sac`). Never: a loss of its own (algorithms), or a way to travel (param_servers).
 """

@@ -7,17 +7,15 @@ from typing import NamedTuple
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.assembly.construction import Spaces, build_agent, build_any_network, plan_of, spaces_of
 from dba3c.assembly.place import Place
-from dba3c.central.batching import Batcher
-from dba3c.central.policies import ActorCriticPolicy, Policy
+from dba3c.central.algorithm import Policy, Trainer
+from dba3c.central.inference_thread import ActorWatch, OwnThread, Serving, SharedThread
 from dba3c.central.r2d2 import R2d2Policy, R2d2Trainer
+from dba3c.central.replay import TargetStore
 from dba3c.central.roles import group_shape
 from dba3c.central.sac import SacPolicy, SacTrainer
-from dba3c.central.service import MOST_ACTORS, InferenceService
-from dba3c.central.serving import ActorWatch, OwnThread, Serving, SharedThread
-from dba3c.central.target_store import TargetStore
-from dba3c.central.trainers import ActorCriticTrainer, Trainer
-from dba3c.central.unroll import GroupKey
-from dba3c.central.unroll_store import UnrollStore
+from dba3c.central.service import MOST_ACTORS, Batcher, InferenceService
+from dba3c.central.unrolls import GroupKey, UnrollStore
+from dba3c.central.vtrace import ActorCriticPolicy, ActorCriticTrainer
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import worker_seed
 from dba3c.metrics.writer import MetricsWriter

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dba3c.central.serving import Serving
-from dba3c.central.trainers import Trainer
+from dba3c.central.algorithm import Trainer
+from dba3c.central.inference_thread import Serving
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Experience
 from dba3c.metrics.exchange_records import GradientRecorder

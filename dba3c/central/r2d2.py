@@ -17,11 +17,9 @@ from torch import Tensor
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.r2d2 import R2d2Settings, Sequences, exploration_rate, r2d2_loss
 from dba3c.algorithms.sequence_replay import Record, Sample, SequenceReplay, SequenceReplaySettings
-from dba3c.central.policies import Asked, Decision
-from dba3c.central.replay_debt import ReplayDebt
-from dba3c.central.target_store import TargetStore
-from dba3c.central.trainers import Update
-from dba3c.central.unroll import Unroll
+from dba3c.central.algorithm import Asked, Decision, Update
+from dba3c.central.replay import ReplayDebt, TargetStore
+from dba3c.central.unrolls import Unroll
 from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of
 from dba3c.config import TrainConfig
 from dba3c.networks import State

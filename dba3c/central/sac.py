@@ -12,12 +12,9 @@ from torch import Tensor
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.sac import SacSettings, Transitions, UniformReplay, UniformSample, move_targets, sac_loss
 from dba3c.assembly.construction import Spaces
-from dba3c.central.policies import Asked, Decision
-from dba3c.central.replay_debt import ReplayDebt
-from dba3c.central.target_store import TargetStore
-from dba3c.central.trainers import Update
-from dba3c.central.unroll import Unroll
-from dba3c.central.unroll_batch import batch_of
+from dba3c.central.algorithm import Asked, Decision, Update
+from dba3c.central.replay import ReplayDebt, TargetStore
+from dba3c.central.unrolls import Unroll, batch_of
 from dba3c.config import TrainConfig
 from dba3c.networks import State
 from dba3c.networks.sac_networks import ActionScaling

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from dba3c.assembly.construction import spaces_of
 from dba3c.central.actor import ActorGroup
-from dba3c.central.inference_report import InferenceReport
-from dba3c.central.policies import Asked, Policy
+from dba3c.central.algorithm import Asked, Policy
 from dba3c.central.roles import group_shape
-from dba3c.central.unroll import GroupKey, Unroll
-from dba3c.central.unroll_store import UnrollStore
+from dba3c.central.service import InferenceReport
+from dba3c.central.unrolls import GroupKey, Unroll, UnrollStore
 from dba3c.central.wire import first_of
 from dba3c.config import TrainConfig
 from dba3c.environments import make_vector_environment

@@ -9,11 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dba3c.central.batching import Batcher
-from dba3c.central.policies import Asked, Decision
-from dba3c.central.service import InferenceService
-from dba3c.central.unroll import GroupKey
-from dba3c.central.unroll_store import UnrollStore
+from dba3c.central.algorithm import Asked, Decision
+from dba3c.central.service import Batcher, InferenceService
+from dba3c.central.unrolls import GroupKey, UnrollStore
 from dba3c.central.wire import CentralKind, CentralRole, GroupShape, pack_step
 from dba3c.metrics.writer import Sections
 from param_servers.wire.events import Joined, Left, Message

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 from dba3c.central.actor import Actor, ActorGroup
-from dba3c.central.batching import Batcher
-from dba3c.central.policies import Asked, Decision
-from dba3c.central.service import InferenceService
-from dba3c.central.unroll_batch import batch_of
-from dba3c.central.unroll_store import UnrollStore
+from dba3c.central.algorithm import Asked, Decision
+from dba3c.central.service import Batcher, InferenceService
+from dba3c.central.unrolls import UnrollStore, batch_of
 from dba3c.central.wire import GroupShape
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.metrics.writer import Sections

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from dba3c.central.batching import Batcher
+from dba3c.central.service import Batcher
 
 
 def batcher(target: int = 8, timeout_s: float = 0.010, groups: str = "abcd") -> Batcher[str]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.assembly.construction import initial_parameters, spaces_of
+from dba3c.central.algorithm import Policy
 from dba3c.central.assembly import build_network, build_policy, build_trainer
+from dba3c.central.inference_thread import ActorWatch, OwnThread, Serving, SharedThread
 from dba3c.central.learner import run_learner
-from dba3c.central.policies import Policy
-from dba3c.central.serving import ActorWatch, OwnThread, Serving, SharedThread
 from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig

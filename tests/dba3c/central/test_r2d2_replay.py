@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dba3c.assembly.construction import spaces_of
+from dba3c.central.algorithm import Asked, Decision
 from dba3c.central.assembly import build_network, build_trainer
-from dba3c.central.policies import Asked, Decision
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, TrainConfig

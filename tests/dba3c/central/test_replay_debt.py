@@ -1,6 +1,6 @@
 """How many gradients experience is worth."""
 
-from dba3c.central.replay_debt import ReplayDebt
+from dba3c.central.replay import ReplayDebt
 
 
 def updates(debt: ReplayDebt) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dba3c.central.unroll_batch import batch_of
+from dba3c.central.unrolls import batch_of
 from dba3c.central.wire import CentralRole
 from param_servers.wire.events import Message
 from param_servers.wire.handshake import Hello, Role

@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 
 from dba3c.central.actor import ActorGroup
-from dba3c.central.stacks import FrameRows, Whole
-from dba3c.central.unroll import GroupKey
-from dba3c.central.unroll_batch import batch_of
-from dba3c.central.unroll_store import UnrollStore
+from dba3c.central.unrolls import FrameRows, GroupKey, UnrollStore, Whole, batch_of
 from dba3c.central.wire import GroupShape
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from dba3c.assembly.construction import spaces_of
 from dba3c.central.assembly import build_network, build_policy, build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
+from dba3c.central.replay import TargetStore
 from dba3c.central.sac import SacTrainer
-from dba3c.central.target_store import TargetStore
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig

@@ -13,10 +13,8 @@ from dba3c.algorithms.agent import FlatNetwork
 from dba3c.assembly.construction import Spaces, spaces_of
 from dba3c.central.assembly import build_network, build_policy, build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
-from dba3c.central.trainers import replay
-from dba3c.central.unroll import GroupKey
-from dba3c.central.unroll_batch import batch_of
-from dba3c.central.unroll_store import UnrollStore
+from dba3c.central.unrolls import GroupKey, UnrollStore, batch_of
+from dba3c.central.vtrace import replay
 from dba3c.central.wire import GroupShape, pack_step
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dba3c.central.unroll import GroupKey, Unroll
-from dba3c.central.unroll_batch import batch_of
-from dba3c.central.unroll_store import UnrollStore
+from dba3c.central.unrolls import GroupKey, Unroll, UnrollStore, batch_of
 from dba3c.central.wire import GroupShape, pack_step
 from dba3c.environments.protocol import Episode
 from param_servers.errors import BadMessage

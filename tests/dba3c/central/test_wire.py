@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from dba3c.central.unroll import GroupKey, Unroll
+from dba3c.central.unrolls import GroupKey, Unroll
 from dba3c.central.wire import VALID, WHOLE, GroupShape, pack_step, unpack_extras
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.protocol import Episode

@@ -1,7 +1,8 @@
-"""Target networks on disk, so that a learner that is started again goes on with the one it had.
+"""What learners with a replay share: how many gradients they owe, and where their target networks are.
 
-They are a learner's own, beside the run's checkpoints: `targets/learner-R/step-N.safetensors` is the target network as
-it was when the parameters were those of step N. A learner that resumes at step S takes the newest one up to S:
+Target networks are a learner's own, beside the run's checkpoints: `targets/learner-R/step-N.safetensors` is the target
+network as it was when the parameters were those of step N. A learner that resumes at step S takes the newest one up to
+S:
 
     R2D2  written whenever the target is copied, so that the one of S is always there: restored exactly
     SAC   written at the steps of checkpoints and when the run ends: exact there; where servers went on without their
@@ -20,6 +21,34 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
+
+
+class ReplayDebt:
+    """Counts agent steps gathered against steps sampled.
+
+    Args:
+        start: steps to gather before the first gradient; they are owed nothing.
+        ratio: steps to sample for each step gathered after that.
+        per_update: steps that one gradient samples.
+    """
+
+    def __init__(self, start: int, ratio: float, per_update: int) -> None:
+        self._start, self._ratio, self._per_update = start, ratio, per_update
+        self._gathered = self._sampled = 0
+
+    @property
+    def owes(self) -> bool:
+        """Whether a gradient is due."""
+        past_start = self._gathered - self._start
+        return past_start >= 0 and self._sampled < max(1, past_start) * self._ratio
+
+    def gathered(self, steps: int) -> None:
+        """Steps that train were added to the replay."""
+        self._gathered += steps
+
+    def paid(self) -> None:
+        """One gradient was computed."""
+        self._sampled += self._per_update
 
 
 class TargetStore:

@@ -1,62 +1,54 @@
-"""From complete unrolls to gradients. A trainer takes experience, and then owes some number of gradients for it.
+"""V-trace on central inference: actions drawn from an agent's policy, each batch of unrolls makes one gradient.
 
 Legend: T unroll length, N environments of a batch.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
-
+import numpy as np
+import torch
 from torch import Tensor
 
 from dba3c.algorithms.agent import Agent
 from dba3c.algorithms.rollout import Rollout
-from dba3c.central.inference_report import policy_lag
-from dba3c.central.unroll import Unroll
-from dba3c.central.unroll_batch import UnrollBatch, batch_of
+from dba3c.central.algorithm import Asked, Decision, Update
+from dba3c.central.unrolls import Unroll, UnrollBatch, batch_of
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Experience
+from dba3c.networks import State
 from param_servers.exchange import Pull
 from param_servers.schedules import parse_schedule
 
 
-class Update(NamedTuple):
-    """One gradient."""
+class ActorCriticPolicy:
+    """Samples from an agent's policy.
 
-    gradient: Tensor
-    """[P] float32, in a buffer that the next one reuses."""
-    data_points: int
-    """Transitions that enter an update for the first time, should it be accepted."""
-    numbers: dict[str, float]
-    """Metrics by their names in the registry."""
+    Args:
+        agent: its own, or the learner's: then ``load`` also gives the learner its parameters.
+        seed: of the actions.
+    """
 
+    def __init__(self, agent: Agent, seed: int) -> None:
+        self.agent = agent
+        self.version = -1
+        self._generator = torch.Generator().manual_seed(seed)
 
-class Trainer(Protocol):
-    """What the learner asks of an algorithm."""
+    def initial_state(self, num_envs: int) -> State:
+        """See ``Policy``."""
+        return self.agent.initial_state(num_envs)
 
-    groups_per_batch: int
-    """Group unrolls that it takes at a time."""
+    def load(self, parameters: Tensor, version: int) -> None:
+        """See ``Policy``."""
+        self.agent.load(parameters)
+        self.version = version
 
-    @property
-    def owes(self) -> bool:
-        """Whether there is a gradient to compute before more experience is taken."""
-        ...
-
-    def take(self, unrolls: list[Unroll]) -> None:
-        """New experience; copied, the unrolls' memory may be used again."""
-        ...
-
-    def update(self, pulled: Pull) -> Update:
-        """A gradient at the pulled parameters, which the trainer's network holds already."""
-        ...
-
-    def answered(self, accepted: bool) -> None:
-        """Whether the newest gradient entered an update; of one that was dropped, no transition is a data point."""
-        ...
-
-    def stopped(self) -> None:
-        """The run has ended: keep what the next life needs and no checkpoint holds."""
-        ...
+    @torch.no_grad()
+    def act(self, asked: Asked) -> Decision:
+        """See ``Policy``."""
+        output = self.agent.forward(asked.observation, asked.state)
+        policy = self.agent.policy(output.policy_logits.cpu())  # the sampler's generator lives on the CPU
+        actions = policy.sample(self._generator)
+        return Decision(actions.numpy(), policy.log_prob(actions).numpy(), output.state)
 
 
 class ActorCriticTrainer:
@@ -112,3 +104,15 @@ def replay(agent: Agent, batch: UnrollBatch) -> Rollout:
         experience=Experience(),  # its actors have counted it
         episodes=[],
     )
+
+
+def policy_lag(versions: np.ndarray, step: int) -> dict[str, float]:
+    """Updates between the weights that acted, [T, groups], and those of ``step``, which learn."""
+    lags = step - versions
+    p50, p99 = np.percentile(lags, (50, 99))
+    return {
+        "policy_lag_mean": float(lags.mean()),
+        "policy_lag_p50": float(p50),
+        "policy_lag_p99": float(p99),
+        "policy_lag_max": float(lags.max()),
+    }

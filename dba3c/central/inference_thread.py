@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.central.service import InferenceService
-from dba3c.central.unroll import Unroll
+from dba3c.central.unrolls import Unroll
 from dba3c.metrics.writer import Sections
 from param_servers.errors import PeerLost
 

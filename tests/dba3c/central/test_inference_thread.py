@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dba3c.central.serving import ActorWatch, OwnThread, SharedThread
+from dba3c.central.inference_thread import ActorWatch, OwnThread, SharedThread
 from dba3c.metrics.writer import Sections
 from param_servers.errors import PeerLost
 

@@ -1,0 +1,90 @@
+"""What central inference asks of an algorithm: a policy chooses actions, a trainer makes gradients of complete unrolls.
+
+A trainer takes experience, and then owes some number of gradients for it. Legend: N environments in a batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from dba3c.central.unrolls import Unroll
+from dba3c.networks import State
+from param_servers.exchange import Pull
+
+
+class Asked(NamedTuple):
+    """One batch of questions."""
+
+    observation: np.ndarray  # [N, ...]
+    state: State  # recurrent state before these observations [N, ...]
+    reward: np.ndarray  # [N] float32, of the step that led here; meaningless where an episode begins
+    environments: np.ndarray  # [N] int64: numbers that stay with an environment (actor, group and place in it)
+
+
+class Decision(NamedTuple):
+    """One batch of actions."""
+
+    actions: np.ndarray  # [N] int64, [N, D] int64 or float32
+    log_probs: np.ndarray  # [N] float32: log μ(a|x) of the actions
+    state: State  # recurrent state after these observations [N, ...]
+
+
+class Policy(Protocol):
+    """What the inference service asks."""
+
+    version: int
+    """Which weights decide: the step they were committed at."""
+
+    def initial_state(self, num_envs: int) -> State:
+        """Recurrent state of fresh episodes."""
+        ...
+
+    def load(self, parameters: Tensor, version: int) -> None:
+        """Decide with these flat parameters [P] from now on."""
+        ...
+
+    def act(self, asked: Asked) -> Decision:
+        """Actions for one batch."""
+        ...
+
+
+class Update(NamedTuple):
+    """One gradient."""
+
+    gradient: Tensor
+    """[P] float32, in a buffer that the next one reuses."""
+    data_points: int
+    """Transitions that enter an update for the first time, should it be accepted."""
+    numbers: dict[str, float]
+    """Metrics by their names in the registry."""
+
+
+class Trainer(Protocol):
+    """What the learner asks of an algorithm."""
+
+    groups_per_batch: int
+    """Group unrolls that it takes at a time."""
+
+    @property
+    def owes(self) -> bool:
+        """Whether there is a gradient to compute before more experience is taken."""
+        ...
+
+    def take(self, unrolls: list[Unroll]) -> None:
+        """New experience; copied, the unrolls' memory may be used again."""
+        ...
+
+    def update(self, pulled: Pull) -> Update:
+        """A gradient at the pulled parameters, which the trainer's network holds already."""
+        ...
+
+    def answered(self, accepted: bool) -> None:
+        """Whether the newest gradient entered an update; of one that was dropped, no transition is a data point."""
+        ...
+
+    def stopped(self) -> None:
+        """The run has ended: keep what the next life needs and no checkpoint holds."""
+        ...

@@ -1,0 +1,331 @@
+"""Unrolls: what groups of environments showed and did for T steps, kept as it arrived, and batches made of them.
+
+Legend: T unroll length, B environments of a group, N environments of a batch, K frames in a stack, H = K − 1, C
+channels of a frame, R rows in time order.
+
+The shift of one, once: message t (t = 0 … T) brings observation_t together with the reward and the ends of the step
+that led to it. So transition t = (observation_t, action_t) → reward, terminated, truncated, valid of message t + 1, and
+message T of an unroll is message 0 of the next one.
+
+Only the newest frame travels, and each is stored once: stacks are rebuilt from single frames.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, WHOLE, GroupShape, first_of, unpack_extras
+from dba3c.environments.football import unpack_planes
+from dba3c.environments.protocol import Episode
+from dba3c.networks import State
+
+_NOT_WHOLE = bytes(range(WHOLE))
+"""Flags of environments where nothing begins; stripped from a row's, they leave nothing nearly always."""
+
+
+class Whole(NamedTuple):
+    """Environments whose stack at one row is not made of the rows before it."""
+
+    row: int
+    environments: np.ndarray  # int64 [R]
+    older: np.ndarray  # [R, K − 1, C, ...]: what lies behind the newest frame, oldest first
+
+
+class FrameRows:
+    """Frames [R, B, C, ...] of consecutive steps, and where stacks began anew.
+
+    frames: may be a view with strides; the owner writes to it, row by row.
+    bits_of_planes: C where each frame is C planes kept as bits (`football.pack_planes`), else None.
+    """
+
+    def __init__(self, frames: np.ndarray, frame_stack: int, bits_of_planes: int | None = None) -> None:
+        self.frames = frames
+        self.frame_stack = frame_stack
+        self.wholes: list[Whole] = []
+        self._bits_of_planes = bits_of_planes
+
+    def frame(self, row: int) -> np.ndarray:
+        """The newest frames [B, C, ...] of one row."""
+        if self._bits_of_planes is None:
+            return self.frames[row]
+        return unpack_planes(self.frames[row], self._bits_of_planes)
+
+    def mark_whole(self, whole: Whole) -> None:
+        """Stacks that begin at a row; rows must come in order."""
+        if self.frame_stack > 1 and len(whole.environments):
+            self.wholes.append(whole)
+
+    def older(self, row: int) -> np.ndarray | None:
+        """What lies behind the newest frames [R, K − 1, C, ...] of the stacks that begin at a row; None: none does."""
+        return next((whole.older for whole in self.wholes if whole.row == row), None)
+
+    def stacks_into(self, row: int, out: np.ndarray) -> None:
+        """The observations of one row, oldest frame first, into ``out`` [B, K·C, ...].
+
+        The K − 1 rows before ``row`` must exist; what they hold does not matter where a whole stack covers it.
+        """
+        depth = self.frame_stack
+        if depth == 1:
+            np.copyto(out, self.frame(row))
+            return
+        parts = out.reshape(len(out), depth, *self.frames.shape[2:])  # a view: out is contiguous in its last dimensions
+        for k in range(depth):
+            np.copyto(parts[:, k], self.frames[row - depth + 1 + k])
+        for whole in self.wholes:
+            age = row - whole.row
+            if 0 <= age < depth - 1:
+                parts[whole.environments, : depth - 1 - age] = whole.older[:, age:]
+
+    def stacks_view(self, row: int) -> np.ndarray | None:
+        """The observations [B, K·C, ...] of one row as a view with strides (of planes kept as bits: anew), or None.
+
+        There is none for frames of several channels, nor while a stack is not made of the rows before it.
+        """
+        depth = self.frame_stack
+        if depth == 1:
+            return self.frame(row)
+        if self.frames.shape[2] != 1 or any(0 <= row - whole.row < depth - 1 for whole in self.wholes):
+            return None
+        return self.frames[row - depth + 1 : row + 1, :, 0].swapaxes(0, 1)
+
+    def carry_over(self, to: FrameRows, shift: int) -> None:
+        """Take along to ``to``, where this one's row r is r − ``shift``, the whole stacks that still matter there."""
+        for whole in self.wholes:
+            if whole.row - shift >= 0:
+                to.mark_whole(whole._replace(row=whole.row - shift))
+
+
+class GroupKey(NamedTuple):
+    """One group of environments of one life of an actor."""
+
+    actor: int
+    incarnation: int
+    group: int
+
+
+class Unroll:
+    """Memory for T + 1 messages of one group, with the K − 1 frames before them, and for the answers.
+
+    A row keeps the fixed part of a message. What a longer one has beside it lies in the rows of the next messages until
+    they come, by when it is unpacked: rows with room for it would be four times as long, memory that is never touched.
+    """
+
+    def __init__(self, shape: GroupShape, length: int) -> None:
+        self.shape, self.length = shape, length
+        self.history = shape.frame_stack - 1
+        rows = self.history + length + 1
+        memory = np.zeros((rows - 1) * shape.row_bytes + max(shape.row_bytes, shape.most_bytes), np.uint8)
+        self._bytes = memory.data
+        self._rows = memory[: rows * shape.row_bytes].reshape(rows, shape.row_bytes)
+        frames = self._rows[:, : shape.num_envs * shape.frame_bytes].view(shape.dtype)
+        frames = frames.reshape(rows, shape.num_envs, *shape.wire_frame_shape)
+        assert np.may_share_memory(frames, memory)  # a view: messages are received into it
+        planes = shape.observation_shape[0] if shape.binary_planes else None
+        self.frames = FrameRows(frames, shape.frame_stack, planes)
+        self.rewards = self._rows[self.history :, shape.reward_at : shape.flags_at].view(np.float32)
+        self.flags = self._rows[self.history :, shape.flags_at : shape.fixed_bytes]
+        self.actions = np.zeros((length, shape.num_envs, *shape.action_shape), shape.action_dtype)
+        self.log_probs = np.zeros((length, shape.num_envs), np.float32)
+        self.versions = np.zeros(length, np.int64)
+        """[T] which weights chose the actions."""
+        self.initial_state: State = ()
+        """The recurrent state [B, ...] with which observation 0 was met."""
+        self.key = GroupKey(-1, 0, 0)
+        """Whose it is."""
+        self.continues = False
+        """Whether message 0 is the last one of an earlier unroll."""
+        self.time = 0
+        """t: the message that is awaited, or was the last to arrive."""
+
+    def place(self, length: int) -> memoryview:
+        """Where message ``time`` of ``length`` bytes is received. Raises BadMessage when it cannot be one."""
+        self.shape.check_length(length)
+        return self._message(length)
+
+    def arrived(self, length: int) -> list[Episode]:
+        """Message ``time`` is in its place; the episodes that it reports. Raises BadMessage when it is malformed."""
+        if length == self.shape.fixed_bytes and not self.flags[self.time].tobytes().strip(_NOT_WHOLE):
+            return []  # nearly always: nothing began and nothing ended
+        message = np.frombuffer(self._message(length), np.uint8)
+        extras = unpack_extras(self.shape, message, self.flags[self.time])
+        self.frames.mark_whole(Whole(self.history + self.time, extras.whole, extras.older))
+        return extras.episodes
+
+    def _message(self, length: int) -> memoryview:
+        begin = (self.history + self.time) * self.shape.row_bytes
+        return self._bytes[begin : begin + length]
+
+    @property
+    def reward(self) -> np.ndarray:
+        """[B] of the step that led to observation ``time``."""
+        return self.rewards[self.time]
+
+    def observation_into(self, out: np.ndarray) -> None:
+        """Observation ``time`` [B, ...], stacked."""
+        self.frames.stacks_into(self.history + self.time, out)
+
+    def observation_view(self) -> np.ndarray | None:
+        """Observation ``time`` [B, ...] where it lies, valid until the next message; None when it lies in pieces."""
+        return self.frames.stacks_view(self.history + self.time)
+
+    def answer(self, actions: np.ndarray, log_probs: np.ndarray, version: int) -> None:
+        """What was decided for observation ``time``, which ends its turn."""
+        self.actions[self.time], self.log_probs[self.time], self.versions[self.time] = actions, log_probs, version
+        self.time += 1
+
+    @property
+    def complete(self) -> bool:
+        return self.time == self.length
+
+    def begin(self, key: GroupKey, initial_state: State) -> None:
+        """Forget everything; message 0 is awaited, which no other unroll goes before."""
+        self.key, self.time, self.initial_state, self.continues = key, 0, initial_state, False
+        self.frames.wholes = []
+
+    def begin_after(self, before: Unroll, initial_state: State) -> None:
+        """Go on where ``before`` ended: its message T is message 0 here."""
+        self.begin(before.key, initial_state)
+        self.continues = True
+        self._rows[: self.history + 1] = before._rows[before.length :]
+        before.frames.carry_over(self.frames, before.length)
+
+
+class UnrollStore:
+    """The partial unroll of every group, and the complete ones that wait to be trained on.
+
+    Keyed by (actor, incarnation, group): an actor that was restarted is somebody new, and what its former life had
+    begun is dropped. Memory of used unrolls is used again, so that a steady run allocates nothing.
+    """
+
+    def __init__(self, shape: GroupShape, length: int) -> None:
+        self.shape, self.length = shape, length
+        self._partial: dict[GroupKey, Unroll] = {}
+        self._complete: deque[Unroll] = deque()
+        self._spare: list[Unroll] = []
+
+    @property
+    def ready(self) -> int:
+        """Complete unrolls that wait."""
+        return len(self._complete)
+
+    def begin(self, key: GroupKey, initial_state: State) -> None:
+        """A group appears; a partial unroll under the same key is dropped."""
+        self.drop(key)
+        unroll = self._take_spare()
+        unroll.begin(key, initial_state)
+        self._partial[key] = unroll
+
+    def drop(self, key: GroupKey) -> None:
+        """A group is gone."""
+        unroll = self._partial.pop(key, None)
+        if unroll is not None:
+            self._spare.append(unroll)
+
+    def of(self, key: GroupKey) -> Unroll:
+        """The group's partial unroll. Raises KeyError for a stranger."""
+        return self._partial[key]
+
+    def arrived(self, key: GroupKey, length: int, state: State) -> list[Episode]:
+        """The group's next message is in its place; ``state`` is the recurrent state that meets it.
+
+        Raises BadMessage when it is malformed. A message that completes the unroll also begins the next one.
+        """
+        unroll = self._partial[key]
+        episodes = unroll.arrived(length)
+        if unroll.complete:
+            following = self._take_spare()
+            following.begin_after(unroll, state)
+            self._partial[key] = following
+            self._complete.append(unroll)
+        return episodes
+
+    def take(self, count: int) -> list[Unroll]:
+        """``count`` complete unrolls, oldest first; give them back with ``release`` when they are copied."""
+        return [self._complete.popleft() for _ in range(count)]
+
+    def release(self, unrolls: list[Unroll]) -> None:
+        """Their memory may be used again."""
+        self._spare += unrolls
+
+    def _take_spare(self) -> Unroll:
+        return self._spare.pop() if self._spare else Unroll(self.shape, self.length)
+
+
+@dataclass(frozen=True)
+class UnrollBatch:
+    """Complete unrolls side by side, as the loss reads them."""
+
+    observation: Tensor
+    """[T + 1, N, ...] uint8 or float32, stacked."""
+    actions: Tensor
+    """[T, N] int64, or [T, N, D]."""
+    rewards: Tensor
+    """[T, N] float32."""
+    terminated: Tensor
+    """[T, N] bool."""
+    truncated: Tensor
+    """[T, N] bool."""
+    valid: Tensor
+    """[T, N] bool."""
+    first: Tensor
+    """[T + 1, N] bool: observations that begin an episode; ``initial_state`` is fresh already where row 0 says so."""
+    behaviour_log_probs: Tensor
+    """[T, N] float32, log μ(a|x) of the policy that acted."""
+    versions: np.ndarray
+    """[T, groups] int64: the weights that acted."""
+    initial_state: State
+    """Recurrent state [N, ...] at observation 0."""
+
+    @property
+    def data_points(self) -> int:
+        """Transitions that train."""
+        return int(self.valid.sum())
+
+
+def batch_of(unrolls: list[Unroll]) -> UnrollBatch:
+    """Complete unrolls of equal shape as one batch; copies, so that their memory may be used again."""
+    shape, length = unrolls[0].shape, unrolls[0].length
+    size = shape.num_envs
+    observation = np.empty((length + 1, size * len(unrolls), *shape.observation_shape), shape.dtype)
+    for i, unroll in enumerate(unrolls):
+        for t in range(length + 1):
+            unroll.frames.stacks_into(unroll.history + t, observation[t, i * size : (i + 1) * size])
+    flags = np.concatenate([unroll.flags[1:] for unroll in unrolls], axis=1)
+    _keep_for_this_stream(unrolls)
+    return UnrollBatch(
+        observation=torch.from_numpy(observation),
+        actions=_joined([unroll.actions for unroll in unrolls]),
+        rewards=_joined([unroll.rewards[1:] for unroll in unrolls]),
+        terminated=torch.from_numpy(flags & TERMINATED != 0),
+        truncated=torch.from_numpy(flags & TRUNCATED != 0),
+        valid=torch.from_numpy(flags & VALID != 0),
+        first=torch.from_numpy(np.concatenate([first_of(unroll.flags) for unroll in unrolls], axis=1)),
+        behaviour_log_probs=_joined([unroll.log_probs for unroll in unrolls]),
+        versions=np.stack([unroll.versions for unroll in unrolls], axis=1),
+        initial_state=tuple(torch.cat(parts) for parts in zip(*(u.initial_state for u in unrolls), strict=True)),
+    )
+
+
+def _keep_for_this_stream(unrolls: list[Unroll]) -> None:
+    """On a GPU, states come from the inference thread's stream: their memory is not free before this one has read."""
+    for unroll in unrolls:
+        for part in unroll.initial_state:
+            if part.is_cuda:
+                part.record_stream(torch.cuda.current_stream(part.device))  # type: ignore[no-untyped-call]
+
+
+def _joined(parts: list[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts, axis=1))
+
+
+def stack_states(states: list[State]) -> State:
+    """Recurrent states of several groups [B, ...] as one [ΣB, ...]; () for feed-forward networks."""
+    if len(states) == 1:
+        return states[0]
+    return tuple(torch.cat(parts) for parts in zip(*states, strict=True))
