@@ -17,7 +17,7 @@ from dba3c.runs.rendezvous import Rendezvous
 
 def server(place: Place) -> str:
     """Hold one shard of the parameters."""
-    from dba3c.assembly.construction import initial_parameters
+    from dba3c.assembly.model import initial_parameters
     from param_servers.servers.server import ParameterServer
 
     config, folder = place.config, place.folder
@@ -47,7 +47,7 @@ def server(place: Place) -> str:
 
 def worker(place: Place) -> str:
     """Step environments and compute gradients."""
-    from dba3c.assembly.construction import Spaces, build_agent, initial_parameters
+    from dba3c.assembly.model import Spaces, build_model
     from dba3c.assembly.statistics_keeper import StatisticsKeeper
     from dba3c.environments.factory import make_vector_environment
     from dba3c.environments.protocol import worker_seed
@@ -58,13 +58,12 @@ def worker(place: Place) -> str:
     environments = make_vector_environment(config.environment, config.environment.envs_per_worker, seed)
     metrics = place.metrics("worker")
     try:
-        spaces = Spaces(environments.observation_space, environments.action_space)
-        agent = build_agent(config, spaces)
+        model = build_model(config, Spaces(environments.observation_space, environments.action_space))
         keeper = StatisticsKeeper(place, "worker", [environments])
-        exchange = connect(place, *initial_parameters(config, spaces), metrics)
+        exchange = connect(place, model.plan, model.parameters, metrics)
         try:
             who = {"rank": place.rank, "incarnation": place.incarnation}
-            reason = run_worker(config, agent, environments, exchange, metrics, **who, at_step=keeper.at)
+            reason = run_worker(config, model.network, environments, exchange, metrics, **who, at_step=keeper.at)
             keeper.finish()
             return reason
         finally:
@@ -98,14 +97,14 @@ def recorder(place: Place) -> str:
 
 def learner(place: Place) -> str:
     """Choose the actions of this learner's actors and train on what they did."""
-    from dba3c.central.roles import learner
+    from dba3c.central.learner import learner
 
     return learner(place)
 
 
 def actor(place: Place) -> str:
     """Step environments as a learner says."""
-    from dba3c.central.roles import actor
+    from dba3c.central.actor import actor
 
     return actor(place)
 

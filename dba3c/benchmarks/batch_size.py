@@ -19,7 +19,7 @@ import torch
 import tyro
 from gymnasium import spaces
 
-from dba3c.assembly.construction import Spaces, build_agent
+from dba3c.assembly.model import Spaces, build_model
 from dba3c.central.algorithm import Asked
 from dba3c.central.vtrace import ActorCriticPolicy
 from dba3c.config import NetworkConfig, TrainConfig
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 def policy_of(network: str, precision: Precision, device: str) -> ActorCriticPolicy:
     """A learner's policy with fresh parameters."""
     config = TrainConfig(network=NetworkConfig(network=network, precision=precision, device=device))
-    return ActorCriticPolicy(build_agent(config, SPACES), seed=0)
+    return ActorCriticPolicy(build_model(config, SPACES).network, seed=0)
 
 
 def rate(policy: ActorCriticPolicy, batch: int, seconds: float) -> float:

@@ -28,7 +28,7 @@ import torch
 import tyro
 
 from dba3c.algorithms.agent import Agent
-from dba3c.assembly.construction import build_agent, spaces_of
+from dba3c.assembly.model import build_model, spaces_of
 from dba3c.assembly.place import Place
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.atari.protocols import atari_v4_no_sticky
@@ -113,7 +113,7 @@ def floor_process(kind: str, config: TrainConfig, index: int, seconds: float, re
     torch.set_num_threads(1)
     environments = make_vector_environment(config.environment, config.environment.envs_per_worker, index)
     environments.reset(index)
-    step = FLOORS[kind](config, environments, build_agent(config, spaces_of(config)))
+    step = FLOORS[kind](config, environments, build_model(config, spaces_of(config)).network)
     until_s = time.monotonic() + WARM_UP_S
     while time.monotonic() < until_s:
         step()

@@ -1,18 +1,63 @@
-"""The learner's whole life: newest parameters, complete unrolls, gradient, push, record."""
+"""The learner's whole life: newest parameters, complete unrolls, gradient, push, record; and what it is made of."""
 
 from __future__ import annotations
 
-from dba3c.central.algorithm import Trainer
-from dba3c.central.inference_thread import Serving
+import copy
+
+from dba3c.algorithms.agent import FlatNetwork
+from dba3c.assembly.exchanges import connect
+from dba3c.assembly.model import Spaces, build_model, spaces_of
+from dba3c.assembly.place import Place
+from dba3c.central.algorithm import Policy, Trainer
+from dba3c.central.inference_thread import ActorWatch, OwnThread, Serving, SharedThread
+from dba3c.central.r2d2 import R2d2Policy, R2d2Trainer
+from dba3c.central.replay import TargetStore
+from dba3c.central.sac import SacPolicy, SacTrainer
+from dba3c.central.service import MOST_ACTORS, Batcher, InferenceService
+from dba3c.central.unrolls import GroupKey, UnrollStore
+from dba3c.central.vtrace import ActorCriticPolicy, ActorCriticTrainer
+from dba3c.central.wire import group_shape
 from dba3c.config import TrainConfig
-from dba3c.environments.protocol import Experience
+from dba3c.environments.protocol import Experience, worker_seed
 from dba3c.metrics.exchange_records import GradientRecorder
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
 from dba3c.runs.ending import before_the_first_update
+from dba3c.runs.rendezvous import Rendezvous
 from param_servers.exchange import GradientExchange, RunStopped
 from param_servers.layout import FlatLayout
 from param_servers.optim import clip_gradient
+from param_servers.wire.interfaces import listen_address
+
+LEARNER_SEEDS = 1 << 20
+"""Learners' randomness is that of workers so far away that no actor shares it."""
+
+
+def learner(place: Place) -> str:
+    """Choose the actions of this learner's actors and train on what they did."""
+    config, metrics = place.config, place.metrics("learner")
+    seed = worker_seed(config.run.seed, place.rank + LEARNER_SEEDS, place.incarnation)
+    try:
+        spaces = spaces_of(config)
+        model = build_model(config, spaces)
+        actors = config.central.actors_of(place.rank, config.exchange.num_workers)
+        trainer = build_trainer(config, model.network, spaces, actors, seed, target_store(place, metrics))
+        serving = build_serving(place, model.network, spaces, seed, trainer.groups_per_batch, metrics)
+        try:
+            host = listen_address(config.exchange.listen_host, config.exchange.interface)
+            # Other exchanges listen themselves on the port that was chosen, in this process or beside it.
+            port = config.exchange.port if config.exchange.exchange == "local" else 0
+            address = serving.service.hub.listen(host, port)
+            Rendezvous(place.folder).publisher("learner", place.rank, place.incarnation)(*address)
+            exchange = connect(place, model.plan, model.parameters, metrics)
+            try:
+                return run_learner(config, trainer, model.plan.layout, serving, exchange, metrics)
+            finally:
+                exchange.close()
+        finally:
+            serving.close(None)
+    finally:
+        metrics.close()
 
 
 def run_learner(
@@ -68,3 +113,60 @@ def run_learner(
         return stopped.reason
     finally:
         recorder.finish()
+
+
+def build_serving(
+    place: Place, network: FlatNetwork, spaces: Spaces, seed: int, groups_per_batch: int, metrics: MetricsWriter
+) -> Serving:
+    """What answers the actors of learner ``place.rank``; its hub does not listen yet."""
+    config, central, timeouts = place.config, place.config.central, place.config.exchange.timeouts
+    actors = central.actors_of(place.rank, config.exchange.num_workers)
+    own = central.inference_thread == "own"
+    half = max(1, len(actors) * central.envs_per_actor // 2)
+    batcher: Batcher[GroupKey] = Batcher(central.inference_batch or half, central.inference_timeout_ms / 1000)
+    service = InferenceService(
+        place.secret,
+        place.rank,
+        build_policy(config, copy.deepcopy(network) if own else network, spaces, seed),
+        UnrollStore(group_shape(config, spaces), central.unroll_length),
+        batcher,
+        central.actor_groups,
+        metrics.record_event,
+        timeouts.silence_s,
+        # the replay has places for the environments that were announced; V-trace takes whoever comes
+        most_actors=central.actors if config.algorithm.algorithm == "r2d2" else MOST_ACTORS,
+    )
+    watch = ActorWatch(actors, timeouts.first_step_s)
+    return OwnThread(service, watch, network, groups_per_batch) if own else SharedThread(service, watch)
+
+
+def build_policy(config: TrainConfig, network: FlatNetwork, spaces: Spaces, seed: int) -> Policy:
+    """How actions are chosen."""
+    if config.algorithm.algorithm == "r2d2":
+        return R2d2Policy(network, config.central.actors * config.central.envs_per_actor, seed)
+    if config.algorithm.algorithm == "sac":
+        return SacPolicy(network, spaces, seed)
+    return ActorCriticPolicy(network, seed)  # type: ignore[arg-type]
+
+
+def build_trainer(
+    config: TrainConfig,
+    network: FlatNetwork,
+    spaces: Spaces,
+    actors: range,
+    seed: int,
+    targets: TargetStore | None = None,
+) -> Trainer:
+    """How unrolls become gradients."""
+    if config.algorithm.algorithm == "r2d2":
+        return R2d2Trainer(config, network, group_shape(config, spaces), actors, seed, targets)
+    if config.algorithm.algorithm == "sac":
+        return SacTrainer(config, network, spaces, seed, targets)
+    return ActorCriticTrainer(config, network)  # type: ignore[arg-type]
+
+
+def target_store(place: Place, metrics: MetricsWriter) -> TargetStore:
+    """Where this learner's target networks are: as many as the run's checkpoints may go back to."""
+    exchange, period = place.config.exchange, place.config.replay.target_every_steps
+    keep = exchange.keep_checkpoints * max(1, -(-(exchange.checkpoint_every_steps or 1) // period)) + 2
+    return TargetStore(place.folder.path / "targets" / f"learner-{place.rank}", keep, metrics.record_event)

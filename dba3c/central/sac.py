@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.sac import SacSettings, Transitions, UniformReplay, UniformSample, move_targets, sac_loss
-from dba3c.assembly.construction import Spaces
+from dba3c.assembly.model import Spaces
 from dba3c.central.algorithm import Asked, Decision, Update
 from dba3c.central.replay import ReplayDebt, TargetStore
 from dba3c.central.unrolls import Unroll, batch_of

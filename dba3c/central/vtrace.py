@@ -75,7 +75,7 @@ class ActorCriticTrainer:
         assert batch is not None
         cost = self._entropy_cost(pulled.data_points)
         gradient, numbers = self._agent.gradient(
-            replay(self._agent, batch), entropy_cost=cost, behaviour_log_probs=batch.behaviour_log_probs
+            rollout_of(self._agent, batch), entropy_cost=cost, behaviour_log_probs=batch.behaviour_log_probs
         )
         numbers |= {"entropy_cost": cost, "reward_mean": float(batch.rewards.mean())}
         return Update(gradient, batch.data_points, numbers | policy_lag(batch.versions, pulled.step))
@@ -87,7 +87,7 @@ class ActorCriticTrainer:
         """See ``Trainer``."""
 
 
-def replay(agent: Agent, batch: UnrollBatch) -> Rollout:
+def rollout_of(agent: Agent, batch: UnrollBatch) -> Rollout:
     """What the agent thinks now, with graph, of what was observed then: the rollout [T, N] that the loss reads."""
     length, device = len(batch.rewards), agent.device
     state = tuple(part.to(device) for part in batch.initial_state)

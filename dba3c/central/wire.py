@@ -36,6 +36,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from dba3c.assembly.model import Spaces
+from dba3c.config import TrainConfig
 from dba3c.environments.football import pack_planes
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
@@ -153,6 +155,14 @@ class GroupShape:
         """Raise BadMessage for a message that cannot be, before any of it is taken."""
         if not self.fixed_bytes <= length <= self.most_bytes:
             raise BadMessage(f"an observation of {length} bytes, which should have {self.fixed_bytes}")
+
+
+def group_shape(config: TrainConfig, spaces: Spaces) -> GroupShape:
+    """The shape of an actor's group."""
+    environment = config.environment
+    stack = environment.frame_stack if environment.family == "atari" else 1
+    envs = config.central.envs_per_group
+    return GroupShape.of(spaces.observation, spaces.action, envs, stack, environment.shows_binary_planes)
 
 
 class Extras(NamedTuple):

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from dba3c.assembly.construction import Spaces
+from dba3c.assembly.model import Spaces
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.normalization import use_statistics

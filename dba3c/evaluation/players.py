@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from dba3c.algorithms.agent import Agent, FlatNetwork
-from dba3c.assembly.construction import Spaces, build_agent, build_any_network, plan_of
+from dba3c.assembly.model import Spaces, build_model
 from dba3c.config import TrainConfig
 from dba3c.environments.atari.protocols import protocol_name
 from dba3c.environments.config import EnvironmentConfig
@@ -105,19 +105,13 @@ def make_player(config: TrainConfig, of: Spaces, policy: Policy, actions: Action
     Raises:
         UserError: the checkpoint is of another network.
     """
-    algorithm = config.algorithm.algorithm
-    if algorithm not in ("r2d2", "sac"):
-        agent = build_agent(config, of)
-        agent.load(policy.parameters_for(agent.layout))
-        return AgentPlayer(agent, actions, seed)
-    network = build_any_network(config, of)
-    flat = FlatNetwork(
-        network, plan_of(config, network).layout, precision=config.network.precision, device=config.network.device
-    )
-    flat.load(policy.parameters_for(flat.layout))
-    if algorithm == "sac":
-        return SacPlayer(flat, ActionScaling.of(of.action), actions, seed)
-    return R2d2Player(flat, actions, seed)
+    network = build_model(config, of).network
+    network.load(policy.parameters_for(network.layout))
+    if isinstance(network, Agent):
+        return AgentPlayer(network, actions, seed)
+    if config.algorithm.algorithm == "sac":
+        return SacPlayer(network, ActionScaling.of(of.action), actions, seed)
+    return R2d2Player(network, actions, seed)
 
 
 class AgentPlayer:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dba3c.assembly.construction import Spaces
+from dba3c.assembly.model import Spaces
 from dba3c.config import TrainConfig
 from dba3c.environments.normalization import use_statistics
 from dba3c.environments.protocol import Episode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from dba3c.assembly.construction import check_buildable
+from dba3c.assembly.model import check_buildable
 from dba3c.config import TrainConfig
 from dba3c.metrics.watch import watched
 from dba3c.metrics.writer import MetricsWriter

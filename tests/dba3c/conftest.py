@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dba3c.assembly.construction import initial_parameters
+from dba3c.assembly.model import initial_parameters
 from dba3c.config import TrainConfig
 from dba3c.runs.run_folder import RunFolder
 from param_servers.checkpoint.files import publish, write_shard

@@ -8,13 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dba3c.assembly.construction import spaces_of
+from dba3c.assembly.model import spaces_of
 from dba3c.central.actor import ActorGroup
 from dba3c.central.algorithm import Asked, Policy
-from dba3c.central.roles import group_shape
 from dba3c.central.service import InferenceReport
 from dba3c.central.unrolls import GroupKey, Unroll, UnrollStore
-from dba3c.central.wire import first_of
+from dba3c.central.wire import first_of, group_shape
 from dba3c.config import TrainConfig
 from dba3c.environments import make_vector_environment
 from dba3c.environments.protocol import Episode, worker_seed

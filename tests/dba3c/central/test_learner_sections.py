@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dba3c.assembly.construction import initial_parameters, spaces_of
+from dba3c.assembly.model import build_model, initial_parameters, spaces_of
 from dba3c.central.algorithm import Policy
-from dba3c.central.assembly import build_network, build_policy, build_trainer
 from dba3c.central.inference_thread import ActorWatch, OwnThread, Serving, SharedThread
-from dba3c.central.learner import run_learner
+from dba3c.central.learner import build_policy, build_trainer, run_learner
 from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig
@@ -54,7 +53,7 @@ class TimedService:
 def learner_records(thread: str, folder: Path) -> list[dict[str, Any]]:
     """The step records of a short run whose inference has a thread of its own, or shares the learner's."""
     spaces = spaces_of(CARTPOLE)
-    learning, acting = build_network(CARTPOLE, spaces), build_network(CARTPOLE, spaces)
+    learning, acting = build_model(CARTPOLE, spaces).network, build_model(CARTPOLE, spaces).network
     watch = ActorWatch(range(1), 60.0)
     service: Any = TimedService(build_policy(CARTPOLE, acting if thread == "own" else learning, spaces, seed=1))
     serving: Serving = SharedThread(service, watch)

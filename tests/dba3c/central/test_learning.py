@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dba3c.assembly.construction import initial_parameters, spaces_of
-from dba3c.central.assembly import build_network, build_policy, build_trainer
-from dba3c.central.learner import run_learner
+from dba3c.assembly.model import build_model, initial_parameters, spaces_of
+from dba3c.central.learner import build_policy, build_trainer, run_learner
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig
@@ -24,7 +23,7 @@ from tests.integration.runs import records
 def learn(config: TrainConfig, agent_steps: int, folder: Path) -> list[float]:
     """Train on ``agent_steps``; the scores of all games, in order."""
     spaces = spaces_of(config)
-    network = build_network(config, spaces)
+    network = build_model(config, spaces).network
     policy = build_policy(config, network, spaces, seed=1)
     trainer = build_trainer(config, network, spaces, range(config.central.actors), seed=2)
     serving = InProcessServing(config, policy)

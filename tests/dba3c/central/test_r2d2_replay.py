@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from dba3c.assembly.construction import spaces_of
+from dba3c.assembly.model import build_model, spaces_of
 from dba3c.central.algorithm import Asked, Decision
-from dba3c.central.assembly import build_network, build_trainer
+from dba3c.central.learner import build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, TrainConfig
@@ -55,7 +55,7 @@ class Acting:
         spaces = spaces_of(config)
         self.policy = RandomPolicy()
         self.serving = InProcessServing(config, self.policy)  # type: ignore[arg-type]
-        trainer = build_trainer(config, build_network(config, spaces), spaces, range(1), 0)
+        trainer = build_trainer(config, build_model(config, spaces).network, spaces, range(1), 0)
         assert isinstance(trainer, R2d2Trainer)
         self.trainer, self.unrolls = trainer, 0
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dba3c.assembly.construction import spaces_of
-from dba3c.central.assembly import build_network, build_policy, build_trainer
+from dba3c.assembly.model import build_model, spaces_of
+from dba3c.central.learner import build_policy, build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central.replay import TargetStore
 from dba3c.central.sac import SacTrainer
@@ -46,7 +46,7 @@ class Life:
     def __init__(self, config: TrainConfig, folder: Path) -> None:
         self.lines: list[str] = []
         spaces = spaces_of(config)
-        self.network = build_network(config, spaces)
+        self.network = build_model(config, spaces).network
         serving = InProcessServing(config, build_policy(config, self.network, spaces, seed=3))
         store = TargetStore(folder, keep=3, tell=lambda event, line: self.lines.append(line))
         trainer = build_trainer(config, self.network, spaces, range(1), 0, store)

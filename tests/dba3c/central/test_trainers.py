@@ -10,11 +10,11 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from dba3c.algorithms.agent import FlatNetwork
-from dba3c.assembly.construction import Spaces, spaces_of
-from dba3c.central.assembly import build_network, build_policy, build_trainer
+from dba3c.assembly.model import Spaces, build_model, spaces_of
+from dba3c.central.learner import build_policy, build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central.unrolls import GroupKey, UnrollStore, batch_of
-from dba3c.central.vtrace import replay
+from dba3c.central.vtrace import rollout_of
 from dba3c.central.wire import GroupShape, pack_step
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
@@ -42,12 +42,12 @@ MEMORY = replace(
 def test_while_the_weights_are_those_that_acted_replaying_gives_the_probabilities_of_acting(
     config: TrainConfig,
 ) -> None:
-    agent = build_network(config, spaces_of(config))
+    agent = build_model(config, spaces_of(config)).network
     serving = InProcessServing(config, build_policy(config, agent, spaces_of(config), seed=3))
     resets = 0
     for _ in range(6):  # over unrolls' borders and episodes' ends
         batch = batch_of(serving.collect(2, Sections()))
-        rollout = replay(agent, batch)  # type: ignore[arg-type]
+        rollout = rollout_of(agent, batch)  # type: ignore[arg-type]
         log_probs = agent.policy(rollout.policy_logits).log_prob(rollout.actions)  # type: ignore[attr-defined]
         torch.testing.assert_close(log_probs.detach(), batch.behaviour_log_probs, rtol=1e-4, atol=1e-5)
         resets += int((~batch.valid & batch.first[1:]).sum())  # steps that led to a first observation
@@ -56,7 +56,7 @@ def test_while_the_weights_are_those_that_acted_replaying_gives_the_probabilitie
 
 
 def test_the_gradient_is_that_of_the_vtrace_loss_written_out() -> None:
-    agent = build_network(CARTPOLE, spaces_of(CARTPOLE))
+    agent = build_model(CARTPOLE, spaces_of(CARTPOLE)).network
     serving = InProcessServing(CARTPOLE, build_policy(CARTPOLE, agent, spaces_of(CARTPOLE), seed=3))
     unrolls = serving.collect(2, Sections())
     batch = batch_of(unrolls)
@@ -108,7 +108,7 @@ R2D2 = replace(
 def r2d2_trainer() -> tuple[R2d2Trainer, FlatNetwork]:
     """Of 2 actors with 2 groups of 2 environments each, whose observations are single numbers."""
     spaces = Spaces(Box(-np.inf, np.inf, (1,), np.float32), Discrete(2))
-    network = build_network(R2D2, spaces)
+    network = build_model(R2D2, spaces).network
     return R2d2Trainer(R2D2, network, SHAPE, range(2), seed=0), network
 
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from dba3c.assembly.construction import initial_parameters
+from dba3c.assembly.model import initial_parameters
 from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments import atari_2017
 from dba3c.environments.atari.protocols import atari_v4_no_sticky

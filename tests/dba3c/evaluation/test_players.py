@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dba3c.assembly.construction import initial_parameters, spaces_of
+from dba3c.assembly.model import initial_parameters, spaces_of
 from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig, replace_options
 from dba3c.environments import make_vector_environment

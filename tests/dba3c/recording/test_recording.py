@@ -7,7 +7,7 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from dba3c.assembly.construction import initial_parameters
+from dba3c.assembly.model import initial_parameters
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError

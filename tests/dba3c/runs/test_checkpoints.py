@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from dba3c.assembly.construction import build_policy_network, initial_parameters, plan_of, spaces_of
+from dba3c.assembly.model import build_module, initial_parameters, plan_of, spaces_of
 from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
@@ -36,7 +36,7 @@ def test_another_sharding_of_the_run_gives_the_same_network(make_run, write_chec
     even = replace_options(CARTPOLE, num_servers=1)
     run = make_run(greedy)
     policy = load_policy(write_checkpoint(run, greedy, step=1))
-    network = build_policy_network(even, spaces_of(even))
+    network = build_module(even, spaces_of(even))
     layout = plan_of(even, network).layout
     assert layout.names != policy.layout.names
     assert torch.equal(policy.parameters_for(layout), layout.flatten(network))

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dba3c.assembly.construction import build_agent, initial_parameters, spaces_of
-from dba3c.central.assembly import build_network, build_policy, build_trainer
-from dba3c.central.learner import run_learner
+from dba3c.assembly.model import build_model, spaces_of
+from dba3c.central.learner import build_policy, build_trainer, run_learner
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig, make_vector_environment
@@ -85,9 +84,9 @@ def test_a_worker_counts_what_was_stepped_whatever_became_of_it(algorithm: Any, 
         exchange=ExchangeConfig(exchange="local"),
     )
     environments = RandomFrames(config.environment)
-    agent = build_agent(config, spaces_of(config))
+    agent, _, parameters = build_model(config, spaces_of(config))
     gradients = 4 if algorithm == "ppo" else 1
-    exchange = EveryThirdIsLate(initial_parameters(config)[1], ROLLOUTS * gradients)
+    exchange = EveryThirdIsLate(parameters, ROLLOUTS * gradients)
     (tmp_path / "metrics").mkdir()
     metrics = MetricsWriter(RunFolder(tmp_path), "worker", 0)
     assert run_worker(config, agent, environments, exchange, metrics) == "enough"
@@ -134,8 +133,8 @@ def test_a_run_whose_replay_takes_more_frames_than_were_asked_for_says_so(tmp_pa
 
 
 def test_a_run_that_ends_before_its_first_update_says_so(tmp_path: Path) -> None:
-    spaces, (plan, parameters) = spaces_of(REPLAYED), initial_parameters(REPLAYED)
-    network = build_network(REPLAYED, spaces)
+    spaces = spaces_of(REPLAYED)
+    network, plan, parameters = build_model(REPLAYED, spaces)
     looks = iter(range(10))
     exchange = LocalExchange(
         layout=plan.layout,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dba3c.assembly.construction import build_agent, initial_parameters, spaces_of
+from dba3c.assembly.model import build_model, spaces_of
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.errors import UserError
@@ -23,8 +23,7 @@ from tests.integration.runs import records
 def learn(config: TrainConfig, agent_steps: int, folder: Path) -> list[dict[str, Any]]:
     """Train on ``agent_steps``; all records."""
     environments = make_vector_environment(config.environment, config.environment.envs_per_worker, seed=1)
-    agent = build_agent(config, spaces_of(config))
-    plan, parameters = initial_parameters(config)
+    agent, plan, parameters = build_model(config, spaces_of(config))
     exchange = LocalExchange(
         layout=plan.layout,
         initial_parameters=parameters,

@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from dba3c.assembly.construction import Spaces, build_policy_network
+from dba3c.assembly.model import Spaces, build_module
 from dba3c.environments.atari.protocols import protocol_name
 from dba3c.errors import UserError
 from dba3c.networks.torsos import ConvolutionalTorso, PerceptronTorso
@@ -46,7 +46,7 @@ def test_a_family_s_preset_refuses_another_family_in_one_line(name: str) -> None
 )
 def test_classic_chooses_its_network_by_what_is_observed(space: gymnasium.Space, torso: type) -> None:
     config = preset("classic", "my_game:make_env", cores=2)
-    network = build_policy_network(config, Spaces(space, gymnasium.spaces.Discrete(2)))
+    network = build_module(config, Spaces(space, gymnasium.spaces.Discrete(2)))
     assert isinstance(network.torso, torso)
 
 

@@ -1,0 +1,109 @@
+"""What a run trains, as its configuration says: spaces, module, shard plan, first parameters, the network around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
+from dba3c.algorithms.agent import Agent, FlatNetwork
+from dba3c.config import TrainConfig
+from dba3c.environments.factory import make_vector_environment
+from dba3c.networks import ActorCriticNetwork, build_network
+from dba3c.networks.q_networks import build_q_network
+from dba3c.networks.sac_networks import build_sac_network
+from param_servers.checkpoint.files import find_newest, load_checkpoint
+from param_servers.layout import FlatLayout, ShardPlan, plan_shards
+
+
+class Spaces(NamedTuple):
+    """Of one environment."""
+
+    observation: spaces.Space
+    action: spaces.Space
+
+
+def spaces_of(config: TrainConfig) -> Spaces:
+    """The spaces of the configured environment, asked of one instance of it."""
+    environments = make_vector_environment(config.environment, num_envs=1, seed=0)
+    try:
+        return Spaces(environments.observation_space, environments.action_space)
+    finally:
+        environments.close()
+
+
+class Model(NamedTuple):
+    """What a worker or a learner trains."""
+
+    network: Any
+    """An ``Agent``; for r2d2 and sac a ``FlatNetwork``."""
+    plan: ShardPlan
+    """How its parameters lie in the flat buffer, and where the buffer is cut."""
+    parameters: Tensor
+    """The run's first [P] float32."""
+
+
+def build_model(config: TrainConfig, spaces: Spaces) -> Model:
+    """All that a process which computes gradients, or chooses actions, needs of the network."""
+    module = build_module(config, spaces)
+    plan = plan_of(config, module)
+    parameters = plan.layout.flatten(module)  # before the torso is cast to its precision
+    algorithm, device = config.algorithm, {"precision": config.network.precision, "device": config.network.device}
+    if algorithm.algorithm in ("r2d2", "sac"):
+        return Model(FlatNetwork(module, plan.layout, **device), plan, parameters)
+    settings = ActorCriticSettings(
+        discount=algorithm.discount,
+        trace_lambda=algorithm.trace_lambda,
+        value_cost=algorithm.value_cost,
+        vtrace=algorithm.algorithm == "vtrace",
+    )
+    assert isinstance(module, ActorCriticNetwork)
+    agent = Agent(module, plan.layout, ActorCriticLoss(spaces.action, settings), **device)
+    return Model(agent, plan, parameters)
+
+
+def build_module(config: TrainConfig, spaces: Spaces) -> nn.Module:
+    """What the run's parameters are: a function of the configuration and its seed alone."""
+    algorithm, seed, replay = config.algorithm.algorithm, config.run.seed, config.replay
+    if algorithm == "r2d2":
+        lstm_size, dueling_size = replay.memory_size, replay.dueling_size
+        return build_q_network(
+            spaces.observation, spaces.action, seed=seed, lstm_size=lstm_size, dueling_size=dueling_size
+        )
+    if algorithm == "sac":
+        hidden = (replay.hidden_size, replay.hidden_size)
+        return build_sac_network(spaces.observation, spaces.action, seed=seed, hidden=hidden)
+    return build_network(config.network.network, spaces.observation, spaces.action, seed=seed)
+
+
+def plan_of(config: TrainConfig, module: nn.Module) -> ShardPlan:
+    """How the module's parameters lie in the flat buffer, and where the buffer is cut."""
+    return plan_shards(FlatLayout.of_module(module), config.exchange.num_servers, config.exchange.sharding)
+
+
+def initial_parameters(config: TrainConfig) -> tuple[ShardPlan, Tensor]:
+    """The shard plan and the run's first parameters [P] float32, for who computes nothing with them."""
+    module = build_module(config, spaces_of(config))
+    plan = plan_of(config, module)
+    return plan, plan.layout.flatten(module)
+
+
+def check_buildable(config: TrainConfig, checkpoints: Path | None = None) -> None:
+    """Build what the roles will build, so that what cannot be is one line before anything is started.
+
+    Args:
+        checkpoints: of the run to be resumed; its newest valid checkpoint must fit the network.
+
+    Raises:
+        UserError, ConfigError: an environment, network or sharding that cannot be.
+        SnapshotError: the checkpoint belongs to another network, or there are some and none is whole.
+        CheckpointUnreadable: the file system does not let them be read.
+    """
+    plan, _ = initial_parameters(config)
+    if checkpoints is not None:
+        newest = find_newest(checkpoints)
+        if newest is not None:
+            load_checkpoint(newest).slice_for(plan, shard=0)
