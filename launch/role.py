@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dba3c.assembly.place import Place
+from dba3c import roles
 from dba3c.config import TrainConfig, replace_options
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import UserError
-from dba3c.roles import ROLES
+from dba3c.roles import ROLES, RunProcess
 from dba3c.runs.run_folder import RunFolder
 from launch.cli.main import RUN_BROKEN_EXIT, USER_ERROR_EXIT
 from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port
@@ -52,8 +52,8 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
         end_when_taken_over(folder)
         stop_on_signal(folder, name)
         config = TrainConfig.from_json(folder.config_text())
-        place = Place(folder, config, arguments.rank, arguments.incarnation)
-        reason = play_where_it_can_listen(arguments.role, place, f"{arguments.launch_id}-{name}")
+        process = RunProcess(folder, config, arguments.rank, arguments.incarnation)
+        reason = play_where_it_can_listen(arguments.role, process, f"{arguments.launch_id}-{name}")
     except EnvironmentFailed as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         return FAULT_EXIT
@@ -66,12 +66,12 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
             return FAULT_EXIT
         if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             raise
-        exchange = place.config.exchange
+        exchange = process.config.exchange
         print(f"{name} cannot listen on {exchange.listen_host}:{exchange.port}: {error.strerror}", file=sys.stderr)
         return USER_ERROR_EXIT
     except ParamServersError as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
-        servers_ended_it = isinstance(error, RunBroken) and place.config.exchange.exchange in ("servers", "async")
+        servers_ended_it = isinstance(error, RunBroken) and process.config.exchange.exchange in ("servers", "async")
         if not servers_ended_it and not isinstance(error, LastStepsLost):
             return RUN_BROKEN_EXIT
         code = RUN_ENDED_BROKEN_EXIT
@@ -86,18 +86,18 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
     return code
 
 
-def play_where_it_can_listen(role: str, place: Place, job: str) -> str:
+def play_where_it_can_listen(role: str, process: RunProcess, job: str) -> str:
     """`play` on this node's address and, without --port, on a port derived from the job: a firewall can be told them.
 
     The port was free when it was probed; should another take it before this process does, the next one is tried.
     """
     host = os.environ.get(LISTEN_HOST_VARIABLE)
     if not host:
-        return play(role, place)
-    given = place.config.exchange.port
+        return play(role, process)
+    given = process.config.exchange.port
     for last in (False, False, True):
         port = given or free_port(host, job)
-        here = replace(place, config=replace_options(place.config, listen_host=host, port=port))
+        here = replace(process, config=replace_options(process.config, listen_host=host, port=port))
         try:
             return play(role, here)
         except OSError as error:
@@ -106,13 +106,13 @@ def play_where_it_can_listen(role: str, place: Place, job: str) -> str:
     raise AssertionError("the last try returns or raises")
 
 
-def play(role: str, place: Place) -> str:
+def play(role: str, process: RunProcess) -> str:
     """Run the role on as many compute threads as its launcher gave it; alone, on one: a worker per core is faster
     than threads that wait for each other."""
     import torch
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
-    return ROLES[role](place)
+    return roles.play(role, process)
 
 
 def stop_on_signal(folder: RunFolder, name: str) -> None:

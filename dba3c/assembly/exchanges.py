@@ -1,137 +1,166 @@
-"""The exchange that a worker trains through, as the configuration names it."""
+"""The exchange that a worker trains through, as the configuration names it; and the role of its servers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from dba3c.assembly.model import initial_parameters
 from dba3c.metrics.exchange_records import to_event_records, to_server_records
+from dba3c.metrics.writer import MetricsWriter
+from dba3c.roles import RunProcess
 from dba3c.runs.ending import StopRule
 from dba3c.runs.rendezvous import Rendezvous
+from param_servers.allreduce.collective import Collective, TorchCollective
+from param_servers.allreduce.exchange import AllReduceExchange
 from param_servers.exchange import GradientExchange
 from param_servers.layout import ShardPlan
+from param_servers.local import LocalExchange
+from param_servers.majority.exchange import MajorityExchange
+from param_servers.servers.client import ServersExchange
+from param_servers.servers.server import ParameterServer
 
-if TYPE_CHECKING:
-    from dba3c.assembly.place import Place
-    from dba3c.metrics.writer import MetricsWriter
-    from param_servers.allreduce.collective import Collective
 
-
-def connect(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
-    """Join the run as worker ``place.rank``; `metrics` is where the rank that decides reports the run's figures.
+def connect(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
+    """Join the run as worker ``process.rank``; `metrics` is where the rank that decides reports the run's figures.
 
     Raises:
         ParamServersError: the others could not be reached within the configured time.
     """
-    return EXCHANGES[place.config.exchange.exchange](place, plan, initial_parameters, metrics)
+    return EXCHANGES[process.config.exchange.exchange](process, plan, parameters, metrics)
 
 
-def _servers(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
-    from param_servers.servers.client import ServersExchange
-
+def _servers(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
     return ServersExchange(
-        worker=place.rank,
-        incarnation=place.incarnation,
+        worker=process.rank,
+        incarnation=process.incarnation,
         plan=plan,
-        exchange_config=place.config.exchange,
-        resolve=Rendezvous(place.folder).address_until_the_end("server"),
-        secret=place.secret,
+        exchange_config=process.config.exchange,
+        resolve=Rendezvous(process.folder).address_until_the_end("server"),
+        secret=process.secret,
     )
 
 
-def _local(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
-    from param_servers.local import LocalExchange
-
+def _local(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
     return LocalExchange(
         layout=plan.layout,
-        initial_parameters=initial_parameters,
-        optimizer_config=place.config.optimizer,
-        exchange_config=place.config.exchange,
-        **_duties_of_the_chief(place, metrics),
+        initial_parameters=parameters,
+        optimizer_config=process.config.optimizer,
+        exchange_config=process.config.exchange,
+        **_duties_of_the_chief(process, metrics),
     )
 
 
-def _allreduce(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
-    from param_servers.allreduce.exchange import AllReduceExchange
-
+def _allreduce(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
     return AllReduceExchange(
-        collective=_collective(place),
-        worker=place.rank,
+        collective=COLLECTIVES[process.config.exchange.collective_backend](process),
+        worker=process.rank,
         layout=plan.layout,
-        initial_parameters=initial_parameters,
-        optimizer_config=place.config.optimizer,
-        exchange_config=place.config.exchange,
-        **_duties_of_the_chief(place, metrics),
+        initial_parameters=parameters,
+        optimizer_config=process.config.optimizer,
+        exchange_config=process.config.exchange,
+        **_duties_of_the_chief(process, metrics),
     )
 
 
-def _majority(place: Place, plan: ShardPlan, initial_parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
-    from param_servers.majority.exchange import MajorityExchange
-
-    rendezvous = Rendezvous(place.folder)
+def _majority(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
+    rendezvous = Rendezvous(process.folder)
     return MajorityExchange(
-        rank=place.rank,
-        incarnation=place.incarnation,
+        rank=process.rank,
+        incarnation=process.incarnation,
         layout=plan.layout,
-        initial_parameters=initial_parameters,
-        optimizer_config=place.config.optimizer,
-        exchange_config=place.config.exchange,
-        secret=place.secret,
+        initial_parameters=parameters,
+        optimizer_config=process.config.optimizer,
+        exchange_config=process.config.exchange,
+        secret=process.secret,
         resolve=rendezvous.address_of("rank"),
-        publish_address=rendezvous.publisher("rank", place.rank, place.incarnation),
-        **_duties_of_the_chief(place, metrics),
+        publish_address=rendezvous.publisher("rank", process.rank, process.incarnation),
+        **_duties_of_the_chief(process, metrics),
     )
 
 
-def _collective(place: Place) -> Collective:
-    """The carrier of an all-reduce's sums, as the configuration names it."""
-    exchange = place.config.exchange
-    step_timeout_s, join_timeout_s = exchange.step_timeout_s, exchange.join_timeout_s
-    if exchange.collective_backend == "mpi":
-        from param_servers.allreduce.mpi import MpiCollective
-
-        return MpiCollective(
-            step_timeout_s=step_timeout_s,
-            join_timeout_s=join_timeout_s,
-            first_survivor_s=exchange.timeouts.first_survivor_s,
-        )
-    if exchange.collective_backend == "horovod":
-        from param_servers.allreduce.horovod import HorovodCollective
-
-        return HorovodCollective(step_timeout_s=step_timeout_s, join_timeout_s=join_timeout_s)
-    from param_servers.allreduce.collective import TorchCollective
-
-    rendezvous = Rendezvous(place.folder)
+def _sums_by_torch(process: RunProcess) -> Collective:
+    exchange, rendezvous = process.config.exchange, Rendezvous(process.folder)
     return TorchCollective.join(
-        place.rank,
+        process.rank,
         exchange.num_workers,
-        secret=place.secret,
-        publish=rendezvous.publisher("rank", place.rank, place.incarnation),
+        secret=process.secret,
+        publish=rendezvous.publisher("rank", process.rank, process.incarnation),
         resolve=rendezvous.address_of("rank"),
         host=exchange.listen_host,
         port=exchange.port,
         interface=exchange.interface,
-        step_timeout_s=step_timeout_s,
-        join_timeout_s=join_timeout_s,
+        step_timeout_s=exchange.step_timeout_s,
+        join_timeout_s=exchange.join_timeout_s,
     )
 
 
-def _duties_of_the_chief(place: Place, metrics: MetricsWriter) -> dict[str, Any]:
+def _sums_by_mpi(process: RunProcess) -> Collective:
+    from param_servers.allreduce.mpi import MpiCollective
+
+    exchange = process.config.exchange
+    return MpiCollective(
+        step_timeout_s=exchange.step_timeout_s,
+        join_timeout_s=exchange.join_timeout_s,
+        first_survivor_s=exchange.timeouts.first_survivor_s,
+    )
+
+
+def _sums_by_horovod(process: RunProcess) -> Collective:
+    from param_servers.allreduce.horovod import HorovodCollective
+
+    exchange = process.config.exchange
+    return HorovodCollective(step_timeout_s=exchange.step_timeout_s, join_timeout_s=exchange.join_timeout_s)
+
+
+def _duties_of_the_chief(process: RunProcess, metrics: MetricsWriter) -> dict[str, Any]:
     """What the process does that owns the run's checkpoints and decides when it ends."""
     return {
-        "checkpoint_dir": place.folder.checkpoints,
-        "should_stop": StopRule(place.folder, place.config),
+        "checkpoint_dir": process.folder.checkpoints,
+        "should_stop": StopRule(process.folder, process.config),
         "on_report": to_server_records(metrics),
         "on_event": to_event_records(metrics),
     }
 
 
-EXCHANGES: dict[str, Callable[[Place, ShardPlan, Tensor, MetricsWriter], GradientExchange]] = {
+COLLECTIVES: dict[str, Callable[[RunProcess], Collective]] = {
+    "torch": _sums_by_torch,
+    "mpi": _sums_by_mpi,
+    "horovod": _sums_by_horovod,
+}
+EXCHANGES: dict[str, Callable[[RunProcess, ShardPlan, Tensor, MetricsWriter], GradientExchange]] = {
     "local": _local,
     "servers": _servers,
     "async": _servers,
     "allreduce": _allreduce,
     "majority": _majority,
 }
+
+
+def server(process: RunProcess) -> str:
+    """Hold one shard of the parameters."""
+    config, folder = process.config, process.folder
+    plan, parameters = initial_parameters(config)
+    rendezvous, metrics = Rendezvous(folder), MetricsWriter.of(process, "server")
+    try:
+        return ParameterServer(
+            shard=process.rank,
+            plan=plan,
+            initial_parameters=parameters,
+            optimizer_config=config.optimizer,
+            exchange_config=config.exchange,
+            resolve=rendezvous.address_of("server"),
+            publish_address=rendezvous.publisher("server", process.rank, process.incarnation),
+            secret=process.secret,
+            incarnation=process.incarnation,
+            checkpoint_dir=folder.checkpoints,
+            audit_path=folder.audit / "commits.jsonl",
+            life=folder.life_number(),
+            should_stop=StopRule(folder, config),
+            on_report=to_server_records(metrics),
+            on_event=to_event_records(metrics),
+        ).run()
+    finally:
+        metrics.close()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dba3c.assembly.place import Place
 from dba3c.environments.normalization import FOLDER, NormalizedObservations, read_snapshots, statistics_of
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError, warn_on_stderr, writing
+from dba3c.roles import RunProcess
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.run_folder import checkpoint_steps
 from param_servers.checkpoint.files import find_newest
@@ -18,17 +18,17 @@ class StatisticsKeeper:
     """Keeps one process's statistics beside the checkpoints; does nothing where observations are not normalised.
 
     Args:
-        place: of the process.
+        process: whose.
         role: "worker" or "actor".
         groups: its vector environments, which from now on share one set of statistics: what the newest checkpoint's
             was, in a run that is resumed.
     """
 
-    def __init__(self, place: Place, role: str, groups: list[VectorEnvironment]) -> None:
+    def __init__(self, process: RunProcess, role: str, groups: list[VectorEnvironment]) -> None:
         normalized = [group for group in groups if isinstance(group, NormalizedObservations)]
         self._shared = normalized[0].statistics if normalized else None
-        self._run, self._name = place.folder.path, f"{role}-{place.rank}"
-        self._every = place.config.exchange.checkpoint_every_steps
+        self._run, self._name = process.folder.path, f"{role}-{process.rank}"
+        self._every = process.config.exchange.checkpoint_every_steps
         self._saved_step: int | None = None
         self._warned = False
         self._step = 0

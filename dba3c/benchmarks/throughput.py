@@ -27,15 +27,15 @@ import numpy as np
 import torch
 import tyro
 
+from dba3c import roles
 from dba3c.algorithms.agent import Agent
 from dba3c.assembly.model import build_model, spaces_of
-from dba3c.assembly.place import Place
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.atari.protocols import atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import VectorEnvironment
-from dba3c.roles import ROLES
+from dba3c.roles import RunProcess
 from dba3c.runs.run_folder import RunFolder
 from param_servers.config import ExchangeConfig
 
@@ -144,7 +144,7 @@ def play(path: str, role: str, rank: int) -> None:
     """The body of one process."""
     torch.set_num_threads(1)
     folder = RunFolder.open(path)
-    ROLES[role](Place(folder, TrainConfig.from_json(folder.config_text()), rank, 0))
+    roles.play(role, RunProcess(folder, TrainConfig.from_json(folder.config_text()), rank, 0))
 
 
 def train_for(config: TrainConfig, path: Path, seconds: float) -> None:

@@ -16,12 +16,12 @@ import numpy as np
 
 from dba3c.algorithms.rollout import EpisodeStarts
 from dba3c.assembly.model import Spaces
-from dba3c.assembly.place import Place
 from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.central.wire import CentralKind, CentralRole, GroupShape, group_shape, pack_step
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Episode, Experience, Transition, VectorEnvironment, worker_seed
-from dba3c.metrics.writer import Sections
+from dba3c.metrics.writer import MetricsWriter, Sections
+from dba3c.roles import RunProcess
 from dba3c.runs.rendezvous import Rendezvous
 from param_servers.errors import BadMessage, PeerLost, Refused
 from param_servers.patience import Redial
@@ -37,20 +37,20 @@ _NAP_S = 0.2
 _MOST_REASON_BYTES = 4096
 
 
-def actor(place: Place) -> str:
+def actor(process: RunProcess) -> str:
     """Step environments as a learner says."""
-    config, central, exchange = place.config, place.config.central, place.config.exchange
-    learner_rank = place.rank % exchange.num_workers
-    metrics = place.metrics("actor")
+    config, central, exchange = process.config, process.config.central, process.config.exchange
+    learner_rank = process.rank % exchange.num_workers
+    metrics = MetricsWriter.of(process, "actor")
     vectors: list[VectorEnvironment] = []
     try:
         seeds = [
-            worker_seed(config.run.seed, place.rank * central.actor_groups + index, place.incarnation)
+            worker_seed(config.run.seed, process.rank * central.actor_groups + index, process.incarnation)
             for index in range(central.actor_groups)
         ]
         for seed in seeds:
             vectors.append(make_vector_environment(config.environment, central.envs_per_group, seed))
-        keeper = StatisticsKeeper(place, "actor", vectors)
+        keeper = StatisticsKeeper(process, "actor", vectors)
         shape = group_shape(config, Spaces(vectors[0].observation_space, vectors[0].action_space))
         groups = [ActorGroup(vector, shape, seed) for vector, seed in zip(vectors, seeds, strict=True)]
 
@@ -58,19 +58,19 @@ def actor(place: Place) -> str:
             keeper.at(version)
             metrics.record_step(version, experience._asdict(), sections)
 
-        address_of = Rendezvous(place.folder).address_of("learner")
+        address_of = Rendezvous(process.folder).address_of("learner")
         reason = Actor(
-            rank=place.rank,
-            incarnation=place.incarnation,
+            rank=process.rank,
+            incarnation=process.incarnation,
             learner=learner_rank,
             groups=groups,
             resolve=lambda: address_of(learner_rank),
-            secret=place.secret,
+            secret=process.secret,
             join_timeout_s=exchange.timeouts.start_s,
             answer_timeout_s=exchange.timeouts.actor_answer_s,
             reconnect_timeout_s=exchange.timeouts.return_s,
             silence_timeout_s=exchange.timeouts.silence_s,
-            stop_reason=place.folder.stop_reason,
+            stop_reason=process.folder.stop_reason,
             on_failure=lambda line: metrics.record_event("environment_restarted", line),
             on_steps=stepped,
         ).run()

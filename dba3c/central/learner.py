@@ -7,7 +7,6 @@ import copy
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.assembly.exchanges import connect
 from dba3c.assembly.model import Spaces, build_model, spaces_of
-from dba3c.assembly.place import Place
 from dba3c.central.algorithm import Policy, Trainer
 from dba3c.central.inference_thread import ActorWatch, OwnThread, Serving, SharedThread
 from dba3c.central.r2d2 import R2d2Policy, R2d2Trainer
@@ -22,6 +21,7 @@ from dba3c.environments.protocol import Experience, worker_seed
 from dba3c.metrics.exchange_records import GradientRecorder
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
+from dba3c.roles import RunProcess
 from dba3c.runs.ending import before_the_first_update
 from dba3c.runs.rendezvous import Rendezvous
 from param_servers.exchange import GradientExchange, RunStopped
@@ -33,23 +33,23 @@ LEARNER_SEEDS = 1 << 20
 """Learners' randomness is that of workers so far away that no actor shares it."""
 
 
-def learner(place: Place) -> str:
+def learner(process: RunProcess) -> str:
     """Choose the actions of this learner's actors and train on what they did."""
-    config, metrics = place.config, place.metrics("learner")
-    seed = worker_seed(config.run.seed, place.rank + LEARNER_SEEDS, place.incarnation)
+    config, metrics = process.config, MetricsWriter.of(process, "learner")
+    seed = worker_seed(config.run.seed, process.rank + LEARNER_SEEDS, process.incarnation)
     try:
         spaces = spaces_of(config)
         model = build_model(config, spaces)
-        actors = config.central.actors_of(place.rank, config.exchange.num_workers)
-        trainer = build_trainer(config, model.network, spaces, actors, seed, target_store(place, metrics))
-        serving = build_serving(place, model.network, spaces, seed, trainer.groups_per_batch, metrics)
+        actors = config.central.actors_of(process.rank, config.exchange.num_workers)
+        trainer = build_trainer(config, model.network, spaces, actors, seed, target_store(process, metrics))
+        serving = build_serving(process, model.network, spaces, seed, trainer.groups_per_batch, metrics)
         try:
             host = listen_address(config.exchange.listen_host, config.exchange.interface)
             # Other exchanges listen themselves on the port that was chosen, in this process or beside it.
             port = config.exchange.port if config.exchange.exchange == "local" else 0
             address = serving.service.hub.listen(host, port)
-            Rendezvous(place.folder).publisher("learner", place.rank, place.incarnation)(*address)
-            exchange = connect(place, model.plan, model.parameters, metrics)
+            Rendezvous(process.folder).publisher("learner", process.rank, process.incarnation)(*address)
+            exchange = connect(process, model.plan, model.parameters, metrics)
             try:
                 return run_learner(config, trainer, model.plan.layout, serving, exchange, metrics)
             finally:
@@ -116,17 +116,17 @@ def run_learner(
 
 
 def build_serving(
-    place: Place, network: FlatNetwork, spaces: Spaces, seed: int, groups_per_batch: int, metrics: MetricsWriter
+    process: RunProcess, network: FlatNetwork, spaces: Spaces, seed: int, groups_per_batch: int, metrics: MetricsWriter
 ) -> Serving:
-    """What answers the actors of learner ``place.rank``; its hub does not listen yet."""
-    config, central, timeouts = place.config, place.config.central, place.config.exchange.timeouts
-    actors = central.actors_of(place.rank, config.exchange.num_workers)
+    """What answers the actors of learner ``process.rank``; its hub does not listen yet."""
+    config, central, timeouts = process.config, process.config.central, process.config.exchange.timeouts
+    actors = central.actors_of(process.rank, config.exchange.num_workers)
     own = central.inference_thread == "own"
     half = max(1, len(actors) * central.envs_per_actor // 2)
     batcher: Batcher[GroupKey] = Batcher(central.inference_batch or half, central.inference_timeout_ms / 1000)
     service = InferenceService(
-        place.secret,
-        place.rank,
+        process.secret,
+        process.rank,
         build_policy(config, copy.deepcopy(network) if own else network, spaces, seed),
         UnrollStore(group_shape(config, spaces), central.unroll_length),
         batcher,
@@ -165,8 +165,8 @@ def build_trainer(
     return ActorCriticTrainer(config, network)  # type: ignore[arg-type]
 
 
-def target_store(place: Place, metrics: MetricsWriter) -> TargetStore:
+def target_store(process: RunProcess, metrics: MetricsWriter) -> TargetStore:
     """Where this learner's target networks are: as many as the run's checkpoints may go back to."""
-    exchange, period = place.config.exchange, place.config.replay.target_every_steps
+    exchange, period = process.config.exchange, process.config.replay.target_every_steps
     keep = exchange.keep_checkpoints * max(1, -(-(exchange.checkpoint_every_steps or 1) // period)) + 2
-    return TargetStore(place.folder.path / "targets" / f"learner-{place.rank}", keep, metrics.record_event)
+    return TargetStore(process.folder.path / "targets" / f"learner-{process.rank}", keep, metrics.record_event)

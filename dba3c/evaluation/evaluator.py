@@ -23,6 +23,7 @@ from dba3c.evaluation.full_games import (
 )
 from dba3c.evaluation.players import Actions, make_player, protocol_for, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
+from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import LOOK_S, Overtime, RunEnd, evaluating
 from dba3c.runs.run_folder import RunFolder
@@ -208,3 +209,8 @@ def stop_when_solved(
             tell(reason)
     except UserError as error:  # a full disk: the next evaluation asks again
         tell(str(error))
+
+
+def evaluator(process: RunProcess) -> str:
+    """The role's whole life, see `run_evaluator`; the reason the run ended."""
+    return run_evaluator(process.folder, process.config, process.rank, incarnation=process.incarnation)

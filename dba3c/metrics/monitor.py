@@ -20,6 +20,7 @@ from dba3c.metrics.run_facts import RunFacts
 from dba3c.metrics.sinks.sink import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun, make_sinks
 from dba3c.metrics.summary import RunSummary, Scores
 from dba3c.metrics.writer import MetricsWriter
+from dba3c.roles import RunProcess
 from dba3c.runs.ending import RunEnd
 from dba3c.runs.run_folder import RunFolder
 
@@ -218,3 +219,9 @@ def monitor_process(path: str | Path, incarnation: int = 0) -> Monitor:
         return monitor
     finally:
         metrics.close()
+
+
+def monitor(process: RunProcess) -> str:
+    """The role's whole life, see `monitor_process`; the reason the run ended."""
+    seen = monitor_process(process.folder.path, incarnation=process.incarnation)
+    return seen.stop_reason or "the run has ended"

@@ -22,6 +22,7 @@ from typing import Any, SupportsFloat
 from dba3c.errors import warn_on_stderr
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.registry import Reduced
+from dba3c.roles import RunProcess
 from dba3c.runs.run_folder import RunFolder
 from param_servers.line_file import LineFile
 
@@ -99,6 +100,11 @@ class MetricsWriter:
         self._recorded_s = dict.fromkeys(self._windows, self._opened_s)
         self._cpu_s = time.process_time()
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, process: RunProcess, role: str) -> MetricsWriter:
+        """A process's own file."""
+        return cls(process.folder, role, process.rank, process.incarnation, process.config.run.metrics_window_s)
 
     def record_step(
         self, step: int, values: Mapping[str, SupportsFloat], sections_s: Mapping[str, float] | None = None

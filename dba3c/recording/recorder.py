@@ -23,6 +23,7 @@ from dba3c.evaluation.players import Actions, Choice, Player, make_player, proto
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.recording.cameras import Camera, make_camera
 from dba3c.recording.videos import GifWriter, Mp4Writer, Overlay, enlarge
+from dba3c.roles import RunProcess
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import LOOK_S, RunEnd
@@ -196,3 +197,8 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
+def recorder(process: RunProcess) -> str:
+    """The role's whole life, see `run_recorder`; the reason the run ended."""
+    return run_recorder(process.folder, process.config, process.rank, incarnation=process.incarnation)

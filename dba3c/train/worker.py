@@ -12,15 +12,42 @@ import numpy as np
 import torch
 
 from dba3c.algorithms.agent import Agent
+from dba3c.assembly.exchanges import connect
+from dba3c.assembly.model import Spaces, build_model
+from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.config import TrainConfig
+from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import VectorEnvironment, worker_seed
 from dba3c.metrics.exchange_records import GradientRecorder
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
+from dba3c.roles import RunProcess
 from dba3c.train.collector import Collector
 from dba3c.train.gradients import gradients_of
 from param_servers.exchange import GradientExchange, Pull, RunStopped
 from param_servers.optim import clip_gradient
+
+
+def worker(process: RunProcess) -> str:
+    """Step environments and compute gradients."""
+    config = process.config
+    seed = worker_seed(config.run.seed, process.rank, process.incarnation)
+    environments = make_vector_environment(config.environment, config.environment.envs_per_worker, seed)
+    metrics = MetricsWriter.of(process, "worker")
+    try:
+        model = build_model(config, Spaces(environments.observation_space, environments.action_space))
+        keeper = StatisticsKeeper(process, "worker", [environments])
+        exchange = connect(process, model.plan, model.parameters, metrics)
+        try:
+            who = {"rank": process.rank, "incarnation": process.incarnation}
+            reason = run_worker(config, model.network, environments, exchange, metrics, **who, at_step=keeper.at)
+            keeper.finish()
+            return reason
+        finally:
+            exchange.close()
+    finally:
+        metrics.close()
+        environments.close()
 
 
 def run_worker(

@@ -55,14 +55,14 @@ class Recorded:
 def _record_exchanges() -> None:
     connect = exchanges.EXCHANGES["servers"]
 
-    def connect_and_record(place: Any, plan: Any, initial_parameters: Tensor, metrics: Any) -> Any:
+    def connect_and_record(process: Any, plan: Any, initial_parameters: Tensor, metrics: Any) -> Any:
         folder, life = Path(os.environ[FOLDER_VARIABLE]), os.environ[LIFE_VARIABLE]
         if not (initial := folder / "initial").exists():
             temporary = folder / f"initial-{os.getpid()}"
             temporary.write_bytes(initial_parameters.numpy().tobytes())
             temporary.replace(initial)
-        name = f"life-{life}.worker-{place.rank}.incarnation-{place.incarnation}.pid-{os.getpid()}"
-        return Recorded(connect(place, plan, initial_parameters, metrics), folder / name)
+        name = f"life-{life}.worker-{process.rank}.incarnation-{process.incarnation}.pid-{os.getpid()}"
+        return Recorded(connect(process, plan, initial_parameters, metrics), folder / name)
 
     exchanges.EXCHANGES["servers"] = connect_and_record
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dba3c.assembly.place import Place
+from dba3c import roles
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import EnvironmentFailed
-from dba3c.roles import ROLES
+from dba3c.roles import RunProcess
 from dba3c.runs.run_folder import RunFolder
 from launch import role
 
@@ -25,10 +25,10 @@ def run_dir(tmp_path: Path) -> Path:
 def test_a_full_disk_ends_a_role_with_one_line_that_names_the_file(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def play(place: Place) -> str:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place.folder.path / "checkpoints"))
+    def play(name: str, process: RunProcess) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(process.folder.path / "checkpoints"))
 
-    monkeypatch.setitem(ROLES, "server", play)
+    monkeypatch.setattr(roles, "play", play)
     monkeypatch.setattr(role, "exit_with_parent", lambda: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     code = role.main(["--run-dir", str(run_dir), "--role", "server", "--launch-id", "1"])
@@ -40,10 +40,10 @@ def test_a_full_disk_ends_a_role_with_one_line_that_names_the_file(
 def test_a_game_that_keeps_failing_is_a_fault_of_its_process_and_no_bad_input(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def play(place: Place) -> str:
+    def play(name: str, process: RunProcess) -> str:
         raise EnvironmentFailed("corridor environment 0 (seed 1, step 2): collapsed; given up after 3 restarts")
 
-    monkeypatch.setitem(ROLES, "worker", play)
+    monkeypatch.setattr(roles, "play", play)
     monkeypatch.setattr(role, "exit_with_parent", lambda: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     code = role.main(["--run-dir", str(run_dir), "--role", "worker", "--launch-id", "1"])

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dba3c import roles
-from dba3c.assembly.place import Place
 from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.config import TrainConfig, replace_options
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.environments.normalization import NormalizedObservations, RunningStatistics, statistics_of, use_statistics
 from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate
+from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import find_policy
 from dba3c.runs.run_folder import RunFolder
+from dba3c.train.worker import worker
 from launch.cli.presets import preset
 
 PENDULUM = EnvironmentConfig(env_id="Pendulum-v1", normalize_observations=True)
@@ -87,7 +87,7 @@ def config_of(**options: object) -> TrainConfig:
 def train(run: Path, config: TrainConfig, resume: bool = False, incarnation: int = 0) -> RunFolder:
     """A run of one process, in this one."""
     with RunFolder.launch(run, config.to_json(), resume=resume) as folder:
-        roles.worker(Place(folder, config, rank=0, incarnation=incarnation))
+        worker(RunProcess(folder, config, rank=0, incarnation=incarnation))
     return folder
 
 
@@ -113,9 +113,9 @@ def test_a_resumed_run_goes_on_from_the_statistics_it_ended_with(tmp_path: Path)
     folder = train(tmp_path / "run", config)
     ended = statistics_of(folder.path, step=10**9)
     assert ended is not None and ended["count"] == 16 * (8 * 25 + 1)
-    place = Place(folder, config, rank=0, incarnation=1)
+    process = RunProcess(folder, config, rank=0, incarnation=1)
     environments = make_vector_environment(config.environment, 16, seed=9)
-    StatisticsKeeper(place, "worker", [environments])
+    StatisticsKeeper(process, "worker", [environments])
     assert isinstance(environments, NormalizedObservations)
     assert environments.statistics.to_dict() == ended
     train(folder.path, replace_options(config, total_frames=16 * 8 * 50), resume=True, incarnation=1)
@@ -163,7 +163,7 @@ def test_a_worker_keeps_a_snapshot_for_each_checkpoint_and_groups_share_theirs(t
     config = config_of()
     with RunFolder.create(tmp_path / "run", config.to_json()) as folder:
         groups = [make_vector_environment(PENDULUM, 2, seed) for seed in range(2)]
-        keeper = StatisticsKeeper(Place(folder, config, rank=3, incarnation=0), "actor", groups)
+        keeper = StatisticsKeeper(RunProcess(folder, config, rank=3, incarnation=0), "actor", groups)
         for step in range(25):
             for group in groups:
                 group.reset()
@@ -181,7 +181,7 @@ def test_nothing_is_kept_where_observations_are_not_normalised(tmp_path: Path):
     config = replace_options(config_of(), normalize_observations=False)
     with RunFolder.create(tmp_path / "run", config.to_json()) as folder:
         environments = make_vector_environment(config.environment, 2, seed=0)
-        StatisticsKeeper(Place(folder, config, rank=0, incarnation=0), "worker", [environments]).finish()
+        StatisticsKeeper(RunProcess(folder, config, rank=0, incarnation=0), "worker", [environments]).finish()
         assert not (folder.path / "observations").exists()
 
 
@@ -190,7 +190,7 @@ def test_statistics_that_the_disk_refuses_stop_no_worker(tmp_path: Path, capsys:
     with RunFolder.create(tmp_path / "run", config.to_json()) as folder:
         (folder.path / "observations").write_text("a file where the folder should be")
         environments = make_vector_environment(config.environment, 2, seed=0)
-        keeper = StatisticsKeeper(Place(folder, config, rank=0, incarnation=0), "worker", [environments])
+        keeper = StatisticsKeeper(RunProcess(folder, config, rank=0, incarnation=0), "worker", [environments])
         for step in (0, 10, 20):
             keeper.at(step)
         keeper.finish()

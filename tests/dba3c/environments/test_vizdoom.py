@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from dba3c import roles
-from dba3c.assembly.place import Place
 from dba3c.config import replace_options
 from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.errors import UserError
+from dba3c.roles import RunProcess
 from dba3c.runs.run_folder import RunFolder
+from dba3c.train.worker import worker
 from launch.cli.presets import preset
 
 pytest.importorskip("vizdoom")
@@ -92,7 +92,7 @@ def test_the_preset_trains_the_network_with_memory_on_real_games(tmp_path):
     )
     assert config.network.network == "small_lstm"
     with RunFolder.create(tmp_path / "run", config.to_json()) as folder:
-        roles.worker(Place(folder, config, rank=0, incarnation=0))
+        worker(RunProcess(folder, config, rank=0, incarnation=0))
         records = [json.loads(line) for line in folder.metrics_file("worker", 0).open()]
     steps = [record for record in records if record["kind"] == "step"]
     scores = [record["score"] for record in records if record["kind"] == "episode"]
