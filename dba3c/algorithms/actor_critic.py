@@ -12,13 +12,14 @@ their joint batch. Divided by the valid steps of each worker, those of a worker 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
 from dba3c.algorithms.returns import Targets, lambda_returns, vtrace_targets
+from dba3c.algorithms.rollout import Rollout
 from dba3c.networks.distributions import Distribution, distribution
 
 
@@ -36,42 +37,6 @@ class ActorCriticSettings:
     """Correct for the behaviour policy's age (V-trace). On-policy it changes nothing."""
 
 
-class TrainableRollout(Protocol):
-    """What the loss reads of a rollout; all read-only."""
-
-    @property
-    def policy_logits(self) -> Tensor:
-        """[T, B, P] float32, with graph."""
-
-    @property
-    def values(self) -> Tensor:
-        """[T, B] float32, with graph."""
-
-    @property
-    def actions(self) -> Tensor:
-        """[T, B] int64, or [T, B, D]."""
-
-    @property
-    def rewards(self) -> Tensor:
-        """[T, B] float32."""
-
-    @property
-    def terminated(self) -> Tensor:
-        """[T, B] bool."""
-
-    @property
-    def truncated(self) -> Tensor:
-        """[T, B] bool."""
-
-    @property
-    def valid(self) -> Tensor:
-        """[T, B] bool: False where the step does not train."""
-
-    @property
-    def bootstrap_value(self) -> Tensor:
-        """[B] float32: value of the observation after the last step, without graph."""
-
-
 class Loss(NamedTuple):
     """A scalar to differentiate, and what is logged about it, on the same scale."""
 
@@ -86,9 +51,7 @@ class ActorCriticLoss:
         self.action_space = action_space
         self.settings = settings
 
-    def __call__(
-        self, rollout: TrainableRollout, *, entropy_cost: float, behaviour_log_probs: Tensor | None = None
-    ) -> Loss:
+    def __call__(self, rollout: Rollout, *, entropy_cost: float, behaviour_log_probs: Tensor | None = None) -> Loss:
         """The loss of a rollout. behaviour_log_probs: see ``actor_critic_targets``."""
         policy = distribution(self.action_space, rollout.policy_logits)
         targets = actor_critic_targets(policy, rollout, self.settings, behaviour_log_probs)
@@ -105,7 +68,7 @@ class ActorCriticLoss:
 
 def actor_critic_targets(
     policy: Distribution,
-    rollout: TrainableRollout,
+    rollout: Rollout,
     settings: ActorCriticSettings,
     behaviour_log_probs: Tensor | None = None,
 ) -> Targets:

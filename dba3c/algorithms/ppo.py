@@ -19,8 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dba3c.algorithms.actor_critic import Loss, TrainableRollout
+from dba3c.algorithms.actor_critic import Loss
 from dba3c.algorithms.returns import lambda_returns
+from dba3c.algorithms.rollout import Rollout
 from dba3c.networks.distributions import Distribution
 
 
@@ -69,7 +70,7 @@ class PpoBatch(NamedTuple):
 
 
 @torch.no_grad()
-def ppo_batch(policy: Distribution, rollout: TrainableRollout, observations: Tensor, settings: PpoSettings) -> PpoBatch:
+def ppo_batch(policy: Distribution, rollout: Rollout, observations: Tensor, settings: PpoSettings) -> PpoBatch:
     """The positions of a rollout, with the targets that stay fixed during its epochs.
 
     policy: the acting one, over [T, B]. observations: [T, B, *S], the ones acted on.

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import Tensor
 
 from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings, actor_critic_loss
 from dba3c.algorithms.returns import Targets, lambda_returns
+from dba3c.algorithms.rollout import Rollout
+from dba3c.environments.protocol import Experience
 from dba3c.networks.distributions import Categorical
 from tests.dba3c.algorithms.rollouts import random_rollout
 
 ACTIONS = spaces.Discrete(3)
 
 
-@dataclass(frozen=True)
-class Played:
-    policy_logits: Tensor
-    values: Tensor
-    actions: Tensor
-    rewards: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    valid: Tensor
-    bootstrap_value: Tensor
-
-
-def played(seed: int, length: int = 6, environments: int = 4) -> Played:
+def played(seed: int, length: int = 6, environments: int = 4) -> Rollout:
     rollout = random_rollout(seed, length, environments)
     rewards, terminated, truncated, valid, values, bootstrap = rollout.tensors()
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(length, environments, 3, generator=generator).requires_grad_()
     actions = torch.randint(0, 3, (length, environments), generator=generator)
-    return Played(logits, values.requires_grad_(), actions, rewards, terminated, truncated, valid, bootstrap)
+    return Rollout(
+        policy_logits=logits,
+        values=values.requires_grad_(),
+        actions=actions,
+        rewards=rewards,
+        terminated=terminated,
+        truncated=truncated,
+        valid=valid,
+        bootstrap_value=bootstrap,
+        experience=Experience(),
+        episodes=[],
+    )
 
 
 def numpy_loss(logits, values, actions, targets, valid, value_cost, entropy_cost):
@@ -109,9 +109,9 @@ def test_a_rollout_without_a_valid_step_has_no_loss_and_no_gradient() -> None:
 def test_the_mean_of_two_workers_gradients_is_the_gradient_of_their_joint_batch(vtrace: bool) -> None:
     halves = [played(seed, environments=2) for seed in (11, 14)]
     assert len({int(half.valid.sum()) for half in halves} | {halves[0].valid.numel()}) == 3  # masked, and unequally
-    joint = Played(
+    joint = Rollout(
         *(torch.cat([getattr(half, name).detach() for half in halves], 0 if name == "bootstrap_value" else 1)
-          for name in Played.__dataclass_fields__)
+          for name in Rollout.__dataclass_fields__)
     )  # fmt: skip
     joint.policy_logits.requires_grad_()
     joint.values.requires_grad_()
