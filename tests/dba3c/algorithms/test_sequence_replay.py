@@ -1,4 +1,4 @@
-"""Prioritized sequence replay against a model that keeps everything, and its probabilities in closed form."""
+"""Prioritized sequences: what a sample holds, what priorities do, the sum tree and the stacks beneath."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dba3c.algorithms.sequence_replay import Record, SequenceReplay, SequenceReplaySettings
+from dba3c.algorithms.sequence_replay import (
+    Beginning,
+    OlderFrames,
+    Record,
+    SequenceReplay,
+    SequenceReplaySettings,
+    SumTree,
+    rebuild_stacks,
+)
 from tests.dba3c.algorithms.acted_stacks import FrameStacks
 
 STORED = ("reward", "terminated", "truncated", "valid", "action")
@@ -209,3 +219,87 @@ def test_sizes_that_cannot_work_are_refused(changes: dict) -> None:
 def test_an_empty_replay_says_so() -> None:
     with pytest.raises(ValueError, match="no weight"):
         SequenceReplay(settings(), (1,), np.dtype(np.uint8), ()).sample(1, np.random.default_rng(0))
+
+
+@given(st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e3)), min_size=1, max_size=40), st.integers(0, 2**32 - 1))
+def test_find_is_searching_the_cumulative_sums(weights: list[float], seed: int) -> None:
+    if sum(weights) == 0:
+        weights[0] = 1.0
+    tree = SumTree(len(weights))
+    tree.set(np.arange(len(weights)), np.array(weights))
+    assert tree.total == pytest.approx(sum(weights))
+    cumulative = np.cumsum(weights)
+    sums = np.random.default_rng(seed).random(20) * cumulative[-1]
+    found = tree.find(sums)
+    expected = np.searchsorted(cumulative, sums, side="right")
+    close = np.abs(cumulative[np.minimum(expected, len(weights) - 1)] - sums) < 1e-6  # rounding may pick a neighbour
+    assert np.all((found == expected) | close)
+    assert np.all(tree.weights(found) > 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.floats(0, 10)), max_size=60))
+def test_sums_do_not_drift_under_updates(updates: list[tuple[int, float]]) -> None:
+    tree, weights = SumTree(13), np.zeros(13)
+    for leaf, weight in updates:
+        tree.set(np.array([leaf]), weight)
+        weights[leaf] = weight
+    assert tree.total == pytest.approx(weights.sum(), abs=1e-9)
+    np.testing.assert_array_equal(tree.weights(np.arange(13)), weights)
+
+
+def test_a_leaf_named_twice_keeps_the_last_weight() -> None:
+    tree = SumTree(4)
+    tree.set(np.array([2, 2]), np.array([5.0, 1.0]))
+    assert tree.total == 1.0
+
+
+def test_rounding_never_finds_a_leaf_without_weight() -> None:
+    tree = SumTree(5)
+    tree.set(np.array([1]), 0.1)
+    assert tree.find(np.array([0.0, 0.1, 0.2])).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
+def test_a_weight_that_is_no_weight_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="weights must be finite"):
+        SumTree(2).set(np.array([0]), weight)
+
+
+def test_an_empty_tree_says_so() -> None:
+    with pytest.raises(ValueError, match="no weight"):
+        SumTree(2).find(np.array([0.0]))
+
+
+def test_an_episode_begins_with_what_lay_behind_its_first_frame() -> None:
+    frames = np.array([[1, 2, 3, 4, 5, 6]], dtype=np.uint8)
+    begins = Beginning(sequence=0, time=3, older=np.array([70, 80]))
+    assert rebuild_stacks(frames, 3, [begins])[:, 0].tolist() == [[1, 2, 3], [70, 80, 4], [80, 4, 5], [4, 5, 6]]
+
+
+def test_an_episode_that_began_before_the_first_stack_still_shows_in_it() -> None:
+    frames = np.array([[1, 2, 3, 4]], dtype=np.uint8)
+    begins = Beginning(sequence=0, time=1, older=np.array([70, 80]))
+    assert rebuild_stacks(frames, 3, [begins])[:, 0].tolist() == [[80, 2, 3], [2, 3, 4]]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_rebuilt_stacks_are_the_ones_that_were_acted_on(depth: int) -> None:
+    rng = np.random.default_rng(0)
+    length, batch = 30, 5
+    stored = rng.integers(1, 255, (batch, length, 2, 2), dtype=np.uint8)
+    first = rng.random((batch, length)) < 0.2
+    first[:, 0] = True
+    older = rng.integers(1, 255, (batch, length, depth - 1, 2, 2), dtype=np.uint8)
+    online, everybody = FrameStacks(batch, depth, (2, 2)), np.arange(batch)
+    acted = [online.push(everybody, stored[:, t], first[:, t], older[first[:, t], t]) for t in range(length)]
+    rebuilt = rebuild_stacks(stored, depth, [Beginning(b, t, older[b, t]) for b, t in np.argwhere(first)])
+    np.testing.assert_array_equal(rebuilt, acted[depth - 1 :])
+
+
+def test_older_frames_are_zeros_where_nothing_was_said_and_after_they_were_forgotten() -> None:
+    kept, said = OlderFrames(3, (1,), np.dtype(np.uint8)), np.array([[[7], [8]], [[5], [6]]], np.uint8)
+    kept.keep(np.array([0, 2]), np.array([4, 4]), said)
+    assert [kept.of(e, 4).ravel().tolist() for e in range(3)] == [[7, 8], [0, 0], [5, 6]]
+    kept.forget(np.array([1, 2]), np.array([4, 4]))
+    assert kept.of(2, 4).ravel().tolist() == [0, 0]
+    assert len(kept) == 1

@@ -1,4 +1,4 @@
-"""A learner that is started again goes on with the target network that it had."""
+"""What learners with a replay share: target networks on disk, and how many gradients they owe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dba3c.assembly.model import build_model, spaces_of
 from dba3c.central.learner import build_policy, build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
-from dba3c.central.replay import TargetStore
+from dba3c.central.replay import ReplayDebt, TargetStore
 from dba3c.central.sac import SacTrainer
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, TrainConfig
@@ -110,3 +110,30 @@ def test_a_torn_file_and_one_of_another_network_are_passed_over(tmp_path: Path) 
     (tmp_path / "step-3.safetensors").write_bytes(b"torn")
     assert store.restore(9, nn.Linear(2, 2)) == 1
     assert [line.split(" ")[0] for line in lines[:2]] == ["step-3.safetensors", "step-2.safetensors"]
+
+
+def updates(debt: ReplayDebt) -> int:
+    count = 0
+    while debt.owes:
+        debt.paid()
+        count += 1
+    return count
+
+
+def test_nothing_is_owed_before_the_start() -> None:
+    debt = ReplayDebt(start=100, ratio=2.0, per_update=10)
+    debt.gathered(99)
+    assert not debt.owes
+
+
+def test_after_the_start_each_step_is_sampled_ratio_times() -> None:
+    debt = ReplayDebt(start=100, ratio=2.0, per_update=10)
+    debt.gathered(100)
+    assert updates(debt) == 1
+    debt.gathered(50)
+    assert updates(debt) == 9  # 50 steps × 2 = 100 samples, 10 of them taken before
+    one_by_one = 0
+    for _ in range(100):
+        debt.gathered(1)
+        one_by_one += updates(debt)
+    assert one_by_one == 20
