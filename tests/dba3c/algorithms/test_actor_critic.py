@@ -109,10 +109,12 @@ def test_a_rollout_without_a_valid_step_has_no_loss_and_no_gradient() -> None:
 def test_the_mean_of_two_workers_gradients_is_the_gradient_of_their_joint_batch(vtrace: bool) -> None:
     halves = [played(seed, environments=2) for seed in (11, 14)]
     assert len({int(half.valid.sum()) for half in halves} | {halves[0].valid.numel()}) == 3  # masked, and unequally
-    joint = Rollout(
-        *(torch.cat([getattr(half, name).detach() for half in halves], 0 if name == "bootstrap_value" else 1)
-          for name in Rollout.__dataclass_fields__)
-    )  # fmt: skip
+    tensors = [name for name, value in vars(halves[0]).items() if isinstance(value, torch.Tensor)]
+    joined = {
+        name: torch.cat([getattr(half, name).detach() for half in halves], 0 if name == "bootstrap_value" else 1)
+        for name in tensors
+    }
+    joint = replace(halves[0], **joined)
     joint.policy_logits.requires_grad_()
     joint.values.requires_grad_()
     loss = ActorCriticLoss(ACTIONS, ActorCriticSettings(vtrace=vtrace))
