@@ -1,5 +1,6 @@
 """A whole run of servers and workers as processes of this machine, to try things out and to learn how the parts fit."""
 
+import gc
 import multiprocessing
 import os
 import secrets
@@ -96,6 +97,7 @@ def run_on_one_machine(
                 exchange.close()
 
         def alone(main: Callable[[int], None], rank: int) -> None:
+            gc.freeze()  # what this process inherited is its parent's to clean up: some of it aborts here (threads of C++)
             torch.set_num_threads(1)
             main(rank)
 

@@ -6,6 +6,7 @@ log afterwards.
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -97,6 +98,7 @@ class Run:
         return process
 
     def _guarded(self, target: Callable[..., str], role: str, rank: int, incarnation: int, *arguments: Any) -> None:
+        gc.freeze()  # what other tests left in this process is not ours to clean up: a thread of C++ would abort us
         try:
             target(rank, incarnation, *arguments)
         except ParamServersError as error:

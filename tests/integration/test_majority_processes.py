@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import multiprocessing
@@ -53,6 +54,7 @@ class Run:
         os.replace(self.folder / "address.tmp", self.folder / "address.json")
 
     def work(self, rank, incarnation):
+        gc.freeze()  # see server_runs
         log = (self.folder / f"rank-{rank}.jsonl").open("a", buffering=1)
         try:
             exchange = MajorityExchange(
