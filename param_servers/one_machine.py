@@ -97,7 +97,7 @@ def run_on_one_machine(
                 exchange.close()
 
         def alone(main: Callable[[int], None], rank: int) -> None:
-            gc.freeze()  # what this process inherited is its parent's to clean up: some of it aborts here (threads of C++)
+            gc.freeze()  # what it inherited is its parent's to clean up: threads of C++ would abort this process
             torch.set_num_threads(1)
             main(rank)
 
