@@ -246,7 +246,7 @@ _CHARTS: tuple[tuple[str, str, str], ...] = (
     ("progress/frames", "frames", "emulator frames stepped, whatever became of them"),
     ("progress/data_points", "data points", "agent steps that entered an update"),
     ("progress/hours", "hours", "wall clock, over all lives of the run, without the time between them"),
-    ("progress/core_hours", "core-hours", "cores held × hours, over all lives of the run"),
+    ("progress/core_hours", "core-hours held", "cores held × wall clock, over all lives of the run"),
     ("progress/cpu_hours", "core-hours", "processor time used by all processes of the run"),
     ("speed/data_points_per_s", "data points/s", "data points of accepted gradients, mean of 10 s"),
     ("speed/frames_per_s", "frames/s", "emulator frames stepped, mean of 10 s"),

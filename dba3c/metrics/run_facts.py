@@ -47,7 +47,7 @@ class RunFacts:
         )
 
     def hours(self, last_seen_s: Sequence[float]) -> tuple[float, float]:
-        """(hours, core-hours) that the run has taken; `last_seen_s[i]`: time of the newest record of life i."""
+        """(hours, core-hours held) that the run has taken; `last_seen_s[i]`: time of the newest record of life i."""
         hours = core_hours = 0.0
         for life, seen_s in zip(self.lives, last_seen_s, strict=False):
             spent = max(0.0, seen_s - life.started_s) / 3600.0

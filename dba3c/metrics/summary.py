@@ -219,7 +219,7 @@ class RunSummary:
         return sum(now_s - p.last_time_s <= HEARD_OF_S for p in self.of_roles("worker", "actor"))
 
     def hours(self) -> tuple[float, float]:
-        """(hours, core-hours) over all lives of the run."""
+        """(hours, core-hours held) over all lives of the run."""
         return self.facts.hours(self._last_seen_s)
 
 

@@ -115,13 +115,12 @@ def status_line(summary: RunSummary, now_s: float) -> str:
     """The state of a run in one line."""
     if not summary.processes:
         return "nothing recorded yet"
-    hours, core_hours = summary.hours()
     points_s, frames_s = summary.per_second(now_s, "data_points"), summary.per_second(now_s, "frames")
     dropped = dropped_share({name: summary.total(name) for name in ("accepted", "dropped", "rejected")})
     return (
-        f"[{duration(hours)}] step {summary.step:,}  frames {number(summary.frames)}  score {score_text(summary)}  "
-        f"{number(points_s, 0)} data points/s  {number(frames_s, 0)} frames/s  "
-        f"workers {summary.active_workers(now_s)}  dropped {dropped:.1%}  core-hours {core_hours:.2f}"
+        f"[{duration(summary.hours()[0])}] step {summary.step:,}  frames {number(summary.frames)}  "
+        f"score {score_text(summary)}  {number(points_s, 0)} data points/s  {number(frames_s, 0)} frames/s  "
+        f"workers {summary.active_workers(now_s)}  dropped {dropped:.1%}  core-hours {summary.cpu_hours:.2f}"
     )
 
 
@@ -154,7 +153,6 @@ def render(summary: RunSummary, now_s: float) -> RenderableType:
 
 
 def _head(summary: RunSummary, now_s: float) -> RenderableType:
-    hours, core_hours = summary.hours()
     frames_per_s = summary.per_second(now_s, "frames")
     grid = Table.grid(padding=(0, 3))
     grid.add_row("score", Text(score_text(summary), style="bold"), "best game", number(summary.scores.best))
@@ -162,7 +160,7 @@ def _head(summary: RunSummary, now_s: float) -> RenderableType:
         "data points/s", number(summary.per_second(now_s, "data_points"), 0), "frames/s", number(frames_per_s, 0)
     )
     grid.add_row("step", number(summary.step), "frames", number(summary.frames))
-    grid.add_row("time", duration(hours), "core-hours", f"{core_hours:.2f}")
+    grid.add_row("time", duration(summary.hours()[0]), "core-hours", f"{summary.cpu_hours:.2f}")
     lag = _worst(summary, "staleness_max")
     grid.add_row("workers", str(summary.active_workers(now_s)), "staleness (max)", number(lag))
     if summary.evaluation is not None:
