@@ -1,6 +1,7 @@
 """The monitor process: one for each run. It follows the metrics files, feeds trackers, stops the run.
 
-Nothing here can slow training down: the run only ever appends to its own files.
+Nothing here can slow training down: the run only ever appends to its own files. `export` gives a tracker a whole
+run afterwards (`dba3c export RUN --to NAME`), through the same reader and sinks.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dba3c.errors import UserError, warn_on_stderr
-from dba3c.metrics.charts import ChartInterval, Event
+from dba3c.errors import UserError, warn_on_stderr, writing
+from dba3c.metrics.charts import ChartInterval, Event, Point, points_of
 from dba3c.metrics.reader import Record, RunReader
 from dba3c.metrics.run_facts import RunFacts
 from dba3c.metrics.sinks.sink import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun, make_sinks
@@ -164,10 +165,7 @@ class Monitor:
         if happened is None or happened.time_s < self._since_s:
             return
         for sink in self._sinks:  # events and evaluations go to the trackers one by one
-            if isinstance(happened, Event):
-                sink.event(happened.message, happened.step, happened.time_s)
-            else:
-                sink.point(happened.values, happened.step, happened.time_s)
+            _hand_over(happened, sink)
 
     def _stop(self, reason: str) -> None:
         try:
@@ -183,6 +181,13 @@ class Monitor:
         if about not in self._warned:
             self._warned.add(about)
             self._warn(message)
+
+
+def _hand_over(happened: Point | Event, sink: Sink | BackgroundSink) -> None:
+    if isinstance(happened, Event):
+        sink.event(happened.message, happened.step, happened.time_s)
+    else:
+        sink.point(happened.values, happened.step, happened.time_s)
 
 
 def monitor_process(path: str | Path, incarnation: int = 0) -> Monitor:
@@ -225,3 +230,44 @@ def monitor(process: RunProcess) -> str:
     """The role's whole life, see `monitor_process`; the reason the run ended."""
     seen = monitor_process(process.folder.path, incarnation=process.incarnation)
     return seen.stop_reason or "the run has ended"
+
+
+def export(
+    path: str | Path,
+    to: str,
+    into: str | Path | None = None,
+    points_every_s: float = 10.0,
+    warn: Callable[[str], None] = warn_on_stderr,
+) -> int:
+    """Gives the whole run to one tracker and returns the number of points.
+
+    Args:
+        to: a tracker's name, as in --track.
+        into: where a tracker that writes files puts them; RUN/exports by default. Nothing else of the run changes.
+        points_every_s: seconds of the run between two points.
+        warn: is told which files had lines that are not records: nothing is skipped silently here.
+
+    Raises:
+        UserError: no run, no records, no such tracker, the tracker failed, or INTO cannot be written.
+    """
+    run = RunFolder.open(path)
+    (sink,) = make_sinks([to])
+    folder = Path(into).expanduser().resolve() if into is not None else run.path / "exports"
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    tracked, points = TrackedRun.of(run), 0
+    try:
+        # Not the live run's identity: its points would stand there twice.
+        sink.open(replace(tracked, identity=f"{tracked.identity}-export", folder=folder, resumed=False))
+        for happened in points_of(run, points_every_s, warn=warn):
+            _hand_over(happened, sink)
+            points += isinstance(happened, Point) and not happened.of_evaluation
+        sink.close()
+    except UserError:
+        raise
+    except Exception as error:  # a foreign client raises anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        raise UserError(f"{to} failed after {points} points: {reason}") from error
+    if not points:
+        raise UserError(f"{run.path} has no records to export")
+    return points

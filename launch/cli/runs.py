@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from dba3c.errors import UserError
-from dba3c.metrics import export as tracker_export
+from dba3c.metrics import monitor as trackers
 from dba3c.metrics import watch as live_view
 from dba3c.runs.run_folder import RunFolder
 from launch.cli.options import parse
@@ -69,6 +69,6 @@ class ExportArguments:
 def export(words: Sequence[str]) -> int:
     """dba3c export RUN --to TRACKER"""
     arguments = parse(ExportArguments, words, "dba3c export")
-    points = tracker_export.export(arguments.run, arguments.to, arguments.into)
+    points = trackers.export(arguments.run, arguments.to, arguments.into)
     print(f"{points} points to {arguments.to}")
     return 0

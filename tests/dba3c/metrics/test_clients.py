@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.metrics.export import export
-from dba3c.metrics.monitor import Monitor
+from dba3c.metrics.monitor import Monitor, export
 from dba3c.metrics.sinks.sink import make_sinks
 from dba3c.metrics.writer import MetricsWriter
 from tests.dba3c.metrics.made_up_run import START_S, set_lives

@@ -14,7 +14,7 @@ import urllib.request
 
 import pytest
 
-from dba3c.metrics.export import export
+from dba3c.metrics.monitor import export
 from tests.dba3c.metrics.test_clients import check_mlflow
 
 START_TIMEOUT_S = 90.0

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.metrics.export import export
+from dba3c.metrics.monitor import export
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.run_folder import RunFolder
 from dba3c.studies.report import FIGURES
