@@ -1,7 +1,7 @@
 """Actor-critic networks by name: ``build_network("nature", observation_space, action_space, seed=1)``."""
 
 from dba3c.networks.actor_critic import ActorCriticNetwork, Heads, NetworkOutput, RecurrentNetwork, State, reset_state
-from dba3c.networks.registry import NETWORKS, build_network, default_network
+from dba3c.networks.registry import NETWORKS, build_network
 
 __all__ = [
     "NETWORKS",
@@ -11,6 +11,5 @@ __all__ = [
     "RecurrentNetwork",
     "State",
     "build_network",
-    "default_network",
     "reset_state",
 ]

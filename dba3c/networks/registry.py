@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,97 +29,34 @@ _TORSOS: dict[str, Callable[..., Any]] = {
     "resnet": resnet_torso,
     "football": football_torso,
 }
-
-
-def _image_network(
-    torso: Callable[..., Any],
-    observation_space: spaces.Space,
-    action_space: spaces.Space,
-    generator: torch.Generator,
-) -> ActorCriticNetwork:
-    body = torso(image_shape(observation_space), generator)
-    return ActorCriticNetwork(body, Heads(body.features, action_space, generator))
-
-
-def _recurrent_image_network(
-    torso: Callable[..., Any],
-    observation_space: spaces.Space,
-    action_space: spaces.Space,
-    generator: torch.Generator,
-    *,
-    lstm_size: int = 256,
-) -> ActorCriticNetwork:
-    return _with_memory(torso(image_shape(observation_space), generator), action_space, generator, lstm_size)
-
-
-def _with_memory(
-    body: Any, action_space: spaces.Space, generator: torch.Generator, lstm_size: int
-) -> ActorCriticNetwork:
-    core = Core(body.features, lstm_size, generator)
-    return RecurrentNetwork(body, core, Heads(lstm_size, action_space, generator))
-
-
-def _perceptron(
-    observation_space: spaces.Space,
-    action_space: spaces.Space,
-    generator: torch.Generator,
-    *,
-    hidden: tuple[int, ...] = (64, 64),
-    separate: bool = True,
-) -> ActorCriticNetwork:
-    torso = PerceptronTorso(observation_space, generator, hidden=hidden, separate=separate)
-    return ActorCriticNetwork(torso, Heads(torso.features, action_space, generator, separate=separate))
-
-
-def _recurrent_perceptron(
-    observation_space: spaces.Space,
-    action_space: spaces.Space,
-    generator: torch.Generator,
-    *,
-    hidden: tuple[int, ...] = (64,),
-    lstm_size: int = 64,
-) -> ActorCriticNetwork:
-    torso = PerceptronTorso(observation_space, generator, hidden=hidden, separate=False)
-    return _with_memory(torso, action_space, generator, lstm_size)
-
-
-Builder = Callable[..., ActorCriticNetwork]
-NETWORKS: dict[str, Builder] = {
-    **{name: partial(_image_network, torso) for name, torso in _TORSOS.items()},
-    "mlp": _perceptron,
-    **{f"{name}_lstm": partial(_recurrent_image_network, torso) for name, torso in _TORSOS.items()},
-    "mlp_lstm": _recurrent_perceptron,
-}
-
-
-def default_network(observation_space: spaces.Space) -> str:
-    """The name that fits the observations: "small" for images, "mlp" for the rest."""
-    return "small" if is_image(observation_space) else "mlp"
+NETWORKS = tuple(name + memory for memory in ("", "_lstm") for name in (*_TORSOS, "mlp"))
 
 
 def build_network(
-    name: str, observation_space: spaces.Space, action_space: spaces.Space, *, seed: int = 0, **options: object
+    name: str, observation_space: spaces.Space, action_space: spaces.Space, *, seed: int = 0
 ) -> ActorCriticNetwork:
     """The network called ``name`` for single (unbatched) spaces; the same seed gives the same parameters.
 
-    "auto" is ``default_network`` of the observations.
+    "auto" is the one that fits the observations: "small" for images, "mlp" for the rest.
 
-    Raises UserError for an unknown name (naming the nearest), an option the network does not have, or spaces it
-    cannot serve.
+    Raises UserError for an unknown name (naming the nearest), or spaces the network cannot serve.
     """
     if name == "auto":
-        name = default_network(observation_space)
+        name = "small" if is_image(observation_space) else "mlp"
     if name not in NETWORKS:
         near = difflib.get_close_matches(name, NETWORKS, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise UserError(f"no network is called {name!r}{hint}; there are {', '.join(NETWORKS)}")
-    known = _options_of(NETWORKS[name])
-    for option in options:
-        if option not in known:
-            raise UserError(f"network {name} has no option {option!r}; it has {', '.join(known) or 'none'}")
-    return NETWORKS[name](observation_space, action_space, torch.Generator().manual_seed(seed), **options)
-
-
-def _options_of(builder: Builder) -> list[str]:
-    parameters = inspect.signature(builder).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    generator = torch.Generator().manual_seed(seed)
+    kind, remembers = name.removesuffix("_lstm"), name.endswith("_lstm")
+    separate, lstm_size = kind == "mlp" and not remembers, 64 if kind == "mlp" else 256
+    torso: Any
+    if kind == "mlp":
+        hidden = (64,) if remembers else (64, 64)
+        torso = PerceptronTorso(observation_space, generator, hidden=hidden, separate=separate)
+    else:
+        torso = _TORSOS[kind](image_shape(observation_space), generator)
+    if remembers:
+        core = Core(torso.features, lstm_size, generator)
+        return RecurrentNetwork(torso, core, Heads(lstm_size, action_space, generator))
+    return ActorCriticNetwork(torso, Heads(torso.features, action_space, generator, separate=separate))

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from dba3c.errors import UserError
-from dba3c.networks import ActorCriticNetwork, build_network, default_network
+from dba3c.networks import ActorCriticNetwork, build_network
 
 GRAY = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 RGB = spaces.Box(0, 255, (4, 84, 84, 3), np.uint8)
@@ -127,9 +127,6 @@ def test_a_separate_value_torso_does_not_move_the_policy() -> None:
     network = build_network("mlp", VECTOR, spaces.Discrete(2))
     network(torch.randn(5, 4)).value.sum().backward()
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in network.torso.policy.parameters())
-    shared = build_network("mlp", VECTOR, spaces.Discrete(2), separate=False)
-    shared(torch.randn(5, 4)).value.sum().backward()
-    assert any(parameter.grad is not None and parameter.grad.any() for parameter in shared.torso.policy.parameters())
 
 
 def test_discrete_observations_become_one_hot() -> None:
@@ -150,25 +147,23 @@ def test_a_multi_discrete_action_has_logits_for_each_part() -> None:
 
 
 def test_the_default_network_follows_the_observations() -> None:
-    assert default_network(GRAY) == "small"
-    assert default_network(VECTOR) == "mlp"
+    for space, name in ((GRAY, "small"), (VECTOR, "mlp")):
+        built, named = (build_network(each, space, spaces.Discrete(2)) for each in ("auto", name))
+        assert built.state_dict().keys() == named.state_dict().keys()
 
 
 @pytest.mark.parametrize(
-    ("name", "space", "options", "message"),
+    ("name", "space", "message"),
     [
-        ("natur", GRAY, {}, "did you mean nature"),
-        ("nature", VECTOR, {}, "mlp"),
-        ("nature", spaces.Box(0, 255, (4, 20, 20), np.uint8), {}, "too small"),
-        ("mlp", VECTOR, {"layers": 3}, "layers"),
-        ("mlp", spaces.Dict({"a": VECTOR}), {}, "FlattenObservation"),
+        ("natur", GRAY, "did you mean nature"),
+        ("nature", VECTOR, "mlp"),
+        ("nature", spaces.Box(0, 255, (4, 20, 20), np.uint8), "too small"),
+        ("mlp", spaces.Dict({"a": VECTOR}), "FlattenObservation"),
     ],
 )
-def test_what_cannot_be_built_is_refused_in_one_line(
-    name: str, space: spaces.Space, options: dict, message: str
-) -> None:
+def test_what_cannot_be_built_is_refused_in_one_line(name: str, space: spaces.Space, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        build_network(name, space, spaces.Discrete(2), **options)
+        build_network(name, space, spaces.Discrete(2))
     assert "\n" not in str(caught.value)
 
 
