@@ -8,12 +8,13 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import cattrs
 from cattrs.errors import ForbiddenExtraKeysError
+from cattrs.preconf.json import make_converter
 
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.environments.config import EnvironmentConfig
@@ -232,16 +233,9 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
 
 
-def _make_converter() -> cattrs.Converter:
-    from cattrs.preconf.json import make_converter
-
-    converter = make_converter(forbid_extra_keys=True)
-    converter.register_unstructure_hook(Path, str)
-    converter.register_structure_hook(Path, lambda value, _: Path(value))
-    return converter
-
-
-_converter = _make_converter()
+_converter = make_converter(forbid_extra_keys=True)
+_converter.register_unstructure_hook(Path, str)
+_converter.register_structure_hook(Path, lambda value, _: Path(value))
 
 
 def option_names(tree: type = TrainConfig) -> dict[str, str]:
@@ -271,8 +265,6 @@ def replace_options(config: TrainConfig, **options: Any) -> TrainConfig:
     Raises:
         UserError: an option does not exist (the close ones are named) or its value is refused.
     """
-    import dataclasses
-
     groups = option_names()
     changed: dict[str, dict[str, Any]] = {}
     for name, value in options.items():
@@ -281,7 +273,7 @@ def replace_options(config: TrainConfig, **options: Any) -> TrainConfig:
             raise UserError(f"unknown option {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
         changed.setdefault(groups[name], {})[name] = value
     try:
-        changed_groups = {g: dataclasses.replace(getattr(config, g), **values) for g, values in changed.items()}
+        changed_groups = {g: replace(getattr(config, g), **values) for g, values in changed.items()}
     except ConfigError as error:
         raise UserError(str(error)) from error
-    return dataclasses.replace(config, **changed_groups)
+    return replace(config, **changed_groups)
