@@ -136,22 +136,9 @@ class TanhGaussian:
         before = self.normal.reparameterised(generator)
         return torch.tanh(before), self.normal.log_prob(before) - _log_tanh_slope(before).sum(-1)
 
-    def log_prob(self, action: Tensor) -> Tensor:
-        # an action of exactly ±1 has no pre-image: the nearest float32 inside stands for it
-        limit = 1 - torch.finfo(torch.float32).eps
-        before = torch.atanh(action.clamp(-limit, limit))
-        return self.normal.log_prob(before) - _log_tanh_slope(before).sum(-1)
-
-    def entropy(self) -> Tensor:
-        """It has no closed form: a one-sample estimate, −log π(a)."""
-        return -self.sample_and_log_prob()[1]
-
     def mode(self) -> Tensor:
         """tanh of the mean: the usual greedy action (the median, not the maximum of the density)."""
         return torch.tanh(self.normal.mean)
-
-    def max_probability(self) -> Tensor:
-        return self.log_prob(self.mode()).exp()
 
 
 def _log_tanh_slope(x: Tensor) -> Tensor:

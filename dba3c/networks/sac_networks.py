@@ -6,7 +6,6 @@ Legend: B batch, O observation numbers, D action dimensions. Actions are in (−
 from __future__ import annotations
 
 import copy
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -77,7 +76,6 @@ class SacNetwork(nn.Module):
         generator: torch.Generator,
         *,
         hidden: tuple[int, ...] = (256, 256),
-        initial_temperature: float = 1.0,
     ) -> None:
         super().__init__()
         self.observation_space = observation_space
@@ -87,7 +85,7 @@ class SacNetwork(nn.Module):
             linear(hidden[-1], 2 * action_dimensions, generator, gain=0.01),
         )
         self.critics = TwinCritics(observations + action_dimensions, hidden, generator)
-        self.log_temperature = nn.Parameter(torch.tensor(math.log(initial_temperature)))
+        self.log_temperature = nn.Parameter(torch.zeros(()))
 
     def vector(self, observation: Tensor) -> Tensor:
         """Observations [B, …] as float32 [B, O]."""
@@ -111,9 +109,8 @@ def build_sac_network(
     *,
     seed: int = 0,
     hidden: tuple[int, ...] = (256, 256),
-    initial_temperature: float = 1.0,
 ) -> SacNetwork:
     """SAC's networks for single spaces. Raises UserError when the actions are no bounded Box."""
     dimensions = len(ActionScaling.of(action_space).centre)
     generator = torch.Generator().manual_seed(seed)
-    return SacNetwork(observation_space, dimensions, generator, hidden=hidden, initial_temperature=initial_temperature)
+    return SacNetwork(observation_space, dimensions, generator, hidden=hidden)

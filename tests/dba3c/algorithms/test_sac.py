@@ -16,7 +16,9 @@ ACTIONS = spaces.Box(-2, 4, (2,), np.float32)
 
 
 def network(seed: int = 0) -> SacNetwork:
-    return build_sac_network(OBSERVATIONS, ACTIONS, seed=seed, hidden=(8, 8), initial_temperature=0.3)
+    built = build_sac_network(OBSERVATIONS, ACTIONS, seed=seed, hidden=(8, 8))
+    torch.nn.init.constant_(built.log_temperature, np.log(0.3))
+    return built
 
 
 def transitions(count: int = 6) -> Transitions:

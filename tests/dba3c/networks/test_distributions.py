@@ -88,14 +88,6 @@ def test_a_tanh_gaussian_agrees_with_torchs_transform() -> None:
     theirs = distributions.TransformedDistribution(normal, distributions.TanhTransform())
     actions, log_probs = TanhGaussian(parameters).sample_and_log_prob(generator(1))
     torch.testing.assert_close(log_probs, theirs.log_prob(actions).sum(-1))
-    torch.testing.assert_close(TanhGaussian(parameters).log_prob(actions), log_probs)
-
-
-def test_a_tanh_gaussians_density_integrates_to_one() -> None:
-    grid = torch.linspace(-1, 1, 200_001, dtype=torch.float64)[1:-1].unsqueeze(-1)
-    policy = TanhGaussian(torch.tensor([0.3, -0.5], dtype=torch.float64).expand(len(grid), 2))
-    mass = torch.trapezoid(policy.log_prob(grid).exp(), grid.squeeze(-1))
-    assert mass.item() == pytest.approx(1.0, abs=1e-3)
 
 
 def test_a_saturated_tanh_keeps_a_finite_density_and_gradient() -> None:
@@ -104,7 +96,6 @@ def test_a_saturated_tanh_keeps_a_finite_density_and_gradient() -> None:
     assert action.item() == 1.0
     log_prob.sum().backward()
     assert torch.isfinite(log_prob).all() and torch.isfinite(parameters.grad).all()
-    assert torch.isfinite(TanhGaussian(parameters.detach()).log_prob(action)).all()
 
 
 @pytest.mark.parametrize(
