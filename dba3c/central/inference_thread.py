@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,100 +26,82 @@ PATIENCE_S = 1.0
 _NAP_S = 0.05
 
 
-class Serving(Protocol):
-    """What the learner asks."""
+class Serving(ABC):
+    """What the learner asks.
 
-    service: InferenceService
+    Args:
+        service: answers the actors.
+        expected: ranks of the actors that should be here.
+        timeout_s: longest wait for a full batch: time that the learner spent elsewhere is no silence of its actors.
+    """
 
+    def __init__(self, service: InferenceService, expected: range, timeout_s: float) -> None:
+        self.service, self._expected, self._timeout_s = service, expected, timeout_s
+        self._waited_s = 0.0
+
+    @abstractmethod
     def publish(self, parameters: Tensor, step: int) -> None:
         """Actions and gradients come from these parameters [P] of version ``step`` from now on."""
-        ...
 
     def collect(self, count: int, sections: Sections) -> list[Unroll]:
         """``count`` complete unrolls, oldest first; [] when there are not so many within ``PATIENCE_S``.
 
         Raises PeerLost when for too long there were none: it names the actors that are missing.
         """
-        ...
+        self._wait_for(count, sections)
+        if self.service.store.ready >= count:
+            self._waited_s = 0.0
+            return self.service.store.take(count)
+        self._waited_s += PATIENCE_S
+        if self._waited_s <= self._timeout_s:
+            return []
+        missing = [str(actor) for actor in self._expected if actor not in self.service.actors]
+        who = f"actors {', '.join(missing)} are missing" if missing else "all actors are here but silent"
+        raise PeerLost(f"no batch of unrolls for {self._timeout_s:.0f} s: {who}")
+
+    @abstractmethod
+    def _wait_for(self, count: int, sections: Sections) -> None:
+        """Until there are ``count`` complete unrolls, but no longer than ``PATIENCE_S``."""
 
     def thread_shares(self) -> dict[str, float]:
         """Shares of a second thread's time since the last call, by their names in the registry; {} without one."""
-        ...
+        return {}
 
     def close(self, reason: str | None) -> None:
         """Tell the actors that the run is over, or (None) let them look for this learner's next life.
 
         Safe to call twice.
         """
-        ...
+        self.service.close(reason)
 
 
-class ActorWatch:
-    """Bounds the waits for a full batch: time that the learner spent elsewhere is no silence of its actors.
-
-    Args:
-        expected: ranks of the actors that should be here.
-        timeout_s: longest wait for a batch.
-    """
-
-    def __init__(self, expected: range, timeout_s: float) -> None:
-        self._expected, self._timeout_s = expected, timeout_s
-        self._waited_s = 0.0
-
-    def batch(self) -> None:
-        """There was one."""
-        self._waited_s = 0.0
-
-    def check(self, present: set[int]) -> None:
-        """Waited ``PATIENCE_S`` in vain. Raises PeerLost naming the missing when the time is up."""
-        self._waited_s += PATIENCE_S
-        if self._waited_s <= self._timeout_s:
-            return
-        missing = [str(actor) for actor in self._expected if actor not in present]
-        who = f"actors {', '.join(missing)} are missing" if missing else "all actors are here but silent"
-        raise PeerLost(f"no batch of unrolls for {self._timeout_s:.0f} s: {who}")
-
-
-class SharedThread:
+class SharedThread(Serving):
     """The service takes its turns while the learner waits for unrolls. Its policy must be the learner's agent."""
-
-    def __init__(self, service: InferenceService, watch: ActorWatch) -> None:
-        self.service, self._watch = service, watch
 
     def publish(self, parameters: Tensor, step: int) -> None:
         """See ``Serving``."""
         self.service.policy.load(parameters, step)
 
-    def collect(self, count: int, sections: Sections) -> list[Unroll]:
-        """See ``Serving``."""
-        store, deadline_s = self.service.store, time.monotonic() + PATIENCE_S
-        while store.ready < count:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                self._watch.check(self.service.actors)
-                return []
+    def _wait_for(self, count: int, sections: Sections) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while self.service.store.ready < count and (left_s := deadline_s - time.monotonic()) > 0:
             self.service.turn(left_s, sections)
-        self._watch.batch()
-        return store.take(count)
-
-    def thread_shares(self) -> dict[str, float]:
-        """See ``Serving``. What the service spends is in the sections that ``collect`` was given."""
-        return {}
-
-    def close(self, reason: str | None) -> None:
-        """See ``Serving``."""
-        self.service.close(reason)
 
 
-class OwnThread:
+class OwnThread(Serving):
     """The service runs beside the learner, with a policy of its own.
 
     Args:
+        service, expected, timeout_s: see ``Serving``.
+        network: the learner's.
         most_ready: complete unrolls that may wait for the learner; then actors wait too, so that lag stays bounded.
     """
 
-    def __init__(self, service: InferenceService, watch: ActorWatch, network: FlatNetwork, most_ready: int) -> None:
-        self.service, self._watch, self._network, self._most_ready = service, watch, network, most_ready
+    def __init__(
+        self, service: InferenceService, expected: range, timeout_s: float, network: FlatNetwork, most_ready: int
+    ) -> None:
+        super().__init__(service, expected, timeout_s)
+        self._network, self._most_ready = network, most_ready
         self.sections = Sections()
         """Where the service's thread spends its time."""
         self._weights: tuple[Tensor, int] | None = None
@@ -137,19 +119,17 @@ class OwnThread:
 
     def collect(self, count: int, sections: Sections) -> list[Unroll]:
         """See ``Serving``."""
+        taken = super().collect(count, sections)
+        with self._changed:
+            self._changed.notify_all()
+        return taken
+
+    def _wait_for(self, count: int, sections: Sections) -> None:
         store = self.service.store
         with self._changed, sections("waiting"):
             self._changed.wait_for(lambda: store.ready >= count or self._failure is not None, PATIENCE_S)
         if self._failure is not None:
             raise self._failure
-        if store.ready < count:
-            self._watch.check(self.service.actors)
-            return []
-        self._watch.batch()
-        taken = store.take(count)
-        with self._changed:
-            self._changed.notify_all()
-        return taken
 
     def thread_shares(self) -> dict[str, float]:
         """See ``Serving``."""
@@ -165,7 +145,7 @@ class OwnThread:
         if self._thread.ident is not None:
             self._thread.join(LAST_TURN_S)
         if not self._thread.is_alive():  # a hung call (a GPU's) is left behind; the end of the process closes the links
-            self.service.close(reason)
+            super().close(reason)
 
     def _serve(self) -> None:
         try:

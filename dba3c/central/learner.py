@@ -8,7 +8,7 @@ from dba3c.algorithms.agent import FlatNetwork
 from dba3c.assembly.exchanges import connect
 from dba3c.assembly.model import Spaces, build_model, spaces_of
 from dba3c.central.algorithm import Policy, Trainer
-from dba3c.central.inference_thread import ActorWatch, OwnThread, Serving, SharedThread
+from dba3c.central.inference_thread import OwnThread, Serving, SharedThread
 from dba3c.central.r2d2 import R2d2Policy, R2d2Trainer
 from dba3c.central.replay import TargetStore
 from dba3c.central.sac import SacPolicy, SacTrainer
@@ -136,8 +136,9 @@ def build_serving(
         # the replay has places for the environments that were announced; V-trace takes whoever comes
         most_actors=central.actors if config.algorithm.algorithm == "r2d2" else MOST_ACTORS,
     )
-    watch = ActorWatch(actors, timeouts.first_step_s)
-    return OwnThread(service, watch, network, groups_per_batch) if own else SharedThread(service, watch)
+    if own:
+        return OwnThread(service, actors, timeouts.first_step_s, network, groups_per_batch)
+    return SharedThread(service, actors, timeouts.first_step_s)
 
 
 def build_policy(config: TrainConfig, network: FlatNetwork, spaces: Spaces, seed: int) -> Policy:

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dba3c.assembly.model import spaces_of
 from dba3c.central.actor import ActorGroup
 from dba3c.central.algorithm import Asked, Policy
+from dba3c.central.inference_thread import SharedThread
 from dba3c.central.service import InferenceReport
-from dba3c.central.unrolls import GroupKey, Unroll, UnrollStore
+from dba3c.central.unrolls import GroupKey, UnrollStore
 from dba3c.central.wire import first_of, group_shape
 from dba3c.config import TrainConfig
 from dba3c.environments import make_vector_environment
@@ -64,29 +64,18 @@ class InProcessService:
         return taken
 
 
-class InProcessServing:
-    """A ``Serving`` on it."""
+class InProcessServing(SharedThread):
+    """It serves in the learner's thread."""
+
+    service: Any
 
     def __init__(self, config: TrainConfig, policy: Policy) -> None:
-        self.service: Any = InProcessService(config, policy)
-        self.closed = ""
+        super().__init__(InProcessService(config, policy), range(config.central.actors), 60.0)  # type: ignore[arg-type]
 
-    def publish(self, parameters: Tensor, step: int) -> None:
-        """See ``Serving``."""
-        self.service.policy.load(parameters, step)
-
-    def collect(self, count: int, sections: Sections) -> list[Unroll]:
-        """See ``Serving``."""
+    def _wait_for(self, count: int, sections: Sections) -> None:
         while self.service.store.ready < count:
             self.service.turn()
-        return self.service.store.take(count)
 
-    def thread_shares(self) -> dict[str, float]:
-        """See ``Serving``."""
-        return {}
-
-    def close(self, reason: str) -> None:
-        """See ``Serving``."""
-        self.closed = reason
+    def close(self, reason: str | None) -> None:
         for group in self.service.groups.values():
             group.environments.close()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dba3c.central.inference_thread import ActorWatch, OwnThread, SharedThread
+from dba3c.central.inference_thread import OwnThread, SharedThread
 from dba3c.metrics.writer import Sections
 from param_servers.errors import PeerLost
 
@@ -69,12 +69,12 @@ class ScriptedNetwork:
 
 
 def own_thread(service: Any, timeout_s: float = PATIENCE_S, most_ready: int = 3) -> OwnThread:
-    return OwnThread(service, ActorWatch(range(3), timeout_s), ScriptedNetwork(), most_ready)  # type: ignore[arg-type]
+    return OwnThread(service, range(3), timeout_s, ScriptedNetwork(), most_ready)  # type: ignore[arg-type]
 
 
 def test_in_one_thread_the_service_turns_until_there_are_enough_unrolls() -> None:
     service: Any = ScriptedService()
-    serving = SharedThread(service, ActorWatch(range(3), PATIENCE_S))
+    serving = SharedThread(service, range(3), PATIENCE_S)
     serving.publish(torch.ones(2), 7)
     assert serving.collect(4, Sections()) == [1, 2, 3, 4]
     assert (service.turns, service.policy.version) == (4, 7)
@@ -139,7 +139,7 @@ def test_a_thread_that_waits_for_the_learner_says_so() -> None:
 @pytest.mark.parametrize("own", [False, True])
 def test_too_long_without_a_batch_names_the_missing_actors(own: bool) -> None:
     service: Any = ScriptedService(silent=True)
-    serving = own_thread(service, 0.1) if own else SharedThread(service, ActorWatch(range(3), 0.1))
+    serving = own_thread(service, 0.1) if own else SharedThread(service, range(3), 0.1)
     serving.publish(torch.ones(2), 0)
     with pytest.raises(PeerLost, match="actors 1 are missing"):
         serving.collect(1, Sections())
@@ -148,7 +148,7 @@ def test_too_long_without_a_batch_names_the_missing_actors(own: bool) -> None:
 
 def test_time_that_the_learner_spent_elsewhere_is_no_silence_of_its_actors(monkeypatch):
     """It may have waited for other learners' gradients as long as it waits for actors, and answered nobody."""
-    watch = ActorWatch(range(1), 300.0)
-    later_s = time.monotonic() + 1000
-    monkeypatch.setattr(time, "monotonic", lambda: later_s)
-    watch.check({0})
+    service: Any = ScriptedService(silent=True)
+    serving, now_s = SharedThread(service, range(3), 300.0), time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now_s() + 1000)
+    assert serving.collect(1, Sections()) == []

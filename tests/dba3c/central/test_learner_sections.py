@@ -8,7 +8,7 @@ from typing import Any
 
 from dba3c.assembly.model import build_model, initial_parameters, spaces_of
 from dba3c.central.algorithm import Policy
-from dba3c.central.inference_thread import ActorWatch, OwnThread, Serving, SharedThread
+from dba3c.central.inference_thread import OwnThread, Serving, SharedThread
 from dba3c.central.learner import build_policy, build_trainer, run_learner
 from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
@@ -54,11 +54,10 @@ def learner_records(thread: str, folder: Path) -> list[dict[str, Any]]:
     """The step records of a short run whose inference has a thread of its own, or shares the learner's."""
     spaces = spaces_of(CARTPOLE)
     learning, acting = build_model(CARTPOLE, spaces).network, build_model(CARTPOLE, spaces).network
-    watch = ActorWatch(range(1), 60.0)
     service: Any = TimedService(build_policy(CARTPOLE, acting if thread == "own" else learning, spaces, seed=1))
-    serving: Serving = SharedThread(service, watch)
+    serving: Serving = SharedThread(service, range(1), 60.0)
     if thread == "own":
-        serving = OwnThread(service, watch, learning, most_ready=2)
+        serving = OwnThread(service, range(1), 60.0, learning, most_ready=2)
     plan, parameters = initial_parameters(CARTPOLE)
     exchange = LocalExchange(
         layout=plan.layout,
