@@ -26,7 +26,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from dba3c.central.actor import Actor, ActorGroup
-from dba3c.central.algorithm import Asked, Decision
+from dba3c.central.algorithm import Asked, Decision, Policy
 from dba3c.central.service import Batcher, InferenceService
 from dba3c.central.unrolls import GroupKey, UnrollStore
 from dba3c.central.wire import GroupShape
@@ -233,7 +233,7 @@ class Actors:
 # -- the service -------------------------------------------------------------------------------------------------------
 
 
-class ZeroPolicy:
+class ZeroPolicy(Policy):
     """Answers 0."""
 
     version = 0

@@ -5,11 +5,13 @@ A trainer takes experience, and then owes some number of gradients for it. Legen
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from dba3c.algorithms.agent import FlatNetwork
 from dba3c.central.unrolls import Unroll
 from dba3c.networks import State
 from param_servers.exchange import Pull
@@ -32,23 +34,31 @@ class Decision(NamedTuple):
     state: State  # recurrent state after these observations [N, ...]
 
 
-class Policy(Protocol):
-    """What the inference service asks."""
+class Policy(ABC):
+    """What the inference service asks.
 
-    version: int
+    Args:
+        network: its own, or the learner's: then ``load`` also gives the learner its parameters.
+    """
+
+    version = -1
     """Which weights decide: the step they were committed at."""
 
-    def initial_state(self, num_envs: int) -> State:
-        """Recurrent state of fresh episodes."""
-        ...
+    def __init__(self, network: FlatNetwork) -> None:
+        self._network = network
 
     def load(self, parameters: Tensor, version: int) -> None:
         """Decide with these flat parameters [P] from now on."""
-        ...
+        self._network.load(parameters)
+        self.version = version
 
+    @abstractmethod
+    def initial_state(self, num_envs: int) -> State:
+        """Recurrent state of fresh episodes."""
+
+    @abstractmethod
     def act(self, asked: Asked) -> Decision:
         """Actions for one batch."""
-        ...
 
 
 class Update(NamedTuple):
@@ -62,29 +72,29 @@ class Update(NamedTuple):
     """Metrics by their names in the registry."""
 
 
-class Trainer(Protocol):
+class Trainer(ABC):
     """What the learner asks of an algorithm."""
 
-    groups_per_batch: int
+    groups_per_batch: int = 1
     """Group unrolls that it takes at a time."""
 
     @property
+    @abstractmethod
     def owes(self) -> bool:
         """Whether there is a gradient to compute before more experience is taken."""
-        ...
 
+    @abstractmethod
     def take(self, unrolls: list[Unroll]) -> None:
         """New experience; copied, the unrolls' memory may be used again."""
-        ...
 
+    @abstractmethod
     def update(self, pulled: Pull) -> Update:
         """A gradient at the pulled parameters, which the trainer's network holds already."""
-        ...
 
     def answered(self, accepted: bool) -> None:
         """Whether the newest gradient entered an update; of one that was dropped, no transition is a data point."""
-        ...
+        return
 
     def stopped(self) -> None:
         """The run has ended: keep what the next life needs and no checkpoint holds."""
-        ...
+        return

@@ -12,12 +12,11 @@ import copy
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.r2d2 import R2d2Settings, Sequences, exploration_rate, r2d2_loss
 from dba3c.algorithms.sequence_replay import Record, Sample, SequenceReplay, SequenceReplaySettings
-from dba3c.central.algorithm import Asked, Decision, Update
+from dba3c.central.algorithm import Asked, Decision, Policy, Trainer, Update
 from dba3c.central.replay import ReplayDebt, TargetStore
 from dba3c.central.unrolls import Unroll
 from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of
@@ -26,7 +25,7 @@ from dba3c.networks import State
 from param_servers.exchange import Pull
 
 
-class R2d2Policy:
+class R2d2Policy(Policy):
     """ε-greedy, each environment with an ε of its own (Horgan et al. 2018).
 
     Its state is the LSTM's (h, c) and the previous action + 1 [N, 1], so that zeros mean none of them.
@@ -38,8 +37,7 @@ class R2d2Policy:
     """
 
     def __init__(self, network: FlatNetwork, num_envs: int, seed: int) -> None:
-        self.version = -1
-        self._network = network
+        super().__init__(network)
         self._rates = np.array([exploration_rate(index, num_envs) for index in range(num_envs)])
         self._rng = np.random.default_rng(seed)
 
@@ -47,11 +45,6 @@ class R2d2Policy:
         """See ``Policy``."""
         hidden, memory = self._network.network.initial_state(num_envs)
         return hidden, memory, torch.zeros(num_envs, 1, device=hidden.device)
-
-    def load(self, parameters: Tensor, version: int) -> None:
-        """See ``Policy``."""
-        self._network.load(parameters)
-        self.version = version
 
     @torch.no_grad()
     def act(self, asked: Asked) -> Decision:
@@ -70,7 +63,7 @@ class R2d2Policy:
         return Decision(actions, np.zeros(len(actions), np.float32), (*output.state, after))
 
 
-class R2d2Trainer:
+class R2d2Trainer(Trainer):
     """Keeps the newest sequences of every environment; owes gradients by the replay ratio.
 
     Args:
@@ -90,7 +83,6 @@ class R2d2Trainer:
         targets: TargetStore | None = None,
     ) -> None:
         replay, central, self._network = config.replay, config.central, network
-        self.groups_per_batch = 1
         self._size, self._groups, self._actors = shape.num_envs, central.actor_groups, actors
         self._settings = R2d2Settings(discount=config.algorithm.discount, n_step=replay.n_step, burn_in=replay.burn_in)
         stride, envs = central.unroll_length, len(actors) * central.envs_per_actor
@@ -192,9 +184,6 @@ class R2d2Trainer:
         self._target.load_state_dict(self._network.network.state_dict())
         if self._targets is not None:
             self._targets.save(step, self._target)
-
-    def stopped(self) -> None:
-        """See ``Trainer``."""
 
 
 def _on_device(sequences: Sequences, device: torch.device) -> Sequences:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.sac import SacSettings, Transitions, UniformReplay, UniformSample, move_targets, sac_loss
 from dba3c.assembly.model import Spaces
-from dba3c.central.algorithm import Asked, Decision, Update
+from dba3c.central.algorithm import Asked, Decision, Policy, Trainer, Update
 from dba3c.central.replay import ReplayDebt, TargetStore
 from dba3c.central.unrolls import Unroll, batch_of
 from dba3c.config import TrainConfig
@@ -21,7 +20,7 @@ from dba3c.networks.sac_networks import ActionScaling
 from param_servers.exchange import Pull
 
 
-class SacPolicy:
+class SacPolicy(Policy):
     """Samples from the tanh-Gaussian; before the first update, uniformly.
 
     Args:
@@ -30,18 +29,13 @@ class SacPolicy:
     """
 
     def __init__(self, network: FlatNetwork, spaces: Spaces, seed: int) -> None:
-        self.version = -1
-        self._network, self._scaling = network, ActionScaling.of(spaces.action)
+        super().__init__(network)
+        self._scaling = ActionScaling.of(spaces.action)
         self._generator = torch.Generator(network.device).manual_seed(seed)
 
     def initial_state(self, num_envs: int) -> State:
         """It remembers nothing."""
         return ()
-
-    def load(self, parameters: Tensor, version: int) -> None:
-        """See ``Policy``."""
-        self._network.load(parameters)
-        self.version = version
 
     @torch.no_grad()
     def act(self, asked: Asked) -> Decision:
@@ -58,7 +52,7 @@ class SacPolicy:
         return Decision(actions, np.zeros(size, np.float32), ())
 
 
-class SacTrainer:
+class SacTrainer(Trainer):
     """Keeps every transition; owes gradients by the replay ratio.
 
     Args:
@@ -75,7 +69,6 @@ class SacTrainer:
         targets: TargetStore | None = None,
     ) -> None:
         replay, self._network = config.replay, network
-        self.groups_per_batch = 1
         self._batch_size = replay.replay_batch
         self._settings = SacSettings(discount=config.algorithm.discount, polyak=replay.polyak)
         self._scaling = ActionScaling.of(spaces.action)

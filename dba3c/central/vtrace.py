@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dba3c.algorithms.agent import Agent
 from dba3c.algorithms.rollout import Rollout
-from dba3c.central.algorithm import Asked, Decision, Update
+from dba3c.central.algorithm import Asked, Decision, Policy, Trainer, Update
 from dba3c.central.unrolls import Unroll, UnrollBatch, batch_of
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Experience
@@ -20,27 +19,22 @@ from param_servers.exchange import Pull
 from param_servers.schedules import parse_schedule
 
 
-class ActorCriticPolicy:
+class ActorCriticPolicy(Policy):
     """Samples from an agent's policy.
 
     Args:
-        agent: its own, or the learner's: then ``load`` also gives the learner its parameters.
+        agent: its own, or the learner's.
         seed: of the actions.
     """
 
     def __init__(self, agent: Agent, seed: int) -> None:
+        super().__init__(agent)
         self.agent = agent
-        self.version = -1
         self._generator = torch.Generator().manual_seed(seed)
 
     def initial_state(self, num_envs: int) -> State:
         """See ``Policy``."""
         return self.agent.initial_state(num_envs)
-
-    def load(self, parameters: Tensor, version: int) -> None:
-        """See ``Policy``."""
-        self.agent.load(parameters)
-        self.version = version
 
     @torch.no_grad()
     def act(self, asked: Asked) -> Decision:
@@ -51,7 +45,7 @@ class ActorCriticPolicy:
         return Decision(actions.numpy(), policy.log_prob(actions).numpy(), output.state)
 
 
-class ActorCriticTrainer:
+class ActorCriticTrainer(Trainer):
     """V-trace: each batch of unrolls makes one gradient."""
 
     def __init__(self, config: TrainConfig, agent: Agent) -> None:
@@ -79,12 +73,6 @@ class ActorCriticTrainer:
         )
         numbers |= {"entropy_cost": cost, "reward_mean": float(batch.rewards.mean())}
         return Update(gradient, batch.data_points, numbers | policy_lag(batch.versions, pulled.step))
-
-    def answered(self, accepted: bool) -> None:
-        """See ``Trainer``."""
-
-    def stopped(self) -> None:
-        """See ``Trainer``."""
 
 
 def rollout_of(agent: Agent, batch: UnrollBatch) -> Rollout:
