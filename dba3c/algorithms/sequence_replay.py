@@ -74,15 +74,9 @@ class SumTree:
         return nodes - self._width
 
 
-class Beginning(NamedTuple):
-    """A stack that is not made of the frames before it."""
-
-    sequence: int
-    """b."""
-    time: int
-    """Of its newest frame, in [0, K−1+T)."""
-    older: np.ndarray
-    """[K−1, *F]: what lies behind that frame, oldest first."""
+Beginning = tuple[int, int, np.ndarray]
+"""A stack that is not made of the frames before it: its sequence b, its newest frame's time in [0, K−1+T), and what
+lies behind that frame [K−1, *F], oldest first."""
 
 
 def rebuild_stacks(frames: np.ndarray, depth: int, beginnings: Iterable[Beginning]) -> np.ndarray:
@@ -99,37 +93,6 @@ def rebuild_stacks(frames: np.ndarray, depth: int, beginnings: Iterable[Beginnin
             if 0 <= row < len(stacks):
                 stacks[row, sequence, : depth - 1 - age] = older[age:]
     return stacks
-
-
-class OlderFrames:
-    """What lay behind the frames that begin something, by their places in the rings of environments.
-
-    Args:
-        depth: K.
-        frame_shape, dtype: of a frame.
-    """
-
-    def __init__(self, depth: int, frame_shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self._zeros = np.zeros((depth - 1, *frame_shape), dtype)
-        self._older: dict[tuple[int, int], np.ndarray] = {}
-
-    def __len__(self) -> int:
-        """Places that something is kept for."""
-        return len(self._older)
-
-    def keep(self, environments: np.ndarray, slots: np.ndarray, older: np.ndarray) -> None:
-        """Remember older [n, K−1, *F], not copied, of the frames at these places [n]."""
-        for environment, slot, frames in zip(environments.tolist(), slots.tolist(), older, strict=True):
-            self._older[environment, slot] = frames
-
-    def forget(self, environments: np.ndarray, slots: np.ndarray) -> None:
-        """The frames at these places [n] are about to be overwritten."""
-        for place in zip(environments.tolist(), slots.tolist(), strict=True):
-            self._older.pop(place, None)
-
-    def of(self, environment: int, slot: int) -> np.ndarray:
-        """[K−1, *F]; zeros where nothing was said."""
-        return self._older.get((environment, slot), self._zeros)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +180,9 @@ class SequenceReplay:
         self.settings = settings
         rings = (settings.environments, settings.steps_per_environment)
         self._frame = np.zeros((*rings, *frame_shape), dtype=frame_dtype)
-        self._older = OlderFrames(settings.frame_stack, frame_shape, frame_dtype)
+        self._older: dict[tuple[int, int], np.ndarray] = {}
+        """[K−1, *F] behind the frames that begin something, by their environment and their place in its ring."""
+        self._nothing = np.zeros((settings.frame_stack - 1, *frame_shape), dtype=frame_dtype)
         self._reward = np.zeros(rings, dtype=np.float32)
         self._terminated, self._truncated, self._valid, self._first = (np.zeros(rings, dtype=bool) for _ in range(4))
         self._action = np.zeros(rings, dtype=np.int64)
@@ -295,9 +260,11 @@ class SequenceReplay:
     def _keep_older(self, environments: np.ndarray, slots: np.ndarray, record: Record) -> None:
         """Of what begins here; what is overwritten here takes its own along."""
         overwritten = self._first[environments, slots]
-        self._older.forget(environments[overwritten], slots[overwritten])
+        for place in zip(environments[overwritten].tolist(), slots[overwritten].tolist(), strict=True):
+            self._older.pop(place, None)
         if record.older is not None:
-            self._older.keep(environments[record.first], slots[record.first], record.older)
+            places = zip(environments[record.first].tolist(), slots[record.first].tolist(), strict=True)
+            self._older.update(zip(places, record.older, strict=True))
 
     def _leaves(self, environments: np.ndarray, starts: np.ndarray) -> np.ndarray:
         return environments * self._blocks + starts // self.settings.stride % self._blocks
@@ -350,7 +317,7 @@ class SequenceReplay:
         slots = np.concatenate((older, steps), axis=1) % size
         at = environments[:, None], slots
         beginnings = (
-            Beginning(b, t, self._older.of(int(environments[b]), int(slots[b, t])))
+            (b, t, self._older.get((int(environments[b]), int(slots[b, t])), self._nothing))
             for b, t in np.argwhere(self._first[at]).tolist()
         )
         return rebuild_stacks(self._frame[at], depth, beginnings)
