@@ -44,24 +44,14 @@ def _servers(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: 
 
 
 def _local(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
-    return LocalExchange(
-        layout=plan.layout,
-        initial_parameters=parameters,
-        optimizer_config=process.config.optimizer,
-        exchange_config=process.config.exchange,
-        **_duties_of_the_chief(process, metrics),
-    )
+    return LocalExchange(**_state_and_duties(process, plan, parameters, metrics))
 
 
 def _allreduce(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
     return AllReduceExchange(
         collective=COLLECTIVES[process.config.exchange.collective_backend](process),
         worker=process.rank,
-        layout=plan.layout,
-        initial_parameters=parameters,
-        optimizer_config=process.config.optimizer,
-        exchange_config=process.config.exchange,
-        **_duties_of_the_chief(process, metrics),
+        **_state_and_duties(process, plan, parameters, metrics),
     )
 
 
@@ -70,14 +60,10 @@ def _majority(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics:
     return MajorityExchange(
         rank=process.rank,
         incarnation=process.incarnation,
-        layout=plan.layout,
-        initial_parameters=parameters,
-        optimizer_config=process.config.optimizer,
-        exchange_config=process.config.exchange,
         secret=process.secret,
         resolve=rendezvous.address_of("rank"),
         publish_address=rendezvous.publisher("rank", process.rank, process.incarnation),
-        **_duties_of_the_chief(process, metrics),
+        **_state_and_duties(process, plan, parameters, metrics),
     )
 
 
@@ -115,9 +101,15 @@ def _sums_by_horovod(process: RunProcess) -> Collective:
     return HorovodCollective(step_timeout_s=exchange.step_timeout_s, join_timeout_s=exchange.join_timeout_s)
 
 
-def _duties_of_the_chief(process: RunProcess, metrics: MetricsWriter) -> dict[str, Any]:
-    """What the process does that owns the run's checkpoints and decides when it ends."""
+def _state_and_duties(
+    process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter
+) -> dict[str, Any]:
+    """What every rank holds where there are no servers, and what the one does that writes checkpoints and ends runs."""
     return {
+        "layout": plan.layout,
+        "initial_parameters": parameters,
+        "optimizer_config": process.config.optimizer,
+        "exchange_config": process.config.exchange,
         "checkpoint_dir": process.folder.checkpoints,
         "should_stop": StopRule(process.folder, process.config),
         "on_report": to_server_records(metrics),
