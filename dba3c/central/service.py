@@ -328,11 +328,12 @@ class InferenceService:
         """[N, ...] of their newest messages; a view where nothing has to be put together."""
         if len(unrolls) == 1 and (view := unrolls[0].observation_view()) is not None:
             return view
-        size = self.store.shape.num_envs
-        batch = self._room_for(len(unrolls) * size)
+        shape, size = self.store.shape, self.store.shape.num_envs
+        if len(self._batch) < len(unrolls) * size:  # else the memory is used again
+            self._batch = np.empty((len(unrolls) * size, *shape.observation_shape), shape.dtype)
         for i, unroll in enumerate(unrolls):
-            unroll.observation_into(batch[i * size : (i + 1) * size])
-        return batch
+            unroll.observation_into(self._batch[i * size : (i + 1) * size])
+        return self._batch[: len(unrolls) * size]
 
     def _send(self, key: GroupKey, unroll: Unroll, actions: np.ndarray, log_probs: np.ndarray) -> None:
         time_, sequence = unroll.time, self._sequences[key]
@@ -341,13 +342,6 @@ class InferenceService:
         header = Header(CentralKind.ACTION, self._rank, 0, key.group, self.policy.version, sequence)
         # the unroll keeps the actions' bytes as they are until long after they are sent
         self.hub.send(Peer(CentralRole.ACTOR, key.actor), header, unroll.actions[time_].data.cast("B"))
-
-    def _room_for(self, num_envs: int) -> np.ndarray:
-        """[num_envs, ...] for stacked observations, in memory that is used again."""
-        shape = self.store.shape
-        if len(self._batch) < num_envs:
-            self._batch = np.empty((num_envs, *shape.observation_shape), shape.dtype)
-        return self._batch[:num_envs]
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
