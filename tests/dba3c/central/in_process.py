@@ -30,6 +30,7 @@ class InProcessService:
         self.policy, self.report = policy, InferenceReport()
         self.store = UnrollStore(shape, central.unroll_length)
         self.episodes: list[Episode] = []
+        self.actors = set(range(central.actors))
         self.groups: dict[GroupKey, ActorGroup] = {}
         self.states: dict[GroupKey, Any] = {}
         for number in range(central.actors * central.actor_groups):
@@ -40,28 +41,36 @@ class InProcessService:
             self.states[key] = policy.initial_state(shape.num_envs)
             self.store.begin(key, self.states[key])
 
-    def turn(self) -> None:
-        """One step of every group."""
-        size = self.store.shape.num_envs
+    def turn(self, patience_s: float = 0.0, sections: Sections | None = None) -> None:
+        """One step of every group; as an ``InferenceService`` does, it tells its time."""
+        size, sections = self.store.shape.num_envs, sections or Sections()
         for number, (key, group) in enumerate(self.groups.items()):
-            unroll = self.store.of(key)
-            unroll.place(len(group.message))[:] = group.message
-            self.states[key] = reset_state(self.states[key], torch.from_numpy(first_of(unroll.flags[unroll.time])))
-            self.episodes += self.store.arrived(key, len(group.message), self.states[key])
-            unroll = self.store.of(key)
-            observation = np.empty((size, *self.store.shape.observation_shape), self.store.shape.dtype)
-            unroll.observation_into(observation)
-            numbers = np.arange(number * size, (number + 1) * size)
-            decision = self.policy.act(Asked(observation, self.states[key], unroll.reward, numbers))
-            unroll.answer(decision.actions, decision.log_probs, self.policy.version)
-            self.states[key] = decision.state
-            group.actions[:] = decision.actions
-            group.step()
+            with sections("serving"):
+                unroll = self.store.of(key)
+                unroll.place(len(group.message))[:] = group.message
+                self.states[key] = reset_state(self.states[key], torch.from_numpy(first_of(unroll.flags[unroll.time])))
+                self.episodes += self.store.arrived(key, len(group.message), self.states[key])
+            with sections("inference"):
+                unroll = self.store.of(key)
+                observation = np.empty((size, *self.store.shape.observation_shape), self.store.shape.dtype)
+                unroll.observation_into(observation)
+                numbers = np.arange(number * size, (number + 1) * size)
+                decision = self.policy.act(Asked(observation, self.states[key], unroll.reward, numbers))
+                unroll.answer(decision.actions, decision.log_probs, self.policy.version)
+                self.states[key] = decision.state
+            with sections("waiting"):
+                group.actions[:] = decision.actions
+                group.step()
 
     def take_episodes(self) -> list[Episode]:
         """Finished games since the last call."""
         taken, self.episodes = self.episodes, []
         return taken
+
+    def close(self, reason: str | None) -> None:
+        """The games are over."""
+        for group in self.groups.values():
+            group.environments.close()
 
 
 class InProcessServing(SharedThread):
@@ -74,8 +83,4 @@ class InProcessServing(SharedThread):
 
     def _wait_for(self, count: int, sections: Sections) -> None:
         while self.service.store.ready < count:
-            self.service.turn()
-
-    def close(self, reason: str | None) -> None:
-        for group in self.service.groups.values():
-            group.environments.close()
+            self.service.turn(0.0, sections)

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.assembly.model import build_model, initial_parameters, spaces_of
-from dba3c.central.algorithm import Policy
 from dba3c.central.inference_thread import OwnThread, Serving, SharedThread
 from dba3c.central.learner import build_policy, build_trainer, run_learner
 from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig
 from dba3c.metrics.registry import INFERENCE_THREAD_SECTIONS
-from dba3c.metrics.writer import MetricsWriter, Sections
+from dba3c.metrics.writer import MetricsWriter
 from param_servers.config import ExchangeConfig
 from param_servers.local import LocalExchange
 from tests.dba3c.central.in_process import InProcessService
@@ -28,33 +27,13 @@ CARTPOLE = TrainConfig(
 )
 
 
-class TimedService:
-    """An ``InferenceService`` whose actors live in the same process; as that one does, it tells its time."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._service = InProcessService(CARTPOLE, policy)
-        self.store, self.policy, self.report = self._service.store, policy, self._service.report
-        self.actors = {0}
-        self.take_episodes = self._service.take_episodes
-
-    def turn(self, patience_s: float, sections: Sections) -> None:
-        with sections("waiting"):
-            pass
-        with sections("inference"):
-            self._service.turn()
-        with sections("serving"):
-            pass
-
-    def close(self, reason: str | None) -> None:
-        for group in self._service.groups.values():
-            group.environments.close()
-
-
 def learner_records(thread: str, folder: Path) -> list[dict[str, Any]]:
     """The step records of a short run whose inference has a thread of its own, or shares the learner's."""
     spaces = spaces_of(CARTPOLE)
     learning, acting = build_model(CARTPOLE, spaces).network, build_model(CARTPOLE, spaces).network
-    service: Any = TimedService(build_policy(CARTPOLE, acting if thread == "own" else learning, spaces, seed=1))
+    service: Any = InProcessService(
+        CARTPOLE, build_policy(CARTPOLE, acting if thread == "own" else learning, spaces, seed=1)
+    )
     serving: Serving = SharedThread(service, range(1), 60.0)
     if thread == "own":
         serving = OwnThread(service, range(1), 60.0, learning, most_ready=2)
