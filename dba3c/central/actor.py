@@ -25,10 +25,10 @@ from dba3c.roles import RunProcess
 from dba3c.runs.rendezvous import Rendezvous
 from param_servers.errors import BadMessage, PeerLost, Refused
 from param_servers.patience import Redial
-from param_servers.wire.events import Event, Joined, Left, Message
+from param_servers.wire.frames import Event, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, new_life
+from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Header, Kind
-from param_servers.wire.tcp_hub import TcpHub
 
 Address = tuple[str, int]
 Ends = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -159,7 +159,7 @@ class Actor:
         self._answer_timeout_s, self._reconnect_timeout_s = answer_timeout_s, reconnect_timeout_s
         self._hello = Hello(CentralRole.ACTOR, rank, incarnation, learner, groups[0].shape.fingerprint, life=new_life())
         self._learner = Peer(Role.SERVER, learner)
-        self._hub = TcpHub(secret, self._receive_into, silence_timeout_s=silence_timeout_s)
+        self._hub = Hub(secret, self._receive_into, silence_timeout_s=silence_timeout_s)
         self._seed = random.Random(f"{rank}:{incarnation}").getrandbits(32)
         self._redial = Redial(join_timeout_s, self._seed)
         self._dialling = False

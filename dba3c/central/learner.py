@@ -27,7 +27,7 @@ from dba3c.runs.rendezvous import Rendezvous
 from param_servers.exchange import GradientExchange, RunStopped
 from param_servers.layout import FlatLayout
 from param_servers.optim import clip_gradient
-from param_servers.wire.interfaces import listen_address
+from param_servers.wire.tcp_sockets import listen_address
 
 LEARNER_SEEDS = 1 << 20
 """Learners' randomness is that of workers so far away that no actor shares it."""

@@ -30,10 +30,10 @@ from dba3c.environments.protocol import Episode
 from dba3c.metrics.writer import Sections
 from dba3c.networks import State, reset_state
 from param_servers.errors import BadMessage
-from param_servers.wire.events import Event, Joined, Left, Message, Rejected
+from param_servers.wire.frames import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import Hello, Lives, Peer
+from param_servers.wire.hub import Hub
 from param_servers.wire.messages import HEADER_BYTES, Header, Kind
-from param_servers.wire.tcp_hub import TcpHub
 
 Key = TypeVar("Key")
 MOST_ACTORS = 4096
@@ -178,9 +178,7 @@ class InferenceService:
         silence_timeout_s: float = 60.0,
         most_actors: int = MOST_ACTORS,
     ) -> None:
-        self.hub = TcpHub(
-            secret, self._receive_into, shard=rank, admit=self._admits, silence_timeout_s=silence_timeout_s
-        )
+        self.hub = Hub(secret, self._receive_into, shard=rank, admit=self._admits, silence_timeout_s=silence_timeout_s)
         self.policy, self.store, self.report = policy, store, InferenceReport()
         self._episodes: deque[Episode] = deque()
         self._rank, self._batcher, self._groups_per_actor, self._on_event = rank, batcher, groups_per_actor, on_event

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dba3c.runs.run_folder import RunFolder
 from param_servers.errors import ConfigError, RunBroken, RunStopped
-from param_servers.wire.interfaces import LOOPBACK
+from param_servers.wire.tcp_sockets import LOOPBACK
 
 
 def network_space() -> str:

@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Callable, Iterator
 
 from dba3c.errors import UserError
-from param_servers.wire import interfaces
-from param_servers.wire.interfaces import LOOPBACK
+from param_servers.wire import tcp_sockets
+from param_servers.wire.tcp_sockets import LOOPBACK
 
 LISTEN_HOST_VARIABLE = "DBA3C_LISTEN_HOST"
 """Tells a role's process where on its own node to listen; the configuration is the same on all nodes."""
@@ -80,7 +80,7 @@ def address_towards(peer: str, wait_s: float = 0.0, say: Callable[[str], object]
 
 def _means_loopback(peer: str) -> bool:
     """Whether who said this wants all ranks on one machine."""
-    return peer.startswith(LOOPBACK) or peer.split(".")[0] == "localhost"
+    return peer.split(".")[0] in ("127", "localhost")
 
 
 def routed_address(why: str) -> str:
@@ -95,7 +95,7 @@ def routed_address(why: str) -> str:
         address = str(probe.getsockname()[0])
         if not address.startswith(LOOPBACK):
             return address
-    found = interfaces.addresses()
+    found = tcp_sockets.addresses()
     if len(found) == 1:
         return next(iter(found.values()))
     networks = ", ".join(f"{name} {address}" for name, address in found.items()) or "none but loopback"
@@ -137,7 +137,7 @@ def listen_address(
         ConfigError: there is no such interface; the message names those there are.
     """
     if interface is not None:
-        return interfaces.listen_address("", interface)
+        return tcp_sockets.listen_address("", interface)
     if num_nodes == 1:
         return "127.0.0.1"
     return address_towards(peer or socket.gethostname(), wait_s if peer else 0.0, say)

@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 
 from param_servers.layout import as_bytes
-from param_servers.wire.events import Message
+from param_servers.wire.frames import Message
 from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Dtype, Header, Kind
-from param_servers.wire.tcp_hub import TcpHub
 
 WARM_UP_STEPS = 3
 PATIENCE = timedelta(seconds=120)
@@ -51,7 +51,7 @@ def over_hub(rank: int, folder: str, numel: int, steps: int) -> list[float]:
     """Seconds of each round trip as the worker (rank 0) sees them."""
     tensor, times_s = torch.ones(numel), []
     place = Path(folder) / "port"
-    hub = TcpHub(bytes(32), lambda peer, header: as_bytes(tensor))
+    hub = Hub(bytes(32), lambda peer, header: as_bytes(tensor))
     peer = Peer(Role.WORKER, 0) if rank else Peer(Role.SERVER, 0)
     if rank:
         place.with_suffix(".tmp").write_text(str(hub.listen("127.0.0.1")[1]))

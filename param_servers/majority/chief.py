@@ -26,10 +26,10 @@ from param_servers.replica import OnEvent
 from param_servers.servers.audit import AuditLog
 from param_servers.servers.decisions import Commit, Expel, Note, Stop
 from param_servers.timeouts import LAST_WORDS_S
-from param_servers.wire.events import Event, Joined, Left, Message, Rejected
+from param_servers.wire.frames import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import Peer, Role
+from param_servers.wire.hub import Hub
 from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Header, Kind, Row, check_data_points, pack_rows
-from param_servers.wire.tcp_hub import TcpHub
 
 NAP_S = 0.05
 _MOST_STEP = 1 << 62
@@ -65,9 +65,7 @@ class MajorityChief:
         self._store_port, self._learning_rate, self._should_stop = store_port, learning_rate, should_stop
         self._on_event, self._audit = on_event, audit
         self._timeouts, self._alive_s = config.timeouts, 0.0
-        self._hub = TcpHub(
-            secret, no_payload, admit=self._coordinator.admits, silence_timeout_s=self._timeouts.silence_s
-        )
+        self._hub = Hub(secret, no_payload, admit=self._coordinator.admits, silence_timeout_s=self._timeouts.silence_s)
 
     def listen(self, host: str, port: int) -> tuple[str, int]:
         """Open the door; returns the address."""

@@ -40,12 +40,14 @@ from param_servers.majority.shared_replica import Outcome, SharedReplica
 from param_servers.replica import OnEvent, OnReport, Replica, ReplicaReport, silent, unread
 from param_servers.servers.audit import AuditLog
 from param_servers.timeouts import GOODBYE_S, NAP_S
-from param_servers.wire.events import Event, Left, Message
+from param_servers.wire.frames import Event, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_life
-from param_servers.wire.interfaces import listen_address
+from param_servers.wire.hub import WakeableHub
 from param_servers.wire.messages import RECIPIENT, Code, Dtype, Header, Kind, Row, unpack_rows
-from param_servers.wire.wakeable_hub import WakeableHub
+from param_servers.wire.tcp_sockets import listen_address
 
+CHIEF = Peer(Role.SERVER, 0)
+"""The other end of the only link that a rank has."""
 _MOST_BYTES = 1 << 20
 """Of an order of the chief."""
 
@@ -284,7 +286,7 @@ class CommThread:
 
     def _say(self, kind: Kind, step: int = 0, sequence: int = 0, data_points: int = 0) -> None:
         header = Header(kind, self._rank, self._incarnation, self._generation, step, sequence, data_points)
-        self._hub.send(self._hub.chief, header)
+        self._hub.send(CHIEF, header)
 
     def _stand(self) -> None:
         self._say(Kind.ABORTED, step=self._replica.step, data_points=self._replica.data_points)

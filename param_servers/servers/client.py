@@ -17,8 +17,8 @@ from param_servers.patience import AwakeClock
 from param_servers.servers.client_core import ClientCore
 from param_servers.timeouts import GOODBYE_S, NAP_S
 from param_servers.wire.handshake import Peer, check_secret, new_incarnation
+from param_servers.wire.hub import Hub
 from param_servers.wire.links import WAKE_BYTES
-from param_servers.wire.tcp_hub import TcpHub
 
 _DIAL_NAP_S = 0.05
 _ALONE_NAP_S = 0.1
@@ -64,7 +64,7 @@ class ServersExchange:
             clock=self._now_s,
         )
         silence_timeout_s = exchange_config.timeouts.silence_s
-        self._hub = core.hub = TcpHub(secret, core.receive_into, silence_timeout_s=silence_timeout_s)
+        self._hub = core.hub = Hub(secret, core.receive_into, silence_timeout_s=silence_timeout_s)
         largest = max(4 * (part.stop - part.start) for part in map(plan.slice_of, range(plan.num_shards)))
         self._waits_for_one = plan.num_shards > 1 and largest <= WAKE_BYTES
         """Whether what the others send meanwhile fits into the kernel's buffers."""

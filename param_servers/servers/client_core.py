@@ -19,8 +19,7 @@ from param_servers.exchange import Pull, Receipt
 from param_servers.layout import ShardPlan, as_bytes
 from param_servers.patience import Redial
 from param_servers.wire.even_push import EvenPush
-from param_servers.wire.events import Event, Joined, Left, Message
-from param_servers.wire.frames import Frame
+from param_servers.wire.frames import Event, Frame, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, new_life
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import MOST_CONTROL_BYTES, REASONS, Code, Dtype, Header, Kind

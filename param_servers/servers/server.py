@@ -24,11 +24,10 @@ from param_servers.servers.chief import Chief
 from param_servers.servers.server_core import MOST_INCARNATION, Resolve, ServerCore, ShouldStop
 from param_servers.servers.shard_node import ShardNode
 from param_servers.timeouts import LAST_WORDS_S
-from param_servers.wire.events import Event
+from param_servers.wire.frames import Event
 from param_servers.wire.handshake import check_secret
 from param_servers.wire.hub import Hub
-from param_servers.wire.interfaces import listen_address
-from param_servers.wire.tcp_hub import TcpHub
+from param_servers.wire.tcp_sockets import listen_address
 
 EVERY_S = 1.0
 """Between two reports."""
@@ -105,7 +104,7 @@ class ParameterServer:
             life=life,
             checkpoint_extra=checkpoint_extra,
         )
-        self._hub = TcpHub(
+        self._hub = Hub(
             check_secret(secret),
             core.node.receive_into,
             shard=shard,

@@ -22,7 +22,7 @@ from param_servers.servers.decisions import Settings
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
 from param_servers.timeouts import NAP_S
-from param_servers.wire.events import Event, Joined, Left, Message, Rejected
+from param_servers.wire.frames import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import MOST_TERM, Hello, Lives, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Header, Kind

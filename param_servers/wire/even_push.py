@@ -30,7 +30,7 @@ class EvenPush:
     def begin(self, server: Peer, frame: Frame) -> bool:
         """Queue a frame of which nothing is `available` yet; call `advance` when all have been.
 
-        False: the server is not connected, or the transport sends payloads only whole.
+        False: the server is not connected.
         """
         if not self._hub.stream(server, frame):
             return False

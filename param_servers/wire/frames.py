@@ -1,9 +1,11 @@
-"""Frames as bytes: one on its way out, and those that come out of the bytes of one connection. No sockets."""
+"""Frames as bytes: one on its way out, and those that come out of the bytes of one connection; and what a hub's `poll`
+returns, of which a whole frame is one. No sockets."""
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from param_servers.errors import BadMessage
-from param_servers.wire.handshake import Peer
+from param_servers.wire.handshake import Hello, Peer
 from param_servers.wire.messages import HEADER_BYTES, Header, pack_header, unpack_header
 
 ReceiveInto = Callable[[Peer, Header], memoryview]
@@ -22,6 +24,45 @@ class Frame:
         self.available = len(self.payload) if available is None else available
         self.sent = 0
         """Bytes of header and payload that the kernel has taken."""
+
+
+class Joined(NamedTuple):
+    """A peer proved itself. A second one of the same role and rank replaces the first, which is Left before."""
+
+    peer: Peer
+    hello: Hello
+
+
+class Left(NamedTuple):
+    """A link is gone, or could not be made."""
+
+    peer: Peer
+    reason: str
+    refused: bool = False
+    """The other side turned this process away: dialling again is useless."""
+
+
+class Message(NamedTuple):
+    """A complete frame; `payload` lies where `receive_into` put it.
+
+    The peer's next frame may have begun to arrive before this event is seen: `receive_into` was called for it already.
+    """
+
+    peer: Peer
+    header: Header
+    payload: memoryview
+
+
+class Rejected(NamedTuple):
+    """Strangers were turned away, or peers."""
+
+    reason: str
+    """Of the last one."""
+    number: int = 1
+    """So many since this was last told."""
+
+
+Event = Joined | Left | Message | Rejected
 
 
 def read_header(peer: Peer, data: bytearray | memoryview) -> Header:

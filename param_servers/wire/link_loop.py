@@ -1,7 +1,7 @@
 """The loop that moves the bytes of all TCP links, and each link's life: handshake, frames, last words, gone.
 
 Nobody is waited for without end: a handshake and the last words of a link each have a deadline. Whose a link is, is
-`tcp_hub`'s business, which is asked when a handshake is over and told when a link is gone.
+`hub`'s business, which is asked when a handshake is over and told when a link is gone.
 """
 
 import math
@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 
 from param_servers.errors import BadMessage, Refused
 from param_servers.timeouts import LINGER_S
-from param_servers.wire.events import Event, Message
-from param_servers.wire.frames import Frame
+from param_servers.wire.frames import Event, Frame, Message
 from param_servers.wire.links import Link
 from param_servers.wire.tcp_sockets import reason_of
 

@@ -1,15 +1,52 @@
-"""How TCP sockets are opened here, all of them non-blocking, and how their errors read."""
+"""How TCP sockets are opened here, all of them non-blocking, on which address, and how their errors read."""
 
 import contextlib
 import errno
+import fcntl
 import os
 import socket
+import struct
+
+from param_servers.errors import ConfigError
 
 LOOPBACK = ("127.", "::1", "localhost")
 """How the addresses begin that no other host has."""
+WILDCARDS = ("", "0", "0.0.0.0", "::", "*")
 UNSENT_BYTES = 16 << 10
 INTERACTIVE = 6
 """Linux's TC_PRIO_INTERACTIVE: the first band of its default queue, and the highest that needs no privilege."""
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+
+
+def listen_address(listen_host: str, interface: str | None) -> str:
+    """Where to listen: the IPv4 address of `interface` if there is one, else `listen_host`.
+
+    Raises:
+        ConfigError: there is no such interface, or it has no IPv4 address; the message names those there are. Or
+            `listen_host` is every address of this host: the others are told where to dial, and would dial themselves.
+    """
+    if interface is None:
+        if listen_host in WILDCARDS:
+            raise ConfigError(
+                f"listen_host {listen_host!r} is no address that others could dial: give that of one interface, or "
+                "its name as interface (e.g. eth0)"
+            )
+        return listen_host
+    try:
+        return _address_of(interface)
+    except OSError as error:
+        names = ", ".join(name for _, name in socket.if_nameindex())
+        line = f"network interface {interface} has no IPv4 address ({error.strerror}); interfaces here: {names}"
+        raise ConfigError(line) from error
+
+
+def addresses() -> dict[str, str]:
+    """Interface → its IPv4 address, of those that have one which other hosts may reach."""
+    found = {}
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(OSError):  # no IPv4 address
+            found[name] = _address_of(name)
+    return {name: address for name, address in found.items() if not address.startswith(LOOPBACK)}
 
 
 def open_listener(host: str, port: int, window_bytes: int | None) -> socket.socket:
@@ -115,3 +152,9 @@ def _tune(sock: socket.socket, silence_timeout_s: float) -> None:
         option = getattr(socket, name, None)
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _address_of(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])

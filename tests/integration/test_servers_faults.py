@@ -15,8 +15,8 @@ from param_servers.checkpoint import writer
 from param_servers.checkpoint.files import Checkpoint, find_newest, load_checkpoint
 from param_servers.servers.audit import history
 from param_servers.wire.handshake import Hello, Peer, Role, pack_hello
+from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Header, Kind, pack_header
-from param_servers.wire.tcp_hub import TcpHub
 from tests.integration.server_runs import SECRET, Run
 
 pytestmark = pytest.mark.timeout(180)
@@ -214,7 +214,7 @@ def test_a_connection_that_died_without_a_word_is_noticed(make_run: Callable[...
     run.more_commits()
     address = run.address(0)
     assert address is not None
-    ghost = TcpHub(SECRET, lambda peer, header: memoryview(bytearray(header.length)))
+    ghost = Hub(SECRET, lambda peer, header: memoryview(bytearray(header.length)))
     ghost.dial(address, Hello(Role.WORKER, 2, 0, 0, run.plan.fingerprint))
     run.until("the ghost", lambda: ghost.poll(0.02) is not None and ghost.connected(Peer(Role.SERVER, 0)))
     run.until("its welcome", lambda: run.messages("worker 2 joined"))

@@ -14,10 +14,10 @@ from dba3c.central.service import Batcher, InferenceService
 from dba3c.central.unrolls import GroupKey, UnrollStore
 from dba3c.central.wire import CentralKind, CentralRole, GroupShape, pack_step
 from dba3c.metrics.writer import Sections
-from param_servers.wire.events import Joined, Left, Message
+from param_servers.wire.frames import Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Header, Kind
-from param_servers.wire.tcp_hub import TcpHub
 
 SHAPE = GroupShape(2, 1, (1,), "float32", (), "int64")
 SECRET = b"0123456789abcdef"
@@ -48,7 +48,7 @@ class ScriptedActor:
     """Says what it is told to say."""
 
     def __init__(self, port: int, rank: int, incarnation: int = 0, secret: bytes = SECRET) -> None:
-        self.hub = TcpHub(secret, self.receive_into)
+        self.hub = Hub(secret, self.receive_into)
         self.rank, self.incarnation = rank, incarnation
         self.events: list[object] = []
         self.answers: list[tuple[int, int, list[int]]] = []

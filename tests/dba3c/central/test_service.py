@@ -12,10 +12,10 @@ import pytest
 from dba3c.central.service import Batcher
 from dba3c.central.unrolls import batch_of
 from dba3c.central.wire import CentralRole
-from param_servers.wire.events import Message
+from param_servers.wire.frames import Message
 from param_servers.wire.handshake import Hello, Role
+from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Kind
-from param_servers.wire.tcp_hub import TcpHub
 from tests.dba3c.central.stage import PATIENCE_S, SECRET, SHAPE, B, Stage
 
 
@@ -74,7 +74,7 @@ def test_an_older_incarnation_is_turned_away(stage: Callable[..., Stage]) -> Non
     ],
 )
 def test_whoever_is_no_actor_of_this_learner_is_told_so(stage: Callable[..., Stage], hello: Hello, why: str) -> None:
-    on, hub, events = stage(), TcpHub(SECRET, lambda peer, header: memoryview(b"")), []
+    on, hub, events = stage(), Hub(SECRET, lambda peer, header: memoryview(b"")), []
     hub.dial(("127.0.0.1", on.port), hello)
     on.until(lambda: bool(events.extend(hub.poll(0.0)) or events))
     hub.shut()

@@ -17,7 +17,7 @@ from launch.cluster.network import (
     free_port,
     listen_address,
 )
-from param_servers.wire import interfaces
+from param_servers.wire import tcp_sockets
 
 
 def test_a_job_s_ports_are_the_same_everywhere_distinct_and_below_the_ephemeral_range() -> None:
@@ -54,7 +54,7 @@ def test_the_address_is_the_one_on_the_route_to_the_others() -> None:
 def networks(monkeypatch: pytest.MonkeyPatch, **addresses: str) -> None:
     """A host without a default route that has these networks."""
     monkeypatch.setattr(network, "_ELSEWHERE", "127.0.0.1")
-    monkeypatch.setattr(interfaces, "addresses", lambda: addresses)
+    monkeypatch.setattr(tcp_sockets, "addresses", lambda: addresses)
 
 
 def test_a_host_that_is_loopback_to_itself_has_its_only_network_s_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from param_servers.errors import BadMessage
-from param_servers.wire.events import Event, Joined, Left, Message
-from param_servers.wire.frames import Frame
+from param_servers.wire.frames import Event, Frame, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.messages import HEADER_BYTES, Code, Header, Kind, unpack_header
 

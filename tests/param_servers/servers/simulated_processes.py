@@ -10,7 +10,7 @@ from torch import Tensor
 from param_servers.errors import PeerLost, Refused
 from param_servers.servers.client_core import ClientCore
 from param_servers.servers.server_core import ServerCore
-from param_servers.wire.events import Event, Message
+from param_servers.wire.frames import Event, Message
 from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.messages import Row
 from tests.param_servers.checkpoint.simulated_disk import SimCheckpoints

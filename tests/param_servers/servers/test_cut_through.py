@@ -12,8 +12,7 @@ from param_servers.servers.cut_through import is_worthwhile, window_bytes
 from param_servers.servers.server_core import ServerCore
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
-from param_servers.wire.events import Message
-from param_servers.wire.frames import Frame
+from param_servers.wire.frames import Frame, Message
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.messages import MEMBER, RECIPIENT, Dtype, Header, Kind, Row, pack_rows
 

@@ -20,11 +20,11 @@ from param_servers.servers.chief import check_report
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
 from param_servers.servers.server_core import ServerCore
-from param_servers.wire.events import Event, Joined, Left, Message
+from param_servers.wire.frames import Event, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, register_roles
-from param_servers.wire.interfaces import listen_address
+from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Dtype, Header, Kind, Row, pack_rows
-from param_servers.wire.tcp_hub import TcpHub
+from param_servers.wire.tcp_sockets import listen_address
 
 SECRET = b"s" * 32
 PLAN = plan_shards(FlatLayout.of({"w": (8,)}), 1)
@@ -182,7 +182,7 @@ class Serving:
 
     def knock(self, hello: Hello) -> Left | Joined:
         """How the server answers to this."""
-        hub = TcpHub(SECRET, lambda peer, header: memoryview(bytearray(header.length)))
+        hub = Hub(SECRET, lambda peer, header: memoryview(bytearray(header.length)))
         wait_until(lambda: 0 in self.addresses)
         hub.dial(self.addresses[0], hello)
         events: list[Event] = []
@@ -268,7 +268,7 @@ def test_whoever_claims_what_the_run_does_not_have_is_turned_away_and_harms_nobo
 def test_a_gradient_over_impossibly_many_data_points_closes_its_link_and_harms_nobody(data_points: int) -> None:
     with Serving(num_workers=2) as run:
         wait_until(lambda: 0 in run.addresses)
-        hub = TcpHub(SECRET, lambda peer, header: memoryview(bytearray(header.length)))
+        hub = Hub(SECRET, lambda peer, header: memoryview(bytearray(header.length)))
         server, events = Peer(Role.SERVER, 0), list[Event]()
         hub.dial(run.addresses[0], Hello(Role.WORKER, 1, 0, 0, PLAN.fingerprint))
         wait_until(lambda: hub.poll(0.05) is not None and hub.connected(server))

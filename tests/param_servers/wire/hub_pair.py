@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 
 from param_servers.errors import BadMessage
-from param_servers.wire.events import Event
+from param_servers.wire.frames import Event
 from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Header
-from param_servers.wire.tcp_hub import TcpHub
 
 SECRET = b"s" * 32
 WORKER, SERVER = Peer(Role.WORKER, 3), Peer(Role.SERVER, 0)
@@ -25,10 +25,10 @@ class Pair:
     """A listening hub, a dialling hub, and what each has heard."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
-        self.server = TcpHub(SECRET, receive_into, handshake_timeout_s=0.3)
-        self.worker = TcpHub(SECRET, receive_into)
+        self.server = Hub(SECRET, receive_into, handshake_timeout_s=0.3)
+        self.worker = Hub(SECRET, receive_into)
         self.address = self.server.listen(host)
-        self.heard: dict[TcpHub, list[Event]] = {self.server: [], self.worker: []}
+        self.heard: dict[Hub, list[Event]] = {self.server: [], self.worker: []}
 
     def until(self, done: Callable[[], bool]) -> None:
         """Poll both until something is so; at most 10 s."""
@@ -42,11 +42,11 @@ class Pair:
         self.worker.dial(self.address, Hello(Role.WORKER, 3, hello.get("incarnation", 0), 0, "f" * 16))
         self.until(lambda: self.server.connected(WORKER) and self.worker.connected(SERVER))
 
-    def last(self, hub: TcpHub, kind: type) -> Event | None:
+    def last(self, hub: Hub, kind: type) -> Event | None:
         found = [event for event in self.heard[hub] if isinstance(event, kind)]
         return found[-1] if found else None
 
-    def wait_for(self, hub: TcpHub, kind: type) -> Event:
+    def wait_for(self, hub: Hub, kind: type) -> Event:
         self.until(lambda: self.last(hub, kind) is not None)
         event = self.last(hub, kind)
         assert event is not None

@@ -6,12 +6,11 @@ import time
 
 import pytest
 
-from param_servers.wire.events import Joined, Left, Message
-from param_servers.wire.frames import Frame
+from param_servers.wire.frames import Frame, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.hub import Hub
 from param_servers.wire.links import Link
 from param_servers.wire.messages import HEADER_BYTES, Code, Header, Kind, pack_header
-from param_servers.wire.tcp_hub import TcpHub
 from tests.param_servers.wire.hub_pair import MOST, SECRET, SERVER, WORKER, Pair, receive_into
 
 
@@ -102,7 +101,7 @@ def test_a_link_of_which_the_kernel_takes_no_more_is_not_tried_again_before_it_d
 def test_who_waits_for_one_peer_hears_the_others_when_it_speaks_or_when_the_time_is_over(pair: Pair) -> None:
     pair.connect()
     other = Peer(Role.WORKER, 4)
-    second = TcpHub(SECRET, receive_into)
+    second = Hub(SECRET, receive_into)
     second.dial(pair.address, Hello(Role.WORKER, 4, 0, 0, "f" * 16))
     pair.heard[second] = []
     while not (pair.server.connected(other) and second.connected(SERVER)):
@@ -170,7 +169,7 @@ def test_a_closed_link_is_left_with_its_last_words_read(pair: Pair) -> None:
 def test_a_second_link_of_the_same_peer_takes_the_place_of_the_first(pair: Pair) -> None:
     pair.connect()
     first = pair.worker
-    pair.worker = TcpHub(SECRET, receive_into)
+    pair.worker = Hub(SECRET, receive_into)
     pair.heard[pair.worker] = []
     pair.connect(incarnation=1)
     pair.heard[first] += first.poll(1.0)
@@ -184,7 +183,7 @@ def test_a_second_link_of_the_same_peer_takes_the_place_of_the_first(pair: Pair)
 def test_a_broken_link_whose_peer_connects_again_at_that_moment_is_left_once(pair: Pair) -> None:
     pair.connect()
     (first,) = pair.worker._links.values()
-    second = TcpHub(SECRET, receive_into)
+    second = Hub(SECRET, receive_into)
     second.dial(pair.address, Hello(Role.WORKER, 3, 1, 0, "f" * 16))
     while not second.bytes_moved[1]:  # until it has answered the challenge, which the server does not see yet
         assert pair.server.poll(0.01) == second.poll(0.01) == []

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from param_servers.wire import tcp_hub
-from param_servers.wire.events import Left, Message, Rejected, Rejections
+from param_servers.wire import hub
+from param_servers.wire.frames import Left, Message, Rejected
 from param_servers.wire.handshake import Hello, Role, pack_hello
 from param_servers.wire.messages import HEADER_BYTES, Header, Kind, pack_header
 from tests.param_servers.wire.hub_pair import MOST, SERVER, WORKER, Pair
@@ -32,7 +32,7 @@ def test_a_stranger_is_turned_away_in_one_line(pair: Pair, data: bytes, why: str
 def test_a_connection_beyond_the_last_open_file_waits_without_a_busy_loop_and_the_links_go_on(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp_hub, "PAUSE_S", 0.5)
+    monkeypatch.setattr(hub, "PAUSE_S", 0.5)
     pair.connect()
     strangers = [pair.raw() for _ in range(3)]  # before files run out: their own ends need descriptors too
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -70,7 +70,7 @@ def answered(stranger: socket.socket) -> bool:
 
 
 def test_a_flood_of_strangers_is_one_line_and_then_one_a_minute_with_their_number() -> None:
-    rejections = Rejections()
+    rejections = hub.Rejections()
     for number in range(1850):
         rejections.add(f"stranger {number}")
         told = rejections.due(now_s=number / 100)
@@ -104,7 +104,7 @@ def gone(stranger: socket.socket) -> bool:
 
 
 def test_one_host_has_no_more_than_its_share_of_the_waiting_places(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_hub, "MOST_OF_A_HOST", 3)
+    monkeypatch.setattr(hub, "MOST_OF_A_HOST", 3)
     pair.server._loop._handshake_timeout_s = 30.0
     strangers = [pair.raw() for _ in range(5)]
     told = pair.wait_for(pair.server, Rejected)
