@@ -75,7 +75,10 @@ def plot_metric(folder: str | Path, y: str, x: str | None = None, into: str | Pa
     told = len(results.problems)
     target = Path(folder) / "figures" if into is None else Path(into)
     by_axis = x is None and bool(results.study.x_name)
-    figure = against_axis(y) if by_axis else scores(x or "frames", y)
+    figure = scores(x or "frames", y)
+    if by_axis:
+        unit = metric_registry.charts()[y].unit
+        figure = against_axis(mean_of(y), f"{y}, mean of the run", f"{y} ({unit})", from_zero=False)
     try:
         return figure(results, target / y.replace("/", "_"))
     finally:
@@ -162,7 +165,7 @@ def draw(results: StudyResults, into: str | Path) -> list[Path]:
 def _pairs(results: StudyResults, measure: Callable[[Curve], float], what: str) -> Pairs:
     pairs = each(results.points, measure)
     if not pairs:
-        raise UserError(f"no run has {what}")
+        raise UserError(f"no run has recorded {what}")
     return pairs
 
 
@@ -174,25 +177,30 @@ def _ratios(pairs: Pairs) -> Pairs:
     return above_zero
 
 
-def speed(results: StudyResults, path: Path) -> list[Path]:
-    """Data points per second against the study's axis."""
-    pairs = _pairs(results, data_points_per_s, "a rate of data points")
-    scaling = results.study.kind == "scaling"
-    pairs = _ratios(pairs) if scaling else pairs
-    x = [x for x, _ in pairs]
-    figure, axes = new_figure()
-    draw_measured(axes, pairs, "data points per second")
-    if scaling:
-        axes.plot(x, [pairs[0][1].centre * one / x[0] for one in x], label="linear", **IDEAL)
-    else:
-        axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
-    finish(axes, results.study.x_name, "data points/s", x, log=scaling)
-    return save(figure, path)
+def against_axis(
+    measure: Callable[[Curve], float], what: str, y_name: str, *, from_zero: bool = True, ideal: bool = False
+) -> Draw:
+    """A quantity against the study's axis, on logarithmic axes beside a line in proportion where that is `ideal`."""
+
+    def figure_of(results: StudyResults, path: Path) -> list[Path]:
+        pairs = _pairs(results, measure, what)
+        pairs = _ratios(pairs) if ideal else pairs
+        x = [x for x, _ in pairs]
+        figure, axes = new_figure()
+        draw_measured(axes, pairs, what)
+        if ideal:
+            axes.plot(x, [pairs[0][1].centre * one / x[0] for one in x], label="linear", **IDEAL)
+        elif from_zero:
+            axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+        finish(axes, results.study.x_name, y_name, x, log=ideal)
+        return save(figure, path)
+
+    return figure_of
 
 
 def efficiency(results: StudyResults, path: Path) -> list[Path]:
     """Data points per second and worker, as a share of the smallest point's."""
-    pairs = _ratios(_pairs(results, data_points_per_s, "a rate of data points"))
+    pairs = _ratios(_pairs(results, data_points_per_s, "data points per second"))
     x0, one = pairs[0][0], pairs[0][1].centre
     share = [(x, e.times(x0 / x / one)) for x, e in pairs]
     figure, axes = new_figure()
@@ -224,24 +232,6 @@ def time_to_score(results: StudyResults, path: Path) -> list[Path]:
     return save(figure, path)
 
 
-def from_zero(measure: Callable[[Curve], float], what: str, y_name: str) -> Draw:
-    """A quantity from 0 up, against the study's axis."""
-
-    def figure_of(results: StudyResults, path: Path) -> list[Path]:
-        pairs = _pairs(results, measure, f"a figure for {what}")
-        figure, axes = new_figure()
-        draw_measured(axes, pairs, what)
-        axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
-        finish(axes, results.study.x_name, y_name, [x for x, _ in pairs])
-        return save(figure, path)
-
-    return figure_of
-
-
-steps = from_zero(steps_per_s, "steps per second", "steps/s")
-dropped = from_zero(dropped_share, "dropped gradients", "share of gradients")
-
-
 def scores(x: str, y: str = "score/mean") -> Draw:
     """Learning curves, a line with its band for each point."""
 
@@ -261,19 +251,6 @@ def scores(x: str, y: str = "score/mean") -> Draw:
     return figure
 
 
-def against_axis(chart: str) -> Draw:
-    """The mean of any chart against the study's axis."""
-
-    def figure(results: StudyResults, path: Path) -> list[Path]:
-        pairs = _pairs(results, mean_of(chart), f"recorded {chart}")
-        drawn, axes = new_figure()
-        draw_measured(axes, pairs, f"{chart}, mean of the run")
-        finish(axes, results.study.x_name, f"{chart} ({metric_registry.charts()[chart].unit})", [x for x, _ in pairs])
-        return save(drawn, path)
-
-    return figure
-
-
 def each_game(results: StudyResults, path: Path) -> list[Path]:
     """A figure of learning curves for each game: their scores share no axis."""
     written = []
@@ -286,10 +263,22 @@ def each_game(results: StudyResults, path: Path) -> list[Path]:
     return written
 
 
+_SPEED = (data_points_per_s, "data points per second", "data points/s")
+speed = against_axis(*_SPEED)
+
 FIGURES: dict[str, dict[str, Draw]] = {
-    "scaling": {"time_to_score": time_to_score, "speed": speed, "efficiency": efficiency, "scores": scores("hours")},
+    "scaling": {
+        "time_to_score": time_to_score,
+        "speed": against_axis(*_SPEED, ideal=True),
+        "efficiency": efficiency,
+        "scores": scores("hours"),
+    },
     "parameter_servers": {"speed": speed},
-    "stragglers": {"speed": speed, "steps": steps, "dropped": dropped},
+    "stragglers": {
+        "speed": speed,
+        "steps": against_axis(steps_per_s, "steps per second", "steps/s"),
+        "dropped": against_axis(dropped_share, "dropped gradients", "share of gradients"),
+    },
     "learning_curves": {"scores": scores("frames"), "scores_by_hours": scores("hours")},
     "architectures": {"scores": scores("frames"), "scores_by_hours": scores("hours")},
     "games": {"scores": each_game},

@@ -14,7 +14,6 @@ from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.run_folder import RunFolder
 
 STUDY_FILE = "study.json"
-KINDS = ("scaling", "parameter_servers", "stragglers", "learning_curves", "architectures", "games")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +59,7 @@ class Study:
     """What is compared with what."""
 
     kind: str
-    """Which figures are made of it: one of `KINDS`."""
+    """Which figures are made of it: one of `STUDIES`."""
     points: tuple[Point, ...]
     seeds: tuple[int, ...]
     x_name: str = ""
@@ -109,9 +108,9 @@ def load(folder: str | Path) -> Study:
     path = Path(folder) / STUDY_FILE
     try:
         tree: Any = json.loads(path.read_text(encoding="utf-8"))
-        if tree["kind"] not in KINDS:
+        if tree["kind"] not in STUDIES:
             raise UserError(
-                f"{path} declares a study of an unknown kind, {tree['kind']!r}; there are {', '.join(KINDS)}"
+                f"{path} declares a study of an unknown kind, {tree['kind']!r}; there are {', '.join(STUDIES)}"
             )
         points = tuple(_point(point) for point in tree.pop("points"))
         return Study(points=points, seeds=tuple(int(seed) for seed in tree.pop("seeds")), **tree)
