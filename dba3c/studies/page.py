@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,12 @@ def made_by(date: str, host: Mapping[str, Any], versions: Mapping[str, Any], sou
     commit = str(source.get("commit", "unknown"))[:12] + (" with local changes" if source.get("dirty") else "")
     where = f"{host['usable_cores']} cores of {host['processor']}"
     return f"{date}, {where}, Python {versions['python']}, torch {versions['torch']}, commit {commit}."
+
+
+def made_by_life(life: Mapping[str, Any]) -> str:
+    """The same of a run that was measured: of a life in its meta.json."""
+    date = time.strftime("%Y-%m-%d", time.gmtime(life["started_s"]))
+    return made_by(date, life["host"], life["versions"], life["source"])
 
 
 def renew(page: Path, made: str, *tables: str) -> None:
