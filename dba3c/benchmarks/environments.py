@@ -6,7 +6,7 @@ the same number of steps each time, so that they play the same games: a reset ma
 "per core" divides by the CPU seconds that this process, its threads and its child processes used, so it says what one
 busy core delivers whatever else the machine did. "factory adds" is the median of the repeats' ratios of CPU seconds per
 step. Families whose package is missing are named and skipped. With ``--output results/environments`` it writes
-``environments.json`` and ``README.md`` there.
+``environments.json`` there, and the table of ``README.md``.
 """
 
 from __future__ import annotations
@@ -33,13 +33,11 @@ from dba3c.environments.families import atari_games
 from dba3c.environments.protocol import environment_seeds
 from dba3c.errors import UserError
 from dba3c.runs import host_facts
-from dba3c.studies.page import markdown
+from dba3c.studies.page import made_by, markdown, renew
 
 _SEED = 1
 ACTION_BATCHES = 64
 """Random actions are drawn before the clock starts, and used again."""
-LIMIT = 0.03
-"""The factory should add less than this share of CPU time to the native vector environment."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Arguments:
     only: tuple[str, ...] = ()
     """Names of the families to measure; all without it."""
     output: Path | None = None
-    """Write environments.json and README.md into this folder as well."""
+    """Write environments.json into this folder as well, and the table of its README.md, if there is one."""
 
 
 # -- native vector environments, with nothing around them: what the factory's overhead is measured against -------------
@@ -262,19 +260,14 @@ def table(families: list[Family]) -> str:
     return markdown(columns, rows)
 
 
-def write_results(
-    folder: Path, families: list[Family], missing: dict[str, str], command: str, seconds: float, repeats: int
-) -> None:
-    """`environments.json` and `README.md` in `folder`."""
+def write_results(folder: Path, families: list[Family], missing: dict[str, str], command: str) -> None:
+    """`environments.json` in `folder`, and the table and the machine of the page that lies beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts: dict[str, Any] = {
+    data: dict[str, Any] = {
+        "command": command,
         "host": host_facts.host(),
         "versions": host_facts.versions(),
         "source": host_facts.git_commit(),
-    }
-    data = {
-        "command": command,
-        **facts,
         "skipped": missing,
         "families": [
             {
@@ -289,40 +282,10 @@ def write_results(
         ],
     }
     (folder / "environments.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    text = _readme(families, missing, command, seconds, repeats, facts)
-    (folder / "README.md").write_text(text, encoding="utf-8")
-
-
-def _readme(
-    families: list[Family], missing: dict[str, str], command: str, seconds: float, repeats: int, facts: dict[str, Any]
-) -> str:
-    host, versions, source = facts["host"], facts["versions"], facts["source"]
-    over = [f"{family.name} ({family.added:+.1%})" for family in families if (family.added or 0) >= LIMIT]
-    verdict = f"Over {LIMIT:.0%}: {', '.join(over)}." if over else f"Every family is under {LIMIT:.0%}."
-    skipped = "".join(f"\nNot measured: {name}: {reason}" for name, reason in missing.items())
-    commit = str(source.get("commit", "unknown"))[:12] + (" with uncommitted changes" if source.get("dirty") else "")
-    named = ("python", "ale-py", "gymnasium", "mujoco", "vizdoom", "gfootball")
-    packages = ", ".join(f"{name} {versions[name]}" for name in named if name in versions)
-    machine = f"{host['usable_cores']} cores of {host['processor']}, {host['memory_gib']} GiB"
-    return f"""# Environments: agent steps/s of every family
-
-    {command.strip()}
-
-{table(families)}
-
-Random actions, nothing else; medians of {repeats} repeats of {seconds:g} s, families in turn.
-- *Per core*: per second of CPU time of the process, its threads and its child processes, so it sizes a cluster:
-  workers × cores × this, less inference and learning.
-- *Native*: ale-py's own vector environment, or Gymnasium's `SyncVectorEnv` over the same environments,
-  on the same seeds and actions.
-- *Factory adds*: median of the repeats' ratios of CPU time per step; what the protocol of `docs/environments.md`
-  costs (checks, whole-game scores, named failures).
-
-{verdict}{skipped}
-
-{time.strftime("%Y-%m-%d", time.gmtime())}, {machine}; {packages}; commit {commit}.
-Raw numbers: `environments.json`.
-"""
+    page = folder / "README.md"
+    if page.exists():
+        made = made_by(time.strftime("%Y-%m-%d", time.gmtime()), data["host"], data["versions"], data["source"])
+        renew(page, made, table(families))
 
 
 def main(arguments: Arguments, command: str) -> None:
@@ -339,7 +302,7 @@ def main(arguments: Arguments, command: str) -> None:
     if added:
         print(f"the factory adds {statistics.median(added):+.1%} (median of families), {max(added):+.1%} at most")
     if arguments.output is not None:
-        write_results(arguments.output, measured, missing, command, arguments.seconds, arguments.repeats)
+        write_results(arguments.output, measured, missing, command)
 
 
 if __name__ == "__main__":
