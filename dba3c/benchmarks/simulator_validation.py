@@ -7,7 +7,7 @@
 3. Validation points, none of which was calibrated on: n, k, b, stragglers. Workers sleep for times drawn from (1), so
    that two cores can stand for many hosts; the model is given the same times, and predicts each point.
 
-Writes validation.csv, .json, .md, .png and .svg; about 10 minutes on an idle machine.
+Writes validation.csv, .json, .png and .svg and the tables of validation.md; about 10 minutes on an idle machine.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from dba3c.errors import UserError
-from dba3c.runs.host_facts import git_commit, host
+from dba3c.runs.host_facts import git_commit, host, versions
 from dba3c.simulation.calibration import calibrate
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
 from dba3c.simulation.simulate import simulate_times
 from dba3c.simulation.validation import MeasuredPoint, fit
 from dba3c.studies.figures import PALETTE, new_figure, save
-from dba3c.studies.page import markdown
+from dba3c.studies.page import made_by, markdown, renew
 from param_servers.benchmarks.exchange import WARM_UP_STEPS, Case
 from param_servers.benchmarks.exchange import run as run_case
 
@@ -62,6 +62,7 @@ COLUMNS = (
 )  # fmt: skip
 TOLERANCE = 0.1
 _PAGE_COLUMNS = ("part", "workers", "servers", "backup", "megabytes", "steps", "measured_ms", "predicted_ms")
+_FITTED_COLUMNS = ("latency", "a coordinator's message", "tensors on the wire", "overlap lost", "unfairness of n flows")
 _MARKERS = ("o", "s", "^")
 
 
@@ -181,9 +182,11 @@ def run(output: Path, seconds: float, frames: int, only: int | None, seed: int) 
         print(" ".join(f"{name}={value}" for name, value in rows[-1].items()), flush=True)
         write(output, rows, cluster, compute, seed)
     draw(output)
-    text = page(output)
-    (output / "validation.md").write_text(text, encoding="utf-8")
-    print(text.splitlines()[2])
+    print(*tables(output), sep="\n\n")
+    if (output / "validation.md").exists():
+        facts = read(output)[1]
+        made = made_by(facts["date"], facts["host"], facts["versions"], facts["source"])
+        renew(output / "validation.md", made, *tables(output))
 
 
 def write(output: Path, rows: list[dict[str, object]], cluster: Cluster, compute: ComputeTimes, seed: int) -> None:
@@ -194,7 +197,8 @@ def write(output: Path, rows: list[dict[str, object]], cluster: Cluster, compute
         writer.writerows(rows)
     facts = {
         "command": "python -m dba3c.benchmarks.simulator_validation --output results/simulation",
-        **git_commit(),
+        "source": git_commit(),
+        "versions": versions(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "host": host(),
         "seed": seed,
@@ -257,46 +261,24 @@ def _name_points(axes: Axes, rows: list[dict[str, str]]) -> None:
         )
 
 
-def page(folder: Path) -> str:
-    """The text of validation.md."""
+def tables(folder: Path) -> list[str]:
+    """Those of validation.md: how near, what was fitted, each point."""
     rows, facts = read(folder)
     errors = [abs(float(row["error"])) for row in rows if row["part"] == "validation"]
-    within = sum(error <= TOLERANCE for error in errors)
-    fitted, host, compute = facts["calibrated"], facts["host"], facts["compute"]
-    lines = [
-        "# The simulator against measured steps",
-        "",
-        f"**{within} of {len(errors)} points within 10 %**, mean error {sum(errors) / len(errors):.1%}, "
-        f"worst {max(errors):.1%}.",
-        "",
-        f"    {facts['command']}",
-        "",
-        f"{facts['date']}, commit {facts.get('commit', 'unknown')}{' (with changes)' if facts.get('dirty') else ''}, "
-        f"{host['usable_cores']} cores of {host['processor']}.",
-        "",
-        "![predicted against measured](validation.png)",
-        "",
-        "Each server and worker is a process in a network namespace of its own,",
-        f"{facts['rate_mbit']:g} Mbit/s in each direction; the exchange is the real one. Workers sleep for times",
-        "drawn from what a run of Breakout on this machine needed for a gradient",
-        f"(mean {1e3 * compute['mean_s']:.0f} ms, standard deviation {compute['variation']:.0%}),",
-        f"{compute['straggler_probability']:.0%} of them",
-        f"{compute['straggler_slowdown']:g} times as long. The model is given the same times.",
-        "",
-        "Fitted to the calibration points alone, which compute nothing: latency",
-        f"{1e6 * fitted['latency_s']:.0f} µs, a coordinator's message {1e6 * fitted['message_s']:.0f} µs,",
-        f"{fitted['wire_efficiency']:.1%} of the bytes on the wire are tensors,",
-        f"{fitted['overlap_lost']:.0%} of the overlap of pushing and pulling lost to unfair links; with backup",
-        f"workers, the logarithm of a flow's share has a standard deviation of {fitted['link_unfairness']:.2f} √n.",
-        "",
-    ]
+    within, fitted = sum(error <= TOLERANCE for error in errors), facts["calibrated"]
+    near = (f"{within} of {len(errors)}", f"{sum(errors) / len(errors):.1%}", f"{max(errors):.1%}")
+    found = (f"{1e6 * fitted[name]:.0f} µs" for name in ("latency_s", "message_s"))
+    shares = (f"{fitted[name]:.1%}" for name in ("wire_efficiency", "overlap_lost"))
     shown = []
     for row in rows:
-        cells = [row[name] for name in _PAGE_COLUMNS]
-        shares = (f"{float(row[name]):.1%}" for name in ("measured_dropped", "predicted_dropped"))
-        shown.append([*cells, f"{float(row['error']):+.1%}", *shares])
+        dropped = (f"{float(row[name]):.1%}" for name in ("measured_dropped", "predicted_dropped"))
+        shown.append([*(row[name] for name in _PAGE_COLUMNS), f"{float(row['error']):+.1%}", *dropped])
     columns = ("", "n", "k", "b", "MB", "steps", "measured ms", "predicted ms", "error", "dropped", "predicted")
-    return "\n".join([*lines, markdown(columns, shown)]) + "\n"
+    return [
+        markdown(("within 10 %", "mean error", "worst"), [near]),
+        markdown(_FITTED_COLUMNS, [(*found, *shares, f"{fitted['link_unfairness']:.2f} √n")]),
+        markdown(columns, shown),
+    ]
 
 
 def main(words: list[str] | None = None) -> None:
