@@ -48,7 +48,6 @@ def breakout(env_id: str, cores: int) -> TrainConfig:
             optimizer="rmsprop", learning_rate="linear:7e-4->7e-5@20e6", decay=0.99, epsilon=1e-5, clip_norm=0.5
         ),
         exchange=exchange,
-        run=RunConfig(stop_score=stop_score(env_id)),
     )
 
 
@@ -76,7 +75,7 @@ def dba3c_paper(env_id: str, cores: int) -> TrainConfig:
         exchange=ExchangeConfig(
             exchange="servers", num_workers=65, num_servers=4, num_backup_workers=5, sharding="greedy_by_tensor"
         ),
-        run=RunConfig(stop_score=stop_score(env_id), evaluators=1, recorders=1),
+        run=RunConfig(evaluators=1, recorders=1),
     )
 
 
@@ -92,7 +91,6 @@ def classic(env_id: str, cores: int) -> TrainConfig:
             optimizer="adam", learning_rate="linear:3e-3->3e-4@400000", epsilon=1e-5, clip_norm=0.5
         ),
         exchange=exchange,
-        run=RunConfig(stop_score=stop_score(env_id)),
     )
 
 
@@ -115,8 +113,7 @@ def football(env_id: str, cores: int) -> TrainConfig:
             algorithm="ppo", rollout_length=64, discount=0.993, trace_lambda=0.95, entropy_cost="0.003"
         ),
         optimizer=OptimizerConfig(optimizer="adam", learning_rate="5e-4", epsilon=1e-5, clip_norm=0.5),
-        exchange=ExchangeConfig(exchange="servers", num_workers=max(1, cores), num_servers=1),
-        run=RunConfig(stop_score=stop_score(env_id)),
+        exchange=ExchangeConfig(exchange="servers", num_workers=cores, num_servers=1),
     )
 
 
@@ -127,14 +124,12 @@ def vizdoom(env_id: str, cores: int) -> TrainConfig:
     network without memory likes, the LSTM had not learned `basic` in 785 k steps; at 3e-4 it takes 160 k.
     """
     _require_family(env_id, "vizdoom")
-    workers = max(1, cores)
     return TrainConfig(
-        environment=EnvironmentConfig(env_id=env_id, envs_per_worker=max(4, 16 // workers), reward_scale=0.01),
+        environment=EnvironmentConfig(env_id=env_id, envs_per_worker=max(4, 16 // cores), reward_scale=0.01),
         network=NetworkConfig(network="small_lstm", precision="bfloat16"),
         algorithm=AlgorithmConfig(rollout_length=10, discount=0.97, trace_lambda=0.95, entropy_cost="0.005"),
         optimizer=OptimizerConfig(optimizer="adam", learning_rate="3e-4", epsilon=1e-5, clip_norm=0.5),
-        exchange=ExchangeConfig(exchange="servers", num_workers=workers, num_servers=1),
-        run=RunConfig(stop_score=stop_score(env_id)),
+        exchange=ExchangeConfig(exchange="servers", num_workers=cores, num_servers=1),
     )
 
 
@@ -157,8 +152,7 @@ def mujoco(env_id: str, cores: int) -> TrainConfig:
             ppo_minibatches=32,
         ),
         optimizer=OptimizerConfig(optimizer="adam", learning_rate="linear:3e-4->1e-5@1e6", epsilon=1e-5, clip_norm=0.5),
-        exchange=ExchangeConfig(exchange="servers", num_workers=max(1, cores), num_servers=1),
-        run=RunConfig(stop_score=stop_score(env_id)),
+        exchange=ExchangeConfig(exchange="servers", num_workers=cores, num_servers=1),
     )
 
 
@@ -174,8 +168,7 @@ def impala(env_id: str, cores: int) -> TrainConfig:
             optimizer="adam", learning_rate="4.8e-4", beta1=0.0, epsilon=3.125e-7, clip_rule="none"
         ),
         exchange=ONE_LEARNER,
-        central=CentralConfig(mode="central", actors=max(1, cores), unroll_length=20, batch_unrolls=32),
-        run=RunConfig(stop_score=stop_score(env_id)),
+        central=CentralConfig(mode="central", actors=cores, unroll_length=20, batch_unrolls=32),
     )
 
 
@@ -192,9 +185,8 @@ def r2d2(env_id: str, cores: int) -> TrainConfig:
         algorithm=AlgorithmConfig(algorithm="r2d2", discount=0.997),
         optimizer=OptimizerConfig(optimizer="adam", learning_rate="4.8e-4", epsilon=1e-3, clip_norm=40.0),
         exchange=ONE_LEARNER,
-        central=CentralConfig(mode="central", actors=max(1, cores), unroll_length=100),
+        central=CentralConfig(mode="central", actors=cores, unroll_length=100),
         replay=ReplayConfig(replay_capacity=200_000, replay_start=20_000),
-        run=RunConfig(stop_score=stop_score(env_id)),
     )
 
 
@@ -205,9 +197,8 @@ def sac(env_id: str, cores: int) -> TrainConfig:
         algorithm=AlgorithmConfig(algorithm="sac", discount=0.99),
         optimizer=OptimizerConfig(optimizer="adam", learning_rate="3e-4", epsilon=1e-8, clip_rule="none"),
         exchange=ONE_LEARNER,
-        central=CentralConfig(mode="central", actors=max(1, cores), envs_per_actor=4, unroll_length=5),
+        central=CentralConfig(mode="central", actors=cores, envs_per_actor=4, unroll_length=5),
         replay=ReplayConfig(replay_batch=256, replay_ratio=256.0),
-        run=RunConfig(stop_score=stop_score(env_id)),
     )
 
 
@@ -220,7 +211,6 @@ def ppo(env_id: str, cores: int) -> TrainConfig:
     the gradient at a norm of 0.5, which are OpenAI Baselines', and the sticky actions of the protocol v5.
     """
     environment, image = _environment(env_id)
-    workers = max(1, cores)
     return TrainConfig(
         environment=replace(environment, envs_per_worker=8),
         network=NetworkConfig(network="nature" if image else "auto"),
@@ -236,8 +226,8 @@ def ppo(env_id: str, cores: int) -> TrainConfig:
         optimizer=OptimizerConfig(
             optimizer="adam", learning_rate=f"linear:2.5e-4->0@{PPO_DATA_POINTS}", epsilon=1e-5, clip_norm=0.5
         ),
-        exchange=ExchangeConfig(exchange="servers", num_workers=workers, num_servers=1),
-        run=RunConfig(stop_score=stop_score(env_id), total_frames=round(PPO_DATA_POINTS * environment.frames_per_step)),
+        exchange=ExchangeConfig(exchange="servers", num_workers=cores, num_servers=1),
+        run=RunConfig(total_frames=round(PPO_DATA_POINTS * environment.frames_per_step)),
     )
 
 
@@ -248,7 +238,6 @@ def with_central_inference(config: TrainConfig, cores: int) -> TrainConfig:
     """
     if config.central.mode == "central":
         return config
-    actors = max(1, cores)
     envs = config.environment.envs_per_worker * config.exchange.gradients_per_step
     return replace(
         config,
@@ -256,8 +245,8 @@ def with_central_inference(config: TrainConfig, cores: int) -> TrainConfig:
         exchange=replace(config.exchange, exchange="local", num_workers=1, num_gradients=None, num_backup_workers=None),
         central=CentralConfig(
             mode="central",
-            actors=actors,
-            envs_per_actor=max(2, envs // actors // 2 * 2),
+            actors=cores,
+            envs_per_actor=max(2, envs // cores // 2 * 2),
             batch_unrolls=16,
         ),
     )
@@ -265,9 +254,8 @@ def with_central_inference(config: TrainConfig, cores: int) -> TrainConfig:
 
 def local_servers(cores: int) -> ExchangeConfig:
     """A worker per core, 2 servers, and backup workers where there are enough workers to spare."""
-    workers = max(1, cores)
-    backup = workers // 12 + 1 if workers >= SMALL_CLUSTER_WORKERS else 0
-    return ExchangeConfig(exchange="servers", num_workers=workers, num_servers=2, num_backup_workers=backup)
+    backup = cores // 12 + 1 if cores >= SMALL_CLUSTER_WORKERS else 0
+    return ExchangeConfig(exchange="servers", num_workers=cores, num_servers=2, num_backup_workers=backup)
 
 
 def _environment(env_id: str) -> tuple[EnvironmentConfig, bool]:
@@ -284,32 +272,19 @@ def _require_family(env_id: str, family: str) -> None:
         raise UserError(f"the preset {family} is for {family}/<scenario>, not {env_id}: --preset classic fits any")
 
 
-PRESETS: dict[str, Callable[[str, int], TrainConfig]] = {
-    "impala": impala,
-    "r2d2": r2d2,
-    "sac": sac,
-    "ppo": ppo,
-    "breakout": breakout,
-    "dba3c_paper": dba3c_paper,
-    "classic": classic,
-    "football": football,
-    "vizdoom": vizdoom,
-    "mujoco": mujoco,
+PRESETS: dict[str, tuple[Callable[[str, int], TrainConfig], str]] = {
+    "impala": (impala, "ALE/Breakout-v5"),
+    "r2d2": (r2d2, "ALE/Breakout-v5"),
+    "sac": (sac, "Pendulum-v1"),
+    "ppo": (ppo, "ALE/Breakout-v5"),
+    "breakout": (breakout, "ALE/Breakout-v5"),
+    "dba3c_paper": (dba3c_paper, "ALE/Breakout-v5"),
+    "classic": (classic, "CartPole-v1"),
+    "football": (football, "football/academy_empty_goal_close"),
+    "vizdoom": (vizdoom, "vizdoom/basic"),
+    "mujoco": (mujoco, "HalfCheetah-v5"),
 }
-
-
-DEFAULT_ENVIRONMENTS = {
-    "breakout": "ALE/Breakout-v5",
-    "dba3c_paper": "ALE/Breakout-v5",
-    "classic": "CartPole-v1",
-    "impala": "ALE/Breakout-v5",
-    "r2d2": "ALE/Breakout-v5",
-    "sac": "Pendulum-v1",
-    "ppo": "ALE/Breakout-v5",
-    "football": "football/academy_empty_goal_close",
-    "vizdoom": "vizdoom/basic",
-    "mujoco": "HalfCheetah-v5",
-}
+"""Each with the environment it is for when none is named."""
 
 
 def preset(name: str | None, env_id: str | None, cores: int) -> TrainConfig:
@@ -324,7 +299,10 @@ def preset(name: str | None, env_id: str | None, cores: int) -> TrainConfig:
     if name not in PRESETS:
         close = difflib.get_close_matches(name, PRESETS) or list(PRESETS)
         raise UserError(f"no preset is called {name!r}; there are {', '.join(close)}")
-    return PRESETS[name](env_id or DEFAULT_ENVIRONMENTS[name], cores)
+    made, own = PRESETS[name]
+    env_id = env_id or own
+    config = made(env_id, cores)
+    return replace(config, run=replace(config.run, stop_score=stop_score(env_id)))
 
 
 def fitting_preset(env_id: str) -> str:

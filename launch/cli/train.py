@@ -120,7 +120,7 @@ def fit_config(said: TrainWords, place: LaunchPlace) -> tuple[TrainConfig, Topol
         given = {name: counts[name] for name in ("num_gradients", "num_backup_workers") if name in counts}
         return replace_options(config, num_workers=topology.learners, actors=topology.actors, **given), topology
     if exchange.exchange == "local" and place.world_size > 1:
-        raise UserError(f"exchange local is one process, but {place.started_by} started {place.world_size} ranks")
+        raise UserError(f"exchange local is one process, but {place.launcher} started {place.world_size} ranks")
     left = place.world_size - (0 if said.colocated_servers else servers) - run.evaluators - run.recorders
     backup_workers = counts.get("num_backup_workers")
     if backup_workers is None and "num_gradients" not in counts and exchange.backup_workers < left:
@@ -135,7 +135,7 @@ def fit_config(said: TrainWords, place: LaunchPlace) -> tuple[TrainConfig, Topol
         evaluators=run.evaluators,
         recorders=run.recorders,
         colocated_servers=said.colocated_servers,
-        started_by=place.started_by,
+        started_by=place.launcher,
     )
     g_and_b: dict[str, int | None] = {
         "num_gradients": topology.gradients,
@@ -156,7 +156,7 @@ def _central_topology(config: TrainConfig, place: LaunchPlace, counts: Mapping[s
             actors=counts.get("actors"),
             evaluators=run.evaluators,
             recorders=run.recorders,
-            started_by=place.started_by,
+            started_by=place.launcher,
         )
     learners = place.world_size
     if counts.get("num_workers", learners) != learners:

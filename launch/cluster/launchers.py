@@ -156,11 +156,6 @@ class LaunchPlace:
     restart_count: int = 0
 
     @property
-    def started_by(self) -> str:
-        """For messages: ``srun``, ``torchrun``, …"""
-        return self.launcher
-
-    @property
     def is_chief(self) -> bool:
         """Rank 0 makes the run folder; the others wait for it."""
         return self.rank == 0

@@ -9,7 +9,7 @@ from dba3c.environments.atari.protocols import protocol_name
 from dba3c.errors import UserError
 from dba3c.networks.torsos import ConvolutionalTorso, PerceptronTorso
 from launch.cli.options import parse_train
-from launch.cli.presets import PRESETS, fitting_preset, preset
+from launch.cli.presets import dba3c_paper, fitting_preset, preset
 from param_servers.schedules import parse_schedule
 
 
@@ -83,7 +83,7 @@ def test_r2d2_is_seeds() -> None:
 def test_a_worker_of_dba3c_paper_has_the_batch_that_its_docstring_says() -> None:
     config = preset("dba3c_paper", "ALE/Breakout-v5", cores=1)
     samples = config.environment.envs_per_worker * config.algorithm.rollout_length
-    assert str(PRESETS["dba3c_paper"].__doc__).count(f"{samples} samples, {60 * samples:,} in an update") == 1
+    assert str(dba3c_paper.__doc__).count(f"{samples} samples, {60 * samples:,} in an update") == 1
 
 
 @pytest.mark.parametrize("name", ["2017", "v5", "v4-no-sticky"])
