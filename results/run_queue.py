@@ -72,6 +72,10 @@ RECIPES = {
         "--algorithm ppo --rollout-length 128 --envs-per-worker 32 --ppo-epochs 2 --ppo-minibatches 8"
         " --trace-lambda 0.95 --optimizer adam --learning-rate linear:5e-4->5e-5@4e6 --epsilon 1e-5"
     ),
+    "ppo32": options(
+        "--algorithm ppo --rollout-length 32 --envs-per-worker 32 --ppo-epochs 2 --ppo-minibatches 4"
+        " --trace-lambda 0.95 --optimizer adam --learning-rate linear:5e-4->5e-5@4e6 --epsilon 1e-5"
+    ),
     "vtrace": options(
         "--algorithm vtrace --rollout-length 20 --envs-per-worker 16 --learning-rate linear:7e-4->7e-5@4e6"
     ),
@@ -108,8 +112,9 @@ def sqrt_rule(samples: int) -> float:
 
 QUEUE: tuple[Entry, ...] = (
     recipe("ppo", "Pong"),
+    recipe("ppo32", "Pong"),
     batch(1120, sqrt_rule(1120)),
-    recipe("ppo", "Boxing"),
+    recipe("ppo32", "Boxing"),
     batch(160, sqrt_rule(160)),
     recipe("vtrace", "Pong"),
     batch(480, sqrt_rule(480)),
