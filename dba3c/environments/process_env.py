@@ -3,8 +3,10 @@
 `LoopVectorEnvironment` sends every process its action before it waits for the first answer. The two ends of a socket
 pair are the worker's and its own process's, nobody else's:
 
-    worker → process   the configuration and the view, then ("reset", seed) or ("step", action)
-    process → worker   its two spaces, then what `reset` or `step` returned, or a `Failure` as its last word
+    worker → process   the configuration and the view (JSON), then RESET and a seed, or STEP and the action's bytes
+    process → worker   its two spaces (JSON), then numbers and the observation's bytes, or as its last word a line
+
+Nothing is pickled: what an environment returns is written as `ObservationCodec` writes it, in the process.
 
 Why not `gymnasium.vector.AsyncVectorEnv`: one environment that hangs or dies ends all others with it and is not named,
 making and closing wait without a bound, and it makes one more environment in the worker to ask for the spaces.
@@ -14,25 +16,35 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cached_property
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
+import numpy as np
+from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.spaces import ActionCodec, ObservationCodec
 from dba3c.errors import UserError
 
 _CLOSE_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
+_RESET, _STEP, _ANSWER, _RAISED, _USER_ERROR = (bytes([kind]) for kind in range(5))
+_SEED = struct.Struct("<?Q")  # whether there is one
+_PLAYED = struct.Struct("<dd??")  # reward, score_reward, terminated, truncated
+_LARGEST_WORDS = 1 << 20  # bytes of what is no observation
 _CHILD = "from dba3c.environments import factory, process_env; process_env.serve({}, factory.maker_of)"
 
 
@@ -42,13 +54,6 @@ class EnvironmentHangs(RuntimeError):
 
 class EnvironmentDied(RuntimeError):
     """Its process is gone."""
-
-
-class Failure(NamedTuple):
-    """What an environment raised, in one line."""
-
-    line: str
-    is_user_error: bool
 
 
 class ProcessEnv(gymnasium.Env[Any, Any]):
@@ -66,16 +71,19 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
                 env={**os.environ, "PYTHONPATH": paths},
             )
         self._unanswered = 0
-        self._ask((config, view))
+        self._ask(json.dumps({"config": asdict(config), "view": view}).encode())
 
     @cached_property
-    def _spaces(self) -> tuple[Space[Any], Space[Any]]:
+    def _spaces(self) -> tuple[spaces.Box, Space[Any]]:
         """(observation space, action space), which are the process's first answer."""
-        return self._answer()
+        described = json.loads(self._answer(_LARGEST_WORDS))
+        shape, dtype = described["observation"]
+        low, high = (0, 255) if dtype == "uint8" else (-np.inf, np.inf)
+        return spaces.Box(low, high, tuple(shape), np.dtype(dtype).type), _space(described["action"])
 
     @property
     def observation_space(self) -> Space[Any]:  # type: ignore[override]
-        """The environment's own."""
+        """What `ObservationCodec` makes of the environment's own."""
         return self._spaces[0]
 
     @property
@@ -85,24 +93,25 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
 
     def send_reset(self, seed: int | None) -> None:
         """Ask for a new game and do not wait."""
-        self._ask(("reset", seed))
+        self._ask(_RESET + _SEED.pack(seed is not None, seed or 0))
 
     def send_step(self, action: Any) -> None:
         """Ask for a step and do not wait."""
-        self._ask(("step", action))
+        self._ask(_STEP + np.asarray(action, dtype=self.action_space.dtype).tobytes())
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """The answer to `send_reset`, which is sent now if it was not."""
         _ = self._spaces  # the first answer, whether anybody looked at it or not
         if not self._unanswered:
             self.send_reset(seed)
-        return self._answer(), {}
+        return self._played()[0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """The answer to `send_step`, which is sent now if it was not."""
         if not self._unanswered:
             self.send_step(action)
-        return self._answer()
+        observation, (reward, score_reward, terminated, truncated) = self._played()
+        return observation, reward, terminated, truncated, {"score_reward": score_reward}
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -113,26 +122,62 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
             self._process.kill()
             self._process.wait(timeout=_KILL_TIMEOUT_S)
 
-    def _ask(self, question: Any) -> None:
+    def _played(self) -> tuple[np.ndarray, tuple[Any, ...]]:
+        space = self._spaces[0]
+        size = _PLAYED.size + int(np.prod(space.shape)) * space.dtype.itemsize
+        answer = self._answer(size)
+        if len(answer) != size:
+            raise EnvironmentDied(f"it answered with {len(answer)} bytes instead of {size}")
+        observation = np.frombuffer(answer, dtype=space.dtype, offset=_PLAYED.size).reshape(space.shape)
+        return observation, _PLAYED.unpack_from(answer)
+
+    def _ask(self, question: bytes) -> None:
         self._unanswered, self._asked_s = self._unanswered + 1, time.monotonic()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer says that it died
-            self._pipe.send(question)
+            self._pipe.send_bytes(question)
 
-    def _answer(self) -> Any:
+    def _answer(self, largest: int) -> bytes:
         """What has come, or comes within the timeout. Not one deadline for all of it: a socket holds the beginning of a
         large answer, and who was in time can send the rest only while it is read, which may be after somebody else's.
         """
         try:
             if not self._pipe.poll(max(self._asked_s + self._timeout_s - time.monotonic(), 0.0)):
                 raise EnvironmentHangs(f"no answer within {self._timeout_s:g} s; its process is ended")
-            answer = self._pipe.recv()
+            message = self._pipe.recv_bytes(max(largest, _LARGEST_WORDS) + 1)
         except (EOFError, ConnectionResetError):
             code = self._process.wait(timeout=_KILL_TIMEOUT_S)
             raise EnvironmentDied(f"its process ended with exit code {code}") from None
+        except OSError as error:  # larger than anything that it may say; nothing of it has been read
+            raise EnvironmentDied(f"it answered with too large a message ({error})") from None
         self._unanswered -= 1
-        if isinstance(answer, Failure):
-            raise (UserError if answer.is_user_error else RuntimeError)(answer.line)
-        return answer
+        if message[:1] != _ANSWER:
+            line = message[1:].decode()
+            raise UserError(line) if message[:1] == _USER_ERROR else RuntimeError(line)
+        return message[1:]
+
+
+def _described(space: Space[Any]) -> dict[str, Any]:
+    """A space of actions, which `ActionCodec` took, as JSON."""
+    dtype = str(space.dtype)
+    if isinstance(space, spaces.Discrete):
+        return {"dtype": dtype, "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"dtype": dtype, "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+    assert isinstance(space, spaces.Box)
+    return {"dtype": dtype, "low": space.low.tolist(), "high": space.high.tolist()}
+
+
+def _space(described: dict[str, Any]) -> Space[Any]:
+    """What `_described` described."""
+    dtype = np.dtype(described["dtype"])
+    if "n" in described:
+        # before 1.2.2 Gymnasium knew int64 alone and took no dtype
+        chosen = {} if dtype == np.int64 else {"dtype": dtype.type}
+        return spaces.Discrete(described["n"], start=described["start"], **chosen)
+    if "nvec" in described:
+        return spaces.MultiDiscrete(described["nvec"], dtype.type, start=described["start"])
+    low, high = (np.asarray(described[bound], dtype) for bound in ("low", "high"))
+    return spaces.Box(low, high, dtype=dtype.type)
 
 
 def serve(descriptor: int, maker_of: Callable[[EnvironmentConfig, str], Callable[[], gymnasium.Env[Any, Any]]]) -> None:
@@ -142,24 +187,37 @@ def serve(descriptor: int, maker_of: Callable[[EnvironmentConfig, str], Callable
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Connection(descriptor) as pipe:
         try:
-            config, view = pipe.recv()
-            env = maker_of(config, view)()
-            pipe.send((env.observation_space, env.action_space))
-            while True:
-                try:
-                    question, argument = pipe.recv()
-                except (EOFError, ConnectionResetError):  # the worker wants no more
-                    env.close()
-                    return
-                if question == "reset":
-                    observation, _ = env.reset(seed=argument)
-                    pipe.send(observation)
-                else:
-                    *played, info = env.step(argument)
-                    pipe.send((*played, {key: info[key] for key in ("score_reward",) if key in info}))
+            first = json.loads(pipe.recv_bytes())
+            config = EnvironmentConfig(**first["config"])
+            _play(pipe, config.env_id, maker_of(config, first["view"])())
         except Exception as error:  # whatever a stranger's environment raises is named by the worker
-            line = " ".join(
-                (str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}").split()
-            )
+            is_user_error = isinstance(error, UserError)
+            line = " ".join((str(error) if is_user_error else f"{type(error).__name__}: {error}").split())
             with contextlib.suppress(OSError):  # the worker is gone and wants no answer
-                pipe.send(Failure(line, isinstance(error, UserError)))
+                pipe.send_bytes((_USER_ERROR if is_user_error else _RAISED) + line.encode()[:_LARGEST_WORDS])
+
+
+def _play(pipe: Connection, env_id: str, env: gymnasium.Env[Any, Any]) -> None:
+    """Until the worker wants no more."""
+    observations, actions = ObservationCodec(env_id, env.observation_space), ActionCodec(env_id, env.action_space).space
+    row = np.empty(observations.space.shape, observations.space.dtype)
+    described = {"observation": (row.shape, str(row.dtype)), "action": _described(actions)}
+    pipe.send_bytes(_ANSWER + json.dumps(described).encode())
+    while True:
+        try:
+            question = pipe.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            env.close()
+            return
+        if question[:1] == _RESET:
+            given, seed = _SEED.unpack_from(question, 1)
+            observation, _ = env.reset(seed=seed if given else None)
+            played = _PLAYED.pack(0.0, 0.0, False, False)
+        else:
+            # an array that may be written to, or where it has no dimension its number
+            action = np.frombuffer(question, actions.dtype, offset=1).reshape(actions.shape or ()).copy()[()]
+            observation, reward, terminated, truncated, info = env.step(action)
+            score_reward = float(info.get("score_reward", reward))
+            played = _PLAYED.pack(float(reward), score_reward, bool(terminated), bool(truncated))
+        observations.write(observation, row)
+        pipe.send_bytes(_ANSWER + played + row.tobytes())
