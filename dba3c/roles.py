@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from dba3c.config import TrainConfig
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 
 ROLES = {
     "server": "dba3c.assembly.exchanges:server",  # hold one shard of the parameters

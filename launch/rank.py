@@ -20,7 +20,7 @@ from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.metrics.watch import PlainView, watched
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from launch.cluster.launchers import REPLACEMENT, STARTS_RANKS_AGAIN, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.cluster.topology import Assignment, Topology

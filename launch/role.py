@@ -16,7 +16,7 @@ from dba3c.config import TrainConfig, replace_options
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import UserError
 from dba3c.roles import ROLES, RunProcess
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from launch.cli.main import RUN_BROKEN_EXIT, USER_ERROR_EXIT
 from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port
 from launch.local.child import exit_with_parent

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dba3c.errors import UserError
-from dba3c.runs.run_folder import RunFolder, checkpoint_steps
+from dba3c.runs.folder import RunFolder, checkpoint_steps
 from dba3c.studies.curve import downsample
 from dba3c.studies.study import Point, Run
 from launch.cli.study import train

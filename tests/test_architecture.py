@@ -33,7 +33,7 @@ def named(text: str) -> set[str]:
 
 
 def exists(name: str) -> bool:
-    """A path from the root, or a module, or a name that is defined in one (`dba3c.runs.run_lock.RunLock`)."""
+    """A path from the root, or a module, or a name that is defined in one (`dba3c.runs.lock.RunLock`)."""
     if "/" in name:
         return (ROOT / name).exists()
     parts = name.split(".")

@@ -36,7 +36,7 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.roles import RunProcess
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from param_servers.config import ExchangeConfig
 
 WARM_UP_S = 3.0

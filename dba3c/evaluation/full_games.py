@@ -30,7 +30,7 @@ from dba3c.evaluation.players import Actions, EvaluationProtocol, Player
 from dba3c.networks import State
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.checkpoints import Policy
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from dba3c.studies.statistics import ScoreSummary, summarise
 
 FOLDER = "evaluations"

@@ -11,7 +11,7 @@ from dba3c.metrics.reader import Record, whole_run
 from dba3c.metrics.registry import SECTIONS, Reduced, over_processes
 from dba3c.metrics.run_facts import RunFacts
 from dba3c.metrics.summary import ProcessState, RunSummary, dropped_share, event_line, shares
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 
 _DRAWN = {
     (kind, metric.name): metric

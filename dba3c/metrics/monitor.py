@@ -23,7 +23,7 @@ from dba3c.metrics.summary import RunSummary, Scores
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.ending import RunEnd
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 
 _LEAST_CLOSE_S = 2.0  # for each sink, even when another has used the time up
 

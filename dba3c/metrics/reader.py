@@ -16,7 +16,7 @@ from typing import Any
 
 from dba3c.errors import warn_on_stderr
 from dba3c.metrics import registry as metric_registry
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 
 Record = dict[str, Any]
 _CHUNK_BYTES = 1 << 20

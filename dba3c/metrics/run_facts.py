@@ -9,7 +9,7 @@ from typing import Any
 
 from dba3c.environments.families import FAMILIES, family_of
 from dba3c.errors import UserError
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)

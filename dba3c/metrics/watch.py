@@ -26,7 +26,7 @@ from dba3c.metrics.reader import RunReader
 from dba3c.metrics.registry import SECTIONS
 from dba3c.metrics.run_facts import RunFacts
 from dba3c.metrics.summary import ProcessState, RunSummary, dropped_share, event_line
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 
 _COLOURS = {
     "environment": "blue",

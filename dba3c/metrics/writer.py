@@ -23,7 +23,7 @@ from dba3c.errors import warn_on_stderr
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.registry import Reduced
 from dba3c.roles import RunProcess
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from param_servers.line_file import LineFile
 
 

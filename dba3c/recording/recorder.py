@@ -27,7 +27,7 @@ from dba3c.roles import RunProcess
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import LOOK_S, RunEnd
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 
 _OVERLAID_HEIGHT = 400
 OnPicture = Callable[[np.ndarray, float, int, Choice | None], None]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dba3c.environments.normalization import statistics_of
 from dba3c.errors import UserError
-from dba3c.runs.run_folder import checkpoint_steps
+from dba3c.runs.folder import checkpoint_steps
 from param_servers.checkpoint.files import load_checkpoint
 from param_servers.errors import CheckpointUnreadable, SnapshotError
 from param_servers.layout import FlatLayout

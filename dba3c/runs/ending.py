@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
-from dba3c.runs.run_folder import RunFolder, checkpoint_steps
+from dba3c.runs.folder import RunFolder, checkpoint_steps
 from param_servers.errors import RunBroken
 
 LOOK_S = 1.0

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from param_servers.errors import ConfigError, RunBroken, RunStopped
 from param_servers.wire.tcp_sockets import LOOPBACK
 

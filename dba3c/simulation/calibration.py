@@ -18,7 +18,7 @@ import numpy as np
 
 from dba3c.errors import UserError
 from dba3c.metrics.reader import whole_run
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from dba3c.simulation.central import AgentCosts
 from dba3c.simulation.cluster import ComputeTimes, Work
 

@@ -17,7 +17,7 @@ import numpy as np
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.metrics.reader import Record, whole_run
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from dba3c.studies.figures import PALETTE, new_figure, save
 from dba3c.studies.page import markdown
 from param_servers.servers.audit import history, read_audit

@@ -11,7 +11,7 @@ from typing import Any
 
 from dba3c.errors import UserError, writing
 from dba3c.runs.atomic_files import write_atomically
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 
 STUDY_FILE = "study.json"
 

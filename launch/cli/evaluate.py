@@ -17,7 +17,7 @@ from dba3c.errors import UserError
 from dba3c.evaluation import evaluator
 from dba3c.recording.recorder import record_game
 from dba3c.runs.checkpoints import find_policy
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from launch.cli.options import parse
 from launch.local.resources import given_cores
 

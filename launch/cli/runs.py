@@ -12,7 +12,7 @@ import tyro
 from dba3c.errors import UserError
 from dba3c.metrics import monitor as trackers
 from dba3c.metrics import watch as live_view
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from launch.cli.options import parse
 from launch.local.failures import STOP_COMMAND
 from launch.slurm import lost_nodes

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from launch import rank
 from launch.cli.main import HERE, loaded
 from launch.cli.options import TrainWords, parse_train

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.runs.atomic_files import write_atomically
-from dba3c.runs.run_folder import RunFolder, taken_over
-from dba3c.runs.run_lock import Holder
+from dba3c.runs.folder import RunFolder, taken_over
+from dba3c.runs.lock import Holder
 from launch.local.child import Child, describe_exit, shell_code
 from launch.local.processes import RUN_TAKEN_OVER_EXIT, TRAINING_ROLES, USER_ERROR_EXIT, RoleProcess
 from param_servers.errors import ConfigError

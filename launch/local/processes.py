@@ -20,7 +20,7 @@ USER_ERROR_EXIT = 2
 RUN_ENDED_BROKEN_EXIT = 3
 """The run has ended, not as asked (a server did not come back, too few workers are left): it would end so again."""
 RUN_TAKEN_OVER_EXIT = 4
-"""Another launch has taken the run folder (dba3c.runs.run_lock)."""
+"""Another launch has taken the run folder (dba3c.runs.lock)."""
 FINAL_EXITS = (USER_ERROR_EXIT, RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT)
 
 RESTART_WINDOW_S = 3600.0

@@ -10,7 +10,7 @@ from dba3c.config import TrainConfig
 from dba3c.metrics.watch import watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import before_the_first_update
-from dba3c.runs.run_folder import RunFolder, checkpoint_steps
+from dba3c.runs.folder import RunFolder, checkpoint_steps
 from launch.local.failures import end_when_taken_over, note_end
 from launch.local.processes import first_incarnation, role_processes, topology_of
 from launch.local.supervisor import Supervisor, say_to_stderr

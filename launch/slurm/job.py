@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dba3c.errors import UserError
-from dba3c.runs.run_folder import RunFolder
-from dba3c.runs.run_lock import living_holder
+from dba3c.runs.folder import RunFolder
+from dba3c.runs.lock import living_holder
 from launch.local.child import describe_exit, shell_code, taking_signals
 from launch.local.failures import refusal, report
 from launch.slurm import tools as slurm_tools

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from dba3c.errors import UserError
 from dba3c.runs.atomic_files import write_atomically, write_once
-from dba3c.runs.run_folder import RunFolder
-from dba3c.runs.run_lock import LOCK_NAME, RunLock, living_holder
+from dba3c.runs.folder import RunFolder
+from dba3c.runs.lock import LOCK_NAME, RunLock, living_holder
 from launch.cluster.nodelist import expand
 from launch.slurm import tools as slurm_tools
 

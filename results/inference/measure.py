@@ -23,8 +23,8 @@ import tyro
 
 from dba3c.benchmarks import batch_size, inference, transports
 from dba3c.metrics.reader import RunReader
+from dba3c.runs.folder import RunFolder
 from dba3c.runs.host_facts import git_commit, host, versions
-from dba3c.runs.run_folder import RunFolder
 from dba3c.studies.architectures import cost_of
 from dba3c.studies.page import made_by, markdown, renew
 

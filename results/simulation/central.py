@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from dba3c.simulation.calibration import calibrate
 from dba3c.simulation.central import AgentCosts, compare
 from dba3c.simulation.cluster import Cluster

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dba3c.assembly.model import initial_parameters
 from dba3c.config import TrainConfig
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from param_servers.checkpoint.files import publish, write_shard
 from param_servers.layout import ShardPlan
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from dba3c.metrics.charts import Point, points_of
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from tests.integration.runs import Run, newest_checkpoint
 
 pytestmark = pytest.mark.timeout(300)  # whole runs, some of several lives, on a machine that does other things too

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 
 BIN = Path(sys.executable).parent
 TRAIN = ["train", "CartPole-v1", "--servers", "1", "--envs-per-worker", "2", "--total-frames", "4000"]

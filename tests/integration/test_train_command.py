@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from dba3c.runs.run_folder import RunFolder
-from dba3c.runs.run_lock import HEARTBEAT_S
+from dba3c.runs.folder import RunFolder
+from dba3c.runs.lock import HEARTBEAT_S
 from launch.local.processes import PER_START
 from param_servers.checkpoint.files import load_checkpoint
 from tests.integration.runs import Run, episodes, newest_checkpoint

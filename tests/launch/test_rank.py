@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.runs.run_folder import RunFolder
-from dba3c.runs.run_lock import LOCK_NAME
+from dba3c.runs.folder import RunFolder
+from dba3c.runs.lock import LOCK_NAME
 from launch import rank
 from launch.cli.options import parse_train
 from launch.cli.train import fit_config, run_dir_of_launch, train_as_rank

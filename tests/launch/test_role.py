@@ -11,7 +11,7 @@ from dba3c import roles
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.roles import RunProcess
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from launch import role
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from dba3c.errors import UserError
 from dba3c.metrics.run_facts import flat_names
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 
 SINKS = {
     "tensorboard": ("dba3c.metrics.sinks.tensorboard", "TensorBoardSink"),

@@ -13,7 +13,7 @@ from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.local import LocalExchange
 from tests.dba3c.central.in_process import InProcessServing

@@ -15,7 +15,7 @@ from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate
 from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import checkpoint_steps, find_policy
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from dba3c.train.worker import worker
 from launch.cli.presets import preset
 

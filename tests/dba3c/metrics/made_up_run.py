@@ -2,7 +2,7 @@
 
 from dba3c.metrics import writer as metrics
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 
 START_S = 1_700_000_000.0
 CONFIG = {"environment": {"env_id": "ALE/Breakout-v5"}, "run": {"stop_score": 300.0, "stop_games": 50}}

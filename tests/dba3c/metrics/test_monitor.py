@@ -11,7 +11,7 @@ import pytest
 
 from dba3c.metrics.monitor import Monitor, ScoreRule, monitor_process
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from tests.dba3c.metrics.made_up_run import CONFIG, START_S, set_lives
 from tests.dba3c.metrics.test_background_sink import RecordingSink
 
@@ -159,7 +159,7 @@ def test_it_ends_when_the_run_was_asked_to_stop_and_is_silent(tmp_path):
 
 def test_it_ends_when_its_launch_is_dead(tmp_path):
     create = f"RunFolder.create({str(tmp_path / 'run')!r}, {{}})"
-    code = f"import os; from dba3c.runs.run_folder import RunFolder; {create}; os._exit(9)"
+    code = f"import os; from dba3c.runs.folder import RunFolder; {create}; os._exit(9)"
     subprocess.run([sys.executable, "-c", code], timeout=60)
     Monitor(RunFolder.open(tmp_path / "run")).follow(poll_s=0.01)
 

@@ -6,7 +6,7 @@ import pytest
 
 from dba3c.metrics import reader as reader_module
 from dba3c.metrics.reader import RunReader, whole_run
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 
 
 def record(time_s, step=0, role="worker", rank=0, kind="event", **fields):

@@ -11,7 +11,7 @@ from dba3c.metrics import watch as views
 from dba3c.metrics.registry import SECTIONS
 from dba3c.metrics.watch import PlainView, RichView, duration, number, terminal_view, watch, watched
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from tests.dba3c.metrics.made_up_run import CONFIG
 
 

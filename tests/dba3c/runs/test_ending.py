@@ -4,9 +4,9 @@ import pytest
 
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
-from dba3c.runs import run_folder
+from dba3c.runs import folder as folder_module
 from dba3c.runs.ending import RunEnd, StopRule, evaluating
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -27,7 +27,7 @@ def test_a_run_that_has_seen_its_frames_ends_also_when_the_disk_cannot_note_why(
         raise UserError(f"cannot write {path}: No space left on device")
 
     run = RunFolder.create(tmp_path / "run", {})
-    monkeypatch.setattr(run_folder, "write_once", full)
+    monkeypatch.setattr(folder_module, "write_once", full)
     rule = StopRule(run, replace_options(TrainConfig(), total_frames=100))
     assert rule(1, 10**6) == "4,000,000 frames trained on"
     assert "stop.json: No space left on device" in capsys.readouterr().err

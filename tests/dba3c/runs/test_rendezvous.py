@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from dba3c.runs.folder import RunFolder
 from dba3c.runs.rendezvous import Rendezvous
-from dba3c.runs.run_folder import RunFolder
 from param_servers.errors import ConfigError, RunBroken, RunStopped
 
 

@@ -8,7 +8,7 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.metrics import writer as metrics
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from dba3c.simulation.calibration import calibrate
 from dba3c.simulation.central import AgentCosts, CentralSetup, central_steps_per_s, compare
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work

@@ -7,7 +7,7 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.metrics.monitor import export
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from dba3c.studies.report import FIGURES
 from dba3c.studies.results import read_results
 from dba3c.studies.study import STUDIES, Point, Study

@@ -17,7 +17,7 @@ from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.environments.protocol import Transition
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import StopRule
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from dba3c.train.worker import run_worker
 from param_servers.config import ExchangeConfig
 from param_servers.exchange import Pull, Receipt, RunStopped

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from dba3c.studies.study import Shape, build, load
 from launch.cli.main import main
 from launch.cli.study import array_text, run_all, train_command

@@ -9,7 +9,7 @@ import pytest
 
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from launch import rank
 from launch.cli import train as commands
 from launch.cluster.launchers import LaunchPlace, detect

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from launch.cli.runs import stop
 from launch.local.failures import outcome
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from launch.cluster.launchers import detect
 from launch.slurm.lost_nodes import LOOK_S, SUBMIT_TRIES, LostNodes, rank_environment, sbatch_options, script_text
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 from launch.cli.runs import stop
 from launch.slurm import job as slurm_job
 from launch.slurm import lost_nodes
@@ -25,7 +25,7 @@ Fake = Callable[[str, str], None]
 TRAINING = """
 import os, signal, sys, time
 from pathlib import Path
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs.folder import RunFolder
 run_dir, asked = Path(sys.argv[1]), Path(sys.argv[2])
 folder = RunFolder.create(run_dir, {}, launch_id="7-0")
 deadline = time.monotonic() + 60

@@ -14,8 +14,8 @@ import pytest
 
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs import run_lock
-from dba3c.runs.run_folder import RunFolder
+from dba3c.runs import lock as run_lock
+from dba3c.runs.folder import RunFolder
 
 CONFIG = {"environment": {"env_id": "CartPole-v1"}}
 
@@ -29,7 +29,7 @@ def finished_run(path):
 
 def abandon_in_a_dead_process(path):
     """A child that creates the run and dies without releasing it, as by kill -9."""
-    create = f"from dba3c.runs.run_folder import RunFolder; r = RunFolder.create({str(path)!r}, {{}})"
+    create = f"from dba3c.runs.folder import RunFolder; r = RunFolder.create({str(path)!r}, {{}})"
     code = f"import os; {create}; os._exit(9)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 9
 

@@ -8,7 +8,7 @@ observations/          statistics that observations are normalised by, where the
 rendezvous/NAME.json   where a server listens, in this life
 secret                 0600, made once: shared by the processes of the run
 stop.json              {"reason": ...}: whoever wants the run to end writes it once; the coordinator looks for it
-lock.json              who writes here now (dba3c.runs.run_lock)
+lock.json              who writes here now (dba3c.runs.lock)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.runs import host_facts
 from dba3c.runs.atomic_files import write_atomically, write_once
-from dba3c.runs.run_lock import Holder, RunLock, living_holder
+from dba3c.runs.lock import Holder, RunLock, living_holder
 
 FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "audit")
 SECRET_VARIABLE = "DBA3C_SECRET"
