@@ -5,12 +5,12 @@ The innermost launcher speaks: under ``srun torchrun`` a process is one of torch
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dba3c.errors import UserError
-from launch.cluster.nodelist import parse_tasks_per_node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,7 @@ LAUNCHERS = (
         sign="DBA3C_REPLACES_RANK",
         rank=("DBA3C_REPLACES_RANK",),
         world_size=("DBA3C_WORLD_SIZE",),
+        local_rank=("SLURM_PROCID",),
         local_world_size=("DBA3C_LOCAL_WORLD_SIZE",),
         even=True,
         address=("DBA3C_CHIEF_ADDRESS",),
@@ -198,6 +199,8 @@ def read_place(launcher: Launcher, environ: Mapping[str, str]) -> LaunchPlace:
         raise UserError(
             f"{launcher.name} set {launcher.sign}, but not {' or '.join(missing)}: this process has no place"
         )
+    if launcher.name == REPLACEMENT:  # its n-th task is the n-th rank of the lost node, whose first is named
+        rank += _number(launcher, "local_rank", environ) or 0
     if not 0 <= rank < world_size:
         raise UserError(f"{launcher.name} says rank {rank} of {world_size}: ranks count from 0 to {world_size - 1}")
     tasks_per_node = _tasks_per_node(launcher, world_size, environ)
@@ -247,6 +250,18 @@ def _tasks_per_node(launcher: Launcher, world_size: int, environ: Mapping[str, s
     if nodes and world_size % nodes == 0:
         return (world_size // nodes,) * nodes
     return (1,) * world_size
+
+
+def parse_tasks_per_node(text: str) -> list[int]:
+    """``2(x3),1`` → ``[2, 2, 2, 1]``.
+
+    Raises:
+        UserError: not of this form.
+    """
+    items = [re.fullmatch(r"(\d+)(?:\(x(\d{1,5})\))?", item.strip()) for item in text.split(",")]
+    if None in items:
+        raise UserError(f"tasks per node should look like 2(x3),1; got {text!r}")
+    return [int(item[1]) for item in items if item for _ in range(int(item[2] or 1))]
 
 
 def _node_of(rank: int, tasks_per_node: tuple[int, ...]) -> int:

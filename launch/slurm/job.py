@@ -28,7 +28,7 @@ from dba3c.runs.lock import living_holder
 from launch.local.child import describe_exit, shell_code, taking_signals
 from launch.local.failures import refusal, report
 from launch.slurm import tools as slurm_tools
-from launch.slurm.lost_nodes import MAX_RESTARTS, LostNodes, hold
+from launch.slurm.lost_nodes import LostNodes, hold
 
 AT_THE_JOB = "at the Slurm job"
 WARNING = f"SIGUSR1 {AT_THE_JOB}"
@@ -38,24 +38,6 @@ SRUN_FOLLOWS_S = 60.0
 """How long srun may take to return when the run has ended."""
 CHIEF_DEAD_LOOKS = 5
 """Looks that must find the chief dead in a life that has not ended before the others are ended too."""
-
-
-def srun_command(environ: Mapping[str, str], train: Sequence[str], nodes: int | None = None) -> list[str]:
-    """The srun that starts every rank. Slurm ≥ 22.05 does not hand --cpus-per-task on to srun by itself.
-
-    What the job was given of its submitter's environment (`sbatch --export=NONE`) is srun's default for its ranks too,
-    which need the script's: its PATH leads to the virtual environment.
-    """
-    command = ["srun", "--kill-on-bad-exit=0", "--no-kill", "--distribution=block", "--mpi=none", "--wait=0"]
-    command.append("--export=ALL")
-    if environ.get("SLURM_CPUS_PER_TASK"):
-        command += [f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}"]
-    if environ.get("SLURM_HET_SIZE"):  # one step over all parts of a heterogeneous job: ranks are counted through them
-        command.append("--het-group=" + ",".join(map(str, range(int(environ["SLURM_HET_SIZE"])))))
-    if nodes is not None:
-        tasks = nodes * int(environ.get("SLURM_NTASKS_PER_NODE") or 1)
-        command += [f"--nodes={nodes}", f"--ntasks={tasks}"]
-    return [*command, *train]
 
 
 class SlurmJob:
@@ -76,7 +58,10 @@ class SlurmJob:
     def run(self) -> int:
         """Start the ranks, wait for the run's end, requeue if that is due."""
         started_s = time.time()
-        print(f"{self._now()} life {self._restart_count() + 1}: {' '.join(self.command)}", flush=True)
+        print(
+            f"{self._now()} life {int(self.environ.get('SLURM_RESTART_COUNT') or 0) + 1}: {' '.join(self.command)}",
+            flush=True,
+        )
         lock = hold(self.run_dir, self.environ)
         try:
             with taking_signals(self._signals.put):
@@ -135,18 +120,11 @@ class SlurmJob:
             RunFolder(self.run_dir).request_stop(self._stop_reason)
 
     def _requeue(self) -> int:
-        if self._restart_count() >= MAX_RESTARTS:
-            print(f"{self._now()} not requeued: this was life {self._restart_count() + 1}", flush=True)
-            return 1
-        job = slurm_tools.job_name(self.environ)
-        print(f"{self._now()} requeueing job {job}", flush=True)
-        refusal = slurm_tools.requeue(job)
+        print(f"{self._now()} requeueing job {slurm_tools.job_name(self.environ)}", flush=True)
+        refusal = slurm_tools.requeue(self.environ)
         if refusal:
             print(f"{self._now()} not requeued: {refusal}; resume the run folder by hand", flush=True)
         return 1 if refusal else 0
-
-    def _restart_count(self) -> int:
-        return int(self.environ.get("SLURM_RESTART_COUNT") or 0)
 
     def _lives(self) -> int:
         with contextlib.suppress(UserError):
@@ -201,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         train.append("--resume")
     if arguments.nodes is not None:
         give_back_nodes(os.environ, arguments.nodes)
-    command = srun_command(os.environ, train, arguments.nodes)
+    command = slurm_tools.srun_command(os.environ, train, arguments.nodes)
     lost_nodes = LostNodes(os.environ, arguments.run_dir, train, arguments.nodes, lambda line: print(line, flush=True))
     try:
         return SlurmJob(arguments.run_dir, command, os.environ, lost_nodes).run()

@@ -15,7 +15,6 @@ import contextlib
 import re
 import shlex
 import socket
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,6 @@ from dba3c.errors import UserError
 from dba3c.runs.atomic_files import write_atomically, write_once
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import LOCK_NAME, RunLock, living_holder
-from launch.cluster.nodelist import expand
 from launch.slurm import tools as slurm_tools
 
 LOOK_S = 10.0
@@ -40,8 +38,6 @@ PASSED_ON = {
 NOTHING = ("", "0", "(null)", "N/A")
 FOLDER = ".slurm"
 JOB = "job"
-MAX_RESTARTS = 100
-"""Lives of one job; more would mean that a life is too short to get anywhere."""
 
 
 class LostNodes:
@@ -65,83 +61,73 @@ class LostNodes:
         self.environ, self.run_dir, self.train = environ, run_dir, list(train)
         self.say, self._clock = say, clock
         # A heterogeneous job is no matter of whole nodes with equal ranks: its lost actors stay lost.
-        nodelist = "" if environ.get("SLURM_HET_SIZE") else environ.get("SLURM_JOB_NODELIST", "")
-        self.nodes: list[str] = []
-        try:
-            self.nodes = expand(nodelist)[:nodes] if nodelist else []
-        except UserError as error:
-            say(f"a lost node will not be replaced: {error}")
-        self._settled: set[str] = set()
-        """Lost nodes that are replaced, or were refused too often."""
+        self.nodes = [] if environ.get("SLURM_HET_SIZE") else names_of(environ.get("SLURM_JOB_NODELIST", ""))[:nodes]
         self._tries: Counter[str] = Counter()
         self._next_look_s = 0.0
 
     def look(self) -> None:
         """Replace what has been lost since the last look; does nothing before `LOOK_S` have passed.
 
-        Raises nothing: a controller that does not answer is asked again at the next look, and the run goes on.
+        Raises nothing: a controller that does not answer is asked again at the next look, and the run goes on. One
+        node a look: several slow refusals would keep signals waiting.
         """
         if not self.nodes or self._clock() < self._next_look_s:
             return
         self._next_look_s = self._clock() + LOOK_S
-        with contextlib.suppress(UserError):  # a list cut short, a meta.json just being replaced on a slow file system
-            answer = slurm_tools.ask(["squeue", "--noheader", f"--jobs={self._job}", "--format=%N|%L"])
-            lines = answer.stdout.split("\n")[:-1]
-            if answer.returncode or len(lines) != 1:
-                return
-            nodelist, _, time_left = lines[0].strip().partition("|")
-            left = {self.nodes[0], *expand(nodelist), *self._settled}  # the first's loss is not seen here
-            for node in sorted((node for node in self.nodes if node not in left), key=lambda node: self._tries[node]):
-                if not self._replace(node, time_left):
-                    return  # the others at the next look: several slow refusals would keep signals waiting
+        job = slurm_tools.job_name(self.environ)
+        shown = slurm_tools.ask(["squeue", "--noheader", f"--jobs={job}", "--format=%N|%L"]).stdout.split("\n")[:-1]
+        nodelist, _, time_left = shown[0].strip().partition("|") if len(shown) == 1 else ("", "", "")
+        left = names_of(nodelist)
+        if self.nodes[0] not in left:  # the node of this script: what is shown is not this job's, or cut short
+            return
+        lost = [node for node in self.nodes if node not in left and self._tries[node] < SUBMIT_TRIES]
+        with contextlib.suppress(UserError):  # a meta.json just being replaced on a slow file system
+            replaced = self._replacements() if lost else None
+            if replaced is not None and (lost := [node for node in lost if node not in replaced]):
+                self._replace(min(lost, key=lambda node: self._tries[node]), job, time_left)
 
     def end(self) -> None:
         """The run is over, and so are its replacements, begun or not."""
-        if self._tries:
-            names = ",".join(replacement_name(self.environ, self.run_dir, node) for node in self._tries)
-            jobs = _jobs_named(names).stdout.split()
-            if jobs:
-                slurm_tools.ask(["scancel", *jobs])
+        jobs = self._replacements() if self._tries else None
+        if jobs:
+            slurm_tools.ask(["scancel", *jobs.values()])
 
-    @property
-    def _job(self) -> str:
-        return slurm_tools.job_name(self.environ)
+    def _replacements(self) -> dict[str, str] | None:
+        """Node → the job that waits for its place or has it; None while Slurm does not say."""
+        answer = slurm_tools.ask(["squeue", "--noheader", "--me", "--format=%i %j"])
+        named = {name: job for job, _, name in (line.strip().partition(" ") for line in answer.stdout.splitlines())}
+        names = {node: replacement_name(self.environ, self.run_dir, node) for node in self.nodes}
+        return None if answer.returncode else {node: named[name] for node, name in names.items() if name in named}
 
-    def _replace(self, node: str, time_left: str) -> bool:
-        """Have a job in the node's place; False when Slurm refuses, or does not answer: then it may be there anyhow."""
+    def _replace(self, node: str, job: str, time_left: str) -> None:
+        """Submit a job in the node's place. One that Slurm does not confirm may be there anyhow: the next look sees."""
         self._tries[node] += 1
-        answer = _jobs_named(replacement_name(self.environ, self.run_dir, node))
-        if answer.returncode == 0 and not answer.stdout.strip():
-            answer = slurm_tools.ask(["scontrol", "show", "job", "--oneliner", self._job])
-            if answer.returncode == 0:
-                options = sbatch_options(self.environ, self.run_dir, node, time_left, answer.stdout)
-                environ = rank_environment(self.environ, self.run_dir, self.nodes.index(node), len(self.nodes))
-                script = script_text(self.environ, self.train)
-                answer = slurm_tools.ask(["sbatch", "--parsable", *options], environ=environ, script=script)
+        answer = slurm_tools.ask(["scontrol", "show", "job", "--oneliner", job])
+        if answer.returncode == 0:
+            options = sbatch_options(self.environ, self.run_dir, node, time_left, answer.stdout)
+            environ = rank_environment(self.environ, self.run_dir, self.nodes.index(node), len(self.nodes))
+            srun = shlex.join(slurm_tools.srun_command(self.environ, self.train))
+            answer = slurm_tools.ask(["sbatch", "--parsable", *options, f"--wrap=exec {srun}"], environ=environ)
         if answer.returncode:
-            self.say(
-                f"node {node} is lost and cannot be replaced (try {self._tries[node]} of {SUBMIT_TRIES}): "
-                f"{answer.stderr.strip()}"
-            )
+            tries = f"try {self._tries[node]} of {SUBMIT_TRIES}"
+            self.say(f"node {node} is lost and cannot be replaced ({tries}): {answer.stderr.strip()}")
         else:
-            job = answer.stdout.split()[0].split(";")[0]
-            self.say(f"node {node} is lost; job {job} takes its place as soon as a node is free")
-        if answer.returncode == 0 or self._tries[node] == SUBMIT_TRIES:
-            self._settled.add(node)
-        return answer.returncode == 0
+            number = answer.stdout.split()[0].split(";")[0]
+            self.say(f"node {node} is lost; job {number} takes its place as soon as a node is free")
 
 
-def _jobs_named(names: str) -> subprocess.CompletedProcess[str]:
-    return slurm_tools.ask(["squeue", "--noheader", "--me", f"--name={names}", "--format=%i"])
+def names_of(nodelist: str) -> list[str]:
+    """The nodes of a compressed list, n[1-3,7]; [] where Slurm cannot say."""
+    return slurm_tools.ask(["scontrol", "show", "hostnames", nodelist]).stdout.split() if nodelist else []
 
 
 def replacement_name(environ: Mapping[str, str], run_dir: Path, node: str) -> str:
     """The name of the job that replaces a node, by which it is found again: no other has it.
 
-    Not even one of this job's earlier life: a launch has a name of its own. (To Slurm a comma separates two names.)
+    Not even one of this job's earlier life: a launch has a name of its own.
     """
     launch_id = RunFolder(run_dir).life().get("launch_id", "")
-    return f"{environ.get('SLURM_JOB_NAME', 'dba3c')}-{launch_id}-{node}".replace(",", "_")
+    return f"{environ.get('SLURM_JOB_NAME', 'dba3c')}-{launch_id}-{node}"
 
 
 def sbatch_options(environ: Mapping[str, str], run_dir: Path, node: str, time_left: str, job: str = "") -> list[str]:
@@ -149,7 +135,7 @@ def sbatch_options(environ: Mapping[str, str], run_dir: Path, node: str, time_le
     options = [
         f"--job-name={replacement_name(environ, run_dir, node)}",
         "--nodes=1",
-        f"--ntasks-per-node={tasks_per_node(environ)}",
+        f"--ntasks-per-node={slurm_tools.tasks_per_node(environ)}",
         f"--time={time_left or 'UNLIMITED'}",
         f"--output={run_dir.absolute() / 'logs' / f'replacement-of-{node}.out'}",
         "--open-mode=append",
@@ -162,37 +148,22 @@ def sbatch_options(environ: Mapping[str, str], run_dir: Path, node: str, time_le
     return options + [f"{option}={value}" for option, value in asked.items() if value not in NOTHING]
 
 
-def tasks_per_node(environ: Mapping[str, str]) -> int:
-    """Ranks on each node of a job of ours."""
-    return int(environ.get("SLURM_NTASKS_PER_NODE") or 1)
-
-
 def rank_environment(environ: Mapping[str, str], run_dir: Path, number: int, nodes: int) -> dict[str, str]:
     """Tells the ranks of a replacement whom they replace (`launch.cluster.launchers`): node ``number`` of ``nodes``.
 
     Nothing of this job's own remains: what it was given is not what the replacement is.
     """
-    tasks, folder = tasks_per_node(environ), RunFolder(run_dir)
+    tasks, folder = slurm_tools.tasks_per_node(environ), RunFolder(run_dir)
     server = folder.published("server-0") or {}
-    kept = {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+    of_job = {name for name in environ if name.startswith(("SLURM_", "SBATCH_")) and name != "SLURM_CONF"}
     return {
-        **kept,
-        **({"SLURM_CONF": environ["SLURM_CONF"]} if "SLURM_CONF" in environ else {}),
+        **{name: value for name, value in environ.items() if name not in of_job},
         "DBA3C_REPLACES_RANK": str(number * tasks),
         "DBA3C_WORLD_SIZE": str(nodes * tasks),
         "DBA3C_LOCAL_WORLD_SIZE": str(tasks),
         "DBA3C_LAUNCH_ID": str(folder.life().get("launch_id", "")),
         "DBA3C_CHIEF_ADDRESS": str(server.get("host") or socket.gethostname()),
     }
-
-
-def script_text(environ: Mapping[str, str], train: Sequence[str]) -> str:
-    """What the replacement runs: its n-th task is the n-th rank of the lost node."""
-    cpus = f" --cpus-per-task={environ['SLURM_CPUS_PER_TASK']}" if environ.get("SLURM_CPUS_PER_TASK") else ""
-    rank = "export DBA3C_REPLACES_RANK=$((DBA3C_REPLACES_RANK + SLURM_PROCID))"
-    each = shlex.quote(f'{rank}; exec "$@"')
-    srun = f"srun --export=ALL --kill-on-bad-exit=0 --mpi=none{cpus}"
-    return f"#!/bin/bash\nexec {srun} bash -c {each} rank {shlex.join(train)}\n"
 
 
 def hold(run_dir: Path, environ: Mapping[str, str]) -> RunLock:
@@ -238,11 +209,9 @@ def requeue_without_first_node(run_dir: Path, launch_id: str, environ: Mapping[s
     if not write_once(run_dir / FOLDER / f"requeued-{launch_id}", "the first node was lost\n"):
         return "the first node is lost; another rank has asked for the requeue"
     job = slurm_tools.job_name(environ)
-    refusal = f"it has had {MAX_RESTARTS} restarts"
-    if int(environ.get("SLURM_RESTART_COUNT") or 0) < MAX_RESTARTS:
-        refusal = slurm_tools.requeue(job)
-        if not refusal:
-            return f"the first node is lost, and with it the run's chief: job {job} is requeued"
+    refusal = slurm_tools.requeue(environ)
+    if not refusal:
+        return f"the first node is lost, and with it the run's chief: job {job} is requeued"
     answer = slurm_tools.ask(["scancel", job])
     ended = "ended" if answer.returncode == 0 else f"and cannot be ended ({answer.stderr.strip()})"
     return f"the first node is lost and job {job} is not requeued ({refusal}): {ended}; resume the run folder by hand"

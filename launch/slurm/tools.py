@@ -14,6 +14,8 @@ ACT_TIMEOUT_S = 15.0
 REQUEUE_TRIES = 5
 REQUEUE_PAUSE_S = 5.0
 """Together with the timeout at most 95 s: a checkpoint and this fit into the scripts' warning of 180 s."""
+MAX_RESTARTS = 100
+"""Lives of one job; more would mean that a life is too short to get anywhere."""
 
 
 def job_name(environ: Mapping[str, str]) -> str:
@@ -27,9 +29,29 @@ def job_name(environ: Mapping[str, str]) -> str:
     return environ["SLURM_JOB_ID"]
 
 
-def ask(
-    command: Sequence[str], *, environ: Mapping[str, str] | None = None, script: str | None = None
-) -> subprocess.CompletedProcess[str]:
+def tasks_per_node(environ: Mapping[str, str]) -> int:
+    """Ranks on each node of a job of ours."""
+    return int(environ.get("SLURM_NTASKS_PER_NODE") or 1)
+
+
+def srun_command(environ: Mapping[str, str], train: Sequence[str], nodes: int | None = None) -> list[str]:
+    """The srun that starts every rank. Slurm ≥ 22.05 does not hand --cpus-per-task on to srun by itself.
+
+    What the job was given of its submitter's environment (`sbatch --export=NONE`) is srun's default for its ranks too,
+    which need the script's: its PATH leads to the virtual environment.
+    """
+    command = ["srun", "--kill-on-bad-exit=0", "--no-kill", "--distribution=block", "--mpi=none", "--wait=0"]
+    command.append("--export=ALL")
+    if environ.get("SLURM_CPUS_PER_TASK"):
+        command += [f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}"]
+    if environ.get("SLURM_HET_SIZE"):  # one step over all parts of a heterogeneous job: ranks are counted through them
+        command.append("--het-group=" + ",".join(map(str, range(int(environ["SLURM_HET_SIZE"])))))
+    if nodes is not None:
+        command += [f"--nodes={nodes}", f"--ntasks={nodes * tasks_per_node(environ)}"]
+    return [*command, *train]
+
+
+def ask(command: Sequence[str], *, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run one of Slurm's programs; its answer.
 
     Does not raise: a program that is not there, or has not answered in time, is a refusal (codes 127 and 124) whose
@@ -40,8 +62,7 @@ def ask(
         return subprocess.run(
             command,
             env=dict(os.environ if environ is None else environ),
-            input=script,
-            stdin=subprocess.DEVNULL if script is None else None,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -53,13 +74,15 @@ def ask(
         return subprocess.CompletedProcess(command, 127, "", f"{command[0]} cannot be run: {error.strerror}")
 
 
-def requeue(job: str) -> str:
-    """Have Slurm start a job again, asking a few times; "" when it will, else why not.
+def requeue(environ: Mapping[str, str]) -> str:
+    """Have Slurm start the job again, asking a few times; "" when it will, else why not.
 
     A controller that did it although it did not answer ends this process while it asks again.
     """
+    if int(environ.get("SLURM_RESTART_COUNT") or 0) >= MAX_RESTARTS:
+        return f"it has had {MAX_RESTARTS} restarts"
     for further in reversed(range(REQUEUE_TRIES)):
-        answer = ask(["scontrol", "requeue", job])
+        answer = ask(["scontrol", "requeue", job_name(environ)])
         if answer.returncode == 0:
             return ""
         if further:

@@ -11,9 +11,8 @@ import pytest
 
 from dba3c.errors import UserError
 from launch.cli.sbatch import MAX_LINES, SlurmShape, sbatch, script_text
-from launch.slurm.job import srun_command
 from launch.slurm.lost_nodes import sbatch_options
-from launch.slurm.lost_nodes import script_text as replacement_text
+from launch.slurm.tools import srun_command
 
 SCRIPTS = sorted((Path(__file__).resolve().parents[3] / "slurm").glob("*.sh"))
 
@@ -80,4 +79,3 @@ def test_ranks_get_the_script_s_environment_whatever_the_job_got_of_its_submitte
     none = {"SLURM_EXPORT_ENV": "NONE", "SLURM_JOB_ID": "17"}  # what `sbatch --export=NONE` sets
     assert "--export=ALL" in srun_command(none, ["dba3c", "train"])
     assert "--export=ALL" in sbatch_options(none, Path("run"), "node2", "1:00:00")
-    assert "srun --export=ALL" in replacement_text(none, ["dba3c", "train"])

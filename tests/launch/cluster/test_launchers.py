@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from dba3c.errors import UserError
-from launch.cluster.launchers import PLAIN, detect
+from launch.cluster.launchers import PLAIN, detect, parse_tasks_per_node
 from launch.cluster.topology import fit
 
 TORCHRUN = {
@@ -222,3 +222,9 @@ def test_a_contradiction_is_refused_in_one_line(environ: dict[str, str], message
         detect(environ)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_tasks_per_node_are_spelled_out() -> None:
+    assert parse_tasks_per_node("2(x3),1") == [2, 2, 2, 1]
+    with pytest.raises(UserError, match=r"should look like 2\(x3\),1"):
+        parse_tasks_per_node("2x3")

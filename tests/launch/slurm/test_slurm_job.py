@@ -87,7 +87,7 @@ def test_a_slow_or_absent_squeue_does_not_end_a_run_and_the_warning_is_heard_whi
 
 def test_a_requeue_is_asked_for_until_the_controller_answers(tmp_path: Path, fake: Fake) -> None:
     fake("scontrol", f'[ "$(wc -l < {tmp_path}/asked)" -ge 3 ] || {{ echo "no controller" >&2; exit 1; }}')
-    assert slurm_tools.requeue("7_2") == ""
+    assert slurm_tools.requeue(TASK) == ""
     assert asked(tmp_path) == ["scontrol requeue 7_2"] * 3
 
 
@@ -96,7 +96,7 @@ def test_a_controller_that_never_answers_is_named_after_a_bounded_number_of_trie
 ) -> None:
     monkeypatch.setattr(slurm_tools, "ACT_TIMEOUT_S", 0.2)
     fake("scontrol", "exec sleep 60")
-    assert slurm_tools.requeue("7") == "scontrol has not answered within 0.2 s"
+    assert slurm_tools.requeue(TASK) == "scontrol has not answered within 0.2 s"
     assert len(asked(tmp_path)) == slurm_tools.REQUEUE_TRIES
 
 
@@ -135,12 +135,6 @@ def test_the_first_node_s_loss_is_told_even_where_slurm_cannot_be_asked(
 def test_a_script_outside_of_slurm_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert slurm_job.main(["--run-dir", "run", "--", "dba3c", "train"]) == 2
-
-
-def test_what_slurm_is_told_goes_to_its_standard_input(tmp_path: Path, fake: Fake) -> None:
-    fake("sbatch", "cat")
-    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
-    assert slurm_tools.ask(["sbatch"], script="#!/bin/bash\n", environ=environ).stdout == "#!/bin/bash\n"
 
 
 def test_stopping_a_run_whose_job_waits_for_its_next_life_says_how_to_end_the_job(tmp_path: Path, fake: Fake) -> None:
