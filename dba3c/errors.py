@@ -1,4 +1,4 @@
-"""The one error a user can cause: its message is one line that says what is wrong and what to do. And warnings."""
+"""The one error a user can cause, its message one line that says what is wrong and what to do; warnings; exit codes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+USER_ERROR_EXIT = 2
+"""Bad input: starting the process again would not help."""
+RUN_BROKEN_EXIT = 1
+"""Like any other crash (a full disk, a game that keeps failing): who supervises a role may start it again."""
+RUN_ENDED_BROKEN_EXIT = 3
+"""The run has ended, not as asked (a server did not come back, too few workers are left): it would end so again."""
+RUN_TAKEN_OVER_EXIT = 4
+"""Another launch has taken the run folder (dba3c.runs.lock)."""
 
 
 class UserError(Exception):

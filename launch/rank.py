@@ -17,15 +17,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from dba3c.config import TrainConfig
-from dba3c.errors import UserError
+from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics.watch import PlainView, watched
 from dba3c.metrics.writer import MetricsWriter
+from dba3c.runs.ending import TRAINING_ROLES, note_end, note_failure, refusal, telling_refusals
 from dba3c.runs.folder import RunFolder
 from launch.cluster.launchers import REPLACEMENT, STARTS_RANKS_AGAIN, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.cluster.topology import Assignment, Topology
-from launch.local.failures import end_when_taken_over, note_end, note_failure, refusal, telling_refusals
-from launch.local.processes import TRAINING_ROLES, USER_ERROR_EXIT, first_incarnation, role_processes
+from launch.local.processes import first_incarnation, role_processes
 from launch.local.resources import bind_to_own_cores, given_cores, thread_environment
 from launch.local.supervisor import Supervisor, say_to_stderr
 from launch.slurm import lost_nodes
@@ -73,7 +73,7 @@ def run_rank(
     if place.is_chief:
         mine = (*mine, Assignment("monitor", 0))
     with folder:
-        end_when_taken_over(folder, say_to_stderr)
+        folder.end_process_when_lost(say_to_stderr)
         metrics = MetricsWriter(folder, "launcher", place.rank)
         try:
             first = first_incarnation(folder.path, place.rank)

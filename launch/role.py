@@ -14,19 +14,15 @@ from typing import Any
 from dba3c import roles
 from dba3c.config import TrainConfig, replace_options
 from dba3c.environments.protocol import EnvironmentFailed
-from dba3c.errors import UserError
+from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT, UserError
 from dba3c.roles import ROLES, RunProcess
+from dba3c.runs.ending import TRAINING_ROLES
 from dba3c.runs.folder import RunFolder
-from launch.cli.main import RUN_BROKEN_EXIT, USER_ERROR_EXIT
 from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port
 from launch.local.child import exit_with_parent
-from launch.local.failures import end_when_taken_over
-from launch.local.processes import RUN_ENDED_BROKEN_EXIT, TRAINING_ROLES
 from launch.output import harmless_output
 from param_servers.errors import ConfigError, LastStepsLost, ParamServersError, RunBroken, SnapshotError
 
-FAULT_EXIT = 1
-"""Like any other crash (a full disk, a game that keeps failing): who supervises the role may start it again."""
 FOLDER_TIMEOUT_S = 30.0
 """Longest wait for the launcher's run folder to appear (a shared file system may be slow)."""
 
@@ -49,21 +45,21 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
     exit_with_parent()
     try:
         folder = RunFolder.open(arguments.run_dir, wait_s=FOLDER_TIMEOUT_S, launch_id=arguments.launch_id)
-        end_when_taken_over(folder)
+        folder.end_process_when_lost()
         stop_on_signal(folder, name)
         config = TrainConfig.from_json(folder.config_text())
         process = RunProcess(folder, config, arguments.rank, arguments.incarnation)
         reason = play_where_it_can_listen(arguments.role, process, f"{arguments.launch_id}-{name}")
     except EnvironmentFailed as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
-        return FAULT_EXIT
+        return RUN_BROKEN_EXIT
     except (UserError, ConfigError, SnapshotError) as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         return USER_ERROR_EXIT
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             print(f"{name}: {error}", file=sys.stderr, flush=True)
-            return FAULT_EXIT
+            return RUN_BROKEN_EXIT
         if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             raise
         exchange = process.config.exchange

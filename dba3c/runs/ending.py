@@ -7,21 +7,30 @@
 2. The coordinator looks for stop.json at its step boundaries (`StopRule`), writes the last checkpoint, and each process
    that decides about the end says that it has left (`RunFolder.note_left`).
 3. Who follows the run without training it asks `RunEnd`; evaluators may play on for a while (`Overtime`).
-4. The launch waits for all of them, then notes the end in meta.json (`RunFolder.end_life`). A launch whose lock nobody
-   holds, and that has noted nothing, is gone.
+4. The launch waits for all of them, then notes the end in meta.json (`note_end`). A launch whose lock nobody holds, and
+   that has noted nothing, is gone.
+
+What fails on the way is noted too, so that it is not lost among 64 ranks; and why a run does not begin (`refusal`), so
+that the ranks that wait for their chief stop waiting.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from dba3c.config import TrainConfig
-from dba3c.errors import UserError
+from dba3c.errors import USER_ERROR_EXIT, UserError, warn_on_stderr
+from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.folder import RunFolder, checkpoint_steps
-from param_servers.errors import RunBroken
+from param_servers.errors import ConfigError, RunBroken
 
 LOOK_S = 1.0
 GONE_AFTER_S = 60.0
@@ -35,6 +44,11 @@ LATE_S = 10.0
 LOADING_S = 60.0
 """Silence of evaluators beyond their budget: the last checkpoint is written before, and loaded."""
 REPLAYING = ("r2d2", "sac")
+TRAINING_ROLES = ("server", "worker", "learner", "actor")
+"""Bad input to one of these is bad input to the run."""
+STOP_COMMAND = "dba3c stop"
+"""The reason of a run that its user stopped: like after Ctrl-C a study goes on with it."""
+REFUSED = ".refused.json"
 
 
 class StopRule:
@@ -238,3 +252,99 @@ def evaluators_play(folder: RunFolder) -> bool:
     """Whether an evaluator of this life is not done yet."""
     names = (path.stem for path in folder.rendezvous.glob("evaluator-*.json"))
     return any((folder.published(name) or {}).get("plays") for name in names)
+
+
+def note_end(folder: RunFolder, code: int, cause: str) -> str:
+    """Write into meta.json how this life ended; returns the reason. A disk that refuses does not change the end.
+
+    Args:
+        cause: what failed, in one line; "" where nothing did.
+    """
+    reason = cause or f"exit code {code}"
+    try:
+        how, reason = outcome(code, folder, cause)
+        folder.end_life(how, reason)
+    except (UserError, OSError) as error:
+        warn_on_stderr(f"how the run ended cannot be noted: {error}")
+    return reason
+
+
+def outcome(code: int, folder: RunFolder, cause: str = "") -> tuple[str, str]:
+    """How a life ended, for meta.json: (finished | stopped | failed, reason). `cause`: see `note_end`."""
+    asked = folder.stop_reason()
+    began_s = folder.life().get("started_s", 0.0)
+    refused = [f for f in failures(folder.path, began_s) if f.code == USER_ERROR_EXIT and f.role in TRAINING_ROLES]
+    if code != 0 or refused:
+        return "failed", cause or asked or f"exit code {code}"
+    if asked is not None and (asked.startswith("SIG") or asked == STOP_COMMAND):
+        return "stopped", asked
+    return "finished", asked or "the run has seen what it was to see"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is known of a process that ended the run."""
+
+    time_s: float
+    role: str
+    rank: int
+    node: str
+    code: int
+    tail: str
+
+
+def note_failure(run_dir: Path, role: str, rank: int, code: int, tail: str, node: str | None = None) -> None:
+    """Write ``logs/failure-ROLE-RANK.json``; an older one of the same process is replaced. What the disk refuses is
+    said on stderr: it is no reason not to end the run well."""
+    failure = Failure(time.time(), role, rank, node or socket.gethostname(), code, tail)
+    path = run_dir / "logs" / f"failure-{role}-{rank}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(failure)) + "\n")
+    except OSError as error:
+        warn_on_stderr(f"cannot write {path}: {error.strerror}")
+
+
+def failures(run_dir: Path, since_s: float = 0.0) -> list[Failure]:
+    """The failures noted since then, the first first; a torn note is passed over."""
+    found = []
+    for path in sorted((run_dir / "logs").glob("failure-*.json")):
+        try:
+            failure = Failure(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            continue
+        if failure.time_s >= since_s:
+            found.append(failure)
+    return sorted(found, key=lambda failure: failure.time_s)
+
+
+@contextlib.contextmanager
+def telling_refusals(run_dir: Path, launch_id: str) -> Iterator[None]:
+    """Inside, the chief begins a run: why it cannot is noted for the ranks that wait for it, before it is raised.
+
+    What cannot be noted, each rank finds out for itself: `RunFolder.refuse_unusable`.
+    """
+    path = run_dir / REFUSED
+    with contextlib.suppress(OSError):
+        if refusal(run_dir, launch_id):
+            path.unlink(missing_ok=True)  # of an earlier try
+    try:
+        yield
+    except Exception as error:
+        why = str(error) if isinstance(error, (UserError, ConfigError)) else f"{type(error).__name__}: {error}"
+        try:
+            RunFolder.refuse_unusable(run_dir)
+            write_atomically(path, json.dumps({"launch_id": launch_id, "why": why, "time_s": time.time()}) + "\n")
+        except (OSError, UserError) as silenced:
+            print(f"the ranks that wait cannot be told, and look for themselves: {silenced}", file=sys.stderr)
+        raise
+
+
+def refusal(run_dir: Path, launch_id: str | None = None, since_s: float = 0.0) -> str:
+    """Why the chief of this launch (None: of any) refused to begin since then; "" where it has not."""
+    try:
+        noted = json.loads((run_dir / REFUSED).read_text())
+        is_ours = launch_id in (None, noted["launch_id"]) and noted["time_s"] >= since_s
+        return str(noted["why"]) if is_ours else ""
+    except (OSError, ValueError, LookupError, TypeError):  # the next look is soon
+        return ""

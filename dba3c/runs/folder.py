@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dba3c.errors import UserError, warn_on_stderr
+from dba3c.errors import RUN_TAKEN_OVER_EXIT, UserError, warn_on_stderr
 from dba3c.runs import host_facts
 from dba3c.runs.atomic_files import write_atomically, write_once
 from dba3c.runs.lock import Holder, RunLock, living_holder
@@ -170,6 +170,21 @@ class RunFolder:
         successor = self.lock.look() if self.lock is not None else None
         if successor is not None:
             raise UserError(taken_over(self.path, successor))
+
+    def end_process_when_lost(self, say: Callable[[str], Any] = lambda line: None) -> None:
+        """From now on, let this process end at once when another launch takes the folder, which is then not its own.
+
+        Its children end with it, or by themselves: each follows the lock. `say` is not for a log in the folder.
+        """
+
+        def leave(successor: Holder) -> None:
+            try:
+                say(f"dba3c: {taken_over(self.path, successor)}")
+            finally:
+                os._exit(RUN_TAKEN_OVER_EXIT)
+
+        if self.lock is not None:
+            self.lock.when_lost(leave)
 
     def release(self) -> None:
         """Gives the lock back."""

@@ -11,12 +11,10 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from dba3c.errors import UserError
+from dba3c.errors import RUN_BROKEN_EXIT, USER_ERROR_EXIT, UserError
 from launch.output import harmless_output
 from param_servers.errors import ConfigError, ParamServersError, SnapshotError
 
-USER_ERROR_EXIT = 2
-RUN_BROKEN_EXIT = 1
 MAKE_WHAT_LASTS = ("train", "resume", "study", "evaluate", "record")
 """Commands whose work lies in a folder: they do it to its end, and exit as it ends, whoever reads what they print. What
 the others print is their work, so they end with their reader, and fail where it cannot be written."""

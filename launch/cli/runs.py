@@ -12,9 +12,9 @@ import tyro
 from dba3c.errors import UserError
 from dba3c.metrics import monitor as trackers
 from dba3c.metrics import watch as live_view
+from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.folder import RunFolder
 from launch.cli.options import parse
-from launch.local.failures import STOP_COMMAND
 from launch.slurm import lost_nodes
 from launch.slurm.job import WARNING
 

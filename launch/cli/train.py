@@ -15,14 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dba3c.config import TrainConfig, replace_options
-from dba3c.errors import UserError
+from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.runs.folder import RunFolder
 from launch import rank
 from launch.cli.main import HERE, loaded
 from launch.cli.options import TrainWords, parse_train
 from launch.cluster.launchers import PLAIN, STARTS_RANKS_AGAIN, LaunchPlace, detect
 from launch.cluster.topology import Topology, fit
-from launch.local.processes import USER_ERROR_EXIT
 from launch.local.resources import given_cores
 from launch.local.supervisor import say_to_stderr
 

@@ -13,14 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dba3c.config import TrainConfig
+from dba3c.errors import RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT, USER_ERROR_EXIT
 from dba3c.runs.atomic_files import write_atomically
+from dba3c.runs.ending import TRAINING_ROLES
 
-USER_ERROR_EXIT = 2
-"""Bad input: starting the process again would not help."""
-RUN_ENDED_BROKEN_EXIT = 3
-"""The run has ended, not as asked (a server did not come back, too few workers are left): it would end so again."""
-RUN_TAKEN_OVER_EXIT = 4
-"""Another launch has taken the run folder (dba3c.runs.lock)."""
 FINAL_EXITS = (USER_ERROR_EXIT, RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT)
 
 RESTART_WINDOW_S = 3600.0
@@ -30,8 +26,6 @@ PER_START = 100
 """Incarnations that one start of a rank may use up; more than any role is restarted by its supervisor."""
 DRAIN_TIMEOUT_S = 30.0
 """Of a process that has nothing to do after the run's end; evaluators have their budget on top."""
-
-TRAINING_ROLES = ("server", "worker", "learner", "actor")
 
 
 @dataclass(frozen=True, kw_only=True)

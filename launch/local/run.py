@@ -9,9 +9,8 @@ from dba3c.assembly.model import check_buildable
 from dba3c.config import TrainConfig
 from dba3c.metrics.watch import watched
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs.ending import before_the_first_update
+from dba3c.runs.ending import before_the_first_update, note_end
 from dba3c.runs.folder import RunFolder, checkpoint_steps
-from launch.local.failures import end_when_taken_over, note_end
 from launch.local.processes import first_incarnation, role_processes, topology_of
 from launch.local.supervisor import Supervisor, say_to_stderr
 
@@ -32,7 +31,7 @@ def train(
     shape = {**topology_of(config), **({"run_name": run_name} if run_name else {})}
     life = {"launcher": "local", "topology": shape, "launch_id": launch_id, "command": command}
     with RunFolder.launch(run_dir, config.to_json(), resume, **life) as folder:
-        end_when_taken_over(folder, say_to_stderr)
+        folder.end_process_when_lost(say_to_stderr)
         print(f"run folder: {folder.path}", flush=True)
         metrics = MetricsWriter(folder, "launcher", 0)
         first = first_incarnation(folder.path, rank=0)

@@ -17,7 +17,6 @@ the run goes on and says nothing. After an error of the supervisor itself the ru
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import signal
@@ -28,17 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dba3c.errors import UserError
-from launch.local.child import Child, describe_exit, taking_signals
-from launch.local.failures import Ending, Failed
-from launch.local.processes import (
-    FINAL_EXITS,
-    RESTART_WINDOW_S,
-    RUN_ENDED_BROKEN_EXIT,
-    TRAINING_ROLES,
-    USER_ERROR_EXIT,
-    RoleProcess,
-)
+from dba3c.errors import RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT, UserError
+from dba3c.runs.ending import TRAINING_ROLES, note_failure
+from launch.local.child import Child, describe_exit, shell_code, taking_signals
+from launch.local.processes import FINAL_EXITS, RESTART_WINDOW_S, RoleProcess
 from param_servers.patience import Restarts
 
 RUNNING, ENDING, STOPPING, TERMINATING, KILLING = range(5)
@@ -46,40 +38,22 @@ SAME_REQUEST_S = 1.0
 """Launchers repeat themselves: scancel tells srun and the tasks, which srun tells again. Only Ctrl-C counts at once."""
 
 
-class Phases:
-    """The phase, its deadline, and the last request. Every phase but RUNNING has a deadline."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.now = RUNNING
-        self.last_signal = signal.SIGTERM
-        self._clock = clock
-        self._deadline_s: float | None = None
-        self._signalled_s = float("-inf")
-
-    def enter(self, phase: int, timeout_s: float) -> None:
-        """Go over to a phase that may last ``timeout_s``."""
-        self.now = phase
-        self._deadline_s = self._clock() + timeout_s
-
-    def remaining_s(self) -> float | None:
-        """Time left in this phase; None without a bound."""
-        return None if self._deadline_s is None else max(0.0, self._deadline_s - self._clock())
-
-    def is_repeated(self, signum: signal.Signals) -> bool:
-        """Note a signal; whether it only repeats the one before."""
-        at_once = self._clock() - self._signalled_s < SAME_REQUEST_S
-        repeated = at_once and not signum == self.last_signal == signal.SIGINT
-        self._signalled_s = self._clock()
-        if not repeated:
-            self.last_signal = signum
-        return repeated
-
-
 @dataclass
-class _Running:
+class _Process:
+    """One life of a process, and how it ended otherwise than with 0."""
+
     spec: RoleProcess
     child: Child
     incarnation: int
+    code: int = 0
+
+    @property
+    def cause(self) -> str:
+        """One line: the last that it said, or the signal that killed it."""
+        if self.code < 0:
+            return f"{self.spec.name}: {describe_exit(self.code)}"
+        line = (self.child.tail().splitlines() or [f"{describe_exit(self.code)}, no word of it in its log"])[-1]
+        return line if line.startswith(self.spec.name) else f"{self.spec.name}: {line}"
 
 
 def say_to_stderr(line: str) -> None:
@@ -126,11 +100,21 @@ class Supervisor:
         self.terminate_timeout_s = terminate_timeout_s
         self.refused_timeout_s = refused_timeout_s
         self._started_s = self._ended_s = time.monotonic()
-        self._phases = Phases()
-        self._live: dict[str, _Running] = {}
+        self._phase = RUNNING
+        self._deadline_s: float | None = None
+        """Of the phase; every one but RUNNING has one."""
+        self._last_signal, self._signalled_s = signal.SIGTERM, float("-inf")
+        self._live: dict[str, _Process] = {}
         self._restarts = {spec.name: Restarts(spec.max_restarts, RESTART_WINDOW_S) for spec in processes}
         self._happened: queue.SimpleQueue[tuple[str, Any, int]] = queue.SimpleQueue()
-        self._ending = Ending(run_dir, self.environ.get("SLURMD_NODENAME"))
+        self._failure: _Process | None = None
+        """What ended the run."""
+        self._lost: _Process | None = None
+        """The run goes on without it; this rank does not."""
+        self._ended_well = False
+        """A process that decides ended with 0."""
+        self._forced = False
+        """Somebody had to be terminated."""
         self._nothing_to_save = False  # refused before it began, or over elsewhere: who is late need not be asked again
 
     def run(self) -> int:
@@ -142,18 +126,39 @@ class Supervisor:
                 while self._live:
                     self._handle_next()
             finally:
-                self._end_rest()
-        return self._ending.exit_code(
-            self.say,
-            stopped=self._phases.now == STOPPING,
-            whole_run=self.whole_run,
-            last_signal=int(self._phases.last_signal),
-        )
+                if (
+                    self._live
+                ):  # an error of the supervisor itself, which is what is told: a checkpoint where one can be
+                    self.say = lambda line: None
+                    self.on_event = lambda event, message: None
+                    self._stop("the supervisor failed")
+                    while self._live:
+                        self._handle_next()
+        return self._exit_code()
+
+    def _exit_code(self) -> int:
+        """Says what failed, with the end of its log."""
+        if failed := self._decisive:
+            child = failed.child
+            self.say(
+                f"dba3c: {failed.spec.name} failed ({describe_exit(failed.code)}); the end of its log {child.log}:"
+            )
+            self.say(child.tail())
+            return shell_code(failed.code)
+        if self._ended_well:  # whoever had to be terminated after that was only slow to leave
+            return 0
+        if self._forced:
+            return 128 + int(self._last_signal)
+        return 0 if self._phase == STOPPING or not self.whole_run else 1
+
+    @property
+    def _decisive(self) -> _Process | None:
+        return self._failure or (None if self._ended_well else self._lost)
 
     @property
     def cause(self) -> str:
         """Why the run failed, in one line; "" when it did not."""
-        return self._ending.cause
+        return "" if self._decisive is None else self._decisive.cause
 
     def pids(self) -> dict[str, int]:
         """Name → pid of the processes alive now."""
@@ -175,13 +180,14 @@ class Supervisor:
             # SIGTERM asks the whole run to end. One of many ranks that loses its launcher should only cost itself.
             orphan_signal=signal.SIGTERM if self.whole_run or spec.keeps_the_run else signal.SIGKILL,
         )
-        self._live[name] = _Running(spec, child, incarnation)
+        self._live[name] = _Process(spec, child, incarnation)
 
     # -- what happens --------------------------------------------------------------------------------------------
 
     def _handle_next(self) -> None:
+        left_s = None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
         try:
-            kind, name, number = self._happened.get(timeout=self._phases.remaining_s())
+            kind, name, number = self._happened.get(timeout=left_s)
         except queue.Empty:
             self._too_slow()
             return
@@ -190,37 +196,48 @@ class Supervisor:
         elif kind == "ended":
             self._ended_elsewhere(bool(number))
         else:
-            self._exited(self._live.pop(name), number)
+            gone = self._live.pop(name)
+            gone.code = number
+            self._exited(gone)
 
-    def _exited(self, gone: _Running, code: int) -> None:
-        spec = gone.spec
+    def _enter(self, phase: int, timeout_s: float) -> None:
+        """Go over to a phase that may last ``timeout_s``."""
+        self._phase, self._deadline_s = phase, time.monotonic() + timeout_s
+
+    def _exited(self, gone: _Process) -> None:
+        spec, code = gone.spec, gone.code
         if code == 0:
-            self._ending.ended_well |= spec.decides
-            if (spec.decides and self._phases.now == RUNNING) or self._phases.now == ENDING:
+            self._ended_well |= spec.decides
+            if (spec.decides and self._phase == RUNNING) or self._phase == ENDING:
                 self._drain()
             return
-        if self._phases.now >= TERMINATING:
+        if self._phase >= TERMINATING:
             return
-        failed = Failed(spec, gone.child, code)
         # What this process's first life could do was no bad input: a later one that is refused it has met a fault.
         final = code in FINAL_EXITS and not (code == USER_ERROR_EXIT and gone.incarnation)
-        lost = f"{spec.name}: {describe_exit(code)}" + (f" ({failed.cause})" if code > 0 else "")
-        if self._phases.now == RUNNING and not final and self._restarts[spec.name].take():
+        lost = f"{spec.name}: {describe_exit(code)}" + (f" ({gone.cause})" if code > 0 else "")
+        if self._phase == RUNNING and not final and self._restarts[spec.name].take():
             self._start(spec, gone.incarnation + 1)
             self._tell("restarted", f"{lost}; starting it again ({self._restarts[spec.name]})")
-        elif self._phases.now == RUNNING and not self._may_go_on_without(spec, refused=final):
-            self._fail(failed, refused=final and code == USER_ERROR_EXIT)
-        elif self._phases.now == RUNNING:
+        elif self._phase == RUNNING and not self._may_go_on_without(spec, refused=final):
+            self._fail(gone, refused=final and code == USER_ERROR_EXIT)
+        elif self._phase == RUNNING:
             if not self.whole_run:  # this rank has failed, the run has not: it learns of it through its own protocol
-                self._ending.lose(failed)
+                self._lost = self._noted(gone)
             self._tell("left", f"{lost}; the run goes on without it")
         else:
             said_so = code == RUN_ENDED_BROKEN_EXIT and spec.decides
-            if (said_so or (spec.essential and not self._ending.ended_well)) and not self._ending.failed:
-                self._ending.fail(failed)
+            if (said_so or (spec.essential and not self._ended_well)) and not self._failure:
+                self._failure = self._noted(gone)
             elif spec.decides:
-                self._ending.lose(failed)  # unless another one ends well
+                self._lost = self._noted(gone)  # unless another one ends well
             self._tell("killed", f"{lost} while the run was ending")
+
+    def _noted(self, gone: _Process) -> _Process:
+        """For the other ranks of the run to read."""
+        spec, node = gone.spec, self.environ.get("SLURMD_NODENAME")
+        note_failure(self.run_dir, spec.role, spec.rank, gone.code, gone.child.tail(), node)
+        return gone
 
     def _may_go_on_without(self, spec: RoleProcess, refused: bool) -> bool:
         """Whether the run can: it is not needed, its input was not refused, and others are left to train and to end."""
@@ -230,18 +247,17 @@ class Supervisor:
         others = not self.whole_run or (decided and trained)
         return not spec.essential and others and not (refused and spec.takes_part)
 
-    def _fail(self, failed: Failed, refused: bool) -> None:
-        self._ending.fail(failed)
-        spec, _, code = failed
+    def _fail(self, failed: _Process, refused: bool) -> None:
+        self._failure = self._noted(failed)
         if refused and time.monotonic() - self._started_s < self.stop_timeout_s:
             self._nothing_to_save = True
             self._stop(failed.cause)
         else:
-            self._stop(f"{spec.name} failed ({describe_exit(code)})")
+            self._stop(f"{failed.spec.name} failed ({describe_exit(failed.code)})")
 
     def _stop(self, reason: str) -> None:
         self._ask_to_stop(reason)
-        self._phases.enter(STOPPING, self.refused_timeout_s if self._nothing_to_save else self.stop_timeout_s)
+        self._enter(STOPPING, self.refused_timeout_s if self._nothing_to_save else self.stop_timeout_s)
         self._tell("stopping", f"{reason}; ending the run" + ("" if self._nothing_to_save else " with a checkpoint"))
 
     def _ask_to_stop(self, reason: str) -> None:
@@ -253,30 +269,33 @@ class Supervisor:
             self.say(f"{error}; asked the processes of this machine alone to end")
 
     def _signalled(self, signum: signal.Signals) -> None:
-        if self._phases.is_repeated(signum):
+        at_once = time.monotonic() - self._signalled_s < SAME_REQUEST_S
+        self._signalled_s = time.monotonic()
+        if at_once and not signum == self._last_signal == signal.SIGINT:
             return
-        if self._phases.now == RUNNING:
+        self._last_signal = signum
+        if self._phase == RUNNING:
             self._stop(signum.name)
             if signum == signal.SIGINT:
                 self.say("once more to end without a checkpoint")
-        elif self._phases.now in (ENDING, STOPPING):
+        elif self._phase in (ENDING, STOPPING):
             self._terminate(signum.name)
         else:
             self._kill(signum.name)
 
     def _ended_elsewhere(self, well: bool) -> None:
-        self._ending.ended_well |= well
+        self._ended_well |= well
         self._nothing_to_save = not well
-        if self._phases.now == RUNNING and well:
+        if self._phase == RUNNING and well:
             self._drain()
-        elif self._phases.now == RUNNING:
-            self._phases.enter(ENDING, self.refused_timeout_s)
+        elif self._phase == RUNNING:
+            self._enter(ENDING, self.refused_timeout_s)
 
     def _too_slow(self) -> None:
         late = ", ".join(self._live)
-        if self._phases.now in (ENDING, STOPPING) and not self._nothing_to_save:
+        if self._phase in (ENDING, STOPPING) and not self._nothing_to_save:
             self._terminate(f"{late} did not end in time")
-        elif self._phases.now < KILLING:
+        elif self._phase < KILLING:
             self._kill(f"{late} did not end in time")
         else:
             self.say(f"{late} cannot be killed; leaving")
@@ -291,45 +310,19 @@ class Supervisor:
         self._tell("killing", f"{why}: killing {', '.join(self._live)}")
 
     def _force(self, phase: int, signum: signal.Signals) -> None:
-        self._ending.forced = True
+        self._forced = True
         for running in self._live.values():
             running.child.signal(signum)
-        self._phases.enter(phase, self.terminate_timeout_s)
+        self._enter(phase, self.terminate_timeout_s)
 
     def _drain(self) -> None:
         """The run has ended: wait for those that are left, as long as the most patient of them may take."""
-        if self._phases.now == RUNNING:
+        if self._phase == RUNNING:
             self._ended_s = time.monotonic()
         timeout_s = max((running.spec.drain_timeout_s for running in self._live.values()), default=0.0)
-        self._phases.enter(ENDING, max(0.0, self._ended_s + timeout_s - time.monotonic()))
+        self._enter(ENDING, max(0.0, self._ended_s + timeout_s - time.monotonic()))
 
     def _tell(self, event: str, message: str) -> None:
         """After it was done: to tell of it can take long, or fail."""
         self.say(message)
         self.on_event(event, message)
-
-    # -- the end -------------------------------------------------------------------------------------------------
-
-    def _end_rest(self) -> None:
-        """After an error of the supervisor itself: a checkpoint where one can be had, and nothing stays behind."""
-        if not self._live:
-            return
-        with contextlib.suppress(Exception):  # the error that led here is the one to be told
-            self._ask_to_stop("the supervisor failed")
-        self._wait_for_rest(self.stop_timeout_s)
-        for running in self._live.values():
-            running.child.signal(signal.SIGKILL)
-        self._wait_for_rest(self.terminate_timeout_s)
-
-    def _wait_for_rest(self, timeout_s: float) -> None:
-        """Until all are gone, or a signal says that it takes too long."""
-        deadline_s = time.monotonic() + timeout_s
-        while self._live:
-            try:
-                kind, name, _ = self._happened.get(timeout=max(0.0, deadline_s - time.monotonic()))
-            except queue.Empty:
-                return
-            if kind == "signal":
-                return
-            if kind == "exit":
-                self._live.pop(name, None)

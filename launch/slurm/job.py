@@ -23,10 +23,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dba3c.errors import UserError
+from dba3c.runs.ending import failures, refusal
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import living_holder
 from launch.local.child import describe_exit, shell_code, taking_signals
-from launch.local.failures import refusal, report
 from launch.slurm import tools as slurm_tools
 from launch.slurm.lost_nodes import LostNodes, hold
 
@@ -153,6 +153,17 @@ def _end(srun: subprocess.Popen[bytes]) -> int:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 srun.wait(timeout_s)
     return srun.returncode if srun.returncode is not None else -int(signal.SIGKILL)
+
+
+def report(run_dir: Path, since_s: float = 0.0) -> str:
+    """For people: who failed, and the first one's traceback as the last thing. "" when none did."""
+    found = failures(run_dir, since_s)
+    if not found:
+        return ""
+    lines = [f"{f.role} {f.rank} on {f.node}: {describe_exit(f.code)}" for f in found]
+    return "\n".join(
+        [f"{len(found)} failed, the first first:", *lines, f"the end of the log of {lines[0]}", found[0].tail]
+    )
 
 
 def give_back_nodes(environ: Mapping[str, str], nodes: int) -> None:

@@ -9,7 +9,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from launch.local.failures import failures
+from dba3c.runs.ending import failures
 from tests.cluster.conftest import NODES, Cluster, Job
 
 ROOT = Path(__file__).resolve().parents[2]

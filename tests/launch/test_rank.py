@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
+from dba3c.runs.ending import REFUSED, outcome, telling_refusals
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import LOCK_NAME
 from launch import rank
 from launch.cli.options import parse_train
 from launch.cli.train import fit_config, run_dir_of_launch, train_as_rank
 from launch.cluster.launchers import LaunchPlace
-from launch.local.failures import REFUSED, note_failure, outcome, telling_refusals
 from launch.local.processes import first_incarnation
 from launch.slurm import lost_nodes
 from param_servers.errors import ConfigError
@@ -119,18 +119,6 @@ def test_a_chief_whose_pod_is_restarted_goes_on_with_its_run(tmp_path: Path) -> 
     assert not rank.returns(run_dir, chief_of("uid-2"))  # another Job into the same folder must say --resume
     folder.end_life("finished", "score reached")
     assert not rank.returns(run_dir, chief_of("uid-1"))
-
-
-def test_what_a_role_refused_makes_the_run_a_failed_one(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", {}, launch_id="1")
-    folder.release()
-    folder.request_stop("worker 3: no such game")
-    assert outcome(0, folder) == ("finished", "worker 3: no such game")
-    note_failure(folder.path, "recorder", 0, 2, "no camera")
-    note_failure(folder.path, "worker", 2, 1, "lost, the run went on")
-    assert outcome(0, folder)[0] == "finished"
-    note_failure(folder.path, "worker", 3, 2, "no such game")
-    assert outcome(0, folder) == ("failed", "worker 3: no such game")
 
 
 def test_a_contradiction_is_said_by_one_rank_only() -> None:

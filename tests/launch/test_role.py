@@ -10,6 +10,7 @@ import pytest
 from dba3c import roles
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import EnvironmentFailed
+from dba3c.errors import RUN_BROKEN_EXIT
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
 from launch import role
@@ -33,7 +34,7 @@ def test_a_full_disk_ends_a_role_with_one_line_that_names_the_file(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     code = role.main(["--run-dir", str(run_dir), "--role", "server", "--launch-id", "1"])
     (line,) = capsys.readouterr().err.splitlines()
-    assert code == role.FAULT_EXIT and line.startswith("server 0: ") and "No space left" in line
+    assert code == RUN_BROKEN_EXIT and line.startswith("server 0: ") and "No space left" in line
     assert "checkpoints" in line
 
 
@@ -48,4 +49,4 @@ def test_a_game_that_keeps_failing_is_a_fault_of_its_process_and_no_bad_input(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     code = role.main(["--run-dir", str(run_dir), "--role", "worker", "--launch-id", "1"])
     (line,) = capsys.readouterr().err.splitlines()
-    assert code == role.FAULT_EXIT and line.startswith("worker 0: corridor environment 0")
+    assert code == RUN_BROKEN_EXIT and line.startswith("worker 0: corridor environment 0")

@@ -5,7 +5,7 @@ import pytest
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.runs import folder as folder_module
-from dba3c.runs.ending import RunEnd, StopRule, evaluating
+from dba3c.runs.ending import STOP_COMMAND, RunEnd, StopRule, evaluating, note_failure, outcome
 from dba3c.runs.folder import RunFolder
 
 
@@ -53,3 +53,30 @@ def test_who_stops_a_run_that_has_finished_waits_for_its_end_but_has_not_stopped
     with RunFolder.create(tmp_path / "other", {}) as other:
         other.request_stop("SIGINT")
         assert other.was_stopped()
+
+
+@pytest.mark.parametrize(
+    ("reason", "how"),
+    [
+        ("SIGINT", "stopped"),
+        (STOP_COMMAND, "stopped"),
+        ("SIGTERM at worker 3", "stopped"),
+        ("score 300 reached", "finished"),
+    ],
+)
+def test_what_ended_a_run_decides_whether_a_study_goes_on_with_it(tmp_path, reason, how):
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        assert outcome(0, run)[0] == "finished"  # it saw everything
+        run.request_stop(reason)
+        assert outcome(0, run) == (how, reason)
+        assert outcome(1, run)[0] == "failed"
+
+
+def test_what_a_role_refused_makes_the_run_a_failed_one(tmp_path):
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.request_stop("worker 3: no such game")
+        note_failure(run.path, "recorder", 0, 2, "no camera")
+        note_failure(run.path, "worker", 2, 1, "lost, the run went on")
+        assert outcome(0, run) == ("finished", "worker 3: no such game")
+        note_failure(run.path, "worker", 3, 2, "no such game")
+        assert outcome(0, run) == ("failed", "worker 3: no such game")
