@@ -134,7 +134,7 @@ class R2d2Trainer(Trainer):
         shape, row, flags = self._frame_shape(unroll.shape), unroll.history + t, unroll.flags[t]
         older = unroll.frames.older(row)
         return Record(
-            frame=unroll.frames.frame(row).reshape(self._size, *shape),
+            frame=unroll.frames.frames[row].reshape(self._size, *shape),
             reward=unroll.rewards[t],
             terminated=flags & TERMINATED != 0,
             truncated=flags & TRUNCATED != 0,

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, WHOLE, GroupShape, first_of, unpack_extras
-from dba3c.environments.football import unpack_planes
 from dba3c.environments.protocol import Episode
 from dba3c.networks import State
 
@@ -41,20 +40,12 @@ class FrameRows:
     """Frames [R, B, C, ...] of consecutive steps, and where stacks began anew.
 
     frames: may be a view with strides; the owner writes to it, row by row.
-    bits_of_planes: C where each frame is C planes kept as bits (`football.pack_planes`), else None.
     """
 
-    def __init__(self, frames: np.ndarray, frame_stack: int, bits_of_planes: int | None = None) -> None:
+    def __init__(self, frames: np.ndarray, frame_stack: int) -> None:
         self.frames = frames
         self.frame_stack = frame_stack
         self.wholes: list[Whole] = []
-        self._bits_of_planes = bits_of_planes
-
-    def frame(self, row: int) -> np.ndarray:
-        """The newest frames [B, C, ...] of one row."""
-        if self._bits_of_planes is None:
-            return self.frames[row]
-        return unpack_planes(self.frames[row], self._bits_of_planes)
 
     def mark_whole(self, whole: Whole) -> None:
         """Stacks that begin at a row; rows must come in order."""
@@ -72,7 +63,7 @@ class FrameRows:
         """
         depth = self.frame_stack
         if depth == 1:
-            np.copyto(out, self.frame(row))
+            np.copyto(out, self.frames[row])
             return
         parts = out.reshape(len(out), depth, *self.frames.shape[2:])  # a view: out is contiguous in its last dimensions
         for k in range(depth):
@@ -83,13 +74,13 @@ class FrameRows:
                 parts[whole.environments, : depth - 1 - age] = whole.older[:, age:]
 
     def stacks_view(self, row: int) -> np.ndarray | None:
-        """The observations [B, K·C, ...] of one row as a view with strides (of planes kept as bits: anew), or None.
+        """The observations [B, K·C, ...] of one row as a view with strides, or None.
 
         There is none for frames of several channels, nor while a stack is not made of the rows before it.
         """
         depth = self.frame_stack
         if depth == 1:
-            return self.frame(row)
+            return self.frames[row]
         if self.frames.shape[2] != 1 or any(0 <= row - whole.row < depth - 1 for whole in self.wholes):
             return None
         return self.frames[row - depth + 1 : row + 1, :, 0].swapaxes(0, 1)
@@ -124,10 +115,9 @@ class Unroll:
         self._bytes = memory.data
         self._rows = memory[: rows * shape.row_bytes].reshape(rows, shape.row_bytes)
         frames = self._rows[:, : shape.num_envs * shape.frame_bytes].view(shape.dtype)
-        frames = frames.reshape(rows, shape.num_envs, *shape.wire_frame_shape)
+        frames = frames.reshape(rows, shape.num_envs, *shape.frame_shape)
         assert np.may_share_memory(frames, memory)  # a view: messages are received into it
-        planes = shape.observation_shape[0] if shape.binary_planes else None
-        self.frames = FrameRows(frames, shape.frame_stack, planes)
+        self.frames = FrameRows(frames, shape.frame_stack)
         self.rewards = self._rows[self.history :, shape.reward_at : shape.flags_at].view(np.float32)
         self.flags = self._rows[self.history :, shape.flags_at : shape.fixed_bytes]
         self.actions = np.zeros((length, shape.num_envs, *shape.action_shape), shape.action_dtype)

@@ -14,9 +14,6 @@ Legend: B environments of the group, K frames in a stack, R rows whose whole sta
     older     [R, K − 1, *frame]    of the rows marked WHOLE, in order: the frames before the newest one, oldest first
     episodes  E × 24 bytes          score, length, environment, how it ended
 
-Observations that are planes of 0 and 255 only (football's map) may travel as bits: a frame [C, H, W] is then
-[ceil(C / 8), H, W] here, 2 bytes a cell instead of 16 for 16 planes, and the unroll keeps it so.
-
 A row is WHOLE when its observation begins something: a link, or a game (not a life, after which the game goes on). Only
 there it is not the last one shifted by one frame, so whatever a console puts behind a game's first frame (zeros,
 copies, no-ops), and whatever was seen before a link broke, arrives as it was.
@@ -38,7 +35,6 @@ from gymnasium import spaces
 
 from dba3c.assembly.model import Spaces
 from dba3c.config import TrainConfig
-from dba3c.environments.football import pack_planes
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from param_servers.errors import BadMessage
@@ -81,26 +77,18 @@ class GroupShape:
     action_shape: tuple[int, ...]
     action_dtype: str
     """ "int64" or "float32"."""
-    binary_planes: bool = False
-    """Frames are planes of 0 and 255 [C, H, W] uint8, K = 1, and travel as bits."""
 
     @staticmethod
     def of(
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        num_envs: int,
-        frame_stack: int,
-        binary_planes: bool = False,
+        observation_space: spaces.Space[Any], action_space: spaces.Space[Any], num_envs: int, frame_stack: int
     ) -> GroupShape:
         """The shape for single spaces. Raises UserError when observations are no boxes of uint8 or float32."""
         shape, dtype = observation_space.shape, str(observation_space.dtype)
         if shape is None or dtype not in ("uint8", "float32") or shape[0] % frame_stack:
             raise UserError(f"observations {observation_space} cannot be sent to a learner")
-        if binary_planes and (frame_stack != 1 or dtype != "uint8" or len(shape) != 3):
-            raise UserError(f"observations {observation_space} in stacks of {frame_stack} are no planes of bits")
         action_dtype = "float32" if isinstance(action_space, spaces.Box) else "int64"
         action_shape = tuple(action_space.shape or ())
-        return GroupShape(num_envs, frame_stack, shape, dtype, action_shape, action_dtype, binary_planes)
+        return GroupShape(num_envs, frame_stack, shape, dtype, action_shape, action_dtype)
 
     @cached_property
     def frame_shape(self) -> tuple[int, ...]:
@@ -108,14 +96,8 @@ class GroupShape:
         return (self.observation_shape[0] // self.frame_stack, *self.observation_shape[1:])
 
     @cached_property
-    def wire_frame_shape(self) -> tuple[int, ...]:
-        """Of one frame as it travels and is kept: [ceil(C / 8), H, W] where planes are bits."""
-        channels, *cells = self.frame_shape
-        return (-(-channels // 8), *cells) if self.binary_planes else self.frame_shape
-
-    @cached_property
     def frame_bytes(self) -> int:
-        return math.prod(self.wire_frame_shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.frame_shape) * np.dtype(self.dtype).itemsize
 
     @cached_property
     def reward_at(self) -> int:
@@ -148,8 +130,7 @@ class GroupShape:
     @cached_property
     def fingerprint(self) -> str:
         """16 hexadecimal digits that actor and learner compare."""
-        fields = (self.num_envs, self.frame_stack, self.observation_shape, self.dtype, self.action_shape)
-        return hashlib.sha256(repr((*fields, self.action_dtype, self.binary_planes)).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
     def check_length(self, length: int) -> None:
         """Raise BadMessage for a message that cannot be, before any of it is taken."""
@@ -159,10 +140,8 @@ class GroupShape:
 
 def group_shape(config: TrainConfig, spaces: Spaces) -> GroupShape:
     """The shape of an actor's group."""
-    environment = config.environment
-    stack = environment.frame_stack if environment.family == "atari" else 1
-    envs = config.central.envs_per_group
-    return GroupShape.of(spaces.observation, spaces.action, envs, stack, environment.shows_binary_planes)
+    frames = config.environment.frames_per_observation
+    return GroupShape.of(spaces.observation, spaces.action, config.central.envs_per_group, frames)
 
 
 class Extras(NamedTuple):
@@ -193,11 +172,7 @@ def pack_step(
     """
     newest = shape.frame_shape[0]
     frames = buffer[: shape.num_envs * shape.frame_bytes].view(shape.dtype)
-    newest_frame = observation[:, -newest:]
-    np.copyto(
-        frames.reshape(shape.num_envs, *shape.wire_frame_shape),
-        pack_planes(newest_frame) if shape.binary_planes else newest_frame,
-    )
+    np.copyto(frames.reshape(shape.num_envs, *shape.frame_shape), observation[:, -newest:])
     buffer[shape.reward_at : shape.flags_at].view(np.float32)[:] = reward
     terminated, truncated, valid = ends
     flags = buffer[shape.flags_at : shape.fixed_bytes]

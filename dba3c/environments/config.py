@@ -10,6 +10,9 @@ from dba3c.environments.families import FAMILIES, check_env_id, family_of
 from dba3c.errors import UserError
 from param_servers.options import option, refusal_of_unread
 
+FOOTBALL_FRAMES = 4
+"""Of which football's map is made."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentConfig:
@@ -140,9 +143,11 @@ class EnvironmentConfig:
         return sum(self.frame_skip_range) / 2
 
     @property
-    def shows_binary_planes(self) -> bool:
-        """Whether observations are planes of 0 and 255 only, which may travel as bits (`football.pack_planes`)."""
-        return self.family == "football" and self.football_observation == "extracted"
+    def frames_per_observation(self) -> int:
+        """How many of the newest frames make an observation, along its first dimension."""
+        if self.family == "football" and self.football_observation == "extracted":
+            return FOOTBALL_FRAMES
+        return self.frame_stack if self.family == "atari" else 1
 
     def _check_choices(self) -> None:
         """A field that is one of a few words is none of them (JSON and Python do not check)."""

@@ -6,9 +6,6 @@ frames), binary, larger with `football_map`; or `simple115v2`, float32 [115]. Ac
 0.1 s of play). Reward: goals, +1 or −1, and with `scoring,checkpoints` up to 1 for bringing the ball to the goal in
 tenths; every score counts goals only.
 
-The map's binary planes may travel as bits: 16 planes are 2 bytes per cell on the wire instead of 16. Legend: C planes,
-H and W the map's sides, P = ceil(C / 8) bytes per cell.
-
 gfootball has the old four-value `step`, whose `done` does not say why. A game that ends with its clock at 0 and no goal
 in that step is `truncated`; a goal, the ball out of play or its loss, where the scenario ends on it, is `terminated`.
 """
@@ -27,15 +24,13 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.config import FOOTBALL_FRAMES, EnvironmentConfig
 from dba3c.environments.families import close_names
 from dba3c.errors import UserError
 
 MAP_SIZES = {"small": (96, 72), "medium": (120, 90), "large": (144, 108)}  # (width, height) in cells
-STACKED_FRAMES = 4
 PLANES = 4
 """Of one frame."""
-ON = 255  # what an occupied cell of the map is
 
 
 class FootballEnv(gymnasium.Env[np.ndarray, np.int64]):
@@ -55,7 +50,7 @@ class FootballEnv(gymnasium.Env[np.ndarray, np.int64]):
         self._config = self._env.unwrapped._config
         width, height = map_size
         self.observation_space = (
-            Box(0, 255, (PLANES * STACKED_FRAMES, height, width), np.uint8)
+            Box(0, 255, (PLANES * FOOTBALL_FRAMES, height, width), np.uint8)
             if is_map
             else Box(-np.inf, np.inf, (115,), np.float32)
         )
@@ -83,7 +78,7 @@ class FootballEnv(gymnasium.Env[np.ndarray, np.int64]):
         if self._frames is None:
             return np.asarray(shown)
         newest = np.moveaxis(shown, 2, 0)
-        older = [newest] * (STACKED_FRAMES - 1) if is_first else [self._frames[PLANES:]]
+        older = [newest] * (FOOTBALL_FRAMES - 1) if is_first else [self._frames[PLANES:]]
         self._frames = np.concatenate([*older, newest])
         return self._frames
 
@@ -112,13 +107,3 @@ def _import_quietly(name: str) -> Any:
         module = importlib.import_module(name)
         importlib.import_module("gym").logger.set_level(logging.ERROR)
     return module
-
-
-def pack_planes(planes: np.ndarray) -> np.ndarray:
-    """[..., C, H, W] uint8 of zeros and ones (or 255s) to [..., P, H, W] uint8; the first plane is the highest bit."""
-    return np.packbits(planes, axis=-3)
-
-
-def unpack_planes(packed: np.ndarray, num_planes: int) -> np.ndarray:
-    """What `pack_planes` packed: [..., P, H, W] uint8 to [..., C, H, W] uint8 of 0 and 255."""
-    return np.unpackbits(packed, axis=-3, count=num_planes) * np.uint8(ON)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from dba3c.central.unrolls import GroupKey, Unroll
 from dba3c.central.wire import VALID, WHOLE, GroupShape, pack_step, unpack_extras
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.protocol import Episode
@@ -80,54 +79,9 @@ def test_observations_that_are_no_boxes_are_refused() -> None:
         GroupShape.of(spaces.Discrete(5), spaces.Discrete(2), 8, 1)
 
 
-def football_map(num_envs: int) -> np.ndarray:
-    """As football's map: [B, 16, 72, 96] uint8 of 0 and 255."""
-    return (np.random.default_rng(0).random((num_envs, 16, 72, 96)) < 0.01).astype(np.uint8) * np.uint8(255)
-
-
-def shape_of_maps(num_envs: int, binary_planes: bool) -> GroupShape:
-    space = spaces.Box(0, 255, (16, 72, 96), np.uint8)
-    return GroupShape.of(space, spaces.Discrete(19), num_envs, 1, binary_planes)
-
-
-def test_sixteen_binary_planes_are_two_bytes_a_cell_on_the_wire() -> None:
-    lengths = {}
-    for binary in (False, True):
-        shape = shape_of_maps(2, binary)
-        buffer = np.zeros(shape.most_bytes, np.uint8)
-        none = np.zeros(2, bool)
-        lengths[binary] = pack_step(
-            shape, buffer, football_map(2), np.zeros(2, np.float32), (none, none, ~none), none, []
-        )
-    assert lengths[False] == 2 * (16 * 72 * 96 + 4 + 1)
-    assert lengths[True] == 2 * (2 * 72 * 96 + 4 + 1)
-
-
-def test_binary_planes_come_out_of_an_unroll_as_they_went_in() -> None:
-    shape, maps = shape_of_maps(3, True), football_map(3)
-    unroll = Unroll(shape, length=2)
-    unroll.begin(GroupKey(0, 0, 0), ())
-    buffer = np.zeros(shape.most_bytes, np.uint8)
-    length = pack_step(shape, buffer, maps, np.zeros(3, np.float32), (NOTHING, NOTHING, ~NOTHING), ~NOTHING, [])
-    unroll.place(length)[:] = buffer[:length].data
-    assert unroll.arrived(length) == []
-    out = np.ones_like(maps)
-    unroll.observation_into(out)
-    assert np.array_equal(out, maps)
-    assert np.array_equal(unroll.frames.frame(0), maps)
-
-
-def test_an_actor_that_sends_bits_is_not_taken_for_one_that_sends_bytes() -> None:
-    assert shape_of_maps(2, True).fingerprint != shape_of_maps(2, False).fingerprint
-
-
-def test_what_is_no_planes_is_not_packed() -> None:
-    with pytest.raises(UserError, match="no planes of bits"):
-        GroupShape.of(spaces.Box(-1, 1, (115,), np.float32), spaces.Discrete(19), 2, 1, binary_planes=True)
-
-
-def test_football_s_map_travels_as_bits_and_its_numbers_do_not() -> None:
+def test_of_football_s_map_the_newest_of_four_frames_travels() -> None:
     football = EnvironmentConfig(env_id="football/academy_empty_goal_close")
-    assert football.shows_binary_planes
-    assert not replace(football, football_observation="simple115v2").shows_binary_planes
-    assert not EnvironmentConfig(env_id="ALE/Pong-v5").shows_binary_planes
+    assert football.frames_per_observation == 4
+    assert replace(football, football_observation="simple115v2").frames_per_observation == 1
+    shape = GroupShape.of(spaces.Box(0, 255, (16, 72, 96), np.uint8), spaces.Discrete(19), 2, 4)
+    assert shape.fixed_bytes == 2 * (4 * 72 * 96 + 4 + 1)
