@@ -1,4 +1,4 @@
-"""DeepMind Lab's adapter against a stand-in of the documented API, its level cache, and its scores."""
+"""DeepMind Lab's adapter against a stand-in of the documented API and its level cache."""
 
 import errno
 import importlib.util
@@ -12,12 +12,7 @@ import numpy as np
 import pytest
 
 from dba3c.environments import EnvironmentConfig, make_vector_environment
-from dba3c.environments.dmlab import (
-    RANDOM_AND_HUMAN_SCORES,
-    LevelCache,
-    human_normalized_score,
-    mean_human_normalized_score,
-)
+from dba3c.environments.dmlab import LevelCache
 from dba3c.errors import UserError
 
 FORWARD, FIRE = 0, 8
@@ -161,23 +156,3 @@ def test_a_disk_that_keeps_no_map_costs_a_warning_and_leaves_no_scraps(tmp_path,
     cache.write("key", str(compiled))
     assert f"does not keep a map: [Errno {code}]" in caplog.text
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-
-
-def test_human_normalised_scores_worked_by_hand():
-    """rooms_watermaze: random 4.065, human 54."""
-    assert human_normalized_score("rooms_watermaze", [4.065]) == pytest.approx(0.0)
-    assert human_normalized_score("rooms_watermaze", [54.0, 54.0]) == pytest.approx(100.0)
-    assert human_normalized_score("rooms_watermaze", [29.0325]) == pytest.approx(50.0)
-    assert human_normalized_score("rooms_watermaze", [100.0]) == 100.0
-    assert human_normalized_score("rooms_watermaze", [100.0], cap=None) == pytest.approx(100 * 95.935 / 49.935)
-
-
-def test_dmlab30_is_the_mean_over_thirty_levels_and_names_the_missing():
-    assert len(RANDOM_AND_HUMAN_SCORES) == 30
-    scores = {level: [human] for level, (_, human) in RANDOM_AND_HUMAN_SCORES.items()}
-    scores["rooms_watermaze"] = [4.065]
-    scores["rooms_collect_good_objects_train"] = scores.pop("rooms_collect_good_objects_test")
-    assert mean_human_normalized_score(scores) == pytest.approx(100 * 29 / 30)
-    del scores["rooms_watermaze"]
-    with pytest.raises(UserError, match="missing: rooms_watermaze"):
-        mean_human_normalized_score(scores)
