@@ -1,6 +1,9 @@
 """What central inference asks of an algorithm: a policy chooses actions, a trainer makes gradients of complete unrolls.
 
-A trainer takes experience, and then owes some number of gradients for it. Legend: N environments in a batch.
+A trainer takes experience, and then owes some number of gradients for it. One with a replay keeps neither that nor its
+target network for a later life: the replay begins empty, the target as a copy of the parameters.
+
+Legend: N environments in a batch.
 """
 
 from __future__ import annotations
@@ -95,6 +98,30 @@ class Trainer(ABC):
         """Whether the newest gradient entered an update; of one that was dropped, no transition is a data point."""
         return
 
-    def stopped(self) -> None:
-        """The run has ended: keep what the next life needs and no checkpoint holds."""
-        return
+
+class ReplayDebt:
+    """Counts agent steps gathered against steps sampled.
+
+    Args:
+        start: steps to gather before the first gradient; they are owed nothing.
+        ratio: steps to sample for each step gathered after that.
+        per_update: steps that one gradient samples.
+    """
+
+    def __init__(self, start: int, ratio: float, per_update: int) -> None:
+        self._start, self._ratio, self._per_update = start, ratio, per_update
+        self._gathered = self._sampled = 0
+
+    @property
+    def owes(self) -> bool:
+        """Whether a gradient is due."""
+        past_start = self._gathered - self._start
+        return past_start >= 0 and self._sampled < max(1, past_start) * self._ratio
+
+    def gathered(self, steps: int) -> None:
+        """Steps that train were added to the replay."""
+        self._gathered += steps
+
+    def paid(self) -> None:
+        """One gradient was computed."""
+        self._sampled += self._per_update

@@ -10,7 +10,6 @@ from dba3c.assembly.model import Spaces, build_model, spaces_of
 from dba3c.central.algorithm import Policy, Trainer
 from dba3c.central.inference_thread import OwnThread, Serving, SharedThread
 from dba3c.central.r2d2 import R2d2Policy, R2d2Trainer
-from dba3c.central.replay import TargetStore
 from dba3c.central.sac import SacPolicy, SacTrainer
 from dba3c.central.service import MOST_ACTORS, Batcher, InferenceService
 from dba3c.central.unrolls import GroupKey, UnrollStore
@@ -38,10 +37,12 @@ def learner(process: RunProcess) -> str:
     config, metrics = process.config, MetricsWriter.of(process, "learner")
     seed = worker_seed(config.run.seed, process.rank + LEARNER_SEEDS, process.incarnation)
     try:
+        if process.incarnation and config.algorithm.algorithm in ("r2d2", "sac"):
+            metrics.record_event("resumed", "the replay begins empty, the target network as a copy of the parameters")
         spaces = spaces_of(config)
         model = build_model(config, spaces)
         actors = config.central.actors_of(process.rank, config.exchange.num_workers)
-        trainer = build_trainer(config, model.network, spaces, actors, seed, target_store(process, metrics))
+        trainer = build_trainer(config, model.network, spaces, actors, seed)
         serving = build_serving(process, model.network, spaces, seed, trainer.groups_per_batch, metrics)
         try:
             host = listen_address(config.exchange.listen_host, config.exchange.interface)
@@ -107,7 +108,6 @@ def run_learner(
             recorder.record(receipt, pulled.step, update.data_points, numbers, sections)
     except RunStopped as stopped:
         serving.close(stopped.reason)
-        trainer.stopped()
         if not updates:
             metrics.record_event("no_update", f"this life ended {before_the_first_update(config)}")
         return stopped.reason
@@ -150,24 +150,10 @@ def build_policy(config: TrainConfig, network: FlatNetwork, spaces: Spaces, seed
     return ActorCriticPolicy(network, seed)  # type: ignore[arg-type]
 
 
-def build_trainer(
-    config: TrainConfig,
-    network: FlatNetwork,
-    spaces: Spaces,
-    actors: range,
-    seed: int,
-    targets: TargetStore | None = None,
-) -> Trainer:
+def build_trainer(config: TrainConfig, network: FlatNetwork, spaces: Spaces, actors: range, seed: int) -> Trainer:
     """How unrolls become gradients."""
     if config.algorithm.algorithm == "r2d2":
-        return R2d2Trainer(config, network, group_shape(config, spaces), actors, seed, targets)
+        return R2d2Trainer(config, network, group_shape(config, spaces), actors, seed)
     if config.algorithm.algorithm == "sac":
-        return SacTrainer(config, network, spaces, seed, targets)
+        return SacTrainer(config, network, spaces, seed)
     return ActorCriticTrainer(config, network)  # type: ignore[arg-type]
-
-
-def target_store(process: RunProcess, metrics: MetricsWriter) -> TargetStore:
-    """Where this learner's target networks are: as many as the run's checkpoints may go back to."""
-    exchange, period = process.config.exchange, process.config.replay.target_every_steps
-    keep = exchange.keep_checkpoints * max(1, -(-(exchange.checkpoint_every_steps or 1) // period)) + 2
-    return TargetStore(process.folder.path / "targets" / f"learner-{process.rank}", keep, metrics.record_event)

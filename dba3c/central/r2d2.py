@@ -16,8 +16,7 @@ import torch
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.r2d2 import R2d2Settings, Sequences, exploration_rate, r2d2_loss
 from dba3c.algorithms.sequence_replay import Record, Sample, SequenceReplay, SequenceReplaySettings
-from dba3c.central.algorithm import Asked, Decision, Policy, Trainer, Update
-from dba3c.central.replay import ReplayDebt, TargetStore
+from dba3c.central.algorithm import Asked, Decision, Policy, ReplayDebt, Trainer, Update
 from dba3c.central.unrolls import Unroll
 from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of
 from dba3c.config import TrainConfig
@@ -70,18 +69,9 @@ class R2d2Trainer(Trainer):
         shape: of an actor's group.
         actors: ranks of the learner's actors, whose environments have a place in the replay.
         seed: of the sampling.
-        targets: keeps the target network for the learner's next life; None keeps nothing.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        network: FlatNetwork,
-        shape: GroupShape,
-        actors: range,
-        seed: int,
-        targets: TargetStore | None = None,
-    ) -> None:
+    def __init__(self, config: TrainConfig, network: FlatNetwork, shape: GroupShape, actors: range, seed: int) -> None:
         replay, central, self._network = config.replay, config.central, network
         self._size, self._groups, self._actors = shape.num_envs, central.actor_groups, actors
         self._settings = R2d2Settings(discount=config.algorithm.discount, n_step=replay.n_step, burn_in=replay.burn_in)
@@ -103,7 +93,7 @@ class R2d2Trainer(Trainer):
         self._debt = ReplayDebt(replay.replay_start, replay.replay_ratio, replay.replay_batch * stride)
         self._batch_size, self._target_every_steps = replay.replay_batch, replay.target_every_steps
         self._target = copy.deepcopy(network.network).requires_grad_(False)
-        self._target_period, self._targets = -1, targets
+        self._target_period = -1
         self._sample: Sample | None = None
         self._rng = np.random.default_rng(seed)
 
@@ -172,18 +162,11 @@ class R2d2Trainer(Trainer):
             self._replay.used(self._sample)
 
     def _follow(self, step: int) -> None:
-        """Copy into the target network when a period begins; a learner that begins within one takes what it had."""
+        """Copy into the target network when a period begins."""
         period = step // self._target_every_steps
-        if period == self._target_period:
-            return
-        begins = self._target_period < 0
-        self._target_period = period
-        restored = self._targets.restore(step, self._target) if begins and self._targets is not None else None
-        if restored is not None and restored // self._target_every_steps == period:
-            return
-        self._target.load_state_dict(self._network.network.state_dict())
-        if self._targets is not None:
-            self._targets.save(step, self._target)
+        if period != self._target_period:
+            self._target_period = period
+            self._target.load_state_dict(self._network.network.state_dict())
 
 
 def _on_device(sequences: Sequences, device: torch.device) -> Sequences:

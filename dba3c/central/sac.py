@@ -11,8 +11,7 @@ import torch
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.sac import SacSettings, Transitions, UniformReplay, UniformSample, move_targets, sac_loss
 from dba3c.assembly.model import Spaces
-from dba3c.central.algorithm import Asked, Decision, Policy, Trainer, Update
-from dba3c.central.replay import ReplayDebt, TargetStore
+from dba3c.central.algorithm import Asked, Decision, Policy, ReplayDebt, Trainer, Update
 from dba3c.central.unrolls import Unroll, batch_of
 from dba3c.config import TrainConfig
 from dba3c.networks import State
@@ -57,17 +56,9 @@ class SacTrainer(Trainer):
 
     Args:
         seed: of the sampling.
-        targets: keeps the target critics for the learner's next life; None keeps nothing.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        network: FlatNetwork,
-        spaces: Spaces,
-        seed: int,
-        targets: TargetStore | None = None,
-    ) -> None:
+    def __init__(self, config: TrainConfig, network: FlatNetwork, spaces: Spaces, seed: int) -> None:
         replay, self._network = config.replay, network
         self._batch_size = replay.replay_batch
         self._settings = SacSettings(discount=config.algorithm.discount, polyak=replay.polyak)
@@ -77,9 +68,8 @@ class SacTrainer(Trainer):
         self._replay = UniformReplay(replay.replay_capacity, shape, dtype, len(self._scaling.centre))
         self._debt = ReplayDebt(replay.replay_start, replay.replay_ratio, replay.replay_batch)
         self._target = network.network.make_target_critics()
-        self._target_step, self._targets = -1, targets
+        self._target_step = -1
         self._sample: UniformSample | None = None
-        self._keep_every_steps = config.exchange.checkpoint_every_steps
         self._rng, self._generator = np.random.default_rng(seed), torch.Generator(network.device).manual_seed(seed)
 
     @property
@@ -121,22 +111,8 @@ class SacTrainer(Trainer):
             self._replay.used(self._sample)
 
     def _follow(self, step: int) -> None:
-        """Move the target critics, once for each step; a learner that begins takes those it had."""
-        if step == self._target_step:
-            return
-        critics, before = self._network.network.critics, self._target_step
-        if before < 0 and self._targets is not None:
-            restored = self._targets.restore(step, self._target)
-            before = -1 if restored is None else restored
-        if before < 0:
-            move_targets(self._target, critics, 1.0)
-        elif step > before:
-            move_targets(self._target, critics, self._settings.polyak)
-        self._target_step = step
-        if self._keep_every_steps and step % self._keep_every_steps == 0:
-            self.stopped()
-
-    def stopped(self) -> None:
-        """See ``Trainer``."""
-        if self._targets is not None and self._target_step >= 0:
-            self._targets.save(self._target_step, self._target)
+        """Move the target critics, once for each step."""
+        if step != self._target_step:
+            share = self._settings.polyak if self._target_step >= 0 else 1.0
+            move_targets(self._target, self._network.network.critics, share)
+            self._target_step = step

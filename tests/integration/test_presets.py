@@ -62,19 +62,15 @@ def test_a_preset_trains_from_the_command_line(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("words", [R2D2, SAC], ids=["r2d2", "sac"])
-def test_replay_algorithms_resume_with_their_targets_and_say_what_is_lost(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_replay_algorithms_resume_and_say_what_is_lost(words: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     trained(folder, *words, "--total-frames", "300")
     before = load_checkpoint(newest_checkpoint(folder)).step
     trained(folder, *words, "--total-frames", "450", "--resume")
     assert load_checkpoint(newest_checkpoint(folder)).step > before
-    (said,) = [
-        r["message"] for r in records(folder, "learner", 0) if r.get("event") == "resumed" and "target" in r["message"]
+    assert "the replay begins empty, the target network as a copy of the parameters" in [
+        r["message"] for r in records(folder, "learner", 0) if r.get("event") == "resumed"
     ]
-    assert said.startswith(f"at step {before}: the target network is that of step")
-    assert said.endswith("the replay begins empty")
 
 
 @pytest.mark.timeout(300)

@@ -1,17 +1,16 @@
-"""What learners with a replay share: target networks on disk, and how many gradients they owe."""
+"""What learners with a replay do: when the target network follows, and how many gradients they owe."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from dba3c.assembly.model import build_model, spaces_of
+from dba3c.central.algorithm import ReplayDebt
 from dba3c.central.learner import build_policy, build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
-from dba3c.central.replay import ReplayDebt, TargetStore
 from dba3c.central.sac import SacTrainer
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, TrainConfig
@@ -43,13 +42,11 @@ SAC = replace(
 class Life:
     """A learner's trainer with experience to learn from."""
 
-    def __init__(self, config: TrainConfig, folder: Path) -> None:
-        self.lines: list[str] = []
+    def __init__(self, config: TrainConfig) -> None:
         spaces = spaces_of(config)
         self.network = build_model(config, spaces).network
         serving = InProcessServing(config, build_policy(config, self.network, spaces, seed=3))
-        store = TargetStore(folder, keep=3, tell=lambda event, line: self.lines.append(line))
-        trainer = build_trainer(config, self.network, spaces, range(1), 0, store)
+        trainer = build_trainer(config, self.network, spaces, range(1), 0)
         assert isinstance(trainer, (R2d2Trainer, SacTrainer))
         self.trainer = trainer
         for _ in range(10):
@@ -70,46 +67,21 @@ def flat(module: nn.Module) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in module.state_dict().values()]).clone()
 
 
-def test_r2d2_resumes_within_a_period_with_the_target_of_its_beginning(tmp_path: Path) -> None:
-    first = Life(R2D2, tmp_path)
-    targets = {step: first.update(step) for step in range(25)}
+def test_r2d2_s_target_is_copied_where_a_period_begins_and_in_a_new_life_at_once() -> None:
+    life = Life(R2D2)
+    targets = {step: life.update(step) for step in range(25)}
     assert torch.equal(targets[24], targets[20]) and not torch.equal(targets[20], targets[19])
-    second = Life(R2D2, tmp_path)
-    assert torch.equal(second.update(24), targets[24])
-    assert second.lines == ["at step 24: the target network is that of step 20; the replay begins empty"]
-    # rolled back to a checkpoint of an earlier period
-    third = Life(R2D2, tmp_path)
-    assert torch.equal(third.update(17), targets[17])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0.safetensors", "step-10.safetensors"]
+    again = Life(R2D2)
+    assert torch.equal(again.update(17), flat(again.network.network))
 
 
-def test_sac_resumes_exactly_where_a_checkpoint_was_written_and_where_the_run_was_ended(tmp_path: Path) -> None:
-    first = Life(SAC, tmp_path)
-    targets = {step: first.update(step) for step in range(7)}
-    second = Life(SAC, tmp_path)
-    assert torch.equal(second.update(4), targets[4]) and torch.equal(second.update(5), targets[5])
-    first.trainer.stopped()  # the gradient of step 6 was its last: the run goes on from step 7
-    third = Life(SAC, tmp_path)
-    assert torch.equal(third.update(7), first.update(7))
-
-
-def test_without_a_target_on_disk_it_begins_as_a_copy_and_that_is_said(tmp_path: Path) -> None:
-    for config in (R2D2, SAC):
-        life = Life(config, tmp_path / config.algorithm.algorithm)
-        target = life.update(3)
-        source = life.network.network if config is R2D2 else life.network.network.critics
-        assert torch.equal(target, flat(source))
-        assert life.lines[0].startswith("at step 3: the target network begins as a copy of the parameters")
-
-
-def test_a_torn_file_and_one_of_another_network_are_passed_over(tmp_path: Path) -> None:
-    lines: list[str] = []
-    store = TargetStore(tmp_path, keep=5, tell=lambda event, line: lines.append(line))
-    store.save(1, nn.Linear(2, 2))
-    store.save(2, nn.Linear(3, 2))
-    (tmp_path / "step-3.safetensors").write_bytes(b"torn")
-    assert store.restore(9, nn.Linear(2, 2)) == 1
-    assert [line.split(" ")[0] for line in lines[:2]] == ["step-3.safetensors", "step-2.safetensors"]
+def test_sac_s_target_moves_once_for_each_step_and_begins_as_a_copy() -> None:
+    life = Life(SAC)
+    first = life.update(3)
+    assert torch.equal(first, flat(life.network.network.critics))
+    second = life.update(7)
+    torch.testing.assert_close(second, first + 0.25 * (flat(life.network.network.critics) - first))
+    assert torch.equal(life.update(7), second)
 
 
 def updates(debt: ReplayDebt) -> int:
