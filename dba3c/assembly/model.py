@@ -10,13 +10,18 @@ from torch import Tensor, nn
 
 from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
 from dba3c.algorithms.agent import Agent, FlatNetwork
+from dba3c.algorithms.policies import Actions, ActorCriticPolicy, Policy, R2d2Policy, SacPolicy
+from dba3c.algorithms.r2d2 import exploration_rate
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.networks import ActorCriticNetwork, build_network
 from dba3c.networks.q_networks import build_q_network
-from dba3c.networks.sac_networks import build_sac_network
+from dba3c.networks.sac_networks import ActionScaling, build_sac_network
 from param_servers.checkpoint.files import find_newest, load_checkpoint
 from param_servers.layout import FlatLayout, ShardPlan, plan_shards
+
+R2D2_EVALUATION_EPSILON = 0.001
+"""R2D2's "sampled" actions: greedy ones, but for this share of random ones (Kapturowski et al. 2019)."""
 
 
 class Spaces(NamedTuple):
@@ -63,6 +68,21 @@ def build_model(config: TrainConfig, spaces: Spaces) -> Model:
     assert isinstance(module, ActorCriticNetwork)
     agent = Agent(module, plan.layout, ActorCriticLoss(spaces.action, settings), **device)
     return Model(agent, plan, parameters)
+
+
+def build_policy(
+    config: TrainConfig, network: Any, spaces: Spaces, seed: int, actions: Actions | None = None
+) -> Policy:
+    """How a model's network chooses actions: in games to be judged, or (None) while it learns by central inference."""
+    if config.algorithm.algorithm == "r2d2":
+        count = config.central.actors * config.central.envs_per_actor
+        rates = [exploration_rate(index, count) for index in range(count)]
+        if actions is not None:
+            rates = [0.0 if actions == "greedy" else R2D2_EVALUATION_EPSILON]
+        return R2d2Policy(network, rates, seed)
+    if config.algorithm.algorithm == "sac":
+        return SacPolicy(network, ActionScaling.of(spaces.action), seed, actions)
+    return ActorCriticPolicy(network, seed, greedy=actions == "greedy")
 
 
 def build_module(config: TrainConfig, spaces: Spaces) -> nn.Module:

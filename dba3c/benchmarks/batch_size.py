@@ -19,9 +19,8 @@ import torch
 import tyro
 from gymnasium import spaces
 
+from dba3c.algorithms.policies import ActorCriticPolicy, Asked
 from dba3c.assembly.model import Spaces, build_model
-from dba3c.central.algorithm import Asked
-from dba3c.central.vtrace import ActorCriticPolicy
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.errors import UserError
 from dba3c.studies.figures import LINES, PALETTE, finish, new_figure, save

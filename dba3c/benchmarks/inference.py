@@ -25,8 +25,8 @@ import tyro
 from gymnasium import spaces
 from torch import Tensor
 
+from dba3c.algorithms.policies import Asked, Decision, Policy
 from dba3c.central.actor import Actor, ActorGroup
-from dba3c.central.algorithm import Asked, Decision, Policy
 from dba3c.central.service import Batcher, InferenceService
 from dba3c.central.unrolls import GroupKey, UnrollStore
 from dba3c.central.wire import GroupShape

@@ -1,9 +1,7 @@
-"""What central inference asks of an algorithm: a policy chooses actions, a trainer makes gradients of complete unrolls.
+"""What central inference asks of an algorithm beside its policy: a trainer that makes gradients of complete unrolls.
 
 A trainer takes experience, and then owes some number of gradients for it. One with a replay keeps neither that nor its
 target network for a later life: the replay begins empty, the target as a copy of the parameters.
-
-Legend: N environments in a batch.
 """
 
 from __future__ import annotations
@@ -11,57 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 
-from dba3c.algorithms.agent import FlatNetwork
 from dba3c.central.unrolls import Unroll
-from dba3c.networks import State
 from param_servers.exchange import Pull
-
-
-class Asked(NamedTuple):
-    """One batch of questions."""
-
-    observation: np.ndarray  # [N, ...]
-    state: State  # recurrent state before these observations [N, ...]
-    reward: np.ndarray  # [N] float32, of the step that led here; meaningless where an episode begins
-    environments: np.ndarray  # [N] int64: numbers that stay with an environment (actor, group and place in it)
-
-
-class Decision(NamedTuple):
-    """One batch of actions."""
-
-    actions: np.ndarray  # [N] int64, [N, D] int64 or float32
-    log_probs: np.ndarray  # [N] float32: log μ(a|x) of the actions
-    state: State  # recurrent state after these observations [N, ...]
-
-
-class Policy(ABC):
-    """What the inference service asks.
-
-    Args:
-        network: its own, or the learner's: then ``load`` also gives the learner its parameters.
-    """
-
-    version = -1
-    """Which weights decide: the step they were committed at."""
-
-    def __init__(self, network: FlatNetwork) -> None:
-        self._network = network
-
-    def load(self, parameters: Tensor, version: int) -> None:
-        """Decide with these flat parameters [P] from now on."""
-        self._network.load(parameters)
-        self.version = version
-
-    @abstractmethod
-    def initial_state(self, num_envs: int) -> State:
-        """Recurrent state of fresh episodes."""
-
-    @abstractmethod
-    def act(self, asked: Asked) -> Decision:
-        """Actions for one batch."""
 
 
 class Update(NamedTuple):

@@ -6,14 +6,14 @@ import copy
 
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.assembly.exchanges import connect
-from dba3c.assembly.model import Spaces, build_model, spaces_of
-from dba3c.central.algorithm import Policy, Trainer
+from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
+from dba3c.central.algorithm import Trainer
 from dba3c.central.inference_thread import OwnThread, Serving, SharedThread
-from dba3c.central.r2d2 import R2d2Policy, R2d2Trainer
-from dba3c.central.sac import SacPolicy, SacTrainer
+from dba3c.central.r2d2 import R2d2Trainer
+from dba3c.central.sac import SacTrainer
 from dba3c.central.service import MOST_ACTORS, Batcher, InferenceService
 from dba3c.central.unrolls import GroupKey, UnrollStore
-from dba3c.central.vtrace import ActorCriticPolicy, ActorCriticTrainer
+from dba3c.central.vtrace import ActorCriticTrainer
 from dba3c.central.wire import group_shape
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Experience, worker_seed
@@ -139,15 +139,6 @@ def build_serving(
     if own:
         return OwnThread(service, actors, timeouts.first_step_s, network, groups_per_batch)
     return SharedThread(service, actors, timeouts.first_step_s)
-
-
-def build_policy(config: TrainConfig, network: FlatNetwork, spaces: Spaces, seed: int) -> Policy:
-    """How actions are chosen."""
-    if config.algorithm.algorithm == "r2d2":
-        return R2d2Policy(network, config.central.actors * config.central.envs_per_actor, seed)
-    if config.algorithm.algorithm == "sac":
-        return SacPolicy(network, spaces, seed)
-    return ActorCriticPolicy(network, seed)  # type: ignore[arg-type]
 
 
 def build_trainer(config: TrainConfig, network: FlatNetwork, spaces: Spaces, actors: range, seed: int) -> Trainer:

@@ -1,6 +1,6 @@
-"""R2D2 on central inference: ε-greedy actions from a recurrent Q network, sequences replayed by their priorities.
+"""R2D2 on central inference: sequences are replayed by their priorities.
 
-Legend: N environments of a batch, B sequences, E environments of a learner, T unroll length, K frames in a stack.
+Legend: B sequences, E environments of a learner, T unroll length, K frames in a stack.
 
 Complete unrolls feed the replay: sequences begin where unrolls do, so the recurrent state that the replay stores with
 each is the one its unroll began with. A sequence is the burn-in and one unroll's length.
@@ -14,52 +14,13 @@ import numpy as np
 import torch
 
 from dba3c.algorithms.agent import FlatNetwork
-from dba3c.algorithms.r2d2 import R2d2Settings, Sequences, exploration_rate, r2d2_loss
+from dba3c.algorithms.r2d2 import R2d2Settings, Sequences, r2d2_loss
 from dba3c.algorithms.sequence_replay import Record, Sample, SequenceReplay, SequenceReplaySettings
-from dba3c.central.algorithm import Asked, Decision, Policy, ReplayDebt, Trainer, Update
+from dba3c.central.algorithm import ReplayDebt, Trainer, Update
 from dba3c.central.unrolls import Unroll
 from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of
 from dba3c.config import TrainConfig
-from dba3c.networks import State
 from param_servers.exchange import Pull
-
-
-class R2d2Policy(Policy):
-    """ε-greedy, each environment with an ε of its own (Horgan et al. 2018).
-
-    Its state is the LSTM's (h, c) and the previous action + 1 [N, 1], so that zeros mean none of them.
-
-    Args:
-        network: a ``RecurrentQNetwork``, its own or the learner's.
-        num_envs: of the whole run, over which ε is spread.
-        seed: of the actions.
-    """
-
-    def __init__(self, network: FlatNetwork, num_envs: int, seed: int) -> None:
-        super().__init__(network)
-        self._rates = np.array([exploration_rate(index, num_envs) for index in range(num_envs)])
-        self._rng = np.random.default_rng(seed)
-
-    def initial_state(self, num_envs: int) -> State:
-        """See ``Policy``."""
-        hidden, memory = self._network.network.initial_state(num_envs)
-        return hidden, memory, torch.zeros(num_envs, 1, device=hidden.device)
-
-    @torch.no_grad()
-    def act(self, asked: Asked) -> Decision:
-        """See ``Policy``. Replay needs no behaviour probabilities: they are 0."""
-        network, device = self._network.network, self._network.device
-        hidden, memory, before = asked.state
-        previous_action = before.squeeze(-1).long() - 1
-        # the reward that led to an episode's first observation is not part of it
-        reward = torch.from_numpy(asked.reward).to(device) * (previous_action >= 0)
-        observation = torch.as_tensor(asked.observation, device=device)
-        output = network(observation, (hidden, memory), previous_action, reward)
-        actions = output.q_values.argmax(-1).cpu().numpy()
-        explores = self._rng.random(len(actions)) < self._rates[asked.environments % len(self._rates)]
-        actions = np.where(explores, self._rng.integers(network.num_actions, size=len(actions)), actions)
-        after = torch.from_numpy(actions + 1).to(device, torch.float32).unsqueeze(-1)
-        return Decision(actions, np.zeros(len(actions), np.float32), (*output.state, after))
 
 
 class R2d2Trainer(Trainer):

@@ -1,7 +1,4 @@
-"""Soft actor-critic on central inference: a policy that explores by its entropy, a replay, one gradient per debt.
-
-Legend: N environments or transitions of a batch, D action dimensions, T unroll length.
-"""
+"""Soft actor-critic on central inference: a replay of single transitions, gradients by the replay ratio."""
 
 from __future__ import annotations
 
@@ -11,44 +8,11 @@ import torch
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.sac import SacSettings, Transitions, UniformReplay, UniformSample, move_targets, sac_loss
 from dba3c.assembly.model import Spaces
-from dba3c.central.algorithm import Asked, Decision, Policy, ReplayDebt, Trainer, Update
+from dba3c.central.algorithm import ReplayDebt, Trainer, Update
 from dba3c.central.unrolls import Unroll, batch_of
 from dba3c.config import TrainConfig
-from dba3c.networks import State
 from dba3c.networks.sac_networks import ActionScaling
 from param_servers.exchange import Pull
-
-
-class SacPolicy(Policy):
-    """Samples from the tanh-Gaussian; before the first update, uniformly.
-
-    Args:
-        network: a ``SacNetwork``, its own or the learner's.
-        seed: of the actions.
-    """
-
-    def __init__(self, network: FlatNetwork, spaces: Spaces, seed: int) -> None:
-        super().__init__(network)
-        self._scaling = ActionScaling.of(spaces.action)
-        self._generator = torch.Generator(network.device).manual_seed(seed)
-
-    def initial_state(self, num_envs: int) -> State:
-        """It remembers nothing."""
-        return ()
-
-    @torch.no_grad()
-    def act(self, asked: Asked) -> Decision:
-        """See ``Policy``. Replay needs no behaviour probabilities: they are 0."""
-        size = len(asked.observation)
-        if self.version <= 0:
-            shape = (size, len(self._scaling.centre))
-            chosen = torch.rand(shape, generator=self._generator, device=self._network.device) * 2 - 1
-        else:
-            sac = self._network.network
-            policy = sac.policy(sac.vector(torch.as_tensor(asked.observation, device=self._network.device)))
-            chosen = policy.sample(self._generator)
-        actions = self._scaling.to_environment(chosen.cpu().numpy()).astype(np.float32)
-        return Decision(actions, np.zeros(size, np.float32), ())
 
 
 class SacTrainer(Trainer):

@@ -23,7 +23,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
-from dba3c.central.algorithm import Asked, Policy
+from dba3c.algorithms.policies import Asked, Policy
 from dba3c.central.unrolls import GroupKey, Unroll, UnrollStore, stack_states
 from dba3c.central.wire import CentralKind, CentralRole, first_of
 from dba3c.environments.protocol import Episode

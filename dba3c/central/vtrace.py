@@ -1,4 +1,4 @@
-"""V-trace on central inference: actions drawn from an agent's policy, each batch of unrolls makes one gradient.
+"""V-trace on central inference: each batch of unrolls makes one gradient.
 
 Legend: T unroll length, N environments of a batch.
 """
@@ -6,43 +6,15 @@ Legend: T unroll length, N environments of a batch.
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from dba3c.algorithms.agent import Agent
 from dba3c.algorithms.rollout import Rollout
-from dba3c.central.algorithm import Asked, Decision, Policy, Trainer, Update
+from dba3c.central.algorithm import Trainer, Update
 from dba3c.central.unrolls import Unroll, UnrollBatch, batch_of
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Experience
-from dba3c.networks import State
 from param_servers.exchange import Pull
 from param_servers.schedules import parse_schedule
-
-
-class ActorCriticPolicy(Policy):
-    """Samples from an agent's policy.
-
-    Args:
-        agent: its own, or the learner's.
-        seed: of the actions.
-    """
-
-    def __init__(self, agent: Agent, seed: int) -> None:
-        super().__init__(agent)
-        self.agent = agent
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def initial_state(self, num_envs: int) -> State:
-        """See ``Policy``."""
-        return self.agent.initial_state(num_envs)
-
-    @torch.no_grad()
-    def act(self, asked: Asked) -> Decision:
-        """See ``Policy``."""
-        output = self.agent.forward(asked.observation, asked.state)
-        policy = self.agent.policy(output.policy_logits.cpu())  # the sampler's generator lives on the CPU
-        actions = policy.sample(self._generator)
-        return Decision(actions.numpy(), policy.log_prob(actions).numpy(), output.state)
 
 
 class ActorCriticTrainer(Trainer):

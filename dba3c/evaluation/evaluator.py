@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
+from dba3c.algorithms.policies import Actions
 from dba3c.assembly.model import Spaces
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
@@ -21,7 +22,7 @@ from dba3c.evaluation.full_games import (
     quotas,
     together,
 )
-from dba3c.evaluation.players import Actions, make_player, protocol_for, stream_seeds
+from dba3c.evaluation.players import make_player, protocol_for, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import CheckpointWatch, Policy

@@ -23,11 +23,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from dba3c.algorithms.policies import Actions, Asked
+from dba3c.algorithms.policies import Policy as Player
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Episode, Experience, VectorEnvironment
 from dba3c.errors import UserError
-from dba3c.evaluation.players import Actions, EvaluationProtocol, Player
-from dba3c.networks import State
+from dba3c.evaluation.players import EvaluationProtocol
+from dba3c.networks import reset_state
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.checkpoints import Policy
 from dba3c.runs.folder import RunFolder
@@ -87,10 +89,10 @@ def play_full_games(
     steps = 0
     observation = environments.reset()
     reward = np.zeros(environments.num_envs, dtype=np.float32)
-    state = player.initial_state(environments.num_envs)
+    state, numbers = player.initial_state(environments.num_envs), np.arange(environments.num_envs)
     while len(done) < games:
-        choice = player.choose(observation, reward, state)
-        transition = environments.step(choice.actions)
+        decision = player.act(Asked(observation, state, reward, numbers))
+        transition = environments.step(decision.actions)
         observation, reward = transition.observation, transition.reward
         steps += Experience.of(transition.frames).agent_steps
         failures += transition.failures
@@ -101,7 +103,7 @@ def play_full_games(
                 played[index] += 1
                 on_game(episode)
         # the step that is not valid was a reset: what it returned is a new game's first observation
-        state = restarted(player, choice.state, ~transition.valid)
+        state = reset_state(decision.state, torch.from_numpy(~transition.valid))
         running_steps = np.where(transition.valid, running_steps + 1, 0)
         _check_that_games_end(running_steps, played < quota)
         reason = should_stop()
@@ -111,18 +113,6 @@ def play_full_games(
             break
     in_order = sorted(done, key=lambda game: game[:2])
     return PlayedGames([episode for _, _, episode in in_order], steps, failures, games - len(done))
-
-
-def restarted(player: Player, state: State, fresh: np.ndarray) -> State:
-    """The recurrent state with the rows of `fresh` (bool [B]) environments as at a game's start."""
-    if not state or not fresh.any():
-        return state
-    rows = torch.from_numpy(fresh)
-    initial = player.initial_state(len(fresh))
-    return tuple(
-        torch.where(rows.to(part.device).view(-1, *[1] * (part.dim() - 1)), start, part)
-        for part, start in zip(state, initial, strict=True)
-    )
 
 
 def _check_that_games_end(running_steps: np.ndarray, counting: np.ndarray) -> None:

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
+from dba3c.algorithms.policies import Actions, Asked, Decision
+from dba3c.algorithms.policies import Policy as Player
 from dba3c.assembly.model import Spaces
 from dba3c.config import TrainConfig
 from dba3c.environments.normalization import use_statistics
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from dba3c.evaluation.full_games import LONGEST_GAME_STEPS, GamesAbandoned
-from dba3c.evaluation.players import Actions, Choice, Player, make_player, protocol_for, stream_seeds
+from dba3c.evaluation.players import make_player, protocol_for, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.recording.cameras import Camera, make_camera
 from dba3c.recording.videos import GifWriter, Mp4Writer, Overlay, enlarge
@@ -30,8 +32,8 @@ from dba3c.runs.ending import LOOK_S, RunEnd
 from dba3c.runs.folder import RunFolder
 
 _OVERLAID_HEIGHT = 400
-OnPicture = Callable[[np.ndarray, float, int, Choice | None], None]
-"""Called with each picture, the score and the agent steps so far, and the choice that led to it."""
+OnPicture = Callable[[np.ndarray, float, int, Decision | None], None]
+"""Called with each picture, the score and the agent steps so far, and the decision that led to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +91,11 @@ def record_game(
         small = GifWriter(camera.pictures_per_s) if gif is not None else None
         with Mp4Writer(path, camera.pictures_per_s) as video:
 
-            def keep(picture: np.ndarray, score: float, step: int, choice: Choice | None) -> None:
+            def keep(picture: np.ndarray, score: float, step: int, decision: Decision | None) -> None:
                 if small is not None:
                     small.add(picture)
                 if panel is not None:
-                    picture = panel.beside(enlarge(picture, _OVERLAID_HEIGHT), score, step, choice)
+                    picture = panel.beside(enlarge(picture, _OVERLAID_HEIGHT), score, step, decision)
                 video.add(picture)
 
             episode = play_and_show(player, camera, keep, should_stop)
@@ -123,18 +125,18 @@ def play_and_show(
     """Play the camera's first game to its end; see `record_game` for what it raises."""
     environments = camera.environments
     observation, reward, score = environments.reset(), np.zeros(1, np.float32), 0.0
-    state = player.initial_state(1)
+    state, number = player.initial_state(1), np.zeros(1, np.int64)
     for picture in camera.pictures(observation):
         on_picture(picture, score, 0, None)
     for step in range(1, LONGEST_GAME_STEPS + 1):
-        choice = player.choose(observation, reward, state)
-        transition = environments.step(choice.actions)
+        decision = player.act(Asked(observation, state, reward, number))
+        transition = environments.step(decision.actions)
         if transition.failures:
             raise UserError(f"the game cannot be filmed: {transition.failures[0]}")
-        observation, reward, state = transition.observation, transition.reward, choice.state
+        observation, reward, state = transition.observation, transition.reward, decision.state
         score += float(transition.gained[0])
         for picture in camera.pictures(observation):
-            on_picture(picture, score, step, choice)
+            on_picture(picture, score, step, decision)
         if transition.episodes:
             return transition.episodes[0]
         reason = should_stop()

@@ -17,8 +17,8 @@ import imageio_ffmpeg
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from dba3c.algorithms.policies import Decision
 from dba3c.errors import UserError
-from dba3c.evaluation.players import Choice
 
 _QUALITY = 7  # of imageio-ffmpeg's 1 … 10: no blocks to be seen in pixel graphics
 _FFMPEG_END_S = 120.0
@@ -191,30 +191,30 @@ class Overlay:
         self._action_names = action_names
         self._font = ImageFont.load_default(13)
 
-    def beside(self, picture: np.ndarray, score: float, step: int, choice: Choice | None) -> np.ndarray:
+    def beside(self, picture: np.ndarray, score: float, step: int, decision: Decision | None) -> np.ndarray:
         """The picture [H, W, 3] with a panel at its right: uint8 [H, W + 190, 3].
 
-        `choice`: what the player (of one environment) did; None before the first step.
+        `decision`: what the player (of one environment) did; None before the first step.
         """
         panel = Image.new("RGB", (_WIDTH, picture.shape[0]), _BACKGROUND)
         draw = ImageDraw.Draw(panel)
         lines = [f"score  {score:g}", f"step   {step}"]
-        if choice is not None and choice.value is not None:
-            lines.append(f"value  {float(choice.value[0]):.2f}")
+        if decision is not None and decision.value is not None:
+            lines.append(f"value  {float(decision.value[0]):.2f}")
         for row, line in enumerate(lines):
             draw.text((_MARGIN, _MARGIN + row * _LINE), line, fill=_TEXT, font=self._font)
-        if choice is not None and choice.probabilities is not None and self._action_names:
-            self._draw_bars(draw, _MARGIN + (len(lines) + 1) * _LINE, choice, picture.shape[0])
+        if decision is not None and decision.probabilities is not None and self._action_names:
+            self._draw_bars(draw, _MARGIN + (len(lines) + 1) * _LINE, decision, picture.shape[0])
         return np.concatenate((picture, np.asarray(panel)), axis=1)
 
-    def _draw_bars(self, draw: ImageDraw.ImageDraw, top: int, choice: Choice, height: int) -> None:
+    def _draw_bars(self, draw: ImageDraw.ImageDraw, top: int, decision: Decision, height: int) -> None:
         """A bar per action, the taken one in another colour; closer together where there are many."""
-        assert choice.probabilities is not None
-        probabilities = choice.probabilities[0].tolist()
+        assert decision.probabilities is not None
+        probabilities = decision.probabilities[0].tolist()
         pitch = min(2 * _LINE, max(12, (height - top - _MARGIN) // len(probabilities)))
         longest = _WIDTH - 2 * _MARGIN
         for index, (name, probability) in enumerate(zip(self._action_names, probabilities, strict=True)):
             y = top + index * pitch
-            colour = _TAKEN if index == int(choice.actions[0]) else _BAR
+            colour = _TAKEN if index == int(decision.actions[0]) else _BAR
             draw.rectangle((_MARGIN, y, _MARGIN + round(longest * probability), y + pitch - 3), fill=colour)
             draw.text((_MARGIN + 3, y + (pitch - 3) / 2), name, fill=_TEXT, font=self._font, anchor="lm")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from dba3c.algorithms.policies import Asked, Policy
 from dba3c.assembly.model import spaces_of
 from dba3c.central.actor import ActorGroup
-from dba3c.central.algorithm import Asked, Policy
 from dba3c.central.inference_thread import SharedThread
 from dba3c.central.service import InferenceReport
 from dba3c.central.unrolls import GroupKey, UnrollStore

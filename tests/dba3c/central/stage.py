@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dba3c.central.algorithm import Asked, Decision
+from dba3c.algorithms.policies import Asked, Decision
 from dba3c.central.service import Batcher, InferenceService
 from dba3c.central.unrolls import GroupKey, UnrollStore
 from dba3c.central.wire import CentralKind, CentralRole, GroupShape, pack_step

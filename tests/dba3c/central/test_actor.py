@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from dba3c.algorithms.policies import Asked, Decision
 from dba3c.central.actor import Actor, ActorGroup
-from dba3c.central.algorithm import Asked, Decision
 from dba3c.central.service import Batcher, InferenceService
 from dba3c.central.unrolls import UnrollStore, batch_of
 from dba3c.central.wire import GroupShape

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dba3c.assembly.model import build_model, initial_parameters, spaces_of
+from dba3c.assembly.model import build_model, build_policy, initial_parameters, spaces_of
 from dba3c.central.inference_thread import OwnThread, Serving, SharedThread
-from dba3c.central.learner import build_policy, build_trainer, run_learner
+from dba3c.central.learner import build_trainer, run_learner
 from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig

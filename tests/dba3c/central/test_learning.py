@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dba3c.assembly.model import build_model, initial_parameters, spaces_of
-from dba3c.central.learner import build_policy, build_trainer, run_learner
+from dba3c.assembly.model import build_model, build_policy, initial_parameters, spaces_of
+from dba3c.central.learner import build_trainer, run_learner
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from dba3c.algorithms.policies import Asked, Decision
 from dba3c.assembly.model import build_model, spaces_of
-from dba3c.central.algorithm import Asked, Decision
 from dba3c.central.learner import build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central_config import CentralConfig, ReplayConfig

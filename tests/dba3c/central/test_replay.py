@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from dba3c.assembly.model import build_model, spaces_of
+from dba3c.assembly.model import build_model, build_policy, spaces_of
 from dba3c.central.algorithm import ReplayDebt
-from dba3c.central.learner import build_policy, build_trainer
+from dba3c.central.learner import build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central.sac import SacTrainer
 from dba3c.central_config import CentralConfig, ReplayConfig

@@ -10,8 +10,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from dba3c.algorithms.agent import FlatNetwork
-from dba3c.assembly.model import Spaces, build_model, spaces_of
-from dba3c.central.learner import build_policy, build_trainer
+from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
+from dba3c.central.learner import build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central.unrolls import GroupKey, UnrollStore, batch_of
 from dba3c.central.vtrace import rollout_of

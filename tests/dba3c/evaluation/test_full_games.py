@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from dba3c.algorithms.policies import Decision
 from dba3c.environments.protocol import Episode, Transition
 from dba3c.errors import UserError
 from dba3c.evaluation import full_games
 from dba3c.evaluation.full_games import GamesAbandoned, play_full_games, quotas
-from dba3c.evaluation.players import Choice
 
 
 class LongGamesScoreMore:
@@ -54,10 +54,11 @@ class CountingPlayer:
     def initial_state(self, num_envs):
         return (torch.zeros(num_envs, 2),)
 
-    def choose(self, observation, reward, state):
-        self.states.append(state[0][:, 0].tolist())
-        self.rewards.append(reward.tolist())
-        return Choice(np.zeros(len(observation), np.int64), (state[0] + 1,))
+    def act(self, asked):
+        self.states.append(asked.state[0][:, 0].tolist())
+        self.rewards.append(asked.reward.tolist())
+        zeros = np.zeros(len(asked.observation), np.int64)
+        return Decision(zeros, zeros, (asked.state[0] + 1,))
 
 
 def played(environments, games, **options):

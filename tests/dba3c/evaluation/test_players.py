@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from dba3c.algorithms.policies import Asked, R2d2Policy
 from dba3c.assembly.model import initial_parameters, spaces_of
 from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig, replace_options
@@ -11,7 +12,7 @@ from dba3c.environments import make_vector_environment
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate
-from dba3c.evaluation.players import R2d2Player, make_player, protocol_for
+from dba3c.evaluation.players import make_player, protocol_for
 from dba3c.runs.checkpoints import Policy
 
 CARTPOLE = EnvironmentConfig(env_id="CartPole-v1")
@@ -47,10 +48,10 @@ def choices(player, config, steps=40, num_envs=2):
     state, chosen = player.initial_state(num_envs), []
     for _ in range(steps):
         observation = random.normal(size=(num_envs, *shape)).astype(np.float32)
-        choice = player.choose(observation, np.ones(num_envs, np.float32), state)
-        state = choice.state
-        chosen.append(choice.actions)
-        assert choice.value is not None and choice.value.shape == (num_envs,)
+        decision = player.act(Asked(observation, state, np.ones(num_envs, np.float32), np.arange(num_envs)))
+        state = decision.state
+        chosen.append(decision.actions)
+        assert decision.value is not None and decision.value.shape == (num_envs,)
     return np.stack(chosen)
 
 
@@ -71,9 +72,9 @@ def test_sampled_actions_follow_their_seed_and_greedy_ones_need_none(config):
 def test_greedy_takes_the_likeliest_action():
     player = player_of(A2C, "greedy")
     observation = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
-    choice = player.choose(observation, np.zeros(20, np.float32), player.initial_state(20))
-    assert choice.probabilities.sum(-1).numpy() == pytest.approx(np.ones(20))
-    assert choice.actions.tolist() == choice.probabilities.argmax(-1).tolist()
+    decision = player.act(Asked(observation, player.initial_state(20), np.zeros(20, np.float32), np.arange(20)))
+    assert decision.probabilities.sum(-1).numpy() == pytest.approx(np.ones(20))
+    assert decision.actions.tolist() == decision.probabilities.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -81,13 +82,13 @@ def test_greedy_takes_the_likeliest_action():
 )
 def test_r2d2_is_shown_rewards_as_it_was_trained(options, seen, monkeypatch):
     config = replace_options(R2D2, **options)
-    shown, choose = [], R2d2Player.choose
+    shown, act = [], R2d2Policy.act
 
-    def spy(player, observation, reward, state):
-        shown.append(reward.copy())
-        return choose(player, observation, reward, state)
+    def spy(player, asked):
+        shown.append(asked.reward.copy())
+        return act(player, asked)
 
-    monkeypatch.setattr(R2d2Player, "choose", spy)
+    monkeypatch.setattr(R2d2Policy, "act", spy)
     evaluation = evaluate(config, policy_of(config), games=1, num_envs=1)
     training = make_vector_environment(config.environment, 1, seed=0)
     training.reset()
@@ -101,8 +102,9 @@ def test_r2d2_sees_no_reward_before_a_game_s_first_action():
     observation, values = np.ones((1, 4), np.float32), {}
     for reward in (7.0, 1.0):
         player = player_of(R2D2, "greedy")
-        start = player.choose(observation, np.full(1, reward, np.float32), player.initial_state(1))
-        after = player.choose(observation, np.full(1, reward, np.float32), start.state)
+        asked = Asked(observation, player.initial_state(1), np.full(1, reward, np.float32), np.zeros(1, np.int64))
+        start = player.act(asked)
+        after = player.act(asked._replace(state=start.state))
         values[reward] = float(start.value), float(after.value)
     assert values[7.0][0] == values[1.0][0] and values[7.0][1] != values[1.0][1]
 

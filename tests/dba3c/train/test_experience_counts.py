@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dba3c.assembly.model import build_model, spaces_of
-from dba3c.central.learner import build_policy, build_trainer, run_learner
+from dba3c.assembly.model import build_model, build_policy, spaces_of
+from dba3c.central.learner import build_trainer, run_learner
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments import EnvironmentConfig, make_vector_environment
