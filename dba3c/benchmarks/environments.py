@@ -32,8 +32,7 @@ from dba3c.environments.factory import make_vector_environment, maker_of
 from dba3c.environments.families import atari_games
 from dba3c.environments.protocol import environment_seeds
 from dba3c.errors import UserError
-from dba3c.runs import host_facts
-from dba3c.studies.page import made_by, markdown, renew
+from dba3c.studies.page import facts, made_by, markdown, renew
 
 _SEED = 1
 ACTION_BATCHES = 64
@@ -264,10 +263,7 @@ def write_results(folder: Path, families: list[Family], missing: dict[str, str],
     """`environments.json` in `folder`, and the table and the machine of the page that lies beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     data: dict[str, Any] = {
-        "command": command,
-        "host": host_facts.host(),
-        "versions": host_facts.versions(),
-        "source": host_facts.git_commit(),
+        **facts(command),
         "skipped": missing,
         "families": [
             {
@@ -284,8 +280,7 @@ def write_results(folder: Path, families: list[Family], missing: dict[str, str],
     (folder / "environments.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     page = folder / "README.md"
     if page.exists():
-        made = made_by(time.strftime("%Y-%m-%d", time.gmtime()), data["host"], data["versions"], data["source"])
-        renew(page, made, table(families))
+        renew(page, made_by(data), table(families))
 
 
 def main(arguments: Arguments, command: str) -> None:

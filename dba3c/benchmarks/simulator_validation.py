@@ -30,13 +30,12 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from dba3c.errors import UserError
-from dba3c.runs.host_facts import git_commit, host, versions
 from dba3c.simulation.calibration import calibrate
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
 from dba3c.simulation.simulate import simulate_times
 from dba3c.simulation.validation import MeasuredPoint, fit
 from dba3c.studies.figures import PALETTE, new_figure, save
-from dba3c.studies.page import made_by, markdown, renew
+from dba3c.studies.page import facts, made_by, markdown, renew
 from param_servers.benchmarks.exchange import WARM_UP_STEPS, Case
 from param_servers.benchmarks.exchange import run as run_case
 
@@ -184,9 +183,7 @@ def run(output: Path, seconds: float, frames: int, only: int | None, seed: int) 
     draw(output)
     print(*tables(output), sep="\n\n")
     if (output / "validation.md").exists():
-        facts = read(output)[1]
-        made = made_by(facts["date"], facts["host"], facts["versions"], facts["source"])
-        renew(output / "validation.md", made, *tables(output))
+        renew(output / "validation.md", made_by(read(output)[1]), *tables(output))
 
 
 def write(output: Path, rows: list[dict[str, object]], cluster: Cluster, compute: ComputeTimes, seed: int) -> None:
@@ -195,18 +192,14 @@ def write(output: Path, rows: list[dict[str, object]], cluster: Cluster, compute
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    facts = {
-        "command": "python -m dba3c.benchmarks.simulator_validation --output results/simulation",
-        "source": git_commit(),
-        "versions": versions(),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "host": host(),
+    found = {
+        **facts("python -m dba3c.benchmarks.simulator_validation --output results/simulation"),
         "seed": seed,
         "rate_mbit": RATE_MBIT,
         "calibrated": {name: value for name, value in asdict(cluster).items() if np.isfinite(value)},
         "compute": asdict(compute),
     }
-    (output / "validation.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    (output / "validation.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 # -- the page and its figure, read from the two files ------------------------------------------------------------------
@@ -263,9 +256,9 @@ def _name_points(axes: Axes, rows: list[dict[str, str]]) -> None:
 
 def tables(folder: Path) -> list[str]:
     """Those of validation.md: how near, what was fitted, each point."""
-    rows, facts = read(folder)
+    rows, made = read(folder)
     errors = [abs(float(row["error"])) for row in rows if row["part"] == "validation"]
-    within, fitted = sum(error <= TOLERANCE for error in errors), facts["calibrated"]
+    within, fitted = sum(error <= TOLERANCE for error in errors), made["calibrated"]
     near = (f"{within} of {len(errors)}", f"{sum(errors) / len(errors):.1%}", f"{max(errors):.1%}")
     found = (f"{1e6 * fitted[name]:.0f} µs" for name in ("latency_s", "message_s"))
     shares = (f"{fitted[name]:.1%}" for name in ("wire_efficiency", "overlap_lost"))

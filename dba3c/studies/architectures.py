@@ -6,7 +6,6 @@ All numbers are of one stretch at the end of a run, so that starting up and warm
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -185,9 +184,3 @@ def plot_costs(costs: Sequence[Cost], folder: Path) -> list[Path]:
         axes.legend(frameon=False, fontsize=8)
         written += save(figure, folder / name)
     return written
-
-
-def facts_of(path: Path) -> dict[str, Any]:
-    """Machine, commit and versions of a run, as its first life wrote them down."""
-    lives = json.loads((path / "meta.json").read_text(encoding="utf-8")).get("lives") or [{}]
-    return {name: lives[0].get(name) for name in ("command", "cores", "host", "versions", "source")}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.errors import UserError
+from dba3c.runs import host_facts
 
 _MADE = re.compile(r"^\d{4}-\d\d-\d\d, \d+ cores of .*?commit \w+(?: with local changes)?\.", re.MULTILINE)
 
@@ -19,17 +20,24 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([first, "|" + "---|" * len(columns), *others])
 
 
-def made_by(date: str, host: Mapping[str, Any], versions: Mapping[str, Any], source: Mapping[str, Any]) -> str:
-    """When, where and with what: from a run's meta.json, or `dba3c.runs.host_facts`."""
+def facts(command: str) -> dict[str, Any]:
+    """When, where, with what and by which command something is measured now."""
+    return {
+        "command": command,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "host": host_facts.host(),
+        "versions": host_facts.versions(),
+        "source": host_facts.git_commit(),
+    }
+
+
+def made_by(facts: Mapping[str, Any]) -> str:
+    """The line about when, where and with what: from `facts`, or of a life in a run's meta.json."""
+    date = facts.get("date") or time.strftime("%Y-%m-%d", time.gmtime(facts["started_s"]))
+    host, versions, source = facts["host"], facts["versions"], facts["source"]
     commit = str(source.get("commit", "unknown"))[:12] + (" with local changes" if source.get("dirty") else "")
     where = f"{host['usable_cores']} cores of {host['processor']}"
     return f"{date}, {where}, Python {versions['python']}, torch {versions['torch']}, commit {commit}."
-
-
-def made_by_life(life: Mapping[str, Any]) -> str:
-    """The same of a run that was measured: of a life in its meta.json."""
-    date = time.strftime("%Y-%m-%d", time.gmtime(life["started_s"]))
-    return made_by(date, life["host"], life["versions"], life["source"])
 
 
 def renew(page: Path, made: str, *tables: str) -> None:

@@ -19,7 +19,8 @@ from typing import Annotated
 import tyro
 
 from dba3c.errors import UserError
-from dba3c.studies.architectures import ARCHITECTURES, Cost, cost_of, facts_of, plot_costs, read_csv, table, write_csv
+from dba3c.runs.folder import RunFolder
+from dba3c.studies.architectures import ARCHITECTURES, Cost, cost_of, plot_costs, read_csv, table, write_csv
 from dba3c.studies.page import made_by, renew
 from dba3c.studies.study import NETWORK_SIZES, Shape, build, load
 from launch.cli.study import run_all
@@ -66,7 +67,7 @@ def main() -> int:
     plot_costs(costs, arguments.into)
     if arguments.into == HERE:
         first = next(iter(json.loads((HERE / "machine.json").read_text()).values()))
-        made = made_by(time.strftime("%Y-%m-%d"), first["host"], first["versions"], first["source"])
+        made = made_by({"date": time.strftime("%Y-%m-%d"), **first})
         renew(HERE / "README.md", made, table(costs))
     print(table(costs))
     return code
@@ -109,7 +110,8 @@ def read_costs(folder: Path, arguments: Arguments) -> list[Cost]:
         configs = arguments.into / "configs"
         configs.mkdir(parents=True, exist_ok=True)
         (configs / f"{run.point.name}.json").write_text((run.folder / "config.json").read_text())
-        facts[run.point.name] = facts_of(run.folder)
+        life = RunFolder.open(run.folder).meta()["lives"][0]
+        facts[run.point.name] = {name: life.get(name) for name in ("command", "cores", "host", "versions", "source")}
     machine.write_text(json.dumps(facts, indent=1) + "\n")
     return costs
 

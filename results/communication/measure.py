@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import sys
-import time
 from pathlib import Path
 
 import torch
 
-from dba3c.runs.host_facts import git_commit, host, versions
+from dba3c.studies.page import facts
 from param_servers.benchmarks import link
 from param_servers.benchmarks.exchange import Case, measure
 
@@ -52,14 +51,8 @@ def main() -> None:
     links = [link.measure(megabytes, steps=100, repeats=5) for megabytes in STEPS]
     print(json.dumps(links))
     (HERE / "link.json").write_text(json.dumps(links, indent=1) + "\n", encoding="utf-8")
-    facts = {
-        "command": "python results/communication/measure.py",
-        **git_commit(),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "host": host(),
-        "versions": versions(),
-    }
-    (HERE / "meta.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    made = facts("python results/communication/measure.py")
+    (HERE / "meta.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

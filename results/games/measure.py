@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dba3c.studies.curve import Curve
-from dba3c.studies.page import made_by_life, markdown, renew
+from dba3c.studies.page import made_by, markdown, renew
 from dba3c.studies.results import PointResult, best_mean_score, commit_into, read_results
 from dba3c.studies.study import DBA3C_SCORES
 
@@ -59,7 +59,7 @@ def table(points: Sequence[PointResult]) -> str:
 def write_page() -> None:
     """The table and the machine of README.md, from the runs beside it."""
     points = read_results(HERE).points
-    renew(HERE / "README.md", made_by_life(points[0].curves[0].meta["lives"][0]), table(points))
+    renew(HERE / "README.md", made_by(points[0].curves[0].meta["lives"][0]), table(points))
 
 
 def main() -> None:

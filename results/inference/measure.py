@@ -13,7 +13,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,9 +23,8 @@ import tyro
 from dba3c.benchmarks import batch_size, inference, transports
 from dba3c.metrics.reader import RunReader
 from dba3c.runs.folder import RunFolder
-from dba3c.runs.host_facts import git_commit, host, versions
 from dba3c.studies.architectures import cost_of
-from dba3c.studies.page import made_by, markdown, renew
+from dba3c.studies.page import facts, made_by, markdown, renew
 
 HERE = Path(__file__).resolve().parent
 START_S = 20.0
@@ -66,19 +64,12 @@ def main() -> None:
         "inference_thread": threads,
         "batch_size": [row._asdict() for row in batches],
         "arguments": {name: str(value) for name, value in asdict(arguments).items() if name != "into"},
-        "host": host(),
-        "versions": versions(),
-        "source": git_commit(),
-        "date": time.strftime("%Y-%m-%d"),
+        **facts("python results/inference/measure.py"),
     }
     (arguments.into / "inference.json").write_text(json.dumps(found, indent=1) + "\n")
     print(*tables(found), sep="\n\n")
     if arguments.into == HERE:
-        renew(
-            HERE / "README.md",
-            made_by(found["date"], found["host"], found["versions"], found["source"]),
-            *tables(found),
-        )
+        renew(HERE / "README.md", made_by(found), *tables(found))
 
 
 def train(thread: str, arguments: Arguments) -> dict[str, float]:

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from dba3c.studies.curve import Curve
-from dba3c.studies.page import made_by_life, markdown, renew
+from dba3c.studies.page import made_by, markdown, renew
 from dba3c.studies.results import commit_into, read_results
 from dba3c.studies.statistics import time_to_goal
 
@@ -44,7 +44,7 @@ def write_page() -> None:
     reached = time_to_goal(*zip(*map(frames_to_goal, result.curves), strict=True))
     columns = ("runs", f"thousand frames to {GOAL:g}, median", "last 50 games, interquartile mean")
     row = (len(result.curves), reached.times(1e-3), result.estimate(final_score))
-    renew(HERE / "README.md", made_by_life(result.curves[0].meta["lives"][0]), markdown(columns, [row]))
+    renew(HERE / "README.md", made_by(result.curves[0].meta["lives"][0]), markdown(columns, [row]))
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from dba3c.simulation.calibration import calibrate
 from dba3c.simulation.cluster import Cluster, Setup, Work
 from dba3c.simulation.simulate import simulate
-from dba3c.studies.page import made_by_life, markdown, renew
+from dba3c.studies.page import made_by, markdown, renew
 from dba3c.studies.results import commit_into, data_points_per_s, read_results
 
 HERE = Path(__file__).resolve().parent
@@ -61,7 +61,7 @@ def write_page() -> None:
     gradient = f"{1e3 * compute['mean_s']:.0f} ms ± {compute['variation']:.0%}"
     rows = [(f"{point.point.x:g}", point.estimate(data_points_per_s), gradient) for point in points]
     columns = ("workers", "data points/s", "a gradient")
-    renew(HERE / "README.md", made_by_life(points[0].curves[0].meta["lives"][0]), markdown(columns, rows))
+    renew(HERE / "README.md", made_by(points[0].curves[0].meta["lives"][0]), markdown(columns, rows))
 
 
 def main() -> None:
