@@ -20,7 +20,6 @@ from dba3c.studies.learning_curves import plot_learning_curves
 from dba3c.studies.report import draw as draw_study
 from dba3c.studies.results import data_points_per_s, each, read_results
 from dba3c.studies.study import DBA3C_SCORES, NETWORK_SIZES
-from launch.benchmarks.__main__ import draw as draw_launch
 
 HERE = Path(__file__).resolve().parent
 CPU_HOURS = "progress/cpu_hours"
@@ -170,7 +169,20 @@ def inference(folder: Path) -> None:
 
 
 def launch(folder: Path) -> None:
-    draw_launch(json.loads((folder / "launch.json").read_text(encoding="utf-8"))["overhead"], folder / "overhead.png")
+    """Step time over the size of the parameters, a line for each number of servers."""
+    lines = (folder / "overhead.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [{name: str(value) for name, value in json.loads(line).items()} for line in lines]
+    sleep_ms = float(rows[0]["compute_ms"])
+    figure, axes = new_figure()
+    for index, servers, x, mine in series(rows, "servers", "megabytes"):
+        axes.plot(x, numbers(mine, "step_ms"), marker="o", color=PALETTE[index], label=f"k = {servers}")
+    axes.axhline(sleep_ms, label="the sleep", **IDEAL)
+    axes.axhline(1.15 * sleep_ms, color="black", linestyle="--", label="1.15 × the sleep")
+    axes.set_xscale("log")
+    from_zero(axes)
+    x_name = f"parameters, MB ({rows[0]['workers']} workers that sleep {sleep_ms:.0f} ms, on two cores)"
+    finish(axes, x_name, "ms a step", x)
+    save(figure, folder / "overhead")
 
 
 # -- simulated ---------------------------------------------------------------------------------------------------------

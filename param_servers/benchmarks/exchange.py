@@ -3,8 +3,9 @@
     python -m param_servers.benchmarks.exchange --megabytes 1.33 6.7 --workers 8 --servers 1 2 4 8 --rate-mbit 100
     python -m param_servers.benchmarks.exchange --exchange allreduce --workers 4          (loopback, no limit)
 
-Workers compute nothing: they push a constant gradient. With --rate-mbit each process is a host of its own in a network
-namespace (root). One JSON object a line: medians of worker 0, bytes and CPU-seconds of all processes.
+Workers compute nothing, or sleep for --compute-ms, and push a constant gradient. With --rate-mbit each process is a
+host of its own in a network namespace (root). One JSON object a line: medians of worker 0, bytes and CPU-seconds of all
+processes.
 
 Other benchmarks make a `Case`, `run` it with workers that take their time, and read what the workers saw.
 """
@@ -215,15 +216,16 @@ def ring_s(model_bytes: float, workers: int, bytes_per_s: float) -> float:
     return 2 * (workers - 1) * model_bytes / (workers * bytes_per_s)
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure(case: Case, compute_ms: float = 0.0) -> dict[str, Any]:
     """One line of the benchmark."""
-    measured = run(case)
+    measured = run(case, lambda worker, step: time.sleep(compute_ms / 1e3) if compute_ms else None)
     times = [end - start for (_, start), (_, end) in itertools.pairwise(measured.workers[0].pulls)][WARM_UP_STEPS:]
     median_s, model_bytes = statistics.median(times), 4 * case.numel
     ring_bytes = 4 * (case.workers - 1) * model_bytes / case.workers * case.last_step
     moved = sum(ring_bytes if worker.bytes_moved is None else worker.bytes_moved for worker in measured.workers)
     line = {
         **case._asdict(),
+        "compute_ms": compute_ms,
         "step_ms": 1e3 * median_s,
         "step_p90_ms": 1e3 * statistics.quantiles(times, n=10)[-1],
         "bytes_per_step": moved / case.last_step,
@@ -254,6 +256,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--backup", type=int, default=0, help="b")
     parser.add_argument("--servers", type=int, nargs="+", default=[1], help="k")
     parser.add_argument("--rate-mbit", type=float, default=0, help="per host and direction; 0: loopback, no limit")
+    parser.add_argument("--compute-ms", type=float, default=0, help="that workers sleep instead of computing")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--output", type=Path, help="append the JSON lines there too")
     options = parser.parse_args(arguments)
@@ -261,7 +264,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"--exchange {options.exchange} knows no backup workers: servers and majority do")
     torch.set_num_threads(1)
     for case in cases(options):
-        line = json.dumps(measure(case))
+        line = json.dumps(measure(case, options.compute_ms))
         print(line, flush=True)
         if options.output is not None:
             with options.output.open("a") as file:

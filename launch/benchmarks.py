@@ -1,29 +1,72 @@
-"""A Slurm of many nodes on this machine, as `make test-cluster` uses it (root; tests/cluster/install_slurm.sh), and how
-long 64 ranks take to start in it, and what memory each takes: the committed 64-node script with CartPole."""
+"""How long 64 ranks take to start on a real Slurm on this machine, and what memory each takes.
+
+    python -m launch.benchmarks            (root; tests/cluster/install_slurm.sh; 12 GB of memory; some minutes)
+
+The committed 64-node script with CartPole; the Slurm of many nodes is that of `make test-cluster`. Writes launch.json
+and the tables of README.md in results/launch. What the exchange of 64 workers costs is
+`param_servers.benchmarks.exchange`'s to measure.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
+import tyro
 
-ROOT = Path(__file__).resolve().parents[2]
+from dba3c.studies.page import facts, made_by, markdown, renew
+
+ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "tests" / "cluster"
 UP_TIMEOUT_S, DOWN_TIMEOUT_S, COMMAND_TIMEOUT_S = 300.0, 60.0, 60.0
 PATIENCE_S = 1800.0
 STEPS_BEFORE_MEMORY = 10
 SERVERS = 4
 """Of slurm/breakout_64nodes.sh."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What to measure."""
+
+    ranks: int = 64
+    output: Path = ROOT / "results" / "launch"
+
+
+def main() -> None:
+    """Measure, write."""
+    arguments = tyro.cli(Arguments, description=__doc__)
+    with slurm_lab(arguments.ranks) as lab:
+        startup = measure_startup(lab, arguments.ranks)
+    measured = {**facts(shlex.join(["python", "-m", "launch.benchmarks", *sys.argv[1:]])), "startup": startup}
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    (arguments.output / "launch.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    print(*tables(startup), sep="\n\n")
+    if (arguments.output / "README.md").exists():
+        renew(arguments.output / "README.md", made_by(measured), *tables(startup))
+
+
+def tables(startup: dict[str, Any]) -> list[str]:
+    """Those of the page: milestones, memory."""
+    moments = {name.removesuffix("_s"): value for name, value in startup.items() if name.endswith("_s")}
+    sizes = ("processes", "rss_mb", "pss_mb", "pss_sum_mb")
+    memory = [(kind, *(found[name] for name in sizes)) for kind, found in startup["memory_mb"].items()]
+    return [
+        markdown(("since sbatch", "s"), [(name.replace("_", " "), f"{value:.1f}") for name, value in moments.items()]),
+        markdown(("process", "count", "RSS", "PSS", "PSS of all"), memory),
+    ]
 
 
 class Lab:
@@ -60,7 +103,7 @@ def slurm_lab(nodes: int) -> Iterator[Lab]:
             log.close()
 
 
-def measure_startup(lab: Lab, nodes: int = 64) -> dict[str, Any]:
+def measure_startup(lab: Lab, nodes: int) -> dict[str, Any]:
     """Seconds since the submission to each milestone, and memory of the processes by kind, in MB."""
     workers = nodes - SERVERS
     run_dir = lab.folder / "startup"
@@ -148,3 +191,7 @@ def _wait_until(condition: Callable[[], bool], what: str) -> None:
         if time.monotonic() > give_up_s:
             raise TimeoutError(f"waited {PATIENCE_S:.0f} s for {what}")
         time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()
