@@ -1,8 +1,8 @@
 """The inference service's own cost: ``python results/inference/measure.py``, about 6 minutes on an idle machine.
 
-Measures the service alone at 1, 2, 4, 8 actors; sockets and shared memory between two processes; one thread for
-inference and learning, or one each; and what the policy's network answers by batch size. Writes inference.json,
-batch_size_DEVICE.csv and its figure, and the tables of README.md.
+Measures the service alone at 1, 2, 4, 8 actors; one thread for inference and learning, or one each; and what the
+policy's network answers by batch size. Writes inference.json, batch_size_DEVICE.csv and its figure, and the tables of
+README.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import tyro
 
-from dba3c.benchmarks import batch_size, inference, transports
+from dba3c.benchmarks import batch_size, inference
 from dba3c.metrics.reader import RunReader
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.architectures import cost_of
@@ -56,11 +56,9 @@ def main() -> None:
     into, device, seconds = arguments.into / f"batch_size_{arguments.device}", arguments.device, arguments.batch_seconds
     batches = batch_size.run(batch_size.Arguments(device=device, seconds=seconds, output=into))
     service = inference.run(inference.Arguments(actors=arguments.actors, seconds=arguments.seconds))
-    moved = transports.run(transports.Arguments(seconds=1.0, repeats=3))
     threads = {thread: train(thread, arguments) for thread in ("shared", "own")}
     found: dict[str, Any] = {
         "service": [row._asdict() for row in service],
-        "transports": moved,
         "inference_thread": threads,
         "batch_size": [row._asdict() for row in batches],
         "arguments": {name: str(value) for name, value in asdict(arguments).items() if name != "into"},
@@ -97,7 +95,7 @@ def train(thread: str, arguments: Arguments) -> dict[str, float]:
 
 
 def tables(found: dict[str, Any]) -> list[str]:
-    """Those of the page: the service, batch sizes, transports, threads."""
+    """Those of the page: the service, batch sizes, threads."""
     columns = (
         "environment", "actors", "steps/s", "bare steps/s", "service µs/step", "same work ×", "actor adds µs/step",
         "turns/message", "batch", "latency p50 ms", "p99 ms",
@@ -108,17 +106,12 @@ def tables(found: dict[str, Any]) -> list[str]:
     rates: dict[str, list[str]] = {}
     for row in found["batch_size"]:
         rates.setdefault(f"{row['network']}, {row['precision']}", []).append(f"{row['observations_per_s']:,.0f}")
-    moved = []
-    for name, row in found["transports"].items():
-        both = row["actor_us"] + row["learner_us"]
-        moved.append(cells([name, row["actor_us"], row["learner_us"], both, row["round_trip_us"]], ("", *TRANSPORT)))
     threads = [
         (name, *cells([row[key] for key in THREAD], THREAD.values())) for name, row in found["inference_thread"].items()
     ]
     return [
         markdown(columns, served),
         markdown(["network", *map(str, batches)], [[name, *row] for name, row in rates.items()]),
-        markdown(("transport", "actor µs/step", "learner µs/step", "both", "round trip µs"), moved),
         markdown(
             ("thread", "agent steps/s", "core-seconds per million frames", "batch", "latency p50 ms", "p99 ms",
              "policy lag p50", "p99"), threads,
@@ -126,7 +119,6 @@ def tables(found: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-TRANSPORT = (".2f", ".2f", ".2f", ".0f")
 THREAD = {
     "agent_steps_per_s": ",.0f",
     "core_s_per_million_frames": ",.0f",
