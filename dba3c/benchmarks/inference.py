@@ -3,8 +3,7 @@
 Actors of 32 environments send to one service whose policy always answers 0, so that nothing but the service costs
 anything: links, unrolls, stacks, batches. Beside it, in the same run, the same environments are stepped in as many
 processes without a service. "service" is the CPU time of the service's process per environment step; "actor adds" is
-what an actor's process used per step beyond what the same steps took without a service. "same work" is a control:
-how much dearer a fixed piece of other work becomes beside the bare environments, in this process, woken as often.
+what an actor's process used per step beyond what the same steps took without a service.
 
 Two kinds of environments: ``ALE/Breakout-v5``, and ``blank``, frames of the same size that cost next to nothing to
 make, so that the service is what limits.
@@ -38,10 +37,6 @@ from dba3c.networks import State
 MOST_TURN_S = 0.05
 GROUPS = 2
 JOIN_TIMEOUT_S = 60.0
-_MESSAGE = np.zeros(16 * 84 * 84, np.uint8)
-_ROWS = np.ones((48, len(_MESSAGE)), np.uint8)  # ones: zeros would be no memory yet
-_PIECES = 1000
-"""Of the measurement alone, about 0.1 s."""
 
 
 @dataclass(frozen=True)
@@ -59,38 +54,6 @@ class Arguments:
     """Longest wait for a batch of half of the environments."""
     json: Path | None = None
     """Write the measurements here as well."""
-
-
-# -- the control: what it costs more somewhere, the machine costs, not the work ----------------------------------------
-
-
-def piece(index: int) -> None:
-    """About 100 µs on an idle machine."""
-    _ROWS[index % len(_ROWS)] = _MESSAGE
-    rewards = np.arange(64, dtype=np.float32)
-    joined = np.concatenate([rewards[begin : begin + 16] for begin in range(0, 64, 16)])
-    p50, p99 = np.percentile(joined, (50, 99))
-    json.loads(json.dumps({"index": index, "p50": float(p50), "p99": float(p99), "rows": list(range(16))}))
-
-
-def control_alone_s() -> float:
-    """Processor seconds of a piece among many, back to back."""
-    for index in range(len(_ROWS)):
-        piece(index)
-    cpu_s = time.process_time()
-    for index in range(_PIECES):
-        piece(index)
-    return (time.process_time() - cpu_s) / _PIECES
-
-
-def control_woken_s(every_s: float, seconds: float) -> float:
-    """Processor seconds of a piece when this process wakes up for each, one every so many seconds."""
-    pieces, began_s, cpu_s = 0, time.perf_counter(), time.process_time()
-    while time.perf_counter() - began_s < seconds:
-        time.sleep(max(0.0, began_s + pieces * every_s - time.perf_counter()))
-        piece(pieces)
-        pieces += 1
-    return (time.process_time() - cpu_s) / pieces
 
 
 # -- actor processes: environments that ask a service, or nobody -------------------------------------------------------
@@ -277,9 +240,6 @@ class Measurement(NamedTuple):
     """The same environments in as many processes, without a service."""
     service_us: float
     """CPU microseconds of the service's process per environment step."""
-    same_work: float
-    """How many times the CPU time that it takes alone a fixed piece of other work takes beside the bare environments,
-    when this process wakes up for it as often as for the service's turns."""
     actor_adds_us: float
     """CPU microseconds per step of the actors, beyond those without a service."""
     turns_per_message: float
@@ -290,13 +250,11 @@ class Measurement(NamedTuple):
 
 
 def measure(name: str, actors: int, arguments: Arguments) -> Measurement:
-    """Through the service, then without one but with the control in its place."""
+    """Through the service, then without one."""
     num_envs, seconds = arguments.envs_per_actor, arguments.seconds
-    alone_s = control_alone_s()
     served, acted = serve(name, actors, arguments)
     with Actors(name, num_envs, actors, 0, b"", seconds) as alone:
         alone.begin()
-        woken_s = control_woken_s(served.wall_s / served.turns, seconds)
         bare = alone.played()
     return Measurement(
         environment=name,
@@ -304,7 +262,6 @@ def measure(name: str, actors: int, arguments: Arguments) -> Measurement:
         steps_per_s=served.steps / served.wall_s,
         bare_steps_per_s=sum(one.steps / one.wall_s for one in bare),
         service_us=1e6 * served.cpu_s / served.steps,
-        same_work=woken_s / alone_s,
         actor_adds_us=1e6 * (_cpu_per_step(acted) - _cpu_per_step(bare)),
         turns_per_message=served.turns * (num_envs // GROUPS) / served.steps,
         batch=served.report["inference_batch"],
@@ -357,7 +314,7 @@ def _cpu_per_step(played: list[Played]) -> float:
 
 def run(arguments: Arguments) -> list[Measurement]:
     """All points, one after the other; each is printed when it is there."""
-    print(f"{'environment':<18}{'actors':>7}{'steps/s':>10}{'bare':>12}{'service':>12}{'same work':>11}", end="")
+    print(f"{'environment':<18}{'actors':>7}{'steps/s':>10}{'bare':>12}{'service':>12}", end="")
     print(f"{'actor adds':>12}{'turns':>7}{'batch':>7}{'p50':>9}{'p99':>9}")
     rows = []
     for name in arguments.environments:
@@ -366,7 +323,7 @@ def run(arguments: Arguments) -> list[Measurement]:
             rows.append(row)
             print(
                 f"{name:<18}{actors:>7}{row.steps_per_s:>10,.0f}{row.bare_steps_per_s:>12,.0f}"
-                f"{row.service_us:>9.1f} µs{row.same_work:>9.1f} ×{row.actor_adds_us:>9.1f} µs"
+                f"{row.service_us:>9.1f} µs{row.actor_adds_us:>9.1f} µs"
                 f"{row.turns_per_message:>7.1f}{row.batch:>7.0f}"
                 f"{row.latency_p50_ms:>6.1f} ms{row.latency_p99_ms:>6.1f} ms",
                 flush=True,

@@ -97,10 +97,10 @@ def train(thread: str, arguments: Arguments) -> dict[str, float]:
 def tables(found: dict[str, Any]) -> list[str]:
     """Those of the page: the service, batch sizes, threads."""
     columns = (
-        "environment", "actors", "steps/s", "bare steps/s", "service µs/step", "same work ×", "actor adds µs/step",
+        "environment", "actors", "steps/s", "bare steps/s", "service µs/step", "actor adds µs/step",
         "turns/message", "batch", "latency p50 ms", "p99 ms",
     )  # fmt: skip
-    forms = ("", "", ",.0f", ",.0f", ".1f", ".1f", ".1f", ".2f", ".0f", ".2f", ".2f")
+    forms = ("", "", ",.0f", ",.0f", ".1f", ".1f", ".2f", ".0f", ".2f", ".2f")
     served = [cells(list(row.values()), forms) for row in found["service"]]
     batches = sorted({row["batch"] for row in found["batch_size"]})
     rates: dict[str, list[str]] = {}
