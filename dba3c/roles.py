@@ -28,6 +28,8 @@ class RunProcess:
     config: TrainConfig
     rank: int
     incarnation: int
+    lane: int = 0
+    """Of a worker: which of its processes this is."""
 
     @property
     def secret(self) -> bytes:

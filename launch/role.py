@@ -21,7 +21,7 @@ from dba3c.runs.folder import RunFolder
 from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port
 from launch.local.child import exit_with_parent
 from launch.output import harmless_output
-from param_servers.errors import ConfigError, LastStepsLost, ParamServersError, RunBroken, SnapshotError
+from param_servers.errors import ConfigError, LaneLost, LastStepsLost, ParamServersError, RunBroken, SnapshotError
 
 FOLDER_TIMEOUT_S = 30.0
 """Longest wait for the launcher's run folder to appear (a shared file system may be slow)."""
@@ -50,7 +50,7 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
         config = TrainConfig.from_json(folder.config_text())
         process = RunProcess(folder, config, arguments.rank, arguments.incarnation)
         reason = play_where_it_can_listen(arguments.role, process, f"{arguments.launch_id}-{name}")
-    except EnvironmentFailed as error:
+    except (EnvironmentFailed, LaneLost) as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         return RUN_BROKEN_EXIT
     except (UserError, ConfigError, SnapshotError) as error:

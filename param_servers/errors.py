@@ -29,6 +29,10 @@ class LastStepsLost(RunBroken):
     """The run has ended, and its last checkpoint could not be written."""
 
 
+class LaneLost(ParamServersError):
+    """A lane of this worker died, failed or was silent for too long: the worker cannot go on, but may be begun anew."""
+
+
 class SnapshotError(ParamServersError):
     """A checkpoint that is torn, does not match its manifest, or belongs to another layout."""
 

@@ -38,6 +38,8 @@ class Receipt(NamedTuple):
     """The newest step known when the answer was given."""
     reason: str = ""
     """"" when accepted; else "stale", "non-finite" (or an element beyond ±1e18) or "wrong-length"."""
+    norms: tuple[float, float] | None = None
+    """The gradient's L2 norm as it was offered and as it was clipped, where this process clips it."""
 
 
 @runtime_checkable
@@ -57,7 +59,7 @@ class GradientExchange(Protocol):
         """Offer a gradient and wait for the answer.
 
         Args:
-            gradient: [P] float32, contiguous, already clipped; the caller may reuse it when this returns.
+            gradient: [P] float32, contiguous; the caller may reuse it when this returns.
             step: the step of the `Pull` it was computed on.
             data_points: how many samples it averages over.
         Raises: as `pull`.

@@ -25,6 +25,7 @@ from torch.optim.sgd import sgd
 
 from param_servers.config import ClipRule, OptimizerConfig, OptimizerName
 from param_servers.errors import ConfigError
+from param_servers.exchange import GradientExchange, Pull, Receipt
 from param_servers.layout import FlatLayout
 
 State = dict[str, Tensor]
@@ -163,6 +164,29 @@ def merge_states(states: Sequence[Mapping[str, Tensor]]) -> State:
             raise ConfigError(f"shards disagree on the optimizer's {name}: {[part.item() for part in parts]}")
         merged[name] = first.clone() if first.dim() == 0 else torch.cat(parts)
     return merged
+
+
+class ClippedExchange:
+    """`GradientExchange` that clips each gradient, in place, before it goes to `inner`; the receipt says its norms.
+
+    A worker clips the one gradient that it sends, not what its lanes add up to it.
+    """
+
+    def __init__(self, inner: GradientExchange, layout: FlatLayout, config: OptimizerConfig) -> None:
+        self._inner, self._layout, self._config = inner, layout, config
+
+    def pull(self) -> Pull:
+        """See `GradientExchange.pull`."""
+        return self._inner.pull()
+
+    def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
+        """See `GradientExchange.push`."""
+        norms = clip_gradient(gradient, self._layout, self._config.clip_rule, self._config.clip_norm)
+        return self._inner.push(gradient, step, data_points)._replace(norms=norms)
+
+    def close(self) -> None:
+        """See `GradientExchange.close`."""
+        self._inner.close()
 
 
 def clip_gradient(flat: Tensor, layout: FlatLayout, rule: ClipRule, clip: float) -> tuple[float, float]:

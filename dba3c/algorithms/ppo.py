@@ -6,13 +6,15 @@ Legend: T rollout length, B environments, N positions of a rollout (T·B) or of 
 
 Sums run over the positions that train; the others weigh nothing, but N counts them, so that the mean of n workers'
 gradients is the gradient of their joint minibatch (see ``actor_critic``). That is exact for given advantages; where
-they are normalised, it is within a worker's own minibatch, as in every data-parallel PPO that averages gradients only.
+they are normalised, it is within a worker's own minibatch (of all its lanes), as in every data-parallel PPO that
+averages gradients only.
 For feed-forward networks: minibatches are drawn point by point, so there is no state to carry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +25,9 @@ from dba3c.algorithms.actor_critic import Loss
 from dba3c.algorithms.returns import lambda_returns
 from dba3c.algorithms.rollout import Rollout
 from dba3c.networks.distributions import Distribution
+
+Total = Callable[[Sequence[float]], Sequence[float]]
+"""Numbers of each of a worker's processes → their sums."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +108,23 @@ def minibatches(batch: PpoBatch, settings: PpoSettings, generator: torch.Generat
             yield PpoBatch(*(tensor[part] for tensor in batch))
 
 
-def normalised_advantages(batch: PpoBatch) -> Tensor:
-    """[N] the minibatch's, of mean 0 and deviation 1 over the positions that train."""
-    points = batch.advantages[batch.valid]
-    if points.shape[0] < 2:  # one point has no deviation: its advantage says all there is
+def alone(numbers: Sequence[float]) -> Sequence[float]:
+    """The `Total` of a worker that is one process."""
+    return numbers
+
+
+def normalised_advantages(batch: PpoBatch, total: Total = alone) -> Tensor:
+    """[N] the minibatch's, of mean 0 and deviation 1 over the positions that train: all of this worker's.
+
+    total: sums numbers over the worker's processes, each of which has a part of the minibatch.
+    """
+    points = batch.advantages[batch.valid].double()
+    count, summed = total((float(points.shape[0]), float(points.sum())))
+    if count < 2:  # one point has no deviation: its advantage says all there is
         return batch.advantages
-    return (batch.advantages - points.mean()) / (points.std() + 1e-8)
+    mean = summed / count
+    (squares,) = total((float((points - mean).square().sum()),))
+    return (batch.advantages - mean) / (math.sqrt(squares / (count - 1)) + 1e-8)
 
 
 def ppo_loss(

@@ -19,6 +19,7 @@ from param_servers.exchange import GradientExchange
 from param_servers.layout import ShardPlan
 from param_servers.local import LocalExchange
 from param_servers.majority.exchange import MajorityExchange
+from param_servers.optim import ClippedExchange
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
 
@@ -29,7 +30,8 @@ def connect(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: M
     Raises:
         ParamServersError: the others could not be reached within the configured time.
     """
-    return EXCHANGES[process.config.exchange.exchange](process, plan, parameters, metrics)
+    exchange = EXCHANGES[process.config.exchange.exchange](process, plan, parameters, metrics)
+    return ClippedExchange(exchange, plan.layout, process.config.optimizer)
 
 
 def _servers(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:

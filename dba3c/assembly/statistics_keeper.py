@@ -27,7 +27,10 @@ class StatisticsKeeper:
     def __init__(self, process: RunProcess, role: str, groups: list[VectorEnvironment]) -> None:
         normalized = [group for group in groups if isinstance(group, NormalizedObservations)]
         self._shared = normalized[0].statistics if normalized else None
-        self._run, self._name = process.folder.path, f"{role}-{process.rank}"
+        self._run, self._name = (
+            process.folder.path,
+            f"{role}-{process.rank}" + (f".{process.lane}" if process.lane else ""),
+        )
         self._every = process.config.exchange.checkpoint_every_steps
         self._saved_step: int | None = None
         self._warned = False

@@ -24,8 +24,6 @@ from dba3c.roles import RunProcess
 from dba3c.runs.ending import before_the_first_update
 from dba3c.runs.rendezvous import Rendezvous
 from param_servers.exchange import GradientExchange, RunStopped
-from param_servers.layout import FlatLayout
-from param_servers.optim import clip_gradient
 from param_servers.wire.tcp_sockets import listen_address
 
 LEARNER_SEEDS = 1 << 20
@@ -52,7 +50,7 @@ def learner(process: RunProcess) -> str:
             Rendezvous(process.folder).publisher("learner", process.rank, process.incarnation)(*address)
             exchange = connect(process, model.plan, model.parameters, metrics)
             try:
-                return run_learner(config, trainer, model.plan.layout, serving, exchange, metrics)
+                return run_learner(config, trainer, serving, exchange, metrics)
             finally:
                 exchange.close()
         finally:
@@ -64,7 +62,6 @@ def learner(process: RunProcess) -> str:
 def run_learner(
     config: TrainConfig,
     trainer: Trainer,
-    layout: FlatLayout,
     serving: Serving,
     exchange: GradientExchange,
     metrics: MetricsWriter,
@@ -78,8 +75,7 @@ def run_learner(
         ParamServersError: the exchange broke, or no actor came in time.
     """
     sections, recorder, service = Sections(), GradientRecorder(metrics), serving.service
-    relus = ActiveRelus()
-    clip, updates = (config.optimizer.clip_rule, config.optimizer.clip_norm), 0
+    relus, updates = ActiveRelus(), 0
     try:
         while True:
             with sections("waiting"):
@@ -94,16 +90,13 @@ def run_learner(
                         service.store.release(unrolls)
                 if not trainer.owes:
                     continue
-            with sections("learning"):
-                with relus.watch():
-                    update = trainer.update(pulled)
-                before, after = clip_gradient(update.gradient, layout, *clip)
+            with sections("learning"), relus.watch():
+                update = trainer.update(pulled)
             with sections("pushing"):
                 receipt = exchange.push(update.gradient, pulled.step, update.data_points)
             trainer.answered(receipt.accepted)
             updates += receipt.accepted
-            numbers = update.numbers | {"gradient_norm": before, "gradient_norm_clipped": after}
-            numbers |= {"unroll_queue": service.store.ready} | service.report.take() | relus.take()
+            numbers = update.numbers | {"unroll_queue": service.store.ready} | service.report.take() | relus.take()
             numbers |= serving.thread_shares()
             recorder.record(receipt, pulled.step, update.data_points, numbers, sections)
     except RunStopped as stopped:

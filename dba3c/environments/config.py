@@ -24,6 +24,10 @@ class EnvironmentConfig:
     envs_per_worker: int = option(32, mode="worker")
     """B: environments each worker steps together."""
 
+    lanes: int = option(1, mode="worker")
+    """Processes of a worker, one for each of its cores: they share its environments evenly, and one gradient, of all of
+    them, travels."""
+
     env_threads: int = 1
     """C++ threads that step a worker's Atari games; 1 where there is a worker per core."""
 
@@ -125,6 +129,11 @@ class EnvironmentConfig:
         return family_of(self.env_id)
 
     @property
+    def envs_per_lane(self) -> int:
+        """Environments of each of a worker's processes."""
+        return self.envs_per_worker // self.lanes
+
+    @property
     def clips_reward(self) -> bool:
         """Whether the training view clips rewards, the family's own default resolved."""
         return self.family == "atari" if self.clip_reward is None else self.clip_reward
@@ -156,7 +165,7 @@ class EnvironmentConfig:
                 raise UserError(f"{name} must be {' or '.join(get_args(kind))}, not {getattr(self, name)}")
 
     def _check_ranges(self) -> None:
-        for name in ("envs_per_worker", "env_threads", "frame_stack", "screen_size", "max_episode_frames"):
+        for name in ("envs_per_worker", "lanes", "env_threads", "frame_stack", "screen_size", "max_episode_frames"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("noop_max", "stuck_guard_steps", "environment_restarts"):
@@ -172,6 +181,15 @@ class EnvironmentConfig:
             raise UserError(f"frame_skip must be positive, or (low, high) with 1 <= low <= high, not {self.frame_skip}")
 
     def _check_combinations(self) -> None:
+        if self.envs_per_worker % self.lanes:
+            fitting = [
+                self.envs_per_worker // self.lanes * self.lanes,
+                -(-self.envs_per_worker // self.lanes) * self.lanes,
+            ]
+            raise UserError(
+                f"{self.envs_per_worker} environments of a worker cannot be shared evenly by {self.lanes} lanes; "
+                f"{' or '.join(str(number) for number in fitting if number)} can"
+            )
         if self.fire_on_life_loss and not self.episodic_life:
             raise UserError("fire_on_life_loss needs episodic_life: its FIRE step must fall between two episodes")
         if self.environment_processes and self.family == "atari":

@@ -134,9 +134,10 @@ class EnvironmentFailed(UserError):
     """
 
 
-def worker_seed(run_seed: int, worker: int, incarnation: int = 0) -> int:
-    """The seed of one worker's vector environment; a restarted worker (next incarnation) plays other games."""
-    return _mix(run_seed, worker, incarnation)
+def worker_seed(run_seed: int, worker: int, incarnation: int = 0, lane: int = 0) -> int:
+    """The seed of one worker's, or its lane's, vector environment; a restarted worker (next incarnation) plays other
+    games."""
+    return _mix(run_seed, worker, incarnation, *([lane] if lane else []))
 
 
 def environment_seed(vector_seed: int, index: int, restart: int = 0) -> int:

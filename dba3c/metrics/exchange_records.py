@@ -35,10 +35,14 @@ class GradientRecorder:
     """Writes down what each gradient was: an accepted one is data, a dropped one only experience.
 
     Experience is what was stepped, whether a gradient of it is answered or not: `finish` writes down the last of it.
+
+    Args:
+        counts: whether its gradients are counted; those of a worker's other lanes are part of its first lane's.
     """
 
-    def __init__(self, metrics: MetricsWriter) -> None:
+    def __init__(self, metrics: MetricsWriter, counts: bool = True) -> None:
         self.metrics = metrics
+        self._counts = counts
         self._step = 0
         self._experience = Experience()
         self._episodes: list[Episode] = []
@@ -58,15 +62,17 @@ class GradientRecorder:
         dropped = not receipt.accepted and receipt.reason == "stale"
         # an update does not count for its own gradient's delay: on time is 0
         delay = max(0, receipt.step - pulled_step - receipt.accepted)
-        values = {
-            "accepted": receipt.accepted,
-            "dropped": dropped,
-            "rejected": not receipt.accepted and not dropped,
+        values: dict[str, float] = {
             **self._take(receipt.step),
             "data_points": data_points if receipt.accepted else 0,
             **dict.fromkeys(("staleness_mean", "staleness_min", "staleness_max"), delay),
             **numbers,
         }
+        if self._counts:
+            rejected = not receipt.accepted and not dropped
+            values |= {"accepted": receipt.accepted, "dropped": dropped, "rejected": rejected}
+        if receipt.norms is not None:
+            values |= dict(zip(("gradient_norm", "gradient_norm_clipped"), receipt.norms, strict=True))
         self.metrics.record_step(receipt.step, values, sections.take())
 
     def finish(self) -> None:

@@ -75,6 +75,7 @@ class MetricsWriter:
     Args:
         folder: the run's folder.
         role, rank, incarnation: who writes; the file is metrics/ROLE-RANK.jsonl, whatever the incarnation.
+        lane: which of a worker's processes; the others than the first write metrics/ROLE-RANK.LANE.jsonl.
         window_s: step and server records are reduced over windows of this length, and lines written together.
         warn: called with one line when something could not be written.
     """
@@ -87,12 +88,13 @@ class MetricsWriter:
         incarnation: int = 0,
         window_s: float = 1.0,
         warn: Callable[[str], None] | None = None,
+        lane: int = 0,
     ) -> None:
         run = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
         self._run = run
         self._identity = {"role": role, "rank": rank, "incarnation": incarnation}
         self._window_s = window_s
-        self._file = LineFile(run.metrics_file(role, rank), warn or warn_on_stderr)
+        self._file = LineFile(run.metrics_file(role, rank, lane), warn or warn_on_stderr)
         self._windows = {"step": Window("step"), "server": Window("server")}
         self._waiting: list[dict[str, Any]] = []
         self._step = 0
@@ -104,7 +106,8 @@ class MetricsWriter:
     @classmethod
     def of(cls, process: RunProcess, role: str) -> MetricsWriter:
         """A process's own file."""
-        return cls(process.folder, role, process.rank, process.incarnation, process.config.run.metrics_window_s)
+        window_s = process.config.run.metrics_window_s
+        return cls(process.folder, role, process.rank, process.incarnation, window_s, lane=process.lane)
 
     def record_step(
         self, step: int, values: Mapping[str, SupportsFloat], sections_s: Mapping[str, float] | None = None

@@ -245,8 +245,8 @@ class RunFolder:
         self.refuse_when_lost()
         write_atomically(self.path / "meta.json", json.dumps(meta, indent=2) + "\n")
 
-    def metrics_file(self, role: str, rank: int) -> Path:
-        return self.metrics / f"{role}-{rank}.jsonl"
+    def metrics_file(self, role: str, rank: int, lane: int = 0) -> Path:
+        return self.metrics / (f"{role}-{rank}.{lane}.jsonl" if lane else f"{role}-{rank}.jsonl")
 
     def secret(self) -> str:
         """The secret shared by the run's processes: DBA3C_SECRET, else the file, made at the first call."""

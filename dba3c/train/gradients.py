@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from dba3c.algorithms.agent import Agent
-from dba3c.algorithms.ppo import PpoBatch, PpoSettings, minibatches, normalised_advantages, ppo_batch, ppo_loss
+from dba3c.algorithms.ppo import (
+    PpoBatch,
+    PpoSettings,
+    Total,
+    alone,
+    minibatches,
+    normalised_advantages,
+    ppo_batch,
+    ppo_loss,
+)
 from dba3c.algorithms.rollout import Rollout
 from dba3c.config import AlgorithmConfig
 from param_servers.schedules import parse_schedule
@@ -37,9 +46,9 @@ class Gradients(Protocol[Part]):
         ...
 
 
-def gradients_of(algorithm: AlgorithmConfig, agent: Agent) -> Gradients:
-    """As the configuration has it."""
-    return PpoGradients(algorithm, agent) if algorithm.algorithm == "ppo" else OneGradient(algorithm, agent)
+def gradients_of(algorithm: AlgorithmConfig, agent: Agent, total: Total = alone) -> Gradients:
+    """As the configuration has it. total: over what a worker's processes learn on together."""
+    return PpoGradients(algorithm, agent, total) if algorithm.algorithm == "ppo" else OneGradient(algorithm, agent)
 
 
 class OneGradient:
@@ -65,13 +74,14 @@ class PpoGradients:
     """Proximal policy optimisation: epochs of minibatches, each of which is an update of its own.
 
     Every minibatch's gradient goes through the exchange, so that all workers take the same updates: the mean of their
-    gradients is that of one minibatch made of theirs, but for advantages, which each normalises by its own minibatch.
+    gradients is that of one minibatch made of theirs, but for advantages, which each normalises by its own minibatch:
+    that of all its lanes.
     """
 
     several = True
 
-    def __init__(self, algorithm: AlgorithmConfig, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, algorithm: AlgorithmConfig, agent: Agent, total: Total = alone) -> None:
+        self._agent, self._total = agent, total
         self._entropy_cost = parse_schedule(algorithm.entropy_cost)
         self._policy_clip = parse_schedule(algorithm.policy_clip)
         self._settings = PpoSettings(
@@ -96,6 +106,6 @@ class PpoGradients:
         cost = self._entropy_cost(data_points)
         settings = replace(self._settings, policy_clip=self._policy_clip(data_points))
         output = self._agent.forward(part.observations, ())
-        policy, advantages = self._agent.policy(output.policy_logits), normalised_advantages(part)
+        policy, advantages = self._agent.policy(output.policy_logits), normalised_advantages(part, self._total)
         loss = ppo_loss(policy, output.value, part, advantages, settings, entropy_cost=cost)
         return self._agent.gradient_of(loss.total), loss.metrics | {"entropy_cost": cost}

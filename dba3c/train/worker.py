@@ -1,12 +1,14 @@
 """The worker's whole life: pull, collect, differentiate, push, record.
 
-The mean of n workers' gradients is that of one batch made of theirs (`dba3c.algorithms.actor_critic`). Each clips its
-own before it is pushed, as DBA3C did: where clipping binds, the mean of the clipped is not the clipped mean.
+A worker is one gradient, of all its lanes (`param_servers.lanes`): a process for each core, all in the same loop. The
+mean of n workers' gradients is that of one batch made of theirs (`dba3c.algorithms.actor_critic`). Each clips its own
+before it is pushed, as DBA3C did: where clipping binds, the mean of the clipped is not the clipped mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -25,22 +27,37 @@ from dba3c.roles import RunProcess
 from dba3c.train.collector import Collector
 from dba3c.train.gradients import gradients_of
 from param_servers.exchange import GradientExchange, Pull, RunStopped
-from param_servers.optim import clip_gradient
+from param_servers.lanes import ALONE, Lane, run_in_lanes
 
 
 def worker(process: RunProcess) -> str:
-    """Step environments and compute gradients."""
+    """Step environments and compute gradients, in as many lanes as the configuration has."""
+    lanes, timeouts = process.config.environment.lanes, process.config.exchange.timeouts
+    return run_in_lanes(lanes, lambda lane: _live(replace(process, lane=lane.index), lane), timeouts=timeouts)
+
+
+def _live(process: RunProcess, lane: Lane) -> str:
     config = process.config
-    seed = worker_seed(config.run.seed, process.rank, process.incarnation)
-    environments = make_vector_environment(config.environment, config.environment.envs_per_worker, seed)
+    environment, seeds = config.environment, (config.run.seed, process.rank, process.incarnation, process.lane)
+    environments = make_vector_environment(environment, environment.envs_per_lane, worker_seed(*seeds))
     metrics = MetricsWriter.of(process, "worker")
     try:
         model = build_model(config, Spaces(environments.observation_space, environments.action_space))
         keeper = StatisticsKeeper(process, "worker", [environments])
-        exchange = connect(process, model.plan, model.parameters, metrics)
+        numel = model.plan.layout.numel
+        exchange = lane.exchange(lambda: connect(process, model.plan, model.parameters, metrics), numel)
         try:
-            who = {"rank": process.rank, "incarnation": process.incarnation}
-            reason = run_worker(config, model.network, environments, exchange, metrics, **who, at_step=keeper.at)
+            reason = run_worker(
+                config,
+                model.network,
+                environments,
+                exchange,
+                metrics,
+                rank=process.rank,
+                incarnation=process.incarnation,
+                lane=lane,
+                at_step=keeper.at,
+            )
             keeper.finish()
             return reason
         finally:
@@ -59,11 +76,13 @@ def run_worker(
     *,
     rank: int = 0,
     incarnation: int = 0,
+    lane: Lane = ALONE,
     at_step: Callable[[int], None] = lambda step: None,
 ) -> str:
     """Train until the exchange says that the run has stopped.
 
     Args:
+        lane: which of the worker's processes this is.
         at_step: told the step of all parameters that are pulled.
 
     Returns:
@@ -72,12 +91,11 @@ def run_worker(
     Raises:
         ParamServersError: the exchange broke (a peer was lost for good, a wait ran out).
     """
-    gradients = gradients_of(config.algorithm, agent)
-    seed = worker_seed(config.run.seed, rank, incarnation)
+    gradients = gradients_of(config.algorithm, agent, lane.total)
+    seed = worker_seed(config.run.seed, rank, incarnation, lane.index)
     collector = Collector(environments, agent, config.algorithm.rollout_length, seed, gradients.several)
-    random = RolloutRandomness(config.run.seed, rank, incarnation)
-    clip = (config.optimizer.clip_rule, config.optimizer.clip_norm)
-    sections, recorder, relus = Sections(), GradientRecorder(metrics), ActiveRelus()
+    random = RolloutRandomness(config.run.seed, rank, incarnation, lane.index)
+    sections, recorder, relus = Sections(), GradientRecorder(metrics, counts=lane.index == 0), ActiveRelus()
 
     def pull() -> Pull:
         with sections("waiting"):
@@ -98,11 +116,9 @@ def run_worker(
                     pulled = pull()
                 with sections("learning"):
                     gradient, numbers = gradients.of(part, pulled.data_points)
-                    norms = clip_gradient(gradient, agent.layout, *clip)
                 with sections("pushing"):
                     receipt = exchange.push(gradient, pulled.step, data_points)
-                numbers |= dict(zip(("gradient_norm", "gradient_norm_clipped"), norms, strict=True)) | relus.take()
-                numbers |= {"reward_mean": float(rollout.rewards.mean())}
+                numbers |= relus.take() | {"reward_mean": float(rollout.rewards.mean())}
                 recorder.record(receipt, pulled.step, data_points, numbers, sections)
     except RunStopped as stopped:
         return stopped.reason
@@ -111,10 +127,10 @@ def run_worker(
 
 
 class RolloutRandomness:
-    """Action randomness as a function of (run seed, worker, incarnation, step): nothing of it has to be saved."""
+    """Action randomness as a function of (run seed, worker, incarnation, lane, step): nothing of it has to be saved."""
 
-    def __init__(self, seed: int, rank: int, incarnation: int) -> None:
-        self._identity = (seed, rank, incarnation)
+    def __init__(self, seed: int, rank: int, incarnation: int, lane: int = 0) -> None:
+        self._identity = (seed, rank, incarnation, *([lane] if lane else []))
         self._generator = torch.Generator()
 
     def at(self, step: int) -> torch.Generator:

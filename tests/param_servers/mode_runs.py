@@ -38,6 +38,10 @@ class Stream:
         generator = torch.Generator().manual_seed(1000 * worker + step)
         return flat_in(layout, self.layout.views(torch.randn(self.layout.numel, generator=generator)))
 
+    def around(self, exchange, worker):
+        """The exchange that `worker` uses."""
+        return exchange
+
     def reference(self, config, workers):
         """[P]: each tensor a parameter of its own, as everybody uses torch.optim."""
         tensors = self.layout.views(self.initial(self.layout))
@@ -55,6 +59,27 @@ class Stream:
         return torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
 
 
+class LanesStream(Stream):
+    """Worker 0 is several lanes, each with gradients of its own; theirs is the mean, added in the lanes' order."""
+
+    def __init__(self, lanes):
+        super().__init__()
+        self.lanes, self.lane = lanes, None
+
+    def gradient(self, layout, worker, step):
+        if worker:
+            return super().gradient(layout, worker, step)
+        if self.lane is not None:
+            return super().gradient(layout, 100 + self.lane.index, step)
+        total = super().gradient(layout, 100, step)
+        for lane in range(1, self.lanes):
+            total += super().gradient(layout, 100 + lane, step)
+        return total / self.lanes
+
+    def around(self, exchange, worker):
+        return exchange if worker else self.lane.exchange(lambda: exchange, self.layout.numel)
+
+
 def torch_optimizer(config, parameters):
     if config.optimizer == "adam":
         return torch.optim.Adam(parameters, 1.0, (config.beta1, config.beta2), config.epsilon)
@@ -69,6 +94,7 @@ def flat_in(layout, views):
 
 def train(exchange, layout, stream, worker):
     """The worker's loop; [P] in the stream's own order after the last step."""
+    exchange = stream.around(exchange, worker)
     pulled = exchange.pull()
     while pulled.step < STEPS:
         assert exchange.push(stream.gradient(layout, worker, pulled.step), pulled.step, BATCH).accepted

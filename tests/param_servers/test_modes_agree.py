@@ -11,19 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from param_servers.config import OptimizerConfig
+from param_servers.lanes import run_in_lanes
 from param_servers.layout import ShardPlan, plan_shards
+from param_servers.timeouts import Timeouts
 from tests.param_servers.mode_runs import (
     ADAM,
     BATCH,
     MOMENTUM,
     RMSPROP,
     STEPS,
+    LanesStream,
     Stream,
     flat_in,
     run_allreduce,
     run_local,
     run_majority,
     run_servers,
+    train,
 )
 
 
@@ -60,6 +64,25 @@ def test_one_asynchronous_worker_is_bit_equal_to_torch_optim():
 def test_all_reduces_agree_with_torch_optim(run, workers):
     stream = Stream()
     check(run(stream, ADAM, workers), stream.reference(ADAM, workers), workers, exact=workers <= 2)
+
+
+@pytest.mark.parametrize("lanes", [2, 3])
+@pytest.mark.parametrize("run", [run_local, run_servers, run_allreduce, run_majority], ids=lambda run: run.__name__)
+def test_a_worker_of_several_lanes_is_bit_equal_to_one_process_over_every_exchange(run, lanes):
+    workers, stream = 1 if run is run_local else 2, LanesStream(lanes)
+    expected = stream.reference(RMSPROP, workers)
+
+    def main(lane):
+        stream.lane = lane
+        if lane.index:
+            train(None, stream.layout, stream, 0)
+        else:
+            per_worker = STEPS * BATCH * (lanes + workers - 1)
+            for parameters, data_points in run(stream, RMSPROP, workers):
+                assert data_points == per_worker and torch.equal(parameters, expected)
+        return "agree"
+
+    assert run_in_lanes(lanes, main, timeouts=Timeouts.of(step_timeout_s=30)) == "agree"
 
 
 shapes = st.lists(st.lists(st.integers(1, 6), max_size=3).map(tuple), min_size=4, max_size=7)

@@ -49,7 +49,7 @@ def learner_records(thread: str, folder: Path) -> list[dict[str, Any]]:
     metrics = MetricsWriter(folder, "learner", 0)
     trainer = build_trainer(CARTPOLE, learning, spaces, range(1), seed=2)
     try:
-        assert run_learner(CARTPOLE, trainer, plan.layout, serving, exchange, metrics) == "enough"
+        assert run_learner(CARTPOLE, trainer, serving, exchange, metrics) == "enough"
     finally:
         metrics.close()
         exchange.close()

@@ -16,6 +16,7 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.local import LocalExchange
+from param_servers.optim import ClippedExchange
 from tests.dba3c.central.in_process import InProcessServing
 from tests.integration.runs import records
 
@@ -39,10 +40,11 @@ def learn(config: TrainConfig, agent_steps: int, folder: Path) -> list[float]:
         exchange_config=config.exchange,
         should_stop=enough,
     )
+    clipped = ClippedExchange(exchange, plan.layout, config.optimizer)
     metrics = MetricsWriter(RunFolder(folder), "learner", 0)
     (folder / "metrics").mkdir(exist_ok=True)
     try:
-        assert run_learner(config, trainer, plan.layout, serving, exchange, metrics) == "enough"
+        assert run_learner(config, trainer, serving, clipped, metrics) == "enough"
     finally:
         metrics.close()
         exchange.close()

@@ -147,7 +147,7 @@ def test_a_run_that_ends_before_its_first_update_says_so(tmp_path: Path) -> None
     metrics = MetricsWriter(RunFolder(tmp_path), "learner", 0)
     serving = InProcessServing(REPLAYED, build_policy(REPLAYED, network, spaces, seed=1))
     trainer = build_trainer(REPLAYED, network, spaces, range(1), seed=2)
-    assert run_learner(REPLAYED, trainer, plan.layout, serving, exchange, metrics) == "SIGINT"
+    assert run_learner(REPLAYED, trainer, serving, exchange, metrics) == "SIGINT"
     metrics.close()
     exchange.close()
     (event,) = [record for record in records(tmp_path, "learner", 0) if record["kind"] == "event"]

@@ -17,6 +17,7 @@ from dba3c.runs.folder import RunFolder
 from dba3c.train.worker import run_worker
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.local import LocalExchange
+from param_servers.optim import ClippedExchange
 from tests.integration.runs import records
 
 
@@ -31,10 +32,11 @@ def learn(config: TrainConfig, agent_steps: int, folder: Path) -> list[dict[str,
         exchange_config=config.exchange,
         should_stop=lambda step, data_points: "enough" if data_points >= agent_steps else None,
     )
+    clipped = ClippedExchange(exchange, plan.layout, config.optimizer)
     (folder / "metrics").mkdir(exist_ok=True, parents=True)
     metrics = MetricsWriter(RunFolder(folder), "worker", 0)
     try:
-        assert run_worker(config, agent, environments, exchange, metrics) == "enough"
+        assert run_worker(config, agent, environments, clipped, metrics) == "enough"
     finally:
         metrics.close()
         exchange.close()

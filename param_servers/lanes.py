@@ -1,0 +1,371 @@
+"""One gradient from all cores of a node: the lanes of a worker add theirs up in memory that they share.
+
+    def lane(lane: Lane) -> str:                        # in each of the processes
+        exchange = lane.exchange(connect, numel)        # `connect` makes the worker's own exchange, in lane 0 alone
+        ...                                             # any loop of pull and push
+    reason = run_in_lanes(count, lane, timeouts=timeouts)
+
+Lane 0 is the process that calls; the others are forked from it. Every lane has a `GradientExchange`, so a loop does not
+know that it is one of several. The gradient that travels is the mean of the lanes', which all see as many samples, and
+is summed in the lanes' order, each lane adding up its own part of all rows:
+
+    lane 0                                              every other lane
+    pull the exchange, copy into shared memory  PULLED →    take the parameters
+    write its row                             ← WRITTEN     write its row
+    add up its part                             SUM →       add up its part
+    push the mean                             ← SUMMED
+                                                ANSWER →
+
+The memory has no name (memfd), so nothing is left behind however the processes end. A lane that dies, fails or is
+silent ends lane 0 with `LaneLost`; without lane 0 the others end.
+"""
+
+import contextlib
+import ctypes
+import errno
+import gc
+import itertools
+import mmap
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import struct
+import traceback
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from multiprocessing.context import ForkProcess
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from param_servers.errors import ConfigError, LaneLost, RunStopped, told
+from param_servers.exchange import GradientExchange, Pull, Receipt
+from param_servers.patience import AwakeClock
+from param_servers.timeouts import CLOSE_S, NAP_S, Timeouts
+
+T = TypeVar("T")
+_PR_SET_PDEATHSIG = 1
+_HEADER = struct.Struct("<B?qq")
+_MOST_BYTES = 1 << 16
+_BUFFERS = 2
+"""Of the parameters: those of a pull stay what they are until a lane pulls again, which may be later than lane 0."""
+
+
+class _Kind(IntEnum):
+    MEMORY, PULLED, WRITTEN, SUM, SUMMED, ANSWER, NUMBERS, STOPPED, FAILED = range(9)
+
+
+class _Message(NamedTuple):
+    kind: _Kind
+    flag: bool
+    first: int
+    second: int
+    text: bytes
+
+
+class Lane:
+    """This process's place among the lanes of its worker.
+
+    Args:
+        index, count: which of how many.
+        links: of lane 0 to each of the others, by index; of another lane to lane 0.
+    """
+
+    def __init__(self, index: int, count: int, links: "Sequence[_Link]") -> None:
+        self.index, self.count, self._links = index, count, links
+
+    def exchange(self, connect: Callable[[], GradientExchange], numel: int) -> GradientExchange:
+        """This lane's end of the worker's exchange. `connect` is called in lane 0 alone; numel: parameters P.
+
+        Raises:
+            ConfigError: the memory that the lanes share cannot be had; the line says how much is needed.
+            LaneLost: another lane ended.
+        """
+        if self.count == 1:
+            return connect()
+        if self.index:
+            return _OtherLane(self.index, self._links[0], _Memory.of_lane_0(self._links[0], self.count, numel))
+        memory = _Memory.make(self._links, self.count, numel)
+        return _FirstLane(connect(), self._links, memory)
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """Element by element the sum of all lanes' numbers, which every lane must give at the same place of its loop.
+
+        Raises:
+            LaneLost: another lane ended, or gave none in time.
+        """
+        code = struct.Struct(f"<{len(numbers)}d")
+        if self.index:
+            self._links[0].send(_Kind.NUMBERS, text=code.pack(*numbers))
+            return list(code.unpack(self._links[0].receive(_Kind.NUMBERS).text))
+        rows = [numbers, *(code.unpack(link.receive(_Kind.NUMBERS).text) for link in self._links)]
+        sums = [sum(column) for column in zip(*rows, strict=True)]
+        for link in self._links:
+            link.send(_Kind.NUMBERS, text=code.pack(*sums))
+        return sums
+
+
+ALONE = Lane(0, 1, ())
+"""The one process of a worker without lanes."""
+
+
+def run_in_lanes(count: int, main: Callable[[Lane], str], *, timeouts: Timeouts, cores: Sequence[int] = ()) -> str:
+    """Call `main` in `count` processes, this one and `count` − 1 forked ones; what it returned here.
+
+    Everything imported before is shared. Forks have no other thread of this process: call it before torch computes.
+
+    Args:
+        cores: lane i is bound to cores[i]; () binds none.
+
+    Raises:
+        LaneLost: another lane died, failed, or was silent for too long; else whatever `main` raises.
+    """
+    if count == 1:
+        return main(ALONE)
+    context, parent = multiprocessing.get_context("fork"), os.getpid()
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(1, count)]
+
+    def lane(index: int) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            return
+        for place, (theirs, ours) in enumerate(pairs, 1):
+            theirs.close()
+            if place != index:
+                ours.close()
+        # lane 0 has the patience of its exchange, and then that of its own lanes
+        link = _Link("lane 0", pairs[index - 1][1], timeouts.answer_s + 2 * timeouts.step_s)
+        try:
+            _settle(index, cores)
+            main(Lane(index, count, (link,)))
+        except LaneLost:  # lane 0 is gone, or says why it goes
+            return
+        except Exception as error:
+            traceback.print_exc()
+            link.last_word(told(error))
+
+    gc.collect()
+    gc.freeze()  # what is there now stays shared: a collection would write to it
+    processes = [
+        context.Process(target=lane, args=(index,), name=f"lane-{index}", daemon=True) for index in range(1, count)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        for _, theirs in pairs:
+            theirs.close()
+        links = [
+            _Link(f"lane {i}", pair[0], timeouts.step_s, process)
+            for i, (pair, process) in enumerate(zip(pairs, processes, strict=True), 1)
+        ]
+        _settle(0, cores)
+        return main(Lane(0, count, links))
+    finally:
+        for ours, _ in pairs:
+            ours.close()
+        _end(processes)
+
+
+def _settle(index: int, cores: Sequence[int]) -> None:
+    torch.set_num_threads(1)
+    if cores:
+        os.sched_setaffinity(0, {cores[index]})
+
+
+def _end(processes: Sequence[ForkProcess]) -> None:
+    """They have heard that it is over; who does not end is ended."""
+    for process in processes:
+        if process.pid is not None:
+            process.join(CLOSE_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+class _Link:
+    """One end between lane 0 and another lane; packets, so a message comes whole or not at all."""
+
+    def __init__(self, who: str, end: socket.socket, timeout_s: float, process: ForkProcess | None = None) -> None:
+        self._who, self._end, self._timeout_s, self._process = who, end, timeout_s, process
+        self._clock, self._poll = AwakeClock(8 * NAP_S), select.poll()
+        self._poll.register(end, select.POLLIN)
+
+    def send(
+        self, kind: _Kind, flag: bool = False, first: int = 0, second: int = 0, text: bytes = b"", fd: int = -1
+    ) -> None:
+        packet = _HEADER.pack(kind, flag, first, second) + text
+        try:
+            if fd < 0:
+                self._end.send(packet)
+            else:
+                socket.send_fds(self._end, [packet], [fd])
+        except (BrokenPipeError, ConnectionResetError):
+            self._lost()
+
+    def last_word(self, line: str) -> None:
+        """Of a lane that failed."""
+        try:
+            self._end.send(_HEADER.pack(_Kind.FAILED, False, 0, 0) + line.encode()[: _MOST_BYTES // 2])
+        except OSError:
+            return  # lane 0 is gone too
+
+    def receive(self, *expected: _Kind) -> _Message:
+        return self._receive(expected)[0]
+
+    def receive_memory(self) -> tuple[_Message, int]:
+        """The message and the descriptor that came with it."""
+        message, descriptors = self._receive((_Kind.MEMORY,))
+        return message, descriptors[0]
+
+    def _receive(self, expected: Sequence[_Kind]) -> tuple[_Message, list[int]]:
+        deadline_s = self._clock.now_s() + self._timeout_s
+        while not self._poll.poll(NAP_S * 1000):
+            if self._clock.now_s() > deadline_s:
+                raise LaneLost(f"{self._who} has been silent for {self._timeout_s:g} s")
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(self._end, _MOST_BYTES, 1)
+        except ConnectionResetError:
+            packet, descriptors = b"", []
+        if not packet:
+            self._lost()
+        kind, flag, first, second = _HEADER.unpack_from(packet)
+        message = _Message(_Kind(kind), flag, first, second, packet[_HEADER.size :])
+        if message.kind == _Kind.FAILED:
+            raise LaneLost(f"{self._who} failed: {message.text.decode()}")
+        if message.kind == _Kind.STOPPED and message.kind not in expected:
+            raise RunStopped(message.text.decode())
+        if message.kind not in expected:
+            raise RuntimeError(f"{self._who} said {message.kind.name} where {expected[0].name} was expected")
+        return message, descriptors
+
+    def _lost(self) -> None:
+        if self._process is None:
+            raise LaneLost(f"{self._who} is gone")
+        self._process.join(CLOSE_S)
+        raise LaneLost(f"{self._who} died (exit code {self._process.exitcode})")
+
+
+class _Memory:
+    """What the lanes of a worker share: parameters [2, P], a row for each lane's gradient [L, P], their mean [P]."""
+
+    def __init__(self, descriptor: int, count: int, numel: int) -> None:
+        self.mapped = mmap.mmap(descriptor, self.bytes_needed(count, numel))
+        os.close(descriptor)
+        floats = torch.frombuffer(self.mapped, dtype=torch.float32).view(_BUFFERS + count + 1, numel)
+        self.parameters, self.rows, self.mean = floats[:_BUFFERS], floats[_BUFFERS:-1], floats[-1]
+        edges = [numel * lane // count for lane in range(count + 1)]
+        self._parts = list(itertools.pairwise(edges))
+
+    @staticmethod
+    def bytes_needed(count: int, numel: int) -> int:
+        return 4 * numel * (_BUFFERS + count + 1)
+
+    @classmethod
+    def make(cls, links: Sequence[_Link], count: int, numel: int) -> "_Memory":
+        """Lane 0's, of which the others are told."""
+        size = cls.bytes_needed(count, numel)
+        descriptor = os.memfd_create("lanes", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(descriptor, 0, size)  # now, not by a SIGBUS in the middle of a step
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            raise ConfigError(
+                f"{count} lanes share {_BUFFERS} + {count} + 1 times {4 * numel / 1e6:.1f} MB = {size / 1e6:.0f} MB, "
+                f"which this machine does not give ({error.strerror}): take fewer lanes"
+            ) from None
+        for link in links:
+            link.send(_Kind.MEMORY, first=numel, fd=descriptor)
+        return cls(descriptor, count, numel)
+
+    @classmethod
+    def of_lane_0(cls, link: _Link, count: int, numel: int) -> "_Memory":
+        message, descriptor = link.receive_memory()
+        if message.first != numel:
+            raise ConfigError(f"lane 0 has {message.first} parameters, this lane {numel}")
+        return cls(descriptor, count, numel)
+
+    def add_up(self, lane: int) -> None:
+        """This lane's part of the mean, whose rows are added in the lanes' order."""
+        begin, end = self._parts[lane]
+        part = self.mean[begin:end]
+        torch.add(self.rows[0, begin:end], self.rows[1, begin:end], out=part)
+        for row in self.rows[2:]:
+            part += row[begin:end]
+        part /= len(self.rows)
+
+
+class _FirstLane:
+    """The `GradientExchange` of lane 0, around the worker's own."""
+
+    def __init__(self, inner: GradientExchange, links: Sequence[_Link], memory: _Memory) -> None:
+        self._inner, self._links, self._memory = inner, links, memory
+        self._buffer = 0
+
+    def pull(self) -> Pull:
+        """See `GradientExchange.pull`."""
+        pulled = self._or_tell(self._inner.pull)
+        self._buffer = (self._buffer + 1) % _BUFFERS
+        self._memory.parameters[self._buffer] = pulled.parameters
+        self._tell(_Kind.PULLED, bool(self._buffer), pulled.step, pulled.data_points)
+        return pulled
+
+    def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
+        """See `GradientExchange.push`; it is the mean over all lanes that travels, and the sum of their data points."""
+        memory = self._memory
+        memory.rows[0] = gradient
+        for link in self._links:
+            data_points += link.receive(_Kind.WRITTEN).first
+        self._tell(_Kind.SUM)
+        memory.add_up(0)
+        for link in self._links:
+            link.receive(_Kind.SUMMED)
+        receipt = self._or_tell(lambda: self._inner.push(memory.mean, step, data_points))
+        self._tell(_Kind.ANSWER, receipt.accepted, receipt.step, text=receipt.reason.encode())
+        return receipt
+
+    def close(self) -> None:
+        """See `GradientExchange.close`."""
+        self._inner.close()
+
+    def _tell(self, kind: _Kind, flag: bool = False, first: int = 0, second: int = 0, text: bytes = b"") -> None:
+        for link in self._links:
+            link.send(kind, flag, first, second, text)
+
+    def _or_tell(self, ask: Callable[[], T]) -> T:
+        """What the worker's exchange answers. When the run is over the other lanes hear of it."""
+        try:
+            return ask()
+        except RunStopped as stopped:
+            with contextlib.suppress(LaneLost):  # it needs to hear nothing
+                self._tell(_Kind.STOPPED, text=stopped.reason.encode())
+            raise
+
+
+class _OtherLane:
+    """The `GradientExchange` of every other lane."""
+
+    def __init__(self, lane: int, link: _Link, memory: _Memory) -> None:
+        self._lane, self._link, self._memory = lane, link, memory
+
+    def pull(self) -> Pull:
+        """See `GradientExchange.pull`."""
+        message = self._link.receive(_Kind.PULLED)
+        return Pull(self._memory.parameters[int(message.flag)], message.first, message.second)
+
+    def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
+        """See `GradientExchange.push`. `step` is lane 0's."""
+        self._memory.rows[self._lane] = gradient
+        self._link.send(_Kind.WRITTEN, first=data_points)
+        self._link.receive(_Kind.SUM)
+        self._memory.add_up(self._lane)
+        self._link.send(_Kind.SUMMED)
+        answer = self._link.receive(_Kind.ANSWER)
+        return Receipt(answer.flag, answer.first, answer.text.decode())
+
+    def close(self) -> None:
+        """See `GradientExchange.close`. The run goes on without it only if it is over."""

@@ -1,0 +1,192 @@
+"""Lanes: one gradient of several processes, and what happens when one of them is gone. The processes are real.
+
+That the exchanges agree with one process whatever lanes a worker has is in test_modes_agree.py.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.errors import ConfigError, LaneLost, RunStopped
+from param_servers.lanes import ALONE, run_in_lanes
+from param_servers.layout import FlatLayout
+from param_servers.local import LocalExchange
+from param_servers.timeouts import Timeouts
+
+NUMEL = 10
+TIMEOUTS = Timeouts.of(step_timeout_s=20)
+SGD = OptimizerConfig(optimizer="sgd", learning_rate="1")
+
+
+def local(stop_at=3):
+    return LocalExchange(
+        layout=FlatLayout.of({"all": (NUMEL,)}),
+        initial_parameters=torch.zeros(NUMEL),
+        optimizer_config=SGD,
+        exchange_config=ExchangeConfig(exchange="local"),
+        should_stop=lambda step, data_points: "enough" if step >= stop_at else None,
+    )
+
+
+def loop(exchange, gradient):
+    """Push the same until the run is over; (its reason, the steps that were pulled, the receipts)."""
+    steps, receipts = [], []
+    try:
+        while True:
+            pulled = exchange.pull()
+            steps.append(pulled.step)
+            receipts.append(exchange.push(gradient, pulled.step, 2))
+    except RunStopped as stopped:
+        return stopped.reason, steps, receipts
+
+
+def test_every_lane_sees_the_same_steps_receipts_and_end(tmp_path: Path):
+    def main(lane):
+        exchange = lane.exchange(local, NUMEL)
+        reason, steps, receipts = loop(exchange, torch.full((NUMEL,), lane.index + 1.0))
+        said = f"{reason} {steps} {[(receipt.accepted, receipt.step) for receipt in receipts]}"
+        (tmp_path / str(lane.index)).write_text(said)
+        return reason
+
+    assert run_in_lanes(3, main, timeouts=TIMEOUTS) == "enough"
+    expected = "enough [0, 1, 2] [(True, 1), (True, 2), (True, 3)]"
+    assert [(tmp_path / str(lane)).read_text() for lane in range(3)] == [expected] * 3
+
+
+def test_the_update_is_of_the_mean_and_all_data_points_are_counted():
+    def main(lane):
+        exchange = lane.exchange(lambda: local(stop_at=9), NUMEL)
+        for _ in range(2):
+            pulled = exchange.pull()
+            exchange.push(torch.arange(NUMEL) + lane.index * 10.0, pulled.step, lane.index + 1)
+        pulled = exchange.pull()
+        assert torch.equal(pulled.parameters, -2 * (torch.arange(NUMEL) + 15.0))
+        return str(pulled.data_points)
+
+    assert run_in_lanes(4, main, timeouts=TIMEOUTS) == str(2 * (1 + 2 + 3 + 4))
+
+
+def test_pulled_parameters_stay_what_they_are_until_the_lane_itself_pulls_again(tmp_path: Path):
+    def main(lane):
+        exchange = lane.exchange(lambda: local(stop_at=9), NUMEL)
+        pulled = exchange.pull()
+        for step in range(3):
+            exchange.push(torch.ones(NUMEL), pulled.step, 1)
+            if lane.index == 0:
+                pulled = exchange.pull()
+                (tmp_path / str(step)).touch()
+            else:
+                while not (tmp_path / str(step)).exists():  # until lane 0 has pulled the next ones
+                    os.sched_yield()
+                assert torch.equal(pulled.parameters, torch.full((NUMEL,), -float(step)))
+                pulled = exchange.pull()
+        return "done"
+
+    assert run_in_lanes(2, main, timeouts=TIMEOUTS) == "done"
+
+
+def test_a_gradient_that_is_not_finite_is_refused_in_every_lane():
+    def main(lane):
+        exchange = lane.exchange(local, NUMEL)
+        pulled = exchange.pull()
+        receipt = exchange.push(torch.full((NUMEL,), float("nan") if lane.index else 1.0), pulled.step, 1)
+        assert (receipt.accepted, receipt.reason) == (False, "non-finite")
+        return "done"
+
+    assert run_in_lanes(2, main, timeouts=TIMEOUTS) == "done"
+
+
+def test_numbers_are_added_over_all_lanes():
+    def main(lane):
+        assert lane.total((lane.index, 0.5)) == [3.0, 1.5]
+        return "done"
+
+    assert run_in_lanes(3, main, timeouts=TIMEOUTS) == "done"
+    assert ALONE.total((7.0,)) == [7.0]
+
+
+def first_lane_hears(other, tmp_path, timeouts=TIMEOUTS):
+    """What lane 0 of two raises when `other(exchange)` is what lane 1 does after a pull."""
+
+    def main(lane):
+        (tmp_path / str(lane.index)).write_text(str(os.getpid()))
+        exchange = lane.exchange(lambda: local(stop_at=1000), NUMEL)
+        pulled = exchange.pull()
+        if lane.index == 1:
+            other(exchange)
+        exchange.push(torch.ones(NUMEL), pulled.step, 1)
+        return "went on"
+
+    with pytest.raises(LaneLost) as lost:
+        run_in_lanes(2, main, timeouts=timeouts)
+    return str(lost.value)
+
+
+def test_a_killed_lane_is_named_with_its_signal(tmp_path: Path):
+    line = first_lane_hears(lambda exchange: os.kill(os.getpid(), signal.SIGKILL), tmp_path)
+    assert line == "lane 1 died (exit code -9)"
+
+
+def test_a_lane_that_raises_is_named_with_its_reason(tmp_path: Path):
+    def fail(exchange):
+        raise ArithmeticError("a game that cannot count")
+
+    assert first_lane_hears(fail, tmp_path) == "lane 1 failed: ArithmeticError: a game that cannot count"
+
+
+def test_a_silent_lane_is_named_within_the_step_timeout_and_killed(tmp_path: Path):
+    line = first_lane_hears(lambda exchange: signal.pause(), tmp_path, Timeouts.of(step_timeout_s=1))
+    assert line == "lane 1 has been silent for 1 s"
+    assert not Path(f"/proc/{(tmp_path / '1').read_text()}").exists()
+
+
+def test_lanes_die_with_lane_0_and_leave_no_memory_behind(tmp_path: Path):
+    before = set(os.listdir("/dev/shm"))
+
+    def main(lane):
+        exchange = lane.exchange(lambda: local(stop_at=1000), NUMEL)
+        exchange.pull()
+        (tmp_path / str(lane.index)).write_text(str(os.getpid()))
+        if lane.index == 0:
+            while not (tmp_path / "2").exists() or not (tmp_path / "1").exists():
+                os.sched_yield()
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()  # as one that hangs in its game does
+        return ""
+
+    worker = os.fork()
+    if not worker:
+        run_in_lanes(3, main, timeouts=TIMEOUTS)
+        os._exit(1)
+    assert os.waitpid(worker, 0)[1] == signal.SIGKILL
+    for lane in (1, 2):  # orphans come to this process, the nearest subreaper
+        pid = int((tmp_path / str(lane)).read_text())
+        assert os.waitpid(pid, 0) == (pid, signal.SIGKILL)
+    assert set(os.listdir("/dev/shm")) == before
+
+
+def test_memory_that_cannot_be_had_is_refused_with_the_arithmetic(monkeypatch: pytest.MonkeyPatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ConfigError) as refused:
+        run_in_lanes(2, lambda lane: str(lane.exchange(local, 1_000_000)), timeouts=TIMEOUTS)
+    assert "2 lanes share 2 + 2 + 1 times 4.0 MB = 20 MB" in str(refused.value)
+
+
+def test_what_lane_0_raises_ends_the_others():
+    def main(lane):
+        exchange = lane.exchange(local, NUMEL)
+        exchange.pull()
+        if lane.index == 0:
+            raise ValueError("its own trouble")
+        exchange.push(torch.ones(NUMEL), 0, 1)
+        return ""
+
+    with pytest.raises(ValueError, match="its own trouble"):
+        run_in_lanes(3, main, timeouts=TIMEOUTS)
