@@ -1,4 +1,4 @@
-"""What a run's config.json and meta.json say that its records do not: frames per step, cores, when its lives were."""
+"""What a run's config.json and meta.json say that its records do not: its stop score, cores, when its lives were."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dba3c.environments.families import FAMILIES, family_of
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
 
@@ -25,7 +24,6 @@ class RunFacts:
     """Read once; a resumed run has a new life, so viewers read it again now and then."""
 
     name: str
-    frames_per_step: float = 1.0
     stop_score: float | None = None
     stop_games: int = 50
     lives: tuple[Life, ...] = ()
@@ -40,7 +38,6 @@ class RunFacts:
         limits = _section(config, "run")
         return cls(
             name=run.path.name,
-            frames_per_step=frames_per_step(_section(config, "environment")),
             stop_score=stop_score(config),
             stop_games=max(1, int(_number(limits.get("stop_games")) or 50)),
             lives=_lives(meta.get("lives", [])),
@@ -63,16 +60,6 @@ class RunFacts:
 def stop_score(config: Mapping[str, Any]) -> float | None:
     """The mean score that a configuration asks for, None where it asks for none."""
     return _number(_section(config, "run").get("stop_score"))
-
-
-def frames_per_step(environment: Mapping[str, Any]) -> float:
-    """Emulator frames per agent step that an environment's configuration means (the mean where it is random)."""
-    skip = environment.get("frame_skip")
-    low, high = skip if isinstance(skip, (list, tuple)) and len(skip) == 2 else (skip, skip)
-    least, most = _number(low), _number(high)
-    if least is not None and most is not None:
-        return (least + most) / 2
-    return float(FAMILIES[family_of(str(environment.get("env_id", "")))].frame_skip or 1)
 
 
 def flat_names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str | int | float | bool]]:

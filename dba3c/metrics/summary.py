@@ -143,7 +143,7 @@ class RunSummary:
         for name, count in (record.get("not_finite") or {}).items():
             self.not_finite[name] = self.not_finite.get(name, 0) + count
         if kind in ("step", "server"):
-            process.add(self._with_frames(record))
+            process.add(record)
             self.step = max(self.step, record["step"])
             self.data_points_committed = record.get("data_points_total") or self.data_points_committed
         elif kind == "episode" and record.get("score") is not None:
@@ -153,12 +153,6 @@ class RunSummary:
             self.events.append(record)
         elif kind == "evaluation":
             self.evaluation = record
-
-    def _with_frames(self, record: Record) -> Record:
-        """The record; one of a run from before frames were counted gets what its agent steps come to."""
-        if "agent_steps" not in record or "frames" in record:
-            return record
-        return {**record, "frames": record["agent_steps"] * self.facts.frames_per_step}
 
     def _process(self, record: Record) -> ProcessState:
         key = (record["role"], record["rank"])

@@ -3,10 +3,10 @@
 import pytest
 
 from dba3c.metrics.charts import ChartInterval, Point
-from dba3c.metrics.run_facts import Life, RunFacts, frames_per_step
+from dba3c.metrics.run_facts import Life, RunFacts
 from dba3c.metrics.summary import RecentSums, RunSummary
 
-FACTS = RunFacts("run", frames_per_step=4.0, stop_games=3, lives=(Life(0.0, 8.0),))
+FACTS = RunFacts("run", stop_games=3, lives=(Life(0.0, 8.0),))
 
 
 def record(kind, time_s, role="worker", rank=0, step=1, **fields):
@@ -46,8 +46,6 @@ def test_frames_are_what_was_stepped_and_data_points_are_what_the_servers_commit
         record("step", 1.0, rank=1, agent_steps=100, frames=397, data_points=100),
     )
     assert (summary.frames, summary.data_points) == (650.0, 160.0)
-    summary.add(record("step", 1.5, rank=2, agent_steps=100))  # of a run from before frames were counted
-    assert summary.frames == 650.0 + 4 * 100
     summary.add(record("server", 2.0, role="server", data_points_total=128))
     assert summary.data_points == 128.0
 
@@ -111,20 +109,6 @@ def test_a_resumed_run_goes_on_from_its_checkpoints_step():
     assert summary.step == 81
 
 
-@pytest.mark.parametrize(
-    ("environment", "frames"),
-    [
-        ({"env_id": "ALE/Pong-v5", "frame_skip": None}, 4.0),
-        ({"env_id": "ALE/Pong-v5", "frame_skip": 1}, 1.0),
-        ({"env_id": "ALE/Pong-v5", "frame_skip": [2, 4]}, 3.0),
-        ({"env_id": "CartPole-v1", "frame_skip": None}, 1.0),
-        ({}, 1.0),
-    ],
-)
-def test_frames_per_step_follow_from_the_configuration(environment, frames):
-    assert frames_per_step(environment) == frames
-
-
 def points_of(*records, now_s, facts=FACTS):
     summary = RunSummary(facts)
     interval = ChartInterval(summary)
@@ -172,9 +156,7 @@ def test_the_online_score_is_of_the_games_since_the_last_point():
 def test_every_worker_has_its_own_charts():
     point, _ = points_of(
         *games(7.0, rank=3),
-        record(
-            "step", 1.0, rank=3, accepted=1, agent_steps=10, loss_total=0.5, window_s=1.0, sections_s={"waiting": 1.0}
-        ),
+        record("step", 1.0, rank=3, accepted=1, frames=40, loss_total=0.5, window_s=1.0, sections_s={"waiting": 1.0}),
         now_s=1.0,
     )
     mine = {name: value for name, value in point.items() if name.startswith("worker-3/")}
