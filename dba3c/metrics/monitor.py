@@ -94,7 +94,7 @@ class Monitor:
         self.points = 0
         self.records = 0
         self.complete = False
-        self._reader = RunReader(run)
+        self._reader = RunReader(run, warn)
         self._interval = ChartInterval(self.summary)
         self._rule = rule or ScoreRule()
         self._scores = Scores(self._rule.stop_games)  # of this life
@@ -103,7 +103,7 @@ class Monitor:
         self._warn = warn
         self._on_stop = on_stop
         self._news_s = time.monotonic()
-        self._warned: set[str] = set()
+        self._stop_failed = False
         if again or len(facts.lives) > 1:  # what is there already is taken in, without being drawn again
             self._take_in()
             self._interval.take(self.summary.newest_s)
@@ -155,8 +155,6 @@ class Monitor:
             self.records += 1
             self._news_s = time.monotonic()
             self._take(record)
-        for about, complaint in self._reader.complaints().items():
-            self._warn_once(about, complaint)
 
     def _take(self, record: Record) -> None:
         happened = self._interval.add(record)
@@ -171,16 +169,13 @@ class Monitor:
         try:
             asked = self.run.request_stop(reason, finished=True)
         except UserError as error:  # a full disk: looked at again in the next turn
-            self._warn_once("stop", str(error))
+            if not self._stop_failed:
+                self._stop_failed = True
+                self._warn(str(error))
             return
         self.stop_reason = reason
         if asked:
             self._on_stop(reason)
-
-    def _warn_once(self, about: str, message: str) -> None:
-        if about not in self._warned:
-            self._warned.add(about)
-            self._warn(message)
 
 
 def _hand_over(happened: Point | Event, sink: Sink | BackgroundSink) -> None:

@@ -30,10 +30,12 @@ _BEYOND_ANY_NUMBER = 1e300  # such an integer has no float, and such a float is 
 
 
 class RunReader:
-    """Reads the metrics files of one run, all of them, incrementally."""
+    """Reads the metrics files of one run, all of them, incrementally; `warn` is told once of each trouble."""
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, warn: Callable[[str], None] = lambda line: None) -> None:
         self.run = run
+        self._warn = warn
+        self._told: set[str] = set()
         self.bad_lines: dict[str, int] = {}  # file name -> lines that were not records
         self.unreadable: dict[str, str] = {}  # file name -> why
         self.unfinished: set[str] = set()  # files that end within a line: being written, or torn
@@ -46,10 +48,13 @@ class RunReader:
         """
         try:
             files = sorted(self.run.metrics.glob("*.jsonl"))
+            yield from heapq.merge(*(self._new_records(path) for path in files), key=_time_s)
         except OSError as error:  # a shared file system that is away: the next poll tries again
             self.unreadable[self.run.metrics.name] = error.strerror or str(error)
-            return iter(())
-        return heapq.merge(*(self._new_records(path) for path in files), key=_time_s)
+        for about, complaint in self.complaints().items():
+            if about not in self._told:
+                self._told.add(about)
+                self._warn(complaint)
 
     def complaints(self) -> dict[str, str]:
         """What could not be read so far, one line for each trouble: {what it is about: the line}."""

@@ -240,19 +240,13 @@ class Watcher:
     def __init__(self, run: RunFolder, view: View | None = None, warn: Callable[[str], None] = warn_on_stderr) -> None:
         self.run = run
         self._summary = RunSummary(RunFacts.of(run))
-        self._reader = RunReader(run)
+        self._reader = RunReader(run, warn)
         self._view = view or terminal_view()
-        self._warn = warn
-        self._warned: set[str] = set()
 
     def look(self, now_s: float | None = None) -> None:
         """Shows the run as it is at `now_s`, by default as it was at its newest record."""
         for record in self._reader.poll():
             self._summary.add(record)
-        for about, complaint in self._reader.complaints().items():
-            if about not in self._warned:
-                self._warned.add(about)
-                self._warn(complaint)
         self._summary.facts = replace(self._summary.facts, lives=RunFacts.of(self.run).lives)
         self._view.show(self._summary, self._summary.newest_s if now_s is None else now_s)
 
