@@ -185,7 +185,7 @@ def report(
         mean=summary.mean,
         median=summary.median,
         iqm=summary.iqm,
-        interval_95=summary.interval_95 or (float("nan"), float("nan")),
+        interval_95=summary.interval_95,
         max=summary.max,
     )
     for failure in share.environment_failures:

@@ -85,11 +85,5 @@ class GradientRecorder:
         taken, self._experience = self._experience, Experience()
         episodes, self._episodes = self._episodes, []
         for episode in episodes:
-            self.metrics.record_episode(
-                step,
-                episode.score,
-                episode.length_steps,
-                terminated=episode.terminated,
-                truncated=episode.truncated,
-            )
+            self.metrics.record_episode(step, episode)
         return taken._asdict()

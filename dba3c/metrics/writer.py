@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
 
+from dba3c.environments.protocol import Episode
 from dba3c.errors import warn_on_stderr
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.registry import Reduced
@@ -129,46 +130,17 @@ class MetricsWriter:
         """
         self._reduce("server", step, values, sections_s or {}, window_s)
 
-    def record_episode(
-        self,
-        step: int,
-        score: float,
-        length_steps: int,
-        terminated: bool = True,
-        truncated: bool = False,
-    ) -> None:
-        """One finished game. `score`: unclipped sum of the whole game's rewards; `length_steps`: agent steps."""
-        fields = {"length_steps": int(length_steps)}
-        ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
+    def record_episode(self, step: int, episode: Episode) -> None:
+        """One finished game."""
+        told = {name: getattr(episode, name) for name in ("length_steps", "terminated", "truncated")}
         with self._lock:
-            self._append("episode", step, {**finite_or_null({"score": float(score)}), **fields, **ends})
+            self._append("episode", step, {**finite_or_null({"score": episode.score}), **told})
             self._flush_when_due()
 
-    def record_evaluation(
-        self,
-        step: int,
-        *,
-        checkpoint_step: int,
-        games: int,
-        unfinished: int = 0,
-        mean: float,
-        median: float,
-        iqm: float,
-        interval_95: Sequence[float],
-        max: float,
-    ) -> None:
-        """The scores of one checkpoint's full games; `interval_95` is the bootstrap interval (low, high) of the IQM."""
-        interval = [float(bound) if math.isfinite(bound) else None for bound in interval_95]
-        scores = {"mean": mean, "median": median, "iqm": iqm, "max": max}
+    def record_evaluation(self, step: int, interval_95: Sequence[float] | None, **numbers: float) -> None:
+        """One checkpoint's full games; `interval_95`: the bootstrap interval (low, high) of the IQM."""
         with self._lock:
-            fields = {
-                "checkpoint_step": checkpoint_step,
-                "games": games,
-                "unfinished": unfinished,
-                **finite_or_null(scores),
-                "interval_95": interval,
-            }
-            self._append("evaluation", step, fields)
+            self._append("evaluation", step, {**finite_or_null(numbers), "interval_95": interval_95 or [None, None]})
             self._flush()
 
     def record_event(self, event: str, message: str, step: int | None = None) -> None:

@@ -1,5 +1,6 @@
 """Run folders for tests, written by the real writer on a made-up clock."""
 
+from dba3c.environments.protocol import Episode
 from dba3c.metrics import writer as metrics
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
@@ -64,7 +65,7 @@ def made_up_run(path, monkeypatch, seconds=30, workers=2, servers=2, config=CONF
                 timed = {"environment": 0.05, "inference": 0.02, "learning": 0.02, "waiting": 0.01}
                 writer.record_step(tick, step_values(late), timed)
                 if tick % 10 == 5:
-                    writer.record_episode(tick, score(tick // 10), length_steps=100)
+                    writer.record_episode(tick, Episode(score(tick // 10), 100, True, False))
             for writer in server_writers:
                 figures = {"active_workers": workers, "commits": 1, "data_points_total": tick * 300, "update_norm": 3.0}
                 writer.record_server(tick, figures, {"aggregating": 0.02, "waiting": 0.08})

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics import writer as metrics
@@ -62,7 +63,7 @@ def test_steps_of_a_window_become_one_record_reduced_by_each_metrics_rule(tmp_pa
 def test_a_window_that_is_not_over_waits_for_flush(tmp_path, clock):
     writer = MetricsWriter(tmp_path, "worker", 0, window_s=1.0)
     writer.record_step(1, {"accepted": 1})
-    writer.record_episode(1, score=3.0, length_steps=10)
+    writer.record_episode(1, Episode(3.0, 10, True, False))
     assert not (tmp_path / "metrics" / "worker-0.jsonl").exists()
     writer.flush()
     assert [record["kind"] for record in lines(tmp_path / "metrics" / "worker-0.jsonl")] == ["episode", "step"]
@@ -103,7 +104,7 @@ def test_numbers_that_are_not_finite_become_null_and_are_counted(tmp_path):
     writer = MetricsWriter(tmp_path, "worker", 0)
     writer.record_step(1, {"loss_total": math.nan, "entropy": math.inf})
     writer.record_step(2, {"loss_total": 3.0, "entropy": -math.inf})
-    writer.record_episode(2, score=math.nan, length_steps=1)
+    writer.record_episode(2, Episode(math.nan, 1, True, False))
     writer.close()
     episode, step = lines(tmp_path / "metrics" / "worker-0.jsonl")
     assert step["loss_total"] == 3.0 and step["entropy"] is None
@@ -119,13 +120,14 @@ def test_an_unknown_metric_is_refused_naming_the_nearest(tmp_path):
 def test_an_evaluation_has_its_interval(tmp_path):
     writer = MetricsWriter(tmp_path, "evaluator", 0)
     scores = {"mean": 1.5, "median": 1.0, "iqm": 1.25, "max": 4.0}
-    writer.record_evaluation(90, checkpoint_step=80, games=4, interval_95=(1.0, math.nan), **scores)
+    writer.record_evaluation(90, checkpoint_step=80, games=4, interval_95=(1.0, 2.0), **scores)
     (record,) = lines(tmp_path / "metrics" / "evaluator-0.jsonl")
-    assert record["interval_95"] == [1.0, None] and record["checkpoint_step"] == 80 and record["iqm"] == 1.25
+    assert record["interval_95"] == [1.0, 2.0] and record["checkpoint_step"] == 80 and record["iqm"] == 1.25
 
 
 FULL_DISK = """
 import resource, sys, json
+from dba3c.environments.protocol import Episode
 from dba3c.metrics.writer import MetricsWriter
 from param_servers import line_file
 line_file.BACKLOG_LINES = 20
@@ -134,7 +136,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 warnings = []
 writer = MetricsWriter(sys.argv[1], "worker", 0, window_s=0.0, warn=warnings.append)
 for step in range(200):
-    writer.record_episode(step, score=float(step), length_steps=1)
+    writer.record_episode(step, Episode(float(step), 1, True, False))
 print(json.dumps(warnings))
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 writer.record_event("checkpoint", "the disk has room again")
