@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from dba3c.errors import UserError
 from dba3c.simulation.calibration import calibrate
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
+from dba3c.simulation.fit import MeasuredPoint, fit
 from dba3c.simulation.simulate import simulate_times
-from dba3c.simulation.validation import MeasuredPoint, fit
 from dba3c.studies.figures import PALETTE, new_figure, save
 from dba3c.studies.page import facts, made_by, markdown, renew
 from param_servers.benchmarks.exchange import WARM_UP_STEPS, Case

@@ -12,8 +12,8 @@ from dba3c.errors import UserError, writing
 from dba3c.simulation.calibration import Calibration, calibrate
 from dba3c.simulation.central import compare
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Work
+from dba3c.simulation.fit import fit, read_points
 from dba3c.simulation.simulate import Option, best, options
-from dba3c.simulation.validation import fit, predict, read_points
 from launch.cli.options import parse
 
 COLUMNS = (
@@ -25,8 +25,7 @@ COLUMNS = (
 class SimulateArguments:
     """How many servers and backup workers for a cluster, simulated: dba3c simulate --nodes 64 --bandwidth-gbit 10.
 
-    With --validate it compares the model with measured points instead, with --central it says when central inference
-    wins. Everything it prints is simulated, and says so.
+    With --central it says when central inference wins instead. Everything it prints is simulated, and says so.
     """
 
     run: tuple[Path, ...] = ()
@@ -86,11 +85,9 @@ class SimulateArguments:
     output: Path | None = None
     """Write the table there as CSV too."""
 
-    validate: Path | None = None
-    """Points measured by `python -m param_servers.benchmarks.exchange` (JSON lines, CSV): predict and compare them."""
-
     fit: Path | None = None
-    """Fit latency, wire efficiency, lost overlap and unfairness to these measured points first."""
+    """Fit latency, wire efficiency, lost overlap and unfairness first, to points that
+    `python -m param_servers.benchmarks.exchange --rate-mbit … --output FIT` measured."""
 
     central: bool = False
     """Compare synchronous workers with central inference on the same nodes."""
@@ -106,8 +103,6 @@ def simulate(words: Sequence[str]) -> int:
     """dba3c simulate [OPTIONS]"""
     arguments = parse(SimulateArguments, words, "dba3c simulate")
     cluster = cluster_of(arguments)
-    if arguments.validate is not None:
-        return _validate(arguments.validate, cluster)
     calibration = calibration_of(arguments)
     if calibration is not None:
         cluster = replace(
@@ -141,20 +136,6 @@ def _tables(arguments: SimulateArguments, cluster: Cluster, work: Work) -> int:
     if arguments.output is not None:
         write_table(arguments.output, rows)
     return 0
-
-
-def _validate(path: Path, cluster: Cluster) -> int:
-    """Exit 0 when every point is within 10 %, 1 when not."""
-    checked = [predict(cluster, point) for point in read_points(path)]
-    width = max(len(each.point.name) for each in checked)
-    print(f"{'':{width}}  measured  SIMULATED  error")
-    for each in checked:
-        measured_ms, predicted_ms = 1e3 * each.point.step_s, 1e3 * each.predicted_s
-        print(f"{each.point.name:{width}}  {measured_ms:8.1f}  {predicted_ms:9.1f}  {each.error:+5.0%}")
-    errors = [abs(each.error) for each in checked]
-    within = sum(error <= 0.1 for error in errors)
-    print(f"{within} of {len(errors)} within 10 %; mean error {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}")
-    return 0 if within == len(errors) else 1
 
 
 def _central(arguments: SimulateArguments, cluster: Cluster, calibration: Calibration | None) -> int:
