@@ -175,13 +175,19 @@ class Setup:
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.servers < 1 or self.backup < 0:
-            raise UserError(f"needs at least 1 worker, 1 server, 0 backup workers, got {self}")
+            raise UserError(f"needs at least 1 worker, 1 server, 0 backup workers, got {self!r}")
         if self.backup >= self.workers:
             raise UserError(f"{self.backup} backup of {self.workers} workers leave no gradient for an update")
         if self.backup and self.exchange in ("async", "allreduce"):
             raise UserError(f"exchange {self.exchange} has no backup workers, got {self.backup}")
         if self.colocated and self.servers > self.workers:
             raise UserError(f"{self.servers} servers cannot be colocated with {self.workers} workers")
+
+    def __str__(self) -> str:
+        """For people, without the backup workers: 4 servers beside workers, all-reduce."""
+        if self.exchange in ("allreduce", "majority"):
+            return "all-reduce"
+        return f"{self.servers} server{'s' if self.servers > 1 else ''}{' beside workers' if self.colocated else ''}"
 
     @property
     def gradients(self) -> int:

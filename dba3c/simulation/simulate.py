@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,26 +91,6 @@ def simulate_majority(cluster: Cluster, work: Work, setup: Setup, times_s: NDArr
 # -- all ways to use the same nodes ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """One way to use the nodes."""
-
-    setup: Setup
-    step_s: float
-    data_points_per_s: float
-    dropped_share: float
-
-    @property
-    def name(self) -> str:
-        """For people: 4 servers, colocated; all-reduce."""
-        setup = self.setup
-        if setup.exchange == "allreduce":
-            return "all-reduce" if not setup.backup else "majority"
-        if setup.exchange == "majority":
-            return "majority"
-        return f"{setup.servers} server{'s' if setup.servers > 1 else ''}{' beside workers' if setup.colocated else ''}"
-
-
 def setups(nodes: int, servers: Sequence[int], backups: Sequence[int], colocated: bool = True) -> Iterator[Setup]:
     """Ways to use `nodes` nodes: k dedicated servers, a server beside every worker, all-reduce; each with b backups."""
     for backup in backups:
@@ -131,30 +110,20 @@ def options(
     backups: Sequence[int],
     steps: int = 50,
     seed: int = 0,
-) -> list[Option]:
+) -> dict[Setup, Outcome]:
     """Every way to use the nodes, simulated.
 
     Raises:
         UserError: none of them leaves a worker.
     """
-    found = []
-    for setup in setups(nodes, servers, backups):
-        outcome = simulate(cluster, work, setup, steps, seed)
-        found.append(
-            Option(
-                setup=setup,
-                step_s=outcome.step_s,
-                data_points_per_s=outcome.data_points_per_s,
-                dropped_share=outcome.dropped_share,
-            )
-        )
+    found = {setup: simulate(cluster, work, setup, steps, seed) for setup in setups(nodes, servers, backups)}
     if not found:
         raise UserError(f"{nodes} nodes leave no worker beside {min(servers, default=0)} servers")
     return found
 
 
-def best(found: Sequence[Option]) -> Option:
+def best(found: Mapping[Setup, Outcome]) -> Setup:
     """The most data points per second; among those within 2 % of it the fewest servers, then the fewest backups."""
-    most = max(option.data_points_per_s for option in found)
-    good = [option for option in found if option.data_points_per_s >= (1 - _AS_GOOD) * most]
-    return min(good, key=lambda option: (option.setup.servers, option.setup.backup, -option.data_points_per_s))
+    rates = {setup: outcome.data_points_per_s for setup, outcome in found.items()}
+    good = [setup for setup, rate in rates.items() if rate >= (1 - _AS_GOOD) * max(rates.values())]
+    return min(good, key=lambda setup: (setup.servers, setup.backup, -rates[setup]))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dba3c.errors import UserError, writing
 from dba3c.simulation.calibration import Calibration, calibrate
 from dba3c.simulation.central import compare
-from dba3c.simulation.cluster import Cluster, ComputeTimes, Work
+from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
 from dba3c.simulation.fit import fit, read_points
-from dba3c.simulation.simulate import Option, best, options
+from dba3c.simulation.simulate import best, options
 from launch.cli.options import parse
 
 COLUMNS = (
@@ -129,10 +129,10 @@ def _tables(arguments: SimulateArguments, cluster: Cluster, work: Work) -> int:
         print_table(found, arguments.backup_workers)
         one = best(found)
         print(
-            f"best: {one.name}, {one.setup.workers} workers of which {one.setup.backup} backup: "
-            f"{one.data_points_per_s:.0f} data points/s (fewer servers win where the difference is below 2 %)"
+            f"best: {one}, {one.workers} workers of which {one.backup} backup: {found[one].data_points_per_s:.0f} data "
+            "points/s (fewer servers win where the difference is below 2 %)"
         )
-        rows += [[nodes, *cells(option)] for option in found]
+        rows += [[nodes, *cells(setup, outcome)] for setup, outcome in found.items()]
     if arguments.output is not None:
         write_table(arguments.output, rows)
     return 0
@@ -222,28 +222,22 @@ def _either(given: float | None, known: float) -> float:
     return known if given is None else given
 
 
-def cells(option: Option) -> list[object]:
+def cells(setup: Setup, outcome: Outcome) -> list[object]:
     """A row of `COLUMNS` but the first."""
-    setup = option.setup
     servers = setup.servers if setup.exchange in ("servers", "async") else 0
-    numbers = [f"{1e3 * option.step_s:.4g}", f"{option.data_points_per_s:.6g}", f"{option.dropped_share:.4g}"]
+    numbers = [f"{1e3 * outcome.step_s:.4g}", f"{outcome.data_points_per_s:.6g}", f"{outcome.dropped_share:.4g}"]
     return [setup.exchange, servers, int(setup.colocated), setup.workers, setup.backup, *numbers]
 
 
-def print_table(found: Sequence[Option], backups: Sequence[int]) -> None:
+def print_table(found: Mapping[Setup, Outcome], backups: Sequence[int]) -> None:
     """Exchanges down, backup workers across."""
-    names = {option.name.replace("majority", "all-reduce"): None for option in found}
+    rows: dict[str, dict[int, str]] = {}
+    for setup, outcome in found.items():
+        told = f"{outcome.data_points_per_s:.0f} ({1e3 * outcome.step_s:.1f} ms, {outcome.dropped_share:.0%})"
+        rows.setdefault(str(setup), {})[setup.backup] = told
     print(f"{'':>24}" + "".join(f"{f'b = {backup}':>26}" for backup in backups))
-    for name in names:
-        shown = []
-        for backup in backups:
-            here = [o for o in found if o.name.replace("majority", "all-reduce") == name and o.setup.backup == backup]
-            shown.append(
-                f"{here[0].data_points_per_s:.0f} ({1e3 * here[0].step_s:.1f} ms, {here[0].dropped_share:.0%})"
-                if here
-                else "-"
-            )
-        print(f"{name:>24}" + "".join(f"{cell:>26}" for cell in shown))
+    for name, told_of in rows.items():
+        print(f"{name:>24}" + "".join(f"{told_of.get(backup, '-'):>26}" for backup in backups))
 
 
 def write_table(path: Path, rows: Sequence[Sequence[object]]) -> None:
