@@ -18,7 +18,8 @@ from dba3c.studies.figures import label_axis, line_of, new_figure, save
 from dba3c.studies.statistics import FEWEST_OF_IQM, interquartile_mean, spread, spread_name
 
 Statistic = Literal["iqm", "mean"]
-X_AXES = {"frames": "progress/frames", "hours": "progress/hours", "core-hours": "progress/core_hours"}
+X_AXES = {"frames": "progress/frames", "hours": "progress/hours", "core-hours": "progress/cpu_hours"}
+"""Core-hours without more words are processor time; those held are progress/core_hours."""
 MAY_DIFFER = ("run/seed", "run/run_dir")
 _GRID_POINTS = 200
 _FEW_POINTS = 5  # are marked: one alone would not be seen

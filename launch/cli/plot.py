@@ -30,7 +30,7 @@ class PlotStudyArguments:
     """Draw this chart of docs/metrics.md alone, e.g. optimizer/v_norm."""
 
     x: str | None = None
-    """With --y: frames, hours, core-hours (held) or a chart; None: the study's axis, where it has one, else frames."""
+    """With --y: frames, hours, core-hours or a chart; None: the study's axis, where it has one, else frames."""
 
     commit_into: Path | None = None
     """Also copy the study's data there, downsampled: small enough to commit, and drawn from like the study itself."""
@@ -47,7 +47,7 @@ class PlotArguments:
     """The figure, written as INTO.png and INTO.svg."""
 
     x: str = "frames"
-    """frames, hours, core-hours (held), or any chart of docs/metrics.md."""
+    """frames, hours, core-hours (of processor time), or any chart of docs/metrics.md."""
 
     y: str = "score/mean"
     """Any chart of docs/metrics.md."""
