@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +43,7 @@ def plot_learning_curves(
     statistic: Statistic = "iqm",
     goal: float | None = None,
     title: str = "",
+    warn: Callable[[str], None] = warn_on_stderr,
 ) -> list[Path]:
     """Draws one line for each group of runs (its seeds); returns the PNG and the SVG.
 
@@ -52,18 +53,23 @@ def plot_learning_curves(
         x: "frames", "hours" or "core-hours", or any chart's name.
         y: any chart's name.
         goal: a horizontal line, e.g. the stop score; of a score, the legend says how many runs reached it.
+        warn: told of each run or group that cannot be drawn; the rest is.
+
+    Raises:
+        UserError: an unknown chart, a file that cannot be written, or nothing is left to draw.
     """
-    if not any(groups.values()):
-        raise UserError("no runs to draw")
-    for name, curves in groups.items():
-        check_comparable(name, curves)
-    figure, axes = new_figure()
     x_chart = X_AXES.get(x, x)
-    for index, (name, curves) in enumerate((name, curves) for name, curves in groups.items() if curves):
-        check_drawable(curves, x, y)
+    for chart in (x_chart, y):
+        check_chart(chart)
+    lines = {name: _lines(curves, x_chart, y, warn) for name, curves in groups.items()}
+    if not any(lines.values()):
+        raise UserError(f"none of these runs can be drawn: none has {y} against {x}")
+    figure, axes = new_figure()
+    for index, (name, found) in enumerate((name, found) for name, found in lines.items() if found):
         if goal is not None and y.startswith("score/"):
-            name += f", {sum(curve.reached(goal) is not None for curve in curves)} of {len(curves)} reached {goal:g}"
-        _draw_group(axes, name, [_line(curve, x_chart, y) for curve in curves], statistic, line_of(index))
+            reached = sum(curve.reached(goal) is not None for curve, _ in found)
+            name += f", {reached} of {len(found)} reached {goal:g}"
+        _draw_group(axes, name, [line for _, line in found], statistic, line_of(index))
     if goal is not None:
         axes.axhline(goal, color="#555555", linewidth=0.9, linestyle=(0, (4, 3)))
         axes.annotate(f"{goal:g}", (1, goal), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
@@ -75,18 +81,26 @@ def plot_learning_curves(
     return save(figure, path)
 
 
-def check_comparable(name: str, curves: Sequence[Curve]) -> None:
-    """Refuses to make one line of runs that were configured differently; seeds and folders may differ."""
-    first = dict(flat_names(curves[0].config)) if curves else {}
-    for curve in curves[1:]:
-        other = dict(flat_names(curve.config))
-        keys = sorted(set(first) | set(other))
-        differing = [key for key in keys if first.get(key) != other.get(key) and key not in MAY_DIFFER]
-        if differing:
-            key = differing[0]
-            told = f"{key} is {first.get(key)} in {curves[0].name} and {other.get(key)} in {curve.name}"
-            more = f" (and {len(differing) - 1} more options)" if len(differing) > 1 else ""
-            raise UserError(f"the runs of {name!r} are not seeds of one configuration: {told}{more}")
+def _lines(
+    curves: Sequence[Curve], x_chart: str, y_chart: str, warn: Callable[[str], None]
+) -> list[tuple[Curve, NDArray[np.float64]]]:
+    """The runs that recorded both charts, with their lines; none where they share no range."""
+    found = []
+    for curve in curves:
+        try:
+            found.append((curve, _line(curve, x_chart, y_chart)))
+        except UserError as error:
+            warn(str(error))
+    if found:
+        low_x, begins_last = max((line[0, 0], curve.name) for curve, line in found)
+        high_x, ends_first = min((line[0, -1], curve.name) for curve, line in found)
+        if low_x > high_x:
+            warn(
+                f"these runs have no common range of {x_chart}: {ends_first} ends at {high_x:,.6g}, before "
+                f"{begins_last} begins at {low_x:,.6g}"
+            )
+            return []
+    return found
 
 
 def _line(curve: Curve, x_chart: str, y_chart: str) -> NDArray[np.float64]:
@@ -122,54 +136,11 @@ def aggregate(lines: Sequence[NDArray[np.float64]], statistic: Statistic = "iqm"
     Args:
         lines: one [2, N] array of places and values for each run; places do not fall.
     """
-    grid = np.linspace(*_common_range(lines), _GRID_POINTS)
+    grid = np.linspace(max(line[0, 0] for line in lines), min(line[0, -1] for line in lines), _GRID_POINTS)
     values = np.stack([np.interp(grid, *line) for line in lines])  # [runs, G]
     of = interquartile_mean if statistic == "iqm" else np.mean
     low, high = spread(values, of)
     return Band(grid, np.asarray(of(values, axis=0)), low, high)
-
-
-def drawable(curves: Sequence[Curve], x: str, y: str, warn: Callable[[str], None]) -> list[Curve]:
-    """The runs that recorded both charts and share a range, ready for one line; `warn` is told of each one left out.
-
-    Raises UserError for an unknown chart.
-    """
-    x_chart = X_AXES.get(x, x)
-    for chart in (x_chart, y):
-        check_chart(chart)
-    found = []
-    for curve in curves:
-        try:
-            _line(curve, x_chart, y)
-        except UserError as error:
-            warn(str(error))
-        else:
-            found.append(curve)
-    try:
-        check_drawable(found, x, y)
-    except UserError as error:
-        warn(str(error))
-        return []
-    return found
-
-
-def check_drawable(curves: Sequence[Curve], x: str, y: str) -> None:
-    """Raises UserError when runs cannot become one line: a chart is unknown or missing, or they share no range."""
-    if not curves:
-        return
-    x_chart = X_AXES.get(x, x)
-    reached = [(*_line(curve, x_chart, y)[0, [0, -1]], curve.name) for curve in curves]
-    low_x, _, begins_last = max(reached)
-    _, high_x, ends_first = min(reached, key=lambda run: run[1])
-    if low_x > high_x:
-        raise UserError(
-            f"these runs have no common range of {x_chart}: {ends_first} ends at {high_x:,.6g}, before {begins_last} "
-            f"begins at {low_x:,.6g}"
-        )
-
-
-def _common_range(lines: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
-    return max(line[0, 0] for line in lines), min(line[0, -1] for line in lines)
 
 
 # -- dba3c plot RUN... -------------------------------------------------------------------------------------------------
@@ -183,24 +154,20 @@ def plot_runs(
     statistic: Statistic = "iqm",
     title: str = "",
 ) -> list[Path]:
-    """Draws the runs into INTO.png and INTO.svg. A run that cannot be read or drawn costs one line, the rest is drawn.
+    """Draws the runs into INTO.png and INTO.svg, as `plot_learning_curves` does; seeds of one configuration are a line.
 
-    Args:
-        x: "frames", "hours", "core-hours" or a chart's name.
-        y: a chart's name (docs/metrics.md).
-
-    Raises:
-        UserError: an unknown chart, a file that cannot be written, or no run is left to draw.
+    A run that cannot be read or drawn costs one line, the rest is drawn.
     """
     curves = load_curves(paths)
-    alike = group_by_configuration(curves).values()
-    kept = [curve for group in alike for curve in drawable(group, x, y, prefixed("left out", warn_on_stderr))]
-    if not kept:
-        raise UserError(f"none of these runs can be drawn: none has {y} against {x}")
-    groups = group_by_configuration(kept)
-    goals = {curve.stop_score for curve in kept}
-    goal = goals.pop() if len(goals) == 1 and y.startswith("score/") else None
-    return plot_learning_curves(groups, into, x=x, y=y, statistic=statistic, goal=goal, title=title)
+    warn = prefixed("left out", warn_on_stderr)
+    goal = common_goal(curves, y)
+    return plot_learning_curves(group_by_configuration(curves), into, x, y, statistic, goal, title, warn)
+
+
+def common_goal(curves: Iterable[Curve], y: str) -> float | None:
+    """The stop score that these runs share, where their scores are drawn."""
+    goals = {curve.stop_score for curve in curves}
+    return goals.pop() if len(goals) == 1 and y.startswith("score/") else None
 
 
 def group_by_configuration(curves: Sequence[Curve]) -> dict[str, list[Curve]]:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
-from dba3c.errors import UserError, prefixed, warn_on_stderr, writing
+from dba3c.errors import UserError, prefixed, writing
 from dba3c.metrics import registry as metric_registry
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.studies.curve import Curve, check_chart
 from dba3c.studies.figures import IDEAL, Pairs, draw_measured, draw_times, finish, new_figure, save
-from dba3c.studies.learning_curves import X_AXES, drawable, plot_learning_curves
+from dba3c.studies.learning_curves import X_AXES, common_goal, plot_learning_curves
 from dba3c.studies.results import (
     PointResult,
     StudyResults,
@@ -46,14 +46,11 @@ def plot_study(folder: str | Path, into: str | Path | None = None) -> list[Path]
     """
     results = read_results(folder)
     target = Path(folder) / "figures" if into is None else Path(into)
-    told = len(results.problems)
     written = draw(results, target)
     report = target / "report.html"
     with writing(report):
         target.mkdir(parents=True, exist_ok=True)
         write_atomically(report, report_text(results, written, Path(folder).resolve().name))
-    for line in results.problems[told:]:
-        warn_on_stderr(line)
     return [*written, report]
 
 
@@ -72,18 +69,13 @@ def plot_metric(folder: str | Path, y: str, x: str | None = None, into: str | Pa
     if x is not None:
         check_chart(X_AXES.get(x, x))
     results = read_results(folder)
-    told = len(results.problems)
     target = Path(folder) / "figures" if into is None else Path(into)
     by_axis = x is None and bool(results.study.x_name)
     figure = scores(x or "frames", y)
     if by_axis:
         unit = metric_registry.charts()[y].unit
         figure = against_axis(mean_of(y), f"{y}, mean of the run", f"{y} ({unit})", from_zero=False)
-    try:
-        return figure(results, target / y.replace("/", "_"))
-    finally:
-        for line in results.problems[told:]:
-            warn_on_stderr(line)
+    return figure(results, target / y.replace("/", "_"))
 
 
 def report_text(results: StudyResults, figures: Sequence[Path], title: str) -> str:
@@ -158,7 +150,7 @@ def draw(results: StudyResults, into: str | Path) -> list[Path]:
         try:
             written += figure(results, folder / name)
         except UserError as error:
-            results.problems.append(f"figure {name}: {error}")
+            results.leave_out(f"figure {name}: {error}")
     return written
 
 
@@ -236,17 +228,10 @@ def scores(x: str, y: str = "score/mean") -> Draw:
     """Learning curves, a line with its band for each point."""
 
     def figure(results: StudyResults, path: Path) -> list[Path]:
-        groups, goals = {}, set()
-        for result in results.points:
-            told = prefixed(f"figure {path.name}: {result.point.name}", results.problems.append)
-            curves = drawable(result.curves, x, y, told)
-            if curves:
-                groups[result.point.name] = curves
-                goals |= {curve.stop_score for curve in curves}
-        if not groups:
-            raise UserError(f"no run has {y} against {x}")
-        goal = goals.pop() if len(goals) == 1 and y.startswith("score/") else None
-        return plot_learning_curves(groups, path, x=x, y=y, goal=goal)
+        groups = {result.point.name: result.curves for result in results.points}
+        goal = common_goal((curve for curves in groups.values() for curve in curves), y)
+        warn = prefixed(f"figure {path.name}", results.leave_out)
+        return plot_learning_curves(groups, path, x, y, goal=goal, warn=warn)
 
     return figure
 
@@ -259,7 +244,7 @@ def each_game(results: StudyResults, path: Path) -> list[Path]:
         try:
             written += scores("frames")(alone, path.with_name(f"{path.name}-{result.point.name}"))
         except UserError as error:
-            results.problems.append(f"figure of {result.point.name}: {error}")
+            results.leave_out(f"figure of {result.point.name}: {error}")
     return written
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,8 +47,13 @@ class StudyResults:
     problems: list[str] = field(default_factory=list)
     """Lines for people: what is missing and why."""
 
+    def leave_out(self, why: str) -> None:
+        """Something is missing: said now, and once more in the report."""
+        self.problems.append(why)
+        warn_on_stderr(why)
 
-def read_results(folder: str | Path, warn: Callable[[str], None] = warn_on_stderr) -> StudyResults:
+
+def read_results(folder: str | Path) -> StudyResults:
     """Reads a study's run folders, or the small ones that were committed in their place.
 
     Raises UserError when there is no study, or nothing of it can be drawn.
@@ -56,29 +61,22 @@ def read_results(folder: str | Path, warn: Callable[[str], None] = warn_on_stder
     study = load(folder)
     results = StudyResults(study)
     for point in study.points:
-        curves: list[Curve] = []
-        for run in study.runs(folder):
-            if run.point.name != point.name:
-                continue
-            curve = _curve_of(run, results.problems)
-            curves += [] if curve is None else [curve]
-        alike = _of_one_configuration(point, curves, results.problems)
+        found = [_curve_of(run, results) for run in study.runs(folder) if run.point.name == point.name]
+        alike = _of_one_configuration([curve for curve in found if curve is not None], results)
         if alike:
             results.points.append(PointResult(point, tuple(alike)))
-    for line in results.problems:
-        warn(line)
     if not results.points:
         raise UserError(f"nothing of the study in {folder} can be drawn")
     return results
 
 
-def _curve_of(run: Run, problems: list[str]) -> Curve | None:
+def _curve_of(run: Run, results: StudyResults) -> Curve | None:
     """A run's curve; None, and a line, where it has none or never trained: as a rate of 0 it would pass for slow."""
-    told = prefixed(run.name, problems.append)
+    told = prefixed(run.name, results.leave_out)
     try:
         if not run.folder.exists():
             raise UserError("this seed has not been run")
-        curve = load_curve(run.folder, warn=told)
+        curve = replace(load_curve(run.folder, warn=told), name=run.name)
         if not np.nanmax(_column(curve, "progress/data_points"), initial=0) > 0:
             raise UserError("it ended before its first update")
     except UserError as error:
@@ -87,16 +85,13 @@ def _curve_of(run: Run, problems: list[str]) -> Curve | None:
     return curve
 
 
-def _of_one_configuration(point: Point, curves: list[Curve], problems: list[str]) -> list[Curve]:
+def _of_one_configuration(curves: list[Curve], results: StudyResults) -> list[Curve]:
     """The largest group of runs that differ in nothing but their seeds; the others cost a line."""
-    if len(curves) < 2:
-        return curves
-    renamed = [Curve(f"{index}", c.columns, c.config, c.meta) for index, c in enumerate(curves)]
-    groups = sorted(group_by_configuration(renamed).values(), key=len, reverse=True)
+    groups = sorted(group_by_configuration(curves).values(), key=len, reverse=True)
     for group in groups[1:]:
-        names = ", ".join(curves[int(curve.name)].name for curve in group)
-        problems.append(f"{point.name}: {names} left out: configured unlike the other {len(groups[0])}")
-    return [curves[int(curve.name)] for curve in groups[0]]
+        names = ", ".join(curve.name for curve in group)
+        results.leave_out(f"{names} left out: configured unlike the other {len(groups[0])}")
+    return groups[0] if groups else []
 
 
 def commit_into(

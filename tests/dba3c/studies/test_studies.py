@@ -133,7 +133,7 @@ def test_a_run_that_is_configured_otherwise_is_left_out_of_its_point(study, caps
     path.write_text(json.dumps(config_of(1, optimizer={"learning_rate": "1e-2"})))
     results = read_results(study)
     assert len(results.points[1].curves) == 1
-    assert "workers-2: seed-1 left out: configured unlike the other 1" in results.problems
+    assert "workers-2/seed-1 left out: configured unlike the other 1" in results.problems
     assert "left out" in capsys.readouterr().err
 
 
