@@ -43,6 +43,12 @@ class Loss(NamedTuple):
     total: Tensor
     metrics: dict[str, float]
 
+    @classmethod
+    def of(cls, total: Tensor, numbers: dict[str, Tensor]) -> Loss:
+        """All numbers are read at once: each would wait for the device."""
+        values = torch.stack([total.detach(), *(number.detach() for number in numbers.values())]).tolist()
+        return cls(total, dict(zip(("loss_total", *numbers), values, strict=True)))
+
 
 class ActorCriticLoss:
     """Targets and loss of rollouts over one action space: ``total, metrics = loss(rollout, entropy_cost=0.01)``."""
@@ -55,14 +61,16 @@ class ActorCriticLoss:
         """The loss of a rollout. behaviour_log_probs: see ``actor_critic_targets``."""
         policy = distribution(self.action_space, rollout.policy_logits)
         targets = actor_critic_targets(policy, rollout, self.settings, behaviour_log_probs)
+        weights = targets.importance_weights
         return actor_critic_loss(
             policy,
             rollout.values,
-            rollout.actions,
+            policy.log_prob(rollout.actions) * targets.advantages,
             targets,
             rollout.valid,
             value_cost=self.settings.value_cost,
             entropy_cost=entropy_cost,
+            means={} if weights is None else {"importance_mean": weights},
         )
 
 
@@ -90,36 +98,34 @@ def actor_critic_targets(
 def actor_critic_loss(
     policy: Distribution,
     values: Tensor,
-    actions: Tensor,
+    gains: Tensor,
     targets: Targets,
     valid: Tensor,
     *,
     value_cost: float,
     entropy_cost: float,
+    means: dict[str, Tensor],
 ) -> Loss:
     """The loss of policy and values [T, B] (with graph) against targets [T, B]: the valid steps' sum over T·B.
+
+    gains: [T, B], what the policy's term maximises. means: [T, B] each, more to log.
 
     A rollout without one valid step has loss 0 and gradient 0. In the metrics, ``loss_policy + loss_value −
     entropy_cost·entropy = loss_total``: every term is the number that is optimised, so a masked step counts as 0 in it,
     also in the entropy (nats). The other metrics are means over the valid steps.
     """
-    weights = valid / valid.numel()
+    weights = valid / max(1, valid.numel())
     shares = valid / valid.sum().clamp(min=1)
-    loss_policy = -(policy.log_prob(actions) * targets.advantages * weights).sum()
+    loss_policy = -(gains * weights).sum()
     loss_value = (0.5 * value_cost) * ((values - targets.values).square() * weights).sum()
     entropy = (policy.entropy() * weights).sum()
-    total = loss_policy + loss_value - entropy_cost * entropy
     with torch.no_grad():
-        numbers = {
-            "loss_total": total,
-            "loss_policy": loss_policy,
-            "loss_value": loss_value,
-            "entropy": entropy,
-            "value_mean": (values * shares).sum(),
-            "advantage_mean": (targets.advantages * shares).sum(),
-            "max_probability": (policy.max_probability() * shares).sum(),
+        means = {
+            "value_mean": values,
+            "advantage_mean": targets.advantages,
+            "max_probability": policy.max_probability(),
+            **means,
         }
-        if targets.importance_weights is not None:
-            numbers["importance_mean"] = (targets.importance_weights * shares).sum()
-        metrics = dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
-    return Loss(total, metrics)
+        terms = {"loss_policy": loss_policy, "loss_value": loss_value, "entropy": entropy}
+        numbers = terms | {name: (mean * shares).sum() for name, mean in means.items()}
+    return Loss.of(loss_policy + loss_value - entropy_cost * entropy, numbers)

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dba3c.algorithms.actor_critic import Loss
-from dba3c.algorithms.returns import lambda_returns
+from dba3c.algorithms.actor_critic import Loss, actor_critic_loss
+from dba3c.algorithms.returns import Targets, lambda_returns
 from dba3c.algorithms.rollout import Rollout
 from dba3c.networks.distributions import Distribution
 
@@ -142,26 +142,19 @@ def ppo_loss(
     actor-critic's metrics: ``clip_fraction``, the share of points whose ratio left 1 ± ε, and ``kl_divergence``, the
     estimate E[ρ − 1 − log ρ] of KL(π_old‖π) in nats.
     """
-    weights = batch.valid / max(1, batch.valid.numel())
-    shares = batch.valid / batch.valid.sum().clamp(min=1)
     log_ratios = policy.log_prob(batch.actions) - batch.log_probs
     ratios = log_ratios.exp()
     clipped = ratios.clamp(1 - settings.policy_clip, 1 + settings.policy_clip)
-    loss_policy = -(torch.minimum(ratios * advantages, clipped * advantages) * weights).sum()
-    loss_value = (0.5 * settings.value_cost) * ((values - batch.value_targets).square() * weights).sum()
-    entropy = (policy.entropy() * weights).sum()
-    total = loss_policy + loss_value - entropy_cost * entropy
-    with torch.no_grad():
-        numbers = {
-            "loss_total": total,
-            "loss_policy": loss_policy,
-            "loss_value": loss_value,
-            "entropy": entropy,
-            "value_mean": (values * shares).sum(),
-            "advantage_mean": (batch.advantages * shares).sum(),
-            "max_probability": (policy.max_probability() * shares).sum(),
-            "clip_fraction": (((ratios - 1).abs() > settings.policy_clip) * shares).sum(),
-            "kl_divergence": ((ratios - 1 - log_ratios) * shares).sum(),
-        }
-        metrics = dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
-    return Loss(total, metrics)
+    return actor_critic_loss(
+        policy,
+        values,
+        torch.minimum(ratios * advantages, clipped * advantages),
+        Targets(batch.value_targets, batch.advantages),
+        batch.valid,
+        value_cost=settings.value_cost,
+        entropy_cost=entropy_cost,
+        means={
+            "clip_fraction": (ratios - 1).abs() > settings.policy_clip,
+            "kl_divergence": ratios - 1 - log_ratios,
+        },
+    )

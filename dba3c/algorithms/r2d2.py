@@ -145,15 +145,12 @@ def r2d2_loss(
     errors = (rescale(returns, settings.rescale_epsilon) - chosen) * burned.valid
     points = burned.valid.sum().clamp(min=1)
     total = (0.5 * errors.square().sum(0) * importance_weights).mean()
-    with torch.no_grad():
-        numbers = {
-            "loss_total": total,
-            "value_mean": (chosen * burned.valid).sum() / points,
-            "td_error_mean": errors.abs().sum() / points,
-            "importance_mean": importance_weights.mean(),
-        }
-        metrics = dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
-    return R2d2Result(Loss(total, metrics), sequence_priorities(errors, burned.valid, settings.priority_max_weight))
+    numbers = {
+        "value_mean": (chosen * burned.valid).sum() / points,
+        "td_error_mean": errors.abs().sum() / points,
+        "importance_mean": importance_weights.mean(),
+    }
+    return R2d2Result(Loss.of(total, numbers), sequence_priorities(errors, burned.valid, settings.priority_max_weight))
 
 
 @torch.no_grad()

@@ -67,19 +67,15 @@ def sac_loss(
     entropy = -log_probs.detach().mean()
     target_entropy = -float(batch.actions.shape[-1])
     loss_temperature = network.log_temperature * (entropy - target_entropy)
-    total = loss_critics + loss_policy + loss_temperature
-    with torch.no_grad():
-        numbers = {
-            "loss_total": total,
-            "loss_policy": loss_policy,
-            "loss_critic": loss_critics,
-            "loss_temperature": loss_temperature,
-            "entropy": entropy,
-            "value_mean": targets.mean(),
-            "temperature": temperature,
-        }
-        metrics = dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
-    return Loss(total, metrics)
+    numbers = {
+        "loss_policy": loss_policy,
+        "loss_critic": loss_critics,
+        "loss_temperature": loss_temperature,
+        "entropy": entropy,
+        "value_mean": targets.mean(),
+        "temperature": temperature,
+    }
+    return Loss.of(loss_critics + loss_policy + loss_temperature, numbers)
 
 
 @torch.no_grad()

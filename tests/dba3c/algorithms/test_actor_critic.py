@@ -154,11 +154,12 @@ def test_a_value_that_is_its_target_costs_nothing() -> None:
     loss = actor_critic_loss(
         Categorical(torch.zeros(2, 2, 3)),
         values,
-        torch.zeros(2, 2, dtype=torch.int64),
+        torch.zeros(2, 2),
         Targets(values, torch.zeros(2, 2)),
         torch.ones(2, 2, dtype=torch.bool),
         value_cost=1.0,
         entropy_cost=0.0,
+        means={},
     )
     assert loss.total.item() == 0.0
     assert loss.metrics["entropy"] == pytest.approx(np.log(3))
