@@ -129,33 +129,25 @@ class LevelCache:
         """Copy the map of `key` to `pk3_path`; False where none can be had (Lab then compiles it and calls `write`)."""
         try:
             shutil.copyfile(self.path_of(key), pk3_path)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            _LOG.warning("a map of the level cache cannot be read, so it is compiled: %s", error)
+        except OSError:
             return False
         return True
 
     def write(self, key: str, pk3_path: str) -> None:
-        """Keep the map at `pk3_path` for `key`, unless another actor already did.
+        """Keep the map at `pk3_path` for `key`.
 
         Where that is refused (another user's directory, a disk that is full or only to be read) it costs a warning and,
         next time, a compilation: never the actor.
         """
         path = self.path_of(key)
-        name = path.parent / f".partial-{uuid.uuid4().hex}"
-        with open(pk3_path, "rb") as compiled:
-            try:
-                if path.exists():
-                    return
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with open(name, "xb") as partial:  # not mkstemp, whose files no other user may read
-                    shutil.copyfileobj(compiled, partial)
-                    partial.flush()
-                    os.fsync(partial.fileno())
-                os.replace(name, path)
-            except OSError as error:
-                _LOG.warning("the level cache does not keep a map: %s", error)
-            finally:
-                with contextlib.suppress(OSError):  # it is gone when all went well
-                    os.unlink(name)
+        partial = path.parent / f".partial-{uuid.uuid4().hex}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(pk3_path, partial)
+            with partial.open("rb") as written:
+                os.fsync(written.fileno())
+            os.replace(partial, path)
+        except OSError as error:
+            _LOG.warning("the level cache does not keep a map: %s", error)
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
