@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from collections.abc import Callable
 
@@ -17,7 +18,6 @@ from dba3c.evaluation.full_games import (
     Evaluation,
     GamesAbandoned,
     evaluated_policies,
-    evaluation_of,
     play_full_games,
     quotas,
     together,
@@ -28,7 +28,7 @@ from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import LOOK_S, Overtime, RunEnd, evaluating
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.statistics import ScoreSummary
+from dba3c.studies.statistics import ScoreSummary, summarise
 
 DEFAULT_NUM_ENVS = 10
 
@@ -74,7 +74,27 @@ def evaluate(
         played = play_full_games(player, environments, games, on_game=on_game, should_stop=should_stop)
     finally:
         environments.close()
-    return evaluation_of(config, policy, protocol, played, seed_index, num_envs, time.monotonic() - started_s)
+    scores = [episode.score for episode in played.episodes]
+    return Evaluation(
+        checkpoint_step=policy.step,
+        data_points=policy.data_points,
+        env_id=config.environment.env_id,
+        protocol=protocol.name,
+        actions=protocol.actions,
+        seed=config.run.seed,
+        seed_index=seed_index,
+        num_envs=num_envs,
+        config_sha256=hashlib.sha256(config.to_json().encode()).hexdigest(),
+        parameters_sha256=policy.sha256,
+        scores=scores,
+        lengths_steps=[episode.length_steps for episode in played.episodes],
+        truncated=[episode.truncated for episode in played.episodes],
+        summary=summarise(scores),
+        unfinished=played.unfinished,
+        environment_failures=played.failures,
+        agent_steps=played.agent_steps,
+        wall_s=round(time.monotonic() - started_s, 3),
+    )
 
 
 def run_evaluator(

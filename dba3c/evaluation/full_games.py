@@ -13,7 +13,6 @@ beside `checkpoints/`, not in it: a checkpoint's files are those of its manifest
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,13 +24,10 @@ import torch
 
 from dba3c.algorithms.policies import Actions, Asked
 from dba3c.algorithms.policies import Policy as Player
-from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Episode, Experience, VectorEnvironment
 from dba3c.errors import UserError
-from dba3c.evaluation.players import EvaluationProtocol
 from dba3c.networks import reset_state
 from dba3c.runs.atomic_files import write_atomically
-from dba3c.runs.checkpoints import Policy
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.statistics import ScoreSummary, summarise
 
@@ -168,39 +164,6 @@ class Evaluation:
         fields["summary"]["interval_95_of"] = "iqm"
         write_atomically(path, json.dumps(fields, indent=1, allow_nan=False) + "\n")
         return path
-
-
-def evaluation_of(
-    config: TrainConfig,
-    policy: Policy,
-    protocol: EvaluationProtocol,
-    played: PlayedGames,
-    seed_index: int,
-    num_envs: int,
-    wall_s: float,
-) -> Evaluation:
-    """What was played, with everything it must be quoted with."""
-    scores = [episode.score for episode in played.episodes]
-    return Evaluation(
-        checkpoint_step=policy.step,
-        data_points=policy.data_points,
-        env_id=config.environment.env_id,
-        protocol=protocol.name,
-        actions=protocol.actions,
-        seed=config.run.seed,
-        seed_index=seed_index,
-        num_envs=num_envs,
-        config_sha256=hashlib.sha256(config.to_json().encode()).hexdigest(),
-        parameters_sha256=policy.sha256,
-        scores=scores,
-        lengths_steps=[episode.length_steps for episode in played.episodes],
-        truncated=[episode.truncated for episode in played.episodes],
-        summary=summarise(scores),
-        unfinished=played.unfinished,
-        environment_failures=played.failures,
-        agent_steps=played.agent_steps,
-        wall_s=round(wall_s, 3),
-    )
 
 
 def together(folder: RunFolder, share: Evaluation, evaluators: int) -> tuple[ScoreSummary, int]:
