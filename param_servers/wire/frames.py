@@ -65,30 +65,6 @@ class Rejected(NamedTuple):
 Event = Joined | Left | Message | Rejected
 
 
-def read_header(peer: Peer, data: bytearray | memoryview) -> Header:
-    """The header of a frame that came from `peer`.
-
-    Raises:
-        BadMessage: it is none, or another rank's.
-    """
-    header = unpack_header(data)
-    if header.sender != peer.rank:
-        raise BadMessage(f"it signs as rank {header.sender}")
-    return header
-
-
-def place_for_payload(peer: Peer, header: Header, receive_into: ReceiveInto) -> memoryview:
-    """The `header.length` bytes that the payload goes into.
-
-    Raises:
-        BadMessage: such a frame is not expected from this peer, or not of this length.
-    """
-    place = receive_into(peer, header)
-    if len(place) != header.length:
-        raise BadMessage(f"a {header.kind.name} of {header.length} bytes instead of {len(place)}")
-    return place
-
-
 AHEAD_BYTES = 8 << 10
 """Read at once where no payload is expected; what a payload has of it is copied."""
 
@@ -148,11 +124,13 @@ class Incoming:
     def _frames_ahead(self) -> Iterator[tuple[Header, memoryview]]:
         start, stop = 0, self._held
         while self._header is None and stop - start >= HEADER_BYTES:
-            header = read_header(self._peer, self._ahead[start : start + HEADER_BYTES])
+            header = unpack_header(self._ahead[start : start + HEADER_BYTES])
+            if header.sender != self._peer.rank:
+                raise BadMessage(f"it signs as rank {header.sender}")
             start += HEADER_BYTES
-            self._payload = (
-                place_for_payload(self._peer, header, self._receive_into) if header.length else self._ahead[:0]
-            )
+            self._payload = self._receive_into(self._peer, header) if header.length else self._ahead[:0]
+            if len(self._payload) != header.length:
+                raise BadMessage(f"a {header.kind.name} of {header.length} bytes instead of {len(self._payload)}")
             self._header, self._have = header, min(header.length, stop - start)
             self._payload[: self._have] = self._ahead[start : start + self._have]
             start += self._have

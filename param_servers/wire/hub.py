@@ -19,7 +19,7 @@ from param_servers.wire.handshake import Dialer, Hello, Listener, Peer, Role
 from param_servers.wire.link_loop import LinkLoop
 from param_servers.wire.links import WAKE_BYTES, Link
 from param_servers.wire.messages import Code, Header, Kind
-from param_servers.wire.tcp_sockets import Door, begin_to_connect, open_listener, reason_of, send_first
+from param_servers.wire.tcp_sockets import accept, begin_to_connect, open_listener, reason_of, send_first
 
 MOST_STRANGERS = 512
 """Connections whose handshake is not done; beyond this the newest are closed."""
@@ -74,7 +74,7 @@ class Hub:
         self._secret, self._receive_into, self._shard, self._admit = secret, receive_into, shard, admit
         self._silence_timeout_s = silence_timeout_s
         self._loop = LinkLoop(handshake_timeout_s, self._accept, self._welcome, self._lost)
-        self._door: Door | None = None
+        self._listener: socket.socket | None = None
         self._links: dict[Peer, Link] = {}
         self._wanted: dict[Link, Peer] = {}
         """Whom the links are to reach that were dialled and have not Joined."""
@@ -169,8 +169,7 @@ class Hub:
         Raises:
             OSError: the address is taken.
         """
-        listener = open_listener(host, port, window_bytes)
-        self._door = Door(listener, self._silence_timeout_s)
+        self._listener = listener = open_listener(host, port, window_bytes)
         if window_bytes is not None:
             self._wake_bytes = 1  # what arrives is passed on at once
         self._loop.listen(listener)
@@ -210,16 +209,16 @@ class Hub:
         self._links.clear()
         self._wanted.clear()
         self._strangers.clear()
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     # -- what the loop asks and tells ----------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        assert self._door is not None
+        assert self._listener is not None
         try:
-            accepted = self._door.accept()
+            accepted = accept(self._listener, self._silence_timeout_s)
         except OSError as error:
             self._rejected.add(f"no connection can be accepted: {reason_of(error)}")
             self._loop.pause_listening(PAUSE_S)

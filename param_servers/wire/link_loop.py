@@ -9,7 +9,7 @@ import select
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from param_servers.errors import BadMessage, Refused
 from param_servers.timeouts import LINGER_S
@@ -18,87 +18,6 @@ from param_servers.wire.links import Link
 from param_servers.wire.tcp_sockets import reason_of
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-
-
-class LinkSelector:
-    """A selector of links and at most one listening socket. A link is open from its first `watch` to its `drop`."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._mask: dict[Link, int] = {}
-        self._gone_bytes = (0, 0)
-
-    def __contains__(self, link: Link) -> bool:
-        return link in self._mask
-
-    def __iter__(self) -> Iterator[Link]:
-        return iter(list(self._mask))
-
-    @property
-    def bytes_moved(self) -> tuple[int, int]:
-        """Bytes sent and received so far, over all links."""
-        sent, received = self._gone_bytes
-        return sent + sum(link.bytes_sent for link in self._mask), received + sum(
-            link.bytes_received for link in self._mask
-        )
-
-    def listen(self, listener: socket.socket) -> None:
-        """Report connections that wait to be accepted."""
-        self._selector.register(listener, READ, None)
-
-    def ignore(self, listener: socket.socket) -> None:
-        """Do not report them any more."""
-        self._selector.unregister(listener)
-
-    def wake_for(self, sock: socket.socket) -> None:
-        """End a `select` when this socket can be read, without reporting it."""
-        self._selector.register(sock, READ, sock)
-
-    def watch(self, link: Link, mask: int) -> None:
-        """Report when it can be read or written; 0: neither."""
-        known = self._mask.get(link, 0)
-        if link.sock.fileno() < 0 or (known == mask and link in self._mask):
-            return
-        if known and mask:
-            self._selector.modify(link.sock, mask, link)
-        elif mask:
-            self._selector.register(link.sock, mask, link)
-        elif known:
-            self._selector.unregister(link.sock)
-        self._mask[link] = mask
-
-    def waits_to_write(self, link: Link) -> bool:
-        """Whether the kernel took no more of it, and has not yet reported that it does."""
-        return bool(self._mask.get(link, 0) & WRITE)
-
-    def drop(self, link: Link) -> None:
-        """Close it."""
-        mask = self._mask.pop(link, None)
-        if mask:
-            self._selector.unregister(link.sock)
-        if mask is not None:
-            sent, received = self._gone_bytes
-            self._gone_bytes = (sent + link.bytes_sent, received + link.bytes_received)
-        link.sock.close()
-
-    def wait_for(self, link: Link, timeout_s: float) -> bool:
-        """Sleep until one link can be read, whatever else can. False, at once, while another one is to be written."""
-        if link not in self._mask or any(mask & WRITE for mask in self._mask.values()):
-            return False
-        alone = select.poll()
-        alone.register(link.sock, select.POLLIN)
-        alone.poll(1e3 * timeout_s)
-        return True
-
-    def select(self, timeout_s: float) -> Iterator[tuple[Link | None, int]]:
-        """(link, what it is ready for), and (None, …) for the listening socket."""
-        for key, mask in self._selector.select(timeout_s):
-            if key.data is None or isinstance(key.data, Link):
-                yield key.data, mask
-
-    def close(self) -> None:
-        """The links must have been dropped. Safe to call twice."""
-        self._selector.close()
 
 
 class LinkLoop:
@@ -122,7 +41,11 @@ class LinkLoop:
         """What the next `poll` returns."""
         self._handshake_timeout_s = handshake_timeout_s
         self._knocked, self._greeted, self._lost = knocked, greeted, lost
-        self._selector = LinkSelector()
+        self._selector = selectors.DefaultSelector()
+        self._watched: dict[Link, int] = {}
+        """Open links, and what each is watched for: to read, to write."""
+        self._gone_bytes = (0, 0)
+        """Sent and received over links that are gone."""
         self._passing: dict[Link, float] = {}
         """Links in their handshake or their last words, with the time when patience ends."""
         self._dirty: dict[Link, None] = {}
@@ -133,7 +56,11 @@ class LinkLoop:
     @property
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes sent and received so far, over all links."""
-        return self._selector.bytes_moved
+        sent, received = self._gone_bytes
+        return (
+            sent + sum(link.bytes_sent for link in self._watched),
+            received + sum(link.bytes_received for link in self._watched),
+        )
 
     @property
     def passing(self) -> int:
@@ -143,24 +70,24 @@ class LinkLoop:
     def listen(self, listener: socket.socket) -> None:
         """Call `knocked` for the connections to this socket."""
         self._listener = listener
-        self._selector.listen(listener)
+        self._selector.register(listener, READ, listener)
 
     def pause_listening(self, pause_s: float) -> None:
         """Let connections wait in the kernel: one that cannot be accepted would wake this process up for ever."""
         if self._listener is not None and self._deaf_until_s is None:
-            self._selector.ignore(self._listener)
+            self._selector.unregister(self._listener)
             self._deaf_until_s = time.monotonic() + pause_s
 
     def wake_for(self, sock: socket.socket) -> None:
         """End a `poll` when this socket can be read."""
-        self._selector.wake_for(sock)
+        self._selector.register(sock, READ, sock)
 
     # -- a link's life -------------------------------------------------------------------------------------------
 
     def begin(self, link: Link, connecting: bool = False) -> None:
         """Shake hands on a new link: `greeted` or `lost` follows."""
         self._passing[link] = time.monotonic() + self._handshake_timeout_s
-        self._selector.watch(link, READ | WRITE if connecting else READ)
+        self._watch(link, READ | WRITE if connecting else READ)
 
     def keep(self, link: Link) -> None:
         """It is a peer's now, for as long as it holds."""
@@ -183,7 +110,7 @@ class LinkLoop:
 
     def shut(self) -> None:
         """Close every link at once. Safe to call twice."""
-        for link in self._selector:
+        for link in list(self._watched):
             self._drop(link)
         self._listener = None
         self._selector.close()
@@ -197,26 +124,35 @@ class LinkLoop:
             timeout_s = 0.0
         elif self._passing or self._deaf_until_s is not None:
             timeout_s = min(timeout_s, self._until_the_next_deadline())
-        if until is not None and timeout_s > 0 and self._selector.wait_for(until, timeout_s):
+        if until is not None and timeout_s > 0 and self._wait_for(until, timeout_s):
             timeout_s = 0.0
-        for link, mask in self._selector.select(timeout_s):
-            if link is None:
+        for key, mask in self._selector.select(timeout_s):
+            if key.data is self._listener:
                 self._knocked()
-                continue
-            if mask & WRITE:
-                self._flush(link)
-            if mask & READ and link in self._selector:
-                self._read(link)
+            elif isinstance(key.data, Link):
+                if mask & WRITE:
+                    self._flush(key.data)
+                if mask & READ and key.data in self._watched:
+                    self._read(key.data)
         self._cut_off_the_slow()
         events, self.events = self.events, []
         return events
+
+    def _wait_for(self, link: Link, timeout_s: float) -> bool:
+        """Sleep until one link can be read, whatever else can. False, at once, while another one is to be written."""
+        if link not in self._watched or any(mask & WRITE for mask in self._watched.values()):
+            return False
+        alone = select.poll()
+        alone.register(link.sock, select.POLLIN)
+        alone.poll(1e3 * timeout_s)
+        return True
 
     def _until_the_next_deadline(self) -> float:
         now_s, deadlines = time.monotonic(), list(self._passing.values())
         if self._listener is not None and self._deaf_until_s is not None:
             if now_s >= self._deaf_until_s:
                 self._deaf_until_s = None
-                self._selector.listen(self._listener)
+                self._selector.register(self._listener, READ, self._listener)
             else:
                 deadlines.append(self._deaf_until_s)
         return max(0.0, min(deadlines, default=math.inf) - now_s)
@@ -231,11 +167,11 @@ class LinkLoop:
         """See `Hub.flush`."""
         dirty, self._dirty = self._dirty, {}
         for link in dirty:
-            if not self._selector.waits_to_write(link):
+            if not self._watched.get(link, 0) & WRITE:
                 self._flush(link)
 
     def _flush(self, link: Link) -> None:
-        if link not in self._selector:
+        if link not in self._watched:
             return
         try:
             link.flush()
@@ -244,7 +180,18 @@ class LinkLoop:
             return
         if link.closing and link.idle:
             self._half_close(link)
-        self._selector.watch(link, READ | (WRITE if link.wants_to_send else 0))
+        self._watch(link, READ | (WRITE if link.wants_to_send else 0))
+
+    def _watch(self, link: Link, mask: int) -> None:
+        """Look at a link when it can be read or written. It is open from its first call to its `_drop`."""
+        known = self._watched.get(link)
+        if known == mask or link.sock.fileno() < 0:
+            return
+        if known is None:
+            self._selector.register(link.sock, mask, link)
+        else:
+            self._selector.modify(link.sock, mask, link)
+        self._watched[link] = mask
 
     def _read(self, link: Link) -> None:
         try:
@@ -258,7 +205,7 @@ class LinkLoop:
                 self.events.append(Message(link.peer, header, payload))
             if was_stranger:
                 self._flush(link)
-                if link.peer is not None and link in self._selector:
+                if link.peer is not None and link in self._watched:
                     self._greeted(link)
         except BlockingIOError:
             return
@@ -289,4 +236,8 @@ class LinkLoop:
 
     def _drop(self, link: Link) -> None:
         self._passing.pop(link, None)
-        self._selector.drop(link)
+        if self._watched.pop(link, None) is not None:
+            self._selector.unregister(link.sock)
+            sent, received = self._gone_bytes
+            self._gone_bytes = (sent + link.bytes_sent, received + link.bytes_received)
+        link.sock.close()

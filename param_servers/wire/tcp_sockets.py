@@ -62,28 +62,18 @@ def open_listener(host: str, port: int, window_bytes: int | None) -> socket.sock
     return listener
 
 
-class Door:
-    """A listening socket."""
+def accept(listener: socket.socket, silence_timeout_s: float) -> tuple[socket.socket, str] | None:
+    """The connection that has waited longest, and its host; None when there is none any more.
 
-    def __init__(self, listener: socket.socket, silence_timeout_s: float) -> None:
-        self._listener, self._silence_timeout_s = listener, silence_timeout_s
-
-    def accept(self) -> tuple[socket.socket, str] | None:
-        """The connection that has waited longest, and its host; None when there is none any more.
-
-        Raises:
-            OSError: it cannot be accepted now, because no more files can be opened, say. It still waits.
-        """
-        try:
-            sock, address = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return None
-        _tune(sock, self._silence_timeout_s)
-        return sock, str(address[0])
-
-    def close(self) -> None:
-        """Nobody is let in any more."""
-        self._listener.close()
+    Raises:
+        OSError: it cannot be accepted now, because no more files can be opened, say. It still waits.
+    """
+    try:
+        sock, address = listener.accept()
+    except (BlockingIOError, ConnectionError):
+        return None
+    _tune(sock, silence_timeout_s)
+    return sock, str(address[0])
 
 
 def begin_to_connect(address: tuple[str, int], silence_timeout_s: float) -> socket.socket:
