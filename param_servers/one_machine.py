@@ -21,8 +21,7 @@ from param_servers.errors import RunBroken, RunStopped
 from param_servers.exchange import GradientExchange
 from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.servers.client import ServersExchange
-from param_servers.servers.server import ParameterServer
-from param_servers.servers.server_core import ShouldStop
+from param_servers.servers.server import ParameterServer, ShouldStop
 
 Worker = Callable[[GradientExchange, int], None]
 """(exchange, rank): pulls and pushes until RunStopped, which is caught for it."""

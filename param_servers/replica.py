@@ -3,7 +3,6 @@
 One process trains on one; in an all-reduce every rank holds one, and all are equal.
 """
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -157,8 +156,8 @@ class Replica:
             path = find_newest(directory)
             return {} if path is None else {"step": read_manifest(path)["step"]}
 
-        def write_unless_there(answer: bytes) -> None:
-            there = json.loads(answer).get("step", -1)
+        def write_unless_there(answer: dict[str, Any]) -> None:
+            there = answer.get("step", -1)
             if there < self.step:
                 self._write(storage)
             else:
@@ -180,17 +179,16 @@ class Replica:
         step, term, data_points = self.step, self.term, self.data_points
         self._saved = step
 
-        def written(answer: bytes) -> None:
-            entry = json.loads(answer)
+        def written(entry: dict[str, Any]) -> None:
             if "error" in entry:
-                done(answer)
+                done(entry)
                 return
             storage.publish(step, term, data_points, [entry], self._extra(), self._config.keep_checkpoints, done)
 
-        def done(answer: bytes) -> None:
-            if error := json.loads(answer).get("error"):
-                self._failure = str(error)
-                self.note("checkpoint_failed", f"checkpoint of step {step} failed: {error}; training goes on")
+        def done(answer: dict[str, Any]) -> None:
+            if "error" in answer:
+                self._failure = answer["error"]
+                self.note("checkpoint_failed", f"checkpoint of step {step} failed: {self._failure}; training goes on")
             else:
                 self._safe = step
                 self.note("checkpoint", f"checkpoint of step {step} written")

@@ -3,13 +3,12 @@
 The disk works in a thread, so that a slow one stops neither steps nor links.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -28,19 +27,9 @@ from param_servers.optim import State
 from param_servers.patience import LeavableThread
 from param_servers.timeouts import CLOSE_S, Timeouts
 
+Done = Callable[[dict[str, Any]], None]
+"""Called with the result of work that is done, or with {"error": why it failed}."""
 Loaded = Callable[[Tensor, State | None], None]
-
-
-class Storage(Protocol):
-    """What a shard needs to write and to find its slice again."""
-
-    def write(self, step: int, term: int, parameters: Tensor, state: State, done: Callable[[bytes], None]) -> None:
-        """Write a slice [n] that nobody changes any more; `done(JSON)` is called later, with `file` or `error`."""
-        ...
-
-    def load(self, step: int, done: Loaded) -> None:
-        """The slice [n] of version `step`, for `done` later; version 0 without a checkpoint is the initial one."""
-        ...
 
 
 class _Pending(NamedTuple):
@@ -55,7 +44,7 @@ class _Pending(NamedTuple):
 
 
 class Checkpoints:
-    """Storage in a directory that all servers share.
+    """One shard's checkpoints, in a directory that all servers share.
 
     Args:
         directory: None: nothing is written, and only the initial parameters can be loaded.
@@ -81,16 +70,17 @@ class Checkpoints:
     def busy(self) -> bool:
         return bool(self._pending)
 
-    def write(self, step: int, term: int, parameters: Tensor, state: State, done: Callable[[bytes], None]) -> None:
+    def write(self, step: int, term: int, parameters: Tensor, state: State, done: Done) -> None:
+        """Write a slice [n] that nobody changes any more; `done` is called with its entry for the manifest."""
         directory, shard, count = self.directory, self._shard, self._plan.num_shards
         if directory is None:
-            done(b'{"error": "no directory for checkpoints"}')
+            done({"error": "no directory for checkpoints"})
             return
         self.submit(lambda: write_shard(directory, step, term, shard, count, parameters, state), done)
 
     def publish(
         self, step: int, term: int, data_points: int, files: list[dict[str, Any]], extra: dict[str, Any], keep: int,
-        done: Callable[[bytes], None],
+        done: Done,
     ) -> None:  # fmt: skip
         """Shard 0: all slices are there; see `files.publish`."""
         directory, plan = self.directory, self._plan
@@ -104,13 +94,13 @@ class Checkpoints:
 
         self.submit(work, done)
 
-    def submit(self, work: Callable[[], dict[str, Any]], done: Callable[[bytes], None]) -> None:
+    def submit(self, work: Callable[[], dict[str, Any]], done: Done) -> None:
         def told(future: Future[dict[str, Any]]) -> None:
             try:
                 result = future.result()
             except (OSError, ParamServersError, ValueError) as error:
                 result = {"error": str(error)}
-            done(json.dumps(result).encode())
+            done(result)
 
         self._begin(work, told)
 
@@ -169,7 +159,10 @@ class Checkpoints:
         return int(manifest["step"]), int(manifest["data_points"]), int(manifest["term"])
 
     def load(self, step: int, done: Loaded) -> None:
-        """See `Storage`; `poll` raises what goes wrong."""
+        """The slice [n] of version `step`, for `done` later; version 0 without a checkpoint is the initial one.
+
+        `poll` raises what goes wrong.
+        """
         if self.directory is None:  # no disk to wait for
             done(*self._load(step))
         else:

@@ -9,33 +9,25 @@ from param_servers.checkpoint.writer import Checkpoints
 from param_servers.errors import BadMessage
 from param_servers.servers.audit import AuditLog
 from param_servers.servers.coordinator import Coordinator
-from param_servers.servers.decisions import Checkpoint, Commit, Decision, Expel, Forsake, Give, Note, Restore, Stop
+from param_servers.servers.decisions import (
+    Checkpoint,
+    Commit,
+    Decision,
+    Expel,
+    Forsake,
+    Note,
+    Order,
+    Restore,
+    Stop,
+    pack_order,
+)
 from param_servers.servers.shard_node import ShardNode
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import MEMBER, Code, Header, Kind, check_data_points, pack_rows, unpack_rows
+from param_servers.wire.messages import MEMBER, Code, Header, Kind, Row, check_data_points, unpack_rows
 
 OnEvent = Callable[[dict[str, Any]], None]
 _CODES = set(Code)
-
-
-def check_report(header: Header, payload: bytes | memoryview) -> None:
-    """Whether a shard of this run says such things.
-
-    Raises:
-        BadMessage: it does not.
-    """
-    if header.kind == Kind.ARRIVED:
-        check_data_points(header.data_points)
-        if not {row.mark for row in unpack_rows(payload)} <= _CODES:
-            raise BadMessage("an answer to a gradient that does not exist")
-    elif header.kind == Kind.WRITTEN:
-        try:
-            entry = json.loads(bytes(payload))
-        except ValueError as error:
-            raise BadMessage("a checkpoint's entry that is no JSON") from error
-        if not isinstance(entry, dict):
-            raise BadMessage("a checkpoint's entry that is none")
 
 
 class Chief:
@@ -43,6 +35,7 @@ class Chief:
 
     Args:
         node: shard 0 itself, which obeys like all others.
+        hub: the way to the others.
         clock: seconds, monotonic.
         on_event: called with {"event", "message", ...} for what is worth a line.
         audit: None: no log.
@@ -55,7 +48,8 @@ class Chief:
         self,
         coordinator: Coordinator,
         node: ShardNode,
-        storage: Checkpoints,
+        hub: Hub,
+        checkpoints: Checkpoints,
         clock: Callable[[], float],
         on_event: OnEvent,
         audit: AuditLog | None = None,
@@ -64,10 +58,9 @@ class Chief:
         should_stop: Callable[[int, int], str | None] = lambda step, data_points: None,
     ) -> None:
         self.coordinator = coordinator
-        self.hub: Hub
         self.staleness: list[int] = []
         """Of the gradients committed since the last report."""
-        self._node, self._storage, self._clock = node, storage, clock
+        self._node, self._hub, self._checkpoints, self._clock = node, hub, checkpoints, clock
         self._on_event, self._audit, self._keep, self._extra = on_event, audit, keep, extra
         self._should_stop = should_stop
         self._servers: set[int] = set()
@@ -99,21 +92,50 @@ class Chief:
     def pull(self, peer: Peer, header: Header) -> None:
         self._carry_out(self.coordinator.pulled(peer.rank, header.incarnation, header.step, header.term))
 
-    def report(self, header: Header, payload: bytes | memoryview) -> None:
-        """A shard tells something (shard 0 too)."""
-        now_s, shard = self._clock(), header.sender
-        self.coordinator.server_heard(shard, now_s)
+    def hear(self, peer: Peer, header: Header, payload: memoryview) -> None:
+        """Another shard tells something.
+
+        Raises:
+            BadMessage: no shard of this run says that.
+        """
+        shard, term, step = peer.rank, header.term, header.step
+        self.coordinator.server_heard(shard, self._clock())
         if header.kind == Kind.ARRIVED:
-            for row in unpack_rows(payload):
-                self._carry_out(
-                    self.coordinator.arrived(shard, row, header.step, header.data_points, header.term, now_s)
-                )
+            check_data_points(header.data_points)
+            rows = unpack_rows(payload)
+            if not {row.mark for row in rows} <= _CODES:
+                raise BadMessage("an answer to a gradient that does not exist")
+            for row in rows:
+                self.arrived(shard, row, term, step, header.data_points)
         elif header.kind == Kind.READY:
-            self._carry_out(self.coordinator.server_ready(shard, header.term, now_s))
+            self.ready(shard, term)
+        elif header.kind == Kind.WRITTEN:
+            self.written(shard, term, step, _entry(payload))
         elif header.kind == Kind.ALIVE:
-            self.hub.send(Peer(Role.SERVER, shard), header._replace(sender=0))
-        elif header.kind == Kind.WRITTEN and header.term == self.coordinator.term:  # else of a history that was undone
-            self._written(shard, header.step, json.loads(bytes(payload)))
+            self._hub.send(peer, header._replace(sender=0))
+
+    def arrived(self, shard: int, row: Row, term: int, step: int, data_points: int) -> None:
+        """See `shard_node.Ears`, as the next two; of shard 0 itself, too."""
+        self._carry_out(self.coordinator.arrived(shard, row, step, data_points, term, self._clock()))
+
+    def ready(self, shard: int, term: int) -> None:
+        self._carry_out(self.coordinator.server_ready(shard, term, self._clock()))
+
+    def written(self, shard: int, term: int, step: int, entry: dict[str, Any]) -> None:
+        if term != self.coordinator.term:
+            return  # of a history that was undone
+        if "error" in entry:
+            self._carry_out(self.coordinator.checkpoint_done(step, f"server {shard}: {entry['error']}"))
+            return
+        self._files[shard] = entry
+        if self.coordinator.checkpointing.slice_written(shard, step):
+            files = [self._files[index] for index in sorted(self._files)]
+            data_points = self.coordinator.checkpointing.data_points
+
+            def published(answer: dict[str, Any]) -> None:
+                self._carry_out(self.coordinator.checkpoint_done(step, str(answer.get("error", ""))))
+
+            self._checkpoints.publish(step, self._node.term, data_points, files, self._extra(), self._keep, published)
 
     def tick(self) -> None:
         """Look at the clock and ask whether to stop."""
@@ -145,71 +167,49 @@ class Chief:
             self._busy = False
 
     def _execute(self, decision: Decision) -> None:
-        term = self.coordinator.term
-        if isinstance(decision, Commit):
-            self._commit(decision)
-        elif isinstance(decision, Give):
-            self._order(Header(Kind.GIVE, 0, term=decision.term, step=decision.step), pack_rows(decision.rows))
-        elif isinstance(decision, Expel):
-            self._event("expelled", f"worker {decision.worker} expelled: {decision.reason}", worker=decision.worker)
-            self._log("expelled", worker=decision.worker, incarnation=decision.incarnation, reason=decision.reason)
-            header = Header(Kind.EXPEL, 0, decision.incarnation, term, sequence=decision.worker)
-            self._order(header, decision.reason.encode())
+        if isinstance(decision, Note):
+            self._note(decision)
         elif isinstance(decision, Forsake):
             self._event("server_lost", decision.reason)
             self._servers.discard(decision.shard)
-            self.hub.close(Peer(Role.SERVER, decision.shard))
+            self._hub.close(Peer(Role.SERVER, decision.shard))
         elif isinstance(decision, Restore):
-            self._storage.set_aside_after(decision.step, lambda: self._roll_back(decision))
-        elif isinstance(decision, Checkpoint):
+            self._checkpoints.set_aside_after(decision.step, lambda: self._roll_back(decision))
+        else:
+            self._record(decision)
+            self._order(decision)
+            if isinstance(decision, Commit):
+                self._ask_whether_to_stop()
+
+    def _record(self, order: Order) -> None:
+        """What is to be known of an order before anybody obeys it."""
+        if isinstance(order, Commit):
+            self.staleness += order.staleness
+            if self._audit is not None:
+                members = [(row.worker, row.incarnation, row.sequence) for row in order.rows if row.mark & MEMBER]
+                self._audit.commit(order, members, self._node.shard.learning_rate(order.data_points_before))
+        elif isinstance(order, Expel):
+            self._event("expelled", f"worker {order.worker} expelled: {order.reason}", worker=order.worker)
+            self._log("expelled", worker=order.worker, incarnation=order.incarnation, reason=order.reason)
+        elif isinstance(order, Checkpoint):
             self._files.clear()
-            self._order(Header(Kind.CHECKPOINT, 0, 0, term, decision.step, data_points=decision.data_points))
-        elif isinstance(decision, Stop):
-            self._log("stopped", reason=decision.reason, failed=decision.failed)
-            code = Code.FAILED if decision.failed else Code.NONE
-            self._order(Header(Kind.STOP, 0, term=term, code=code), decision.reason.encode())
-        elif isinstance(decision, Note):
-            self._note(decision)
+        elif isinstance(order, Stop):
+            self._log("stopped", reason=order.reason, failed=order.failed)
 
     def _roll_back(self, restore: Restore) -> None:
         """Later checkpoints are out of the way. Not when the run has ended, or begun a newer term, meanwhile."""
         if self.coordinator.state == "restoring" and self.coordinator.term == restore.term:
             self._log("rollback", term=restore.term, step=restore.step, data_points=restore.data_points)
-            header = Header(Kind.RESTORE, 0, 0, restore.term, restore.step, data_points=restore.data_points)
-            self._order(header)
+            self._order(restore)
 
-    def _commit(self, commit: Commit) -> None:
-        self.staleness += commit.staleness
-        if self._audit is not None:
-            members = [(row.worker, row.incarnation, row.sequence) for row in commit.rows if row.mark & MEMBER]
-            self._audit.commit(commit, members, self._node.shard.learning_rate(commit.data_points_before))
-        header = Header(Kind.COMMIT, 0, 0, commit.term, commit.step, data_points=commit.data_points)
-        self._order(header, pack_rows(commit.rows))
-        self._ask_whether_to_stop()
-
-    def _order(self, header: Header, payload: bytes = b"") -> None:
+    def _order(self, order: Order) -> None:
         """Every shard obeys, in the order of these calls; the others are told first, they have further to go."""
-        for shard in self._servers:
-            self.hub.send(Peer(Role.SERVER, shard), header, memoryview(payload))
-        self.hub.flush()
-        self._node.obey(header, payload)
-
-    def _written(self, shard: int, step: int, entry: dict[str, Any]) -> None:
-        error = str(entry.get("error", ""))
-        if error:
-            error = f"server {shard}: {error}"
-            self._carry_out(self.coordinator.checkpoint_done(step, error))
-            return
-        self._files[shard] = entry
-        if self.coordinator.checkpointing.slice_written(shard, step):
-            files = [self._files[index] for index in sorted(self._files)]
-            term, data_points = self._node.term, self.coordinator.checkpointing.data_points
-
-            def published(payload: bytes) -> None:
-                failure = str(json.loads(payload).get("error", ""))
-                self._carry_out(self.coordinator.checkpoint_done(step, failure))
-
-            self._storage.publish(step, term, data_points, files, self._extra(), self._keep, published)
+        if self._servers:
+            header, payload = pack_order(order)
+            for shard in self._servers:
+                self._hub.send(Peer(Role.SERVER, shard), header, memoryview(payload))
+            self._hub.flush()
+        self._node.obey(order)
 
     def _note(self, note: Note) -> None:
         if note.event in ("shrunk", "grown"):
@@ -222,3 +222,18 @@ class Chief:
     def _log(self, kind: str, **fields: Any) -> None:
         if self._audit is not None:
             self._audit.write(kind, **fields)
+
+
+def _entry(payload: memoryview) -> dict[str, Any]:
+    """Of a checkpoint, as another shard tells it.
+
+    Raises:
+        BadMessage: it is none.
+    """
+    try:
+        entry = json.loads(bytes(payload))
+    except ValueError as error:
+        raise BadMessage("a checkpoint's entry that is no JSON") from error
+    if not isinstance(entry, dict):
+        raise BadMessage("a checkpoint's entry that is none")
+    return entry

@@ -1,28 +1,34 @@
 """A worker's exchange over sharded parameter servers.
 
-`pull` waits until every shard has delivered the same version. `push` first looks, without waiting, whether a newer
-version exists: then the gradient is stale and its bytes are saved; else every shard is sent its slice at once.
+1. dial every server; when all links are there, ask shard 0 for the newest parameters: it orders all to send them;
+2. `pull` waits until every shard has delivered the same version;
+3. `push` first looks, without waiting, whether a newer version exists: then the gradient is stale and its bytes are
+   saved; else every shard is sent its slice at once; the answer comes by name, or as a newer version;
+4. a link that breaks is dialled again, within a stated time; a slice that may have been lost is sent again under
+   the same number, so it counts once.
 """
 
+import random
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from param_servers.config import ExchangeConfig
-from param_servers.errors import ConfigError, PeerLost, RunBroken, RunStopped
+from param_servers.errors import ConfigError, PeerLost, Refused, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt
-from param_servers.layout import ShardPlan
-from param_servers.patience import AwakeClock
-from param_servers.servers.client_core import ClientCore
+from param_servers.layout import ShardPlan, as_bytes
+from param_servers.patience import AwakeClock, Redial
+from param_servers.servers.client_state import ClientState, Push
 from param_servers.timeouts import GOODBYE_S, NAP_S
-from param_servers.wire.handshake import Peer, check_secret, new_incarnation
+from param_servers.wire.even_push import EvenPush
+from param_servers.wire.frames import Event, Frame, Joined, Left, Message
+from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_life
 from param_servers.wire.hub import Hub
-from param_servers.wire.links import WAKE_BYTES
+from param_servers.wire.messages import MOST_CONTROL_BYTES, Code, Dtype, Header, Kind, text_of
+from param_servers.wire.tcp_sockets import LOOPBACK
 
 _DIAL_NAP_S = 0.05
-_ALONE_NAP_S = 0.1
-"""Longest wait for one server, in which what another one says is not heard."""
 
 
 class ServersExchange:
@@ -37,6 +43,7 @@ class ServersExchange:
         resolve: server number -> (host, port) or None while unknown; asked again before every attempt. It may raise
             RunStopped or RunBroken to say that nobody is there any more.
         secret: the run's, at least 16 bytes.
+        hub, clock: others than TCP and time: a simulation has its own, and calls neither `pull` nor what waits as it.
 
     Raises:
         ConfigError: the secret is too short.
@@ -51,25 +58,33 @@ class ServersExchange:
         resolve: Callable[[int], tuple[str, int] | None],
         secret: bytes,
         incarnation: int | None = None,
+        hub: Hub | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        timeouts = exchange_config.timeouts
+        self.worker = worker
+        self.incarnation = new_incarnation() if incarnation is None else incarnation
+        self.state = ClientState(plan, exchange_config.exchange == "async")
+        self.servers = [Peer(Role.SERVER, shard) for shard in range(plan.num_shards)]
+        self.stopped: tuple[str, bool] | None = None
+        """(reason, failed) once the servers said STOP."""
+        self._life = new_life()
+        self._plan, self._resolve = plan, resolve
+        self._answer_timeout_s, self._return_s = timeouts.answer_s, timeouts.return_s
+        self._now_s = clock or AwakeClock(timeouts.answer_s).now_s
         check_secret(secret)
-        self._answer_timeout_s = exchange_config.timeouts.answer_s
-        self._now_s = AwakeClock(self._answer_timeout_s).now_s
-        self._core = core = ClientCore(
-            worker=worker,
-            plan=plan,
-            exchange_config=exchange_config,
-            resolve=resolve,
-            incarnation=new_incarnation() if incarnation is None else incarnation,
-            clock=self._now_s,
-        )
-        silence_timeout_s = exchange_config.timeouts.silence_s
-        self._hub = core.hub = Hub(secret, core.receive_into, silence_timeout_s=silence_timeout_s)
-        largest = max(4 * (part.stop - part.start) for part in map(plan.slice_of, range(plan.num_shards)))
-        self._waits_for_one = plan.num_shards > 1 and largest <= WAKE_BYTES
-        """Whether what the others send meanwhile fits into the kernel's buffers."""
-        self._in_vain = False
-        """Whether nothing was heard in the last wait."""
+        self._hub = hub or Hub(secret, self.receive_into, silence_timeout_s=timeouts.silence_s)
+        self._pace = EvenPush(self._hub)
+        self._distant = False
+        """Whether a server is on another host, so that the pace of its link is the network's."""
+        seed = random.Random(f"{worker}:{self.incarnation}").getrandbits(32)
+        self._redials = [
+            Redial(timeouts.other_start_s if shard else timeouts.start_s, seed + shard)
+            for shard in range(plan.num_shards)
+        ]
+        self._linked: set[int] = set()
+        self._dialling: set[int] = set()
+        self._must_ask = True
         self._closed = False
 
     @property
@@ -79,11 +94,10 @@ class ServersExchange:
 
     def pull(self) -> Pull:
         """The newest committed parameters, [P] float32; see `GradientExchange.pull`."""
-        state = self._core.state
         self._turn(0.0)
         heard_s = self._now_s()
-        while (pull := state.take()) is None:
-            heard_s = self._wait(heard_s, f"parameters newer than step {state.current_version[1]}")
+        while (pull := self.state.take()) is None:
+            heard_s = self._wait(heard_s, f"parameters newer than step {self.state.current_version[1]}")
         return pull
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
@@ -91,12 +105,12 @@ class ServersExchange:
         if gradient.dtype != torch.float32 or not gradient.is_contiguous():
             raise ConfigError(f"a gradient must be contiguous float32, got {gradient.dtype}")
         self._turn(0.0)
-        push = self._core.push(gradient, step, data_points)
+        push = self.begin_push(gradient, step, data_points)
         heard_s = self._now_s()
         while push.receipt is None:
             heard_s = self._wait(heard_s, f"the answer to the gradient of step {step}")
         if not push.receipt.accepted:
-            self._core.give_up(push)
+            self.give_up_push()
         return push.receipt
 
     def close(self) -> None:
@@ -107,35 +121,163 @@ class ServersExchange:
 
     def _wait(self, heard_s: float, what: str) -> float:
         """One turn of a bounded wait; when something was heard, patience starts anew."""
-        core = self._core
-        if not core.connected:
-            heard = self._turn(_DIAL_NAP_S)
-        elif self._waits_for_one and not self._in_vain:  # being woken for each server costs more than its frame
-            heard = self._turn(_ALONE_NAP_S, core.servers[core.state.laggard])
-        else:
-            heard = self._turn(NAP_S)
-        self._in_vain = not heard
-        if heard:
+        if self._turn(NAP_S if self.connected else _DIAL_NAP_S):
             return self._now_s()
         if self._now_s() - heard_s > self._answer_timeout_s:
-            gone = [str(server) for server in core.servers if not self._hub.connected(server)]
-            everyone = f"all {len(core.servers)} servers" if len(core.servers) > 1 else "server 0"
+            gone = [str(server) for server in self.servers if not self._hub.connected(server)]
+            everyone = f"all {len(self.servers)} servers" if len(self.servers) > 1 else "server 0"
             who = ", ".join(gone) if gone else f"{everyone}, though connected"
-            raise PeerLost(f"worker {core.worker} waited {self._answer_timeout_s:g} s for {what}; silent: {who}")
+            raise PeerLost(f"worker {self.worker} waited {self._answer_timeout_s:g} s for {what}; silent: {who}")
         return heard_s
 
-    def _turn(self, timeout_s: float, until: Peer | None = None) -> bool:
-        """Say what is to be said, move bytes, take in what was heard; True when there was something. See `Hub.poll`."""
+    def _turn(self, timeout_s: float) -> bool:
+        """Say what is to be said, move bytes, take in what was heard; True when there was something."""
         self._check_stopped()
-        self._core.speak()
-        events = self._hub.poll(timeout_s, until)
+        self.speak()
+        events = self._hub.poll(timeout_s)
         for event in events:
-            self._core.handle(event)
-        self._core.advance()
+            self.handle(event)
+        self.advance()
         self._check_stopped()
         return bool(events)
 
     def _check_stopped(self) -> None:
-        if self._core.stopped is not None:
-            reason, failed = self._core.stopped
+        if self.stopped is not None:
+            reason, failed = self.stopped
             raise RunBroken(reason) if failed else RunStopped(reason)
+
+    # -- without waiting ------------------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        """Whether every server is linked."""
+        return len(self._linked) == len(self.servers)
+
+    def speak(self) -> None:
+        """Dial what is missing, ask for what nobody is sending.
+
+        Raises:
+            PeerLost: a server could not be reached for too long.
+        """
+        if not self.connected:
+            now_s = self._now_s()
+            for shard, server in enumerate(self.servers):
+                if shard not in self._linked and shard not in self._dialling:
+                    self._dial(shard, server, now_s)
+        elif self._must_ask or self.state.must_ask:
+            self._ask()
+
+    def _dial(self, shard: int, server: Peer, now_s: float) -> None:
+        redial = self._redials[shard]
+        if redial.expired(now_s):
+            raise PeerLost(
+                f"worker {self.worker} cannot reach {server} for {redial.timeout_s:g} s: {redial.last_reason}"
+            )
+        if not redial.due(now_s):
+            return
+        address = self._resolve(shard)
+        if address is None:
+            redial.failed("no address known", now_s)
+            return
+        self._dialling.add(shard)
+        self._distant = self._distant or not address[0].startswith(LOOPBACK)
+        fingerprint, term = self._plan.fingerprint, self.state.term
+        hello = Hello(Role.WORKER, self.worker, self.incarnation, shard, fingerprint, term, self._life)
+        self._hub.dial(address, hello)
+
+    def _ask(self) -> None:
+        """Ask shard 0 for the newest version; it orders all shards to send the same one."""
+        term, step = self.state.current_version
+        used = -1 if self._must_ask else step
+        self._must_ask = False
+        self.state.asked_for = self.state.newest
+        self._hub.send(self.servers[0], Header(Kind.PULL, self.worker, self.incarnation, term, used))
+
+    def begin_push(self, gradient: Tensor, step: int, data_points: int) -> Push:
+        """Its `receipt` is set at once or by later events."""
+        push = self.state.begin_push(gradient, step, data_points)
+        if push.receipt is None:
+            count = len(self.servers)
+            for turn in range(count):  # each worker begins with another: one link cannot take all of them at once
+                self._send_slice((self.worker + turn) % count, push)
+            self._pace.advance()
+        return push
+
+    def advance(self) -> None:
+        """Let a push go on; to be called after each poll."""
+        push = self.state.push
+        if push is not None and push.receipt is None:
+            self._pace.advance()
+        else:
+            self._pace.finish()
+
+    def give_up_push(self) -> None:
+        """A rejected or stale push: do not send what has not begun."""
+        self._pace.finish()
+        for server in self.servers:
+            self._hub.cancel(server, Kind.GRADIENT)
+
+    def _send_slice(self, shard: int, push: Push) -> None:
+        header = Header(
+            Kind.GRADIENT,
+            self.worker,
+            self.incarnation,
+            *push.version,
+            push.sequence,
+            push.data_points,
+            dtype=Dtype.FLOAT32,
+        )
+        server, payload = self.servers[shard], as_bytes(push.gradient[self._plan.slice_of(shard)])
+        if not (self._distant and len(payload) and self._pace.begin(server, Frame(header, payload, available=0))):
+            self._hub.send(server, header, payload)
+
+    def receive_into(self, peer: Peer, header: Header) -> memoryview:
+        """A place for the payload of a frame; see `links.ReceiveInto`."""
+        if header.kind in (Kind.STOP, Kind.EXPELLED) and header.length <= MOST_CONTROL_BYTES:
+            return memoryview(bytearray(header.length))
+        return as_bytes(self.state.slot(peer.rank, header))
+
+    def handle(self, event: Event) -> None:
+        """Take in one event of the hub.
+
+        Raises:
+            Refused: a server turned this worker away for good.
+        """
+        if isinstance(event, Message):
+            self._hear(event.peer.rank, event.header, event.payload)
+        elif isinstance(event, Joined):
+            self._joined(event.peer.rank)
+        elif isinstance(event, Left):
+            shard = event.peer.rank
+            self._dialling.discard(shard)
+            self._linked.discard(shard)
+            self._pace.lost(event.peer)
+            self.state.lost(shard)
+            self._redials[shard].failed(event.reason, self._now_s())
+            if event.refused:
+                raise Refused(f"worker {self.worker} was turned away by {event.peer}: {event.reason}")
+
+    def _joined(self, shard: int) -> None:
+        self._dialling.discard(shard)
+        self._linked.add(shard)
+        self._redials[shard].succeeded()
+        self._redials[shard].timeout_s = self._return_s
+        self._must_ask = True
+        push = self.state.push
+        if push is not None and push.receipt is None:
+            self._send_slice(shard, push)
+
+    def _hear(self, shard: int, header: Header, payload: memoryview) -> None:
+        if header.kind == Kind.PARAMETERS:
+            self.state.arrived(shard, header)
+        elif header.kind in (Kind.SEALED, Kind.ABORTED):
+            self.state.decided(shard, header)
+        elif header.kind in (Kind.STEP, Kind.RECEIPT):
+            self.state.heard(header)
+        elif header.kind == Kind.STOP:
+            self.stopped = (text_of(payload), header.code == Code.FAILED)
+        elif header.kind == Kind.EXPELLED:
+            reason = text_of(payload)
+            if header.code == Code.FAILED:
+                raise Refused(f"worker {self.worker} was turned away by {self.servers[shard]}: {reason}")
+            self._redials[shard].last_reason = f"expelled: {reason}"

@@ -1,10 +1,11 @@
-"""What the coordinator can decide, and the numbers it decides by."""
+"""What the coordinator can decide, the numbers it decides by, and how its orders are said to the other shards."""
 
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from param_servers.errors import BadMessage
 from param_servers.timeouts import Timeouts
-from param_servers.wire.messages import Row
+from param_servers.wire.messages import Code, Header, Kind, Row, pack_rows, text_of, unpack_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class Commit(NamedTuple):
     term: int
     step: int
     data_points_before: int
+    """Not told to the other shards, which know it."""
     data_points: int
     """In the run, this step included."""
     rows: tuple[Row, ...]
@@ -91,4 +93,44 @@ class Note(NamedTuple):
     worker: int | None = None
 
 
+Order = Commit | Give | Expel | Restore | Checkpoint | Stop
+"""What every shard obeys, in the order in which it was decided."""
 Decision = Commit | Give | Expel | Forsake | Restore | Checkpoint | Stop | Note
+
+
+def pack_order(order: Order) -> tuple[Header, bytes]:
+    """An order as shard 0 says it to the other shards."""
+    if isinstance(order, Commit):
+        header = Header(Kind.COMMIT, 0, 0, order.term, order.step, data_points=order.data_points)
+        return header, pack_rows(order.rows)
+    if isinstance(order, Give):
+        return Header(Kind.GIVE, 0, 0, order.term, order.step), pack_rows(order.rows)
+    if isinstance(order, Expel):
+        return Header(Kind.EXPEL, 0, order.incarnation, sequence=order.worker), order.reason.encode()
+    if isinstance(order, Checkpoint):
+        return Header(Kind.CHECKPOINT, 0, 0, 0, order.step, data_points=order.data_points), b""
+    if isinstance(order, Restore):
+        return Header(Kind.RESTORE, 0, 0, *order[:2], data_points=order.data_points), b""
+    return Header(Kind.STOP, 0, code=Code.FAILED if order.failed else Code.NONE), order.reason.encode()
+
+
+def unpack_order(header: Header, payload: bytes | memoryview) -> Order:
+    """What `pack_order` has packed; of a commit, what only shard 0 needs is left out.
+
+    Raises:
+        BadMessage: it is no order.
+    """
+    term, step, data_points = header.term, header.step, header.data_points
+    if header.kind == Kind.COMMIT:
+        return Commit(term, step, 0, data_points, tuple(unpack_rows(payload)), ())
+    if header.kind == Kind.GIVE:
+        return Give(term, step, tuple(unpack_rows(payload)))
+    if header.kind == Kind.EXPEL:
+        return Expel(header.sequence, header.incarnation, text_of(payload))
+    if header.kind == Kind.CHECKPOINT:
+        return Checkpoint(step, data_points)
+    if header.kind == Kind.RESTORE:
+        return Restore(term, step, data_points)
+    if header.kind == Kind.STOP:
+        return Stop(text_of(payload), header.code == Code.FAILED)
+    raise BadMessage(f"an order {header.kind.name} that does not exist")

@@ -8,6 +8,7 @@
 4. a server that dies is started again and everybody goes back to 1, at most to the newest checkpoint.
 """
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,20 +18,35 @@ from torch import Tensor
 
 from param_servers.checkpoint.writer import Checkpoints
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import ConfigError, RunBroken
+from param_servers.errors import BadMessage, ConfigError, PeerLost, RunBroken
 from param_servers.layout import ShardPlan
-from param_servers.patience import AwakeClock
+from param_servers.patience import AwakeClock, Redial
+from param_servers.servers.audit import AuditLog
 from param_servers.servers.chief import Chief
-from param_servers.servers.server_core import MOST_INCARNATION, Resolve, ServerCore, ShouldStop
+from param_servers.servers.coordinator import Coordinator
+from param_servers.servers.cut_through import is_worthwhile, window_bytes
+from param_servers.servers.decisions import Settings, unpack_order
+from param_servers.servers.reporter import Reporter
+from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
-from param_servers.timeouts import LAST_WORDS_S
-from param_servers.wire.frames import Event
-from param_servers.wire.handshake import check_secret
+from param_servers.timeouts import LAST_WORDS_S, NAP_S
+from param_servers.wire.frames import Event, Joined, Left, Message, Rejected
+from param_servers.wire.handshake import MOST_TERM, Hello, Lives, Peer, Role, check_secret
 from param_servers.wire.hub import Hub
+from param_servers.wire.messages import Header, Kind, Row, pack_rows
 from param_servers.wire.tcp_sockets import listen_address
 
-EVERY_S = 1.0
-"""Between two reports."""
+Resolve = Callable[[int], tuple[str, int] | None]
+"""Server number -> (host, port), or None while it is not known. Asked again before every attempt."""
+ShouldStop = Callable[[int, int], str | None]
+"""(step, data_points) -> the reason to end the run, or None."""
+OnEvent = Callable[[dict[str, Any]], None]
+_SHARD_0 = Peer(Role.SERVER, 0)
+TERMS_OF_A_LIFE = 1 << 12
+"""Terms that a life of server 0 has to itself; more than it ever goes back to a checkpoint."""
+MOST_INCARNATION = MOST_TERM // TERMS_OF_A_LIFE - 1
+MOST_TERMS_AHEAD = 1 << 16
+"""Further ahead of server 0 nobody can be: all servers died, and forgot what workers have seen since the checkpoint."""
 
 
 class ParameterServer:
@@ -52,6 +68,7 @@ class ParameterServer:
         checkpoint_extra: shard 0: JSON for the manifest, asked when a checkpoint is published.
         on_report: called about once a second with the figures of `Reporter`.
         on_event: called with {"event", "message", ...}; the message is one line for a person.
+        hub, checkpoints, clock: others than TCP, `checkpoint_dir` and time: a simulation has its own, and no `run`.
 
     Raises:
         ConfigError: there is no such shard, the parameters are not of this layout, the secret is too short, or
@@ -78,40 +95,77 @@ class ParameterServer:
         should_stop: ShouldStop = lambda step, data_points: None,
         checkpoint_extra: Callable[[], dict[str, Any]] = dict,
         on_report: Callable[[dict[str, Any]], None] = lambda report: None,
-        on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+        on_event: OnEvent = lambda event: None,
+        hub: Hub | None = None,
+        checkpoints: Checkpoints | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         if not 0 <= shard < plan.num_shards:
             raise ConfigError(f"there is no shard {shard} in a plan of {plan.num_shards}")
         if not 0 <= incarnation <= MOST_INCARNATION:
             raise ConfigError(f"a server's incarnation is 0 to {MOST_INCARNATION}, got {incarnation}")
         plan.layout.check(initial_parameters)
-        host = listen_address(exchange_config.listen_host, exchange_config.interface)
-        self._address = (host, exchange_config.port)
-        self._publish_address = publish_address
-        self._core = core = ServerCore(
-            shard=shard,
-            plan=plan,
-            initial_parameters=initial_parameters,
-            optimizer_config=optimizer_config,
-            exchange_config=exchange_config,
-            resolve=resolve,
-            storage=Checkpoints(checkpoint_dir, plan, shard, initial_parameters, exchange_config.timeouts.set_aside_s),
-            clock=AwakeClock(exchange_config.step_timeout_s).now_s,
-            should_stop=should_stop,
-            on_event=on_event,
-            incarnation=incarnation,
-            audit_path=audit_path,
-            life=life,
-            checkpoint_extra=checkpoint_extra,
+        exchange, timeouts = exchange_config, exchange_config.timeouts
+        self.shard, self._plan, self._incarnation = shard, plan, incarnation
+        self._address = listen_address(exchange.listen_host, exchange.interface), exchange.port
+        self._publish_address, self._resolve, self._on_event = publish_address, resolve, on_event
+        self._num_workers, self._lives, self._timeouts = exchange.num_workers, Lives(), timeouts
+        self._clock = clock or AwakeClock(exchange.step_timeout_s).now_s
+        silence_s = timeouts.silence_s
+        check_secret(secret)
+        self._hub = hub or Hub(secret, self.receive_into, shard=shard, admit=self.admits, silence_timeout_s=silence_s)
+        self._checkpoints = checkpoints or Checkpoints(
+            checkpoint_dir, plan, shard, initial_parameters, timeouts.set_aside_s
         )
-        self._hub = Hub(
-            check_secret(secret),
-            core.node.receive_into,
-            shard=shard,
-            admit=core.admits,
-            silence_timeout_s=exchange_config.timeouts.silence_s,
+        asynchronous = exchange.exchange == "async"
+        tensors = Shard(initial_parameters[plan.slice_of(shard)], optimizer_config)
+        worthwhile = is_worthwhile(4 * tensors.numel, exchange.num_workers)
+        all_needed = exchange.num_workers if worthwhile and not asynchronous and not exchange.backup_workers else 0
+        self._window_bytes = window_bytes(4 * tensors.numel, all_needed) if all_needed else None
+        self.node = ShardNode(shard, tensors, self._hub, asynchronous, self._checkpoints, self, all_needed)
+        self.chief: Chief | None = None
+        self._audit: AuditLog | None = None
+        if shard == 0:
+            if audit_path is not None:
+                self._audit = AuditLog(audit_path, life, lambda line: self._note("audit_incomplete", line))
+            self.chief = Chief(
+                self._coordinator(exchange),
+                self.node,
+                self._hub,
+                self._checkpoints,
+                self._clock,
+                on_event,
+                self._audit,
+                exchange.keep_checkpoints,
+                checkpoint_extra,
+                should_stop,
+            )
+        self._redial = Redial(timeouts.start_s, seed=shard)
+        self._dialling = False
+        self._arrived: dict[Header, list[Row]] = {}
+        """What shard 0 is to be told of gradients, told once after each poll."""
+        self._alive_s, self._heard_s = 0.0, self._clock()
+        self._reporter = Reporter(self.node, self._hub, self.chief, on_report)
+
+    def _coordinator(self, exchange: ExchangeConfig) -> Coordinator:
+        checkpoints = self._checkpoints.directory is not None
+        settings = Settings(
+            num_shards=self._plan.num_shards,
+            num_gradients=exchange.gradients_per_step,
+            asynchronous=exchange.exchange == "async",
+            max_staleness=exchange.max_staleness,
+            timeouts=exchange.timeouts,
+            when_lost=exchange.when_workers_lost,
+            min_workers=exchange.min_workers,
+            checkpoints=checkpoints,
+            checkpoint_every=exchange.checkpoint_every_steps if checkpoints else 0,
         )
-        self._reporter = Reporter(core.node, self._hub, core.chief, on_report)
+        step, data_points, term = self._checkpoints.newest(lambda line: self._note("torn_checkpoint", line))
+        # Each life of shard 0 has its own range of terms, so that no term means two histories.
+        return Coordinator(settings, self._clock(), (step, data_points), max(term, self._incarnation * TERMS_OF_A_LIFE))
+
+    def _note(self, event: str, message: str) -> None:
+        self._on_event({"event": event, "message": message})
 
     def run(self) -> str:
         """Serve until the run ends; the reason why it ended.
@@ -123,100 +177,179 @@ class ParameterServer:
             CheckpointUnreadable: the file system does not let it be read.
             OSError: the address to listen on is taken.
         """
-        core = self._core
+        nap_s = min(NAP_S, self._timeouts.alive_every_s)
         try:
-            self._publish_address(*self._hub.listen(*self._address, core.window_bytes))
-            core.attach(self._hub)
-            while core.node.ended is None:
-                for event in self._reporter.timed(self._hub.poll, core.nap_s):
-                    core.handle(event)
-                core.look_at_the_clock()
+            self._publish_address(*self._hub.listen(*self._address, self._window_bytes))
+            self.begin()
+            while self.node.ended is None:
+                for event in self._reporter.timed(self._hub.poll, 0.02 if self._checkpoints.busy else nap_s):
+                    self.handle(event)
+                self.look_at_the_clock()
                 self._reporter.maybe(time.monotonic())
             self._hub.drain(LAST_WORDS_S)
         finally:
-            self._hub.shut()
-            core.close()
-            self._reporter.close()
-        reason, failed = core.node.ended
+            self.close()
+        reason, failed = self.node.ended
         if failed:
             raise RunBroken(reason)
         return reason
 
-
-class Reporter:
-    """Calls `on_report` with counts since the last report and with what is now.
-
-    Keys: step, term, data_points_total, active_workers, num_gradients (shard 0), commits, stale, rejected,
-    update_norm (L2, of one update, the first since the last report; this shard's), first_moment_norm and
-    second_moment_norm (L2, this shard's; where the optimizer keeps them), learning_rate, bytes_sent, bytes_received,
-    staleness_mean/min/max (shard 0, async), sections_s {aggregating, applying, waiting, other}, window_s.
-    """
-
-    def __init__(
-        self, node: ShardNode, hub: Hub, chief: Chief | None, on_report: Callable[[dict[str, Any]], None]
-    ) -> None:
-        self._node, self._hub, self._chief, self._on_report = node, hub, chief, on_report
-        self._waiting_s = 0.0
-        self._since_s = time.monotonic()
-        node.shard.measure_next_update()
-        self._counts = self._now()
-
-    def timed(self, poll: Callable[[float], list[Event]], timeout_s: float) -> list[Event]:
-        """Poll, and count the time as waiting."""
-        start_s = time.perf_counter()
-        events = poll(timeout_s)
-        self._waiting_s += time.perf_counter() - start_s
-        return events
-
-    def maybe(self, now_s: float) -> None:
-        """Report if it is time and something was committed; of whole versions only."""
-        due = now_s - self._since_s >= EVERY_S and self._node.commits > self._counts["commits"]
-        if due and not self._node.betting:
-            self._send(now_s)
+    def begin(self) -> None:
+        """The hub listens: shard 0 itself is there."""
+        if self.chief is not None:
+            self.chief.begin()
 
     def close(self) -> None:
-        """The last report, unless the end came between two versions."""
-        if self._node.commits > self._counts["commits"] and not self._node.betting:
-            self._send(time.monotonic())
+        """Let go of links, disk and log; `run` does."""
+        self._hub.shut()
+        self._checkpoints.close()
+        if self._audit is not None:
+            self._audit.close()
+        self._reporter.close()
 
-    def _send(self, now_s: float) -> None:
-        node, counts = self._node, self._now()
-        change = {name: counts[name] - self._counts[name] for name in counts}
-        window_s = now_s - self._since_s
-        sections_s = {name: change.pop(name) for name in ("aggregating", "applying")}
-        sections_s["waiting"] = self._waiting_s
-        sections_s["other"] = max(0.0, window_s - sum(sections_s.values()))
-        report: dict[str, Any] = {
-            "step": node.step,
-            "term": node.term,
-            "data_points_total": node.data_points,
-            "active_workers": len(node.workers),
-            **change,
-            "update_norm": node.shard.update_norm,
-            **node.shard.moment_norms(),
-            "learning_rate": node.shard.learning_rate(node.data_points),
-            "sections_s": sections_s,
-            "window_s": window_s,
-        }
-        if self._chief is not None:
-            report["num_gradients"] = self._chief.coordinator.steps.num_gradients
-            delays, self._chief.staleness = self._chief.staleness, []
-            if delays:
-                report |= {"staleness_mean": sum(delays) / len(delays)}
-                report |= {"staleness_min": min(delays), "staleness_max": max(delays)}
-        node.shard.measure_next_update()
-        self._counts, self._since_s, self._waiting_s = counts, now_s, 0.0
-        self._on_report(report)
+    # -- events --------------------------------------------------------------------------------------------------
 
-    def _now(self) -> dict[str, float]:
-        node = self._node
-        sent, received = self._hub.bytes_moved
-        return {
-            "commits": node.commits,
-            "stale": node.stale,
-            "rejected": node.rejected,
-            "bytes_sent": sent,
-            "bytes_received": received,
-            "aggregating": node.shard.aggregating_s,
-            "applying": node.shard.applying_s,
-        }
+    def receive_into(self, peer: Peer, header: Header) -> memoryview:
+        """See `frames.ReceiveInto`."""
+        return self.node.receive_into(peer, header)
+
+    def handle(self, event: Event) -> None:
+        """Take in one event of the hub."""
+        if isinstance(event, Message):
+            self._hear(event)
+        elif isinstance(event, Joined):
+            self._joined(event.hello, event.peer)
+        elif isinstance(event, Left):
+            self._left(event)
+        elif isinstance(event, Rejected):
+            message = f"server {self.shard}: {event.reason}"
+            self._on_event({"event": "rejected", "message": message, "number": event.number})
+
+    def _hear(self, message: Message) -> None:
+        peer, header, payload = message
+        if peer.role is Role.WORKER:
+            if header.kind == Kind.GRADIENT:
+                self.node.gradient(peer, header)
+            elif header.kind == Kind.PULL and self.chief is not None:
+                self.chief.pull(peer, header)
+        elif self.chief is not None:
+            try:
+                self.chief.hear(peer, header, payload)
+            except BadMessage as error:
+                self._hub.close(peer)
+                self._left(Left(peer, str(error)))
+        else:
+            self._heard_s = self._clock()
+            if header.kind != Kind.ALIVE:
+                self.node.obey(unpack_order(header, payload))
+
+    def _joined(self, hello: Hello, peer: Peer) -> None:
+        if peer.role is Role.WORKER:
+            self.node.joined(hello)
+        if self.chief is not None:
+            self.chief.joined(hello)
+        elif peer == _SHARD_0:
+            self._dialling = False
+            self._redial.succeeded()
+            self._redial.timeout_s = self._timeouts.return_s
+            self._heard_s = self._clock()
+
+    def _left(self, event: Left) -> None:
+        peer = event.peer
+        incarnation = self.node.workers.get(peer.rank, -1) if peer.role is Role.WORKER else 0
+        if peer.role is Role.WORKER:
+            self.node.left(peer.rank)
+        if self.chief is not None:
+            self.chief.left(peer, incarnation, event.reason)
+        elif peer == _SHARD_0:
+            self._dialling = False
+            self._redial.failed(event.reason, self._clock())
+            if event.refused:
+                raise PeerLost(f"server {self.shard} was turned away by server 0: {event.reason}")
+
+    def look_at_the_clock(self) -> None:
+        """To be called after each poll: what can be passed on or told, disks, timeouts, redialling.
+
+        Raises:
+            PeerLost: shard 0 is gone and did not come back.
+        """
+        if self._arrived:  # shard 0 must not wait for it behind the last part of the update
+            self._tell_arrived()
+            self._hub.flush()
+        self.node.advance()
+        self._checkpoints.poll()
+        if self.chief is not None:
+            self.chief.tick()
+        else:
+            self._keep_in_touch(self._clock())
+
+    def _keep_in_touch(self, now_s: float) -> None:
+        """Shards other than 0: dial shard 0 until it answers, and let it know that we live."""
+        if self._hub.connected(_SHARD_0):
+            silence_s = self._timeouts.server_0_silence_s
+            if now_s - self._heard_s > silence_s:
+                raise PeerLost(f"server {self.shard}: server 0 is silent for {silence_s:g} s")
+            if now_s >= self._alive_s:
+                self._alive_s = now_s + self._timeouts.alive_every_s
+                self._hub.send(_SHARD_0, Header(Kind.ALIVE, self.shard, 0, self.node.term, self.node.step))
+            return
+        if self._redial.expired(now_s):
+            raise PeerLost(f"server {self.shard} lost server 0: {self._redial.last_reason}")
+        if not self._dialling and self._redial.due(now_s):
+            address = self._resolve(0)
+            if address is None:
+                self._redial.failed("no address known", now_s)
+                return
+            self._dialling = True
+            hello = Hello(Role.SERVER, self.shard, self._incarnation, 0, self._plan.fingerprint, self.node.term)
+            self._hub.dial(address, hello)
+
+    # -- what shard 0 is told: see `shard_node.Ears` -------------------------------------------------------------
+
+    def arrived(self, shard: int, row: Row, term: int, step: int, data_points: int) -> None:
+        if self.chief is not None:
+            self.chief.arrived(shard, row, term, step, data_points)
+        else:
+            header = Header(Kind.ARRIVED, shard, 0, term, step, data_points=data_points)
+            self._arrived.setdefault(header, []).append(row)
+
+    def ready(self, shard: int, term: int, step: int) -> None:
+        if self.chief is not None:
+            self.chief.ready(shard, term)
+        else:
+            self._tell(Header(Kind.READY, shard, 0, term, step))
+
+    def written(self, shard: int, term: int, step: int, entry: dict[str, Any]) -> None:
+        if self.chief is not None:
+            self.chief.written(shard, term, step, entry)
+        else:
+            self._tell(Header(Kind.WRITTEN, shard, 0, term, step), json.dumps(entry).encode())
+
+    def _tell(self, header: Header, payload: bytes = b"") -> None:
+        self._tell_arrived()
+        self._hub.send(_SHARD_0, header, memoryview(payload))
+
+    def _tell_arrived(self) -> None:
+        """64 workers that finish together are one message, not 64."""
+        arrived, self._arrived = self._arrived, {}
+        for header, rows in arrived.items():
+            self._hub.send(_SHARD_0, header, memoryview(pack_rows(rows)))
+
+    # -- who may join --------------------------------------------------------------------------------------------
+
+    def admits(self, hello: Hello) -> str:
+        """ "" or one line why this peer may not join."""
+        if self.node.ended is not None:
+            return f"the run has ended: {self.node.ended[0]}"
+        if hello.fingerprint != self._plan.fingerprint:
+            return f"its layout is {hello.fingerprint}, this run's is {self._plan.fingerprint}"
+        if self.chief is not None and hello.term > self.chief.coordinator.term + MOST_TERMS_AHEAD:
+            return f"it claims to have seen term {hello.term}, this run is at {self.chief.coordinator.term}"
+        if hello.role is Role.SERVER:
+            servers = self._plan.num_shards
+            if self.chief is None:
+                return "only server 0 takes servers"
+            return "" if 0 < hello.rank < servers else f"there is no {hello.peer} in this run of {servers} servers"
+        if hello.role is not Role.WORKER or hello.rank >= self._num_workers:
+            return f"there is no {hello.peer} in this run of {self._num_workers} workers"
+        return self._lives.admits(hello)

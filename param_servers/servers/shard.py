@@ -137,10 +137,3 @@ class Shard:
                 tensor.zero_()
         else:
             self._optimizer.load(state)
-
-
-def tensor_of(payload: memoryview) -> Tensor:
-    """The tensor whose memory `as_bytes` gave: a received payload brings its own, whatever has arrived since."""
-    tensor = getattr(payload.obj, "base", None)
-    assert isinstance(tensor, Tensor)
-    return tensor

@@ -3,18 +3,20 @@
 It talks through a hub and never blocks; shard 0 obeys its own chief through the same `obey`.
 """
 
-from collections.abc import Callable
+from collections import deque
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from param_servers.checkpoint.writer import Storage
+from param_servers.checkpoint.writer import Checkpoints
 from param_servers.errors import BadMessage
 from param_servers.layout import as_bytes
 from param_servers.optim import State
 from param_servers.servers.accumulator import Accumulator
-from param_servers.servers.cut_through import Bets, Version
-from param_servers.servers.shard import Shard, tensor_of
+from param_servers.servers.cut_through import CutThrough, Version
+from param_servers.servers.decisions import Checkpoint, Commit, Expel, Give, Order, Restore, Stop
+from param_servers.servers.shard import Shard
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import (
@@ -27,15 +29,23 @@ from param_servers.wire.messages import (
     Kind,
     Row,
     check_data_points,
-    pack_rows,
-    unpack_rows,
 )
 
-_FROM_WORKERS = {Kind.GRADIENT}
 _FROM_SHARDS = {Kind.ARRIVED, Kind.WRITTEN}
 _FROM_SHARD_0 = {Kind.COMMIT, Kind.GIVE, Kind.EXPEL, Kind.STOP}
-Report = Callable[[Header, bytes], None]
-"""Tells shard 0 something: (header, payload)."""
+
+
+class Ears(Protocol):
+    """How shard 0 is told what a shard has done."""
+
+    def arrived(self, shard: int, row: Row, term: int, step: int, data_points: int) -> None:
+        """A slice is complete (row.mark NONE) or rejected (another Code)."""
+
+    def ready(self, shard: int, term: int, step: int) -> None:
+        """Restored to this version."""
+
+    def written(self, shard: int, term: int, step: int, entry: dict[str, Any]) -> None:
+        """The slice of a checkpoint is on disk, or could not be written."""
 
 
 class ShardNode:
@@ -44,45 +54,40 @@ class ShardNode:
     Args:
         index: which shard; 0 also announces new versions to workers that are not sent them.
         shard: its tensors.
+        hub: the way to its peers.
         asynchronous: gradients of older versions count.
-        storage: where checkpoints go and come from.
-        report: how shard 0 is told.
+        checkpoints: where its slice is written and read.
+        ears: how shard 0 is told.
         all_needed: workers whose gradients every step waits for (no backup workers), so that updates can be passed on
             while they arrive; 0: never.
     """
 
     def __init__(
-        self, index: int, shard: Shard, asynchronous: bool, storage: Storage, report: Report, all_needed: int = 0
+        self,
+        index: int,
+        shard: Shard,
+        hub: Hub,
+        asynchronous: bool,
+        checkpoints: Checkpoints,
+        ears: Ears,
+        all_needed: int = 0,
     ) -> None:
-        self.index = index
-        self.shard = shard
-        self._hub: Hub
+        self.index, self.shard = index, shard
         self.term = self.step = self.data_points = 0
         self.ended: tuple[str, bool] | None = None
         """(reason, failed) once the run is over."""
         self.commits = self.stale = self.rejected = 0
         self.workers: dict[int, int] = {}
         """Incarnation of each connected worker."""
-        self._asynchronous = asynchronous
+        self._hub, self._checkpoints, self._ears, self._asynchronous = hub, checkpoints, ears, asynchronous
         self._accumulator = Accumulator(shard.numel, keeps_older=asynchronous)
-        self._storage = storage
-        self._report = report
-        self._incoming: dict[Peer, Tensor] = {}
-        """Where the slice goes that is arriving from a worker now."""
+        self._incoming: dict[Peer, deque[Tensor]] = {}
+        """Where a worker's slices go that have begun to arrive and are not handled; only the last may be incomplete."""
         self._receipts: dict[int, tuple[int, int, Code]] = {}
         """Last decided push of each worker: (incarnation, sequence, answer)."""
-        self._bets = Bets(index, shard, self._accumulator, all_needed)
+        self.cut_through = CutThrough(index, shard, hub, self._accumulator, all_needed)
         self._restoring: int | None = None
         """The term whose state is being loaded."""
-
-    @property
-    def hub(self) -> Hub:
-        """The way out; to be set before anything else is called."""
-        return self._hub
-
-    @hub.setter
-    def hub(self, hub: Hub) -> None:
-        self._hub = self._bets.hub = hub
 
     # -- links ---------------------------------------------------------------------------------------------------
 
@@ -92,7 +97,7 @@ class ShardNode:
     def left(self, worker: int) -> None:
         self.workers.pop(worker, None)
         self._incoming.pop(Peer(Role.WORKER, worker), None)
-        self._bets.left(worker)
+        self.cut_through.left(worker)
 
     def receive_into(self, peer: Peer, header: Header) -> memoryview:
         """A place for the payload of a frame, or BadMessage: nothing is allocated on a stranger's word."""
@@ -104,7 +109,7 @@ class ShardNode:
         return memoryview(bytearray(header.length))
 
     def _slice_for(self, peer: Peer, header: Header) -> memoryview:
-        if header.kind not in _FROM_WORKERS or header.dtype != Dtype.FLOAT32 or header.length % 4:
+        if header.kind != Kind.GRADIENT or header.dtype != Dtype.FLOAT32 or header.length % 4:
             raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
         if header.length > 4 * self.shard.numel:
             raise BadMessage(f"a gradient of {header.length} bytes for a slice of {4 * self.shard.numel}")
@@ -112,33 +117,35 @@ class ShardNode:
             raise BadMessage(f"it signs as incarnation {header.incarnation}")
         check_data_points(header.data_points)
         whole = header.length == 4 * self.shard.numel
-        place = as_bytes(self._accumulator.spare() if whole else torch.empty(header.length // 4))
-        self._incoming[peer] = tensor_of(place)
-        return place
+        place = self._accumulator.spare() if whole else torch.empty(header.length // 4)
+        self._incoming.setdefault(peer, deque()).append(place)
+        return as_bytes(place)
 
     # -- workers -------------------------------------------------------------------------------------------------
 
-    def gradient(self, peer: Peer, header: Header, payload: memoryview) -> None:
-        """A slice is complete. The next one of this worker may have begun to arrive in the same poll."""
-        if header.term != self.term or self._restoring is not None or self.ended or not header.length:
-            return  # of an earlier term: the worker was, or will be, sent parameters of the new one
-        tensor = tensor_of(payload)
-        if self._incoming.get(peer) is tensor:
+    def gradient(self, peer: Peer, header: Header) -> None:
+        """A slice is complete, where `receive_into` put it. The worker's next one may have begun to arrive."""
+        places = self._incoming.get(peer)
+        if not header.length or not places:
+            return  # nothing was put anywhere, or the worker was expelled by what came before
+        tensor = places.popleft()
+        if not places:
             del self._incoming[peer]
+        if header.term != self.term or self._restoring is not None or self.ended:
+            return  # of an earlier term: the worker was, or will be, sent parameters of the new one
         code = self._accumulator.add(peer.rank, header.incarnation, header.sequence, header.step, tensor)
         if code == Code.NONE:
-            self._bets.completed(peer.rank, tensor)
+            self.cut_through.completed(peer.rank, tensor)
         if code in (Code.NON_FINITE, Code.WRONG_LENGTH):
-            self._bets.abort()
+            self.cut_through.abort()
             self.rejected += 1
             answer = Header(Kind.RECEIPT, self.index, 0, self.term, self.step, header.sequence, code=code)
-            self.hub.send(peer, answer)
+            self._hub.send(peer, answer)
         elif code == Code.STALE:
             self.stale += 1
         if code != Code.ACCEPTED and code != Code.STALE:
             row = Row(peer.rank, header.incarnation, header.sequence, code)
-            fields = Header(Kind.ARRIVED, self.index, 0, self.term, header.step, data_points=header.data_points)
-            self._report(fields, pack_rows([row]))
+            self._ears.arrived(self.index, row, self.term, header.step, header.data_points)
 
     def _send_parameters(self, rows: list[Row]) -> None:
         if not rows:
@@ -147,12 +154,12 @@ class ShardNode:
         for row in rows:
             if self.workers.get(row.worker) == row.incarnation:
                 header = self._version(Kind.PARAMETERS, row.worker, Dtype.FLOAT32)
-                self.hub.send(Peer(Role.WORKER, row.worker), header, payload)
+                self._hub.send(Peer(Role.WORKER, row.worker), header, payload)
 
     def _announce(self, sent: set[int]) -> None:
         for worker in self.workers:
             if worker not in sent:
-                self.hub.send(Peer(Role.WORKER, worker), self._version(Kind.STEP, worker))
+                self._hub.send(Peer(Role.WORKER, worker), self._version(Kind.STEP, worker))
 
     def _version(self, kind: Kind, worker: int, dtype: Dtype = Dtype.BYTES) -> Header:
         """A header that names the current version and answers the worker's last decided push."""
@@ -163,41 +170,42 @@ class ShardNode:
 
     # -- orders of shard 0 ---------------------------------------------------------------------------------------
 
-    def obey(self, header: Header, payload: bytes | memoryview) -> None:
-        """Carry out one order of shard 0."""
-        kind = header.kind
-        if kind == Kind.COMMIT:
-            self._commit(header, unpack_rows(payload))
-        elif kind == Kind.GIVE:
-            self._give(unpack_rows(payload))
-        elif kind == Kind.EXPEL:
-            self._expel(header.sequence, header.incarnation, bytes(payload))
-        elif kind == Kind.CHECKPOINT:
-            self._checkpoint(header)
-        elif kind == Kind.RESTORE:
-            self._restore(header)
-        elif kind == Kind.STOP:
-            self._stop(header, bytes(payload))
-        else:
-            raise BadMessage(f"an order {kind.name} that does not exist")
+    def obey(self, order: Order) -> None:
+        """Carry out one order of shard 0.
 
-    def _commit(self, header: Header, rows: list[Row]) -> None:
-        if header.term != self.term or header.step != self.step:
-            raise BadMessage(f"a commit of term {header.term} step {header.step} at {self.term}, {self.step}")
-        members = [row for row in rows if row.mark & MEMBER]
+        Raises:
+            BadMessage: it does not follow those before.
+        """
+        if isinstance(order, Commit):
+            self._commit(order)
+        elif isinstance(order, Give):
+            self._give(list(order.rows))
+        elif isinstance(order, Expel):
+            self._expel(order)
+        elif isinstance(order, Checkpoint):
+            self._checkpoint(order.step)
+        elif isinstance(order, Restore):
+            self._restore(order)
+        else:
+            self._stop(order)
+
+    def _commit(self, commit: Commit) -> None:
+        if (commit.term, commit.step) != (self.term, self.step):
+            raise BadMessage(f"a commit of term {commit.term} step {commit.step} at {self.term}, {self.step}")
+        members = [row for row in commit.rows if row.mark & MEMBER]
         gradients = self._accumulator.gradients(members)
-        streamed = self._bets.settle(members)
-        if streamed is None:
+        sealed = self.cut_through.settle(members)
+        if sealed is None:
             self.shard.apply(gradients, self.shard.learning_rate(self.data_points))
+            sealed = set()
         self.stale += self._accumulator.committed(members)
         self.commits += 1
-        self.step, self.data_points = header.step + 1, header.data_points
+        self.step, self.data_points = commit.step + 1, commit.data_points
         for row in members:
             self._receipts[row.worker] = (row.incarnation, row.sequence, Code.ACCEPTED)
-        sealed = streamed or set()
         for worker in sealed:
-            self.hub.send(Peer(Role.WORKER, worker), self._version(Kind.SEALED, worker))
-        recipients = [row for row in rows if row.mark & RECIPIENT and row.worker not in sealed]
+            self._hub.send(Peer(Role.WORKER, worker), self._version(Kind.SEALED, worker))
+        recipients = [row for row in commit.rows if row.mark & RECIPIENT and row.worker not in sealed]
         self._send_parameters(recipients)
         if self.index == 0 and not self._asynchronous:
             self._announce(sealed | {row.worker for row in recipients})
@@ -205,15 +213,10 @@ class ShardNode:
     def advance(self) -> None:
         """Pass on what can be; to be called after each poll."""
         if self._restoring is None:
-            self._bets.advance(Version(self.term, self.step), self.workers, self._incoming, self.data_points)
-
-    @property
-    def betting(self) -> bool:
-        """Whether an update is being passed on: then the shard's tensors are between two versions."""
-        return self._bets.open
+            self.cut_through.advance(Version(self.term, self.step), self.workers, self._incoming, self.data_points)
 
     def _give(self, rows: list[Row]) -> None:
-        self._bets.abort_if_streamed_to({row.worker for row in rows})
+        self.cut_through.abort_if_streamed_to({row.worker for row in rows})
         for row in rows:
             if row.sequence:
                 self._accumulator.decide(row)
@@ -221,45 +224,47 @@ class ShardNode:
                 self._receipts[row.worker] = (row.incarnation, row.sequence, Code(row.mark))
         self._send_parameters(rows)
 
-    def _expel(self, worker: int, incarnation: int, reason: bytes) -> None:
-        self._bets.abort_if_on(worker)
+    def _expel(self, expel: Expel) -> None:
+        worker, incarnation = expel.worker, expel.incarnation
+        self.cut_through.abort_if_on(worker)
         self._accumulator.forget(worker, incarnation)
         if self.workers.get(worker, incarnation + 1) <= incarnation:
             peer = Peer(Role.WORKER, worker)
-            self.hub.send(peer, Header(Kind.EXPELLED, self.index), memoryview(reason))
-            self.hub.close(peer)
+            self._hub.send(peer, Header(Kind.EXPELLED, self.index), memoryview(expel.reason.encode()))
+            self._hub.close(peer)
             self.left(worker)
 
-    def _checkpoint(self, header: Header) -> None:
-        step, term = header.step, self.term
-        self._bets.abort()  # its optimizer state is ahead of the version to be written
+    def _checkpoint(self, step: int) -> None:
+        term = self.term
+        self.cut_through.abort()  # its optimizer state is ahead of the version to be written
+        self._checkpoints.write(
+            step,
+            term,
+            self.shard.published(),
+            self.shard.optimizer_state(),
+            lambda entry: self._ears.written(self.index, term, step, entry),
+        )
 
-        def written(payload: bytes) -> None:
-            self._report(Header(Kind.WRITTEN, self.index, 0, term, step), payload)
-
-        self._storage.write(step, term, self.shard.published(), self.shard.optimizer_state(), written)
-
-    def _restore(self, header: Header) -> None:
+    def _restore(self, restore: Restore) -> None:
         """Go back; links are served while the disk works, but no gradient is taken."""
-        self._bets.abort()
-        self._accumulator.restart(header.step)
+        self.cut_through.abort()
+        self._accumulator.restart(restore.step)
         self._receipts.clear()
-        self._restoring = header.term
+        self._restoring = restore.term
 
         def loaded(parameters: Tensor, state: State | None) -> None:
-            if header.term != self._restoring:
+            if restore.term != self._restoring:
                 return  # everybody goes back once more
             self._restoring = None
             self.shard.load(parameters, state)
-            self.term, self.step, self.data_points = header.term, header.step, header.data_points
-            self._report(Header(Kind.READY, self.index, 0, self.term, self.step), b"")
+            self.term, self.step, self.data_points = restore
+            self._ears.ready(self.index, self.term, self.step)
 
-        self._storage.load(header.step, loaded)
+        self._checkpoints.load(restore.step, loaded)
 
-    def _stop(self, header: Header, reason: bytes) -> None:
-        self._bets.abort()
-        self.ended = (reason.decode("utf-8", "replace"), header.code == Code.FAILED)
+    def _stop(self, stop: Stop) -> None:
+        self.cut_through.abort()
+        self.ended = (stop.reason, stop.failed)
+        header = Header(Kind.STOP, self.index, code=Code.FAILED if stop.failed else Code.NONE)
         for worker in list(self.workers):
-            self.hub.send(
-                Peer(Role.WORKER, worker), Header(Kind.STOP, self.index, code=header.code), memoryview(reason)
-            )
+            self._hub.send(Peer(Role.WORKER, worker), header, memoryview(stop.reason.encode()))

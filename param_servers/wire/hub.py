@@ -139,14 +139,9 @@ class Hub:
         if link is not None:
             link.cancel(kind)
 
-    def poll(self, timeout_s: float, until: Peer | None = None) -> list[Event]:
-        """Move bytes for at most `timeout_s` (0: only what can move now) and return what happened.
-
-        Args:
-            until: who is waited for: what the others say may lie in the kernel until this peer is heard or the time
-                is over.
-        """
-        events = self._loop.poll(timeout_s, self._links.get(until) if until is not None else None)
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Move bytes for at most `timeout_s` (0: only what can move now) and return what happened."""
+        events = self._loop.poll(timeout_s)
         now_s = time.monotonic()
         return [*events, *self._rejected.due(now_s), *self._refused.due(now_s)]
 
@@ -287,8 +282,8 @@ class WakeableHub(Hub):
         with contextlib.suppress(OSError):  # rung often enough already, or closed
             self._bell.send(b"!")
 
-    def poll(self, timeout_s: float, until: Peer | None = None) -> list[Event]:
-        """See `Hub.poll`; every link is waited for, or `wake` would not be noticed."""
+    def poll(self, timeout_s: float) -> list[Event]:
+        """See `Hub.poll`."""
         events = super().poll(timeout_s)
         with contextlib.suppress(BlockingIOError):
             self._ear.recv(4096)

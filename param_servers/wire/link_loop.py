@@ -5,7 +5,6 @@ Nobody is waited for without end: a handshake and the last words of a link each 
 """
 
 import math
-import select
 import selectors
 import socket
 import time
@@ -117,15 +116,13 @@ class LinkLoop:
 
     # -- moving bytes --------------------------------------------------------------------------------------------
 
-    def poll(self, timeout_s: float, until: Link | None = None) -> list[Event]:
+    def poll(self, timeout_s: float) -> list[Event]:
         """See `Hub.poll`."""
         self.flush()
         if self.events:
             timeout_s = 0.0
         elif self._passing or self._deaf_until_s is not None:
             timeout_s = min(timeout_s, self._until_the_next_deadline())
-        if until is not None and timeout_s > 0 and self._wait_for(until, timeout_s):
-            timeout_s = 0.0
         for key, mask in self._selector.select(timeout_s):
             if key.data is self._listener:
                 self._knocked()
@@ -137,15 +134,6 @@ class LinkLoop:
         self._cut_off_the_slow()
         events, self.events = self.events, []
         return events
-
-    def _wait_for(self, link: Link, timeout_s: float) -> bool:
-        """Sleep until one link can be read, whatever else can. False, at once, while another one is to be written."""
-        if link not in self._watched or any(mask & WRITE for mask in self._watched.values()):
-            return False
-        alone = select.poll()
-        alone.register(link.sock, select.POLLIN)
-        alone.poll(1e3 * timeout_s)
-        return True
 
     def _until_the_next_deadline(self) -> float:
         now_s, deadlines = time.monotonic(), list(self._passing.values())

@@ -179,6 +179,11 @@ def check_data_points(data_points: int) -> None:
         raise BadMessage(f"a gradient over {data_points} data points")
 
 
+def text_of(payload: bytes | memoryview) -> str:
+    """What a peer says to a person."""
+    return bytes(payload).decode("utf-8", "replace")
+
+
 def pack_rows(rows: Iterable[Row]) -> bytes:
     """A table of workers, 16 bytes a row."""
     return b"".join(_ROW.pack(*row) for row in rows)

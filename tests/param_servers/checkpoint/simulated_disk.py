@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -36,25 +35,25 @@ class SimCheckpoints:
     def busy(self) -> bool:
         return bool(self._pending)
 
-    def write(self, step: int, term: int, parameters: Tensor, state: Any, done: Callable[[bytes], None]) -> None:
-        def work() -> bytes:
+    def write(self, step: int, term: int, parameters: Tensor, state: Any, done: Callable[[Any], None]) -> None:
+        def work() -> dict[str, str]:
             if self._rng.random() < 0.05:
-                return b'{"error": "no space left on device"}'
+                return {"error": "no space left on device"}
             self._disk.files += 1
             name = f"file {self._disk.files} of term {term}"
             self._disk.unfinished.setdefault((step, term), {})[name] = (self._shard, (parameters, state))
-            return json.dumps({"file": name}).encode()
+            return {"file": name}
 
         self._pending.append((work, done))
 
     def publish(
-        self, step: int, term: int, data_points: int, files: Any, extra: Any, keep: int, done: Callable[[bytes], None]
+        self, step: int, term: int, data_points: int, files: Any, extra: Any, keep: int, done: Callable[[Any], None]
     ) -> None:
-        def work() -> bytes:
+        def work() -> dict[str, str]:
             there = self._disk.unfinished[step, term]
             assert all(entry["file"] in there for entry in files), f"checkpoint {step} is published torn: {files}"
             self._disk.finished[step] = (data_points, term, dict(there[entry["file"]] for entry in files))
-            return b"{}"
+            return {}
 
         self._pending.append((work, done))
 

@@ -1,6 +1,5 @@
 """A shard's way to the disk: nobody waits for it, and what a roll-back undoes does not come back from it."""
 
-import json
 import subprocess
 import sys
 import threading
@@ -22,10 +21,10 @@ PLAN = plan_shards(FlatLayout.of({"w": (4,)}), 1)
 
 def begin(storage: Checkpoints, step: int) -> None:
     """Version `step` is written, and its publication is with the thread, done or not."""
-    published: list[bytes] = []
+    published: list[dict[str, Any]] = []
 
-    def written(payload: bytes) -> None:
-        storage.publish(step, 1, 10 * step, [json.loads(payload)], {}, 5, published.append)
+    def written(entry: dict[str, Any]) -> None:
+        storage.publish(step, 1, 10 * step, [entry], {}, 5, published.append)
 
     storage.write(step, 1, torch.full((4,), float(step)), {}, written)
     [write] = storage._pending

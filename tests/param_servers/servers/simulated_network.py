@@ -33,8 +33,11 @@ class Wire:
 class SimHub:
     """The part of `Hub` that the cores use."""
 
-    def __init__(self, network: SimNetwork, me: Peer, receive_into: Callable[[Peer, Header], memoryview]) -> None:
-        self.network, self.me, self.receive_into = network, me, receive_into
+    bytes_moved = (0, 0)
+
+    def __init__(self, network: SimNetwork, me: Peer) -> None:
+        self.network, self.me = network, me
+        self.receive_into: Callable[[Peer, Header], memoryview] = lambda peer, header: memoryview(b"")
         self.handle: Callable[[Event], None] = lambda event: None
         self.admit: Callable[[Hello], str] = lambda hello: "it does not listen"
         self.outgoing: dict[Peer, Wire] = {}

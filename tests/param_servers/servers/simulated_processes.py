@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from param_servers.errors import PeerLost, Refused
-from param_servers.servers.client_core import ClientCore
-from param_servers.servers.server_core import ServerCore
+from param_servers.servers.client import ServersExchange
+from param_servers.servers.server import ParameterServer
 from param_servers.wire.frames import Event, Message
 from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.messages import Row
@@ -26,45 +26,47 @@ class SimServer:
         storage: Any = SimCheckpoints(run.disk, run.rng, shard, run.initial[run.plan.slice_of(shard)])
         if shard == 0:
             run.chief_storage = storage
-        self.core = ServerCore(
+        self.hub: Any = SimHub(run.network, Peer(Role.SERVER, shard))
+        self.core = ParameterServer(
             shard=shard,
             plan=run.plan,
             initial_parameters=run.initial,
             optimizer_config=run.optimizer,
             exchange_config=run.exchange,
             resolve=run.network.resolve,
-            storage=storage,
+            secret=b"s" * 16,
+            hub=self.hub,
+            checkpoints=storage,
             clock=lambda: run.network.now_s,
-            should_stop=lambda step, data_points: None,
             on_event=lambda event: run.log(f"server {shard}: {event['message']}"),
             incarnation=incarnation,
         )
-        self.hub = SimHub(run.network, Peer(Role.SERVER, shard), self.core.node.receive_into)
-        self._count_bets()
-        self.hub.handle, self.hub.admit = self.handle, self.core.admits
+        self._count_cut_through()
+        self.hub.receive_into, self.hub.handle = self.core.receive_into, self.handle
+        self.hub.admit = self.core.admits
         if self.core.chief is not None:
             self.core.chief._audit = run  # type: ignore[assignment]
         address = (f"server {shard}", incarnation)
         run.network.addresses[shard] = address
         run.network.listening[address] = self.hub
-        self.core.attach(self.hub)  # type: ignore[arg-type]
+        self.core.begin()
 
-    def _count_bets(self) -> None:
-        bets, counts = self.core.node._bets, self.run.bets
-        settle, abort = bets.settle, bets.abort
+    def _count_cut_through(self) -> None:
+        cut_through, counts = self.core.node.cut_through, self.run.cut_through
+        settle, abort = cut_through.settle, cut_through.abort
 
         def counted_settle(members: list[Row]) -> set[int] | None:
             streamed = settle(members)
-            counts["won"] += streamed is not None
+            counts["committed"] += streamed is not None
             return streamed
 
         def counted_abort() -> None:
-            if bets._bet is not None:
-                counts["lost"] += 1
-                counts["lost halfway"] += bool(bets._bet._done)
+            if cut_through._ahead is not None:
+                counts["taken back"] += 1
+                counts["taken back halfway"] += bool(cut_through._ahead.done)
             abort()
 
-        bets.settle, bets.abort = counted_settle, counted_abort  # type: ignore[method-assign]
+        cut_through.settle, cut_through.abort = counted_settle, counted_abort  # type: ignore[method-assign]
 
     def handle(self, event: Event) -> None:
         try:
@@ -96,17 +98,18 @@ class SimWorker:
 
     def __init__(self, run: SimulatedRun, worker: int, incarnation: int) -> None:
         self.run, self.worker, self.incarnation = run, worker, incarnation
-        self.core = ClientCore(
+        self.hub: Any = SimHub(run.network, Peer(Role.WORKER, worker))
+        self.core = ServersExchange(
             worker=worker,
             plan=run.plan,
             exchange_config=run.exchange,
             resolve=run.network.resolve,
+            secret=b"s" * 16,
             incarnation=incarnation,
+            hub=self.hub,
             clock=lambda: run.network.now_s,
         )
-        self.hub = SimHub(run.network, Peer(Role.WORKER, worker), self.core.receive_into)
-        self.hub.handle = self.handle
-        self.core.hub = self.hub  # type: ignore[assignment]
+        self.hub.receive_into, self.hub.handle = self.core.receive_into, self.handle
         self.state = "pulling"
         self.pulled: tuple[tuple[int, int], Tensor, Tensor] | None = None
         self.why_dead = ""
@@ -161,7 +164,7 @@ class SimWorker:
         gradient = torch.tensor([self.run.rng.uniform(-1, 1) for _ in range(NUMEL)])
         if self.run.rng.random() < self.run.bad_gradients:
             gradient[self.run.rng.randrange(NUMEL)] = self.run.rng.choice([float("nan"), float("inf")])
-        push = self.core.push(gradient, version[1], self.run.rng.randint(1, 9))
+        push = self.core.begin_push(gradient, version[1], self.run.rng.randint(1, 9))
         key = (self.worker, self.incarnation, push.sequence)
         self.run.gradients[key] = (version, gradient, push.data_points)
         self.state = "pushing"
@@ -173,5 +176,5 @@ class SimWorker:
             key = (self.worker, self.incarnation, push.sequence)
             self.run.check_receipt(key, push.version, push.receipt.accepted, push.receipt.reason)
             if not push.receipt.accepted:
-                self.core.give_up(push)
+                self.core.give_up_push()
             self.core.state.push, self.state = None, "pulling"

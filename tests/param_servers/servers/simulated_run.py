@@ -69,7 +69,7 @@ class SimulatedRun:
         self.data_points: dict[tuple[int, int], int] = {}
         self.ever_committed: set[tuple[int, int, int]] = set()
         self.ended: tuple[str, bool] | None = None
-        self.bets: Counter[str] = Counter()
+        self.cut_through: Counter[str] = Counter()
         self.chief_storage: Any = None
 
     def log(self, line: str) -> None:

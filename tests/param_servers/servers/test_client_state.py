@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from param_servers.layout import FlatLayout, plan_shards
-from param_servers.servers.client_core import ClientState
+from param_servers.servers.client_state import ClientState
 from param_servers.wire.messages import Code, Dtype, Header, Kind
 
 PLAN = plan_shards(FlatLayout.of({"w": (4,)}), 2)
@@ -27,20 +27,6 @@ def test_parameters_are_complete_when_every_shard_has_sent_the_same_version() ->
     pull = state.take()
     assert pull is not None and pull.step == 0
     assert pull.parameters.tolist() == [1.0, 1.0, 2.0, 2.0]
-
-
-def test_the_shard_that_was_last_is_waited_for_until_it_is_there_and_then_the_others() -> None:
-    state = ClientState(PLAN, asynchronous=False)
-    deliver(state, 0, parameters(0, 1, 0), 1.0)
-    assert state.laggard == 1
-    deliver(state, 1, parameters(1, 1, 0), 1.0)
-    assert state.take() is not None
-    assert state.laggard == 1  # it was the last
-    deliver(state, 1, parameters(1, 1, 1), 1.0)
-    assert state.laggard == 0
-    deliver(state, 0, parameters(0, 1, 1), 1.0)
-    assert state.take() is not None
-    assert state.laggard == 0
 
 
 def test_what_was_pulled_stays_constant_while_the_next_version_arrives() -> None:

@@ -1,27 +1,27 @@
-"""Passing an update on while it arrives: what was bet on is what is committed."""
+"""Passing an update on while it arrives: what was passed on is what is committed."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from param_servers.checkpoint.writer import Checkpoints
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.layout import FlatLayout, as_bytes, plan_shards
 from param_servers.servers.cut_through import is_worthwhile, window_bytes
-from param_servers.servers.server_core import ServerCore
+from param_servers.servers.decisions import Commit, Restore
+from param_servers.servers.server import ParameterServer
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
 from param_servers.wire.frames import Frame, Message
 from param_servers.wire.handshake import Hello, Peer, Role
-from param_servers.wire.messages import MEMBER, RECIPIENT, Dtype, Header, Kind, Row, pack_rows
+from param_servers.wire.messages import MEMBER, RECIPIENT, Dtype, Header, Kind, Row
 
 WORKER = Peer(Role.WORKER, 0)
 GRADIENT = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dtype.FLOAT32, length=8)
 
 
 class OneWorker:
-    """A hub to which one worker is connected, and a storage with the initial parameters."""
+    """A hub to which one worker is connected, checkpoints with the initial parameters, and shard 0's ears."""
 
     def __init__(self) -> None:
         self.arriving: tuple[Header, int] | None = None
@@ -40,21 +40,26 @@ class OneWorker:
     def grown(self, peer: Peer) -> None:
         pass
 
+    def arrived(self, *what: Any) -> None:
+        pass
+
+    def ready(self, *what: Any) -> None:
+        pass
+
     def load(self, step: int, done: Callable[[torch.Tensor, None], None]) -> None:
         done(torch.zeros(2), None)
 
 
 def running(hub: Any) -> ShardNode:
     shard = Shard(torch.zeros(2), OptimizerConfig(optimizer="sgd", learning_rate="1"))
-    node = ShardNode(0, shard, False, hub, lambda header, payload: None, all_needed=1)
-    node.hub = hub
+    node = ShardNode(0, shard, hub, False, hub, hub, all_needed=1)
     node.joined(Hello(Role.WORKER, 0, 0, 0, ""))
-    node.obey(Header(Kind.RESTORE, 0, 0, 1, 0), b"")
+    node.obey(Restore(1, 0, 0))
     return node
 
 
 def commit(node: ShardNode) -> None:
-    node.obey(Header(Kind.COMMIT, 0, 0, 1, 0, data_points=5), pack_rows([Row(0, 0, 1, MEMBER | RECIPIENT)]))
+    node.obey(Commit(1, 0, 0, 5, (Row(0, 0, 1, MEMBER | RECIPIENT),), (0,)))
 
 
 def test_an_update_is_streamed_while_it_arrives_and_sealed_by_the_commit() -> None:
@@ -65,7 +70,7 @@ def test_an_update_is_streamed_while_it_arrives_and_sealed_by_the_commit() -> No
     hub.arriving = (GRADIENT, 4)
     node.advance()
     hub.arriving = None
-    node.gradient(WORKER, GRADIENT, place)
+    node.gradient(WORKER, GRADIENT)
     commit(node)
     assert hub.sent == [Kind.PARAMETERS, Kind.SEALED]
     assert node.shard.parameters.tolist() == [-1.0, -2.0]
@@ -76,7 +81,7 @@ def test_nothing_is_streamed_when_all_gradients_are_here_already() -> None:
     node = running(hub)
     place = node.receive_into(WORKER, GRADIENT)
     place[:] = as_bytes(torch.tensor([1.0, 2.0]))
-    node.gradient(WORKER, GRADIENT, place)
+    node.gradient(WORKER, GRADIENT)
     node.advance()
     commit(node)
     assert hub.sent == [Kind.PARAMETERS]
@@ -84,7 +89,7 @@ def test_nothing_is_streamed_when_all_gradients_are_here_already() -> None:
 
 
 def test_a_repetition_that_is_arriving_is_not_taken_for_the_slice_that_is_complete() -> None:
-    """Its first frame is complete but not looked at yet, a second one has begun: the bet is on the second."""
+    """Its first frame is complete but not looked at yet, a second one has begun: the second is passed on."""
     hub = OneWorker()
     node = running(hub)
     first = node.receive_into(WORKER, GRADIENT)
@@ -93,7 +98,7 @@ def test_a_repetition_that_is_arriving_is_not_taken_for_the_slice_that_is_comple
     second[:] = as_bytes(torch.tensor([1.0, 99.0]))  # its second half is not here yet
     hub.arriving = (GRADIENT, 4)
     node.advance()
-    node.gradient(WORKER, GRADIENT, first)
+    node.gradient(WORKER, GRADIENT)
     commit(node)
     assert hub.sent == [Kind.PARAMETERS, Kind.ABORTED, Kind.PARAMETERS]
     assert node.shard.parameters.tolist() == [-1.0, -2.0]
@@ -107,7 +112,7 @@ def test_a_gradient_that_is_not_finite_is_found_once_it_is_whole_and_what_was_pa
     hub.arriving = (GRADIENT, 8)
     node.advance()
     hub.arriving = None
-    node.gradient(WORKER, GRADIENT, place)
+    node.gradient(WORKER, GRADIENT)
     assert hub.sent == [Kind.PARAMETERS, Kind.ABORTED, Kind.RECEIPT]
     assert node.shard.parameters.tolist() == [0.0, 0.0]
 
@@ -118,6 +123,7 @@ class Recorded(OneWorker):
     def __init__(self) -> None:
         super().__init__()
         self.log: list[str] = []
+        self.bytes_moved = (0, 0)
 
     def connected(self, peer: Peer) -> bool:
         return True
@@ -131,25 +137,26 @@ class Recorded(OneWorker):
     def flush(self) -> None:
         self.log.append("flush")
 
+    def shut(self) -> None:
+        pass
+
 
 def test_shard_0_hears_of_the_last_gradient_before_the_wire_is_filled_with_the_last_part() -> None:
     numel, hub = 1 << 16, Recorded()
     plan, initial = plan_shards(FlatLayout.of({"w": (2 * numel,)}), 2), torch.zeros(2 * numel)
-    core = ServerCore(
+    core = ParameterServer(
         shard=1,
         plan=plan,
         initial_parameters=initial,
         optimizer_config=OptimizerConfig(optimizer="sgd", learning_rate="1"),
         exchange_config=ExchangeConfig(num_workers=1, num_backup_workers=0, num_servers=2),
         resolve=lambda shard: None,
-        storage=Checkpoints(None, plan, 1, initial),
+        secret=b"s" * 16,
         clock=lambda: 0.0,
-        should_stop=lambda step, data_points: None,
-        on_event=lambda event: None,
+        hub=hub,  # type: ignore[arg-type]
     )
-    core.attach(hub)  # type: ignore[arg-type]
     core.node.joined(Hello(Role.WORKER, 0, 0, 0, ""))
-    core.node.obey(Header(Kind.RESTORE, 0, 0, 1, 0), b"")
+    core.node.obey(Restore(1, 0, 0))
     gradient = GRADIENT._replace(length=4 * numel)
     place = core.node.receive_into(WORKER, gradient)
     place[:] = as_bytes(torch.ones(numel))

@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from param_servers.checkpoint.writer import Checkpoints
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, ConfigError, Refused, RunStopped
 from param_servers.layout import FlatLayout, plan_shards
 from param_servers.majority.chief import check_standing
 from param_servers.majority.exchange import MajorityExchange
-from param_servers.servers.chief import check_report
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
-from param_servers.servers.server_core import ServerCore
 from param_servers.wire.frames import Event, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, register_roles
 from param_servers.wire.hub import Hub
@@ -63,10 +60,9 @@ def test_a_worker_that_comes_after_the_end_leaves_at_once_with_the_reason() -> N
 def test_a_server_that_has_ended_turns_newcomers_away() -> None:
     config, addresses, end = ExchangeConfig(exchange="servers", join_timeout_s=300), {}, threading.Event()
     server = serve(config, addresses, end)
-    core = server._core
     address = server._hub.listen("127.0.0.1")
-    core.attach(server._hub)
-    core.node.ended = ("enough", False)
+    server.begin()
+    server.node.ended = ("enough", False)
     newcomer = exchange(config, lambda shard: address)
     stop = threading.Event()
 
@@ -82,8 +78,7 @@ def test_a_server_that_has_ended_turns_newcomers_away() -> None:
     finally:
         stop.set()
         answering.join()
-        server._hub.shut()
-        core.close()
+        server.close()
         newcomer.close()
 
 
@@ -294,26 +289,26 @@ def test_a_gradient_over_impossibly_many_data_points_closes_its_link_and_harms_n
 def test_what_no_server_says_closes_its_link_only(header: Header, payload: bytes, line: str) -> None:
     plan, events, impostor = plan_shards(FlatLayout.of({"w": (8,)}), 2), list[dict[str, Any]](), Peer(Role.SERVER, 1)
     config = ExchangeConfig(exchange="servers", num_servers=2)
-    core = ServerCore(
+    closed: list[Peer] = []
+    hub: Any = types.SimpleNamespace(send=lambda *_: None, flush=lambda: None, close=closed.append, bytes_moved=(0, 0))
+    server = ParameterServer(
         shard=0,
         plan=plan,
         initial_parameters=torch.zeros(8),
         optimizer_config=OptimizerConfig(),
         exchange_config=config,
         resolve=lambda shard: None,
-        storage=Checkpoints(None, plan, 0, torch.zeros(8)),
-        clock=lambda: 0.0,
-        should_stop=lambda step, data_points: None,
+        secret=SECRET,
+        hub=hub,
         on_event=events.append,
     )
-    closed: list[Peer] = []
-    core.attach(types.SimpleNamespace(send=lambda *frame: None, flush=lambda: None, close=closed.append))  # type: ignore[arg-type]
-    core.handle(Joined(impostor, Hello(Role.SERVER, 1, 0, 0, plan.fingerprint)))
-    core.handle(Message(impostor, header, memoryview(payload)))
-    core.close()
+    server.begin()
+    server.handle(Joined(impostor, Hello(Role.SERVER, 1, 0, 0, plan.fingerprint)))
+    server.handle(Message(impostor, header, memoryview(payload)))
     assert closed == [impostor] and events[-1]["event"] == "server_lost"
+    assert server.chief is not None
     with pytest.raises(BadMessage, match=line):
-        check_report(header, payload)
+        server.chief.hear(impostor, header, memoryview(payload))
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ from param_servers import replica
 from param_servers.config import OptimizerConfig
 from param_servers.layout import FlatLayout, as_bytes
 from param_servers.local import LocalExchange
-from param_servers.servers.server import Reporter
+from param_servers.servers.decisions import Commit, Restore
+from param_servers.servers.reporter import Reporter
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
-from param_servers.wire.messages import MEMBER, Header, Kind, Row, pack_rows
+from param_servers.wire.messages import MEMBER, Kind, Row
 from tests.param_servers.servers.test_cut_through import GRADIENT, WORKER, OneWorker, commit, running
 
 LAYOUT = FlatLayout.of({"w": (50,)})
@@ -64,13 +65,13 @@ def test_a_server_that_ends_between_two_versions_reports_neither() -> None:
     reporter = Reporter(node, hub, None, reports.append)
     place = node.receive_into(WORKER, GRADIENT)
     place[:] = as_bytes(torch.tensor([1.0, 2.0]))
-    node.gradient(WORKER, GRADIENT, place)
+    node.gradient(WORKER, GRADIENT)
     commit(node)
     second = GRADIENT._replace(step=1, sequence=2)
     node.receive_into(WORKER, second)[:] = as_bytes(torch.tensor([float("nan"), 2.0]))
     hub.arriving = (second, 4)
     node.advance()
-    assert node.betting
+    assert node.cut_through.open
     reporter.close()
     assert reports == []
 
@@ -93,8 +94,8 @@ def pushed(node: ShardNode, step: int, gradient: Tensor, sequence: int) -> None:
     header = GRADIENT._replace(step=step, sequence=sequence)
     place = node.receive_into(WORKER, header)
     place[:] = as_bytes(gradient)
-    node.gradient(WORKER, header, place)
-    node.obey(Header(Kind.COMMIT, 0, 0, 1, step, data_points=5), pack_rows([Row(0, 0, sequence, MEMBER)]))
+    node.gradient(WORKER, header)
+    node.obey(Commit(1, step, 0, 5, (Row(0, 0, sequence, MEMBER),), (0,)))
 
 
 def test_a_shard_reports_the_norm_of_its_first_update_since_the_last_report() -> None:
@@ -114,7 +115,7 @@ def test_going_back_to_a_checkpoint_is_no_update() -> None:
     _, node, reporter = server(reports)
     pushed(node, 0, torch.tensor([300.0, 400.0]), sequence=1)
     reporter._send(reporter._since_s + 2.0)
-    node.obey(Header(Kind.RESTORE, 0, 0, 1, 0), b"")
+    node.obey(Restore(1, 0, 0))
     pushed(node, 0, torch.tensor([3.0, 4.0]), sequence=2)
     reporter.close()
     assert reports[-1]["update_norm"] == 5.0
@@ -128,13 +129,13 @@ def test_an_update_that_was_passed_on_while_it_arrived_is_measured_whole() -> No
     hub.arriving = (GRADIENT, 4)
     node.advance()
     hub.arriving = None
-    node.gradient(WORKER, GRADIENT, place)
+    node.gradient(WORKER, GRADIENT)
     commit(node)
     reporter.close()
     assert Kind.SEALED in hub.sent and reports[0]["update_norm"] == 5.0
 
 
-def test_a_bet_that_was_lost_is_not_the_update_that_is_measured() -> None:
+def test_an_update_that_was_taken_back_is_not_the_update_that_is_measured() -> None:
     reports: list[dict[str, Any]] = []
     hub, node, reporter = server(reports)
     first, second = node.receive_into(WORKER, GRADIENT), node.receive_into(WORKER, GRADIENT)
@@ -142,7 +143,7 @@ def test_a_bet_that_was_lost_is_not_the_update_that_is_measured() -> None:
     second[:] = as_bytes(torch.tensor([3.0, 99.0]))
     hub.arriving = (GRADIENT, 8)
     node.advance()
-    node.gradient(WORKER, GRADIENT, first)
+    node.gradient(WORKER, GRADIENT)
     commit(node)
     reporter.close()
     assert Kind.ABORTED in hub.sent and reports[0]["update_norm"] == 5.0

@@ -1,7 +1,7 @@
 """What a shard and shard 0's chief do when everybody goes back to a checkpoint."""
 
-import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,17 +11,17 @@ from param_servers.config import OptimizerConfig
 from param_servers.layout import as_bytes
 from param_servers.servers.chief import Chief
 from param_servers.servers.coordinator import Coordinator
-from param_servers.servers.decisions import Settings
+from param_servers.servers.decisions import Commit, Give, Restore, Settings
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
 from param_servers.wire.handshake import Hello, Peer, Role
-from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Dtype, Header, Kind, Row, pack_rows
+from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Dtype, Header, Kind, Row
 
 WORKER = Peer(Role.WORKER, 0)
 
 
 class Recorder:
-    """A hub and a storage that write down what they are asked."""
+    """A hub, checkpoints and shard 0's ears that write down what they are asked and told."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -31,6 +31,12 @@ class Recorder:
 
     def flush(self) -> None:
         pass
+
+    def arrived(self, *what: Any) -> None:
+        pass
+
+    def ready(self, shard: int, term: int, step: int) -> None:
+        self.calls.append(("ready", term, step))
 
     def write(self, step: int, term: int, *slice_and_done: Any) -> None:
         self.calls.append(("write", step, term))
@@ -57,10 +63,9 @@ class Recorder:
         return waiting
 
 
-def shard_node(recorder: Any) -> ShardNode:
+def shard_node(recorder: Any, ears: Any = None) -> ShardNode:
     shard = Shard(torch.zeros(2), OptimizerConfig(optimizer="sgd", learning_rate="1"))
-    node = ShardNode(0, shard, False, recorder, lambda header, payload: None)
-    node.hub = recorder
+    node = ShardNode(0, shard, recorder, False, recorder, ears or recorder)
     node.joined(Hello(Role.WORKER, 0, 0, 0, ""))
     return node
 
@@ -74,16 +79,15 @@ def answers(recorder: Recorder) -> list[tuple[int, int, Code]]:
 def test_a_roll_back_takes_back_the_answers_of_the_history_that_it_undoes() -> None:
     recorder = Recorder()
     node = shard_node(recorder)
-    node.obey(Header(Kind.RESTORE, 0, 0, 1, 0), b"")
+    node.obey(Restore(1, 0, 0))
     header = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dtype.FLOAT32, length=8)
     place = node.receive_into(WORKER, header)
     place[:] = as_bytes(torch.ones(2))
-    node.gradient(WORKER, header, place)
-    rows = pack_rows([Row(0, 0, 1, MEMBER | RECIPIENT)])
-    node.obey(Header(Kind.COMMIT, 0, 0, 1, 0, data_points=5), rows)
+    node.gradient(WORKER, header)
+    node.obey(Commit(1, 0, 0, 5, (Row(0, 0, 1, MEMBER | RECIPIENT),), (0,)))
     assert answers(recorder) == [(1, 1, Code.ACCEPTED)]
-    node.obey(Header(Kind.RESTORE, 0, 0, 2, 0), b"")
-    node.obey(Header(Kind.GIVE, 0, 0, 2, 0), pack_rows([Row(0, 0, 0)]))
+    node.obey(Restore(2, 0, 0))
+    node.obey(Give(2, 0, (Row(0, 0, 0),)))
     assert answers(recorder)[1:] == [(2, 0, Code.NONE)]  # push 1 is in no step any more
 
 
@@ -91,28 +95,25 @@ def test_later_checkpoints_are_set_aside_before_anybody_goes_back() -> None:
     recorder: Any = Recorder()
     settings = Settings(num_shards=1, num_gradients=1)
     coordinator = Coordinator(settings, 0.0, saved=(40, 400), term=3)
-    chief = Chief(coordinator, shard_node(recorder), recorder, lambda: 0.0, lambda event: None)
-    chief.hub = recorder
+    chief = Chief(coordinator, shard_node(recorder), recorder, recorder, lambda: 0.0, lambda event: None)
     chief.begin()
-    assert recorder.calls == [("set_aside_after", 40), ("load", 40)]
+    assert recorder.calls[:2] == [("set_aside_after", 40), ("load", 40)]
 
 
 def test_while_the_disk_is_slow_nothing_waits_for_it_and_a_load_that_was_overtaken_does_not_count() -> None:
     recorder: Any = Recorder()
-    told: list[Header] = []
     node = shard_node(recorder)
-    node._report = lambda header, payload: told.append(header)
-    node.obey(Header(Kind.RESTORE, 0, 0, 1, 0), b"")
+    node.obey(Restore(1, 0, 0))
     waiting = recorder.slow()
-    node.obey(Header(Kind.RESTORE, 0, 0, 2, 7, data_points=70), b"")
+    node.obey(Restore(2, 7, 70))
     header = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dtype.FLOAT32, length=8)
     place = node.receive_into(WORKER, header)
     place[:] = as_bytes(torch.ones(2))
-    node.gradient(WORKER, header, place)  # of the history that is being left
-    node.obey(Header(Kind.RESTORE, 0, 0, 3, 5, data_points=50), b"")
+    node.gradient(WORKER, header)  # of the history that is being left
+    node.obey(Restore(3, 5, 50))
     for loaded in waiting:
         loaded()
-    assert [(header.kind, header.term, header.step) for header in told] == [(Kind.READY, 1, 0), (Kind.READY, 3, 5)]
+    assert [call for call in recorder.calls if call[0] == "ready"] == [("ready", 1, 0), ("ready", 3, 5)]
     assert (node.term, node.step, node.data_points) == (3, 5, 50)
     assert node.shard.parameters.tolist() == [5.0, 5.0]
 
@@ -120,8 +121,7 @@ def test_while_the_disk_is_slow_nothing_waits_for_it_and_a_load_that_was_overtak
 def test_a_run_that_ends_while_the_disk_is_slow_does_not_go_back_any_more() -> None:
     recorder: Any = Recorder()
     coordinator = Coordinator(Settings(num_shards=1, num_gradients=1), 0.0, saved=(40, 400), term=3)
-    chief = Chief(coordinator, shard_node(recorder), recorder, lambda: 0.0, lambda event: None)
-    chief.hub = recorder
+    chief = Chief(coordinator, shard_node(recorder), recorder, recorder, lambda: 0.0, lambda event: None)
     set_aside = recorder.slow()
     chief.begin()
     chief.stop("asked to")
@@ -133,24 +133,21 @@ def test_a_slice_that_was_written_before_a_roll_back_is_in_no_checkpoint_after_i
     recorder: Any = Recorder()
     settings = Settings(num_shards=2, num_gradients=1, checkpoints=True, checkpoint_every=1)
     coordinator = Coordinator(settings, 0.0)
-    node = shard_node(recorder)
-    chief = Chief(coordinator, node, recorder, lambda: 0.0, lambda event: None)
-    chief.hub = recorder
-    node._report = chief.report
+    ears = SimpleNamespace(arrived=lambda *what: chief.arrived(*what), ready=lambda *what: chief.ready(*what[:2]))
+    node = shard_node(recorder, ears)
+    chief = Chief(coordinator, node, recorder, recorder, lambda: 0.0, lambda event: None)
     server, gradient = Hello(Role.SERVER, 1, 0, 0, ""), torch.ones(2)
 
     def one_step(sequence: int) -> None:
-        chief.report(Header(Kind.READY, 1, 0, coordinator.term), b"")
+        chief.ready(1, coordinator.term)
         header = Header(Kind.GRADIENT, 0, 0, coordinator.term, 0, sequence, 5, dtype=Dtype.FLOAT32, length=8)
         place = node.receive_into(WORKER, header)
         place[:] = as_bytes(gradient)
-        node.gradient(WORKER, header, place)
-        arrived = Header(Kind.ARRIVED, 1, 0, coordinator.term, data_points=5)
-        chief.report(arrived, pack_rows([Row(0, 0, sequence)]))
+        node.gradient(WORKER, header)
+        chief.arrived(1, Row(0, 0, sequence), coordinator.term, 0, 5)
 
     def written(shard: int, term: int) -> None:
-        entry = {"file": f"shard {shard} of term {term}"}
-        chief.report(Header(Kind.WRITTEN, shard, 0, term, 1), json.dumps(entry).encode())
+        chief.written(shard, term, 1, {"file": f"shard {shard} of term {term}"})
 
     chief.begin()
     chief.joined(server)

@@ -128,18 +128,18 @@ def test_servers_take_the_same_steps_as_one_process_bit_by_bit(tmp_path: Path, s
 def test_passing_on_and_waiting_take_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from param_servers.checkpoint.files import find_newest, load_checkpoint
     from param_servers.servers import cut_through
-    from param_servers.servers.cut_through import Bets
+    from param_servers.servers.cut_through import CutThrough
     from param_servers.wire import frames, links
 
-    won = []
-    settle = Bets.settle
+    passed_on = []
+    settle = CutThrough.settle
 
-    def counted(bets: Bets, members: list[Row]) -> set[int] | None:
-        streamed = settle(bets, members)
-        won.append(streamed is not None)
+    def counted(cut_through: CutThrough, members: list[Row]) -> set[int] | None:
+        streamed = settle(cut_through, members)
+        passed_on.append(streamed is not None)
         return streamed
 
-    monkeypatch.setattr(Bets, "settle", counted)
+    monkeypatch.setattr(CutThrough, "settle", counted)
     monkeypatch.setattr(frames, "AHEAD_BYTES", HEADER_BYTES)  # a slice is never here with its header at once
     monkeypatch.setattr(links, "READ_BUDGET_BYTES", 1)
     plan = plan_shards(LAYOUT, 2)
@@ -151,8 +151,8 @@ def test_passing_on_and_waiting_take_the_same_steps(tmp_path: Path, monkeypatch:
         path = find_newest(folder)
         assert path is not None
         results.append(load_checkpoint(path).parameters)
-        assert any(won) is passes_on
-        won.clear()
+        assert any(passed_on) is passes_on
+        passed_on.clear()
     assert torch.equal(*results)
 
 

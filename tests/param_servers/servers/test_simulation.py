@@ -4,7 +4,7 @@
 import pytest
 
 from param_servers.servers import cut_through
-from param_servers.servers.client_core import ClientCore
+from param_servers.servers.client import ServersExchange
 from param_servers.servers.coordinator import Coordinator
 from param_servers.servers.decisions import Commit, Decision
 from param_servers.servers.shard_node import ShardNode
@@ -80,7 +80,7 @@ NOWHERE = {
     "gradients that never make a step": (StepCommits, "commit", lambda _: []),
     "steps that are undone again and again": (Coordinator, "_step_ended", _undone_again),
     "workers that are never sent parameters": (ShardNode, "_send_parameters", lambda *_: None),
-    "workers that never ask": (ClientCore, "_ask", lambda _: None),
+    "workers that never ask": (ServersExchange, "_ask", lambda _: None),
 }
 
 

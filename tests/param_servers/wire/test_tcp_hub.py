@@ -2,12 +2,11 @@
 
 import socket
 import struct
-import time
 
 import pytest
 
 from param_servers.wire.frames import Frame, Joined, Left, Message
-from param_servers.wire.handshake import Hello, Peer, Role
+from param_servers.wire.handshake import Hello, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.links import Link
 from param_servers.wire.messages import HEADER_BYTES, Code, Header, Kind, pack_header
@@ -96,30 +95,6 @@ def test_a_link_of_which_the_kernel_takes_no_more_is_not_tried_again_before_it_d
     assert tries == 0
     pair.until(lambda: [event.header.kind for event in pair.heard[pair.server] if isinstance(event, Message)][1:] != [])
     assert tries > 0
-
-
-def test_who_waits_for_one_peer_hears_the_others_when_it_speaks_or_when_the_time_is_over(pair: Pair) -> None:
-    pair.connect()
-    other = Peer(Role.WORKER, 4)
-    second = Hub(SECRET, receive_into)
-    second.dial(pair.address, Hello(Role.WORKER, 4, 0, 0, "f" * 16))
-    pair.heard[second] = []
-    while not (pair.server.connected(other) and second.connected(SERVER)):
-        pair.heard[pair.server] += pair.server.poll(0.01)
-        second.poll(0.01)
-    second.send(SERVER, Header(Kind.PULL, sender=4))
-    second.poll(0)
-    start_s = time.monotonic()
-    (first,) = pair.server.poll(0.2, until=WORKER)
-    assert isinstance(first, Message) and first.peer == other
-    assert time.monotonic() - start_s >= 0.2  # the other's word did not wake it
-    second.send(SERVER, Header(Kind.PULL, sender=4))
-    second.poll(0)
-    pair.worker.send(SERVER, Header(Kind.PULL, sender=3))
-    pair.worker.poll(0)
-    heard = [event.peer for event in pair.server.poll(60, until=WORKER) if isinstance(event, Message)]
-    assert sorted(heard) == [WORKER, other]
-    second.shut()
 
 
 def test_a_growing_frame_is_sent_as_it_grows(pair: Pair) -> None:
