@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import operator
 import os
 import secrets
 import time
@@ -22,6 +23,8 @@ from param_servers.exchange import GradientExchange
 from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer, ShouldStop
+from param_servers.timeouts import Timeouts
+from param_servers.wire.tcp_sockets import listen_address
 
 Worker = Callable[[GradientExchange, int], None]
 """(exchange, rank): pulls and pushes until RunStopped, which is caught for it."""
@@ -47,63 +50,59 @@ def run_on_one_machine(
         plan, initial_parameters, optimizer_config, exchange_config, should_stop, on_event: see `ParameterServer`.
 
     Raises:
-        RunBroken: a server failed (its process has printed why); or it did not begin to listen, did not
-            end when it should have, or a worker did not: these are named and killed.
+        RunBroken: a server failed (its process has printed why); or it did not end when it should have, or a worker
+            did not: these are named and killed.
     """
     context, secret, parent = multiprocessing.get_context("fork"), secrets.token_bytes(32), os.getpid()
+    host = listen_address(exchange_config.listen_host, exchange_config.interface)
+    ports = context.Array("i", exchange_config.num_servers, lock=False)  # who is killed must not keep a lock
+    ended = context.Value("b", 0, lock=False)
 
     def stop_or_orphaned(step: int, data_points: int) -> str | None:
         return "the process that started this run is gone" if os.getppid() != parent else should_stop(step, data_points)
 
-    with TemporaryDirectory() as name:
-        folder = Path(name)
+    def address_of(shard: int) -> tuple[str, int] | None:
+        if ended.value:
+            raise RunStopped("all servers have ended")
+        return (host, ports[shard]) if ports[shard] else None
 
-        def address_of(shard: int) -> tuple[str, int] | None:
-            if (folder / "ended").exists():
-                raise RunStopped("all servers have ended")
-            path = folder / f"server-{shard}"
-            host, _, port = path.read_text().partition(" ") if path.exists() else ("", "", "")
-            return (host, int(port)) if host else None
+    def serve(shard: int) -> None:
+        ParameterServer(
+            shard=shard,
+            plan=plan,
+            initial_parameters=initial_parameters,
+            optimizer_config=optimizer_config,
+            exchange_config=exchange_config,
+            resolve=address_of,
+            secret=secret,
+            publish_address=lambda _, port: operator.setitem(ports, shard, port),
+            checkpoint_dir=checkpoints,
+            should_stop=stop_or_orphaned,
+            on_event=on_event,
+        ).run()
 
-        def serve(shard: int) -> None:
-            def publish(host: str, port: int) -> None:
-                (folder / f"new.{shard}").write_text(f"{host} {port}")
-                (folder / f"new.{shard}").rename(folder / f"server-{shard}")
+    def work(rank: int) -> None:
+        exchange = ServersExchange(
+            worker=rank, plan=plan, exchange_config=exchange_config, resolve=address_of, secret=secret
+        )
+        try:
+            worker(exchange, rank)
+        except RunStopped:
+            pass
+        finally:
+            exchange.close()
 
-            ParameterServer(
-                shard=shard,
-                plan=plan,
-                initial_parameters=initial_parameters,
-                optimizer_config=optimizer_config,
-                exchange_config=exchange_config,
-                resolve=address_of,
-                secret=secret,
-                publish_address=publish,
-                checkpoint_dir=folder / "checkpoints",
-                should_stop=stop_or_orphaned,
-                on_event=on_event,
-            ).run()
+    def alone(main: Callable[[int], None], rank: int) -> None:
+        gc.freeze()  # what it inherited is its parent's to clean up: threads of C++ would abort this process
+        torch.set_num_threads(1)
+        main(rank)
 
-        def work(rank: int) -> None:
-            exchange = ServersExchange(
-                worker=rank, plan=plan, exchange_config=exchange_config, resolve=address_of, secret=secret
-            )
-            try:
-                worker(exchange, rank)
-            except RunStopped:
-                pass
-            finally:
-                exchange.close()
-
-        def alone(main: Callable[[int], None], rank: int) -> None:
-            gc.freeze()  # what it inherited is its parent's to clean up: threads of C++ would abort this process
-            torch.set_num_threads(1)
-            main(rank)
-
-        servers = [context.Process(target=alone, args=(serve, shard)) for shard in range(exchange_config.num_servers)]
-        workers = [context.Process(target=alone, args=(work, rank)) for rank in range(exchange_config.num_workers)]
-        _run(servers, workers, folder, exchange_config)
-        path = find_newest(folder / "checkpoints")
+    servers = [context.Process(target=alone, args=(serve, shard)) for shard in range(exchange_config.num_servers)]
+    workers = [context.Process(target=alone, args=(work, rank)) for rank in range(exchange_config.num_workers)]
+    with TemporaryDirectory() as folder:
+        checkpoints = Path(folder)
+        _run(servers, workers, lambda: setattr(ended, "value", 1), exchange_config.timeouts)
+        path = find_newest(checkpoints)
         if path is None:
             raise RunBroken("the run ended before its first step")
         return load_checkpoint(path)
@@ -154,60 +153,40 @@ def train_on_one_machine(
     return learned.step
 
 
-def _run(servers: Sequence[ForkProcess], workers: Sequence[ForkProcess], folder: Path, config: ExchangeConfig) -> None:
-    """Start all, wait for the servers, tell workers that come late, wait for them; nobody is left behind."""
+def _run(
+    servers: Sequence[ForkProcess], workers: Sequence[ForkProcess], end: Callable[[], None], timeouts: Timeouts
+) -> None:
+    """Start all, wait for the servers, `end` the wait of workers that come late, wait for them; nobody is left behind.
+
+    How long a run trains is the user's affair, but not how long it takes to end: a server that has not when all
+    workers or another server have ended, and its own timeouts are over, hangs.
+    """
     try:
         for process in [*servers, *workers]:
             process.start()
-        _wait_for_servers(servers, workers, folder, config)
-        (folder / "ended").touch()
-        drain_s = config.timeouts.drain_s
-        late = _still_alive(workers, drain_s)
+        working = {process.sentinel for process in workers}
+        while working and all(process.is_alive() for process in servers):
+            working.difference_update(wait([*working, *(process.sentinel for process in servers)]))
+        why = "all workers" if all(process.is_alive() for process in servers) else "another server"
+        if late := _still_alive(servers, timeouts.servers_end_s):
+            raise RunBroken(f"server {late} did not end within {timeouts.servers_end_s:g} s of the end of {why}")
+        end()
+        late = _still_alive(workers, timeouts.drain_s)
     finally:
         for process in [*servers, *workers]:
             if process.is_alive():
                 process.kill()
                 process.join()
-    failed = [shard for shard, process in enumerate(servers) if process.exitcode != 0]
+    failed = [str(shard) for shard, process in enumerate(servers) if process.exitcode != 0]
     if failed:
-        raise RunBroken(f"server {_names(failed)} failed")
+        raise RunBroken(f"server {', '.join(failed)} failed")
     if late:
-        raise RunBroken(f"worker {_names(late)} did not end within {drain_s:g} s of the run's end")
+        raise RunBroken(f"worker {late} did not end within {timeouts.drain_s:g} s of the run's end")
 
 
-def _wait_for_servers(
-    servers: Sequence[ForkProcess], workers: Sequence[ForkProcess], folder: Path, config: ExchangeConfig
-) -> None:
-    """Until all have ended. How long a run trains is the user's affair, but not how long it takes to begin and to end.
-
-    Raises:
-        RunBroken: one did not begin to listen; or when all workers or another server had ended, it did
-            not within all its own timeouts: then it hangs.
-    """
-    start_s = config.timeouts.start_s
-    give_up_s = time.monotonic() + start_s
-    while deaf := [shard for shard in range(len(servers)) if not (folder / f"server-{shard}").exists()]:
-        if any(process.exitcode is not None for process in servers):
-            break
-        if time.monotonic() > give_up_s:
-            raise RunBroken(f"server {_names(deaf)} did not listen within {start_s:g} s")
-        wait([process.sentinel for process in servers], 0.05)
-    working = {process.sentinel for process in workers}
-    while working and all(process.is_alive() for process in servers):
-        working.difference_update(wait([*working, *(process.sentinel for process in servers)]))
-    patience_s = config.timeouts.servers_end_s
-    why = "all workers" if all(process.is_alive() for process in servers) else "another server"
-    if late := _still_alive(servers, patience_s):
-        raise RunBroken(f"server {_names(late)} did not end within {patience_s:g} s of the end of {why}")
-
-
-def _still_alive(processes: Sequence[ForkProcess], timeout_s: float) -> list[int]:
+def _still_alive(processes: Sequence[ForkProcess], timeout_s: float) -> str:
     """Which of them have not ended when so much time is over."""
     give_up_s = time.monotonic() + timeout_s
     for process in processes:
         process.join(max(0.0, give_up_s - time.monotonic()))
-    return [rank for rank, process in enumerate(processes) if process.is_alive()]
-
-
-def _names(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+    return ", ".join(str(rank) for rank, process in enumerate(processes) if process.is_alive())
