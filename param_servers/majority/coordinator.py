@@ -12,7 +12,7 @@ on from there.
 from typing import Literal, NamedTuple
 
 from param_servers.config import ExchangeConfig
-from param_servers.servers.decisions import Commit, Expel, Note, Settings, Stop
+from param_servers.servers.decisions import Commit, Expel, Note, Stop
 from param_servers.servers.step_commits import StepCommits
 from param_servers.wire.handshake import Hello, Lives, Role
 from param_servers.wire.messages import Row
@@ -145,8 +145,7 @@ class MajorityCoordinator:
         source = max(members, key=lambda rank: (self._standing[rank][0], -rank))
         self.generation += 1
         self.phase, self.members = "running", set(members)
-        settings = Settings(num_shards=1, num_gradients=min(wanted, len(members)))
-        self._steps = StepCommits(settings, self._standing[source], self.generation)
+        self._steps = StepCommits(1, min(wanted, len(members)), self._standing[source], self.generation)
         for member in members:
             self._steps.joined(member, self.connected[member])
         self._wait(now_s, self._timeouts.first_step_s)

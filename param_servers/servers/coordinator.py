@@ -11,7 +11,8 @@ parameters.
 """
 
 from param_servers.checkpoint.writer import Checkpointing, steps_lost
-from param_servers.servers.decisions import Checkpoint, Decision, Forsake, Note, Restore, Settings, Stop
+from param_servers.config import ExchangeConfig
+from param_servers.servers.decisions import Checkpoint, Decision, Forsake, Note, Restore, Stop
 from param_servers.servers.step_commits import StepCommits
 from param_servers.wire.messages import Row
 
@@ -20,23 +21,39 @@ class Coordinator:
     """Servers, patience, roll-backs and the end of one run. Every method returns the decisions that follow.
 
     Args:
-        settings: numbers of the run.
+        config: the run's.
         now_s: the time, on any monotonic clock; all later times on the same one.
         saved: (step, data_points) of the newest valid checkpoint; (0, 0) stands for the initial parameters.
         term: the newest term known from an earlier life of this run.
+        checkpoints: whether there is somewhere to write them.
     """
 
-    def __init__(self, settings: Settings, now_s: float, saved: tuple[int, int] = (0, 0), term: int = 0) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        config: ExchangeConfig,
+        now_s: float,
+        saved: tuple[int, int] = (0, 0),
+        term: int = 0,
+        checkpoints: bool = False,
+    ) -> None:
+        self._config, self._num_shards, self._timeouts = config, config.num_servers, config.timeouts
+        self._has_checkpoints = checkpoints
         self.state = "gathering"
         """gathering servers -> restoring -> running -> stopping -> stopped"""
-        self.steps = StepCommits(settings, saved, term)
-        self.checkpointing = Checkpointing(settings.num_shards, settings.checkpoint_every, saved)
+        self.steps = StepCommits(
+            self._num_shards,
+            config.gradients_per_step,
+            saved,
+            term,
+            asynchronous=config.exchange == "async",
+            max_staleness=config.max_staleness,
+        )
+        self.checkpointing = Checkpointing(self._num_shards, config.checkpoint_every_steps if checkpoints else 0, saved)
         self._servers: set[int] = set()
         self._ready: set[int] = set()
         self._heard_s: dict[int, float] = {}
-        self._since_s, self._patience_s = now_s, settings.timeouts.first_server_s
-        self._missing = dict.fromkeys(range(settings.num_shards), (now_s, settings.timeouts.first_server_s))
+        self._since_s, self._patience_s = now_s, self._timeouts.first_server_s
+        self._missing = dict.fromkeys(range(self._num_shards), (now_s, self._patience_s))
         """Servers that are not here: since when, and for how long they are waited for."""
         self._ending: Stop | None = None
 
@@ -67,14 +84,14 @@ class Coordinator:
         self._missing.pop(shard, None)
         self._heard_s[shard] = now_s
         self.steps.term = max(self.term, term)
-        if self.state == "gathering" and len(self._servers) == self.settings.num_shards:
+        if self.state == "gathering" and len(self._servers) == self._num_shards:
             return self._restore(now_s)
         return []
 
     def server_left(self, shard: int, now_s: float) -> list[Decision]:
         """A shard is gone: nothing can be committed until it is back, and then all roll back together."""
         self._servers.discard(shard)
-        self._missing[shard] = (now_s, self.settings.timeouts.server_return_s)
+        self._missing[shard] = (now_s, self._timeouts.server_return_s)
         if self.state in ("stopping", "stopped"):
             return [] if self._ending is None else self._end(f"server {shard} is gone")
         self.state = "gathering"
@@ -90,18 +107,18 @@ class Coordinator:
         if term != self.term or self.state != "restoring":
             return []
         self._ready.add(shard)
-        if len(self._ready) < self.settings.num_shards:
+        if len(self._ready) < self._num_shards:
             return []
         self.state = "running"
-        self._wait(now_s, self.settings.timeouts.first_step_s)
-        note = Note("running", f"all {self.settings.num_shards} servers are at step {self.step}")
+        self._wait(now_s, self._timeouts.first_step_s)
+        note = Note("running", f"all {self._num_shards} servers are at step {self.step}")
         return [note, *self.steps.give_to_waiting()]
 
     def _restore(self, now_s: float) -> list[Decision]:
         term, (step, data_points) = self.term + 1, self.checkpointing.saved
         lost = self.step - step
         self.state = "restoring"
-        self._wait(now_s, self.settings.timeouts.load_s)
+        self._wait(now_s, self._timeouts.load_s)
         self._ready.clear()
         self.checkpointing.abandon()
         self.steps.begin_term(term, step, data_points)
@@ -138,7 +155,7 @@ class Coordinator:
         return decisions if self.step == open_step else decisions + self._step_ended(now_s)
 
     def _step_ended(self, now_s: float) -> list[Decision]:
-        self._wait(now_s, self.settings.timeouts.step_s)
+        self._wait(now_s, self._timeouts.step_s)
         return self._checkpoint() if self.checkpointing.due(self.step) else []
 
     # -- time ----------------------------------------------------------------------------------------------------
@@ -169,21 +186,21 @@ class Coordinator:
     def _forsake_silent_servers(self, waited: str, now_s: float) -> list[Decision]:
         decisions: list[Decision] = []
         for shard in sorted(self._servers - {0}):
-            if now_s - self._heard_s[shard] > self.settings.timeouts.server_silence_s:
+            if now_s - self._heard_s[shard] > self._timeouts.server_silence_s:
                 decisions.append(Forsake(shard, f"server {shard} is silent, and step {self.step} did not end {waited}"))
                 decisions += self.server_left(shard, now_s)
         return decisions
 
     def _go_on_without_the_late(self, waited: str, now_s: float) -> list[Decision]:
-        steps, settings, open_step = self.steps, self.settings, self.step
+        steps, config, open_step = self.steps, self._config, self.step
         decisions = steps.expel_the_late(f"no gradient for step {open_step} {waited}")
-        self._wait(now_s, settings.timeouts.step_s)
+        self._wait(now_s, self._timeouts.step_s)
         left = steps.possible_gradients
         what = f"step {open_step} needs {steps.num_gradients} gradients, but {waited} only {left} workers gave one"
         if left >= steps.num_gradients:
             decisions += steps.commit()
-        elif settings.when_lost == "stop" or left < settings.min_workers:
-            return decisions + self.stop(f"{what} (min_workers {settings.min_workers})", now_s, failed=True)
+        elif config.when_workers_lost == "stop" or left < config.min_workers:
+            return decisions + self.stop(f"{what} (min_workers {config.min_workers})", now_s, failed=True)
         else:
             decisions += steps.shrink(left, what)
         return decisions if self.step == open_step else decisions + self._step_ended(now_s)
@@ -209,7 +226,7 @@ class Coordinator:
             return []
         able = self.state == "running"
         self.state = "stopping"
-        self._wait(now_s, self.settings.timeouts.last_checkpoint_s)
+        self._wait(now_s, self._timeouts.last_checkpoint_s)
         self._ending = Stop(reason, failed)
         note = Note("stopping", f"stopping at step {self.step}: {reason}")
         return [note, *(self._last_checkpoint() if able else self._end("not all servers are there"))]
@@ -217,7 +234,7 @@ class Coordinator:
     def _last_checkpoint(self, failed: bool = False) -> list[Decision]:
         if self.state != "stopping" or self.checkpointing.busy:
             return []
-        if failed or not self.settings.checkpoints or self.checkpointing.saved[0] == self.step:
+        if failed or not self._has_checkpoints or self.checkpointing.saved[0] == self.step:
             return self._end()
         return self._checkpoint()
 
@@ -230,7 +247,7 @@ class Coordinator:
         assert self._ending is not None
         self.state = "stopped"
         saved = self.checkpointing.saved[0]
-        if not self.settings.checkpoints or saved == self.step:
+        if not self._has_checkpoints or saved == self.step:
             return [self._ending]
         lost = steps_lost(saved, why_unsaved or self.checkpointing.failure)
         return [Stop(f"{self._ending.reason}; {lost}", failed=True)]

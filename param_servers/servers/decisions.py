@@ -1,29 +1,9 @@
-"""What the coordinator can decide, the numbers it decides by, and how its orders are said to the other shards."""
+"""What the coordinator can decide, and how its orders are said to the other shards."""
 
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from param_servers.errors import BadMessage
-from param_servers.timeouts import Timeouts
 from param_servers.wire.messages import Code, Header, Kind, Row, pack_rows, text_of, unpack_rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Numbers of a run, as the coordinator needs them."""
-
-    num_shards: int
-    num_gradients: int
-    """g, as configured."""
-    asynchronous: bool = False
-    max_staleness: int | None = None
-    timeouts: Timeouts = field(default_factory=Timeouts.of)
-    when_lost: Literal["shrink", "stop"] = "shrink"
-    min_workers: int = 1
-    checkpoints: bool = False
-    """Whether there is somewhere to write them."""
-    checkpoint_every: int = 0
-    """Steps; 0: only at the end."""
 
 
 class Commit(NamedTuple):

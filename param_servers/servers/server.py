@@ -25,7 +25,7 @@ from param_servers.servers.audit import AuditLog
 from param_servers.servers.chief import Chief
 from param_servers.servers.coordinator import Coordinator
 from param_servers.servers.cut_through import is_worthwhile, window_bytes
-from param_servers.servers.decisions import Settings, unpack_order
+from param_servers.servers.decisions import unpack_order
 from param_servers.servers.reporter import Reporter
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
@@ -147,22 +147,12 @@ class ParameterServer:
         self._alive_s, self._heard_s = 0.0, self._clock()
         self._reporter = Reporter(self.node, self._hub, self.chief, on_report)
 
-    def _coordinator(self, exchange: ExchangeConfig) -> Coordinator:
-        checkpoints = self._checkpoints.directory is not None
-        settings = Settings(
-            num_shards=self._plan.num_shards,
-            num_gradients=exchange.gradients_per_step,
-            asynchronous=exchange.exchange == "async",
-            max_staleness=exchange.max_staleness,
-            timeouts=exchange.timeouts,
-            when_lost=exchange.when_workers_lost,
-            min_workers=exchange.min_workers,
-            checkpoints=checkpoints,
-            checkpoint_every=exchange.checkpoint_every_steps if checkpoints else 0,
-        )
+    def _coordinator(self, config: ExchangeConfig) -> Coordinator:
         step, data_points, term = self._checkpoints.newest(lambda line: self._note("torn_checkpoint", line))
         # Each life of shard 0 has its own range of terms, so that no term means two histories.
-        return Coordinator(settings, self._clock(), (step, data_points), max(term, self._incarnation * TERMS_OF_A_LIFE))
+        term = max(term, self._incarnation * TERMS_OF_A_LIFE)
+        has_checkpoints = self._checkpoints.directory is not None
+        return Coordinator(config, self._clock(), (step, data_points), term, has_checkpoints)
 
     def _note(self, event: str, message: str) -> None:
         self._on_event({"event": event, "message": message})

@@ -7,7 +7,7 @@ are its members. In asynchronous mode g is 1, and gradients of older versions co
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from param_servers.servers.decisions import Commit, Decision, Expel, Give, Note, Settings
+from param_servers.servers.decisions import Commit, Decision, Expel, Give, Note
 from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Row
 
 GIVEN_AHEAD = 2
@@ -173,19 +173,30 @@ class StepCommits:
     """The workers of a run and its open step. It knows no servers, no time and no end: see `coordinator`.
 
     Args:
-        settings: numbers of the run.
+        num_shards: reports that make a push complete.
+        num_gradients: g, as configured.
         saved: (step, data_points) to begin at.
         term: the newest term known.
+        asynchronous, max_staleness: whether gradients of older versions count, and of how old ones; None: of all.
     """
 
-    def __init__(self, settings: Settings, saved: tuple[int, int], term: int) -> None:
+    def __init__(
+        self,
+        num_shards: int,
+        num_gradients: int,
+        saved: tuple[int, int],
+        term: int,
+        *,
+        asynchronous: bool = False,
+        max_staleness: int | None = None,
+    ) -> None:
         self.term = term
         self.step, self.data_points = saved
-        self.num_gradients = settings.num_gradients
+        self.num_gradients = self._most_gradients = num_gradients
         """g now: fewer than configured after a shrink."""
         self.workers = Membership()
-        self.gradients = OpenStep(settings.num_shards)
-        self._settings = settings
+        self.gradients = OpenStep(num_shards)
+        self._asynchronous, self._max_staleness = asynchronous, max_staleness
 
     def begin_term(self, term: int, step: int, data_points: int) -> None:
         """All versions and gradients of earlier terms are void; go on from `step`."""
@@ -270,11 +281,11 @@ class StepCommits:
         return [] if push is None else self._completed((row.worker, row.incarnation), push)
 
     def _may_count(self, step: int) -> bool:
-        return step == self.step or (self._settings.asynchronous and step < self.step)
+        return step == self.step or (self._asynchronous and step < self.step)
 
     def _completed(self, key: Key, push: Push) -> list[Decision]:
-        bound = self._settings.max_staleness
-        if self._settings.asynchronous and bound is not None and self.step - push.step > bound:
+        bound = self._max_staleness
+        if self._asynchronous and bound is not None and self.step - push.step > bound:
             self.gradients.drop(key)
             return self._give([Row(*key, push.sequence, Code.STALE)])
         self.gradients.complete.append(key)
@@ -290,8 +301,8 @@ class StepCommits:
         staleness = tuple(self.step - push.step for push in members.values())
         step, self.step = self.step, self.step + 1
         sequences = {key: push.sequence for key, push in members.items()}
-        rows = self.workers.table(sequences, self.step, only_members=self._settings.asynchronous)
-        if self._settings.asynchronous:
+        rows = self.workers.table(sequences, self.step, only_members=self._asynchronous)
+        if self._asynchronous:
             for key in members:
                 self.gradients.drop(key)
         else:
@@ -300,7 +311,7 @@ class StepCommits:
 
     def _grow(self) -> list[Decision]:
         """After a shrink: count returned workers again."""
-        wanted = min(self._settings.num_gradients, len(self.workers))
+        wanted = min(self._most_gradients, len(self.workers))
         if wanted <= self.num_gradients:
             return []
         self.num_gradients = wanted

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from param_servers.config import ExchangeConfig
 from param_servers.servers.coordinator import Coordinator
 from param_servers.servers.decisions import (
     Checkpoint,
@@ -14,18 +15,16 @@ from param_servers.servers.decisions import (
     Give,
     Note,
     Restore,
-    Settings,
     Stop,
 )
-from param_servers.timeouts import Timeouts
 from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Row
 
 
-def running(num_shards: int = 2, workers: int = 3, **settings: Any) -> Coordinator:
+def running(num_shards: int = 2, workers: int = 3, checkpoints: bool = False, **given: Any) -> Coordinator:
     """A coordinator at step 0 of term 1 whose workers have their parameters."""
-    timeouts = Timeouts.of(step_timeout_s=10.0, reconnect_timeout_s=30.0)
-    numbers: dict[str, Any] = {"num_shards": num_shards, "num_gradients": 2, "timeouts": timeouts} | settings
-    coordinator = Coordinator(Settings(**numbers), now_s=0.0)
+    numbers = {"exchange": "servers", "num_gradients": 2, "num_workers": 8, "checkpoint_every_steps": 0} | given
+    config = ExchangeConfig(step_timeout_s=10.0, reconnect_timeout_s=30.0, num_servers=num_shards, **numbers)
+    coordinator = Coordinator(config, now_s=0.0, checkpoints=checkpoints)
     for shard in range(num_shards):
         coordinator.server_joined(shard, 0, 0.0)
     for shard in range(num_shards):
@@ -41,7 +40,7 @@ def push(coordinator: Coordinator, worker: int, sequence: int, step: int, **give
     """A gradient of 10 data points becomes complete on every shard (or on those given)."""
     row = Row(worker, given.get("incarnation", 0), sequence)
     decisions: list[Decision] = []
-    for shard in given.get("shards", range(coordinator.settings.num_shards)):
+    for shard in given.get("shards", range(coordinator._num_shards)):
         decisions += coordinator.arrived(shard, row, step, 10, coordinator.term, given.get("now_s", 1.0))
     return decisions
 
@@ -55,7 +54,7 @@ def members(commit: Commit) -> list[int]:
 
 
 def test_servers_begin_together_when_all_are_there() -> None:
-    coordinator = Coordinator(Settings(num_shards=2, num_gradients=1), 0.0, saved=(40, 400), term=3)
+    coordinator = Coordinator(ExchangeConfig(exchange="servers", num_servers=2), 0.0, saved=(40, 400), term=3)
     assert only(coordinator.server_joined(0, 0, 0.0), Restore) == []
     assert only(coordinator.server_joined(1, 5, 0.0), Restore) == [Restore(term=6, step=40, data_points=400)]
 
@@ -105,7 +104,7 @@ def test_reports_of_another_step_than_the_open_one_never_count(step: int) -> Non
 
 
 def test_an_asynchronous_report_of_a_step_to_come_does_not_count() -> None:
-    coordinator = running(num_gradients=1, asynchronous=True)
+    coordinator = running(num_gradients=1, exchange="async")
     assert push(coordinator, 0, 1, 1) == []
 
 
@@ -159,7 +158,7 @@ def test_silent_workers_are_expelled_by_name_and_g_shrinks() -> None:
 
 
 def test_the_policy_stop_ends_the_run_with_a_checkpoint() -> None:
-    coordinator = running(workers=2, when_lost="stop", checkpoints=True)
+    coordinator = running(workers=2, when_workers_lost="stop", checkpoints=True)
     push(coordinator, 0, 1, 0), push(coordinator, 1, 1, 0)
     push(coordinator, 0, 2, 1)
     for shard in range(2):
@@ -191,7 +190,7 @@ def test_a_silent_server_is_not_blamed_on_the_workers() -> None:
 
 
 def test_a_server_that_returns_takes_everybody_back_to_the_checkpoint() -> None:
-    coordinator = running(checkpoints=True, checkpoint_every=2)
+    coordinator = running(checkpoints=True, checkpoint_every_steps=2)
     for step in range(3):
         push(coordinator, 0, step + 1, step)
         decisions = push(coordinator, 1, step + 1, step)
@@ -219,7 +218,7 @@ def test_a_lost_server_that_does_not_return_ends_the_run() -> None:
 
 
 def test_a_failed_checkpoint_does_not_stop_training() -> None:
-    coordinator = running(checkpoints=True, checkpoint_every=1)
+    coordinator = running(checkpoints=True, checkpoint_every_steps=1)
     push(coordinator, 0, 1, 0)
     assert only(push(coordinator, 1, 1, 0), Checkpoint) == [Checkpoint(1, 20)]
     (note,) = coordinator.checkpoint_done(1, "server 0: no space left on device")
@@ -238,7 +237,7 @@ def test_asked_to_stop_it_writes_what_is_not_saved_yet_and_ends() -> None:
 
 @pytest.mark.parametrize(("staleness", "counts"), [(0, True), (2, True), (3, False)])
 def test_asynchronous_gradients_count_up_to_the_bound(staleness: int, counts: bool) -> None:
-    coordinator = running(workers=2, num_gradients=1, asynchronous=True, max_staleness=2)
+    coordinator = running(workers=2, num_gradients=1, exchange="async", max_staleness=2)
     for step in range(staleness):
         (commit,) = push(coordinator, 0, step + 1, step)
         assert isinstance(commit, Commit) and commit.staleness == (0,)
@@ -270,7 +269,7 @@ def test_a_last_checkpoint_that_is_not_written_is_no_success_and_its_steps_are_n
 
 
 def test_a_checkpoint_that_failed_is_not_tried_again_before_the_next_one_is_due() -> None:
-    coordinator = running(num_shards=1, workers=1, num_gradients=1, checkpoints=True, checkpoint_every=10)
+    coordinator = running(num_shards=1, workers=1, num_gradients=1, checkpoints=True, checkpoint_every_steps=10)
     begun = []
     for step in range(35):
         for checkpoint in only(push(coordinator, 0, step + 1, step), Checkpoint):
@@ -280,7 +279,7 @@ def test_a_checkpoint_that_failed_is_not_tried_again_before_the_next_one_is_due(
 
 
 def test_after_a_roll_back_a_checkpoint_that_was_tried_is_due_again() -> None:
-    coordinator = running(num_shards=1, workers=1, num_gradients=1, checkpoints=True, checkpoint_every=2)
+    coordinator = running(num_shards=1, workers=1, num_gradients=1, checkpoints=True, checkpoint_every_steps=2)
     push(coordinator, 0, 1, 0)
     assert only(push(coordinator, 0, 2, 1), Checkpoint) == [Checkpoint(2, 20)]
     coordinator.server_left(0, 1.0)

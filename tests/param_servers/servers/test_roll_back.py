@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from param_servers.config import OptimizerConfig
+from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.layout import as_bytes
 from param_servers.servers.chief import Chief
 from param_servers.servers.coordinator import Coordinator
-from param_servers.servers.decisions import Commit, Give, Restore, Settings
+from param_servers.servers.decisions import Commit, Give, Restore
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
 from param_servers.wire.handshake import Hello, Peer, Role
@@ -93,8 +93,7 @@ def test_a_roll_back_takes_back_the_answers_of_the_history_that_it_undoes() -> N
 
 def test_later_checkpoints_are_set_aside_before_anybody_goes_back() -> None:
     recorder: Any = Recorder()
-    settings = Settings(num_shards=1, num_gradients=1)
-    coordinator = Coordinator(settings, 0.0, saved=(40, 400), term=3)
+    coordinator = Coordinator(ExchangeConfig(exchange="servers"), 0.0, saved=(40, 400), term=3)
     chief = Chief(coordinator, shard_node(recorder), recorder, recorder, lambda: 0.0, lambda event: None)
     chief.begin()
     assert recorder.calls[:2] == [("set_aside_after", 40), ("load", 40)]
@@ -120,7 +119,7 @@ def test_while_the_disk_is_slow_nothing_waits_for_it_and_a_load_that_was_overtak
 
 def test_a_run_that_ends_while_the_disk_is_slow_does_not_go_back_any_more() -> None:
     recorder: Any = Recorder()
-    coordinator = Coordinator(Settings(num_shards=1, num_gradients=1), 0.0, saved=(40, 400), term=3)
+    coordinator = Coordinator(ExchangeConfig(exchange="servers"), 0.0, saved=(40, 400), term=3)
     chief = Chief(coordinator, shard_node(recorder), recorder, recorder, lambda: 0.0, lambda event: None)
     set_aside = recorder.slow()
     chief.begin()
@@ -131,8 +130,8 @@ def test_a_run_that_ends_while_the_disk_is_slow_does_not_go_back_any_more() -> N
 
 def test_a_slice_that_was_written_before_a_roll_back_is_in_no_checkpoint_after_it() -> None:
     recorder: Any = Recorder()
-    settings = Settings(num_shards=2, num_gradients=1, checkpoints=True, checkpoint_every=1)
-    coordinator = Coordinator(settings, 0.0)
+    config = ExchangeConfig(exchange="servers", num_servers=2, checkpoint_every_steps=1)
+    coordinator = Coordinator(config, 0.0, checkpoints=True)
     ears = SimpleNamespace(arrived=lambda *what: chief.arrived(*what), ready=lambda *what: chief.ready(*what[:2]))
     node = shard_node(recorder, ears)
     chief = Chief(coordinator, node, recorder, recorder, lambda: 0.0, lambda event: None)
