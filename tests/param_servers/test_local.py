@@ -6,7 +6,7 @@ import torch
 from param_servers.checkpoint.files import find_newest, read_manifest
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import LastStepsLost, RunBroken, RunStopped
-from param_servers.exchange import GradientExchange
+from param_servers.exchange import GradientExchange, Receipt
 from param_servers.layout import FlatLayout
 from param_servers.local import MOST_REJECTED_STEPS, LocalExchange
 
@@ -56,10 +56,10 @@ def test_gradients_that_are_stale_or_not_finite_or_of_another_length_are_answere
     train(local, 1)
     bad = GRADIENTS[1].clone()
     bad[3] = math.inf
-    assert local.push(GRADIENTS[0], 0, 5) == (False, 1, "stale")
-    assert local.push(bad, 1, 5) == (False, 1, "non-finite")
-    assert local.push(torch.full_like(bad, 3e38), 1, 5) == (False, 1, "non-finite")
-    assert local.push(GRADIENTS[1][:4], 1, 5) == (False, 1, "wrong-length")
+    assert local.push(GRADIENTS[0], 0, 5) == Receipt(False, 1, "stale")
+    assert local.push(bad, 1, 5) == Receipt(False, 1, "non-finite")
+    assert local.push(torch.full_like(bad, 3e38), 1, 5) == Receipt(False, 1, "non-finite")
+    assert local.push(GRADIENTS[1][:4], 1, 5) == Receipt(False, 1, "wrong-length")
     assert local.pull().data_points == 5
 
 

@@ -7,7 +7,7 @@ import torch
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ParamServersError, PeerLost, RunBroken, RunStopped
-from param_servers.exchange import GradientExchange
+from param_servers.exchange import GradientExchange, Receipt
 from param_servers.layout import FlatLayout
 from param_servers.majority.exchange import MajorityExchange
 
@@ -128,7 +128,7 @@ def test_a_late_rank_holds_up_nobody_and_its_gradient_is_answered_as_stale(start
     late = run.ranks[2].pull()
     run.together([0, 1])
     run.newest(2, 1)
-    assert run.ranks[2].push(gradient(2, 0), late.step, 10) == (False, 1, "stale")
+    assert run.ranks[2].push(gradient(2, 0), late.step, 10) == Receipt(False, 1, "stale")
     run.together([1, 2])
     for rank in range(3):
         pulled = run.newest(rank, 2)
