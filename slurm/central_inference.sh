@@ -1,6 +1,6 @@
 #!/bin/bash
-# Printed by: dba3c sbatch breakout --nodes 16 --learners 1 --tasks-per-node 12 --cpus-per-task 1 --name central_inference
-# 193 = 1 learner + 192 actors
+# Printed by: dba3c sbatch breakout --nodes 16 --learners 1 --name central_inference
+# 17 = 1 learner + 16 actors
 # Submit from the folder that holds .venv, shared by all nodes: sbatch --account=A --partition=P THIS_FILE
 ##SBATCH --account=
 ##SBATCH --partition=
@@ -21,8 +21,8 @@
 ##SBATCH --account=
 ##SBATCH --partition=
 #SBATCH --nodes=16
-#SBATCH --ntasks-per-node=12
-#SBATCH --cpus-per-task=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=12
 #SBATCH --time=04:00:00
 #SBATCH --no-kill
 

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Printed by: dba3c sbatch dba3c_paper --nodes 71 --servers 4 --backup-workers 5 --evaluators 1 --recorders 1 --name dba3c_71nodes_paper
-# 71 = 4 servers + 1 evaluator + 1 recorder + 65 workers (60 gradients + 5 backup)
+# 71 nodes × 12 cores: 71 = 4 servers + 1 evaluator + 1 recorder + 65 workers (60 gradients + 5 backup)
+# 60 gradients × 6 lanes × 1 environment × 5 steps = 1,800 samples an update
 # Submit from the folder that holds .venv, shared by all nodes: sbatch --account=A --partition=P THIS_FILE
 ##SBATCH --account=
 ##SBATCH --partition=

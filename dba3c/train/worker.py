@@ -7,6 +7,7 @@ before it is pushed, as DBA3C did: where clipping binds, the mean of the clipped
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import VectorEnvironment, worker_seed
+from dba3c.errors import warn_on_stderr
 from dba3c.metrics.exchange_records import GradientRecorder
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
@@ -33,7 +35,13 @@ from param_servers.lanes import ALONE, Lane, run_in_lanes
 def worker(process: RunProcess) -> str:
     """Step environments and compute gradients, in as many lanes as the configuration has."""
     lanes, timeouts = process.config.environment.lanes, process.config.exchange.timeouts
-    return run_in_lanes(lanes, lambda lane: _live(replace(process, lane=lane.index), lane), timeouts=timeouts)
+    cores = sorted(os.sched_getaffinity(0))
+    if lanes > len(cores):
+        warn_on_stderr(f"worker {process.rank}: {lanes} lanes share {len(cores)} cores")
+    mine = cores if lanes == len(cores) else ()  # given to this worker alone, as far as can be known
+    return run_in_lanes(
+        lanes, lambda lane: _live(replace(process, lane=lane.index), lane), timeouts=timeouts, cores=mine
+    )
 
 
 def _live(process: RunProcess, lane: Lane) -> str:

@@ -23,7 +23,8 @@ import tyro
 from dba3c.config import TrainConfig, refuse_unread, replace_options
 from dba3c.environments.atari.protocols import with_protocol
 from dba3c.errors import UserError
-from launch.cli.presets import PRESETS, preset, with_central_inference
+from launch.cli.batch import lanes_for, not_shown, samples_text
+from launch.cli.presets import PRESETS, fitting_preset, preset, with_central_inference
 from launch.local.resources import given_cores
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError
@@ -61,11 +62,13 @@ class TrainWords:
     """Of the ranks of srun, mpirun, torchrun, …: servers share theirs with workers. A matter of places only, so no part
     of the configuration."""
 
-    def config(self, cores: int, without: Collection[str] = ()) -> TrainConfig:
+    def config(self, cores: int, without: Collection[str] = (), cores_per_worker: int | None = None) -> TrainConfig:
         """The preset, changed as the words say.
 
         Args:
-            without: options that are left as the preset has them: see `launch.cli.fitting`.
+            cores: how many workers a preset counts on.
+            cores_per_worker: those of each; without it what `cores` come to.
+            without: options that are left as the preset has them: see `launch.cli.train.fit_config`.
 
         Raises:
             UserError: anything that cannot be, in one line.
@@ -76,9 +79,18 @@ class TrainWords:
             config = with_central_inference(config, cores)
         if self.protocol is not None:
             config = replace(config, environment=with_protocol(config.environment, self.protocol))
-        config = replace_options(config, **_backup_workers_that_can_be(config.exchange, given), **given)
+        workers = given.get("num_workers", config.exchange.num_workers)
+        lanes = lanes_for(config, given, cores_per_worker or max(1, cores // max(1, workers)), self.preset)
+        fitting = _backup_workers_that_can_be(config.exchange, given) | lanes
+        config = replace_options(config, **(fitting | given))
         refuse_unread(config, self.given)
         return config
+
+
+def said_of_samples(said: TrainWords, config: TrainConfig) -> list[str]:
+    """Lines for people: the samples of an update, and whether it has been shown to learn from so many."""
+    name = said.preset or fitting_preset(config.environment.env_id)
+    return [line for line in (samples_text(config), not_shown(config, name)) if line]
 
 
 def parse_train(words: Sequence[str]) -> TrainWords:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dba3c.errors import UserError
-from launch.cli.options import parse
+from launch.cli.options import parse, parse_train, said_of_samples
 from launch.cluster.topology import Topology, fit
 
 MAX_LINES = 50
@@ -140,7 +140,7 @@ def script_text(shape: SlurmShape) -> str:
     lines = [
         "#!/bin/bash",
         f"# Printed by: {command_text(shape)}",
-        f"# {shape.topology().arithmetic()}",
+        *(f"# {line}" for line in _arithmetic_lines(shape)),
         "# Submit from the folder that holds .venv, shared by all nodes: sbatch --account=A --partition=P THIS_FILE",
         *_place_lines(shape),
         f"#SBATCH --job-name={shape.job_name}",
@@ -164,6 +164,19 @@ def script_text(shape: SlurmShape) -> str:
         'source "${DBA3C_VENV:-.venv}/bin/activate"',
     ]
     return "\n".join([*lines, *_start_lines(shape)]) + "\n"
+
+
+def _arithmetic_lines(shape: SlurmShape) -> list[str]:
+    """Ranks to roles, and samples to an update."""
+    topology = shape.topology()
+    if shape.learners:
+        return [topology.arithmetic()]
+    said = parse_train([shape.preset])
+    counts = {"num_workers": topology.workers, "num_gradients": topology.gradients, "num_servers": topology.servers}
+    given = {**said.given, **counts, "num_backup_workers": topology.backup_workers}
+    config = replace(said, given=given).config(topology.ranks, cores_per_worker=shape.cpus_per_task)
+    cores = f"{shape.nodes} nodes × {shape.tasks_per_node * shape.cpus_per_task} cores: "
+    return [cores + topology.arithmetic(), *said_of_samples(said, config)]
 
 
 def _place_lines(shape: SlurmShape) -> list[str]:

@@ -13,13 +13,14 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.runs.folder import RunFolder
 from launch import rank
 from launch.cli.main import HERE, loaded
-from launch.cli.options import TrainWords, parse_train
+from launch.cli.options import TrainWords, parse_train, said_of_samples
 from launch.cluster.launchers import PLAIN, STARTS_RANKS_AGAIN, LaunchPlace, detect
 from launch.cluster.topology import Topology, fit
 from launch.local.resources import given_cores
@@ -47,6 +48,8 @@ def train(words: Sequence[str]) -> int:
             "all servers and workers are processes of this machine anyway"
         )
     config = said.config(given_cores(os.environ))
+    for line in said_of_samples(said, config):
+        say_to_stderr(line)
     if place != PLAIN and sums_over_all_ranks(config):
         return train_as_rank(said, place, command)  # over the launcher's ranks, of which there is one
     if place.launcher in STARTS_RANKS_AGAIN and place.launch_id:
@@ -70,7 +73,7 @@ def resume(words: Sequence[str]) -> int:
 def train_as_rank(said: TrainWords, place: LaunchPlace, command: str) -> int:
     """What is said is the same in all ranks. Raises UserError: options that contradict the number of ranks."""
     try:
-        config, topology = fit_config(said, place)
+        config, topology = fit_config(said, place, given_cores(os.environ, place.local_world_size))
         run_dir = config.run.run_dir or run_dir_of_launch(config, place)
     except UserError:
         if place.is_chief:
@@ -78,6 +81,8 @@ def train_as_rank(said: TrainWords, place: LaunchPlace, command: str) -> int:
         return USER_ERROR_EXIT  # the same was said to every rank: the chief says it once
     if place.is_chief:
         say_to_stderr(f"{topology.arithmetic()}; run folder: {run_dir}")
+        for line in said_of_samples(said, config):
+            say_to_stderr(line)
     return rank.run_rank(config, place, topology, run_dir, resume=said.resume, command=command)
 
 
@@ -99,14 +104,17 @@ def actors_beside_learners(config: TrainConfig) -> bool:
     return config.central.mode == "central" and sums_over_all_ranks(config)
 
 
-def fit_config(said: TrainWords, place: LaunchPlace) -> tuple[TrainConfig, Topology]:
+def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[TrainConfig, Topology]:
     """The configuration and topology for as many ranks as there are: the counts that were said must fit them exactly.
+
+    Args:
+        cores: of each rank. A worker has a lane for each; an actor steps its games with as many threads.
 
     Raises:
         UserError: what was given contradicts the number of ranks; the message is the arithmetic.
     """
     counts = {name: said.given[name] for name in COUNTS if said.given.get(name) is not None}
-    config = said.config(place.world_size, without=COUNTS)
+    config = said.config(place.world_size, without=COUNTS, cores_per_worker=cores)
     exchange, run = config.exchange, config.run
     servers = exchange.num_servers if exchange.exchange in THROUGH_SERVERS else 0
     if sums_over_all_ranks(config) and run.evaluators + run.recorders:
@@ -116,7 +124,11 @@ def fit_config(said: TrainWords, place: LaunchPlace) -> tuple[TrainConfig, Topol
         )
     if config.central.mode == "central":
         topology = _central_topology(config, place, counts, servers)
-        given = {name: counts[name] for name in ("num_gradients", "num_backup_workers") if name in counts}
+        given: dict[str, Any] = {
+            name: counts[name] for name in ("num_gradients", "num_backup_workers") if name in counts
+        }
+        if config.environment.family == "atari" and not topology.colocated_actors:
+            given |= _games_of_an_actor(config, said, cores)
         return replace_options(config, num_workers=topology.learners, actors=topology.actors, **given), topology
     if exchange.exchange == "local" and place.world_size > 1:
         raise UserError(f"exchange local is one process, but {place.launcher} started {place.world_size} ranks")
@@ -143,6 +155,12 @@ def fit_config(said: TrainWords, place: LaunchPlace) -> tuple[TrainConfig, Topol
     if exchange.exchange == "async":
         g_and_b = dict.fromkeys(g_and_b)
     return replace_options(config, num_workers=topology.workers, **g_and_b), topology
+
+
+def _games_of_an_actor(config: TrainConfig, said: TrainWords, cores: int) -> dict[str, int]:
+    """An actor steps with a thread per core, and has at least one game for each in both of its groups."""
+    envs = max(config.central.envs_per_actor, config.central.actor_groups * cores)
+    return {name: n for name, n in (("env_threads", cores), ("envs_per_actor", envs)) if name not in said.given}
 
 
 def _central_topology(config: TrainConfig, place: LaunchPlace, counts: Mapping[str, int], servers: int) -> Topology:
