@@ -19,12 +19,14 @@ from dba3c.metrics.charts import ChartInterval, Event, Point, points_of
 from dba3c.metrics.reader import Record, RunReader
 from dba3c.metrics.run_facts import RunFacts
 from dba3c.metrics.sinks.sink import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun, make_sinks
-from dba3c.metrics.summary import RunSummary, Scores
+from dba3c.metrics.summary import RunSummary, Scores, idle_cores
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.ending import RunEnd
 from dba3c.runs.folder import RunFolder
 
+CORES_LOOK_S = 90.0
+"""In a life's time: when it is looked once whether its cores are used; training has long begun then."""
 _LEAST_CLOSE_S = 2.0  # for each sink, even when another has used the time up
 
 
@@ -104,6 +106,7 @@ class Monitor:
         self._on_stop = on_stop
         self._news_s = time.monotonic()
         self._stop_failed = False
+        self._told_of_cores = again
         if again or len(facts.lives) > 1:  # what is there already is taken in, without being drawn again
             self._take_in()
             self._interval.take(self.summary.newest_s)
@@ -128,6 +131,10 @@ class Monitor:
         self._take_in()
         if now_s >= self._next_point_s:
             self._draw(now_s)
+        if not self._told_of_cores and self._scores.count and now_s - self._life_s > CORES_LOOK_S:
+            self._told_of_cores = True
+            if line := idle_cores(self.summary, now_s):
+                self._warn(line)
         if self.stop_reason is None and (reason := self._rule.reason(self._scores, self.summary.cpu_hours)) is not None:
             self._stop(reason)
 

@@ -10,6 +10,8 @@ from dba3c.metrics.reader import Record
 from dba3c.metrics.run_facts import RunFacts
 
 HEARD_OF_S = 10.0
+WAITS_MUCH = 0.4
+"""From this share of its time on, it is the waiting that keeps a worker's cores idle."""
 _COUNTS = ("accepted", "dropped", "rejected", "agent_steps", "frames", "data_points", "commits", "stale")
 _TRAINERS = ("worker", "learner", "actor")
 
@@ -215,6 +217,20 @@ class RunSummary:
     def hours(self) -> tuple[float, float]:
         """(hours, core-hours held) over all lives of the run."""
         return self.facts.hours(self._last_seen_s)
+
+
+def idle_cores(summary: RunSummary, now_s: float) -> str:
+    """One line where less than half of the given cores is used, with the likely reason; else ""."""
+    given = summary.facts.lives[-1].cores if summary.facts.lives else 0.0
+    used = summary.per_second(now_s, "cpu_s")
+    if not summary.workers() or 2 * used >= given:
+        return ""
+    timed = [process.section_shares(now_s).get("waiting", 0.0) for process in summary.workers()]
+    waiting = sum(timed) / len(timed)
+    why = f"workers wait for {waiting:.0%} of their time: fewer servers or more --backup-workers may help"
+    if waiting < WAITS_MUCH:
+        why = "a worker has too few lanes (--lanes) or environments (--envs-per-worker), or there are too few workers"
+    return f"{used:.1f} of {given:g} cores are used: {why}"
 
 
 def event_line(record: Record) -> str:

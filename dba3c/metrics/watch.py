@@ -120,8 +120,15 @@ def status_line(summary: RunSummary, now_s: float) -> str:
     return (
         f"[{duration(summary.hours()[0])}] step {summary.step:,}  frames {number(summary.frames)}  "
         f"score {score_text(summary)}  {number(points_s, 0)} data points/s  {number(frames_s, 0)} frames/s  "
-        f"workers {summary.active_workers(now_s)}  dropped {dropped:.1%}  core-hours {summary.cpu_hours:.2f}"
+        f"workers {summary.active_workers(now_s)}  dropped {dropped:.1%}  cores {cores_text(summary, now_s)}  "
+        f"core-hours {summary.cpu_hours:.2f}"
     )
+
+
+def cores_text(summary: RunSummary, now_s: float) -> str:
+    """Cores used of those that the run was given: 11.2 of 12."""
+    given = summary.facts.lives[-1].cores if summary.facts.lives else None
+    return number(summary.per_second(now_s, "cpu_s")) + (f" of {given:g}" if given else "")
 
 
 class RichView:
@@ -163,6 +170,7 @@ def _head(summary: RunSummary, now_s: float) -> RenderableType:
     grid.add_row("time", duration(summary.hours()[0]), "core-hours", f"{summary.cpu_hours:.2f}")
     lag = _worst(summary, "staleness_max")
     grid.add_row("workers", str(summary.active_workers(now_s)), "staleness (max)", number(lag))
+    grid.add_row("cores", cores_text(summary, now_s), "", "")
     if summary.evaluation is not None:
         seen = summary.evaluation
         told = f"mean {number(seen.get('mean'))}, IQM {number(seen.get('iqm'))} of {seen.get('games')} games"
@@ -179,7 +187,13 @@ def _worst(summary: RunSummary, name: str) -> float | None:
 
 def _processes(summary: RunSummary, now_s: float) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading, side in (("process", "left"), ("frames/s", "right"), ("score", "right"), ("dropped", "right")):
+    for heading, side in (
+        ("process", "left"),
+        ("frames/s", "right"),
+        ("cores", "right"),
+        ("score", "right"),
+        ("dropped", "right"),
+    ):
         table.add_column(heading, justify=side)  # type: ignore[arg-type]
     table.add_column("a step's time", justify="left", no_wrap=True)
     table.add_column("")
@@ -201,13 +215,14 @@ def _row(process: ProcessState, summary: RunSummary, now_s: float) -> list[Rende
     silent_s = now_s - process.last_time_s
     note = Text(f"silent for {silent_s:.0f} s", style="red") if silent_s > _SILENT_AFTER_S else Text("")
     name = process.name + (f" (incarnation {process.incarnation})" if process.incarnation else "")
+    cores = number(process.recent.per_second(now_s, "cpu_s"))
     if process.role == "server":
         counts = f"{number(process.totals.get('stale'))} stale" if process.totals.get("stale") else ""
-        return [name, "", "", counts, _bar(process.section_shares(now_s)), note]
+        return [name, "", cores, "", counts, _bar(process.section_shares(now_s)), note]
     frames_per_s = process.recent.per_second(now_s, "frames")
     dropped = f"{number(process.totals.get('dropped', 0.0))} ({process.dropped_share(now_s):.0%})"
     score = number(process.scores.mean)
-    return [name, number(frames_per_s, 0), score, dropped, _bar(process.section_shares(now_s)), note]
+    return [name, number(frames_per_s, 0), cores, score, dropped, _bar(process.section_shares(now_s)), note]
 
 
 def _bar(parts: dict[str, float]) -> Text:

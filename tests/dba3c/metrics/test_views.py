@@ -78,7 +78,7 @@ def test_plain_lines_tell_events_once_and_the_state_in_a_rhythm(make_up_run):
     assert event == "worker-0: checkpoint of step 300 written"
     assert state == (
         "[0:00:30] step 300  frames 384,000  score 17 of 300 (last 50 games, max 29)  3,040 data points/s  "
-        "12,800 frames/s  workers 2  dropped 5.0%  core-hours 0.03"  # processor time of 4 processes; 2 cores were held
+        "12,800 frames/s  workers 2  dropped 5.0%  cores 4 of 2  core-hours 0.03"  # of 4 processes on 2 cores
     )
 
 
