@@ -64,7 +64,7 @@ class StatisticsKeeper:
         step = int(newest.name.removeprefix("step-"))
         stored = statistics_of(self._run, step, self._name) or statistics_of(self._run, step)
         if stored is not None:
-            self._shared.load_dict(stored)
+            self._shared.merge(stored)
 
     def _save(self, step: int) -> None:
         self._saved_step = step  # also when the disk refuses: the next one is tried when it is due

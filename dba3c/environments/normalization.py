@@ -54,10 +54,10 @@ class RunningStatistics:
         mean = rows.mean(axis=0, dtype=np.float64)
         self._add(count, mean, ((rows - mean) ** 2).sum(axis=0, dtype=np.float64))
 
-    def merge(self, other: RunningStatistics) -> None:
-        """As if this had also seen everything that `other` has."""
-        if other.count:
-            self._add(other.count, other.mean, other.squares)
+    def merge(self, stored: Stored) -> None:
+        """As if this had also seen what `to_dict` told of. Raises `UserError` where it is of another size."""
+        if stored["count"]:
+            self._add(float(stored["count"]), np.array(stored["mean"]), np.array(stored["squares"]))
 
     def _add(self, count: float, mean: np.ndarray, squares: np.ndarray) -> None:
         if mean.shape != self.mean.shape:
@@ -75,21 +75,6 @@ class RunningStatistics:
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint's JSON."""
         return {"count": self.count, "mean": self.mean.tolist(), "squares": self.squares.tolist()}
-
-    @classmethod
-    def of_dict(cls, stored: dict[str, Any]) -> RunningStatistics:
-        """What `to_dict` gave."""
-        statistics = cls(len(stored["mean"]))
-        statistics.load_dict(stored)
-        return statistics
-
-    def load_dict(self, stored: dict[str, Any]) -> None:
-        """Go on from what `to_dict` gave; raises `UserError` where it is of another size."""
-        mean = np.array(stored["mean"], dtype=np.float64)
-        if mean.shape != self.mean.shape:
-            raise UserError(f"observation statistics of {len(mean)} numbers, but observations have {len(self.mean)}")
-        self.count, self.mean = float(stored["count"]), mean
-        self.squares = np.array(stored["squares"], dtype=np.float64)
 
 
 class NormalizedObservations:
@@ -137,7 +122,7 @@ def statistics_of(run: Path, step: int, name: str | None = None) -> Stored | Non
         steps = sorted(snapshots)
         stored = snapshots[max((s for s in steps if s <= step), default=steps[0])]
         merged = merged or RunningStatistics(len(stored["mean"]))
-        merged.merge(RunningStatistics.of_dict(stored))
+        merged.merge(stored)
     return None if merged is None else merged.to_dict()
 
 
@@ -151,7 +136,7 @@ def use_statistics(environments: VectorEnvironment, stored: Stored | None, check
         return
     if stored is None:
         raise UserError(f"{checkpoint}: its run kept no observation statistics, which its observations need")
-    environments.statistics.load_dict(stored)
+    environments.statistics.merge(stored)
 
 
 def read_snapshots(path: Path) -> dict[int, Stored] | None:

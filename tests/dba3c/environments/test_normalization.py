@@ -57,7 +57,7 @@ def test_an_evaluation_uses_the_statistics_it_is_given_and_changes_nothing():
     envs = make_vector_environment(PENDULUM, 2, seed=0, view="evaluation")
     trained = RunningStatistics(3)
     trained.update(np.random.default_rng(0).normal(size=(50, 3)))
-    envs.statistics.load_dict(json.loads(json.dumps(trained.to_dict())))
+    envs.statistics.merge(json.loads(json.dumps(trained.to_dict())))
     first = envs.reset()
     envs.step(np.zeros((2, 1), np.float32))
     assert envs.statistics.count == 50
@@ -67,7 +67,7 @@ def test_an_evaluation_uses_the_statistics_it_is_given_and_changes_nothing():
 
 def test_statistics_of_another_size_and_images_are_refused():
     with pytest.raises(UserError, match="statistics of 2 numbers, but observations have 3"):
-        RunningStatistics(3).load_dict(RunningStatistics(2).to_dict())
+        RunningStatistics(3).merge(seen(np.ones((1, 2))))
     with pytest.raises(UserError, match="normalize_observations is for vector observations"):
         make_vector_environment(EnvironmentConfig(normalize_observations=True), 1, seed=0)
 
@@ -100,9 +100,9 @@ def seen(*batches: np.ndarray) -> dict:
 
 def test_merging_is_as_if_one_had_seen_everything():
     rows = np.random.default_rng(0).normal(loc=[5.0, -1e3], scale=[2.0, 0.1], size=(300, 2))
-    merged, empty = RunningStatistics.of_dict(seen(rows[:100])), RunningStatistics(2)
-    merged.merge(RunningStatistics.of_dict(seen(rows[100:])))
-    merged.merge(empty)
+    merged = RunningStatistics(2)
+    for stored in (seen(rows[:100]), seen(rows[100:]), RunningStatistics(2).to_dict()):
+        merged.merge(stored)
     assert merged.count == 300
     assert merged.mean == pytest.approx(rows.mean(axis=0), rel=1e-12)
     assert merged.variance == pytest.approx(rows.var(axis=0), rel=1e-6)
