@@ -71,7 +71,6 @@ class Monitor:
 
     Attributes:
         stop_reason: why the rule ended the run, None when it did not.
-        records, points: how many it has read, and drawn.
         complete: whether the trackers got everything; known after `close`.
     """
 
@@ -93,8 +92,6 @@ class Monitor:
         self._sinks = [BackgroundSink(sink, tracked, warn) for sink in sinks]
         self.summary = RunSummary(facts)
         self.stop_reason: str | None = None
-        self.points = 0
-        self.records = 0
         self.complete = False
         self._reader = RunReader(run, warn)
         self._interval = ChartInterval(self.summary)
@@ -153,13 +150,11 @@ class Monitor:
         point = self._interval.take(now_s)
         if self.summary.newest_s < self._since_s or not point:
             return
-        self.points += 1
         for sink in self._sinks:
             sink.point(point, self.summary.step, now_s)
 
     def _take_in(self) -> None:
         for record in self._reader.poll():
-            self.records += 1
             self._news_s = time.monotonic()
             self._take(record)
 

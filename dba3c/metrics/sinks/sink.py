@@ -121,7 +121,6 @@ class BackgroundSink:
         retry_open_s: float = RETRY_OPEN_S,
     ) -> None:
         self.sink = sink
-        self.delivered = 0
         self.dropped = 0  # the queue was full
         self.failed = 0  # the sink raised
         self._run = run
@@ -165,9 +164,7 @@ class BackgroundSink:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            if self._opened() and self._attempt(call):
-                self.delivered += 1
-            else:
+            if not (self._opened() and self._attempt(call)):
                 self.failed += 1
         if self._is_open and not self._attempt(self.sink.close):
             self.failed += 1

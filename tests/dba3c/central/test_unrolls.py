@@ -153,13 +153,6 @@ def test_a_row_keeps_the_fixed_part_of_a_message_and_yet_the_last_one_may_be_as_
     assert len(unroll.frames.frames) == rows and unroll.rewards[:, 0].tolist() == [0, 1, 2, 3]
 
 
-def test_a_stack_is_the_newest_frames_oldest_first() -> None:
-    frames = np.arange(6, dtype=np.uint8).reshape(6, 1, 1, 1, 1)
-    out = np.empty((1, 3, 1, 1), np.uint8)
-    FrameRows(frames, 3).stacks_into(4, out)
-    assert out.ravel().tolist() == [2, 3, 4]
-
-
 def test_a_whole_stack_covers_what_was_before_it_and_ages_out() -> None:
     frames = np.arange(6, dtype=np.uint8).reshape(6, 1, 1, 1, 1)
     rows = FrameRows(frames, 3)

@@ -149,7 +149,7 @@ def test_it_ends_with_its_run_and_reads_what_was_written_last(tmp_path):
     run.end_life("finished", "done")
     thread.join(timeout=30)
     run.release()
-    assert monitor.records == 2 and monitor.complete
+    assert monitor.summary.step == 5 and monitor.complete
 
 
 def test_it_ends_when_the_run_was_asked_to_stop_and_is_silent(tmp_path):
