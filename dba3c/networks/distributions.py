@@ -6,7 +6,6 @@ Legend: B batch (any leading shape), A actions, D dimensions of a continuous act
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 from gymnasium import spaces
@@ -16,25 +15,6 @@ from torch.nn import functional
 from dba3c.errors import UserError
 
 _LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
-
-
-class Distribution(Protocol):
-    """What losses and actors ask of a distribution over actions."""
-
-    def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """Actions drawn with ``generator``, without graph."""
-
-    def log_prob(self, action: Tensor) -> Tensor:
-        """[B] log probability (density, when continuous) of the actions."""
-
-    def entropy(self) -> Tensor:
-        """[B] entropy in nats."""
-
-    def mode(self) -> Tensor:
-        """The likeliest actions."""
-
-    def max_probability(self) -> Tensor:
-        """[B] probability (density) of the mode."""
 
 
 class Categorical:
@@ -120,6 +100,11 @@ class DiagonalGaussian:
 
     def max_probability(self) -> Tensor:
         return torch.exp((-self.log_std - _LOG_SQRT_2_PI).sum(-1))
+
+
+Distribution = Categorical | MultiCategorical | DiagonalGaussian
+"""What losses and actors ask: actions by ``sample`` (without graph) or ``mode`` (the likeliest), and [B] each the
+``log_prob`` of actions (a density, when continuous), the ``entropy`` in nats, the ``max_probability`` (the mode's)."""
 
 
 class TanhGaussian:
