@@ -108,5 +108,5 @@ def _run_of(
     module: nn.Module, address: Address | Sequence[Address], config: ExchangeConfig | None
 ) -> tuple[list[Address], ExchangeConfig, ShardPlan]:
     addresses = cast(list[Address], [address] if isinstance(address[0], str) else list(address))
-    config = replace(config or ExchangeConfig(exchange="servers"), num_servers=len(addresses), sharding="even_bytes")
-    return addresses, config, plan_shards(FlatLayout.of_module(module), len(addresses))
+    config = replace(config or ExchangeConfig(exchange="servers"), num_servers=len(addresses))
+    return addresses, config, plan_shards(FlatLayout.of_module(module), len(addresses), config.sharding)

@@ -134,6 +134,7 @@ class RunSummary:
         self.evaluation: Record | None = None
         self.not_finite: dict[str, int] = {}
         self._last_seen_s: list[float] = []
+        self._life_begins = False
 
     def add(self, record: Record) -> None:
         """One record, in the order of time."""
@@ -146,7 +147,8 @@ class RunSummary:
             self.not_finite[name] = self.not_finite.get(name, 0) + count
         if kind in ("step", "server"):
             process.add(record)
-            self.step = max(self.step, record["step"])
+            self.step = record["step"] if self._life_begins else max(self.step, record["step"])
+            self._life_begins = False
             self.data_points_committed = record.get("data_points_total") or self.data_points_committed
         elif kind == "episode" and record.get("score") is not None:
             self.scores.add(record["score"])
@@ -166,7 +168,7 @@ class RunSummary:
         life = self.facts.life_at(time_s)
         while len(self._last_seen_s) <= life:
             self._last_seen_s.append(0.0)
-            self.step = 0  # a resumed run goes on from its checkpoint's step
+            self._life_begins = True  # a resumed run goes on from its checkpoint's step
         self._last_seen_s[life] = max(self._last_seen_s[life], time_s)
 
     # -- what it adds up to ----------------------------------------------------------------------------------------

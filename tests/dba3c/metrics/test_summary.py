@@ -104,7 +104,8 @@ def test_core_hours_are_summed_over_lives_without_the_time_between_them():
 def test_a_resumed_run_goes_on_from_its_checkpoints_step():
     facts = RunFacts("run", lives=(Life(0.0, 1.0), Life(50.0, 1.0)))
     summary = summary_of(record("step", 10.0, step=90), record("step", 11.0, step=80), facts=facts)
-    assert summary.step == 90
+    summary.add(record("event", 55.0, event="joined", message="worker 0"))
+    assert summary.step == 90  # until the next life says where it begins
     summary.add(record("step", 60.0, step=81))
     assert summary.step == 81
 
