@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from dba3c.metrics.charts import Point, points_of
 from dba3c.runs.folder import RunFolder
+from launch.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,6 +94,14 @@ class Run:
 
     def records(self, role: str, rank: int) -> list[dict[str, Any]]:
         return records(self.folder, role, rank)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line of a command that refuses its input before it has started anything."""
+    assert main(words) == 2
+    said = "".join(capsys.readouterr())
+    assert len(said.splitlines()) == 1, said
+    return said
 
 
 def records(folder: Path, role: str, rank: int) -> list[dict[str, Any]]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.runs import ROOT, Run, newest_checkpoint, records
+from tests.integration.runs import ROOT, Run, newest_checkpoint, records, refused
 
 WORDS = (
-    "train", "tests.integration.games:make_corridor", "--mode", "central", "--actors", "4", "--envs-per-actor", "4",
+    "train", "tests.integration.games:make_corridor", "--mode", "central", "--actors", "3", "--envs-per-actor", "4",
     "--unroll-length", "5", "--batch-unrolls", "4", "--track", "--metrics-window-s", "0.1",
     "--checkpoint-every-steps", "20", "--step-timeout-s", "10", "--reconnect-timeout-s", "40", "--join-timeout-s", "60",
 )  # fmt: skip
@@ -45,15 +45,15 @@ def further(run: Run, folder: Path, steps: int, what: str) -> None:
 def test_training_goes_on_when_actors_are_killed_and_frozen_and_they_may_come_back(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with started(folder) as run:
-        run.wait_until(lambda: len(events(folder, "joined")) >= 4, "four actors", timeout_s=100.0)
+        run.wait_until(lambda: len(events(folder, "joined")) >= 3, "three actors", timeout_s=100.0)
         further(run, folder, 5, "with all actors")
-        frozen, *killed = [run.role("actor", rank) for rank in range(4)]
+        frozen, *killed = [run.role("actor", rank) for rank in range(3)]
         frozen.suspend()
         for actor in killed:
             actor.kill()
-        run.wait_until(lambda: len(events(folder, "left")) >= 3, "the deaths to be noticed")
+        run.wait_until(lambda: len(events(folder, "left")) >= 2, "the deaths to be noticed")
         run.wait_until(
-            lambda: sum("(incarnation 1)" in line for line in events(folder, "joined")) >= 3,
+            lambda: sum("(incarnation 1)" in line for line in events(folder, "joined")) >= 2,
             "the killed actors' next lives",
             timeout_s=100.0,
         )
@@ -113,10 +113,7 @@ def test_an_actor_that_is_started_by_hand_joins_a_live_run_and_leaves_with_it(tm
     assert (joining.returncode, told.startswith("actor 1: ")) == (0, True), told
 
 
-@pytest.mark.timeout(120)
-def test_a_loss_that_cannot_learn_from_older_policies_is_refused_in_one_line(tmp_path: Path) -> None:
-    with started(tmp_path / "run", "--algorithm", "actor_critic") as run:
-        code, output = run.wait()
-    assert code != 0
-    assert "--algorithm vtrace or r2d2 or sac" in output
-    assert "Traceback" not in output
+def test_a_loss_that_cannot_learn_from_older_policies_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "--algorithm vtrace or r2d2 or sac" in refused(capsys, *WORDS, "--algorithm", "actor_critic")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from dba3c.config import TrainConfig
 from dba3c.runs.folder import RunFolder
-from tests.integration.runs import Run, newest_checkpoint
+from tests.integration.runs import Run, newest_checkpoint, refused
 
 pytestmark = pytest.mark.timeout(300)  # whole runs, some of several lives, on a machine that does other things too
 CORRIDOR = (
@@ -63,12 +64,6 @@ def test_a_pipe_whose_reader_has_left_changes_neither_the_end_nor_the_exit_code(
     assert code == 0
     assert ended(folder)["outcome"] == "finished"
     assert saved_step(folder) > 0
-    reader, its_end = os.pipe()
-    os.close(reader)
-    with Run("train", "CartPol-v1", folder=folder, output=its_end) as run:
-        os.close(its_end)
-        code, _ = run.wait()
-    assert code == 2
 
 
 def test_a_last_checkpoint_that_cannot_be_written_fails_the_run_and_names_what_is_lost(tmp_path: Path) -> None:
@@ -88,11 +83,9 @@ def test_a_last_checkpoint_that_cannot_be_written_fails_the_run_and_names_what_i
     assert ended(folder)["outcome"] == "failed"
 
 
-@pytest.mark.parametrize("exchange", ["local", "allreduce"])
-def test_that_holds_without_servers_too(tmp_path: Path, exchange: str) -> None:
+def test_that_holds_without_servers_too(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    workers = "1" if exchange == "local" else "2"
-    words = ("train", CORRIDOR[1], "--exchange", exchange, "--workers", workers, "--track", *CORRIDOR[7:])
+    words = ("train", CORRIDOR[1], "--exchange", "local", "--workers", "1", "--track", *CORRIDOR[7:])
     with Run(*words, "--run-dir", str(folder), folder=folder) as run:
         run.wait_until(lambda: any(r["step"] > 5 for r in run.records("worker", 0)), "step 5")
         shutil.rmtree(folder / "checkpoints")
@@ -103,18 +96,15 @@ def test_that_holds_without_servers_too(tmp_path: Path, exchange: str) -> None:
     assert "all steps since 0 are lost" in output.splitlines()[-1], output
 
 
-def test_a_run_whose_checkpoints_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with Run(*CORRIDOR, "--run-dir", str(folder), "--total-frames", "200", folder=folder) as run:
-        assert run.wait()[0] == 0
-    shutil.rmtree(folder / "checkpoints")
-    (folder / "checkpoints").symlink_to("/sys/kernel")  # a folder in which not even root can make a file
-    lives = len(RunFolder.open(folder).meta()["lives"])
-    with Run("resume", str(folder), folder=folder) as run:
-        code, output = run.wait()
-    assert code == 2, output
-    assert len(output.splitlines()) == 1 and str(folder / "checkpoints") in output
-    assert len(RunFolder.open(folder).meta()["lives"]) == lives
+def test_a_run_whose_checkpoints_cannot_be_written_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunFolder.create(tmp_path / "run", TrainConfig().to_json()).release()
+    folder = RunFolder.open(tmp_path / "run")
+    folder.checkpoints.rmdir()
+    folder.checkpoints.symlink_to("/sys/kernel")  # a folder in which not even root can make a file
+    assert str(folder.checkpoints) in refused(capsys, "resume", str(folder.path))
+    assert len(folder.meta()["lives"]) == 1
 
 
 def test_a_worker_whose_game_keeps_failing_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -58,8 +58,7 @@ def test_two_learners_share_every_update(words: tuple[str, ...], tmp_path: Path)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("exchange", ["servers", "allreduce"])
-@pytest.mark.parametrize("algorithm", [R2D2, SAC], ids=["r2d2", "sac"])
+@pytest.mark.parametrize(("algorithm", "exchange"), [(R2D2, "allreduce"), (SAC, "servers")], ids=["r2d2", "sac"])
 def test_two_learners_with_a_replay_each_share_every_update(
     algorithm: tuple[str, ...], exchange: str, tmp_path: Path
 ) -> None:
@@ -88,40 +87,31 @@ def test_two_learners_with_a_replay_each_share_every_update(
 def test_two_learners_with_their_actors_beside_them_sum_over_all_ranks(
     launcher: tuple[str, ...], backend: str, tmp_path: Path
 ) -> None:
-    module = {"mpi": "mpi4py", "horovod": "horovod"}[backend]
-    if shutil.which(launcher[0], path=str(BIN)) is None or importlib.util.find_spec(module) is None:
-        pytest.skip(f"{launcher[0]} or {module} is not installed")
+    if importlib.util.find_spec({"mpi": "mpi4py", "horovod": "horovod"}[backend]) is None:
+        pytest.skip(f"no {backend}")
     folder = tmp_path / "run"
-    environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     words = ("--exchange", "allreduce", "--collective-backend", backend, "--run-dir", str(folder))
-    command = [*launcher, str(BIN / "dba3c"), *CENTRAL, *words]
-    answer = subprocess.run(
-        command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, cwd=tmp_path
-    )
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+    launched((*launcher, str(BIN / "dba3c")), *words)
     check_that_both_learned(folder)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        ("torchrun", "--standalone", "--nproc-per-node", "3", "-m", "launch"),
-        ("mpirun", *AS_ROOT, "-n", "3", str(BIN / "dba3c")),
-    ],
-    ids=["torchrun", "mpirun"],
-)
-def test_a_launcher_s_ranks_are_a_learner_and_its_actors(launcher: tuple[str, ...], tmp_path: Path) -> None:
-    if shutil.which(launcher[0], path=str(BIN)) is None:
-        pytest.skip(f"{launcher[0]} is not installed")
+def test_a_launcher_s_ranks_are_a_learner_and_its_actors(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*launcher, *CENTRAL, "--learners", "1", "--run-dir", str(folder)]
-    answer = subprocess.run(
-        command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, cwd=tmp_path
-    )
-    said = answer.stdout + answer.stderr
-    assert answer.returncode == 0, said
+    torchrun = ("torchrun", "--standalone", "--nproc-per-node", "3", "-m", "launch")
+    said = launched(torchrun, "--learners", "1", "--run-dir", str(folder))
     assert "3 = 1 learner + 2 actors" in said
     joined = [r["message"] for r in records(folder, "learner", 0) if r.get("event") == "joined"]
     assert {line[:7] for line in joined if line.startswith("actor")} == {"actor 0", "actor 1"}
+
+
+def launched(launcher: tuple[str, ...], *words: str) -> str:
+    """What the ranks say that a launcher starts, and that all end well."""
+    if shutil.which(launcher[0], path=str(BIN)) is None:
+        pytest.skip(f"{launcher[0]} is not installed")
+    environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [*launcher, *CENTRAL, *words]
+    answer = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280)
+    said = answer.stdout + answer.stderr
+    assert answer.returncode == 0, said
+    return said
