@@ -27,8 +27,6 @@ class Launcher:
     node_rank: tuple[str, ...] = ()
     num_nodes: tuple[str, ...] = ()
     """Equal in all ranks."""
-    even: bool = False
-    """Its nodes all have as many ranks."""
     address: tuple[str, ...] = ()
     """A host that every rank can reach."""
     launch_id: tuple[str, ...] = ()
@@ -52,7 +50,6 @@ LAUNCHERS = (
         world_size=("DBA3C_WORLD_SIZE",),
         local_rank=("SLURM_PROCID",),
         local_world_size=("DBA3C_LOCAL_WORLD_SIZE",),
-        even=True,
         address=("DBA3C_CHIEF_ADDRESS",),
         launch_id=("DBA3C_LAUNCH_ID",),
     ),
@@ -205,7 +202,7 @@ def read_place(launcher: Launcher, environ: Mapping[str, str]) -> LaunchPlace:
         raise UserError(f"{launcher.name} says rank {rank} of {world_size}: ranks count from 0 to {world_size - 1}")
     tasks_per_node = _tasks_per_node(launcher, world_size, environ)
     node = _node_of(rank, tasks_per_node)
-    _refuse_ranks_out_of_order(launcher, rank, world_size, tasks_per_node, environ)
+    _refuse_ranks_out_of_order(launcher, rank, tasks_per_node, environ)
     return LaunchPlace(
         launcher=launcher.name,
         rank=rank,
@@ -244,7 +241,7 @@ def _tasks_per_node(launcher: Launcher, world_size: int, environ: Mapping[str, s
             if name in environ and sum(tasks := parse_tasks_per_node(environ[name])) == world_size:
                 return tuple(tasks)
     local = _number(launcher, "local_world_size", environ)
-    if local and (local == world_size or (launcher.even and world_size % local == 0)):
+    if local and (local == world_size or (launcher.name == REPLACEMENT and world_size % local == 0)):
         return (local,) * (world_size // local)
     nodes = _number(launcher, "num_nodes", environ)
     if nodes and world_size % nodes == 0:
@@ -273,7 +270,7 @@ def _node_of(rank: int, tasks_per_node: tuple[int, ...]) -> int:
 
 
 def _refuse_ranks_out_of_order(
-    launcher: Launcher, rank: int, world_size: int, tasks_per_node: tuple[int, ...], environ: Mapping[str, str]
+    launcher: Launcher, rank: int, tasks_per_node: tuple[int, ...], environ: Mapping[str, str]
 ) -> None:
     """Ranks that go round the nodes (srun's ``--distribution=cyclic``) are not where roles are dealt to.
 
@@ -282,22 +279,12 @@ def _refuse_ranks_out_of_order(
     """
     node_rank, local_rank = (_number(launcher, field, environ) for field in ("node_rank", "local_rank"))
     node = _node_of(rank, tasks_per_node)
-    if node_rank is not None:
-        expected = rank - sum(tasks_per_node[:node])
-        if node_rank != node or local_rank not in (None, expected):
-            raise UserError(
-                f"{launcher.name} put rank {rank} on node {node_rank} as its number {local_rank}, but filling nodes "
-                f"one after the other puts it on node {node} as number {expected}: start ranks in blocks "
-                "(srun --distribution=block)"
-            )
-        return
-    local = _number(launcher, "local_world_size", environ)
-    if launcher.name not in (MPIRUN, MPICH) or not local or local_rank is None:  # the others number ranks in blocks
-        return
-    if not 0 <= local_rank < local <= world_size:
+    expected = rank - sum(tasks_per_node[:node])
+    if node_rank is not None and (node_rank != node or local_rank not in (None, expected)):
         raise UserError(
-            f"{launcher.name} put rank {rank} of {world_size} on its node as number {local_rank} of {local}, which "
-            "cannot be: are its variables another launch's?"
+            f"{launcher.name} put rank {rank} on node {node_rank} as its number {local_rank}, but filling nodes "
+            f"one after the other puts it on node {node} as number {expected}: start ranks in blocks "
+            "(srun --distribution=block)"
         )
 
 
