@@ -1,11 +1,13 @@
 """An independent reader of what a campaign's run has left: nothing here calls the project's readers, log or replay.
 
-It knows the formats (audit/commits.jsonl, checkpoints, the records of `tests.chaos.worker`) and torch.optim's Adam.
+It knows the formats (audit/commits.jsonl, checkpoints in safetensors, the records of `tests.chaos.worker`) and
+torch.optim's Adam.
 `Verifier.life_over` is to be called after each life of the run; it returns what does not hold.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors.numpy import load_file
 
 from tests.chaos.worker import RECORD
 
@@ -76,21 +79,12 @@ class Reference:
         return {"parameters": self.parameters.detach().numpy().copy(), **named}
 
     def copy_state(self) -> tuple[Any, Any]:
-        return self.parameters.detach().clone(), json_free_copy(self._adam.state_dict())
+        return self.parameters.detach().clone(), copy.deepcopy(self._adam.state_dict())
 
     def load_state(self, saved: tuple[Any, Any]) -> None:
         with torch.no_grad():
             self.parameters.copy_(saved[0])
-        self._adam.load_state_dict(json_free_copy(saved[1]))
-
-
-def json_free_copy(tree: Any) -> Any:
-    """A deep copy that clones tensors."""
-    if isinstance(tree, dict):
-        return {key: json_free_copy(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [json_free_copy(value) for value in tree]
-    return tree.clone() if isinstance(tree, torch.Tensor) else tree
+        self._adam.load_state_dict(copy.deepcopy(saved[1]))
 
 
 @dataclass
@@ -331,9 +325,7 @@ class Verifier:
         points = self.history[step - 1].data_points if step else 0
         if manifest["step"] != step or manifest["data_points"] != points:
             self._find(f"{path.name} says step {manifest['step']}, {manifest['data_points']} data points, not {points}")
-        shards = [
-            read_safetensors(path / entry["file"]) for entry in sorted(manifest["files"], key=lambda e: e["file"])
-        ]
+        shards = [load_file(path / entry["file"]) for entry in sorted(manifest["files"], key=lambda e: e["file"])]
         for name, expected in reference.state().items():
             parts = [shard[name] for shard in shards]
             whole = np.concatenate(parts) if parts[0].ndim else parts[0]
@@ -367,17 +359,3 @@ def _gradient(push: Push, numel: int) -> Vector:
     with push.path.open("rb") as file:
         file.seek(push.offset)
         return np.frombuffer(file.read(4 * numel), np.float32)
-
-
-def read_safetensors(path: Path) -> dict[str, Vector]:
-    """8 bytes of length, a JSON header with types, shapes and offsets, then the tensors (float32 only)."""
-    raw = path.read_bytes()
-    begin = 8 + int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8:begin])
-    tensors = {}
-    for name, entry in header.items():
-        if name != "__metadata__":
-            assert entry["dtype"] == "F32", entry
-            first, last = entry["data_offsets"]
-            tensors[name] = np.frombuffer(raw[begin + first : begin + last], np.float32).reshape(entry["shape"])
-    return tensors
