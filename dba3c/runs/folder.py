@@ -293,11 +293,6 @@ class RunFolder:
         """Whether the run was asked to end because it has had what it was to have, and nobody waits for its end."""
         return bool((self._stop_request() or {}).get("finished"))
 
-    def was_stopped(self) -> bool:
-        """Whether the run was asked to end before it had had what it was to have."""
-        request = self._stop_request()
-        return request is not None and not request.get("finished") and "then" not in request
-
     def _stop_request(self) -> dict[str, Any] | None:
         try:
             text = (self.path / "stop.json").read_text()

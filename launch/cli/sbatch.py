@@ -16,8 +16,6 @@ from dba3c.errors import UserError
 from launch.cli.options import parse, parse_train, said_of_samples
 from launch.cluster.topology import Topology, fit
 
-MAX_LINES = 50
-
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmShape:

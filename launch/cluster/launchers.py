@@ -141,8 +141,6 @@ class LaunchPlace:
     tasks_per_node: tuple[int, ...] = (1,)
     """Ranks on each node, which they fill one after the other: by this roles are dealt, so it is equal in all ranks.
     Where a launcher tells each rank of its own node only, ranks count as if each had a node of its own."""
-    node_rank: int = 0
-    """Node of this rank, by `tasks_per_node`."""
     node_name: str = ""
     """What people call the node, for messages and logs."""
     address: str = ""
@@ -210,7 +208,6 @@ def read_place(launcher: Launcher, environ: Mapping[str, str]) -> LaunchPlace:
         local_rank=_number(launcher, "local_rank", environ) or 0,
         local_world_size=_number(launcher, "local_world_size", environ) or tasks_per_node[node],
         tasks_per_node=tasks_per_node,
-        node_rank=node,
         node_name=environ.get("SLURMD_NODENAME") or socket.gethostname(),
         address=next((environ[name] for name in launcher.address if environ.get(name)), ""),
         launch_id=_joined(environ, launcher.launch_id),

@@ -41,18 +41,14 @@ def test_hours_are_those_of_the_life_whenever_its_coordinator_came(tmp_path):
         run._write_meta(meta)
         assert StopRule(run, replace_options(TrainConfig(), max_hours=0.51))(1, 1) is None
         assert StopRule(run, replace_options(TrainConfig(), max_hours=0.49))(1, 1) == "0.49 hours of this life are over"
-        assert run.has_finished() and not run.was_stopped()
+        assert run.has_finished()
 
 
-def test_who_stops_a_run_that_has_finished_waits_for_its_end_but_has_not_stopped_it(tmp_path):
+def test_who_stops_a_run_that_has_finished_waits_for_its_end_and_its_reason_stays(tmp_path):
     with RunFolder.create(tmp_path / "run", {}) as run:
-        assert not run.was_stopped()
         run.request_stop("enough", finished=True)
         run.request_stop("SIGINT")
-        assert (run.stop_reason(), run.has_finished(), run.was_stopped()) == ("enough", False, False)
-    with RunFolder.create(tmp_path / "other", {}) as other:
-        other.request_stop("SIGINT")
-        assert other.was_stopped()
+        assert (run.stop_reason(), run.has_finished()) == ("enough", False)
 
 
 @pytest.mark.parametrize(
