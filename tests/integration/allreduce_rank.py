@@ -58,7 +58,7 @@ def reference(workers: Sequence[int], steps: int) -> Tensor:
 
 def join(arguments: argparse.Namespace) -> Collective:
     """The collective that the arguments name."""
-    timeouts = {"step_timeout_s": arguments.timeout_s, "join_timeout_s": arguments.timeout_s}
+    timeouts = {"step_timeout_s": arguments.timeout_s, "join_timeout_s": arguments.join_timeout_s}
     if arguments.backend == "mpi":
         from param_servers.allreduce.mpi import MpiCollective
 
@@ -115,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", choices=["torch", "mpi", "horovod"], required=True)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--timeout-s", type=float, default=30.0)
+    parser.add_argument("--join-timeout-s", type=float, default=60.0)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--size", type=int, default=1)
     parser.add_argument("--meet", default=".")

@@ -96,6 +96,14 @@ class Run:
         return records(self.folder, role, rank)
 
 
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 90.0) -> None:
+    """Poll until it is so, where no `Run` is waited for."""
+    give_up_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_s, f"waited {timeout_s} s for {what}"
+        time.sleep(0.05)
+
+
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The one line of a command that refuses its input before it has started anything."""
     assert main(words) == 2

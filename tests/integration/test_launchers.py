@@ -8,14 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from dba3c.runs.folder import RunFolder
+from tests.integration.runs import wait_until
 
 BIN = Path(sys.executable).parent
 TRAIN = ["train", "CartPole-v1", "--servers", "1", "--envs-per-worker", "2", "--total-frames", "4000"]
@@ -56,13 +55,6 @@ def commits(run_dir: Path) -> list[list[list[int]]]:
     path = run_dir / "audit" / "commits.jsonl"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [record["members"] for record in map(json.loads, lines) if record["kind"] == "commit"]
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:
-    give_up_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_s, f"waited {timeout_s} s for {what}"
-        time.sleep(0.05)
 
 
 class Ranks:
