@@ -26,7 +26,7 @@ from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder, checkpoint_steps
 from dba3c.studies.curve import downsample
 from dba3c.studies.study import Point, Run
-from launch.cli.study import train
+from launch.cli.study import train, train_command
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parent / "runs" / "queue"
@@ -133,13 +133,6 @@ def state(entry: Entry) -> str:
     return "packed" if entry.packed.exists() and not entry.run.folder.exists() else entry.run.state()
 
 
-def command(entry: Entry) -> list[str]:
-    run = entry.run
-    asked = [sys.executable, "-m", "launch", "train", *run.point.words, "--seed", str(run.seed)]
-    resumed = ["--resume"] if (run.folder / "config.json").exists() else []
-    return [*asked, "--run-dir", str(run.folder), *resumed]
-
-
 def go_on() -> int:
     os.nice(19)
     for entry in QUEUE:
@@ -151,7 +144,7 @@ def go_on() -> int:
         if before == "packed":
             unpack(entry)
         print(f"{entry.label}: {before}; budget {entry.core_hours:g} core-hours", flush=True)
-        code = train(command(entry))
+        code = train(train_command(entry.run, resume=(entry.run.folder / "config.json").exists()))
         if entry.run.state() != "finished":
             print(f"{entry.label}: {entry.run.state()} (exit {code}); the same command goes on from here", flush=True)
             return code or 1

@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from dba3c.errors import UserError
 from launch.cli.options import parse, parse_train, said_of_samples
@@ -135,33 +136,54 @@ def command_text(shape: SlurmShape) -> str:
 
 def script_text(shape: SlurmShape) -> str:
     """The whole Slurm script, at most 50 lines."""
+    about = [
+        f"Printed by: {command_text(shape)}",
+        *_arithmetic_lines(shape),
+        "Submit from the folder that holds .venv, shared by all nodes: sbatch --account=A --partition=P THIS_FILE",
+    ]
+    request = partial(request_lines, time=shape.time, account=shape.account, partition=shape.partition)
+    ranks = partial(request, nodes=shape.nodes, tasks_per_node=shape.tasks_per_node, cpus_per_task=shape.cpus_per_task)
+    first = partial(request, nodes=shape.learners, cpus_per_task=shape.learner_cpus) if shape.learners else ranks
+    return job_text(
+        about,
+        first(name=shape.job_name),
+        _start_lines(shape),
+        last_task=shape.nodes.bit_length() - 1 if shape.scaling else None,
+        warning_s=shape.warning_s,
+        second_part=["#SBATCH hetjob", *ranks(), "#SBATCH --no-kill"] if shape.learners else [],
+    )
+
+
+def job_text(
+    about: Sequence[str],
+    what: Sequence[str],
+    start: Sequence[str],
+    *,
+    last_task: int | None,
+    warning_s: int,
+    second_part: Sequence[str] = (),
+) -> str:
+    """What the job is about, what it asks Slurm for, how it ends, what it starts; `last_task`: of a job array."""
     lines = [
         "#!/bin/bash",
-        f"# Printed by: {command_text(shape)}",
-        *(f"# {line}" for line in _arithmetic_lines(shape)),
-        "# Submit from the folder that holds .venv, shared by all nodes: sbatch --account=A --partition=P THIS_FILE",
-        *_place_lines(shape),
-        f"#SBATCH --job-name={shape.job_name}",
-        *_size_lines(shape),
-        *([f"#SBATCH --array=0-{shape.nodes.bit_length() - 1}"] if shape.scaling else []),
-        f"#SBATCH --output=%x-{'%A_%a' if shape.scaling else '%j'}.out",
+        *(f"# {line}" for line in about),
+        *what,
+        *([] if last_task is None else [f"#SBATCH --array=0-{last_task}"]),
+        f"#SBATCH --output=%x-{'%j' if last_task is None else '%A_%a'}.out",
         "#SBATCH --open-mode=append",
         "",
-        f"# {shape.warning_s} s before the limit: a checkpoint; the job goes on in its next life (docs/cluster.md).",
-        f"#SBATCH --signal=B:USR1@{shape.warning_s}",
+        f"# {warning_s} s before the limit: a checkpoint; the job goes on in its next life (docs/cluster.md).",
+        f"#SBATCH --signal=B:USR1@{warning_s}",
         "#SBATCH --requeue",
         "# A lost node costs its workers, not the run, while enough of them are left.",
         "#SBATCH --no-kill",
-        *(
-            ["#SBATCH hetjob", *_place_lines(shape), *_size_lines(shape, actors=True), "#SBATCH --no-kill"]
-            if shape.learners
-            else []
-        ),
+        *second_part,
         "",
         "set -eu",
         'source "${DBA3C_VENV:-.venv}/bin/activate"',
+        *start,
     ]
-    return "\n".join([*lines, *_start_lines(shape)]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _arithmetic_lines(shape: SlurmShape) -> list[str]:
@@ -177,21 +199,25 @@ def _arithmetic_lines(shape: SlurmShape) -> list[str]:
     return [cores + topology.arithmetic(), *said_of_samples(said, config)]
 
 
-def _place_lines(shape: SlurmShape) -> list[str]:
+def request_lines(
+    name: str = "",
+    *,
+    nodes: int,
+    cpus_per_task: int,
+    time: str,
+    tasks_per_node: int = 1,
+    account: str = "",
+    partition: str = "",
+) -> list[str]:
+    """What a job, or one part of a heterogeneous one, asks for; without account and partition lines to fill in."""
     return [
-        f"#SBATCH --account={shape.account}" if shape.account else "##SBATCH --account=",
-        f"#SBATCH --partition={shape.partition}" if shape.partition else "##SBATCH --partition=",
-    ]
-
-
-def _size_lines(shape: SlurmShape, actors: bool = False) -> list[str]:
-    """Nodes, tasks and cores of the job, or of one part of a heterogeneous one."""
-    learners = shape.learners if not actors else 0
-    return [
-        f"#SBATCH --nodes={learners or shape.nodes}",
-        f"#SBATCH --ntasks-per-node={1 if learners else shape.tasks_per_node}",
-        f"#SBATCH --cpus-per-task={shape.learner_cpus if learners else shape.cpus_per_task}",
-        f"#SBATCH --time={shape.time}",
+        f"#SBATCH --account={account}" if account else "##SBATCH --account=",
+        f"#SBATCH --partition={partition}" if partition else "##SBATCH --partition=",
+        *([f"#SBATCH --job-name={name}"] if name else []),
+        f"#SBATCH --nodes={nodes}",
+        f"#SBATCH --ntasks-per-node={tasks_per_node}",
+        f"#SBATCH --cpus-per-task={cpus_per_task}",
+        f"#SBATCH --time={time}",
     ]
 
 

@@ -18,6 +18,7 @@ import tyro
 from dba3c.errors import UserError
 from dba3c.studies.study import Run, Shape, Study, build, load
 from launch.cli.options import parse, parse_train
+from launch.cli.sbatch import SlurmShape, job_text, request_lines
 from launch.local.child import STOP_SIGNALS, before_exec, shell_code, taking_signals
 from launch.local.resources import given_cores
 from launch.slurm import job as slurm_job
@@ -131,37 +132,22 @@ def _run_task(run: Run) -> int:
 
 
 def array_text(declared: Study, folder: Path, cpus_per_task: int, limit: str) -> str:
-    """The Slurm job array of a study, one task a run: a pure function, as launch.cli.sbatch's."""
+    """The Slurm job array of a study, one task a run: a pure function."""
     runs = len(declared.points) * len(declared.seeds)
     nodes = max(point.nodes for point in declared.points)
     into = shlex.quote(str(folder))
-    return "\n".join(
+    return job_text(
         [
-            "#!/bin/bash",
-            f"# Study {declared.kind}: {len(declared.points)} points × {len(declared.seeds)} seeds = {runs} runs.",
-            "# Task i is run i (dba3c study --list); submit again to go on with what is not finished.",
-            "##SBATCH --account=",
-            "##SBATCH --partition=",
-            f"#SBATCH --job-name=study_{declared.kind}",
-            f"#SBATCH --nodes={nodes}",
-            "#SBATCH --ntasks-per-node=1",
-            f"#SBATCH --cpus-per-task={cpus_per_task}",
-            f"#SBATCH --time={limit}",
-            f"#SBATCH --array=0-{runs - 1}",
-            "#SBATCH --output=%x-%A_%a.out",
-            "#SBATCH --open-mode=append",
-            "",
-            "# 180 s before the limit: a checkpoint; the job goes on in its next life (docs/cluster.md).",
-            "#SBATCH --signal=B:USR1@180",
-            "#SBATCH --requeue",
-            "#SBATCH --no-kill",
-            "",
-            "set -eu",
-            'source "${DBA3C_VENV:-.venv}/bin/activate"',
+            f"Study {declared.kind}: {len(declared.points)} points × {len(declared.seeds)} seeds = {runs} runs.",
+            "Task i is run i (dba3c study --list); submit again to go on with what is not finished.",
+        ],
+        request_lines(f"study_{declared.kind}", nodes=nodes, cpus_per_task=cpus_per_task, time=limit),
+        [
             "# A run on fewer nodes than the largest one gives the others back at once.",
             f'exec dba3c study {declared.kind} --into {into} --task "$SLURM_ARRAY_TASK_ID"',
-            "",
-        ]
+        ],
+        last_task=runs - 1,
+        warning_s=SlurmShape.warning_s,
     )
 
 
