@@ -170,9 +170,6 @@ class Setup:
     cut_through: bool = True
     """servers without backup workers: parameters leave while gradients arrive; False: after the update, as in 2017."""
 
-    largest_share: float = 0.0
-    """Part of the model on the fullest shard; 0: even, 1/k."""
-
     def __post_init__(self) -> None:
         if self.workers < 1 or self.servers < 1 or self.backup < 0:
             raise UserError(f"needs at least 1 worker, 1 server, 0 backup workers, got {self!r}")
@@ -199,11 +196,6 @@ class Setup:
         """Hosts that it takes."""
         dedicated = self.exchange in ("servers", "async") and not self.colocated
         return self.workers + (self.servers if dedicated else 0)
-
-    @property
-    def shard_share(self) -> float:
-        """Part of the model on the fullest shard."""
-        return self.largest_share or 1 / self.servers
 
 
 @dataclass(frozen=True)

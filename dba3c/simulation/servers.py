@@ -50,7 +50,7 @@ class ServerSimulation:
     def __init__(self, cluster: Cluster, work: Work, setup: Setup, times_s: NDArray[np.float64]) -> None:
         self.cluster, self.work, self.setup = cluster, work, setup
         self._times_s = times_s
-        self._slice_bytes = work.model_bytes * setup.shard_share
+        self._slice_bytes = work.model_bytes * (1 / setup.servers)
         self._cut_through = setup.exchange == "servers" and not setup.backup and setup.cut_through
         self._ingress, self._egress = self._links(seed=0), self._links(seed=1)
         self._queue: list[_Event] = []
