@@ -19,7 +19,7 @@ from dba3c.assembly.model import Spaces
 from dba3c.config import TrainConfig
 from dba3c.environments.normalization import use_statistics
 from dba3c.environments.protocol import Episode
-from dba3c.errors import UserError
+from dba3c.errors import UserError, writing
 from dba3c.evaluation.full_games import LONGEST_GAME_STEPS, GamesAbandoned
 from dba3c.evaluation.players import make_player, protocol_for, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
@@ -31,7 +31,6 @@ from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import LOOK_S, RunEnd
 from dba3c.runs.folder import RunFolder
 
-_OVERLAID_HEIGHT = 400
 OnPicture = Callable[[np.ndarray, float, int, Decision | None], None]
 """Called with each picture, the score and the agent steps so far, and the decision that led to it."""
 
@@ -81,7 +80,8 @@ def record_game(
     protocol = protocol_for(config, actions)
     for file in (path, gif):
         if file is not None:
-            _make_folder(file.parent)
+            with writing(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
     camera = make_camera(protocol.environment, environment_seed)
     try:
         use_statistics(camera.environments, policy.observation_statistics, f"checkpoint step-{policy.step}")
@@ -94,9 +94,8 @@ def record_game(
             def keep(picture: np.ndarray, score: float, step: int, decision: Decision | None) -> None:
                 if small is not None:
                     small.add(picture)
-                if panel is not None:
-                    picture = panel.beside(enlarge(picture, _OVERLAID_HEIGHT), score, step, decision)
-                video.add(picture)
+                large = enlarge(picture)
+                video.add(large if panel is None else panel.beside(large, score, step, decision))
 
             episode = play_and_show(player, camera, keep, should_stop)
     finally:
@@ -192,13 +191,6 @@ def run_recorder(
     finally:
         metrics.close()
     return run_end() or "the run has ended"
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from error
 
 
 def recorder(process: RunProcess) -> str:

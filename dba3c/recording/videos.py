@@ -29,6 +29,7 @@ _GIF_COLOURS = 32
 _GIF_LEAST_PICTURES = 40
 _GIF_SHORTEST_S = 1 / 15
 _GIF_LONGEST_S = 1 / 10
+_LEAST_HEIGHT = 400
 _WIDTH = 190
 _MARGIN = 10
 _LINE = 18
@@ -44,24 +45,22 @@ class Mp4Writer:
     Args:
         path: the file, in an existing folder.
         pictures_per_s: for playing at the game's own speed.
-        least_height: pictures are enlarged by a whole factor until they are this high, pixels kept sharp.
     """
 
-    def __init__(self, path: Path, pictures_per_s: float, *, least_height: int = 400) -> None:
+    def __init__(self, path: Path, pictures_per_s: float) -> None:
         self.path = path
         self.pictures = 0
         self._pictures_per_s = pictures_per_s
-        self._least_height = least_height
         self._temporary = path.with_name(f".{path.stem}-{os.getpid()}-{secrets.token_hex(4)}.mp4")
         self._ffmpeg: Generator[None, Any, None] | None = None
 
     def add(self, picture: np.ndarray) -> None:
         """The next picture; all of one size. Raises UserError when ffmpeg stopped taking them."""
-        enlarged = even_sized(enlarge(picture, self._least_height))
+        picture = even_sized(picture)
         try:
             if self._ffmpeg is None:
-                self._ffmpeg = self._start(enlarged)
-            self._ffmpeg.send(enlarged)
+                self._ffmpeg = self._start(picture)
+            self._ffmpeg.send(picture)
         except OSError as error:
             raise UserError(f"cannot encode {self.path}: ffmpeg ended after {self.pictures} pictures") from error
         self.pictures += 1
@@ -106,9 +105,9 @@ class Mp4Writer:
         os.replace(self._temporary, self.path)
 
 
-def enlarge(picture: np.ndarray, least_height: int) -> np.ndarray:
-    """The picture times the smallest whole factor that makes it `least_height` high."""
-    factor = -(-least_height // picture.shape[0])
+def enlarge(picture: np.ndarray) -> np.ndarray:
+    """The picture times the smallest whole factor that makes it 400 high, pixels kept sharp."""
+    factor = -(-_LEAST_HEIGHT // picture.shape[0])
     return picture.repeat(factor, axis=0).repeat(factor, axis=1) if factor > 1 else picture
 
 

@@ -66,11 +66,11 @@ def test_a_film_that_is_given_up_leaves_no_file(config: TrainConfig, tmp_path: P
 
 def test_an_mp4_decodes_to_as_many_pictures_as_were_filmed(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
-    with Mp4Writer(tmp_path / "game.mp4", 30.0, least_height=96) as video:
+    with Mp4Writer(tmp_path / "game.mp4", 30.0) as video:
         for _ in range(17):
             video.add(random.integers(0, 255, (48, 31, 3), dtype=np.uint8))
     pictures = decoded(tmp_path / "game.mp4")
-    assert len(pictures) == video.pictures == 17 and pictures[0].shape == (96, 62, 3)
+    assert len(pictures) == video.pictures == 17 and pictures[0].shape == (48, 32, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["game.mp4"]
 
 
