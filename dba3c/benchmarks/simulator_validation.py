@@ -12,20 +12,20 @@ Writes validation.csv, .json, .png and .svg and the tables of validation.md; abo
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import tyro
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
@@ -63,6 +63,20 @@ TOLERANCE = 0.1
 _PAGE_COLUMNS = ("part", "workers", "servers", "backup", "megabytes", "steps", "measured_ms", "predicted_ms")
 _FITTED_COLUMNS = ("latency", "a coordinator's message", "tensors on the wire", "overlap lost", "unfairness of n flows")
 _MARKERS = ("o", "s", "^")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What to measure."""
+
+    output: Path = Path("results/simulation")
+    seconds: float = 25.0
+    """Of each validation point."""
+    frames: int = 150_000
+    """Of the run that is calibrated from."""
+    only: int | None = None
+    """So many validation points."""
+    seed: int = 0
 
 
 class Point(NamedTuple):
@@ -110,18 +124,12 @@ def compute_times(frames: int) -> ComputeTimes:
     """From the run folder of a real run on this machine; stragglers are added."""
     with TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        words = "train ALE/Breakout-v5 --exchange local --workers 1 --envs-per-worker 16 --metrics-window-s 0 --track"
-        command = [
-            sys.executable,
-            "-m",
-            "launch.cli.main",
-            *words.split(),
-            "--seed",
-            "1",
-            "--total-frames",
-            str(frames),
-        ]
-        subprocess.run([*command, "--run-dir", str(run)], check=True, stdout=subprocess.DEVNULL, timeout=600)
+        words = (
+            "train ALE/Breakout-v5 --exchange local --workers 1 --envs-per-worker 16 --metrics-window-s 0 --track "
+            f"--seed 1 --total-frames {frames} --run-dir {run}"
+        )
+        command = [sys.executable, "-m", "launch", *words.split()]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=600)
         found = calibrate([run]).work.compute
     quantiles = np.quantile(found.samples_s, (np.arange(100) + 0.5) / 100)
     probability, slowdown = STRAGGLERS
@@ -160,9 +168,12 @@ def row_of(point: Point, measured: Measured, outcome: Outcome) -> dict[str, obje
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def run(output: Path, seconds: float, frames: int, only: int | None, seed: int) -> None:
+def run(arguments: Arguments) -> None:
     """Measures everything and writes the two files; each row as soon as it is there."""
-    compute = compute_times(frames)
+    torch.set_num_threads(1)
+    output = arguments.output
+    output.mkdir(parents=True, exist_ok=True)
+    compute = compute_times(arguments.frames)
     print(f"compute: mean {1e3 * compute.mean_s:.1f} ms, variation {compute.variation:.2f}", flush=True)
     calibration = []
     for n, k, b, megabytes in CALIBRATION:
@@ -172,14 +183,14 @@ def run(output: Path, seconds: float, frames: int, only: int | None, seed: int) 
     cluster = calibrated(calibration)
     print(cluster, flush=True)
     rows = [row_of(point, measured, predict(cluster, point)) for point, measured in calibration]
-    for n, k, b in VALIDATION[:only]:
+    for n, k, b in VALIDATION[: arguments.only]:
         setup = Setup(workers=n, servers=k, backup=b)
-        draft = Point("validation", setup, MEGABYTES, 30, compute.draw(1000, n, seed))
-        steps = max(20, min(300, round(seconds / predict(cluster, draft).step_s)))
+        draft = Point("validation", setup, MEGABYTES, 30, compute.draw(1000, n, arguments.seed))
+        steps = max(20, min(300, round(arguments.seconds / predict(cluster, draft).step_s)))
         point = draft._replace(steps=steps, times_s=draft.times_s[: steps + WARM_UP_STEPS])
         rows.append(row_of(point, measure(point), predict(cluster, point)))
         print(" ".join(f"{name}={value}" for name, value in rows[-1].items()), flush=True)
-        write(output, rows, cluster, compute, seed)
+        write(output, rows, cluster, compute, arguments.seed)
     draw(output)
     print(*tables(output), sep="\n\n")
     if (output / "validation.md").exists():
@@ -274,18 +285,5 @@ def tables(folder: Path) -> list[str]:
     ]
 
 
-def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("results/simulation"))
-    parser.add_argument("--seconds", type=float, default=25.0, help="per validation point")
-    parser.add_argument("--frames", type=int, default=150_000, help="of the run that is calibrated from")
-    parser.add_argument("--only", type=int, help="so many validation points")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(words)
-    options.output.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    run(options.output, options.seconds, options.frames, options.only, options.seed)
-
-
 if __name__ == "__main__":
-    main()
+    run(tyro.cli(Arguments, description=__doc__))
