@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dba3c.errors import UserError
+from dba3c.errors import UserError, writing
 
 LOCK_NAME = "lock.json"
 HEARTBEAT_S = 5.0
@@ -177,16 +177,9 @@ class RunLock:
     @classmethod
     def acquire(cls, folder: Path, launch_id: str = "") -> RunLock:
         """Takes the folder, or raises UserError that names the host and pid that has it."""
-        try:
-            return cls._acquire(folder, launch_id)
-        except OSError as error:  # a full or read-only disk
-            raise UserError(f"cannot write {folder / LOCK_NAME}: {error.strerror}") from error
-
-    @classmethod
-    def _acquire(cls, folder: Path, launch_id: str) -> RunLock:
         path = folder / LOCK_NAME
         mine = Holder.this_process(launch_id)
-        with _takeover_guard(folder):
+        with writing(path), _takeover_guard(folder):
             other, last = living_holder(folder), _read(path)
             if other is not None:
                 raise UserError(
