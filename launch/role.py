@@ -21,7 +21,7 @@ from dba3c.runs.folder import RunFolder
 from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port
 from launch.local.child import exit_with_parent
 from launch.output import harmless_output
-from param_servers.errors import ConfigError, LaneLost, LastStepsLost, ParamServersError, RunBroken, SnapshotError
+from param_servers.errors import CheckpointError, ConfigError, LaneLost, LastStepsLost, ParamServersError, RunBroken
 
 FOLDER_TIMEOUT_S = 30.0
 """Longest wait for the launcher's run folder to appear (a shared file system may be slow)."""
@@ -53,7 +53,7 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
     except (EnvironmentFailed, LaneLost) as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         return RUN_BROKEN_EXIT
-    except (UserError, ConfigError, SnapshotError) as error:
+    except (UserError, ConfigError, CheckpointError) as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         return USER_ERROR_EXIT
     except OSError as error:

@@ -33,7 +33,7 @@ class LaneLost(ParamServersError):
     """A lane of this worker died, failed or was silent for too long: the worker cannot go on, but may be begun anew."""
 
 
-class SnapshotError(ParamServersError):
+class CheckpointError(ParamServersError):
     """A checkpoint that is torn, does not match its manifest, or belongs to another layout."""
 
 

@@ -65,9 +65,9 @@ class Replica:
         self._extra, self._on_event = checkpoint_extra, on_event
         self._plan = ShardPlan(layout, (0, layout.numel))
         self._pulled = self.shard.parameters.clone()
-        self._storage: Checkpoints | None = None
+        self._checkpoints: Checkpoints | None = None
         if checkpoint_dir is not None:
-            self._storage = Checkpoints(checkpoint_dir, self._plan, 0, initial_parameters)
+            self._checkpoints = Checkpoints(checkpoint_dir, self._plan, 0, initial_parameters)
         self._saved = self._safe = self.step
         """The step of the newest checkpoint that was begun, and of the newest that is there."""
         self._failure = ""
@@ -121,7 +121,7 @@ class Replica:
         """Load the newest valid checkpoint, if there is one.
 
         Raises:
-            SnapshotError: it is of another model or optimizer, or there are some and none is whole.
+            CheckpointError: it is of another model or optimizer, or there are some and none is whole.
             CheckpointUnreadable: the file system does not let them be read.
         """
         if self._directory is None:
@@ -136,20 +136,20 @@ class Replica:
 
     def checkpoint_when_due(self) -> None:
         """Begin to write a checkpoint where the configuration wants one; the disk works while training goes on."""
-        if self._storage is None:
+        if self._checkpoints is None:
             return
-        self._storage.poll()
+        self._checkpoints.poll()
         every = self._config.checkpoint_every_steps
-        if every and self.step // every > self._saved // every and not self._storage.busy:
-            self._write(self._storage)
+        if every and self.step // every > self._saved // every and not self._checkpoints.busy:
+            self._write(self._checkpoints)
 
     def finish(self) -> str:
         """Write a last checkpoint and wait for it, for a bounded time; "", or one line that says what is lost.
 
         Not where there is one of this step, or a later one: it is from a rank that ended the run without this one.
         """
-        storage, directory = self._storage, self._directory
-        if storage is None or directory is None:
+        checkpoints, directory = self._checkpoints, self._directory
+        if checkpoints is None or directory is None:
             return ""
 
         def newest() -> dict[str, Any]:
@@ -159,23 +159,23 @@ class Replica:
         def write_unless_there(answer: dict[str, Any]) -> None:
             there = answer.get("step", -1)
             if there < self.step:
-                self._write(storage)
+                self._write(checkpoints)
             else:
                 self._safe = there
 
         deadline_s = time.monotonic() + self._config.timeouts.last_checkpoint_s
-        self._wait(storage, deadline_s)
-        if self._safe < self.step and not storage.busy:
-            storage.submit(newest, write_unless_there)
-            self._wait(storage, deadline_s)
+        self._wait(checkpoints, deadline_s)
+        if self._safe < self.step and not checkpoints.busy:
+            checkpoints.submit(newest, write_unless_there)
+            self._wait(checkpoints, deadline_s)
         return "" if self._safe >= self.step else steps_lost(self._safe, self._failure)
 
     def close(self) -> None:
         """Let go of the writing thread."""
-        if self._storage is not None:
-            self._storage.close()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
 
-    def _write(self, storage: Checkpoints) -> None:
+    def _write(self, checkpoints: Checkpoints) -> None:
         step, term, data_points = self.step, self.term, self.data_points
         self._saved = step
 
@@ -183,7 +183,7 @@ class Replica:
             if "error" in entry:
                 done(entry)
                 return
-            storage.publish(step, term, data_points, [entry], self._extra(), self._config.keep_checkpoints, done)
+            checkpoints.publish(step, term, data_points, [entry], self._extra(), self._config.keep_checkpoints, done)
 
         def done(answer: dict[str, Any]) -> None:
             if "error" in answer:
@@ -193,15 +193,15 @@ class Replica:
                 self._safe = step
                 self.note("checkpoint", f"checkpoint of step {step} written")
 
-        storage.write(step, term, self.shard.published(), self.shard.optimizer_state(), written)
+        checkpoints.write(step, term, self.shard.published(), self.shard.optimizer_state(), written)
 
-    def _wait(self, storage: Checkpoints, deadline_s: float) -> None:
-        while storage.busy:
+    def _wait(self, checkpoints: Checkpoints, deadline_s: float) -> None:
+        while checkpoints.busy:
             if time.monotonic() > deadline_s:
                 self._failure = f"not within {self._config.timeouts.last_checkpoint_s:g} s"
                 self.note("checkpoint_failed", f"the last checkpoint was not written: {self._failure}")
                 return
-            storage.poll()
+            checkpoints.poll()
             time.sleep(0.001)
 
 

@@ -119,7 +119,7 @@ def check_buildable(config: TrainConfig, checkpoints: Path | None = None) -> Non
 
     Raises:
         UserError, ConfigError: an environment, network or sharding that cannot be.
-        SnapshotError: the checkpoint belongs to another network, or there are some and none is whole.
+        CheckpointError: the checkpoint belongs to another network, or there are some and none is whole.
         CheckpointUnreadable: the file system does not let them be read.
     """
     plan, _ = initial_parameters(config)

@@ -20,7 +20,7 @@ from dba3c.environments.normalization import statistics_of
 from dba3c.errors import UserError
 from dba3c.runs.folder import checkpoint_steps
 from param_servers.checkpoint.files import load_checkpoint
-from param_servers.errors import CheckpointUnreadable, SnapshotError
+from param_servers.errors import CheckpointError, CheckpointUnreadable
 from param_servers.layout import FlatLayout
 
 _TENSORS_NAMED = 4
@@ -78,7 +78,7 @@ def load_policy(checkpoint: Path) -> Policy:
     """Check a checkpoint's directory and load its policy.
 
     Raises:
-        SnapshotError: it is torn, or gone.
+        CheckpointError: it is torn, or gone.
         CheckpointUnreadable: the file system does not let it be read.
     """
     loaded = load_checkpoint(checkpoint)
@@ -100,7 +100,7 @@ def newest_policy(checkpoints: Path, on_skip: Callable[[str], None]) -> Policy |
     for step in reversed(checkpoint_steps(checkpoints)):
         try:
             return load_policy(checkpoints / f"step-{step}")
-        except SnapshotError as error:
+        except CheckpointError as error:
             on_skip(f"skipped: {error}")
     return None
 
@@ -125,7 +125,7 @@ def find_policy(checkpoints: Path, step: int | None, on_skip: Callable[[str], No
         raise UserError(f"{checkpoints.parent} has no checkpoint of step {step}; there are {_named(steps)}")
     try:
         return load_policy(checkpoints / f"step-{step}")
-    except SnapshotError as error:
+    except CheckpointError as error:
         raise UserError(f"{error}; there are {_named(steps)}") from error
 
 
@@ -185,7 +185,7 @@ class CheckpointWatch:
             step = steps.pop()
             try:
                 policy = load_policy(self._checkpoints / f"step-{step}")
-            except SnapshotError as error:
+            except CheckpointError as error:
                 self._say(f"skipped: {error}")
                 continue
             except CheckpointUnreadable as error:  # nothing is known about it: the next look tries again

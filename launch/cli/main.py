@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from dba3c.errors import RUN_BROKEN_EXIT, USER_ERROR_EXIT, UserError
 from launch.output import harmless_output
-from param_servers.errors import ConfigError, ParamServersError, SnapshotError
+from param_servers.errors import CheckpointError, ConfigError, ParamServersError
 
 MAKE_WHAT_LASTS = ("train", "resume", "study", "evaluate", "record")
 """Commands whose work lies in a folder: they do it to its end, and exit as it ends, whoever reads what they print. What
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     try:
         return command(arguments[0])(arguments[1:])
-    except (UserError, ConfigError, SnapshotError) as error:
+    except (UserError, ConfigError, CheckpointError) as error:
         print(f"dba3c: {error}", file=sys.stderr)
         return USER_ERROR_EXIT
     except ParamServersError as error:

@@ -33,7 +33,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-from param_servers.errors import CheckpointUnreadable, ConfigError, SnapshotError
+from param_servers.errors import CheckpointError, CheckpointUnreadable, ConfigError
 from param_servers.layout import FlatLayout, ShardPlan
 from param_servers.optim import State, merge_states
 
@@ -66,12 +66,12 @@ class Checkpoint:
         """Parameters [n] and optimizer state of one shard of `plan`, which may cut and order the tensors otherwise.
 
         Raises:
-            SnapshotError: `plan` holds other tensors.
+            CheckpointError: `plan` holds other tensors.
         """
         if dict(zip(plan.layout.names, plan.layout.shapes, strict=True)) != dict(
             zip(self.layout.names, self.layout.shapes, strict=True)
         ):
-            raise SnapshotError(f"the checkpoint of step {self.step} holds other tensors than this model")
+            raise CheckpointError(f"the checkpoint of step {self.step} holds other tensors than this model")
         part = plan.slice_of(shard)
         state = {
             name: tensor if tensor.dim() == 0 else self._reordered(tensor, plan.layout)[part]
@@ -159,7 +159,7 @@ def _set_aside(path: Path) -> None:
     try:
         _check(path)
         what = "undone"
-    except (SnapshotError, OSError):
+    except (CheckpointError, OSError):
         what = "damaged"
     names = (path.with_name(f"{path.name}.{what}-{number}") for number in itertools.count(1))
     os.rename(path, next(name for name in names if not name.exists()))
@@ -170,7 +170,7 @@ def _delete_if_whole(path: Path) -> None:
     """What is not is renamed; what cannot be read stays. The checkpoint just written is safe whatever happens here."""
     try:
         _check(path)
-    except SnapshotError:
+    except CheckpointError:
         _set_aside(path)
     except OSError:
         return
@@ -206,7 +206,7 @@ def find_newest(directory: Path, on_skip: Callable[[str], None] = lambda line: N
     """The newest valid checkpoint in `directory`, None where no checkpoint is; torn ones are named through `on_skip`.
 
     Raises:
-        SnapshotError: checkpoints are there, and none is whole.
+        CheckpointError: checkpoints are there, and none is whole.
         CheckpointUnreadable: the directory, or one that may be the newest valid one, cannot be read.
     """
     for look in range(_LOOKS):
@@ -221,7 +221,7 @@ def find_newest(directory: Path, on_skip: Callable[[str], None] = lambda line: N
             return None
         if look == _LOOKS - 1 or patiently(lambda: _found(directory), directory) == found:
             named = "; ".join(torn[:_TORN_NAMED]) + ("; …" if len(torn) > _TORN_NAMED else "")
-            raise SnapshotError(
+            raise CheckpointError(
                 f"{directory}: none of its checkpoints is whole ({named}); nothing was changed there: "
                 "move them away to begin from step 0"
             )
@@ -232,7 +232,7 @@ def _why_torn(path: Path) -> str:
     """ "" of a whole checkpoint. Raises CheckpointUnreadable."""
     try:
         patiently(lambda: _check(path), path)
-    except SnapshotError as error:
+    except CheckpointError as error:
         return str(error)
     return ""
 
@@ -241,7 +241,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint directory.
 
     Raises:
-        SnapshotError: there is none, or it is not one of ours.
+        CheckpointError: there is none, or it is not one of ours.
         CheckpointUnreadable: it cannot be read.
     """
     return patiently(lambda: _manifest(path), path)
@@ -251,14 +251,14 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Check and load a checkpoint written by any number of shards.
 
     Raises:
-        SnapshotError: it is torn, or its files do not fit its manifest; nothing is half-loaded.
+        CheckpointError: it is torn, or its files do not fit its manifest; nothing is half-loaded.
         CheckpointUnreadable: it cannot be read.
     """
     return patiently(lambda: _load(path), path)
 
 
 def _load(path: Path) -> Checkpoint:
-    """Raises SnapshotError, OSError."""
+    """Raises CheckpointError, OSError."""
     manifest = _manifest(path)
     try:
         layout = FlatLayout.of([(name, shape) for name, shape in manifest["layout"]])
@@ -270,30 +270,30 @@ def _load(path: Path) -> Checkpoint:
         states = [{name.removeprefix("optimizer."): shard[name] for name in shard} for shard in shards]
         state = merge_states(states)
     except (ValueError, TypeError, KeyError, RuntimeError, SafetensorError, ConfigError) as error:
-        raise SnapshotError(f"checkpoint {path.name} is torn: {error}") from error
+        raise CheckpointError(f"checkpoint {path.name} is torn: {error}") from error
     return Checkpoint(
         manifest["step"], manifest["data_points"], manifest["term"], layout, parameters, state, manifest["extra"]
     )
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Raises SnapshotError, OSError."""
+    """Raises CheckpointError, OSError."""
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
         if manifest["format"] != FORMAT:
-            raise SnapshotError(f"checkpoint {path.name} has the format {manifest['format']!r}, not {FORMAT!r}")
+            raise CheckpointError(f"checkpoint {path.name} has the format {manifest['format']!r}, not {FORMAT!r}")
         for name, kind in (("step", int), ("data_points", int), ("term", int), ("files", list), ("layout", list)):
             if not isinstance(manifest[name], kind):
-                raise SnapshotError(f"checkpoint {path.name} is torn: its manifest's {name} is no {kind.__name__}")
+                raise CheckpointError(f"checkpoint {path.name} is torn: its manifest's {name} is no {kind.__name__}")
         for entry in manifest["files"]:
             str(entry["file"]), int(entry["bytes"]), str(entry["sha256"])
         return dict(manifest)
     except (*_NOT_THERE, ValueError, KeyError, TypeError) as error:
-        raise SnapshotError(f"checkpoint {path.name} is torn: {type(error).__name__} in manifest.json") from error
+        raise CheckpointError(f"checkpoint {path.name} is torn: {type(error).__name__} in manifest.json") from error
 
 
 def _check(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are as it says. Raises SnapshotError, OSError."""
+    """The manifest of a checkpoint whose files are as it says. Raises CheckpointError, OSError."""
     manifest = _manifest(path)
     for entry in manifest["files"]:
         file = path / str(entry["file"])
@@ -317,8 +317,8 @@ def _content(file: Path, entry: Mapping[str, Any]) -> bytes:
     return content
 
 
-def _does_not_fit(file: Path) -> SnapshotError:
-    return SnapshotError(f"checkpoint {file.parent.name} is torn: {file.name} does not fit the manifest")
+def _does_not_fit(file: Path) -> CheckpointError:
+    return CheckpointError(f"checkpoint {file.parent.name} is torn: {file.name} does not fit the manifest")
 
 
 def _unfinished(directory: Path, step: int, term: int) -> Path:

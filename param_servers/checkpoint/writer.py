@@ -21,7 +21,7 @@ from param_servers.checkpoint.files import (
     set_aside_after,
     write_shard,
 )
-from param_servers.errors import ParamServersError, SnapshotError
+from param_servers.errors import CheckpointError, ParamServersError
 from param_servers.layout import ShardPlan
 from param_servers.optim import State
 from param_servers.patience import LeavableThread
@@ -113,7 +113,7 @@ class Checkpoints:
         """Call `done` of what is finished; from the loop, so that nothing else needs a lock.
 
         Raises:
-            SnapshotError: what is to be loaded cannot be, or checkpoints cannot be set aside, or not in time.
+            CheckpointError: what is to be loaded cannot be, or checkpoints cannot be set aside, or not in time.
             CheckpointUnreadable: the file system does not let the one be read that is to be loaded.
         """
         finished: list[_Pending] = []
@@ -126,7 +126,7 @@ class Checkpoints:
         for entry in self._pending:
             if time.monotonic() > entry.by_s:
                 self._stuck = True  # nobody waits for that disk again
-                raise SnapshotError(entry.late)
+                raise CheckpointError(entry.late)
 
     def set_aside_after(self, step: int, done: Callable[[], None]) -> None:
         """Shard 0, before a roll-back to `step`: later checkpoints belong to a history that did not happen.
@@ -143,7 +143,7 @@ class Checkpoints:
             try:
                 future.result()
             except OSError as error:
-                raise SnapshotError(f"the checkpoints after step {step} cannot be set aside: {error}") from error
+                raise CheckpointError(f"the checkpoints after step {step} cannot be set aside: {error}") from error
             done()
 
         what = f"the disk did not set aside the checkpoints after step {step} within {self._set_aside_s:g} s"
@@ -173,7 +173,7 @@ class Checkpoints:
         if path is None or not patiently(path.is_dir, path):
             if step == 0:
                 return self._initial, None
-            raise SnapshotError(f"server {self._shard} cannot find checkpoint step-{step} in {self.directory}")
+            raise CheckpointError(f"server {self._shard} cannot find checkpoint step-{step} in {self.directory}")
         return load_checkpoint(path).slice_for(self._plan, self._shard)
 
     def close(self) -> None:

@@ -73,7 +73,7 @@ class ParameterServer:
     Raises:
         ConfigError: there is no such shard, the parameters are not of this layout, the secret is too short, or
             `listen_host` is no address that others could dial.
-        SnapshotError: there are checkpoints and none is whole.
+        CheckpointError: there are checkpoints and none is whole.
         CheckpointUnreadable: the file system does not let them be read.
     """
 
@@ -163,7 +163,7 @@ class ParameterServer:
         Raises:
             RunBroken: it could not go on as declared (a last checkpoint was written where possible).
             PeerLost: shard 0 is gone and did not come back.
-            SnapshotError: a checkpoint to go back to cannot be loaded, or one that is undone not be set aside.
+            CheckpointError: a checkpoint to go back to cannot be loaded, or one that is undone not be set aside.
             CheckpointUnreadable: the file system does not let it be read.
             OSError: the address to listen on is taken.
         """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from param_servers.config import OptimizerConfig
-from param_servers.errors import SnapshotError
+from param_servers.errors import CheckpointError
 from param_servers.optim import SliceOptimizer, State
 from param_servers.servers.accumulator import Elements, mean_into
 
@@ -124,10 +124,10 @@ class Shard:
         """Go back to saved parameters [n] and optimizer state; None: a fresh optimizer.
 
         Raises:
-            SnapshotError: another length.
+            CheckpointError: another length.
         """
         if parameters.numel() != self.numel:
-            raise SnapshotError(f"a slice of {parameters.numel()} elements cannot be loaded into {self.numel}")
+            raise CheckpointError(f"a slice of {parameters.numel()} elements cannot be loaded into {self.numel}")
         self.parameters.copy_(parameters)
         self._published = None
         if self._measured_from is not None:

@@ -11,7 +11,7 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.runs.checkpoints import find_policy, load_policy, newest_policy
 from dba3c.runs.folder import checkpoint_steps
-from param_servers.errors import SnapshotError
+from param_servers.errors import CheckpointError
 
 CARTPOLE = TrainConfig(environment=EnvironmentConfig(env_id="CartPole-v1"), network=NetworkConfig(network="mlp"))
 
@@ -52,7 +52,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(make_run, write_c
     assert policy is not None and policy.step == 10
     assert len(lines) == 1 and "step-20 is torn" in lines[0]
     assert checkpoint_steps(run.checkpoints) == [10, 20]
-    with pytest.raises(SnapshotError, match="step-20"):
+    with pytest.raises(CheckpointError, match="step-20"):
         load_policy(run.checkpoints / "step-20")
 
 

@@ -19,7 +19,7 @@ from param_servers.checkpoint.files import (
     write_shard,
 )
 from param_servers.config import OptimizerConfig
-from param_servers.errors import CheckpointUnreadable, SnapshotError
+from param_servers.errors import CheckpointError, CheckpointUnreadable
 from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.servers.shard import Shard
 
@@ -88,7 +88,7 @@ def test_the_newest_valid_checkpoint_is_found_and_torn_ones_are_named(tmp_path: 
 def test_a_damaged_manifest_is_one_clear_line(tmp_path: Path, damage: str) -> None:
     path = save(tmp_path, plan_shards(LAYOUT, 1), 1)
     (path / "manifest.json").write_text(damage)
-    with pytest.raises(SnapshotError, match="step-1") as error:
+    with pytest.raises(CheckpointError, match="step-1") as error:
         load_checkpoint(path)
     assert "\n" not in str(error.value)
 
@@ -98,14 +98,14 @@ def test_a_manifest_that_lies_about_the_layout_is_refused(tmp_path: Path) -> Non
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["layout"] = [["a", [3, 2]]]
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(SnapshotError, match="torn"):
+    with pytest.raises(CheckpointError, match="torn"):
         load_checkpoint(path)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     checkpoint = load_checkpoint(save(tmp_path, plan_shards(LAYOUT, 1), 1))
     other = plan_shards(FlatLayout.of({"a": (3, 2), "b": (6,)}), 1)
-    with pytest.raises(SnapshotError, match="other tensors"):
+    with pytest.raises(CheckpointError, match="other tensors"):
         checkpoint.slice_for(other, 0)
 
 
@@ -162,7 +162,7 @@ def test_where_no_checkpoint_is_whole_the_run_does_not_begin_anew(tmp_path: Path
     for step in (2, 4):
         tear(save(tmp_path, plan, step))
     with pytest.raises(
-        SnapshotError, match="none of its checkpoints is whole .*step-4 is torn.*step-2 is torn"
+        CheckpointError, match="none of its checkpoints is whole .*step-4 is torn.*step-2 is torn"
     ) as error:
         find_newest(tmp_path)
     assert "\n" not in str(error.value) and names(tmp_path) == ["step-2", "step-4"]

@@ -13,43 +13,45 @@ import torch
 from param_servers.checkpoint import writer
 from param_servers.checkpoint.files import load_checkpoint
 from param_servers.checkpoint.writer import Checkpoints
-from param_servers.errors import SnapshotError
+from param_servers.errors import CheckpointError
 from param_servers.layout import FlatLayout, plan_shards
 
 PLAN = plan_shards(FlatLayout.of({"w": (4,)}), 1)
 
 
-def begin(storage: Checkpoints, step: int) -> None:
+def begin(checkpoints: Checkpoints, step: int) -> None:
     """Version `step` is written, and its publication is with the thread, done or not."""
     published: list[dict[str, Any]] = []
 
     def written(entry: dict[str, Any]) -> None:
-        storage.publish(step, 1, 10 * step, [entry], {}, 5, published.append)
+        checkpoints.publish(step, 1, 10 * step, [entry], {}, 5, published.append)
 
-    storage.write(step, 1, torch.full((4,), float(step)), {}, written)
-    [write] = storage._pending
+    checkpoints.write(step, 1, torch.full((4,), float(step)), {}, written)
+    [write] = checkpoints._pending
     write.future.result(10.0)
-    storage.poll()
+    checkpoints.poll()
 
 
-def finish(storage: Checkpoints, timeout_s: float = 10.0) -> None:
+def finish(checkpoints: Checkpoints, timeout_s: float = 10.0) -> None:
     deadline_s = time.monotonic() + timeout_s
-    while storage.busy and time.monotonic() < deadline_s:
-        storage.poll()
+    while checkpoints.busy and time.monotonic() < deadline_s:
+        checkpoints.poll()
 
 
 def test_a_roll_back_also_sets_a_checkpoint_aside_that_is_just_being_published(tmp_path: Path) -> None:
-    storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
-    begin(storage, 2)
-    finish(storage)
-    begin(storage, 4)
+    checkpoints = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
+    begin(checkpoints, 2)
+    finish(checkpoints)
+    begin(checkpoints, 4)
     done: list[Any] = []
-    storage.set_aside_after(2, lambda: storage.load(2, lambda parameters, state: done.append(parameters.tolist())))
-    finish(storage)
-    assert storage.newest(lambda line: None) == (2, 20, 1) and done == [[2.0] * 4]
+    checkpoints.set_aside_after(
+        2, lambda: checkpoints.load(2, lambda parameters, state: done.append(parameters.tolist()))
+    )
+    finish(checkpoints)
+    assert checkpoints.newest(lambda line: None) == (2, 20, 1) and done == [[2.0] * 4]
     assert load_checkpoint(tmp_path / "step-4.undone-1").step == 4
     assert (tmp_path / "LATEST").read_text() == "step-2\n"
-    storage.close()
+    checkpoints.close()
 
 
 def test_a_disk_that_cannot_set_aside_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,11 +59,11 @@ def test_a_disk_that_cannot_set_aside_is_one_line(tmp_path: Path, monkeypatch: p
         raise PermissionError(13, "Permission denied", str(directory / "step-4"))
 
     monkeypatch.setattr(writer, "set_aside_after", refuse)
-    storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
-    storage.set_aside_after(2, pytest.fail)
-    with pytest.raises(SnapshotError, match=r"^the checkpoints after step 2 cannot be set aside: .*step-4"):
-        finish(storage)
-    storage.close()
+    checkpoints = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
+    checkpoints.set_aside_after(2, pytest.fail)
+    with pytest.raises(CheckpointError, match=r"^the checkpoints after step 2 cannot be set aside: .*step-4"):
+        finish(checkpoints)
+    checkpoints.close()
 
 
 def test_a_disk_that_does_not_answer_is_waited_for_as_long_as_stated(
@@ -69,37 +71,37 @@ def test_a_disk_that_does_not_answer_is_waited_for_as_long_as_stated(
 ) -> None:
     answers = threading.Event()
     monkeypatch.setattr(writer, "set_aside_after", lambda directory, step: answers.wait(60))
-    storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4), set_aside_s=0.05)
-    storage.set_aside_after(2, pytest.fail)
-    with pytest.raises(SnapshotError, match=r"did not set aside the checkpoints after step 2 within 0\.05 s"):
-        finish(storage)
-    storage.close()  # does not wait for it either
+    checkpoints = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4), set_aside_s=0.05)
+    checkpoints.set_aside_after(2, pytest.fail)
+    with pytest.raises(CheckpointError, match=r"did not set aside the checkpoints after step 2 within 0\.05 s"):
+        finish(checkpoints)
+    checkpoints.close()  # does not wait for it either
     assert not answers.is_set()
     answers.set()
 
 
 def test_a_slow_load_leaves_the_loop_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers, real = threading.Event(), writer.load_checkpoint
-    storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
-    begin(storage, 2)
-    finish(storage)
+    checkpoints = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
+    begin(checkpoints, 2)
+    finish(checkpoints)
     monkeypatch.setattr(writer, "load_checkpoint", lambda path: answers.wait(60) and real(path))
     loaded: list[Any] = []
-    storage.load(2, lambda parameters, state: loaded.append(parameters.tolist()))
-    storage.poll()  # does not wait
-    assert storage.busy and not loaded
+    checkpoints.load(2, lambda parameters, state: loaded.append(parameters.tolist()))
+    checkpoints.poll()  # does not wait
+    assert checkpoints.busy and not loaded
     answers.set()
-    finish(storage)
+    finish(checkpoints)
     assert loaded == [[2.0] * 4]
-    storage.close()
+    checkpoints.close()
 
 
 def test_what_cannot_be_loaded_is_said_from_the_loop(tmp_path: Path) -> None:
-    storage = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
-    storage.load(3, pytest.fail)
-    with pytest.raises(SnapshotError, match="server 0 cannot find checkpoint step-3"):
-        finish(storage)
-    storage.close()
+    checkpoints = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4))
+    checkpoints.load(3, pytest.fail)
+    with pytest.raises(CheckpointError, match="server 0 cannot find checkpoint step-3"):
+        finish(checkpoints)
+    checkpoints.close()
 
 
 HANGING_DISK = """
@@ -131,4 +133,6 @@ def test_a_process_whose_disk_hangs_ends_all_the_same(tmp_path: Path, what: str,
     command = [sys.executable, "-c", HANGING_DISK, str(tmp_path), what]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == code
-    assert (ended.stdout == "closed\n") if code == 0 else ("SnapshotError: the disk did not set aside" in ended.stderr)
+    assert (
+        (ended.stdout == "closed\n") if code == 0 else ("CheckpointError: the disk did not set aside" in ended.stderr)
+    )

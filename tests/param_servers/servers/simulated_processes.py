@@ -23,9 +23,9 @@ class SimServer:
 
     def __init__(self, run: SimulatedRun, shard: int, incarnation: int) -> None:
         self.run, self.shard = run, shard
-        storage: Any = SimCheckpoints(run.disk, run.rng, shard, run.initial[run.plan.slice_of(shard)])
+        checkpoints: Any = SimCheckpoints(run.disk, run.rng, shard, run.initial[run.plan.slice_of(shard)])
         if shard == 0:
-            run.chief_storage = storage
+            run.chief_checkpoints = checkpoints
         self.hub: Any = SimHub(run.network, Peer(Role.SERVER, shard))
         self.core = ParameterServer(
             shard=shard,
@@ -36,7 +36,7 @@ class SimServer:
             resolve=run.network.resolve,
             secret=b"s" * 16,
             hub=self.hub,
-            checkpoints=storage,
+            checkpoints=checkpoints,
             clock=lambda: run.network.now_s,
             on_event=lambda event: run.log(f"server {shard}: {event['message']}"),
             incarnation=incarnation,

@@ -70,7 +70,7 @@ class SimulatedRun:
         self.ever_committed: set[tuple[int, int, int]] = set()
         self.ended: tuple[str, bool] | None = None
         self.cut_through: Counter[str] = Counter()
-        self.chief_storage: Any = None
+        self.chief_checkpoints: Any = None
 
     def log(self, line: str) -> None:
         if self.verbose:
@@ -130,7 +130,7 @@ class SimulatedRun:
     def _check_disk(self, step: int) -> None:
         """A roll-back to `step`: no checkpoint of what it undoes is left, nor can one still come."""
         later = sorted(saved for saved in self.disk.finished if saved > step)
-        if later or self.chief_storage.busy:
+        if later or self.chief_checkpoints.busy:
             raise Broken(
                 f"a roll-back to step {step} leaves checkpoints of the undone steps {later or 'being written'}"
             )
