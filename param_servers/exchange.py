@@ -9,13 +9,32 @@ Sharded servers, all-reduce and the exchange of a single process all implement `
 written once.
 """
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from param_servers.errors import RunStopped
+from param_servers.errors import RunStopped as RunStopped
 
-__all__ = ["GradientExchange", "Pull", "Receipt", "RunStopped"]
+Resolve = Callable[[int], tuple[str, int] | None]
+"""Server number, or rank -> where it listens, or None while that is not known. Asked again before every attempt."""
+Publish = Callable[[str, int], None]
+"""Makes (host, port) known, where this process listens."""
+ShouldStop = Callable[[int, int], str | None]
+"""(step, data points) -> why the run should end now, or None."""
+OnEvent = Callable[[dict[str, Any]], None]
+"""Hears {"event", "message", ...}; the message is one line for a person."""
+OnReport = Callable[[dict[str, Any]], None]
+"""Hears figures, about once a second."""
+
+
+def never(step: int, data_points: int) -> str | None:
+    """A ShouldStop that lets the run go on."""
+    return None
+
+
+def unread(figures: dict[str, Any]) -> None:
+    """An OnEvent or OnReport to which nobody listens."""
 
 
 class Pull(NamedTuple):

@@ -9,20 +9,13 @@ from torch import Tensor
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import LastStepsLost, RunBroken, RunStopped
-from param_servers.exchange import Pull, Receipt
+from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, never, unread
 from param_servers.layout import FlatLayout
-from param_servers.replica import OnEvent, OnReport, Replica, ReplicaReport, silent, unread
+from param_servers.replica import Replica, ReplicaReport
 from param_servers.servers.accumulator import is_usable
 
 MOST_REJECTED_STEPS = 100
 """After so many gradients in a row that were not finite, the run is broken: the next one would not be finite either."""
-ShouldStop = Callable[[int, int], str | None]
-"""(step, data points) -> why the run should end now, or None."""
-
-
-def never(step: int, data_points: int) -> str | None:
-    """A ShouldStop that lets the run go on."""
-    return None
 
 
 class LocalExchange:
@@ -46,7 +39,7 @@ class LocalExchange:
         should_stop: ShouldStop = never,
         checkpoint_extra: Callable[[], dict[str, Any]] = dict,
         on_report: OnReport = unread,
-        on_event: OnEvent = silent,
+        on_event: OnEvent = unread,
     ) -> None:
         settings = exchange_config or ExchangeConfig()
         self.replica = Replica(

@@ -11,7 +11,6 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +18,10 @@ from torch import Tensor, nn
 from param_servers.checkpoint.files import Checkpoint, find_newest, load_checkpoint
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import RunBroken, RunStopped
-from param_servers.exchange import GradientExchange
+from param_servers.exchange import GradientExchange, OnEvent, ShouldStop, unread
 from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.servers.client import ServersExchange
-from param_servers.servers.server import ParameterServer, ShouldStop
+from param_servers.servers.server import ParameterServer
 from param_servers.timeouts import Timeouts
 from param_servers.wire.tcp_sockets import listen_address
 
@@ -38,7 +37,7 @@ def run_on_one_machine(
     optimizer_config: OptimizerConfig,
     exchange_config: ExchangeConfig,
     should_stop: ShouldStop,
-    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    on_event: OnEvent = unread,
 ) -> Checkpoint:
     """Start `num_servers` servers and `num_workers` workers, wait for the end, return what was learned.
 
@@ -116,7 +115,7 @@ def train_on_one_machine(
     *,
     data_points: int,
     should_stop: ShouldStop,
-    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    on_event: OnEvent = unread,
 ) -> int:
     """Train a module with `run_on_one_machine`; it then holds what was learned. The number of steps that took.
 

@@ -144,13 +144,8 @@ class SliceOptimizer:
             own.copy_(state[name])
 
 
-def slice_state(state: Mapping[str, Tensor], part: slice) -> State:
-    """The state of one shard: moments [stop - start] as views, scalars whole."""
-    return {name: tensor if tensor.dim() == 0 else tensor[part] for name, tensor in state.items()}
-
-
 def merge_states(states: Sequence[Mapping[str, Tensor]]) -> State:
-    """Join the states of consecutive shards; the inverse of `slice_state`.
+    """Join the states of consecutive shards: moments end to end, counters once.
 
     Raises:
         ConfigError: shards of different rules or at different steps.

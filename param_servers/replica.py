@@ -14,26 +14,12 @@ from torch import Tensor
 from param_servers.checkpoint.files import find_newest, load_checkpoint, read_manifest
 from param_servers.checkpoint.writer import Checkpoints, steps_lost
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.exchange import Pull
+from param_servers.exchange import OnEvent, OnReport, Pull, unread
 from param_servers.layout import FlatLayout, ShardPlan
 from param_servers.optim import State
 from param_servers.servers.shard import Shard
 
-OnEvent = Callable[[dict[str, Any]], None]
-"""Hears {"event", "message", "step"}; the message is one line for a person."""
-
-
-def silent(event: dict[str, Any]) -> None:
-    """An OnEvent that nobody hears."""
-
-
-OnReport = Callable[[dict[str, Any]], None]
-"""Hears the figures of `ReplicaReport`."""
 REPORT_EVERY_S = 1.0
-
-
-def unread(report: dict[str, Any]) -> None:
-    """An OnReport that nobody reads."""
 
 
 class Replica:
@@ -56,7 +42,7 @@ class Replica:
         exchange_config: ExchangeConfig,
         checkpoint_dir: Path | None = None,
         checkpoint_extra: Callable[[], dict[str, Any]] = dict,
-        on_event: OnEvent = silent,
+        on_event: OnEvent = unread,
     ) -> None:
         layout.check(initial_parameters)
         self.layout, self.shard = layout, Shard(initial_parameters, optimizer_config)

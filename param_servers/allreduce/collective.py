@@ -31,16 +31,13 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
 from param_servers.errors import PeerLost, RunBroken
+from param_servers.exchange import Publish, Resolve
 from param_servers.patience import within
 from param_servers.timeouts import GRACE_S, ROLL_CALL_S
 from param_servers.wire.tcp_sockets import listen_address
 
 TAMPERED = "somebody else writes in the store where ranks meet: keep its port from whoever is not of the run"
 _PROOF = struct.Struct("<4q")
-Resolve = Callable[[int], tuple[str, int] | None]
-"""Rank -> the address where it listens, or None while it is not known."""
-Publish = Callable[[str, int], None]
-"""Makes this process's address known."""
 
 
 class Collective(Protocol):

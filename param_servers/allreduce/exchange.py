@@ -23,10 +23,10 @@ from torch import Tensor
 from param_servers.allreduce.collective import Collective
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped
-from param_servers.exchange import Pull, Receipt
+from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, never, unread
 from param_servers.layout import FlatLayout
-from param_servers.local import ShouldStop, check_rejected, how_it_ended, never, refusal
-from param_servers.replica import OnEvent, OnReport, Replica, ReplicaReport, silent, unread
+from param_servers.local import check_rejected, how_it_ended, refusal
+from param_servers.replica import Replica, ReplicaReport
 
 COMPARE_EVERY_STEPS = 100
 """Steps between comparisons of all ranks' parameters."""
@@ -82,7 +82,7 @@ class AllReduceExchange:
         should_stop: ShouldStop = never,
         checkpoint_extra: Callable[[], dict[str, Any]] = dict,
         on_report: OnReport = unread,
-        on_event: OnEvent = silent,
+        on_event: OnEvent = unread,
     ) -> None:
         check_ranks(collective, exchange_config, worker)
         self._collective, self._should_stop = collective, should_stop

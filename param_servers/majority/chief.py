@@ -19,10 +19,9 @@ from collections.abc import Callable, Iterable
 
 from param_servers.config import ExchangeConfig
 from param_servers.errors import BadMessage, told
-from param_servers.local import ShouldStop
+from param_servers.exchange import OnEvent, ShouldStop
 from param_servers.majority.coordinator import FormGroup, LeaveGroup, MajorityCoordinator, MajorityDecision
 from param_servers.patience import AwakeClock
-from param_servers.replica import OnEvent
 from param_servers.servers.audit import AuditLog
 from param_servers.servers.decisions import Commit, Expel, Note, Stop
 from param_servers.timeouts import LAST_WORDS_S

@@ -23,8 +23,6 @@ import torch
 from torch import Tensor
 
 from param_servers.allreduce.collective import (
-    Publish,
-    Resolve,
     TorchCollective,
     host_store,
     reach_store,
@@ -32,12 +30,12 @@ from param_servers.allreduce.collective import (
 )
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped, told
-from param_servers.exchange import Pull, Receipt
+from param_servers.exchange import OnEvent, OnReport, Publish, Pull, Receipt, Resolve, ShouldStop, never, unread
 from param_servers.layout import FlatLayout
-from param_servers.local import ShouldStop, check_rejected, never
+from param_servers.local import check_rejected
 from param_servers.majority.chief import MajorityChief
 from param_servers.majority.shared_replica import Outcome, SharedReplica
-from param_servers.replica import OnEvent, OnReport, Replica, ReplicaReport, silent, unread
+from param_servers.replica import Replica, ReplicaReport
 from param_servers.servers.audit import AuditLog
 from param_servers.timeouts import GOODBYE_S, NAP_S
 from param_servers.wire.frames import Event, Left, Message
@@ -90,7 +88,7 @@ class MajorityExchange:
         should_stop: ShouldStop = never,
         checkpoint_extra: Callable[[], dict[str, Any]] = dict,
         on_report: OnReport = unread,
-        on_event: OnEvent = silent,
+        on_event: OnEvent = unread,
     ) -> None:
         self.rank = rank
         config = exchange_config

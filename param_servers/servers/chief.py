@@ -7,6 +7,7 @@ from typing import Any
 
 from param_servers.checkpoint.writer import Checkpoints
 from param_servers.errors import BadMessage
+from param_servers.exchange import OnEvent, ShouldStop, never
 from param_servers.servers.audit import AuditLog
 from param_servers.servers.coordinator import Coordinator
 from param_servers.servers.decisions import (
@@ -26,7 +27,6 @@ from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import MEMBER, Code, Header, Kind, Row, check_data_points, unpack_rows
 
-OnEvent = Callable[[dict[str, Any]], None]
 _CODES = set(Code)
 
 
@@ -55,7 +55,7 @@ class Chief:
         audit: AuditLog | None = None,
         keep: int = 5,
         extra: Callable[[], dict[str, Any]] = dict,
-        should_stop: Callable[[int, int], str | None] = lambda step, data_points: None,
+        should_stop: ShouldStop = never,
     ) -> None:
         self.coordinator = coordinator
         self.staleness: list[int] = []

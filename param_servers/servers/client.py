@@ -16,7 +16,7 @@ from torch import Tensor
 
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError, PeerLost, Refused, RunBroken, RunStopped
-from param_servers.exchange import Pull, Receipt
+from param_servers.exchange import Pull, Receipt, Resolve
 from param_servers.layout import ShardPlan, as_bytes
 from param_servers.patience import AwakeClock, Redial
 from param_servers.servers.client_state import ClientState, Push
@@ -55,7 +55,7 @@ class ServersExchange:
         worker: int,
         plan: ShardPlan,
         exchange_config: ExchangeConfig,
-        resolve: Callable[[int], tuple[str, int] | None],
+        resolve: Resolve,
         secret: bytes,
         incarnation: int | None = None,
         hub: Hub | None = None,

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from param_servers.exchange import OnReport
 from param_servers.servers.chief import Chief
 from param_servers.servers.shard_node import ShardNode
 from param_servers.wire.frames import Event
@@ -22,9 +23,7 @@ class Reporter:
     staleness_mean/min/max (shard 0, async), sections_s {aggregating, applying, waiting, other}, window_s.
     """
 
-    def __init__(
-        self, node: ShardNode, hub: Hub, chief: Chief | None, on_report: Callable[[dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, node: ShardNode, hub: Hub, chief: Chief | None, on_report: OnReport) -> None:
         self._node, self._hub, self._chief, self._on_report = node, hub, chief, on_report
         self._waiting_s = 0.0
         self._since_s = time.monotonic()

@@ -19,6 +19,7 @@ from torch import Tensor
 from param_servers.checkpoint.writer import Checkpoints
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, ConfigError, PeerLost, RunBroken
+from param_servers.exchange import OnEvent, OnReport, Publish, Resolve, ShouldStop, never, unread
 from param_servers.layout import ShardPlan
 from param_servers.patience import AwakeClock, Redial
 from param_servers.servers.audit import AuditLog
@@ -36,11 +37,6 @@ from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Header, Kind, Row, pack_rows
 from param_servers.wire.tcp_sockets import listen_address
 
-Resolve = Callable[[int], tuple[str, int] | None]
-"""Server number -> (host, port), or None while it is not known. Asked again before every attempt."""
-ShouldStop = Callable[[int, int], str | None]
-"""(step, data_points) -> the reason to end the run, or None."""
-OnEvent = Callable[[dict[str, Any]], None]
 _SHARD_0 = Peer(Role.SERVER, 0)
 TERMS_OF_A_LIFE = 1 << 12
 """Terms that a life of server 0 has to itself; more than it ever goes back to a checkpoint."""
@@ -88,14 +84,14 @@ class ParameterServer:
         resolve: Resolve,
         secret: bytes,
         incarnation: int = 0,
-        publish_address: Callable[[str, int], None] = lambda host, port: None,
+        publish_address: Publish = lambda host, port: None,
         checkpoint_dir: Path | None = None,
         audit_path: Path | None = None,
         life: int = 0,
-        should_stop: ShouldStop = lambda step, data_points: None,
+        should_stop: ShouldStop = never,
         checkpoint_extra: Callable[[], dict[str, Any]] = dict,
-        on_report: Callable[[dict[str, Any]], None] = lambda report: None,
-        on_event: OnEvent = lambda event: None,
+        on_report: OnReport = unread,
+        on_event: OnEvent = unread,
         hub: Hub | None = None,
         checkpoints: Checkpoints | None = None,
         clock: Callable[[], float] | None = None,

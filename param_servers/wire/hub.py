@@ -95,14 +95,9 @@ class Hub:
         """Whether this peer has Joined and is not Left."""
         return peer in self._links
 
-    def send(self, peer: Peer, header: Header, payload: memoryview | None = None) -> Frame | None:
-        """Queue a frame; None when the peer is not connected. The payload must not change until it is sent."""
-        link = self._links.get(peer)
-        if link is None:
-            return None
-        frame = Frame(header, payload)
-        self._loop.send(link, frame)
-        return frame
+    def send(self, peer: Peer, header: Header, payload: memoryview | None = None) -> bool:
+        """Queue a frame; False when the peer is not connected. The payload must not change until it is sent."""
+        return self.stream(peer, Frame(header, payload))
 
     def stream(self, peer: Peer, frame: Frame) -> bool:
         """Queue a frame whose payload is still growing; call `grown` when `frame.available` has increased.

@@ -13,7 +13,6 @@ from param_servers.optim import (
     SliceOptimizer,
     clip_gradient,
     merge_states,
-    slice_state,
 )
 
 
@@ -95,7 +94,7 @@ def test_a_state_saved_and_loaded_goes_on_bit_equal(name):
     part = slice(7, 20)
     resumed = flat[part].clone()
     second = SliceOptimizer(config, resumed)
-    second.load(slice_state(saved, part))
+    second.load({key: tensor[part] if tensor.dim() else tensor for key, tensor in saved.items()})
     for gradient in gradients[4:]:
         step(optimizer, gradient, 0.01)
         step(second, gradient[part], 0.01)
