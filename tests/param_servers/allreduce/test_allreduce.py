@@ -23,7 +23,7 @@ from param_servers.allreduce.exchange import (
 )
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, ParamServersError, PeerLost, RunBroken, RunStopped
-from param_servers.exchange import GradientExchange
+from param_servers.exchange import GradientExchange, Receipt
 from param_servers.layout import FlatLayout
 
 LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
@@ -98,7 +98,7 @@ def test_a_gradient_that_is_not_finite_or_would_overflow_is_left_out_of_the_mean
         return receipt, worker.pull()
 
     (first, pulled), (second, _), (_, last) = run_ranks(3, body)
-    assert first == (True, 1, "") and second == (False, 1, "non-finite")
+    assert first == Receipt(True, 1) and second == Receipt(False, 1, "non-finite")
     assert pulled.data_points == 10 and torch.equal(pulled.parameters, last.parameters)
     assert torch.equal(pulled.parameters, reference([0, 2], 1))
 
