@@ -99,9 +99,9 @@ def run_worker(
     Raises:
         ParamServersError: the exchange broke (a peer was lost for good, a wait ran out).
     """
-    gradients = gradients_of(config.algorithm, agent, lane.total)
+    gradients = gradients_of(config.algorithm, agent, environments.num_envs, lane.total)
     seed = worker_seed(config.run.seed, rank, incarnation, lane.index)
-    collector = Collector(environments, agent, config.algorithm.rollout_length, seed, gradients.several)
+    collector = Collector(environments, agent, config.algorithm.rollout_length, seed, gradients.keeps_observations)
     random = RolloutRandomness(config.run.seed, rank, incarnation, lane.index)
     sections, recorder, relus = Sections(), GradientRecorder(metrics, counts=lane.index == 0), ActiveRelus()
 
