@@ -10,7 +10,7 @@ from dba3c.runs.folder import RunFolder
 
 ROLES = {
     "server": "dba3c.assembly.exchanges:server",  # hold one shard of the parameters
-    "worker": "dba3c.train.worker:worker",  # step environments and compute gradients
+    "worker": "dba3c.workers.worker:worker",  # step environments and compute gradients
     "learner": "dba3c.central.learner:learner",  # choose actors' actions and train on what they did
     "actor": "dba3c.central.actor:actor",  # step environments as a learner says
     "monitor": "dba3c.metrics.monitor:monitor",  # read the metrics of all, feed the trackers

@@ -56,7 +56,9 @@ def test_every_file_and_name_of_ours_that_a_page_mentions_exists(page: Path) -> 
 
 
 def test_the_check_of_names_can_fail() -> None:
-    assert exists("dba3c/train/worker.py") and exists("dba3c.train.worker.run_worker") and exists("param_servers.wire")
-    assert not exists("dba3c/train/wroker.py")
-    assert not exists("dba3c.train.worker.run_wroker")
+    assert (
+        exists("dba3c/workers/worker.py") and exists("dba3c.workers.worker.run_worker") and exists("param_servers.wire")
+    )
+    assert not exists("dba3c/workers/wroker.py")
+    assert not exists("dba3c.workers.worker.run_wroker")
     assert not exists("dba3c.trian.worker")

@@ -10,7 +10,7 @@ from dba3c.algorithms.agent import Agent
 from dba3c.environments.protocol import Episode, Transition
 from dba3c.metrics.writer import Sections
 from dba3c.networks import build_network
-from dba3c.train.collector import Collector
+from dba3c.workers.collector import Collector
 from param_servers.layout import FlatLayout
 
 B, T = 3, 4

@@ -16,7 +16,7 @@ from dba3c.evaluation.evaluator import evaluate
 from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import checkpoint_steps, find_policy
 from dba3c.runs.folder import RunFolder
-from dba3c.train.worker import worker
+from dba3c.workers.worker import worker
 from launch.cli.presets import preset
 
 PENDULUM = EnvironmentConfig(env_id="Pendulum-v1", normalize_observations=True)

@@ -10,7 +10,7 @@ from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.errors import UserError
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
-from dba3c.train.worker import worker
+from dba3c.workers.worker import worker
 from launch.cli.presets import preset
 
 pytest.importorskip("vizdoom")

@@ -6,8 +6,8 @@ import torch
 from dba3c.config import AlgorithmConfig
 from dba3c.metrics.writer import Sections
 from dba3c.networks import build_network
-from dba3c.train.collector import Collector
-from dba3c.train.gradients import FEW_ENVIRONMENTS, gradients_of
+from dba3c.workers.collector import Collector
+from dba3c.workers.gradients import FEW_ENVIRONMENTS, gradients_of
 from tests.dba3c.algorithms.test_agent import ACTION, OBSERVATION, B, ScriptedEnvironments, T, make_agent
 
 

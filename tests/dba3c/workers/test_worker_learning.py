@@ -14,7 +14,7 @@ from dba3c.environments import EnvironmentConfig, make_vector_environment
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
-from dba3c.train.worker import run_worker
+from dba3c.workers.worker import run_worker
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.local import LocalExchange
 from param_servers.optim import ClippedExchange

@@ -18,7 +18,7 @@ from dba3c.environments.protocol import Transition
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import StopRule
 from dba3c.runs.folder import RunFolder
-from dba3c.train.worker import run_worker
+from dba3c.workers.worker import run_worker
 from param_servers.config import ExchangeConfig
 from param_servers.exchange import Pull, Receipt, RunStopped
 from param_servers.local import LocalExchange

@@ -26,8 +26,8 @@ from dba3c.metrics.exchange_records import GradientRecorder
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
 from dba3c.roles import RunProcess
-from dba3c.train.collector import Collector
-from dba3c.train.gradients import gradients_of
+from dba3c.workers.collector import Collector
+from dba3c.workers.gradients import gradients_of
 from param_servers.exchange import GradientExchange, Pull, RunStopped
 from param_servers.lanes import ALONE, Lane, run_in_lanes
 
