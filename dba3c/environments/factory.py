@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium
@@ -19,6 +17,7 @@ from dba3c.environments.normalization import NormalizedObservations
 from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError
+from dba3c.own_code import find
 
 View = Literal["training", "evaluation"]
 
@@ -82,8 +81,7 @@ def registered_maker(config: EnvironmentConfig, view: str) -> MakeEnv:
 def custom_maker(config: EnvironmentConfig, view: str) -> MakeEnv:
     """The function that `package.module:function` names; raises `UserError` with one line when it cannot be used."""
     env_id = config.env_id
-    module_name, _, attribute = env_id.partition(":")
-    function = _find(env_id, module_name, attribute)
+    function = find(env_id)
 
     def make_env() -> gymnasium.Env[Any, Any]:
         env = function()
@@ -92,25 +90,3 @@ def custom_maker(config: EnvironmentConfig, view: str) -> MakeEnv:
         return env
 
     return make_env
-
-
-def _find(env_id: str, module_name: str, attribute: str) -> Any:
-    here = str(Path.cwd())
-    if here not in sys.path:  # a console script, unlike `python -m`, does not search the current directory
-        sys.path.append(here)
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module_name.startswith(error.name):
-            raise UserError(f"{env_id}: no module named {error.name} here ({here}) or installed") from error
-        raise UserError(f"{env_id}: {module_name} needs the module {error.name}, which is not installed") from error
-    except Exception as error:  # importing a stranger's file can raise anything
-        raise UserError(f"{env_id}: importing {module_name} raised {type(error).__name__}: {error}") from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            functions = ", ".join(name for name in vars(found) if callable(getattr(found, name)) and name[0] != "_")
-            raise UserError(f"{env_id}: {module_name} has no {part}; it has {functions or 'no function'}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise UserError(f"{env_id}: {attribute} is not a function")
-    return found

@@ -1,0 +1,41 @@
+"""Code of the user's own, found by its name "package.module:attribute": an environment, a network, a loss.
+
+In: the name. Out: what it names, imported from where the command was started or from what is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from dba3c.errors import UserError
+
+
+def find(name: str) -> Any:
+    """What "package.module:attribute" names, which can be called.
+
+    Raises:
+        UserError: there is no such module or attribute, importing it failed, or it cannot be called.
+    """
+    module_name, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:  # a console script, unlike `python -m`, does not search the current directory
+        sys.path.append(here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module_name.startswith(error.name):
+            raise UserError(f"{name}: no module named {error.name} here ({here}) or installed") from error
+        raise UserError(f"{name}: {module_name} needs the module {error.name}, which is not installed") from error
+    except Exception as error:  # importing a stranger's file can raise anything
+        raise UserError(f"{name}: importing {module_name} raised {type(error).__name__}: {error}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            functions = ", ".join(each for each in vars(found) if callable(getattr(found, each)) and each[0] != "_")
+            raise UserError(f"{name}: {module_name} has no {part}; it has {functions or 'no function'}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UserError(f"{name}: {attribute} is not a function")
+    return found
