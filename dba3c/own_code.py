@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from dba3c.errors import UserError
@@ -20,17 +21,7 @@ def find(name: str) -> Any:
         UserError: there is no such module or attribute, importing it failed, or it cannot be called.
     """
     module_name, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:  # a console script, unlike `python -m`, does not search the current directory
-        sys.path.append(here)
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module_name.startswith(error.name):
-            raise UserError(f"{name}: no module named {error.name} here ({here}) or installed") from error
-        raise UserError(f"{name}: {module_name} needs the module {error.name}, which is not installed") from error
-    except Exception as error:  # importing a stranger's file can raise anything
-        raise UserError(f"{name}: importing {module_name} raised {type(error).__name__}: {error}") from error
+    found: Any = module_of(name)
     for part in attribute.split("."):
         if not hasattr(found, part):
             functions = ", ".join(each for each in vars(found) if callable(getattr(found, each)) and each[0] != "_")
@@ -39,3 +30,19 @@ def find(name: str) -> Any:
     if not callable(found):
         raise UserError(f"{name}: {attribute} is not a function")
     return found
+
+
+def module_of(name: str) -> ModuleType:
+    """The module of "package.module:attribute", imported. Raises UserError: it is not there, or raised itself."""
+    module_name = name.partition(":")[0]
+    here = str(Path.cwd())
+    if here not in sys.path:  # a console script, unlike `python -m`, does not search the current directory
+        sys.path.append(here)
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module_name.startswith(error.name):
+            raise UserError(f"{name}: no module named {error.name} here ({here}) or installed") from error
+        raise UserError(f"{name}: {module_name} needs the module {error.name}, which is not installed") from error
+    except Exception as error:  # importing a stranger's file can raise anything
+        raise UserError(f"{name}: importing {module_name} raised {type(error).__name__}: {error}") from error

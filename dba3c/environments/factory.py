@@ -17,7 +17,7 @@ from dba3c.environments.normalization import NormalizedObservations
 from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError
-from dba3c.own_code import find
+from dba3c.own_code import find, module_of
 
 View = Literal["training", "evaluation"]
 
@@ -66,8 +66,10 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def registered_maker(config: EnvironmentConfig, view: str) -> MakeEnv:
-    """What makes any environment of Gymnasium's registry."""
+    """What makes any environment of Gymnasium's registry, in which importing the module of "module:Id-v0" puts one."""
     register_memory_task()
+    if ":" in config.env_id:  # Gymnasium's own module:Id-v0, which would not look where the command was started
+        module_of(config.env_id)
 
     def make_registered() -> gymnasium.Env[Any, Any]:
         try:

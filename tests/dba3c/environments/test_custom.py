@@ -3,6 +3,7 @@
 import sys
 import textwrap
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -32,6 +33,8 @@ GAME = """
         return None
 
     a_number = 5
+
+    gymnasium.register("Mine/Guess-v0", make_env)
 """
 
 
@@ -49,6 +52,7 @@ def game(tmp_path, monkeypatch):
     yield
     for name in [name for name in sys.modules if name.split(".")[0] == "mygames"]:
         sys.modules.pop(name)
+    gymnasium.registry.pop("Mine/Guess-v0", None)
 
 
 def test_a_function_of_the_current_directory_is_found_and_played(game):
@@ -60,9 +64,16 @@ def test_a_function_of_the_current_directory_is_found_and_played(game):
     assert 0 < secrets.sum() < 8
 
 
+def test_gymnasium_s_module_form_is_imported_from_the_current_directory_too(game):
+    envs = make_vector_environment(EnvironmentConfig(env_id="mygames.guess:Mine/Guess-v0"), 2, seed=0)
+    assert envs.action_space.n == 2
+
+
 @pytest.mark.parametrize(
     ("name", "line"),
     [
+        ("mygames.guess:Mine/Gess-v0", "mygames.guess:Mine/Gess-v0 cannot be made: .*Gess"),
+        ("yourgames:Mine/Guess-v0", "no module named yourgames here"),
         ("mygames.guess:make_game", "has no make_game; it has .*make_env"),
         ("mygames.guess:a_number", "a_number is not a function"),
         ("mygames.guess:make_nothing", "must return a gymnasium.Env, not NoneType"),
