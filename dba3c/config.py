@@ -35,7 +35,7 @@ class NetworkConfig:
 
     network: str = option("nature", algorithm="actor_critic vtrace ppo")
     """One of dba3c.networks.NETWORKS: dba3c, nature, small, resnet, football, mlp, each also as <name>_lstm; auto is
-    small where observations are images and mlp where they are not."""
+    small where observations are images and mlp where they are not; or your own, package.module:function."""
 
     precision: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype of the torso; heads, losses, parameters and gradients that travel stay float32."""

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,3 +49,18 @@ def module_of(name: str) -> ModuleType:
         raise UserError(f"{name}: {module_name} needs the module {error.name}, which is not installed") from error
     except Exception as error:  # importing a stranger's file can raise anything
         raise UserError(f"{name}: importing {module_name} raised {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def calling(name: str) -> Iterator[None]:
+    """Around calls of what "package.module:attribute" names: what they raise is a UserError of one line, with where."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # a stranger's code can raise anything
+        frames = traceback.extract_tb(error.__traceback__)
+        of_the_module = [frame for frame in frames if frame.filename == module_of(name).__file__]
+        where = (of_the_module or frames)[-1]
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(f"{name} raised {what} ({where.filename}:{where.lineno})") from error

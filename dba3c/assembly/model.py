@@ -14,6 +14,7 @@ from dba3c.algorithms.policies import Actions, ActorCriticPolicy, Policy, R2d2Po
 from dba3c.algorithms.r2d2 import exploration_rate
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
+from dba3c.errors import UserError
 from dba3c.networks import ActorCriticNetwork, build_network
 from dba3c.networks.q_networks import build_q_network
 from dba3c.networks.sac_networks import ActionScaling, build_sac_network
@@ -66,6 +67,8 @@ def build_model(config: TrainConfig, spaces: Spaces) -> Model:
         vtrace=algorithm.algorithm == "vtrace",
     )
     assert isinstance(module, ActorCriticNetwork)
+    if algorithm.algorithm == "ppo" and module.initial_state(1):
+        raise UserError(f"ppo draws its minibatches step by step, but {config.network.network} remembers: use vtrace")
     agent = Agent(module, plan.layout, ActorCriticLoss(spaces.action, settings), **device)
     return Model(agent, plan, parameters)
 

@@ -1,11 +1,20 @@
 """Actor-critic networks by name: ``build_network("nature", observation_space, action_space, seed=1)``."""
 
-from dba3c.networks.actor_critic import ActorCriticNetwork, Heads, NetworkOutput, RecurrentNetwork, State, reset_state
+from dba3c.networks.actor_critic import (
+    ActorCriticNetwork,
+    Core,
+    Heads,
+    NetworkOutput,
+    RecurrentNetwork,
+    State,
+    reset_state,
+)
 from dba3c.networks.registry import NETWORKS, build_network
 
 __all__ = [
     "NETWORKS",
     "ActorCriticNetwork",
+    "Core",
     "Heads",
     "NetworkOutput",
     "RecurrentNetwork",

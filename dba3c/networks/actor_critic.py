@@ -41,7 +41,12 @@ class Heads(nn.Module):
     """
 
     def __init__(
-        self, features: int, action_space: spaces.Space, generator: torch.Generator, *, separate: bool = False
+        self,
+        features: int,
+        action_space: spaces.Space,
+        generator: torch.Generator | None = None,
+        *,
+        separate: bool = False,
     ) -> None:
         super().__init__()
         self.separate = separate
@@ -96,7 +101,7 @@ class ActorCriticNetwork(nn.Module):
         return NetworkOutput(logits.unflatten(0, steps), value.unflatten(0, steps), state)
 
 
-def lstm_cell(inputs: int, size: int, generator: torch.Generator) -> nn.LSTMCell:
+def lstm_cell(inputs: int, size: int, generator: torch.Generator | None) -> nn.LSTMCell:
     """An LSTM cell of 4·H·(F + H + 2) parameters; orthogonal, biases 0 but the forget gate's, which is 1."""
     cell = skip_init(nn.LSTMCell, inputs, size)
     for weight in (cell.weight_ih, cell.weight_hh):
@@ -116,7 +121,7 @@ def reset_state(state: State, reset: Tensor) -> State:
 class Core(nn.Module):
     """An LSTM over features, reset inside the unroll where an episode begins."""
 
-    def __init__(self, inputs: int, size: int, generator: torch.Generator) -> None:
+    def __init__(self, inputs: int, size: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.size = size
         self.cell = lstm_cell(inputs, size, generator)

@@ -1,7 +1,8 @@
 """Linear and convolutional layers, orthogonally initialised from one generator.
 
 ``nn.Linear`` and ``nn.Conv2d`` fill themselves from torch's global generator; these do not touch it, so that two
-processes that build a network from the same seed hold the same parameters whatever they drew before.
+processes that build a network from the same seed hold the same parameters whatever they drew before. Without one it is
+torch's global generator, which is seeded while a network of the user's own is built.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ RELU_GAIN = 2.0**0.5
 TANH_GAIN = 2.0**0.5
 
 
-def linear(inputs: int, outputs: int, generator: torch.Generator, gain: float = RELU_GAIN) -> nn.Linear:
+def linear(inputs: int, outputs: int, generator: torch.Generator | None, gain: float = RELU_GAIN) -> nn.Linear:
     """A fully connected layer, orthogonal with ``gain``, zero bias; ``inputs·outputs + outputs`` parameters."""
     layer = skip_init(nn.Linear, inputs, outputs)
     nn.init.orthogonal_(layer.weight, gain, generator=generator)

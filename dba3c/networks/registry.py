@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from dba3c.errors import UserError
 from dba3c.networks.actor_critic import ActorCriticNetwork, Core, Heads, RecurrentNetwork
+from dba3c.networks.own import own_network
 from dba3c.networks.torsos import (
     PerceptronTorso,
     dba3c_torso,
@@ -37,10 +38,13 @@ def build_network(
 ) -> ActorCriticNetwork:
     """The network called ``name`` for single (unbatched) spaces; the same seed gives the same parameters.
 
-    "auto" is the one that fits the observations: "small" for images, "mlp" for the rest.
+    "auto" is the one that fits the observations: "small" for images, "mlp" for the rest; "package.module:function" is
+    the user's own (``dba3c.networks.own``).
 
     Raises UserError for an unknown name (naming the nearest), or spaces the network cannot serve.
     """
+    if ":" in name:
+        return own_network(name, observation_space, action_space, seed=seed)
     if name == "auto":
         name = "small" if is_image(observation_space) else "mlp"
     if name not in NETWORKS:

@@ -1,0 +1,103 @@
+"""`package.module:function` as a network: built alike by everybody, and what is wrong with it said in one line."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from dba3c.errors import UserError
+from dba3c.networks import ActorCriticNetwork, build_network
+
+VECTOR = spaces.Box(-1, 1, (4,), np.float32)
+TWO = spaces.Discrete(2)
+NETS = """
+    import torch
+    from torch import nn
+
+    from dba3c.networks import Core, Heads, RecurrentNetwork
+
+    class Plain(nn.Module):
+        def __init__(self, observation_space, action_space, keep_dimension=False):
+            super().__init__()
+            self.body = nn.Linear(observation_space.shape[0], 8)
+            self.policy, self.value = nn.Linear(8, action_space.n), nn.Linear(8, 1)
+            self.keep_dimension = keep_dimension
+
+        def forward(self, observation):
+            features = self.body(observation)
+            value = self.value(features)
+            return self.policy(features), value if self.keep_dimension else value.squeeze(-1)
+
+    class OnlyLogits(Plain):
+        def forward(self, observation):
+            return self.policy(self.body(observation))
+
+    def broad_value(observation_space, action_space):
+        return Plain(observation_space, action_space, keep_dimension=True)
+
+    def remembers(observation_space, action_space):
+        torso = nn.Linear(observation_space.shape[0], 8)
+        return RecurrentNetwork(torso, Core(8, 16), Heads(16, action_space))
+
+    def no_module(observation_space, action_space):
+        return None
+
+    def wants_images(observation_space, action_space):
+        return nn.Conv2d(observation_space.shape[2], 8, 3)
+"""
+
+
+@pytest.fixture(autouse=True)
+def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "mynets.py").write_text(textwrap.dedent(NETS))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    yield
+    sys.modules.pop("mynets", None)
+
+
+def parameters(network: ActorCriticNetwork) -> torch.Tensor:
+    return torch.cat([parameter.flatten() for parameter in network.parameters()])
+
+
+@pytest.mark.parametrize("name", ["Plain", "remembers"])
+def test_a_network_of_ones_own_depends_on_the_seed_alone_and_leaves_the_global_generator(name: str) -> None:
+    first = parameters(build_network(f"mynets:{name}", VECTOR, TWO, seed=3))
+    before = torch.get_rng_state()
+    assert torch.equal(parameters(build_network(f"mynets:{name}", VECTOR, TWO, seed=3)), first)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(parameters(build_network(f"mynets:{name}", VECTOR, TWO, seed=4)), first)
+
+
+def test_a_plain_module_is_stepped_and_unrolled_as_ours_are() -> None:
+    network = build_network("mynets:Plain", VECTOR, TWO)
+    observations = torch.randn(5, 3, 4)
+    unrolled = network.unroll(observations, (), torch.zeros(5, 3, dtype=torch.bool))
+    for t in range(5):
+        stepped = network(observations[t])
+        torch.testing.assert_close(unrolled.policy_logits[t], stepped.policy_logits)
+        torch.testing.assert_close(unrolled.value[t], stepped.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("mynet:Plain", "mynet:Plain: no module named mynet here"),
+        ("mynets:Plan", "mynets has no Plan; it has .*Plain"),
+        ("mynets:no_module", "mynets:no_module must return a torch.nn.Module, not NoneType"),
+        ("mynets:OnlyLogits", r"its module must give \(policy_logits, value\), not Tensor"),
+        ("mynets:broad_value", r"value must be float32 \[3\] here, not float32 \[3, 1\]"),
+        ("mynets:wants_images", r"raised IndexError: .*mynets.py:34\)"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line(name: str, line: str) -> None:
+    with pytest.raises(UserError, match=line) as caught:
+        build_network(name, VECTOR, TWO)
+    assert "\n" not in str(caught.value)
