@@ -1,7 +1,8 @@
 """Follows the metrics files of a run: each call gives the lines that are new, in the order of their times.
 
 Files are opened anew at each look (NFS then asks its server again), read from where the last look ended, and a line is
-taken only once its newline is there. Lines that are not records (torn by a crash, garbage) are skipped and counted.
+taken only once its newline is there. Lines that are not records (torn by a crash, garbage, a field of the wrong type)
+are skipped and counted, so what reads records need not check them again.
 """
 
 from __future__ import annotations
@@ -14,11 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.errors import warn_on_stderr
+from dba3c.metrics import registry as metric_registry
 from dba3c.runs.folder import RunFolder
 
 Record = dict[str, Any]
 _CHUNK_BYTES = 1 << 20
-_KINDS = ("step", "server", "episode", "evaluation", "event")
+_METRICS: dict[str, frozenset[str]] = {
+    **{kind: frozenset(metric_registry.of_kind(kind)) for kind in ("step", "server", "episode", "evaluation")},
+    "event": frozenset(),
+}
+_BOOKKEEPING = ("count", "window_s", "cpu_s", "incarnation")
+_SUMS = ("sections_s", "not_finite")
+_BEYOND_ANY_NUMBER = 1e300  # such an integer has no float, and such a float is no measurement
 
 
 class RunReader:
@@ -114,6 +122,26 @@ def _parsed(line: bytes) -> Record | None:
         record = json.loads(line)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError; brackets without end recurse
         return None
-    if not isinstance(record, dict) or record.get("kind") not in _KINDS:
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str) or record["kind"] not in _METRICS:
         return None
-    return record if isinstance(record.get("time_s"), (int, float)) and math.isfinite(record["time_s"]) else None
+    whole = all(isinstance(record.get(name), int) for name in ("step", "rank")) and isinstance(record.get("role"), str)
+    return record if whole and _is_number(record.get("time_s")) and _well_typed(record) else None
+
+
+def _well_typed(record: Record) -> bool:
+    """Whether every field that this version knows is what the writer would have written; others may be anything."""
+    metrics = _METRICS[record["kind"]]
+    for name, value in record.items():
+        if name in metrics:
+            if value is not None and not _is_number(value):  # null: it was not finite
+                return False
+        elif name in _BOOKKEEPING:
+            if not _is_number(value):
+                return False
+        elif name in _SUMS and not (isinstance(value, dict) and all(map(_is_number, value.values()))):
+            return False
+    return True
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and abs(value) < _BEYOND_ANY_NUMBER

@@ -48,7 +48,10 @@ class Gradients(Protocol[Part]):
 
 
 def gradients_of(algorithm: AlgorithmConfig, agent: Agent, num_envs: int, total: Total = alone) -> Gradients:
-    """As the configuration has it, of rollouts of `num_envs`. total: over what a worker's processes learn on together."""
+    """As the configuration has it, of rollouts of `num_envs`.
+
+    total: over what a worker's processes learn on together.
+    """
     if algorithm.algorithm == "ppo":
         return PpoGradients(algorithm, agent, total)
     return OneGradient(algorithm, agent, num_envs)

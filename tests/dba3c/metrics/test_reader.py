@@ -66,6 +66,37 @@ def test_lines_that_are_no_records_are_skipped_and_counted(tmp_path):
     assert reader.bad_lines == {"worker-0.jsonl": 7}
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "step", "accepted": "x"},
+        {"kind": "step", "loss_total": [1.0]},
+        {"kind": "step", "window_s": None},
+        {"kind": "step", "sections_s": {"waiting": "long"}},
+        {"kind": "step", "sections_s": 3.0},
+        {"kind": "server", "data_points_total": "many"},
+        {"kind": "server", "not_finite": {"update_norm": None}},
+        {"kind": "episode", "score": "x"},
+        {"kind": "episode", "score": float("nan")},
+        {"kind": "episode", "score": 10**400},
+        {"kind": "evaluation", "checkpoint_step": "newest"},
+        {"kind": ["step"]},
+    ],
+    ids=str,
+)
+def test_a_field_of_the_wrong_type_makes_a_bad_line(tmp_path, fields):
+    reader, metrics = empty_run(tmp_path)
+    (metrics / "worker-0.jsonl").write_bytes(line(1.0, **fields) + line(2.0))
+    assert times(reader) == [2.0] and reader.bad_lines == {"worker-0.jsonl": 1}
+
+
+def test_null_for_what_was_not_finite_and_fields_of_a_later_version_make_no_bad_line(tmp_path):
+    reader, metrics = empty_run(tmp_path)
+    fields = {"loss_total": None, "not_finite": {"loss_total": 1}, "mood": "good", "sections_s": {"waiting": 1.0}}
+    (metrics / "worker-0.jsonl").write_bytes(line(1.0, kind="step", **fields))
+    assert times(reader) == [1.0] and reader.bad_lines == {}
+
+
 def test_brackets_without_end_are_a_bad_line(tmp_path):
     reader, metrics = empty_run(tmp_path)
     (metrics / "worker-0.jsonl").write_bytes(b"[" * 200_000 + b"\n" + line(2.0))
