@@ -1,0 +1,89 @@
+"""One worker of two lanes beside two workers with servers, beside two in one process' exchange, beside one lane alone.
+
+    python results/lanes/measure.py          (about 20 minutes on an idle machine of 2 cores)
+
+Real `dba3c train` runs of Breakout in turn, ROUNDS times; agent steps/s of the last SECONDS of each. Appends to
+rows.jsonl; writes the table of README.md from all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+from dba3c.metrics.reader import whole_run
+from dba3c.runs.folder import RunFolder
+from dba3c.studies.page import facts, made_by, markdown, renew
+
+HERE = Path(__file__).resolve().parent
+SECONDS, WARM_UP_S = 15.0, 8.0
+NETWORKS = ["small:bfloat16", "small:float32", "nature:bfloat16", "nature:float32"]
+WAYS = {
+    "one lane": "--exchange local --workers 1 --lanes 1 --envs-per-worker {half}",
+    "one worker, two lanes": "--exchange local --workers 1 --lanes 2 --envs-per-worker {all}",
+    "two workers, two servers": "--exchange servers --workers 2 --servers 2 --lanes 1 --envs-per-worker {half}",
+    "two lanes, one server": "--exchange servers --workers 1 --servers 1 --lanes 2 --envs-per-worker {all}",
+}
+
+
+def agent_steps_per_s(words: list[str]) -> float:
+    """Of a run's last SECONDS."""
+    folder = Path(tempfile.mkdtemp())
+    hours = str((SECONDS + WARM_UP_S) / 3600)
+    limits = ["--max-hours", hours, "--track", "--metrics-window-s", "0.5", "--run-dir", str(folder / "run")]
+    try:
+        command = [sys.executable, "-m", "launch", "train", "breakout", *words, *limits]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        steps = [r for r in whole_run(RunFolder(folder / "run")) if r["kind"] == "step" and "agent_steps" in r]
+        end_s = max(r["time_s"] for r in steps) - 0.5
+        return sum(r["agent_steps"] for r in steps if end_s - SECONDS < r["time_s"] <= end_s) / SECONDS
+    finally:
+        shutil.rmtree(folder)
+
+
+def write_page() -> None:
+    """The table: medians of the rounds, and of the ratios to one lane within each round."""
+    rounds: dict[tuple[str, str, int], list[dict[str, float]]] = defaultdict(list)
+    for line in (HERE / "rows.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        rounds[row["network"], row["precision"], row["envs"]].append(row["agent_steps_per_s"])
+    table = []
+    for (network, precision, envs), rows in rounds.items():
+        cells = [f"{network}, {precision}", str(envs), str(len(rows))]
+        for way in WAYS:
+            ratio = statistics.median(row[way] / row["one lane"] for row in rows)
+            cells.append(f"{statistics.median(row[way] for row in rows):,.0f} ({ratio:.2f})")
+        table.append(cells)
+    table_text = markdown(["network", "environments a core", "rounds", *WAYS], table)
+    renew(HERE / "README.md", made_by(facts("python results/lanes/measure.py")), table_text)
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--networks", nargs="+", default=NETWORKS)
+    parser.add_argument("--envs", type=int, default=16, help="environments a core")
+    options = parser.parse_args()
+    for _ in range(options.rounds):
+        for network, precision in (each.split(":") for each in options.networks):
+            row = {}
+            for way, shape in WAYS.items():
+                words = shape.format(half=options.envs, all=2 * options.envs).split()
+                row[way] = agent_steps_per_s([*words, "--network", network, "--precision", precision])
+                print(network, precision, way, f"{row[way]:,.0f}", flush=True)
+            line = {"network": network, "precision": precision, "envs": options.envs, "agent_steps_per_s": row}
+            with (HERE / "rows.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+    write_page()
+
+
+if __name__ == "__main__":
+    main()
