@@ -136,7 +136,7 @@ class Cluster:
     @staticmethod
     def small(script: str, folder: Path, args: str = "", preset: str = "CartPole-v1") -> dict[str, str]:
         """The variables by which a script trains something small."""
-        few = "--envs-per-actor 2" if script == "central_inference.sh" else "--envs-per-worker 2"
+        few = "--envs-per-actor 2" if script == "central_inference.sh" else "--envs-per-worker 2 --lanes 1"
         args = f"{few} --join-timeout-s {PATIENCE_S:.0f} --step-timeout-s 300 {args}"
         return {"DBA3C_PRESET": preset, "DBA3C_ARGS": args, "DBA3C_RUN_DIR": str(folder / "run")}
 
