@@ -26,6 +26,10 @@ from param_servers.schedules import parse_schedule
 from param_servers.timeouts import NOTICE_S
 
 ALGORITHMS_OF_MODES = {"worker": ("actor_critic", "vtrace", "ppo"), "central": ("vtrace", "r2d2", "sac")}
+ALGORITHMS = ("actor_critic", "vtrace", "ppo", "r2d2", "sac")
+OWN = "package.module:loss"
+"""What stands for the user's own loss or algorithm, whatever it is called, where options say who reads them."""
+POLICY_GRADIENT = f"actor_critic vtrace ppo {OWN}"
 WHY_NOT = {"worker": "which replays experience that workers do not keep", "central": "which needs its own actions"}
 
 
@@ -33,7 +37,7 @@ WHY_NOT = {"worker": "which replays experience that workers do not keep", "centr
 class NetworkConfig:
     """Which function maps observations to a policy and a value, and in what arithmetic."""
 
-    network: str = option("nature", algorithm="actor_critic vtrace ppo")
+    network: str = option("nature", algorithm=POLICY_GRADIENT)
     """One of dba3c.networks.NETWORKS: dba3c, nature, small, resnet, football, mlp, each also as <name>_lstm; auto is
     small where observations are images and mlp where they are not; or your own, package.module:function."""
 
@@ -48,8 +52,9 @@ class NetworkConfig:
 class AlgorithmConfig:
     """The loss and the experience that one gradient is computed on."""
 
-    algorithm: Literal["actor_critic", "vtrace", "ppo", "r2d2", "sac"] = "actor_critic"
-    """n-step actor-critic, or the V-trace form of the same loss; ppo (mode worker); r2d2, sac (mode central)."""
+    algorithm: str = "actor_critic"
+    """actor_critic (n-step), or vtrace, the V-trace form of the same loss; ppo (mode worker); r2d2, sac (mode central);
+    or your own loss, package.module:loss (mode worker)."""
 
     rollout_length: int = option(5, mode="worker")
     """T: agent steps each environment takes for one gradient."""
@@ -57,25 +62,28 @@ class AlgorithmConfig:
     discount: float = 0.99
     """γ, per agent step."""
 
-    trace_lambda: float = option(1.0, algorithm="actor_critic vtrace ppo")
+    trace_lambda: float = option(1.0, algorithm=POLICY_GRADIENT)
     """λ of the return's recursion; 1 is the n-step return."""
 
-    value_cost: float = option(0.5, algorithm="actor_critic vtrace ppo")
+    value_cost: float = option(0.5, algorithm=POLICY_GRADIENT)
     """Weight of ½(V − R)²: with 1.0 the value loss is the 2017 paper's ½(V − R)²."""
 
-    entropy_cost: str = option("0.01", algorithm="actor_critic vtrace ppo")
+    entropy_cost: str = option("0.01", algorithm=POLICY_GRADIENT)
     """Weight of the policy's entropy: a schedule over data points."""
 
-    policy_clip: str = option("0.2", algorithm="ppo")
+    policy_clip: str = option("0.2", algorithm=f"ppo {OWN}")
     """ppo: ε, how far a probability ratio may leave 1 before its gradient stops: a schedule over data points."""
 
-    ppo_epochs: int = option(4, algorithm="ppo")
+    ppo_epochs: int = option(4, algorithm=f"ppo {OWN}")
     """ppo: passes over a rollout."""
 
-    ppo_minibatches: int = option(4, algorithm="ppo")
+    ppo_minibatches: int = option(4, algorithm=f"ppo {OWN}")
     """ppo: gradients of a pass."""
 
     def __post_init__(self) -> None:
+        close = difflib.get_close_matches(self.algorithm, ALGORITHMS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(ALGORITHMS)}, or your own: {OWN}"
+        _require(":" in self.algorithm or self.algorithm in ALGORITHMS, f"no algorithm {self.algorithm!r}; {hint}")
         _require(self.ppo_epochs >= 1, f"ppo_epochs must be at least 1, got {self.ppo_epochs}")
         _require(self.ppo_minibatches >= 1, f"ppo_minibatches must be at least 1, got {self.ppo_minibatches}")
         _require(
@@ -170,10 +178,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         mode, algorithm = self.central.mode, self.algorithm.algorithm
-        possible = ALGORITHMS_OF_MODES[mode]
+        possible, own = ALGORITHMS_OF_MODES[mode], ":" in algorithm
+        why_not = "which is a loss of workers' rollouts" if own else WHY_NOT[mode]
         _require(
-            algorithm in possible,
-            f"mode {mode} cannot learn by {algorithm}, {WHY_NOT[mode]}: use --algorithm {' or '.join(possible)}",
+            algorithm in possible or (own and mode == "worker"),
+            f"mode {mode} cannot learn by {algorithm}, {why_not}: use --algorithm {' or '.join(possible)}",
         )
         _require(
             algorithm != "ppo" or not self.network.network.endswith("_lstm"),
@@ -255,7 +264,10 @@ def refuse_unread(config: TrainConfig, given: Iterable[str]) -> None:
     groups = [getattr(config, group.name) for group in fields(config)]
     values = {name: value for group in groups for name, value in vars(group).items()}
     options = [each for group in groups for each in fields(group) if each.name in given]
-    if refusal := refusal_of_unread(options, {**values, "family": config.environment.family}):
+    values |= {"family": config.environment.family}
+    if ":" in config.algorithm.algorithm:
+        values["algorithm"] = OWN
+    if refusal := refusal_of_unread(options, values):
         raise UserError(refusal)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
 from dba3c.algorithms.agent import Agent, FlatNetwork
+from dba3c.algorithms.own import OwnLoss, own_algorithm
 from dba3c.algorithms.policies import Actions, ActorCriticPolicy, Policy, R2d2Policy, SacPolicy
 from dba3c.algorithms.r2d2 import exploration_rate
 from dba3c.config import TrainConfig
@@ -69,8 +70,10 @@ def build_model(config: TrainConfig, spaces: Spaces) -> Model:
     assert isinstance(module, ActorCriticNetwork)
     if algorithm.algorithm == "ppo" and module.initial_state(1):
         raise UserError(f"ppo draws its minibatches step by step, but {config.network.network} remembers: use vtrace")
-    agent = Agent(module, plan.layout, ActorCriticLoss(spaces.action, settings), **device)
-    return Model(agent, plan, parameters)
+    loss = ActorCriticLoss(spaces.action, settings)
+    if ":" in algorithm.algorithm and own_algorithm(algorithm.algorithm) is None:
+        loss = OwnLoss(algorithm.algorithm, spaces.action, settings)
+    return Model(Agent(module, plan.layout, loss, **device), plan, parameters)
 
 
 def build_policy(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from dba3c.algorithms.agent import Agent
+from dba3c.algorithms.own import own_algorithm
 from dba3c.algorithms.ppo import (
     PpoBatch,
     PpoSettings,
@@ -52,6 +53,8 @@ def gradients_of(algorithm: AlgorithmConfig, agent: Agent, num_envs: int, total:
 
     total: over what a worker's processes learn on together.
     """
+    if own := own_algorithm(algorithm.algorithm):
+        return cast("Gradients", own(algorithm, agent, total))
     if algorithm.algorithm == "ppo":
         return PpoGradients(algorithm, agent, total)
     return OneGradient(algorithm, agent, num_envs)

@@ -11,6 +11,7 @@ from dba3c.metrics.watch import watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import before_the_first_update, note_end
 from dba3c.runs.folder import RunFolder, checkpoint_steps
+from dba3c.workers.own_code_check import check_own_code
 from launch.local.processes import first_incarnation, role_processes, topology_of
 from launch.local.supervisor import Supervisor, say_to_stderr
 
@@ -27,6 +28,7 @@ def train(
         UserError: the run folder is in use, or holds another run.
     """
     check_buildable(config, run_dir / "checkpoints" if resume else None)
+    check_own_code(config)
     launch_id = launch_id or secrets.token_hex(4)
     shape = {**topology_of(config), **({"run_name": run_name} if run_name else {})}
     life = {"launcher": "local", "topology": shape, "launch_id": launch_id, "command": command}

@@ -10,7 +10,7 @@ from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from launch.cli.options import parse_train
 
-POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo"
+POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo or package.module:loss"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,11 @@ POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo"
         ),
         (
             "--preset r2d2 --ppo-epochs 3",
-            "ppo_epochs: an option of algorithm ppo only, and this run's algorithm is r2d2",
+            "ppo_epochs: an option of algorithm ppo or package.module:loss only, and this run's algorithm is r2d2",
+        ),
+        (
+            "CartPole-v1 --algorithm my.losses:Mine --burn-in 3",
+            "burn_in: an option of algorithm r2d2 only, and this run's algorithm is package.module:loss",
         ),
         (
             "breakout --replay-start 7",
@@ -68,6 +72,7 @@ def test_an_option_that_would_do_nothing_is_refused_with_whose_it_is(words: str,
         "breakout --envs-per-worker 4 --rollout-length 3 --algorithm vtrace --value-cost 1",
         "--preset sac --hidden-size 8 --polyak .1 --replay-start 9 --actors 1",
         "--preset r2d2 --memory-size 8 --n-step 3 --replay-ratio 1 --inference-thread shared",
+        "CartPole-v1 --algorithm my.losses:Mine --value-cost 1 --ppo-epochs 2 --network my.nets:mine",
         "--preset ppo --ppo-epochs 2 --trace-lambda .9 --network small",
     ],
 )

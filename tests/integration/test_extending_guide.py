@@ -1,0 +1,108 @@
+"""The programs and commands of docs/extending.md, run as a reader would; and what is said where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dba3c.config import TrainConfig, replace_options
+from dba3c.errors import UserError
+from dba3c.workers.own_code_check import check_own_code
+from launch.cli.options import parse_train
+from tests.dba3c.workers.test_worker_learning import learn
+from tests.integration.test_environments_guide import ROOT, run_beside
+
+SECTIONS = (ROOT / "docs" / "extending.md").read_text().split("\n## ")[1:]
+MODULES = ("my_nets", "my_losses", "my_algorithms", "wrong")
+WRONG = """
+    class Wrong:
+        def __init__(self, action_space, settings): pass
+        def __call__(self, rollout, *, entropy_cost): raise KeyError("entropy")
+"""
+
+
+def examples(section: str) -> tuple[str, str, list[str]]:
+    """(file, program, words of the command) of a section."""
+    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (command,) = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    (file,) = re.findall(r"`(my_\w+\.py)`", section)
+    name, *words = shlex.split(command)
+    assert name == "dba3c"
+    return file, program, words
+
+
+@pytest.fixture(autouse=True)
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The guide's files, in the current directory."""
+    for section in SECTIONS:
+        file, program, _ = examples(section)
+        (tmp_path / file).write_text(program)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    yield
+    for module in MODULES:
+        sys.modules.pop(module, None)
+
+
+def config_of(section: str) -> TrainConfig:
+    _, *words = examples(section)[2]
+    return parse_train(words).config(2)
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.split("\n")[0])
+def test_each_program_of_the_guide_is_found_good_and_trains(section: str, tmp_path: Path) -> None:
+    config = config_of(section)
+    check_own_code(config)
+    alone = replace_options(config, exchange="local", num_workers=1, num_servers=1)
+    assert TrainConfig.from_json(alone.to_json()) == alone
+    assert any(record["kind"] == "step" for record in learn(alone, 2000, tmp_path / "run"))
+
+
+def test_a_run_of_ones_own_network_and_loss_is_not_played_where_its_package_is_missing(tmp_path: Path) -> None:
+    words = [*examples(SECTIONS[0])[2], "--algorithm", "my_losses:Huber", "--total-frames", "2000", "--track"]
+    code, output = run_beside(tmp_path, [*words, "--run-dir", "run"])
+    assert code == 0, output
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (saved["network"]["network"], saved["algorithm"]["algorithm"]) == ("my_nets:skip", "my_losses:Huber")
+    (tmp_path / "my_nets.py").unlink()
+    code, output = run_beside(tmp_path, ["evaluate", "run", "--games", "2"])
+    assert code == 2 and f"dba3c: my_nets:skip: no module named my_nets here ({tmp_path}) or installed" in output
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [
+        (WRONG, "wrong:Wrong raised KeyError: 'entropy' .*wrong.py:4"),
+        (WRONG.replace('raise KeyError("entropy")', "return rollout.values"), "must give a .*Loss, not Tensor"),
+        (WRONG.replace("action_space, settings", ""), "wrong:Wrong raised TypeError: .*positional argument"),
+    ],
+)
+def test_a_wrong_loss_is_refused_before_anything_is_started(program: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("\n".join(row[4:] for row in program.splitlines()))
+    config = replace_options(config_of(SECTIONS[1]), algorithm="wrong:Wrong")
+    with pytest.raises(UserError, match=line) as refused:
+        check_own_code(config)
+    assert "\n" not in str(refused.value)
+
+
+def test_central_inference_takes_a_network_of_ones_own_but_no_loss() -> None:
+    words = ["CartPole-v1", "--mode", "central"]
+    assert parse_train([*words, "--network", "my_nets:skip"]).config(2).network.network == "my_nets:skip"
+    with pytest.raises(UserError, match="cannot learn by my_losses:Huber, which is a loss of workers' rollouts"):
+        parse_train([*words, "--algorithm", "my_losses:Huber"]).config(2)
+
+
+def test_a_network_that_remembers_is_refused_by_ppo(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(
+        "from torch import nn\nfrom dba3c.networks import Core, Heads, RecurrentNetwork\n"
+        "def net(o, a): return RecurrentNetwork(nn.Linear(4, 8), Core(8, 16), Heads(16, a))\n"
+    )
+    with pytest.raises(UserError, match="but wrong:net remembers"):
+        check_own_code(parse_train(["CartPole-v1", "--algorithm", "ppo", "--network", "wrong:net"]).config(2))
+    check_own_code(parse_train(["CartPole-v1", "--network", "wrong:net"]).config(2))
