@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from dba3c.environments.normalization import statistics_of
 from dba3c.errors import UserError
-from dba3c.runs.folder import checkpoint_steps
+from dba3c.runs.folder import RunFolder, checkpoint_steps
 from param_servers.checkpoint.files import load_checkpoint
 from param_servers.errors import CheckpointError, CheckpointUnreadable
 from param_servers.layout import FlatLayout
@@ -127,6 +128,24 @@ def find_policy(checkpoints: Path, step: int | None, on_skip: Callable[[str], No
         return load_policy(checkpoints / f"step-{step}")
     except CheckpointError as error:
         raise UserError(f"{error}; there are {_named(steps)}") from error
+
+
+def open_policy(
+    path: str | os.PathLike[str], step: int | None, on_skip: Callable[[str], None]
+) -> tuple[RunFolder, Policy]:
+    """A run and the policy of one of its checkpoints: see `find_policy`.
+
+    Args:
+        path: the run's folder; or the checkpoint itself, which `step` then need not say.
+    """
+    found = Path(path).expanduser().resolve()
+    named = found.name.removeprefix("step-")
+    if found.parent.name == "checkpoints" and found.name != named and named.isdigit():
+        if step not in (None, int(named)):
+            raise UserError(f"{found} is not the checkpoint of step {step}")
+        found, step = found.parent.parent, int(named)
+    folder = RunFolder.open(found)
+    return folder, find_policy(folder.checkpoints, step, on_skip)
 
 
 def _named(steps: list[int]) -> str:

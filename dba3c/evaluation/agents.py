@@ -1,0 +1,137 @@
+"""A trained agent for one's own Python: `load` a run's checkpoint, and let it act on the environment's observations."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from dba3c.algorithms.policies import Asked
+from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
+from dba3c.config import TrainConfig
+from dba3c.environments.factory import maker_of
+from dba3c.environments.normalization import RunningStatistics
+from dba3c.environments.spaces import ActionCodec, ObservationCodec
+from dba3c.errors import UserError, warn_on_stderr
+from dba3c.networks import State, reset_state
+from dba3c.runs.checkpoints import Policy, open_policy
+
+
+def load(path: str | os.PathLike[str], *, step: int | None = None, seed: int = 0) -> Agent:
+    """A trained agent.
+
+    Args:
+        path: a run's folder, or one of its checkpoints (`RUN/checkpoints/step-1000`).
+        step: which of a run's checkpoints; None: the newest whole one.
+        seed: of the actions that it draws.
+
+    Raises:
+        UserError: there is no such run or checkpoint, or the environment, which says what observations and actions
+            are, cannot be made here.
+    """
+    folder, policy = open_policy(path, step, on_skip=warn_on_stderr)
+    return Agent(TrainConfig.from_json(folder.config_text()), policy, seed)
+
+
+class Agent:
+    """Acts on the environment's own observations, one or a batch of them, and keeps its recurrent state between calls.
+
+    Attributes:
+        config: of the run that trained it.
+        step: the update that its parameters are of.
+        observation_space, action_space: of one environment. Atari's observations are those that it was trained on:
+            uint8 [4, 84, 84], frames stacked.
+    """
+
+    def __init__(self, config: TrainConfig, policy: Policy, seed: int = 0) -> None:
+        self.config, self.step = config, policy.step
+        self.observation_space, self.action_space = own = _spaces_as_made(config)
+        self._observations = ObservationCodec(config.environment.env_id, own.observation)
+        self._actions = ActionCodec(config.environment.env_id, own.action)
+        self._statistics = _statistics(config, policy, self._observations)
+        spaces = Spaces(self._observations.space, own.action)
+        network = build_model(config, spaces).network
+        self._drawn, self._greedy = (
+            build_policy(config, network, spaces, seed, actions) for actions in ("sampled", "greedy")
+        )
+        for player in (self._drawn, self._greedy):
+            player.load(policy.parameters_for(network.layout), policy.step)
+        self._state: State = ()
+        self._games = 0
+
+    def act(self, observation: Any, greedy: bool = False, reward: ArrayLike = 0.0) -> Any:
+        """The action for an observation of `observation_space`, or the actions [N, ...] for a batch of N.
+
+        A batch is an array with one dimension more than an observation; where observations are Dicts or Tuples, a list
+        of them. Its N games stay in their places from call to call.
+
+        Args:
+            greedy: the likeliest action instead of one drawn from the policy.
+            reward: of the steps that led here, one or [N]; only R2D2's network looks at it.
+
+        Raises:
+            UserError: an observation that does not fit, or another number of games than in the call before.
+        """
+        is_batch, batch = self._batch(observation)
+        games = len(batch)
+        if games != self._games:
+            if any(part.numel() for part in self._state):
+                raise UserError(f"the agent remembers {self._games} games, not {games}: call reset() before others")
+            self._games, self._state = games, self._drawn.initial_state(games)
+        rewards = np.broadcast_to(np.asarray(reward, dtype=np.float32), games).copy()
+        player = self._greedy if greedy else self._drawn
+        decision = player.act(Asked(batch, self._state, rewards, np.arange(games)))
+        self._state = decision.state
+        actions = self._actions.read_all(decision.actions)
+        return np.stack(actions) if is_batch else actions[0]
+
+    def reset(self, ended: ArrayLike | None = None) -> None:
+        """Forget the games: the next observations begin new ones.
+
+        Args:
+            ended: of a batch, bool [N]: the games that are over; the others go on. None: all.
+        """
+        if ended is None:
+            self._games, self._state = 0, ()
+        else:
+            self._state = reset_state(self._state, torch.from_numpy(np.asarray(ended, dtype=bool)))
+
+    def _batch(self, observation: Any) -> tuple[bool, np.ndarray]:
+        """(whether a batch was given, the rows [N, ...] that the network takes)."""
+        dimensions = None if self.observation_space.shape is None else len(self.observation_space.shape)
+        is_batch = isinstance(observation, list) if dimensions is None else np.ndim(observation) > dimensions
+        each = list(observation) if is_batch else [observation]
+        space = self._observations.space
+        rows = np.empty((len(each), *space.shape), dtype=space.dtype)
+        try:
+            for one, row in zip(each, rows, strict=True):
+                self._observations.write(one, row)
+                self._observations.check_finite(row)
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{self.config.environment.env_id}: {error}") from error
+        return is_batch, rows if self._statistics is None else self._statistics.normalize(rows)
+
+
+def _spaces_as_made(config: TrainConfig) -> Spaces:
+    """Of one environment, as it says them itself."""
+    if config.environment.family == "atari":
+        return spaces_of(config)
+    env = maker_of(config.environment, "evaluation")()
+    try:
+        return Spaces(env.observation_space, env.action_space)
+    finally:
+        env.close()
+
+
+def _statistics(config: TrainConfig, policy: Policy, codec: ObservationCodec) -> RunningStatistics | None:
+    """What its observations are normalised by, None where they are not."""
+    if not config.environment.normalize_observations:
+        return None
+    if policy.observation_statistics is None:
+        raise UserError(f"checkpoint step-{policy.step}: its run kept no observation statistics")
+    statistics = RunningStatistics(codec.space.shape[0])
+    statistics.merge(policy.observation_statistics)
+    return statistics

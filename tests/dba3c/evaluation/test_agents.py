@@ -1,0 +1,128 @@
+"""A trained agent acts as the player of evaluated games does, on the environment's own observations."""
+
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from dba3c.algorithms.policies import Asked
+from dba3c.assembly.model import spaces_of
+from dba3c.config import NetworkConfig, TrainConfig
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.errors import UserError
+from dba3c.evaluation.agents import load
+from dba3c.evaluation.players import make_player
+from dba3c.runs.checkpoints import load_policy
+
+
+def config_of(env_id: str, network: str = "mlp", **environment: bool) -> TrainConfig:
+    return TrainConfig(
+        environment=EnvironmentConfig(env_id=env_id, **environment), network=NetworkConfig(network=network)
+    )
+
+
+@pytest.fixture
+def trained(make_run, write_checkpoint):
+    """trained(config): the folder of a run with a checkpoint of step 10."""
+
+    def make(config: TrainConfig) -> Path:
+        run = make_run(config)
+        write_checkpoint(run, config, step=10)
+        return run.path
+
+    return make
+
+
+class Parts(gymnasium.Env):
+    """Observes a Dict; its actions begin at 5."""
+
+    observation_space = spaces.Dict({"place": spaces.Discrete(3), "speed": spaces.Box(-1, 1, (2,), np.float32)})
+    action_space = spaces.Discrete(2, start=5)
+
+
+def test_an_agent_that_remembers_acts_as_the_player_of_evaluated_games(trained):
+    config = config_of("CartPole-v1", "mlp_lstm")
+    folder = trained(config)
+    agent, of = load(folder), spaces_of(config)
+    player = make_player(config, of, load_policy(folder / "checkpoints" / "step-10"), "greedy", seed=0)
+    observations = np.random.default_rng(0).standard_normal((30, 3, 4)).astype(np.float32)
+    state = player.initial_state(3)
+    for batch in observations:
+        decision = player.act(Asked(batch, state, np.zeros(3, np.float32), np.arange(3)))
+        assert agent.act(batch, greedy=True).tolist() == decision.actions.tolist()
+        state = decision.state
+
+
+def test_what_an_agent_remembers_is_of_its_game_and_gone_with_it(trained):
+    agent = load(trained(config_of("CartPole-v1", "mlp_lstm")))
+    first = np.full((2, 4), 0.5, np.float32)
+
+    def memory() -> list[np.ndarray]:
+        return [part.numpy().copy() for part in agent._state]
+
+    agent.act(first)
+    fresh = memory()
+    agent.act(first)
+    older = memory()
+    with pytest.raises(UserError, match=r"remembers 2 games, not 1: call reset\(\)"):
+        agent.act(first[0])
+    agent.reset()
+    agent.act(first)
+    assert all(np.array_equal(*pair) for pair in zip(memory(), fresh, strict=True))
+    agent.reset(ended=[False, True])
+    agent.act(first)
+    for now, old, new in zip(memory(), older, fresh, strict=True):
+        assert np.allclose(now[0], old[0]) and np.allclose(now[1], new[1])
+        assert not np.allclose(old, new)
+
+
+def test_one_observation_gives_one_action_that_the_environment_takes(trained):
+    agent = load(trained(config_of("MountainCarContinuous-v0")))
+    with gymnasium.make("MountainCarContinuous-v0") as env:
+        observation, _ = env.reset(seed=1)
+        assert env.action_space.contains(agent.act(observation))
+    assert agent.act(np.stack([observation] * 4)).shape == (4, 1)
+    assert agent.act(observation, greedy=True) == agent.act(observation, greedy=True)
+    assert agent.step == 10
+
+
+def test_dict_observations_come_one_by_one_or_as_a_list(trained):
+    agent = load(trained(config_of(f"{__name__}:Parts")))
+    one = {"place": 2, "speed": np.array([0.1, -0.2], np.float32)}
+    assert agent.act(one) in (5, 6)
+    assert set(agent.act([one] * 8).tolist()) <= {5, 6}
+    with pytest.raises(UserError, match="observation without 'speed'"):
+        agent.act({"place": 2})
+
+
+def test_atari_s_observations_are_those_that_it_was_trained_on(trained):
+    agent = load(trained(config_of("ALE/Breakout-v5", "small")))
+    assert agent.observation_space.shape == (4, 84, 84)
+    assert agent.action_space.contains(agent.act(np.zeros((4, 84, 84), np.uint8)))
+
+
+def test_an_observation_that_does_not_fit_is_named(trained):
+    agent = load(trained(config_of("CartPole-v1")))
+    with pytest.raises(UserError, match=r"CartPole-v1: observation of shape \(3,\) instead of \(4,\)"):
+        agent.act(np.zeros(3, np.float32))
+    with pytest.raises(UserError, match="NaN"):
+        agent.act(np.full(4, np.nan, np.float32))
+
+
+def test_a_checkpoint_is_loaded_by_its_own_path_too(trained, make_run):
+    folder = trained(config_of("CartPole-v1"))
+    assert load(folder / "checkpoints" / "step-10").step == 10
+    with pytest.raises(UserError, match="no checkpoint of step 11; there are 10"):
+        load(folder, step=11)
+    with pytest.raises(UserError, match="is not the checkpoint of step 11"):
+        load(folder / "checkpoints" / "step-10", step=11)
+    with pytest.raises(UserError, match="is not a run folder"):
+        load(folder.parent / "nowhere")
+
+
+def test_without_the_statistics_of_a_normalised_run_nothing_is_played(trained):
+    folder = trained(config_of("CartPole-v1", normalize_observations=True))
+    with pytest.raises(UserError, match="kept no observation statistics"):
+        load(folder)
