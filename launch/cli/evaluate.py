@@ -9,14 +9,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
-from rich.progress import Progress
 
-from dba3c.config import TrainConfig
-from dba3c.errors import UserError
-from dba3c.evaluation import evaluator
-from dba3c.recording.recorder import record_game
-from dba3c.runs.checkpoints import find_policy
+from dba3c import api
 from dba3c.runs.folder import RunFolder
 from launch.cli.options import parse
 from launch.local.resources import given_cores
@@ -64,43 +58,31 @@ class RecordArguments(CheckpointArguments):
 def evaluate(words: Sequence[str]) -> int:
     """dba3c evaluate RUN [OPTIONS]"""
     arguments = parse(EvaluateArguments, words, "dba3c evaluate")
-    folder = RunFolder.open(arguments.run)
-    policy = find_policy(folder.checkpoints, arguments.step, on_skip=print)
-    console = Console(stderr=True)
-    with Progress(transient=True, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"step {policy.step}", total=arguments.games)
-        evaluation = evaluator.evaluate(
-            TrainConfig.from_json(folder.config_text()),
-            policy,
-            games=arguments.games,
-            actions=arguments.actions,
-            seed_index=arguments.seed_index,
-            env_threads=given_cores(os.environ),
-            on_game=lambda episode: progress.advance(task),
-        )
-    print(f"step {policy.step}, {evaluation.protocol}: {evaluation.summary}")
-    print(evaluation.save(folder))
+    evaluation = api.evaluate(
+        arguments.run,
+        arguments.games,
+        step=arguments.step,
+        actions=arguments.actions,
+        seed_index=arguments.seed_index,
+        env_threads=given_cores(os.environ),
+    )
+    print(f"step {evaluation.checkpoint_step}, {evaluation.protocol}: {evaluation.summary}")
+    print(evaluation.path(RunFolder.open(arguments.run)))
     return 0
 
 
 def record(words: Sequence[str]) -> int:
     """dba3c record RUN [OPTIONS]"""
     arguments = parse(RecordArguments, words, "dba3c record")
-    folder = RunFolder.open(arguments.run)
-    policy = find_policy(folder.checkpoints, arguments.step, on_skip=print)
-    config = TrainConfig.from_json(folder.config_text())
-    path = arguments.output or folder.videos / f"step-{policy.step}.mp4"
-    if path.suffix != ".mp4":
-        raise UserError(f"a film is an .mp4 file, not {path.name}")
-    game = record_game(
-        config,
-        policy,
-        path,
-        gif=arguments.gif,
+    path, game = api.record(
+        arguments.run,
+        arguments.output,
+        step=arguments.step,
         overlay=arguments.overlay,
+        gif=arguments.gif,
         actions=arguments.actions,
         seed_index=arguments.seed_index,
     )
-    print(f"step {policy.step}, {game.protocol}: {game.score:g} points in {game.length_steps} steps")
+    print(f"step {game.checkpoint_step}, {game.protocol}: {game.score:g} points in {game.length_steps} steps")
     print("\n".join(str(file) for file in (path, arguments.gif) if file is not None))
     return 0

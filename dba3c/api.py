@@ -1,0 +1,185 @@
+"""What is done with runs from Python: read one, play with it, film it. `dba3c.train` (`launch.api`) makes one.
+
+In: a run's folder, or a folder of results/. Out: numbers, an agent, a film. The commands of the same names call these.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from dba3c.algorithms.policies import Actions
+from dba3c.config import TrainConfig
+from dba3c.errors import UserError, warn_on_stderr
+from dba3c.evaluation import agents, evaluator
+from dba3c.evaluation.full_games import Evaluation
+from dba3c.metrics import registry
+from dba3c.recording.recorder import RecordedGame, record_game
+from dba3c.runs.checkpoints import open_policy
+from dba3c.runs.folder import RunFolder
+from dba3c.runs.host_facts import usable_cores
+from dba3c.studies.curve import load_curve
+
+POINTS_EVERY_S = 1.0
+"""Of the run, between two points of a curve."""
+Progressed = Literal["frames", "data_points", "games", "hours", "core_hours", "cpu_hours"]
+
+
+class Run(os.PathLike[str]):
+    """A run that has a folder: live, finished or committed under results/. Whatever takes a run's path takes it too.
+
+    Raises:
+        UserError: `path` is no run's folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._folder = RunFolder.open(path)
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, {self.status})"
+
+    @property
+    def folder(self) -> Path:
+        """Where everything that is known about it lies."""
+        return self._folder.path
+
+    @property
+    def config(self) -> TrainConfig:
+        """What it was configured with, complete."""
+        return TrainConfig.from_json(self._folder.config_text())
+
+    @property
+    def status(self) -> str:
+        """ "live"; "finished", "stopped" (by Ctrl-C, a signal or `stop`) or "failed"; "broken": gone without a word."""
+        ended = self._folder.life().get("ended")
+        return str(ended["outcome"]) if ended else self._folder.status()
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, in one line; "" while it is live."""
+        return str(self._folder.life().get("ended", {}).get("reason", ""))
+
+    def curve(self, name: str, against: Progressed = "frames") -> Any:
+        """What the run recorded of one of its charts (docs/metrics.md lists them), in order of time.
+
+        Args:
+            name: "score/mean", or "score_mean", or "score_mean_50" for the mean of the last 50 games.
+            against: what the values are laid out by.
+
+        Returns:
+            Where pandas is installed a Series [N] float64 of the values, whose index are those of `against`; else both
+            as NumPy arrays, (against [N], values [N]) float64. Points without a value are left out.
+
+        Raises:
+            UserError: there is no such chart (the nearest are named), or the run has recorded nothing of it yet.
+        """
+        curve = load_curve(self.folder, POINTS_EVERY_S)
+        charts = {chart.replace("/", "_"): chart for chart in registry.charts()}
+        charts[f"score_mean_{self.config.run.stop_games}"] = "score/mean"
+        values, places = curve.column(charts.get(name, name)), curve.column(f"progress/{against}")
+        kept = np.isfinite(values) & np.isfinite(places)
+        try:
+            import pandas
+        except ImportError:
+            return places[kept], values[kept]
+        return pandas.Series(values[kept], index=pandas.Index(places[kept], name=against), name=name)
+
+    def agent(self, step: int | None = None, seed: int = 0) -> agents.Agent:
+        """The agent of its newest checkpoint, or that of `step`: see `dba3c.load`."""
+        return agents.load(self.folder, step=step, seed=seed)
+
+
+def read(path: str | os.PathLike[str]) -> Run:
+    """A run by its folder: `read("runs/cartpole").curve("score_mean_50")`. Raises UserError: it is no run's folder."""
+    return Run(path)
+
+
+def evaluate(
+    run: str | os.PathLike[str],
+    games: int = 50,
+    *,
+    step: int | None = None,
+    actions: Actions | None = None,
+    seed_index: int = 0,
+    env_threads: int | None = None,
+) -> Evaluation:
+    """Play full games with a checkpoint of a run, and keep what they were in its folder, under evaluations/.
+
+    Args:
+        run: a `Run`, its folder, or one of its checkpoints.
+        step: the checkpoint; None: the newest whole one.
+        actions: "sampled" (drawn from the policy) or "greedy"; None: as the protocol of the run's environment has it.
+        seed_index: the same index plays the same games.
+        env_threads: C++ threads that step Atari; None: one for each core.
+
+    Returns:
+        `scores` [games], unclipped, in game points, and their `summary`: `mean`, `median`, `iqm` and `interval_95`, the
+        IQM's 95 % bootstrap interval (None of a single game).
+
+    Raises:
+        UserError: there is no such checkpoint, or its environment cannot be played here.
+    """
+    folder, policy = open_policy(run, step, on_skip=warn_on_stderr)
+    console = Console(stderr=True)
+    shown = console.is_terminal or console.is_jupyter
+    with Progress(transient=True, console=console, disable=not shown) as progress:
+        task = progress.add_task(f"step {policy.step}", total=games)
+        evaluation = evaluator.evaluate(
+            TrainConfig.from_json(folder.config_text()),
+            policy,
+            games=games,
+            actions=actions,
+            seed_index=seed_index,
+            env_threads=env_threads or usable_cores(),
+            on_game=lambda episode: progress.advance(task),
+        )
+    evaluation.save(folder)
+    return evaluation
+
+
+def record(
+    run: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    step: int | None = None,
+    overlay: bool = False,
+    gif: str | os.PathLike[str] | None = None,
+    actions: Actions | None = None,
+    seed_index: int = 0,
+) -> tuple[Path, RecordedGame]:
+    """Film one full game that a checkpoint of a run plays.
+
+    Args:
+        run, step, actions, seed_index: as in `evaluate`.
+        output: the mp4; None: videos/step-N.mp4 in the run's folder.
+        overlay: draw score, value and action probabilities beside the game.
+        gif: write a GIF of at most 2 MB here as well, without overlay.
+
+    Returns:
+        (the mp4, what it shows).
+
+    Raises:
+        UserError: there is no such checkpoint, the environment cannot be drawn, or a file not be written.
+    """
+    folder, policy = open_policy(run, step, on_skip=warn_on_stderr)
+    path = folder.videos / f"step-{policy.step}.mp4" if output is None else Path(output)
+    if path.suffix != ".mp4":
+        raise UserError(f"a film is an .mp4 file, not {path.name}")
+    game = record_game(
+        TrainConfig.from_json(folder.config_text()),
+        policy,
+        path,
+        gif=None if gif is None else Path(gif),
+        overlay=overlay,
+        actions=actions,
+        seed_index=seed_index,
+    )
+    return path, game
