@@ -1,1 +1,61 @@
-"""dba3c: synchronous data-parallel reinforcement learning on clusters of CPUs."""
+"""dba3c: synchronous data-parallel reinforcement learning on clusters of CPUs.
+
+What Python users need (docs/python.md): `train` and `resume` a run, `stop` it, `read` and `watch` it, `load` its agent,
+`evaluate` and `record` games of it; `TrainConfig`, what a run is made of, and `UserError`, what was wrong with it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dba3c.api import Run, evaluate, read, record
+    from dba3c.config import TrainConfig
+    from dba3c.errors import UserError
+    from dba3c.evaluation.agents import Agent, load
+    from dba3c.metrics.watch import watch
+    from launch.api import Training, resume, stop, train
+
+__version__ = "0.1.0"
+__all__ = [
+    "Agent",
+    "Run",
+    "TrainConfig",
+    "Training",
+    "UserError",
+    "__version__",
+    "evaluate",
+    "load",
+    "read",
+    "record",
+    "resume",
+    "stop",
+    "train",
+    "watch",
+]
+_HOMES = {
+    "Agent": "dba3c.evaluation.agents",
+    "Run": "dba3c.api",
+    "TrainConfig": "dba3c.config",
+    "Training": "launch.api",
+    "UserError": "dba3c.errors",
+    "evaluate": "dba3c.api",
+    "load": "dba3c.evaluation.agents",
+    "read": "dba3c.api",
+    "record": "dba3c.api",
+    "resume": "launch.api",
+    "stop": "launch.api",
+    "train": "launch.api",
+    "watch": "dba3c.metrics.watch",
+}
+"""Where each name is. Who starts processes lies above this package, which knows it by name alone."""
+
+
+def __getattr__(name: str) -> Any:
+    """Each name is loaded when it is first asked for: whoever only reads settings does not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

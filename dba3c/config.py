@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import cattrs
-from cattrs.errors import ForbiddenExtraKeysError
+from cattrs.errors import CattrsError, ForbiddenExtraKeysError
 from cattrs.preconf.json import make_converter
 
 from dba3c.central_config import CentralConfig, ReplayConfig
@@ -254,6 +254,37 @@ def option_names(tree: type = TrainConfig) -> dict[str, str]:
         for leaf in fields(kind) if is_dataclass(kind) else ():
             names[leaf.name] = f"{group}, also {names[leaf.name]}" if leaf.name in names else group
     return names
+
+
+def typed_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by the names of their fields, with values of their fields' types.
+
+    Args:
+        options: names may be short ones (`workers`), values what the type can be made of: 1e-3 for a schedule.
+
+    Raises:
+        UserError: an option does not exist (the close ones are named), is given twice, or its value is of another type.
+    """
+    leaves = {leaf.name: (leaf, kind) for kind in get_type_hints(TrainConfig).values() for leaf in fields(kind)}
+    names = {
+        short.replace("-", "_"): leaf.name for leaf, _ in leaves.values() for short in leaf.metadata.get("short", ())
+    }
+    typed: dict[str, Any] = {}
+    for said, value in options.items():
+        name = names.get(said, said)
+        if name not in leaves:
+            close = difflib.get_close_matches(said, [*leaves, *names])
+            raise UserError(f"unknown option {said!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+        if name in typed:
+            raise UserError(f"{name} is given by two of its names")
+        kind = get_type_hints(leaves[name][1])[name]
+        try:
+            typed[name] = _converter.structure(value, kind)
+        except (CattrsError, cattrs.BaseValidationError, ValueError, TypeError) as error:
+            words = " or ".join(get_args(kind)) if get_origin(kind) is Literal else ""
+            wanted = words or (kind.__name__ if isinstance(kind, type) else kind)
+            raise UserError(f"{said} must be {wanted}, not {value!r}") from error
+    return typed
 
 
 def refuse_unread(config: TrainConfig, given: Iterable[str]) -> None:

@@ -87,6 +87,13 @@ class TrainWords:
         return config
 
 
+def words_of(env_or_preset: str | None, given: Mapping[str, Any], **own: Any) -> TrainWords:
+    """What was said, by its first word and the options. `own`: those of `TrainWords` itself."""
+    if env_or_preset in PRESETS:
+        return TrainWords(given=given, **{"preset": env_or_preset, **own})
+    return TrainWords(given=given if env_or_preset is None else {"env_id": env_or_preset, **given}, **own)
+
+
 def said_of_samples(said: TrainWords, config: TrainConfig) -> list[str]:
     """Lines for people: the samples of an update, and whether it has been shown to learn from so many."""
     name = said.preset or fitting_preset(config.environment.env_id)
@@ -102,12 +109,7 @@ def parse_train(words: Sequence[str]) -> TrainWords:
     said = parse(_train_options(), [word for word in words if word not in HELP_WORDS], "dba3c train")
     groups = [said.pop(group.name, {}) for group in fields(TrainConfig)]
     given = {name: value for group in groups for name, value in group.items()}
-    env_or_preset = said.pop("env_or_preset", None)
-    if env_or_preset in PRESETS:
-        said.setdefault("preset", env_or_preset)
-    elif env_or_preset is not None:
-        given.setdefault("env_id", env_or_preset)
-    read = TrainWords(given=given, **said)
+    read = words_of(said.pop("env_or_preset", None), given, **said)
     if set(words) & set(HELP_WORDS):
         parse(_train_options(shown=read.config(given_cores(os.environ))), ["--help"], "dba3c train", TrainWords.__doc__)
     return read

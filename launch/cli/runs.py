@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +24,21 @@ def stop(words: Sequence[str]) -> int:
     """dba3c stop RUN"""
     if len(words) != 1:
         raise UserError("usage: dba3c stop RUN")
-    folder = RunFolder.open(words[0])
+    print(ask_to_end(words[0]))
+    return 0
+
+
+def ask_to_end(run: str | os.PathLike[str]) -> str:
+    """Ask a live run to end with a checkpoint; a line on what becomes of it. Raises UserError: it is not live."""
+    folder = RunFolder.open(run)
     status = folder.status()
     if status == "live" and folder.request_stop(STOP_COMMAND):
-        print(f"asked {folder.path} to end with a checkpoint")
-        return 0
+        return f"asked {folder.path} to end with a checkpoint"
     what = f"{folder.path} is not live: it is {status}"
     if status == "live":
         what = f"{folder.path} is ending already: {folder.stop_reason()}"
         if not what.endswith(WARNING):
-            print(what)
-            return 0
+            return what
     job = lost_nodes.next_life(folder.path)
     raise UserError(f"{what}, but {job}" if job else what)
 

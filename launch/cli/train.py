@@ -57,8 +57,7 @@ def train(words: Sequence[str]) -> int:
         goes_on = said.resume or rank.returns(run_dir, place)
         of_launch = {"launch_id": place.launch_id, "run_name": place.run_name}
         return loaded(HERE)(config, run_dir, resume=goes_on, command=command, **of_launch)
-    run_dir = config.run.run_dir or (newest_run_dir(config) if said.resume else default_run_dir(config))
-    return loaded(HERE)(config, run_dir, resume=said.resume, command=command)
+    return loaded(HERE)(config, run_dir_of(config, said.resume), resume=said.resume, command=command)
 
 
 def resume(words: Sequence[str]) -> int:
@@ -182,6 +181,11 @@ def _central_topology(config: TrainConfig, place: LaunchPlace, counts: Mapping[s
             f" {counts['num_workers']} learners need as many ranks, not {place.world_size}"
         )
     return Topology(learners=learners, actors=counts.get("actors", config.central.actors), colocated_actors=True)
+
+
+def run_dir_of(config: TrainConfig, goes_on: bool) -> Path:
+    """--run-dir; without it a new folder, or that of this game's newest run. Raises UserError: there is none."""
+    return config.run.run_dir or (newest_run_dir(config) if goes_on else default_run_dir(config))
 
 
 def default_run_dir(config: TrainConfig) -> Path:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from dba3c.assembly.model import check_buildable
@@ -16,13 +18,31 @@ from launch.local.processes import first_incarnation, role_processes, topology_o
 from launch.local.supervisor import Supervisor, say_to_stderr
 
 
+@contextmanager
+def all_of_a_process(folder: RunFolder) -> Iterator[None]:
+    """Beside a run that its process is there for: it is shown, and the process ends when the folder is taken over."""
+    folder.end_process_when_lost(say_to_stderr)
+    with watched(folder):
+        yield
+
+
 def train(
-    config: TrainConfig, run_dir: Path, *, resume: bool, command: str, launch_id: str = "", run_name: str = ""
+    config: TrainConfig,
+    run_dir: Path,
+    *,
+    resume: bool,
+    command: str,
+    launch_id: str = "",
+    run_name: str = "",
+    beside: Callable[[RunFolder], AbstractContextManager[None]] = all_of_a_process,
+    environ: Mapping[str, str] | None = None,
 ) -> int:
     """Train until the run ends; returns the exit code.
 
     Args:
         launch_id, run_name: as in `LaunchPlace`, where a launcher started this and may start it again.
+        beside: entered while the roles run.
+        environ: of the roles; None: this process's.
 
     Raises:
         UserError: the run folder is in use, or holds another run.
@@ -33,18 +53,17 @@ def train(
     shape = {**topology_of(config), **({"run_name": run_name} if run_name else {})}
     life = {"launcher": "local", "topology": shape, "launch_id": launch_id, "command": command}
     with RunFolder.launch(run_dir, config.to_json(), resume, **life) as folder:
-        folder.end_process_when_lost(say_to_stderr)
         print(f"run folder: {folder.path}", flush=True)
         metrics = MetricsWriter(folder, "launcher", 0)
         first = first_incarnation(folder.path, rank=0)
         processes = role_processes(config, folder.path, launch_id, first)
         supervisor = Supervisor(
             folder.path, processes, folder.request_stop,
-            on_event=metrics.record_event, stop_timeout_s=config.exchange.timeouts.stop_s,
+            on_event=metrics.record_event, environ=environ, stop_timeout_s=config.exchange.timeouts.stop_s,
         )  # fmt: skip
         code = 1
         try:
-            with watched(folder):
+            with beside(folder):
                 code = supervisor.run()
         finally:
             reason = note_end(folder, code, supervisor.cause)

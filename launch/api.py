@@ -1,0 +1,151 @@
+"""`dba3c.train`, `dba3c.resume` and `dba3c.stop`: what the commands of these names do, from Python.
+
+The roles of a run are processes; this one supervises them, in the thread that calls or, detached, in one of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any, Literal, overload
+
+from dba3c.api import Run
+from dba3c.config import TrainConfig, refuse_unread, replace_options, typed_options
+from dba3c.errors import USER_ERROR_EXIT, UserError
+from dba3c.metrics.watch import watched
+from dba3c.runs.ending import STOP_COMMAND
+from dba3c.runs.folder import RunFolder
+from launch.cli.options import said_of_samples, words_of
+from launch.cli.runs import ask_to_end
+from launch.cli.train import run_dir_of
+from launch.cluster.launchers import detect
+from launch.local import run as local
+from launch.local.resources import given_cores
+from launch.local.supervisor import say_to_stderr
+from param_servers.errors import CheckpointError, ConfigError, RunBroken
+
+Beside = Callable[[RunFolder], AbstractContextManager[None]]
+
+
+class Training(Run):
+    """A run that trains in the background of this process, which ends it, with a checkpoint, when it ends itself.
+
+    Made by `train(..., detach=True)`; ready when its folder is there.
+    """
+
+    def __init__(self, supervise: Callable[[Beside], Run]) -> None:
+        made: Future[Path] = Future()
+        self._result: Future[Run] = Future()
+
+        @contextmanager
+        def beside(folder: RunFolder) -> Iterator[None]:
+            made.set_result(folder.path)
+            yield
+
+        def life() -> None:
+            try:
+                self._result.set_result(supervise(beside))
+            except BaseException as error:
+                self._result.set_exception(error)
+                if not made.done():
+                    made.set_exception(error)
+
+        Thread(target=life, name="training", daemon=True).start()
+        super().__init__(made.result())
+        atexit.register(self._end_with_this_process)
+
+    def wait(self, timeout_s: float | None = None) -> Run:
+        """The run when it has ended; after `timeout_s` also while it is live. Raises what `train` does."""
+        try:
+            return self._result.result(timeout_s)
+        except NotYet:
+            return self
+
+    def _end_with_this_process(self) -> None:
+        if not self._result.done():
+            self._folder.request_stop(STOP_COMMAND)
+        self._result.exception()
+
+
+@overload
+def train(env_or_preset: str | TrainConfig = ..., *, detach: Literal[True], **options: Any) -> Training: ...
+@overload
+def train(env_or_preset: str | TrainConfig = ..., *, detach: bool = ..., **options: Any) -> Run: ...
+def train(env_or_preset: str | TrainConfig = "breakout", *, detach: bool = False, **options: Any) -> Run:
+    """Train on this machine until the run has what it was to have; progress is printed. Ctrl-C ends it with a
+    checkpoint, and the run is returned: its `status` is then "stopped".
+
+    Args:
+        env_or_preset: any Gymnasium id, or "package.module:function", trained as the preset that fits has it; a
+            preset's name; or a whole configuration.
+        detach: return at once, with a `Training`, and train in the background of this process.
+        options: those of `dba3c train` by their names (`rollout_length=20`), short ones too (`workers=2`); `preset`,
+            `protocol` and `resume` as there.
+
+    Raises:
+        UserError: what cannot be, in one line.
+        RunBroken: the run failed; the line says why. A `param_servers.ParamServersError`.
+        KeyboardInterrupt: a second Ctrl-C, which did not wait for the checkpoint.
+    """
+    own: dict[str, Any] = {name: options.pop(name) for name in ("preset", "protocol", "resume") if name in options}
+    cores, given = given_cores(os.environ), typed_options(options)
+    command = f"dba3c.train({', '.join([repr(env_or_preset), *(f'{k}={v!r}' for k, v in {**own, **given}.items())])})"
+    if isinstance(env_or_preset, TrainConfig):
+        if own.keys() - {"resume"}:
+            raise UserError(f"{' and '.join(own)}: a whole configuration was given, which has them")
+        config, goes_on = replace_options(env_or_preset, **given), bool(own.get("resume"))
+        refuse_unread(config, given)
+        command = "dba3c.train(TrainConfig)"
+    else:
+        said = words_of(env_or_preset, given, **own)
+        config, goes_on = said.config(cores), said.resume
+        for line in said_of_samples(said, config):
+            say_to_stderr(line)
+    return _train(config, run_dir_of(config, goes_on), goes_on, command, detach)
+
+
+def resume(run: str | os.PathLike[str], *, detach: bool = False) -> Run:
+    """Go on with a run from its newest checkpoint; see `train`, also for what is raised."""
+    folder = RunFolder.open(run)
+    config = TrainConfig.from_json(folder.config_text())
+    return _train(config, folder.path, True, f"dba3c.resume({str(folder.path)!r})", detach)
+
+
+def stop(run: str | os.PathLike[str]) -> str:
+    """Ask a live run, on whichever machine, to end with a checkpoint; returns one line on what becomes of it.
+
+    Raises:
+        UserError: it is not live.
+    """
+    return ask_to_end(run)
+
+
+def _train(config: TrainConfig, run_dir: Path, goes_on: bool, command: str, detach: bool) -> Run:
+    place = detect(os.environ)
+    if place.world_size > 1:
+        raise UserError(f"{place.launcher} started {place.world_size} ranks, which `dba3c train` makes one run of")
+
+    def supervise(beside: Beside) -> Run:
+        roles_import_what_we_do = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        try:
+            code = local.train(
+                config, run_dir, resume=goes_on, command=command, beside=beside, environ=roles_import_what_we_do
+            )
+        except (ConfigError, CheckpointError) as error:
+            raise UserError(str(error)) from error
+        run = Run(run_dir)
+        if code == 128 + signal.SIGINT:
+            raise KeyboardInterrupt
+        if code != 0:
+            raise (UserError if code == USER_ERROR_EXIT else RunBroken)(f"{run.reason}; folder: {run.folder}")
+        return run
+
+    return Training(supervise) if detach else supervise(watched)

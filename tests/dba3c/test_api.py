@@ -1,0 +1,67 @@
+"""`import dba3c`: quick, and all that its page names; runs are read, played with and filmed by their folders."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dba3c
+from dba3c.config import NetworkConfig, TrainConfig
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.errors import UserError
+
+RESULTS = Path(__file__).parents[2] / "results"
+CARTPOLE = TrainConfig(environment=EnvironmentConfig(env_id="CartPole-v1"), network=NetworkConfig(network="mlp"))
+
+
+def test_importing_it_loads_nothing_and_every_name_is_there_when_asked_for():
+    asked = "import sys, dba3c; before = set(sys.modules); [getattr(dba3c, name) for name in dba3c.__all__]"
+    told = (
+        "assert not {'torch', 'numpy', 'launch', 'rich'} & before, before; assert set(dba3c.__all__) <= set(dir(dba3c))"
+    )
+    subprocess.run([sys.executable, "-c", f"{asked}; {told}"], check=True, timeout=60)
+
+
+def test_every_public_name_is_documented():
+    for name in set(dba3c.__all__) - {"__version__"}:
+        assert getattr(dba3c, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = dba3c.trian
+
+
+def test_a_curve_is_a_series_over_frames_and_arrays_without_pandas(monkeypatch):
+    run = dba3c.read(RESULTS / "breakout_2cores")
+    series = run.curve("score_mean_50")
+    assert series.index.name == "frames" and np.all(np.diff(series.index) >= 0)
+    assert series.iloc[-1] > 250 and not series.isna().any()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    frames, scores = run.curve("score/mean")
+    assert np.array_equal(frames, series.index) and np.array_equal(scores, series)
+    hours, _ = run.curve("score_mean", against="hours")
+    assert hours[-1] < 24
+    with pytest.raises(UserError, match="unknown metric 'score_meen'; did you mean score/mean"):
+        run.curve("score_meen")
+
+
+def test_a_run_is_taken_wherever_its_folder_is(make_run, write_checkpoint):
+    folder = make_run(CARTPOLE)
+    write_checkpoint(folder, CARTPOLE, step=10)
+    run = dba3c.read(folder.path)
+    assert (run.folder, run.config, run.status, run.reason) == (folder.path, CARTPOLE, "live", "")
+    evaluation = dba3c.evaluate(run, games=3)
+    assert len(evaluation.scores) == 3
+    assert evaluation.summary.mean == np.mean(evaluation.scores) and evaluation.path(folder).exists()
+    assert run.agent().step == dba3c.load(run).step == 10
+    folder.end_life("stopped", "SIGINT")
+    assert (dba3c.read(run).status, run.reason) == ("stopped", "SIGINT")
+    assert repr(run) == f"Run('{folder.path}', stopped)"
+
+
+def test_what_is_no_run_is_refused_in_one_line(tmp_path, make_run):
+    for use in (dba3c.read, dba3c.load, dba3c.evaluate, dba3c.record, dba3c.resume, dba3c.stop, dba3c.watch):
+        with pytest.raises(UserError, match="is not a run folder"):
+            use(tmp_path)
+    with pytest.raises(UserError, match="has no checkpoint yet"):
+        dba3c.load(make_run(CARTPOLE).path)

@@ -1,0 +1,188 @@
+"""`dba3c.train` is `dba3c train` from Python: the same options and folders; it ends well with whoever called it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import dba3c
+from dba3c.config import TrainConfig
+from dba3c.errors import UserError
+from dba3c.runs.folder import RunFolder
+from launch.cli.options import parse_train
+from launch.local import run as local
+from launch.local.resources import given_cores
+from param_servers.errors import CheckpointError, RunBroken
+
+ROOT = Path(__file__).parents[2]
+QUICK: dict[str, Any] = {"workers": 1, "servers": 1, "lanes": 1, "envs_per_worker": 4, "track": ()}
+SCRIPT = """
+import dba3c
+run = dba3c.train("CartPole-v1", workers=1, servers=1, track=(), run_dir="run", detach={detach}, metrics_window_s=0.1)
+{then}
+"""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """What was given to the run of one machine, which ends with `code` or raises `error`."""
+    told: dict[str, Any] = {"code": 0}
+
+    def train(config: TrainConfig, run_dir: Path, **options: Any) -> int:
+        told.update(options, config=config, run_dir=run_dir)
+        if "error" in told:
+            raise told["error"]
+        with RunFolder.create(run_dir, config.to_json()) as folder:
+            folder.end_life("failed" if told["code"] else "finished", "worker 0: it is full")
+        return int(told["code"])
+
+    monkeypatch.setattr(local, "train", train)
+    monkeypatch.chdir(tmp_path)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["CartPole-v1", "--workers", "2", "--servers", "3"], {"workers": 2, "servers": 3}),
+        (["CartPole-v1", "--lr", "0.001", "--track"], {"lr": 1e-3, "track": []}),
+        (["breakout", "--preset", "ppo", "--frame-skip", "2", "4"], {"preset": "ppo", "frame_skip": (2, 4)}),
+        (["breakout", "--protocol", "2017", "--backup-workers", "1", "--workers", "2"],
+         {"protocol": "2017", "backup_workers": 1, "num_workers": 2}),
+        (["sac", "--max-hours", "2", "--run-dir", "here"], {"max_hours": 2, "run_dir": "here"}),
+    ],
+)  # fmt: skip
+def test_options_mean_what_they_mean_on_the_command_line(
+    asked: dict[str, Any], words: list[str], options: dict[str, Any]
+) -> None:
+    run = dba3c.train(words[0], **options)
+    assert asked["config"] == parse_train(words).config(given_cores({}))
+    assert run.folder == asked["run_dir"].resolve() and run.status == "finished"
+
+
+def test_a_whole_configuration_is_trained_as_it_is_with_what_is_given_beside_it(asked: dict[str, Any]) -> None:
+    config = parse_train(["CartPole-v1", "--workers", "2"]).config(2)
+    dba3c.train(config, run_dir="here", seed=3)
+    assert asked["config"].run.seed == 3 and asked["config"].exchange == config.exchange
+    with pytest.raises(UserError, match="preset: a whole configuration was given"):
+        dba3c.train(config, preset="ppo")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"worker": 2}, "unknown option 'worker'; did you mean workers"),
+        ({"workers": "two"}, "workers must be int, not 'two'"),
+        ({"workers": 2, "num_workers": 2}, "num_workers is given by two of its names"),
+        ({"algorithm": "ppoo"}, "algorithm must be actor_critic or vtrace or ppo or r2d2 or sac, not 'ppoo'"),
+        ({"preset": "ppoo"}, "no preset is called 'ppoo'"),
+        ({"burn_in": 3}, "burn_in: an option of algorithm r2d2 only"),
+        ({"total_frames": -1}, "total_frames must be at least 1"),
+        ({"resume": True}, "nothing to resume"),
+    ],
+)
+def test_what_cannot_be_is_a_user_error_of_one_line(asked: dict[str, Any], options: dict[str, Any], why: str) -> None:
+    for detach in (False, True):
+        with pytest.raises(UserError, match=why) as refused:
+            dba3c.train("CartPole-v1", detach=detach, **options)
+        assert "\n" not in str(refused.value)
+    assert "config" not in asked
+
+
+def test_a_run_that_fails_raises_why(asked: dict[str, Any]) -> None:
+    for code, error in ((1, RunBroken), (3, RunBroken), (2, UserError)):
+        asked["code"] = code
+        with pytest.raises(error, match="worker 0: it is full; folder: "):
+            dba3c.train("CartPole-v1", run_dir=f"run-{code}")
+    asked["code"] = 128 + signal.SIGINT
+    with pytest.raises(KeyboardInterrupt):
+        dba3c.train("CartPole-v1", run_dir="interrupted-twice")
+    asked["error"] = CheckpointError("none is whole")
+    with pytest.raises(UserError, match="none is whole"):
+        dba3c.train("CartPole-v1", run_dir="torn")
+    with pytest.raises(UserError, match="none is whole"):
+        dba3c.train("CartPole-v1", run_dir="torn", detach=True)
+
+
+def test_a_rank_of_many_is_sent_to_the_command(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    with pytest.raises(UserError, match="mpirun started 4 ranks, which `dba3c train` makes one run of"):
+        dba3c.train("CartPole-v1")
+
+
+def test_resume_goes_on_with_what_the_run_was_configured_with(asked: dict[str, Any]) -> None:
+    run = dba3c.train("CartPole-v1", workers=3, run_dir="run")
+    asked["error"] = CheckpointError("none is whole")
+    with pytest.raises(UserError, match="none is whole"):
+        dba3c.resume(run)
+    assert asked["resume"] and asked["config"] == run.config and asked["run_dir"] == run.folder
+
+
+def test_a_detached_run_is_there_at_once_and_looked_at_when_it_has_ended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, end = tmp_path / "run", {"total_frames": 1000}
+    training = dba3c.train("CartPole-v1", run_dir=folder, detach=True, metrics_window_s=0.1, **QUICK, **end)
+    assert training.folder == folder and training.status == "live" and training.wait(0.0) is training
+    run = training.wait()
+    assert run.status == training.status == "finished" and f"run ended: {run.reason}" in capfd.readouterr().out
+    assert run.curve("score_mean_50").iloc[-1] > 5
+    assert run.agent().act([0.0, 0.0, 0.0, 0.0]) in (0, 1)
+
+
+@contextmanager
+def script(folder: Path, detach: bool, then: str) -> Iterator[subprocess.Popen[str]]:
+    """A script that trains, and its processes, which the end of the test finds."""
+    (folder / "script.py").write_text(SCRIPT.format(detach=detach, then=then))
+    command = [sys.executable, "script.py"]
+    pipe, environ = subprocess.PIPE, {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, cwd=folder, env=environ, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def updated(run: Path) -> bool:
+    """Whether it has taken a step."""
+    log = run / "metrics" / "server-0.jsonl"
+    return log.exists() and any(json.loads(line).get("step", 0) > 5 for line in log.read_text().split("\n")[:-1])
+
+
+def wait_for_updates(process: subprocess.Popen[str], run: Path) -> list[psutil.Process]:
+    """The roles of the run, when they have learned something."""
+    while not updated(run):
+        assert process.poll() is None, process.communicate()[0]
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def test_ctrl_c_ends_a_script_s_training_with_a_checkpoint_and_the_script_goes_on(tmp_path: Path) -> None:
+    with script(tmp_path, detach=False, then="print(run.status, run.agent().step > 0)") as process:
+        roles = wait_for_updates(process, tmp_path / "run")
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert output.splitlines()[-1] == "stopped True" and process.returncode == 0, output
+    assert len(roles) >= 3 and not any(role.is_running() for role in roles)
+
+
+def test_a_detached_training_ends_with_its_interpreter_and_a_checkpoint(tmp_path: Path) -> None:
+    with script(tmp_path, detach=True, then="input()") as process:
+        roles = wait_for_updates(process, tmp_path / "run")
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in output and process.returncode != 0
+    assert dba3c.read(tmp_path / "run").status == "stopped" and dba3c.load(tmp_path / "run").step > 0
+    assert len(roles) >= 3 and not any(role.is_running() for role in roles)
