@@ -130,6 +130,15 @@ def find_policy(checkpoints: Path, step: int | None, on_skip: Callable[[str], No
         raise UserError(f"{error}; there are {_named(steps)}") from error
 
 
+def run_and_step(path: str | os.PathLike[str]) -> tuple[RunFolder, int | None]:
+    """The run whose folder, or one of whose checkpoints, `path` is; and that checkpoint's step."""
+    found = Path(path).expanduser().resolve()
+    named = found.name.removeprefix("step-")
+    if found.parent.name == "checkpoints" and found.name != named and named.isdigit():
+        return RunFolder.open(found.parent.parent), int(named)
+    return RunFolder.open(found), None
+
+
 def open_policy(
     path: str | os.PathLike[str], step: int | None, on_skip: Callable[[str], None]
 ) -> tuple[RunFolder, Policy]:
@@ -138,14 +147,10 @@ def open_policy(
     Args:
         path: the run's folder; or the checkpoint itself, which `step` then need not say.
     """
-    found = Path(path).expanduser().resolve()
-    named = found.name.removeprefix("step-")
-    if found.parent.name == "checkpoints" and found.name != named and named.isdigit():
-        if step not in (None, int(named)):
-            raise UserError(f"{found} is not the checkpoint of step {step}")
-        found, step = found.parent.parent, int(named)
-    folder = RunFolder.open(found)
-    return folder, find_policy(folder.checkpoints, step, on_skip)
+    folder, named = run_and_step(path)
+    if named is not None and step not in (None, named):
+        raise UserError(f"{path} is not the checkpoint of step {step}")
+    return folder, find_policy(folder.checkpoints, step if named is None else named, on_skip)
 
 
 def _named(steps: list[int]) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from dba3c import api
-from dba3c.runs.folder import RunFolder
+from dba3c.runs.checkpoints import run_and_step
 from launch.cli.options import parse
 from launch.local.resources import given_cores
 
@@ -21,7 +21,7 @@ class CheckpointArguments:
     """Which checkpoint plays, and how."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """The run's folder."""
+    """The run's folder, or one of its checkpoints."""
 
     step: int | None = None
     """The checkpoint; None: the newest whole one."""
@@ -67,7 +67,7 @@ def evaluate(words: Sequence[str]) -> int:
         env_threads=given_cores(os.environ),
     )
     print(f"step {evaluation.checkpoint_step}, {evaluation.protocol}: {evaluation.summary}")
-    print(evaluation.path(RunFolder.open(arguments.run)))
+    print(evaluation.path(run_and_step(arguments.run)[0]))
     return 0
 
 

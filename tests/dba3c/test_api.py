@@ -54,6 +54,7 @@ def test_a_run_is_taken_wherever_its_folder_is(make_run, write_checkpoint):
     assert len(evaluation.scores) == 3
     assert evaluation.summary.mean == np.mean(evaluation.scores) and evaluation.path(folder).exists()
     assert run.agent().step == dba3c.load(run).step == 10
+    assert dba3c.evaluate(folder.checkpoints / "step-10", games=3).scores == evaluation.scores
     folder.end_life("stopped", "SIGINT")
     assert (dba3c.read(run).status, run.reason) == ("stopped", "SIGINT")
     assert repr(run) == f"Run('{folder.path}', stopped)"
