@@ -84,7 +84,7 @@ def test_a_whole_configuration_is_trained_as_it_is_with_what_is_given_beside_it(
         ({"worker": 2}, "unknown option 'worker'; did you mean workers"),
         ({"workers": "two"}, "workers must be int, not 'two'"),
         ({"workers": 2, "num_workers": 2}, "num_workers is given by two of its names"),
-        ({"algorithm": "ppoo"}, "algorithm must be actor_critic or vtrace or ppo or r2d2 or sac, not 'ppoo'"),
+        ({"precision": "half"}, "precision must be float32 or bfloat16, not 'half'"),
         ({"preset": "ppoo"}, "no preset is called 'ppoo'"),
         ({"burn_in": 3}, "burn_in: an option of algorithm r2d2 only"),
         ({"total_frames": -1}, "total_frames must be at least 1"),
