@@ -18,7 +18,7 @@ from cattrs.preconf.json import make_converter
 
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.errors import UserError
+from dba3c.errors import UserError, did_you_mean
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError
 from param_servers.options import option, refusal_of_unread
@@ -81,9 +81,10 @@ class AlgorithmConfig:
     """ppo: gradients of a pass."""
 
     def __post_init__(self) -> None:
-        close = difflib.get_close_matches(self.algorithm, ALGORITHMS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(ALGORITHMS)}, or your own: {OWN}"
-        _require(":" in self.algorithm or self.algorithm in ALGORITHMS, f"no algorithm {self.algorithm!r}; {hint}")
+        _require(
+            ":" in self.algorithm or self.algorithm in ALGORITHMS,
+            f"no algorithm is called {self.algorithm!r}; {did_you_mean(self.algorithm, (*ALGORITHMS, OWN))}",
+        )
         _require(self.ppo_epochs >= 1, f"ppo_epochs must be at least 1, got {self.ppo_epochs}")
         _require(self.ppo_minibatches >= 1, f"ppo_minibatches must be at least 1, got {self.ppo_minibatches}")
         _require(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 USER_ERROR_EXIT = 2
@@ -19,6 +20,13 @@ RUN_TAKEN_OVER_EXIT = 4
 
 class UserError(Exception):
     """Bad input. The CLI prints the message as one line, without a traceback, and exits non-zero."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What to say after a name that is none: "did you mean ppo?", or else all that there are."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known)
+    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
 
 
 @contextlib.contextmanager

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from gymnasium import spaces
 
-from dba3c.errors import UserError
+from dba3c.errors import UserError, did_you_mean
 from dba3c.networks.actor_critic import ActorCriticNetwork, Core, Heads, RecurrentNetwork
 from dba3c.networks.own import own_network
 from dba3c.networks.torsos import (
@@ -48,9 +47,7 @@ def build_network(
     if name == "auto":
         name = "small" if is_image(observation_space) else "mlp"
     if name not in NETWORKS:
-        near = difflib.get_close_matches(name, NETWORKS, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise UserError(f"no network is called {name!r}{hint}; there are {', '.join(NETWORKS)}")
+        raise UserError(f"no network is called {name!r}; {did_you_mean(name, NETWORKS)}")
     generator = torch.Generator().manual_seed(seed)
     kind, remembers = name.removesuffix("_lstm"), name.endswith("_lstm")
     separate, lstm_size = kind == "mlp" and not remembers, 64 if kind == "mlp" else 256

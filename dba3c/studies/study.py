@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dba3c.errors import UserError, writing
+from dba3c.errors import UserError, did_you_mean, writing
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.folder import RunFolder
 
@@ -267,6 +266,5 @@ def build(name: str, shape: Shape) -> Study:
     """The built-in study of a name. Raises UserError for an unknown one, naming those that there are."""
     known = name.replace("-", "_")
     if known not in STUDIES:
-        close: Sequence[str] = difflib.get_close_matches(known, STUDIES) or list(STUDIES)
-        raise UserError(f"no study is called {name!r}; there are {', '.join(close)}")
+        raise UserError(f"no study is called {name!r}; {did_you_mean(known, STUDIES)}")
     return STUDIES[known](shape)

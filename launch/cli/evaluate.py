@@ -23,7 +23,7 @@ class CheckpointArguments:
     run: Annotated[Path, tyro.conf.Positional]
     """The run's folder, or one of its checkpoints."""
 
-    step: int | None = None
+    step: Annotated[int | None, tyro.conf.arg(aliases=["--checkpoint"])] = None
     """The checkpoint; None: the newest whole one."""
 
     actions: Literal["sampled", "greedy"] | None = None

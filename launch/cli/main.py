@@ -6,12 +6,12 @@ ranks of a cluster, which only start processes, have not.
 
 from __future__ import annotations
 
-import difflib
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
 
-from dba3c.errors import RUN_BROKEN_EXIT, USER_ERROR_EXIT, UserError
+from dba3c.errors import RUN_BROKEN_EXIT, USER_ERROR_EXIT, UserError, did_you_mean
 from launch.output import harmless_output
 from param_servers.errors import CheckpointError, ConfigError, ParamServersError
 
@@ -39,7 +39,7 @@ HERE = "launch.local.run:train"
 
 HELP = """dba3c: synchronous data-parallel reinforcement learning on CPU clusters
 
-usage: dba3c COMMAND [OPTIONS]        (dba3c COMMAND --help lists a command's options)
+usage: dba3c COMMAND [OPTIONS]        (dba3c COMMAND --help lists a command's options; dba3c --version)
 
   train ENV      train on an environment: dba3c train ALE/Pong-v5 --workers 4 --servers 2 --backup-workers 1
   resume RUN     go on with a run from its newest checkpoint
@@ -61,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return 0 if arguments else USER_ERROR_EXIT
+    if arguments[0] == "--version":
+        print(f"dba3c {importlib.metadata.version('dba3c')}")
+        return 0
     if arguments[0] in MAKE_WHAT_LASTS:
         with harmless_output():
             return _run(arguments)
@@ -83,8 +86,7 @@ def _run(arguments: Sequence[str]) -> int:
 def command(name: str) -> Callable[[Sequence[str]], int]:
     """The function behind a command's name. Raises UserError: there is none; the close ones are named."""
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS) or list(COMMANDS)
-        raise UserError(f"no command is called {name!r}; there are {', '.join(close)}")
+        raise UserError(f"no command is called {name!r}; {did_you_mean(name, COMMANDS)}")
     return loaded(COMMANDS[name])
 
 

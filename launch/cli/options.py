@@ -11,10 +11,11 @@ import difflib
 import inspect
 import itertools
 import os
+import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from io import StringIO
 from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
 
@@ -22,7 +23,8 @@ import tyro
 
 from dba3c.config import TrainConfig, refuse_unread, replace_options
 from dba3c.environments.atari.protocols import with_protocol
-from dba3c.errors import UserError
+from dba3c.environments.families import check_env_id
+from dba3c.errors import UserError, did_you_mean
 from launch.cli.batch import lanes_for, not_shown, samples_text
 from launch.cli.presets import PRESETS, fitting_preset, preset, with_central_inference
 from launch.local.resources import given_cores
@@ -33,6 +35,7 @@ HELP_WORDS = ("-h", "--help")
 UNKNOWN = "Unrecognized options: "
 WITH_BACKUP_WORKERS = ("servers", "majority")
 """Exchanges that can have them."""
+WITHOUT_SERVERS = ("local", "allreduce", "majority")
 
 Parsed = TypeVar("Parsed")
 
@@ -74,6 +77,8 @@ class TrainWords:
             UserError: anything that cannot be, in one line.
         """
         given = {name: value for name, value in self.given.items() if name not in without}
+        if given.get("num_servers") == 0 and given.get("exchange") in WITHOUT_SERVERS:
+            del given["num_servers"]  # it says what is so anyway
         config = preset(self.preset, given.get("env_id"), cores)
         if given.get("mode") == "central":
             config = with_central_inference(config, cores)
@@ -82,8 +87,10 @@ class TrainWords:
         workers = given.get("num_workers", config.exchange.num_workers)
         lanes = lanes_for(config, given, cores_per_worker or max(1, cores // max(1, workers)), self.preset)
         fitting = _backup_workers_that_can_be(config.exchange, given) | lanes
+        if given.get("num_servers", 1) < 1:
+            raise UserError("--servers must be at least 1; --exchange local, allreduce or majority has none")
         config = replace_options(config, **(fitting | given))
-        refuse_unread(config, self.given)
+        refuse_unread(config, set(self.given) & (set(given) | set(without)))
         return config
 
 
@@ -91,6 +98,8 @@ def words_of(env_or_preset: str | None, given: Mapping[str, Any], **own: Any) ->
     """What was said, by its first word and the options. `own`: those of `TrainWords` itself."""
     if env_or_preset in PRESETS:
         return TrainWords(given=given, **{"preset": env_or_preset, **own})
+    if env_or_preset is not None:
+        _refuse_mistyped_preset(env_or_preset)
     return TrainWords(given=given if env_or_preset is None else {"env_id": env_or_preset, **given}, **own)
 
 
@@ -113,6 +122,15 @@ def parse_train(words: Sequence[str]) -> TrainWords:
     if set(words) & set(HELP_WORDS):
         parse(_train_options(shown=read.config(given_cores(os.environ))), ["--help"], "dba3c train", TrainWords.__doc__)
     return read
+
+
+def _refuse_mistyped_preset(word: str) -> None:
+    """Raise UserError for what is no environment, but nearly a preset."""
+    if difflib.get_close_matches(word, PRESETS, cutoff=0.75):
+        try:
+            check_env_id(word)
+        except UserError:
+            raise UserError(f"no preset is called {word!r}; {did_you_mean(word, PRESETS)}") from None
 
 
 def _train_options(shown: TrainConfig | None = None) -> Any:
@@ -183,17 +201,43 @@ def parse(kind: type[Parsed], words: Sequence[str], program: str, description: s
     except SystemExit as ended:
         if not ended.code:
             raise
-        raise UserError(_one_line(complaint.getvalue())) from None
+        raise UserError(_one_line(complaint.getvalue(), kind)) from None
 
 
-def _one_line(complaint: str) -> str:
+REWORDED = (
+    (r"Error parsing (--[\w-]+).*?invalid literal for int.*? base 10: ('.*?')", "{0} takes a whole number, not {1}"),
+    (r"Error parsing (--[\w-]+).*?could not convert string to float: ('.*?')", "{0} takes a number, not {1}"),
+    (r"Missing value for argument '(--[\w-]+)", "{0} needs a value"),
+    (r"Missing from [^:]*: ((?:--[\w-]+ )?\S+) (.*?) \(required\)", "{0} is missing: {1}"),
+    (r"Unrecognized options: ([^-][^,]*?)(?:,| For full|$)", "{0} belongs to no option"),
+)
+"""What tyro says, and what we do."""
+INVALID_CHOICE = re.compile(r"invalid choice '(.*?)' for argument '(--[\w-]+).*?'\. Expected one of \((.*?)\)")
+
+
+def _one_line(complaint: str, kind: type) -> str:
     """tyro's boxes, without frames: what is wrong, and the nearest options where one is unknown."""
     rows = [row.strip("│╭╮╰╯ ").strip() for row in complaint.splitlines()]
     rows = [row for row in rows if row and not row.startswith("─")]
+    text = " ".join(rows)
+    for pattern, ours in REWORDED:
+        if found := re.search(pattern, text):
+            return ours.format(*found.groups())
+    if found := INVALID_CHOICE.search(text):
+        given, flag, choices = found.groups()
+        return f"{flag} cannot be {given!r}; {did_you_mean(given, choices.replace(chr(39), '').split(', '))}"
     unknown = next((row.removeprefix(UNKNOWN).split(",")[0] for row in rows if row.startswith(UNKNOWN)), "")
-    if not unknown.startswith("-"):
+    if not unknown:
         sentences = (row for row in rows if not row.startswith(("--", "(", "For full helptext", "Argument helptext")))
         return " ".join([*sentences][:2]) or "bad options"
+    if is_dataclass(kind):
+        positions = [name for name, hint in get_type_hints(kind, include_extras=True).items() if _is_position(hint)]
+        names = ["--" + each.name.replace("_", "-") for each in fields(kind) if each.name not in positions]
+        return f"unknown option {unknown}; {did_you_mean(unknown, names)}"
     names = [word.rstrip(",") for row in rows if row.startswith("--") for word in row.split() if word.startswith("--")]
     close = difflib.get_close_matches(unknown, names) or names[:3]
     return f"unknown option {unknown}" + (f"; did you mean {' or '.join(close)}?" if close else "")
+
+
+def _is_position(hint: Any) -> bool:
+    return tyro.conf.Positional in getattr(hint, "__metadata__", ())

@@ -6,7 +6,6 @@ mujoco), then other systems' recipes on this one: IMPALA's V-trace, R2D2 and SAC
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky, atari_v5
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.families import stop_score
-from dba3c.errors import UserError
+from dba3c.errors import UserError, did_you_mean
 from param_servers.config import ExchangeConfig, OptimizerConfig
 
 SMALL_CLUSTER_WORKERS = 8
@@ -297,8 +296,7 @@ def preset(name: str | None, env_id: str | None, cores: int) -> TrainConfig:
         env_id = env_id or EnvironmentConfig().env_id
         name = fitting_preset(env_id)
     if name not in PRESETS:
-        close = difflib.get_close_matches(name, PRESETS) or list(PRESETS)
-        raise UserError(f"no preset is called {name!r}; there are {', '.join(close)}")
+        raise UserError(f"no preset is called {name!r}; {did_you_mean(name, PRESETS)}")
     made, own = PRESETS[name]
     env_id = env_id or own
     config = made(env_id, cores)

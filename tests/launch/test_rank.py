@@ -72,7 +72,7 @@ def test_a_preset_gives_way_to_the_ranks_there_are(world_size: int, words: str, 
         (
             8,
             "breakout --workers many",
-            "Error parsing --workers/--learners/--num-workers: invalid literal for int() with base 10: 'many'",
+            "--workers takes a whole number, not 'many'",
         ),
         (8, "breakout --mode central --backup-workers 4", "4 backup of 1 workers leave no gradient for an update"),
         (

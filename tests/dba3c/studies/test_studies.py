@@ -42,7 +42,7 @@ def test_every_point_of_every_built_in_study_is_a_run_that_could_start(name):
 
 
 def test_an_unknown_study_names_those_that_are_close():
-    with pytest.raises(UserError, match="no study is called 'scalng'; there are scaling"):
+    with pytest.raises(UserError, match="no study is called 'scalng'; did you mean scaling"):
         build("scalng", Shape())
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from importlib.metadata import version
 
 import pytest
 
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
+from launch.cli.main import main
 from launch.cli.options import parse_train
 
 POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo or package.module:loss"
@@ -104,9 +106,13 @@ def test_words_give_what_they_say_and_no_more() -> None:
         ("breakout --worker 3", "unknown option --worker; did you mean --workers"),
         ("breakout --envs-per-workr=3", "unknown option --envs-per-workr=3; did you mean --envs-per-worker"),
         ("breakout --banana 3", "unknown option --banana"),
-        ("breakout pong", "Unrecognized options: pong"),
-        ("breakout --workers many", "Error parsing --workers/--learners/--num-workers: invalid literal"),
-        ("breakout --workers", "Missing value for argument '--workers/--learners/--num-workers'"),
+        ("breakout pong", "pong belongs to no option"),
+        ("breakout --workers two", "--workers takes a whole number, not 'two'"),
+        ("breakout --stop-score high", "--stop-score takes a number, not 'high'"),
+        ("breakout --workers", "--workers needs a value"),
+        ("breakout --exchange sevrers", "--exchange cannot be 'sevrers'; did you mean servers?"),
+        ("breakout --mode x", "--mode cannot be 'x'; there are worker, central"),
+        ("ppoo", "no preset is called 'ppoo'; did you mean ppo?"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_line(words: str, why: str) -> None:
@@ -114,6 +120,34 @@ def test_what_cannot_be_read_is_refused_in_one_line(words: str, why: str) -> Non
         parse_train(words.split())
     assert str(refused.value).startswith(why)
     assert "\n" not in str(refused.value)
+
+
+def test_no_servers_are_what_an_exchange_without_servers_has() -> None:
+    words = ["CartPole-v1", "--workers", "1", "--servers", "0"]
+    assert parse_train([*words, "--exchange", "local"]).config(2).exchange.exchange == "local"
+    with pytest.raises(UserError, match="--servers must be at least 1; --exchange local, allreduce or majority has no"):
+        parse_train(words).config(2)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--version"], f"dba3c {version('dba3c')}"),
+        (["trian"], "dba3c: no command is called 'trian'; did you mean train?"),
+        (["train", "--preset", "ppoo"], "dba3c: no preset is called 'ppoo'; did you mean ppo?"),
+        (["evaluate"], "dba3c: PATH is missing: The run's folder"),
+        (["evaluate", "RUN", "--game", "3"], "dba3c: unknown option --game; did you mean --games?"),
+        (["evaluate", "RUN", "--banana"], "dba3c: unknown option --banana; there are --step, --actions"),
+    ],
+)
+def test_commands_say_what_is_wrong_in_one_line(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(words)
+    said = capsys.readouterr()
+    text = said.out + said.err
+    assert text.startswith(line) and text.count("\n") == 1
+    assert code == (0 if words == ["--version"] else 2)
 
 
 def test_help_shows_the_defaults_of_the_preset_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
