@@ -283,6 +283,11 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     ),
     "mujoco": learning({"learning_curve": "frames"}, {"PPO, 2 workers × 8 environments": "mujoco/seed_0"}),
     "r2d2_loss": r2d2_loss,
+    "recipes": learning(
+        {"pong": CPU_HOURS},
+        {"PPO, 2 workers × 32 environments × 128 steps": "recipes/ppo-Pong/seed-*"},
+        goal=20.0,
+    ),
     "scaling": scaling,
     "servers_and_backups": servers_and_backups,
     "simulation": simulation,
