@@ -19,6 +19,7 @@ from cattrs.preconf.json import make_converter
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError, did_you_mean
+from dba3c.own_code import name_of
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError
 from param_servers.options import option, refusal_of_unread
@@ -261,7 +262,8 @@ def typed_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options by the names of their fields, with values of their fields' types.
 
     Args:
-        options: names may be short ones (`workers`), values what the type can be made of: 1e-3 for a schedule.
+        options: names may be short ones (`workers`), values what the type can be made of: 1e-3 for a schedule, a class
+            for its name.
 
     Raises:
         UserError: an option does not exist (the close ones are named), is given twice, or its value is of another type.
@@ -280,7 +282,7 @@ def typed_options(options: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(f"{name} is given by two of its names")
         kind = get_type_hints(leaves[name][1])[name]
         try:
-            typed[name] = _converter.structure(value, kind)
+            typed[name] = _converter.structure(name_of(value) if callable(value) else value, kind)
         except (CattrsError, cattrs.BaseValidationError, ValueError, TypeError) as error:
             words = " or ".join(get_args(kind)) if get_origin(kind) is Literal else ""
             wanted = words or (kind.__name__ if isinstance(kind, type) else kind)

@@ -51,6 +51,18 @@ def module_of(name: str) -> ModuleType:
         raise UserError(f"{name}: importing {module_name} raised {type(error).__name__}: {error}") from error
 
 
+def name_of(thing: Any) -> str:
+    """The "package.module:attribute" by which any process finds a function or class.
+
+    Raises:
+        UserError: it is in no module that can be imported, or not by its own name.
+    """
+    module, name = getattr(thing, "__module__", "__main__"), getattr(thing, "__qualname__", type(thing).__name__)
+    if module == "__main__" or "<" in name:
+        raise UserError(f"{name} cannot be imported by the run's processes: define it in a module, under a name")
+    return f"{module}:{name}"
+
+
 @contextmanager
 def calling(name: str) -> Iterator[None]:
     """Around calls of what "package.module:attribute" names: what they raise is a UserError of one line, with where."""

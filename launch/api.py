@@ -17,10 +17,13 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Literal, overload
 
+import gymnasium
+
 from dba3c.api import Run
 from dba3c.config import TrainConfig, refuse_unread, replace_options, typed_options
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics.watch import watched
+from dba3c.own_code import name_of
 from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.folder import RunFolder
 from launch.cli.options import said_of_samples, words_of
@@ -33,6 +36,8 @@ from launch.local.supervisor import say_to_stderr
 from param_servers.errors import CheckpointError, ConfigError, RunBroken
 
 Beside = Callable[[RunFolder], AbstractContextManager[None]]
+Trained = str | TrainConfig | Callable[[], gymnasium.Env[Any, Any]]
+"""An environment's id or a preset's name; a whole configuration; what makes an environment of one's own."""
 
 
 class Training(Run):
@@ -76,19 +81,19 @@ class Training(Run):
 
 
 @overload
-def train(env_or_preset: str | TrainConfig = ..., *, detach: Literal[True], **options: Any) -> Training: ...
+def train(env_or_preset: Trained = ..., *, detach: Literal[True], **options: Any) -> Training: ...
 @overload
-def train(env_or_preset: str | TrainConfig = ..., *, detach: bool = ..., **options: Any) -> Run: ...
-def train(env_or_preset: str | TrainConfig = "breakout", *, detach: bool = False, **options: Any) -> Run:
+def train(env_or_preset: Trained = ..., *, detach: bool = ..., **options: Any) -> Run: ...
+def train(env_or_preset: Trained = "breakout", *, detach: bool = False, **options: Any) -> Run:
     """Train on this machine until the run has what it was to have; progress is printed. Ctrl-C ends it with a
     checkpoint, and the run is returned: its `status` is then "stopped".
 
     Args:
-        env_or_preset: any Gymnasium id, or "package.module:function", trained as the preset that fits has it; a
-            preset's name; or a whole configuration.
+        env_or_preset: any Gymnasium id, or a function or class that makes an environment ("package.module:function"),
+            trained as the preset that fits has it; a preset's name; or a whole configuration.
         detach: return at once, with a `Training`, and train in the background of this process.
         options: those of `dba3c train` by their names (`rollout_length=20`), short ones too (`workers=2`); `preset`,
-            `protocol` and `resume` as there.
+            `protocol` and `resume` as there. For "package.module:attribute" also what it names.
 
     Raises:
         UserError: what cannot be, in one line.
@@ -105,6 +110,7 @@ def train(env_or_preset: str | TrainConfig = "breakout", *, detach: bool = False
         refuse_unread(config, given)
         command = "dba3c.train(TrainConfig)"
     else:
+        env_or_preset = env_or_preset if isinstance(env_or_preset, str) else name_of(env_or_preset)
         said = words_of(env_or_preset, given, **own)
         config, goes_on = said.config(cores), said.resume
         for line in said_of_samples(said, config):

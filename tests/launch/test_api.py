@@ -23,6 +23,7 @@ from launch.cli.options import parse_train
 from launch.local import run as local
 from launch.local.resources import given_cores
 from param_servers.errors import CheckpointError, RunBroken
+from tests.integration import games
 
 ROOT = Path(__file__).parents[2]
 QUICK: dict[str, Any] = {"workers": 1, "servers": 1, "lanes": 1, "envs_per_worker": 4, "track": ()}
@@ -76,6 +77,16 @@ def test_a_whole_configuration_is_trained_as_it_is_with_what_is_given_beside_it(
     assert asked["config"].run.seed == 3 and asked["config"].exchange == config.exchange
     with pytest.raises(UserError, match="preset: a whole configuration was given"):
         dba3c.train(config, preset="ppo")
+
+
+def test_code_of_one_s_own_is_given_itself_where_a_process_can_import_it(asked: dict[str, Any]) -> None:
+    dba3c.train(games.make_corridor, network=games.Corridor)
+    config = asked["config"]
+    assert config.environment.env_id == "tests.integration.games:make_corridor"
+    assert config.network.network == "tests.integration.games:Corridor"
+    for nobody_s in (lambda: None, type("Cell", (), {"__module__": "__main__"})):
+        with pytest.raises(UserError, match="cannot be imported by the run's processes"):
+            dba3c.train("CartPole-v1", network=nobody_s)
 
 
 @pytest.mark.parametrize(
