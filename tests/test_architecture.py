@@ -33,7 +33,7 @@ def named(text: str) -> set[str]:
 
 
 def exists(name: str) -> bool:
-    """A path from the root, or a module, or a name that is defined in one (`dba3c.runs.lock.RunLock`)."""
+    """A path from the root, or a module, or a name defined in one (`dba3c.runs.lock.RunLock`) or loaded by it."""
     if "/" in name:
         return (ROOT / name).exists()
     parts = name.split(".")
@@ -44,7 +44,8 @@ def exists(name: str) -> bool:
             inside = parts[length:]
             text = source.read_text()
             return all(
-                re.search(rf"(?:class|def) {word}\b|^\s*(?:self\.)?{word}\b.*[:=]", text, re.M) for word in inside
+                re.search(rf"(?:class|def) {word}\b|^\s*(?:self\.)?{word}\b.*[:=]|^ *\"{word}\": ", text, re.M)
+                for word in inside
             )
     return False
 
