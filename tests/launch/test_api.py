@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 QUICK: dict[str, Any] = {"workers": 1, "servers": 1, "lanes": 1, "envs_per_worker": 4, "track": ()}
 SCRIPT = """
 import dba3c
-run = dba3c.train("CartPole-v1", workers=1, servers=1, track=(), run_dir="run", detach={detach}, metrics_window_s=0.1)
+run = dba3c.train("CartPole-v1", run_dir="run", detach={detach}, metrics_window_s=0.1, **{quick})
 {then}
 """
 
@@ -155,7 +156,7 @@ def test_a_detached_run_is_there_at_once_and_looked_at_when_it_has_ended(
 @contextmanager
 def script(folder: Path, detach: bool, then: str) -> Iterator[subprocess.Popen[str]]:
     """A script that trains, and its processes, which the end of the test finds."""
-    (folder / "script.py").write_text(SCRIPT.format(detach=detach, then=then))
+    (folder / "script.py").write_text(SCRIPT.format(detach=detach, then=then, quick=QUICK))
     command = [sys.executable, "script.py"]
     pipe, environ = subprocess.PIPE, {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
@@ -177,6 +178,7 @@ def wait_for_updates(process: subprocess.Popen[str], run: Path) -> list[psutil.P
     """The roles of the run, when they have learned something."""
     while not updated(run):
         assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
     return psutil.Process(process.pid).children(recursive=True)
 
 
