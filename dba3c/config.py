@@ -305,6 +305,27 @@ def refuse_unread(config: TrainConfig, given: Iterable[str]) -> None:
         raise UserError(refusal)
 
 
+MAY_CHANGE = (
+    "total_frames", "stop_score", "stop_games", "max_hours", "max_core_hours", "track", "evaluators", "recorders",
+    "evaluation_games", "evaluation_budget_s", "recording_every", "checkpoint_every_steps", "keep_checkpoints",
+    "lanes", "env_threads", "environment_restarts",
+)  # fmt: skip
+"""Options that a run may go on with other values of: when it ends, who watches it, on how many cores it is played."""
+
+
+def changed_on_resume(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of a run that goes on, with what was given.
+
+    Raises:
+        UserError: something that was given would make another run of it, or is not read, or cannot be.
+    """
+    if fixed := sorted(set(given) - set(MAY_CHANGE)):
+        raise UserError(f"{', '.join(fixed)} cannot change when a run goes on; what can: {', '.join(MAY_CHANGE)}")
+    changed = replace_options(config, **given)
+    refuse_unread(changed, given)
+    return changed
+
+
 def replace_options(config: TrainConfig, **options: Any) -> TrainConfig:
     """A copy with some leaf options changed, whichever group they live in.
 

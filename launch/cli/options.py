@@ -17,11 +17,12 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, fields, is_dataclass, replace
 from io import StringIO
+from pathlib import Path
 from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
 
 import tyro
 
-from dba3c.config import TrainConfig, refuse_unread, replace_options
+from dba3c.config import MAY_CHANGE, TrainConfig, option_names, refuse_unread, replace_options
 from dba3c.environments.atari.protocols import with_protocol
 from dba3c.environments.families import check_env_id
 from dba3c.errors import UserError, did_you_mean
@@ -31,7 +32,15 @@ from launch.local.resources import given_cores
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError
 
-HELP_WORDS = ("-h", "--help")
+ALL_WORD = "--help-all"
+HELP_WORDS = ("-h", "--help", ALL_WORD)
+COMMON = (
+    "preset", "protocol", "resume",
+    "envs_per_worker", "network", "device", "algorithm", "rollout_length", "discount", "entropy_cost", "learning_rate",
+    "exchange", "num_workers", "num_servers", "num_backup_workers", "mode", "actors",
+    "run_dir", "seed", "total_frames", "stop_score", "max_hours", "track", "evaluators", "recorders",
+)  # fmt: skip
+"""Options that `dba3c train --help` shows."""
 UNKNOWN = "Unrecognized options: "
 WITH_BACKUP_WORKERS = ("servers", "majority")
 """Exchanges that can have them."""
@@ -119,8 +128,11 @@ def parse_train(words: Sequence[str]) -> TrainWords:
     groups = [said.pop(group.name, {}) for group in fields(TrainConfig)]
     given = {name: value for group in groups for name, value in group.items()}
     read = words_of(said.pop("env_or_preset", None), given, **said)
-    if set(words) & set(HELP_WORDS):
-        parse(_train_options(shown=read.config(given_cores(os.environ))), ["--help"], "dba3c train", TrainWords.__doc__)
+    if asked := set(words) & set(HELP_WORDS):
+        shown, text = read.config(given_cores(os.environ)), inspect.cleandoc(TrainWords.__doc__ or "")
+        only = () if ALL_WORD in asked else COMMON
+        text += f"\n\nThese are the common options; {ALL_WORD} shows all {len(option_names())}." if only else ""
+        parse(_train_options(shown, only), ["--help"], "dba3c train", text)
     return read
 
 
@@ -133,11 +145,12 @@ def _refuse_mistyped_preset(word: str) -> None:
             raise UserError(f"no preset is called {word!r}; {did_you_mean(word, PRESETS)}") from None
 
 
-def _train_options(shown: TrainConfig | None = None) -> Any:
+def _train_options(shown: TrainConfig | None = None, only: Collection[str] = ()) -> Any:
     """The options of `dba3c train` as a type of which tyro makes a dictionary of those that were given.
 
     Args:
         shown: whose values the help shows as defaults; without it there are no help texts either.
+        only: these options of the configuration; without any: all.
     """
     typed_dict: Any = TypedDict
     docs, kinds = _docs(TrainWords), get_type_hints(TrainWords)
@@ -145,18 +158,55 @@ def _train_options(shown: TrainConfig | None = None) -> Any:
     env = Annotated[str, position, tyro.conf.arg(metavar="ENV|PRESET", help="What to train.", help_behavior_hint="")]
     options: dict[str, Any] = {"env_or_preset": env}
     for own in fields(TrainWords)[1:]:
+        if only and own.name not in only:
+            continue
         kind = bool if kinds[own.name] is bool else str
         options[own.name] = Annotated[kind, tyro.conf.arg(help=docs[own.name], help_behavior_hint="")]
+    options |= _groups(shown, shown is not None, only)
+    return typed_dict("TrainOptions", options, total=False)
+
+
+def _groups(shown: TrainConfig | None = None, described: bool = False, only: Collection[str] = ()) -> dict[str, Any]:
+    """The configuration's groups of options as such types.
+
+    Args:
+        shown: whose values the help shows as defaults.
+        described: with help texts.
+        only: these options; without any: all.
+    """
+    typed_dict: Any = TypedDict
+    groups: dict[str, Any] = {}
     for name, kind in get_type_hints(TrainConfig).items():
-        docs, kinds = _docs(kind) if shown else {}, get_type_hints(kind)
+        docs, kinds = _docs(kind) if described else {}, get_type_hints(kind)
         leaves = {}
         for leaf in fields(kind):
+            if only and leaf.name not in only:
+                continue
             default = f"(default: {getattr(getattr(shown, name), leaf.name)})" if shown else ""
             short = tuple(f"--{each}" for each in leaf.metadata.get("short", ()))
             leaf_help = tyro.conf.arg(aliases=short, help=docs.get(leaf.name), help_behavior_hint=default)
             leaves[leaf.name] = Annotated[kinds[leaf.name], leaf_help]
-        options[name] = Annotated[typed_dict(kind.__name__, leaves, total=False), tyro.conf.arg(help=kind.__doc__)]
-    return typed_dict("TrainOptions", options, total=False)
+        if leaves:
+            groups[name] = Annotated[typed_dict(kind.__name__, leaves, total=False), tyro.conf.arg(help=kind.__doc__)]
+    return groups
+
+
+def parse_resume(words: Sequence[str]) -> tuple[Path, dict[str, Any]]:
+    """The words after ``dba3c resume``: the run's folder, and the options that are given.
+
+    Raises:
+        UserError: what tyro refuses, in one line.
+    """
+    typed_dict: Any = TypedDict
+    position: Any = tyro.conf.Positional
+    run = {"folder": Annotated[Path, position, tyro.conf.arg(help="The run's folder.", help_behavior_hint="")]}
+    if set(words) & set(HELP_WORDS):
+        kind = typed_dict("ResumeOptions", {**run, **_groups(described=True, only=MAY_CHANGE)}, total=False)
+        parse(kind, ["--help"], "dba3c resume", "Go on with a run from its newest checkpoint. These may change.")
+    said = parse(typed_dict("ResumeOptions", {**run, **_groups()}, total=False), words, "dba3c resume")
+    if "folder" not in said:
+        raise UserError("PATH is missing: The run's folder.")
+    return said.pop("folder"), {name: value for group in said.values() for name, value in group.items()}
 
 
 def _docs(kind: type) -> dict[str, str]:

@@ -20,11 +20,17 @@ from launch.slurm import lost_nodes
 from launch.slurm.job import WARNING
 
 
+@dataclass(frozen=True)
+class StopArguments:
+    """Ask a live run to end with a checkpoint."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run's folder."""
+
+
 def stop(words: Sequence[str]) -> int:
     """dba3c stop RUN"""
-    if len(words) != 1:
-        raise UserError("usage: dba3c stop RUN")
-    print(ask_to_end(words[0]))
+    print(ask_to_end(parse(StopArguments, words, "dba3c stop").run))
     return 0
 
 

@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dba3c.config import TrainConfig, replace_options
+from dba3c.config import TrainConfig, changed_on_resume, replace_options
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.runs.folder import RunFolder
 from launch import rank
 from launch.cli.main import HERE, loaded
-from launch.cli.options import TrainWords, parse_train, said_of_samples
+from launch.cli.options import TrainWords, parse_resume, parse_train, said_of_samples
 from launch.cluster.launchers import PLAIN, STARTS_RANKS_AGAIN, LaunchPlace, detect
 from launch.cluster.topology import Topology, fit
 from launch.local.resources import given_cores
@@ -61,11 +61,10 @@ def train(words: Sequence[str]) -> int:
 
 
 def resume(words: Sequence[str]) -> int:
-    """dba3c resume RUN"""
-    if len(words) != 1:
-        raise UserError("usage: dba3c resume RUN")
-    folder = RunFolder.open(words[0])
-    config = TrainConfig.from_json(folder.config_text())
+    """dba3c resume RUN [OPTIONS]"""
+    run, given = parse_resume(words)
+    folder = RunFolder.open(run)
+    config = changed_on_resume(TrainConfig.from_json(folder.config_text()), given)
     return loaded(HERE)(config, folder.path, resume=True, command=shlex.join(["dba3c", "resume", *words]))
 
 

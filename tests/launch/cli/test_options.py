@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
-from dba3c.config import TrainConfig
+from dba3c.config import MAY_CHANGE, TrainConfig, changed_on_resume, option_names
 from dba3c.errors import UserError
-from launch.cli.main import main
-from launch.cli.options import parse_train
+from launch.cli.main import COMMANDS, main
+from launch.cli.options import COMMON, parse_resume, parse_train
 
 POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo or package.module:loss"
 
@@ -155,4 +157,30 @@ def test_help_shows_the_defaults_of_the_preset_that_fits(capsys: pytest.CaptureF
         parse_train(["CartPole-v1", "--help"])
     said = capsys.readouterr().out
     assert not ended.value.code
-    assert "--lr STR, --learning-rate STR" in said and "(default: CartPole-v1)" in said
+    assert "--lr STR, --learning-rate STR" in said and "(default: 475.0)" in said and "--burn-in" not in said
+    with pytest.raises(SystemExit):
+        parse_train(["CartPole-v1", "--help-all"])
+    said = capsys.readouterr().out
+    assert "(default: CartPole-v1)" in said and "--burn-in" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert not ended.value.code
+    assert capsys.readouterr().out.startswith(f"usage: dba3c {command}")
+
+
+def test_a_run_goes_on_with_what_may_change_and_the_rest_is_refused_by_name() -> None:
+    folder, given = parse_resume(["RUN", "--total-frames", "2000", "--track", "--evaluators", "1"])
+    changed = changed_on_resume(TrainConfig(), given)
+    assert str(folder) == "RUN"
+    assert (changed.run.total_frames, changed.run.track, changed.run.evaluators) == (2000, (), 1)
+    with pytest.raises(UserError, match="learning_rate, num_workers cannot change .* can: total_frames, stop_score"):
+        changed_on_resume(TrainConfig(), parse_resume(["RUN", "--lr", "1", "--workers", "3"])[1])
+    with pytest.raises(UserError, match="PATH is missing"):
+        parse_resume(["--total-frames", "3"])
+    assert set(MAY_CHANGE) <= set(option_names()) and len(COMMON) <= 25
+    documented = (Path(__file__).parents[3] / "docs" / "reliability.md").read_text().split("## Going on with other")[1]
+    assert {name.replace("_", "-") for name in MAY_CHANGE} == set(re.findall(r"`--([a-z-]+)`", documented))
