@@ -20,7 +20,7 @@ from typing import Any, Literal, overload
 import gymnasium
 
 from dba3c.api import Run
-from dba3c.config import TrainConfig, refuse_unread, replace_options, typed_options
+from dba3c.config import TrainConfig, changed_on_resume, refuse_unread, replace_options, typed_options
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics.watch import watched
 from dba3c.own_code import name_of
@@ -118,11 +118,17 @@ def train(env_or_preset: Trained = "breakout", *, detach: bool = False, **option
     return _train(config, run_dir_of(config, goes_on), goes_on, command, detach)
 
 
-def resume(run: str | os.PathLike[str], *, detach: bool = False) -> Run:
-    """Go on with a run from its newest checkpoint; see `train`, also for what is raised."""
+def resume(run: str | os.PathLike[str], *, detach: bool = False, **options: Any) -> Run:
+    """Go on with a run from its newest checkpoint; see `train`, also for what is raised.
+
+    Args:
+        options: of what may change (`dba3c.config.MAY_CHANGE`); any other is a UserError.
+    """
     folder = RunFolder.open(run)
-    config = TrainConfig.from_json(folder.config_text())
-    return _train(config, folder.path, True, f"dba3c.resume({str(folder.path)!r})", detach)
+    given = typed_options(options)
+    config = changed_on_resume(TrainConfig.from_json(folder.config_text()), given)
+    command = ", ".join([repr(str(folder.path)), *(f"{name}={value!r}" for name, value in given.items())])
+    return _train(config, folder.path, True, f"dba3c.resume({command})", detach)
 
 
 def stop(run: str | os.PathLike[str]) -> str:

@@ -139,6 +139,11 @@ def test_resume_goes_on_with_what_the_run_was_configured_with(asked: dict[str, A
     with pytest.raises(UserError, match="none is whole"):
         dba3c.resume(run)
     assert asked["resume"] and asked["config"] == run.config and asked["run_dir"] == run.folder
+    with pytest.raises(UserError, match="none is whole"):
+        dba3c.resume(run, total_frames=77)
+    assert asked["config"].run.total_frames == 77
+    with pytest.raises(UserError, match="servers"):
+        dba3c.resume(run, servers=3)
 
 
 def test_a_detached_run_is_there_at_once_and_looked_at_when_it_has_ended(
