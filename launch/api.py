@@ -9,7 +9,7 @@ import atexit
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import AbstractContextManager, contextmanager
@@ -32,7 +32,6 @@ from launch.cli.train import run_dir_of
 from launch.cluster.launchers import detect
 from launch.local import run as local
 from launch.local.resources import given_cores
-from launch.local.supervisor import say_to_stderr
 from param_servers.errors import CheckpointError, ConfigError, RunBroken
 
 Beside = Callable[[RunFolder], AbstractContextManager[None]]
@@ -108,14 +107,13 @@ def train(env_or_preset: Trained = "breakout", *, detach: bool = False, **option
             raise UserError(f"{' and '.join(own)}: a whole configuration was given, which has them")
         config, goes_on = replace_options(env_or_preset, **given), bool(own.get("resume"))
         refuse_unread(config, given)
-        command = "dba3c.train(TrainConfig)"
+        command, told = "dba3c.train(TrainConfig)", []
     else:
         env_or_preset = env_or_preset if isinstance(env_or_preset, str) else name_of(env_or_preset)
         said = words_of(env_or_preset, given, **own)
         config, goes_on = said.config(cores), said.resume
-        for line in said_of_samples(said, config):
-            say_to_stderr(line)
-    return _train(config, run_dir_of(config, goes_on), goes_on, command, detach)
+        told = said_of_samples(said, config)
+    return _train(config, run_dir_of(config, goes_on), goes_on, command, detach, told)
 
 
 def resume(run: str | os.PathLike[str], *, detach: bool = False, **options: Any) -> Run:
@@ -140,16 +138,18 @@ def stop(run: str | os.PathLike[str]) -> str:
     return ask_to_end(run)
 
 
-def _train(config: TrainConfig, run_dir: Path, goes_on: bool, command: str, detach: bool) -> Run:
+def _train(
+    config: TrainConfig, run_dir: Path, goes_on: bool, command: str, detach: bool, told: Sequence[str] = ()
+) -> Run:
     place = detect(os.environ)
     if place.world_size > 1:
         raise UserError(f"{place.launcher} started {place.world_size} ranks, which `dba3c train` makes one run of")
 
     def supervise(beside: Beside) -> Run:
-        roles_import_what_we_do = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # roles import what we do
         try:
             code = local.train(
-                config, run_dir, resume=goes_on, command=command, beside=beside, environ=roles_import_what_we_do
+                config, run_dir, resume=goes_on, command=command, beside=beside, environ=environ, told=told
             )
         except (ConfigError, CheckpointError) as error:
             raise UserError(str(error)) from error

@@ -48,16 +48,15 @@ def train(words: Sequence[str]) -> int:
             "all servers and workers are processes of this machine anyway"
         )
     config = said.config(given_cores(os.environ))
-    for line in said_of_samples(said, config):
-        say_to_stderr(line)
     if place != PLAIN and sums_over_all_ranks(config):
         return train_as_rank(said, place, command)  # over the launcher's ranks, of which there is one
+    run, told = loaded(HERE), said_of_samples(said, config)
     if place.launcher in STARTS_RANKS_AGAIN and place.launch_id:
         run_dir = config.run.run_dir or run_dir_of_launch(config, place)
         goes_on = said.resume or rank.returns(run_dir, place)
         of_launch = {"launch_id": place.launch_id, "run_name": place.run_name}
-        return loaded(HERE)(config, run_dir, resume=goes_on, command=command, **of_launch)
-    return loaded(HERE)(config, run_dir_of(config, said.resume), resume=said.resume, command=command)
+        return run(config, run_dir, resume=goes_on, command=command, told=told, **of_launch)
+    return run(config, run_dir_of(config, said.resume), resume=said.resume, command=command, told=told)
 
 
 def resume(words: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -36,6 +36,7 @@ def train(
     run_name: str = "",
     beside: Callable[[RunFolder], AbstractContextManager[None]] = all_of_a_process,
     environ: Mapping[str, str] | None = None,
+    told: Sequence[str] = (),
 ) -> int:
     """Train until the run ends; returns the exit code.
 
@@ -43,6 +44,7 @@ def train(
         launch_id, run_name: as in `LaunchPlace`, where a launcher started this and may start it again.
         beside: entered while the roles run.
         environ: of the roles; None: this process's.
+        told: lines about the run, printed once it is not refused.
 
     Raises:
         UserError: the run folder is in use, or holds another run.
@@ -53,7 +55,7 @@ def train(
     shape = {**topology_of(config), **({"run_name": run_name} if run_name else {})}
     life = {"launcher": "local", "topology": shape, "launch_id": launch_id, "command": command}
     with RunFolder.launch(run_dir, config.to_json(), resume, **life) as folder:
-        print(f"run folder: {folder.path}", flush=True)
+        print("\n".join([f"run folder: {folder.path}", *told]), flush=True)
         metrics = MetricsWriter(folder, "launcher", 0)
         first = first_incarnation(folder.path, rank=0)
         processes = role_processes(config, folder.path, launch_id, first)
