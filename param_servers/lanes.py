@@ -41,7 +41,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from param_servers.errors import ConfigError, LaneLost, RunStopped, told
+from param_servers.errors import ConfigError, LaneLost, RunStopped
+from param_servers.errors import told as line_of
 from param_servers.exchange import GradientExchange, Pull, Receipt
 from param_servers.patience import AwakeClock
 from param_servers.timeouts import CLOSE_S, NAP_S, Timeouts
@@ -112,13 +113,21 @@ ALONE = Lane(0, 1, ())
 """The one process of a worker without lanes."""
 
 
-def run_in_lanes(count: int, main: Callable[[Lane], str], *, timeouts: Timeouts, cores: Sequence[int] = ()) -> str:
+def run_in_lanes(
+    count: int,
+    main: Callable[[Lane], str],
+    *,
+    timeouts: Timeouts,
+    cores: Sequence[int] = (),
+    told: tuple[type[Exception], ...] = (),
+) -> str:
     """Call `main` in `count` processes, this one and `count` − 1 forked ones; what it returned here.
 
     Everything imported before is shared. Forks have no other thread of this process: call it before torch computes.
 
     Args:
         cores: lane i is bound to cores[i]; () binds none.
+        told: errors whose line says all; of others a lane prints the traceback, too.
 
     Raises:
         LaneLost: another lane died, failed, or was silent for too long; else whatever `main` raises.
@@ -144,8 +153,9 @@ def run_in_lanes(count: int, main: Callable[[Lane], str], *, timeouts: Timeouts,
         except LaneLost:  # lane 0 is gone, or says why it goes
             return
         except Exception as error:
-            traceback.print_exc()
-            link.last_word(told(error))
+            if not isinstance(error, told):
+                traceback.print_exc()
+            link.last_word(line_of(error))
 
     gc.collect()
     gc.freeze()  # what is there now stays shared: a collection would write to it

@@ -20,8 +20,8 @@ from dba3c.assembly.model import Spaces, build_model
 from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.protocol import VectorEnvironment, worker_seed
-from dba3c.errors import warn_on_stderr
+from dba3c.environments.protocol import EnvironmentFailed, VectorEnvironment, worker_seed
+from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.exchange_records import GradientRecorder
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
@@ -40,7 +40,11 @@ def worker(process: RunProcess) -> str:
         warn_on_stderr(f"worker {process.rank}: {lanes} lanes share {len(cores)} cores")
     mine = cores if lanes == len(cores) else ()  # given to this worker alone, as far as can be known
     return run_in_lanes(
-        lanes, lambda lane: _live(replace(process, lane=lane.index), lane), timeouts=timeouts, cores=mine
+        lanes,
+        lambda lane: _live(replace(process, lane=lane.index), lane),
+        timeouts=timeouts,
+        cores=mine,
+        told=(EnvironmentFailed, UserError),
     )
 
 

@@ -197,7 +197,7 @@ def test_ctrl_c_ends_a_script_s_training_with_a_checkpoint_and_the_script_goes_o
 
 
 def test_a_detached_training_ends_with_its_interpreter_and_a_checkpoint(tmp_path: Path) -> None:
-    with script(tmp_path, detach=True, then="input()") as process:
+    with script(tmp_path, detach=True, then="import signal; signal.pause()") as process:
         roles = wait_for_updates(process, tmp_path / "run")
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
