@@ -192,7 +192,7 @@ def _end(processes: Sequence[ForkProcess]) -> None:
             process.join(CLOSE_S)
             if process.is_alive():
                 process.kill()
-                process.join()
+                process.join(CLOSE_S)
 
 
 class _Link:
@@ -245,7 +245,7 @@ class _Link:
         message = _Message(_Kind(kind), flag, first, second, packet[_HEADER.size :])
         if message.kind == _Kind.FAILED:
             raise LaneLost(f"{self._who} failed: {message.text.decode()}")
-        if message.kind == _Kind.STOPPED and message.kind not in expected:
+        if message.kind == _Kind.STOPPED:
             raise RunStopped(message.text.decode())
         if message.kind not in expected:
             raise RuntimeError(f"{self._who} said {message.kind.name} where {expected[0].name} was expected")

@@ -2,7 +2,7 @@
 # Printed by: dba3c sbatch breakout --nodes 64 --servers 4 --backup-workers 4
 # 64 nodes × 12 cores: 64 = 4 servers + 60 workers (56 gradients + 4 backup)
 # 56 gradients × 12 lanes × 1 environment × 5 steps = 3,360 samples an update
-# 3,360 samples an update: the preset breakout was shown to learn with 160 (results/batch_size)
+# 3,360 samples an update: the preset breakout was shown to learn with 160 (results/breakout_2cores)
 # Submit from the folder that holds .venv, shared by all nodes: sbatch --account=A --partition=P THIS_FILE
 ##SBATCH --account=
 ##SBATCH --partition=

@@ -72,4 +72,5 @@ def not_shown(config: TrainConfig, preset: str | None) -> str:
     if preset != "breakout" or config.central.mode != "worker" or samples <= SHOWN_WITHIN * max(SHOWN_SAMPLES):
         return ""
     shown = ", ".join(f"{each:,}" for each in SHOWN_SAMPLES)
-    return f"{samples:,} samples an update: the preset breakout was shown to learn with {shown} (results/batch_size)"
+    seen = f"the preset breakout was shown to learn with {shown} (results/breakout_2cores)"
+    return f"{samples:,} samples an update: {seen}"
