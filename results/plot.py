@@ -15,9 +15,17 @@ from matplotlib.ticker import EngFormatter
 from dba3c.benchmarks import batch_size, simulator_validation
 from dba3c.studies.architectures import ARCHITECTURES, plot_costs, read_csv
 from dba3c.studies.curve import Curve, load_curve
-from dba3c.studies.figures import IDEAL, PALETTE, draw_measured, draw_simulated, finish, new_figure, new_panels, save
-from dba3c.studies.learning_curves import plot_learning_curves
-from dba3c.studies.report import draw as draw_study
+from dba3c.studies.figures import (
+    IDEAL,
+    PALETTE,
+    draw_measured,
+    draw_simulated,
+    finish,
+    new_figure,
+    new_panels,
+    save,
+)
+from dba3c.studies.learning_curves import plot_learning_curves, random_to
 from dba3c.studies.results import data_points_per_s, each, read_results
 from dba3c.studies.study import DBA3C_SCORES, NETWORK_SIZES
 
@@ -26,6 +34,8 @@ CPU_HOURS = "progress/cpu_hours"
 """Not core-hours held: long runs shared their machine with other work."""
 DATA_POINTS_TO_300 = 4_219_196
 """Of breakout_2cores: agent steps until the mean of 50 games was 300."""
+PPO_SCORES = {"Assault": 4_972.0, "StarGunner": 32_689.0}
+"""Of its paper (arXiv 1707.06347, table 6; sticky actions off), where DBA3C published none."""
 GAMES = 50
 """In a mean score; before so many were played it is of fewer."""
 
@@ -69,9 +79,15 @@ def games(folder: Path) -> None:
         (curve,) = result.curves
         score(axes, curve, "progress/frames", color=PALETTE[0])
         published = DBA3C_SCORES[f"ALE/{result.point.name}-v5"]
-        told = "not published" if published is None else f"{published:g}"
-        axes.set_title(f"{result.point.name} (DBA3C: {told})", fontsize=9)
+        whose = "DBA3C"
+        if published is None:
+            published, whose = PPO_SCORES[result.point.name], "PPO, 10 M steps"
+        axes.axhline(published, **IDEAL)
+        random_to(axes, curve, published)
+        axes.set_title(f"{result.point.name} ({whose}: {published:,.0f})", fontsize=9)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    told = "Sticky actions off, 1 seed each; from what random actions score to what was published (dashed)"
+    figure.suptitle(told, fontsize=10)
     save(figure, folder / "games")
 
 
@@ -85,7 +101,7 @@ def architectures(folder: Path) -> None:
         for index, (architecture, label) in enumerate(ARCHITECTURES.items()):
             if f"{architecture}-{network}" in curves:
                 score(axes, curves[f"{architecture}-{network}"], CPU_HOURS, color=PALETTE[index], label=label)
-        axes.set_title(f"{network} network", fontsize=9)
+        axes.set_title(f"Breakout, sticky actions off, 1 seed: {network} network", fontsize=8)
     lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
     figure.legend(handles=lines.values(), loc="outside upper center", ncols=len(lines), frameon=False, fontsize=8)
     save(figure, folder / "score_budget")
@@ -144,6 +160,72 @@ def communication(folder: Path) -> None:
     save(figure, folder / "over_bound")
 
 
+def cluster(folder: Path) -> None:
+    """Time-dilated rows: data points/s against workers, servers and backup workers; the simulator beside each."""
+    kept, refused = (
+        [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+        for name in ("rows.jsonl", "refused.jsonl")
+    )
+    busy = {row["key"]: row for row in sorted(refused, key=lambda row: -row["own_share"])}
+    rows = [*kept, *(row for key, row in busy.items() if key not in {row["key"] for row in kept})]
+    for row in rows:
+        row["way"] = dilated_way(row)
+    for network, gbit in dict.fromkeys((row["network"], row["gbit"]) for row in rows if row["part"] == "workers"):
+        mine = [row for row in rows if row["part"] == "workers" and (row["network"], row["gbit"]) == (network, gbit)]
+        name = f"{network}_{gbit:g}gbit"
+        scaled = [row for row in mine if not row["servers"] or row["servers"] == 4 or row["colocated"]]
+        if len({row["workers"] for row in scaled}) > 1:
+            figure, axes = new_figure()
+            draw_dilated(axes, scaled, "way", "workers")
+            alone = min(scaled, key=lambda row: (row["workers"], -row["data_points_per_s"]))
+            every_n = sorted({row["workers"] for row in scaled})
+            ideal = [alone["data_points_per_s"] * n / alone["workers"] for n in every_n]
+            axes.plot(every_n, ideal, label="theoretical, from the fewest workers", **IDEAL)
+            finish(axes, f"workers of 12 cores ({network}, {gbit:g} Gbit/s, time-dilated)", DILATED, every_n, log=True)
+            save(figure, folder / f"workers_{name}")
+        sharded = [row for row in mine if row["exchange"] == "servers" and not row["colocated"]]
+        sharded = [row for row in sharded if row["workers"] == max(row["workers"] for row in mine)]
+        if len(sharded) > 2:  # two points are a table
+            figure, axes = new_figure()
+            draw_dilated(axes, [{**row, "way": "servers"} for row in sharded], "way", "servers")
+            axes.set_xscale("log", base=2)
+            from_zero(axes)
+            x_name = f"parameter servers ({sharded[0]['workers']} workers, {network}, {gbit:g} Gbit/s, time-dilated)"
+            finish(axes, x_name, DILATED, [row["servers"] for row in sharded])
+            save(figure, folder / f"servers_{name}")
+    if spared := [row for row in rows if row["part"] == "backup"]:
+        figure, axes = new_figure()
+        draw_dilated(axes, spared, "exchange", "backup")
+        from_zero(axes)
+        x_name = "backup workers of 64 (lognormal stragglers, time-dilated)"
+        finish(axes, x_name, DILATED, [row["backup"] for row in spared])
+        save(figure, folder / "backup")
+
+
+DILATED = "data points/s"
+
+
+def dilated_way(row: Mapping[str, Any]) -> str:
+    if row["colocated"]:
+        return "a server beside every worker"
+    names = {"allreduce": "all-reduce (Gloo)", "majority": "majority", "async": "4 servers, asynchronous"}
+    return names.get(row["exchange"], f"{row['servers']} servers")
+
+
+def draw_dilated(axes: Axes, rows: Sequence[dict[str, Any]], by: str, x: str) -> None:
+    """Marks where it was measured, hollow ones on too busy a machine; a thin dotted line where it was simulated."""
+    for index, value in enumerate(dict.fromkeys(row[by] for row in rows)):
+        mine = sorted((row for row in rows if row[by] == value), key=lambda row: row[x])
+        places, colour = [row[x] for row in mine], PALETTE[index % len(PALETTE)]
+        axes.plot(places, [row["data_points_per_s"] for row in mine], marker="o", color=colour, label=value)
+        for row in mine:
+            if row["refused"]:
+                axes.plot(row[x], row["data_points_per_s"], marker="o", markerfacecolor="white", color=colour)
+        simulated = [row["data_points_per_s"] * row["step_ms"] / row["predicted_ms"] for row in mine]
+        axes.plot(places, simulated, ":", linewidth=0.9, color=colour)
+    axes.plot([], [], ":", linewidth=0.9, color="black", label="SIMULATED, before it was measured")
+
+
 def stragglers(folder: Path) -> None:
     """Gradients that count against the number of backup workers."""
     figure, axes = new_figure()
@@ -153,14 +235,8 @@ def stragglers(folder: Path) -> None:
             x, y = numbers(mine, "backup"), numbers(mine, "data_points_per_s")
             axes.plot(x, y, style, marker="o", markersize=4, color=PALETTE[index], label=f"{exchange}, {told}")
     axes.set_ylim(bottom=0)
-    finish(axes, "backup workers (8 gradients make an update)", "gradients that count / s", x)
-    axes.legend(frameon=False, fontsize=8, handlelength=4)  # long enough to tell dashed from solid
+    finish(axes, "backup workers (8 gradients make an update)", "gradients that count / s", x, handlelength=4)
     save(figure, folder / "stragglers")
-
-
-def servers_and_backups(folder: Path) -> None:
-    for name in ("servers", "backups"):
-        draw_study(read_results(folder / name), folder / name)
 
 
 def inference(folder: Path) -> None:
@@ -266,6 +342,15 @@ FIGURES: dict[str, Callable[[Path], None]] = {
         {"worker + servers, actor-critic": "breakout_2cores", "central inference, V-trace": "breakout_central"},
         goal=300.0,
     ),
+    "cluster": cluster,
+    "breakout_lanes": learning(
+        {"learning_curve": CPU_HOURS},
+        {
+            "one worker, two lanes": "breakout_lanes/nstep/seed-*",
+            "two workers, two servers": "breakout_2cores",
+        },
+        goal=300.0,
+    ),
     "communication": communication,
     "football": learning(
         {"learning_curve": "frames", "learning_curve_cpu_hours": CPU_HOURS},
@@ -289,7 +374,6 @@ FIGURES: dict[str, Callable[[Path], None]] = {
         goal=20.0,
     ),
     "scaling": scaling,
-    "servers_and_backups": servers_and_backups,
     "simulation": simulation,
     "stragglers": stragglers,
     "vizdoom": learning(

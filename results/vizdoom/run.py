@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 
 if __name__ == "__main__":
     run = sys.argv[1]
-    words = ["train", "vizdoom/basic", "--preset", "vizdoom", "--max-hours", "0.13", "--run-dir", run]
+    words = ["train", "vizdoom/basic", "--workers", "2", "--servers", "1", "--max-hours", "0.13", "--run-dir", run]
     ended = subprocess.run([sys.executable, "-m", "launch", *words], check=False).returncode
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     downsample(run, HERE / "small_lstm", rows=150)

@@ -1,0 +1,232 @@
+"""Other systems' whole training loops beside ours, on the same cores: agent steps/s of Breakout, in turn.
+
+    python results/peers/measure.py speed --cleanrl DIR      (30 minutes on an idle machine of 2 cores)
+    python results/peers/measure.py page                     writes the tables of README.md from rows.jsonl
+
+Virtual environments are made under --venvs (default ~/.cache/dba3c/peers), with the pinned versions of PEERS. DIR is a
+checkout of CleanRL, which is no package: https://github.com/vwxyzjn/cleanrl. All play 84×84×4 gray frames, frame skip
+4, sticky actions off, a lost life ends an episode, rewards clipped, with the network of Nature 2015 where nothing else
+is said, and the hyperparameters that their authors recommend for Atari.
+
+A row is one run: agent steps/s of its last SECONDS, after WARM_UP_S, and the private memory of all of its processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from dba3c.errors import UserError
+from dba3c.studies.page import facts, made_by, markdown, renew
+
+HERE = Path(__file__).resolve().parent
+ROWS = HERE / "rows.jsonl"
+SECONDS, WARM_UP_S, START_S = 25.0, 10.0, 120.0
+TORCH = "torch==2.13.0"
+VENVS = {
+    "cleanrl": (TORCH, "envpool==0.8.4", "gym==0.23.1", "numpy<2", "tyro", "tensorboard"),
+    "sb3": (TORCH, "stable-baselines3==2.7.1", "ale-py==0.12.1", "opencv-python-headless"),
+    "sample_factory": (TORCH, "sample-factory==2.1.1", "ale-py==0.10.1", "opencv-python-headless"),
+    "rllib": (TORCH, "ray[rllib]==2.60.0", "ale-py==0.12.1", "opencv-python-headless"),
+}
+"""Virtual environments, and what is installed into them."""
+FOREVER = "100000000"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One row's system: how it is started, and how its output tells agent steps.
+
+    `counts`: a pattern of a line whose first group is the number of agent steps (× `scale`) so far.
+    """
+
+    words: tuple[str, ...]
+    venv: str = ""
+    counts: str = r"^steps (\d+)"
+    scale: float = 1.0
+
+
+def peers(cleanrl: Path) -> dict[str, Peer]:
+    """By name, in the order of the table. What has no virtual environment is ours."""
+    envpool = (str(cleanrl / "cleanrl" / "ppo_atari_envpool.py"), "--no-cuda", "--total-timesteps", FOREVER)
+    told = r"global_step=(\d+)"
+    ours = ("-m", "launch", "train", "breakout", "--track", "--metrics-window-s", "1", "--run-dir", "RUN")
+    frames = r" frames ([\d,]+) "
+    return {
+        "ours, small network, bf16, 160 samples": Peer(ours, counts=frames, scale=0.25),
+        "ours, Nature, bf16, 64 environments a core": Peer(
+            (*ours, "--network", "nature", "--envs-per-worker", "128"), counts=frames, scale=0.25
+        ),
+        "ours, Nature, float32, 64 environments a core": Peer(
+            (*ours, "--network", "nature", "--envs-per-worker", "128", "--precision", "float32"),
+            counts=frames, scale=0.25,
+        ),
+        "CleanRL PPO + EnvPool, 1 epoch": Peer((*envpool, "--update-epochs", "1"), "cleanrl", told),
+        "CleanRL PPO + EnvPool (4 epochs)": Peer(envpool, "cleanrl", told),
+        "Stable-Baselines3 A2C": Peer((str(HERE / "run_sb3.py"), "a2c", "Breakout", FOREVER, "1"), "sb3"),
+        "Stable-Baselines3 PPO (4 epochs)": Peer((str(HERE / "run_sb3.py"), "ppo", "Breakout", FOREVER, "1"), "sb3"),
+        "Sample Factory APPO": Peer(
+            (
+                str(HERE / "run_sample_factory.py"), "--env=atari_breakout", "--experiment=run", "--train_dir=RUN",
+                "--device=cpu", "--num_workers=2", "--num_envs_per_worker=8", "--batch_size=512",
+                f"--train_for_env_steps={FOREVER}",
+            ),
+            "sample_factory", r"Total num frames: (\d+)", 0.25,
+        ),
+        "RLlib IMPALA": Peer((str(HERE / "run_rllib.py"), "impala", "Breakout", FOREVER, "1"), "rllib"),
+        "RLlib PPO (4 epochs)": Peer((str(HERE / "run_rllib.py"), "ppo", "Breakout", FOREVER, "1"), "rllib"),
+    }  # fmt: skip
+
+
+def python_of(venv: str, venvs: Path) -> str:
+    """Of a virtual environment, which is made where it is not there."""
+    if not venv:
+        return sys.executable
+    python, done = venvs / venv / "bin" / "python", venvs / venv / "installed"
+    if not done.exists():
+        print(f"making {venvs / venv}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(venvs / venv)], check=True)
+        for words in VENVS[venv][:1], VENVS[venv]:
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *words], check=True)
+        done.touch()
+    return str(python)
+
+
+def run(peer: Peer, venvs: Path) -> dict[str, float]:
+    """One row's figures.
+
+    Raises:
+        UserError: it ended, or told no steps in time; with the last words of its output.
+    """
+    folder = tempfile.mkdtemp()
+    words = [word.replace("RUN", f"{folder}/run") for word in peer.words]
+    told: list[tuple[float, float]] = []
+    lines: list[str] = []
+    process = subprocess.Popen(
+        [python_of(peer.venv, venvs), *words],
+        cwd=folder if peer.venv else None,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"} | ({"PYTHONPATH": ""} if peer.venv else {}),
+    )
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            del lines[:-30]
+            found = re.search(peer.counts, line)
+            if found and (steps := float(found.group(1).replace(",", ""))):
+                told.append((time.monotonic(), peer.scale * steps))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        begun_s = time.monotonic()
+        while not told or time.monotonic() - told[0][0] < WARM_UP_S + SECONDS:
+            if process.poll() is not None or (not told and time.monotonic() - begun_s > START_S):
+                reader.join(5.0)
+                raise UserError("".join(lines) or f"no steps within {START_S:g} s")
+            time.sleep(0.2)
+        return {"agent_steps_per_s": round(rate(told), 1), "private_mb": round(private_mb(process.pid))}
+    finally:
+        for sent, wait_s in ((signal.SIGINT, 10.0), (signal.SIGKILL, 5.0)):
+            try:
+                os.killpg(process.pid, sent)
+                process.wait(wait_s)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def rate(told: list[tuple[float, float]]) -> float:
+    """Steps per second between the first and the last word of the last SECONDS."""
+    late = [each for each in told if each[0] >= told[-1][0] - SECONDS]
+    (first_s, first), (last_s, last) = late[0], late[-1]
+    if last_s <= first_s:
+        raise UserError(f"steps were told only once in {SECONDS:g} s")
+    return (last - first) / (last_s - first_s)
+
+
+def private_mb(pid: int) -> float:
+    """Of a process and its descendants."""
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    return sum(each.memory_full_info().uss for each in processes if each.is_running()) / 1e6
+
+
+def speed(options: argparse.Namespace) -> None:
+    """Appends the missing rows, round by round."""
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
+    done = {(row["round"], row["system"]) for row in rows}
+    until_s = time.monotonic() + options.seconds
+    for number in range(options.rounds):
+        for name, peer in peers(options.cleanrl).items():
+            if (number, name) in done or (options.only and not re.search(options.only, name)):
+                continue
+            if time.monotonic() > until_s:
+                print("the same command goes on from here")
+                return
+            try:
+                found = run(peer, options.venvs)
+            except UserError as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                continue
+            row = {"round": number, "system": name, **found, "cores": len(os.sched_getaffinity(0))}
+            print(json.dumps(row), flush=True)
+            with ROWS.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def page() -> None:
+    """The table: medians of the rounds, and against the fastest other system."""
+    rounds: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for line in ROWS.read_text().splitlines():
+        row = json.loads(line)
+        rounds[row["system"]].append(row)
+    of = {name: statistics.median(row["agent_steps_per_s"] for row in rows) for name, rows in rounds.items()}
+    best = max(value for name, value in of.items() if not name.startswith("ours"))
+    table = []
+    for name, value in sorted(of.items(), key=lambda pair: -pair[1]):
+        rates = [row["agent_steps_per_s"] for row in rounds[name]]
+        memory = statistics.median(row["private_mb"] for row in rounds[name])
+        spread = f"{min(rates):,.0f} to {max(rates):,.0f}"
+        table.append([name, str(len(rates)), f"{value:,.0f}", spread, f"{value / best:.2f}", f"{memory:,.0f}"])
+    head = ["system", "rounds", "agent steps/s", "from … to", "× the fastest other", "private memory, MB"]
+    command = "python results/peers/measure.py speed --cleanrl DIR"
+    renew(HERE / "README.md", made_by(facts(command)), markdown(head, table))
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("speed", "page"))
+    parser.add_argument("--cleanrl", type=Path, default=Path("cleanrl"), help="a checkout of CleanRL")
+    parser.add_argument("--venvs", type=Path, default=Path.home() / ".cache" / "dba3c" / "peers")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="a pattern of names")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no further run after so many")
+    options = parser.parse_args()
+    if options.what == "speed":
+        speed(options)
+    page()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+"""Sample Factory's own Atari example; importing ale_py is what makes its games known to gymnasium 0.29."""
+
+from __future__ import annotations
+
+import sys
+
+import ale_py
+from sf_examples.atari.train_atari import main
+
+assert ale_py.__version__
+
+if __name__ == "__main__":
+    sys.exit(main())
