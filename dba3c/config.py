@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from param_servers.timeouts import NOTICE_S
 
 ALGORITHMS_OF_MODES = {"worker": ("actor_critic", "vtrace", "ppo"), "central": ("vtrace", "r2d2", "sac")}
 ALGORITHMS = ("actor_critic", "vtrace", "ppo", "r2d2", "sac")
+TRACKERS = ("tensorboard", "neptune", "mlflow", "wandb")
 OWN = "package.module:loss"
 """What stands for the user's own loss or algorithm, whatever it is called, where options say who reads them."""
 POLICY_GRADIENT = f"actor_critic vtrace ppo {OWN}"
@@ -46,7 +48,13 @@ class NetworkConfig:
     """Compute dtype of the torso; heads, losses, parameters and gradients that travel stay float32."""
 
     device: str = "cpu"
-    """Where workers and learners compute: "cpu" or "cuda"."""
+    """Where workers and learners compute: "cpu" or "cuda" (also "cuda:1")."""
+
+    def __post_init__(self) -> None:
+        _require(
+            re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is not None,
+            f"device must be cpu or cuda, not {self.device!r}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +169,8 @@ class RunConfig:
         )
         for name in ("evaluators", "recorders", "seed"):
             _require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
-        unknown = set(self.track) - {"tensorboard", "neptune", "mlflow", "wandb"}
-        _require(not unknown, f"unknown tracker {sorted(unknown)}; known: tensorboard, neptune, mlflow, wandb")
+        for name in self.track:
+            _require(name in TRACKERS, f"no tracker is called {name!r}; {did_you_mean(name, TRACKERS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +226,11 @@ class TrainConfig:
             raise UserError(f"the configuration is not valid JSON: {error}") from error
         except cattrs.BaseValidationError as error:
             raise UserError(f"bad configuration: {_first_line(error)}") from error
+
+
+def has_own_code(config: TrainConfig) -> bool:
+    """Whether the network or the loss is the user's own."""
+    return ":" in config.network.network + config.algorithm.algorithm
 
 
 RETIRED_OPTIONS = (

@@ -17,7 +17,7 @@ ROLES = {
     "evaluator": "dba3c.evaluation.evaluator:evaluator",  # play full games with each new checkpoint
     "recorder": "dba3c.recording.recorder:recorder",  # film a game of every k-th checkpoint
 }
-"""Where each role's whole life is, by module: a process loads its own only, so that a monitor starts without torch."""
+"""Where each role's whole life is, by module: a process loads its own only."""
 
 
 @dataclass(frozen=True)

@@ -159,9 +159,11 @@ def memory_by_kind(lab: Lab, job: str) -> dict[str, dict[str, float]]:
 
 
 def kind_of(command: list[str]) -> str:
-    """A role, "rank" for the launcher of a rank, or Slurm's own."""
+    """A role, what roles are forked from, "rank" for the launcher of a rank, or Slurm's own."""
     if "--role" in command:
         return command[command.index("--role") + 1]
+    if "launch.local.fork_server" in command:
+        return "fork server"
     if "train" in command and not any(word.endswith(("srun", "launch.slurm.job")) for word in command):
         return "rank"
     return "job script and srun"

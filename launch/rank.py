@@ -13,10 +13,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
-from dba3c.config import TrainConfig
+from dba3c.config import TrainConfig, has_own_code
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics.watch import PlainView, watched
 from dba3c.metrics.writer import MetricsWriter
@@ -25,8 +25,11 @@ from dba3c.runs.folder import RunFolder
 from launch.cluster.launchers import REPLACEMENT, STARTS_RANKS_AGAIN, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.cluster.topology import Assignment, Topology
+from launch.local.fork_server import ForkServer
+from launch.local.machine_check import check_open_files
 from launch.local.processes import first_incarnation, role_processes
 from launch.local.resources import bind_to_own_cores, given_cores, thread_environment
+from launch.local.run import refuse_unbuildable
 from launch.local.supervisor import Supervisor, say_to_stderr
 from launch.slurm import lost_nodes
 from param_servers.errors import ConfigError
@@ -49,6 +52,7 @@ def run_rank(
         UserError: the run folder is in use, or it or the chief's address did not appear within `join_timeout_s`;
             nothing was started then.
     """
+    check_open_files(place.world_size)
     mine = topology.place(place.tasks_per_node)[place.rank]
     cores = given_cores(os.environ, place.local_world_size)
     if place.launcher == "srun":
@@ -56,6 +60,9 @@ def run_rank(
     with telling_refusals(run_dir, place.launch_id) if place.is_chief else nullcontext():
         listen_host = _listen_host(config, place, mine[0], run_dir)
         if place.is_chief:
+            if has_own_code(config):  # a mistake in it would be a traceback of every rank
+                with ForkServer() as fork_server:
+                    refuse_unbuildable(fork_server, config, run_dir, resume or returns(run_dir, place))
             shape = {**asdict(topology), "nodes": len(place.tasks_per_node), "restart_count": place.restart_count}
             folder = RunFolder.launch(
                 run_dir,
@@ -69,20 +76,25 @@ def run_rank(
             )
         else:
             folder = _folder_of_the_chief(config, place, run_dir)
-    environ = {**thread_environment(max(1, cores // len(mine)), os.environ), LISTEN_HOST_VARIABLE: listen_host}
+    environ = {
+        **os.environ,
+        **thread_environment(max(1, cores // len(mine)), os.environ),
+        LISTEN_HOST_VARIABLE: listen_host,
+    }
     if place.is_chief:
         mine = (*mine, Assignment("monitor", 0))
-    with folder:
+    with folder, ForkServer(environ=environ) as fork_server:
         folder.end_process_when_lost(say_to_stderr)
         metrics = MetricsWriter(folder, "launcher", place.rank)
         try:
             first = first_incarnation(folder.path, place.rank)
             processes = [
-                replace(process, environ=environ)
+                process
                 for process in role_processes(config, folder.path, place.launch_id, first)
                 if Assignment(process.role, process.rank) in mine
             ]
             supervisor = Supervisor(
+                fork_server,
                 folder.path,
                 processes,
                 folder.request_stop,

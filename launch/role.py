@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from dba3c import roles
 from dba3c.config import TrainConfig, replace_options
 from dba3c.environments.protocol import EnvironmentFailed
@@ -105,8 +107,6 @@ def play_where_it_can_listen(role: str, process: RunProcess, job: str) -> str:
 def play(role: str, process: RunProcess) -> str:
     """Run the role on as many compute threads as its launcher gave it; alone, on one: a worker per core is faster
     than threads that wait for each other."""
-    import torch
-
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
     return roles.play(role, process)
 

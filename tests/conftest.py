@@ -20,6 +20,8 @@ _KEPT_BY_MULTIPROCESSING = ("multiprocessing.resource_tracker", "multiprocessing
 
 def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup all that tests start would ignore it, as it should
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in the background of a script
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
     settings.register_profile("no_deadline", deadline=None)  # no test depends on speed
     settings.load_profile("no_deadline")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
@@ -54,7 +55,11 @@ class Model(NamedTuple):
 
 
 def build_model(config: TrainConfig, spaces: Spaces) -> Model:
-    """All that a process which computes gradients, or chooses actions, needs of the network."""
+    """All that a process which computes gradients, or chooses actions, needs of the network.
+
+    Raises UserError: there is no such device here, or a network that cannot be.
+    """
+    check_device(config.network.device)
     module = build_module(config, spaces)
     plan = plan_of(config, module)
     parameters = plan.layout.flatten(module)  # before the torso is cast to its precision
@@ -117,19 +122,31 @@ def initial_parameters(config: TrainConfig) -> tuple[ShardPlan, Tensor]:
     return plan, plan.layout.flatten(module)
 
 
-def check_buildable(config: TrainConfig, checkpoints: Path | None = None) -> None:
+def check_device(device: str) -> None:
+    """Raise UserError where torch has no such device here."""
+    if device != "cpu" and not torch.cuda.is_available():
+        why = "sees no GPU on this machine" if torch.version.cuda else "was built without CUDA"
+        raise UserError(f"--device {device}: torch {torch.__version__} {why}; use --device cpu")
+
+
+def check_buildable(config: TrainConfig, checkpoints: Path | None = None) -> int:
     """Build what the roles will build, so that what cannot be is one line before anything is started.
 
     Args:
         checkpoints: of the run to be resumed; its newest valid checkpoint must fit the network.
+
+    Returns:
+        P, the number of parameters.
 
     Raises:
         UserError, ConfigError: an environment, network or sharding that cannot be.
         CheckpointError: the checkpoint belongs to another network, or there are some and none is whole.
         CheckpointUnreadable: the file system does not let them be read.
     """
+    check_device(config.network.device)
     plan, _ = initial_parameters(config)
     if checkpoints is not None:
         newest = find_newest(checkpoints)
         if newest is not None:
             load_checkpoint(newest).slice_for(plan, shard=0)
+    return plan.layout.numel

@@ -24,7 +24,7 @@ from gymnasium.spaces import Space
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import EnvironmentFailed, Games, Transition, environment_seed
-from dba3c.environments.spaces import BROKEN_NUMBERS, ActionCodec, ObservationCodec
+from dba3c.environments.spaces import ActionCodec, ObservationCodec
 from dba3c.errors import UserError
 from param_servers.patience import Restarts
 
@@ -160,8 +160,10 @@ class LoopVectorEnvironment:
                     broken.setdefault(index, ValueError(f"score_reward {raw[index]}"))
         if self._observations.may_be_broken(observation):
             for index in range(self.num_envs):
-                if not np.isfinite(observation[index]).all():
-                    broken.setdefault(index, ValueError(BROKEN_NUMBERS))
+                try:
+                    self._observations.check_finite(observation[index])
+                except ValueError as error:
+                    broken.setdefault(index, error)
 
     def _reset_one(self, index: int, row: np.ndarray, failures: list[str]) -> None:
         """Start a new game; an environment that cannot is restarted while it may be."""

@@ -35,7 +35,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.spaces import ActionCodec, ObservationCodec
+from dba3c.environments.spaces import ActionCodec, MixedSpace, ObservationCodec
 from dba3c.errors import UserError
 
 _CLOSE_TIMEOUT_S = 2.0
@@ -77,9 +77,12 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
     def _spaces(self) -> tuple[spaces.Box, Space[Any]]:
         """(observation space, action space), which are the process's first answer."""
         described = json.loads(self._answer(_LARGEST_WORDS))
+        action = _space(described["action"])
+        if "images" in described:
+            return MixedSpace([tuple(image) for image in described["images"]], described["vector_size"]), action
         shape, dtype = described["observation"]
         low, high = (0, 255) if dtype == "uint8" else (-np.inf, np.inf)
-        return spaces.Box(low, high, tuple(shape), np.dtype(dtype).type), _space(described["action"])
+        return spaces.Box(low, high, tuple(shape), np.dtype(dtype).type), action
 
     @property
     def observation_space(self) -> Space[Any]:  # type: ignore[override]
@@ -201,7 +204,9 @@ def _play(pipe: Connection, env_id: str, env: gymnasium.Env[Any, Any]) -> None:
     """Until the worker wants no more."""
     observations, actions = ObservationCodec(env_id, env.observation_space), ActionCodec(env_id, env.action_space).space
     row = np.empty(observations.space.shape, observations.space.dtype)
-    described = {"observation": (row.shape, str(row.dtype)), "action": _described(actions)}
+    described: dict[str, Any] = {"observation": (row.shape, str(row.dtype)), "action": _described(actions)}
+    if isinstance(observations.space, MixedSpace):
+        described |= {"images": observations.space.images, "vector_size": observations.space.vector_size}
     pipe.send_bytes(_ANSWER + json.dumps(described).encode())
     while True:
         try:

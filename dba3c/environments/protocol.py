@@ -104,7 +104,7 @@ class VectorEnvironment(Protocol):
     """B copies of one environment, stepped together. Not thread-safe: one thread steps it."""
 
     num_envs: int
-    observation_space: Space[Any]  # of one environment: Box uint8 [C, H, W] or Box float32 [D]
+    observation_space: Space[Any]  # of one environment: Box uint8 [C, H, W], Box float32 [D], or `spaces.MixedSpace`
     action_space: Space[Any]  # of one environment: Discrete, MultiDiscrete or Box
 
     def reset(self, seed: int | None = None) -> np.ndarray:

@@ -6,13 +6,18 @@
 | Box of numbers, any other shape                                   | float32 [D], flattened                           |
 | Discrete, MultiDiscrete, MultiBinary                              | float32 [D], one-hot                             |
 | Dict or Tuple of the non-image ones                               | float32 [D], concatenated in the space's order   |
+| Dict or Tuple with images, nested or not                          | `MixedSpace`: those images, and one float32 [D]  |
 
+The space's order is that of its leaves: what is nested stands where its Dict or Tuple does, and a Dict has its keys'
+own order, which Gymnasium sorts where it was given a plain dict.
 Actions: Discrete, MultiDiscrete (one-dimensional) and Box (float, one-dimensional, clipped to its bounds).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +27,31 @@ from dba3c.errors import UserError
 
 BROKEN_NUMBERS = "observation with NaN or infinite numbers"
 _MOST_CHANNELS = 64  # between a stack of frames and the side of a small image
+
+
+class MixedSpace(spaces.Box):
+    """Images and a vector as uint8 [N]: the pixels of each image [C, H, W], then the bytes of the D float32 numbers.
+
+    One array of bytes, so that rollouts, links and replay take it like any other observation.
+    """
+
+    def __init__(self, images: Sequence[tuple[int, int, int]], vector_size: int) -> None:
+        self.images = tuple(images)
+        self.vector_size = vector_size
+        self.vector_at = sum(math.prod(image) for image in self.images)
+        super().__init__(0, 255, (self.vector_at + 4 * vector_size,), np.uint8)
+
+    def __repr__(self) -> str:
+        return f"MixedSpace(images {list(self.images)}, {self.vector_size} numbers)"
+
+    def numbers(self, observations: np.ndarray) -> np.ndarray:
+        """The float32 [..., D] of observations [..., N], as a view."""
+        return observations[..., self.vector_at :].view(np.float32)
+
+    def pictures(self, row: np.ndarray) -> list[np.ndarray]:
+        """The images [C, H, W] of one observation [N], as views."""
+        begins = itertools.accumulate((math.prod(image) for image in self.images), initial=0)
+        return [row[at : at + math.prod(image)].reshape(image) for at, image in zip(begins, self.images, strict=False)]
 
 
 class ObservationCodec:
@@ -34,13 +64,17 @@ class ObservationCodec:
         self._shape, self._dtype = shape, original.dtype
         self._channels_last = False
         self.space: spaces.Box
-        if is_image(original):
-            self._channels_last = len(shape) == 3 and shape[2] <= _MOST_CHANNELS and shape[2] < shape[0]
-            channels_first = (shape[2], *shape[:2]) if self._channels_last else (1, *shape)[-3:]
+        if isinstance(original, MixedSpace):  # written by the process that it comes from
+            self.space = original
+        elif is_image(original):
+            self._channels_last, channels_first = _channels_first(shape)
             self.space = spaces.Box(0, 255, channels_first, np.uint8)
         else:
-            _refuse_unsupported_parts(env_id, original, "observation")
-            self.space = spaces.Box(-np.inf, np.inf, (spaces.flatdim(original),), np.float32)
+            images, vector_size = _parts(env_id, original, "observation")
+            if images:
+                self.space = MixedSpace(images, vector_size)
+            else:
+                self.space = spaces.Box(-np.inf, np.inf, (vector_size,), np.float32)
         self._is_float = self.space.dtype == np.float32
         self._at_once = (
             self._is_box and self._shape == self.space.shape and np.dtype(self._dtype).kind == self.space.dtype.kind
@@ -52,7 +86,10 @@ class ObservationCodec:
         Whether its numbers are finite is not looked at here but for a whole batch: see `may_be_broken`.
         """
         if not self._is_box:
-            _write(self._original, observation, row, 0, "observation")
+            numbers, pictures = row, []
+            if isinstance(self.space, MixedSpace):
+                numbers, pictures = self.space.numbers(row), self.space.pictures(row)
+            _write(self._original, observation, numbers, 0, "observation", iter(pictures))
             return
         array = np.asarray(observation)
         _check_array(array, self._shape, self._dtype, "observation")
@@ -73,12 +110,20 @@ class ObservationCodec:
 
     def may_be_broken(self, batch: np.ndarray) -> bool:
         """Whether observations [B, ...] may hold NaN or infinite numbers; sums of huge ones are suspected too."""
-        return self._is_float and not np.isfinite(np.add.reduce(batch, axis=None))
+        numbers = self._numbers(batch)
+        return numbers is not None and not np.isfinite(np.add.reduce(numbers, axis=None))
 
     def check_finite(self, row: np.ndarray) -> None:
         """Raise ValueError where `row` holds NaN or infinite numbers."""
-        if self._is_float and not np.isfinite(row).all():
+        numbers = self._numbers(row)
+        if numbers is not None and not np.isfinite(numbers).all():
             raise ValueError(BROKEN_NUMBERS)
+
+    def _numbers(self, observations: np.ndarray) -> np.ndarray | None:
+        """What of them could be no number."""
+        if isinstance(self.space, MixedSpace):
+            return self.space.numbers(observations)
+        return observations if self._is_float else None
 
 
 class ActionCodec:
@@ -125,25 +170,33 @@ def is_image(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
 
 
-def _refuse_unsupported_parts(env_id: str, space: spaces.Space[Any], where: str) -> None:
+def _channels_first(shape: tuple[int, ...]) -> tuple[bool, tuple[int, int, int]]:
+    """Of an image [H, W], [H, W, C] or [C, H, W]: whether its channels are last, and [C, H, W]."""
+    last = len(shape) == 3 and shape[2] <= _MOST_CHANNELS and shape[2] < shape[0]
+    return last, (shape[2], *shape[:2]) if last else (1, *shape)[-3:]  # type: ignore[return-value]
+
+
+def _parts(env_id: str, space: spaces.Space[Any], where: str) -> tuple[list[tuple[int, int, int]], int]:
+    """The images [C, H, W] of a space's leaves, in order, and how many numbers the others are. Raises UserError."""
+    if where != "observation" and is_image(space):
+        return [_channels_first(space.shape or ())[1]], 0
     if isinstance(space, spaces.Dict):
         parts: list[tuple[Any, spaces.Space[Any]]] = list(space.spaces.items())
     elif isinstance(space, spaces.Tuple):
         parts = list(enumerate(space.spaces))
     elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        return
+        return [], spaces.flatdim(space)
     else:
         raise UserError(
             f"{env_id}: {where} of type {type(space).__name__} is not supported; Box, Discrete, MultiDiscrete, "
             "MultiBinary and Dict or Tuple of these are"
         )
+    images: list[tuple[int, int, int]] = []
+    numbers = 0
     for key, part in parts:
-        if is_image(part):
-            raise UserError(
-                f"{env_id}: {where}[{key!r}] is an image {part.shape} inside a {type(space).__name__}, which is not "
-                "supported: return the image alone, or flat vectors (package.module:function can wrap it)"
-            )
-        _refuse_unsupported_parts(env_id, part, f"{where}[{key!r}]")
+        more_images, more_numbers = _parts(env_id, part, f"{where}[{key!r}]")
+        images, numbers = images + more_images, numbers + more_numbers
+    return images, numbers
 
 
 def _check_array(array: np.ndarray, shape: tuple[int, ...], dtype: Any, where: str) -> None:
@@ -154,8 +207,12 @@ def _check_array(array: np.ndarray, shape: tuple[int, ...], dtype: Any, where: s
         raise ValueError(f"{where} of dtype {array.dtype} instead of {dtype}")
 
 
-def _write(space: spaces.Space[Any], value: Any, row: np.ndarray, begin: int, where: str) -> int:
-    """Put `value` flat into `row` [D] from `begin` on; where it ends. Raises ValueError naming what does not fit.
+def _write(
+    space: spaces.Space[Any], value: Any, row: np.ndarray, begin: int, where: str, pictures: Iterator[np.ndarray]
+) -> int:
+    """Put `value` flat into `row` [D] from `begin` on; where it ends. Its images go into the next `pictures`.
+
+    Raises ValueError naming what does not fit.
 
     `spaces.flatten` gives the same numbers in the same order, but looks at nothing (a part of one number is spread over
     a place for five, and -1 is the last of the Discrete's numbers) and takes 10 to 30 times as long.
@@ -166,13 +223,13 @@ def _write(space: spaces.Space[Any], value: Any, row: np.ndarray, begin: int, wh
         for key, part in space.spaces.items():
             if key not in value:
                 raise ValueError(f"{where} without {key!r}")
-            begin = _write(part, value[key], row, begin, f"{where}[{key!r}]")
+            begin = _write(part, value[key], row, begin, f"{where}[{key!r}]", pictures)
         return begin
     if isinstance(space, spaces.Tuple):
         if len(value) != len(space.spaces):
             raise ValueError(f"{where} of {len(value)} parts instead of {len(space.spaces)}")
         for index, part in enumerate(space.spaces):
-            begin = _write(part, value[index], row, begin, f"{where}[{index}]")
+            begin = _write(part, value[index], row, begin, f"{where}[{index}]", pictures)
         return begin
     if isinstance(space, spaces.Discrete) and isinstance(value, (int, np.integer)):  # at once: it is most frequent
         place, end = int(value) - int(space.start), begin + int(space.n)
@@ -184,6 +241,10 @@ def _write(space: spaces.Space[Any], value: Any, row: np.ndarray, begin: int, wh
     array = np.asarray(value)
     dtype = array.dtype if isinstance(space, spaces.MultiBinary) else space.dtype
     _check_array(array, space.shape or (), dtype, where)
+    if is_image(space):
+        picture = next(pictures)
+        picture[...] = np.moveaxis(array, 2, 0) if _channels_first(array.shape)[0] else array
+        return begin
     if isinstance(space, spaces.Box):
         flat: Any = array.reshape(-1)
     elif space.contains(array):

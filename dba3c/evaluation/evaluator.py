@@ -142,7 +142,7 @@ def run_evaluator(
         few = f"{config.run.evaluation_games} games are fewer than the {config.run.stop_games} of the stop rule"
         tell(f"will not stop the run: {few}")
 
-    def play(policy: Policy, say: Callable[[str], None]) -> None:
+    def play(policy: Policy) -> None:
         if watch.passed_over:
             tell(f"passed over steps {', '.join(map(str, watch.passed_over))}: {policy.step} is newer")
         overtime.step = policy.step
@@ -163,7 +163,7 @@ def run_evaluator(
     try:
         with evaluating(folder, rank, tell):
             while (policy := watch.wait()) is not None:
-                play(policy, say)
+                play(policy)
             if not run_end.finished:
                 tell(f"the checkpoint that the run ends with is not played with ({run_end()}); {by_hand(folder)}")
                 return run_end() or "the run has ended"
@@ -181,7 +181,7 @@ def run_evaluator(
                 unread = "" if watch.unreadable is None else f" and could be read; {by_hand(folder, watch.unreadable)}"
                 tell(f"there is no checkpoint that was not played with{unread}")
             else:
-                play(last, tell)
+                play(last)
     finally:
         metrics.close()
     return run_end() or "the run has ended"

@@ -157,7 +157,7 @@ class Evaluation:
         """Write it atomically into the run's folder; one of the same step, actions and stream is replaced."""
         path = self.path(folder)
         try:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the folder {path.parent}: {error.strerror}") from error
         fields = dataclasses.asdict(self)

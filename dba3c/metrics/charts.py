@@ -33,11 +33,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Event:
-    """One line for people."""
+    """One line for people. `film`: the file of a game that was filmed, in the run's folder."""
 
     message: str
     step: int
     time_s: float
+    film: str = ""
 
 
 class ChartInterval:
@@ -64,7 +65,7 @@ class ChartInterval:
         if record["kind"] == "episode" and record.get("score") is not None:
             self._scores.append(record["score"])
         if record["kind"] == "event":
-            return Event(event_line(record), record["step"], record["time_s"])
+            return Event(event_line(record), record["step"], record["time_s"], str(record.get("film") or ""))
         return _evaluation_point(record) if record["kind"] == "evaluation" else None
 
     def take(self, now_s: float, per_worker: bool = True) -> dict[str, float]:

@@ -17,6 +17,7 @@ from typing import Any
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics.charts import ChartInterval, Event, Point, points_of
 from dba3c.metrics.reader import Record, RunReader
+from dba3c.metrics.registry import tracker_name
 from dba3c.metrics.run_facts import RunFacts
 from dba3c.metrics.sinks.sink import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun, make_sinks
 from dba3c.metrics.summary import RunSummary, Scores, idle_cores
@@ -79,7 +80,7 @@ class Monitor:
         run: RunFolder,
         sinks: Sequence[Sink] = (),
         rule: ScoreRule | None = None,
-        points_every_s: float = 5.0,
+        points_every_s: float = 4.0,
         warn: Callable[[str], None] = warn_on_stderr,
         on_stop: Callable[[str], None] = lambda reason: None,
         again: bool = False,
@@ -151,7 +152,7 @@ class Monitor:
         if self.summary.newest_s < self._since_s or not point:
             return
         for sink in self._sinks:
-            sink.point(point, self.summary.step, now_s)
+            _hand_over(Point(point, self.summary.step, now_s), self.run.path, sink)
 
     def _take_in(self) -> None:
         for record in self._reader.poll():
@@ -165,7 +166,7 @@ class Monitor:
         if happened is None or happened.time_s < self._since_s:
             return
         for sink in self._sinks:  # events and evaluations go to the trackers one by one
-            _hand_over(happened, sink)
+            _hand_over(happened, self.run.path, sink)
 
     def _stop(self, reason: str) -> None:
         try:
@@ -180,11 +181,15 @@ class Monitor:
             self._on_stop(reason)
 
 
-def _hand_over(happened: Point | Event, sink: Sink | BackgroundSink) -> None:
-    if isinstance(happened, Event):
-        sink.event(happened.message, happened.step, happened.time_s)
-    else:
-        sink.point(happened.values, happened.step, happened.time_s)
+def _hand_over(happened: Point | Event, folder: Path, sink: Sink | BackgroundSink) -> None:
+    if isinstance(happened, Point):
+        values = {tracker_name(chart): value for chart, value in happened.values.items()}
+        sink.point(values, happened.step, happened.time_s)
+        return
+    sink.event(happened.message, happened.step, happened.time_s)
+    film = folder / happened.film
+    if happened.film and film.is_file():
+        sink.film(film, happened.step, happened.time_s)
 
 
 def monitor_process(path: str | Path, incarnation: int = 0) -> Monitor:
@@ -257,7 +262,7 @@ def export(
         # Not the live run's identity: its points would stand there twice.
         sink.open(replace(tracked, identity=f"{tracked.identity}-export", folder=folder, resumed=False))
         for happened in points_of(run, points_every_s, warn=warn):
-            _hand_over(happened, sink)
+            _hand_over(happened, run.path, sink)
             points += isinstance(happened, Point) and not happened.of_evaluation
         sink.close()
     except UserError:

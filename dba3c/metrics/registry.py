@@ -197,6 +197,14 @@ _CHARTS = (
     *((f"sections/worker_{name}", "share") for name in _WORKER_SECTIONS),
     *((f"sections/server_{name}", "share") for name in _SERVER_SECTIONS),
 )
+TRACKER_GROUPS = {
+    "score": ("score", "evaluation", "game"),
+    "speed": ("speed", "progress", "sections", "inference"),
+    "loss": ("loss", "policy", "value", "replay"),
+    "optimizer": ("optimizer", "gradient", "schedule", "network"),
+    "cluster": ("cluster",),
+}
+"""Few groups are what people look through: a tracker's group, and whose charts stand in it. Beside them: workers."""
 PER_WORKER_CHARTS = ("score", "frames_per_s", "dropped_share", "loss_total", "waiting_share")
 """Drawn once for each worker, as ROLE-RANK/NAME, e.g. worker-3/score."""
 
@@ -222,6 +230,16 @@ def of_kind(kind: Kind) -> dict[str, Metric]:
 def charts() -> dict[str, Metric]:
     """What a tracker draws: chart name to metric."""
     return {metric.chart: metric for metric in METRICS if metric.chart}
+
+
+def tracker_name(chart: str) -> str:
+    """What a chart is called in trackers: `policy/entropy` is `loss/policy_entropy`, `worker-3/score` is
+    `workers/score_worker-3`."""
+    own, name = chart.split("/")
+    for group, members in TRACKER_GROUPS.items():
+        if own in members:
+            return chart if own == group else f"{group}/{own}_{name}"
+    return f"workers/{name}_{own}"
 
 
 def find(kind: Kind, name: str) -> Metric:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
+
+WORKING = ("server", "learner", "worker", "actor")
+"""Roles without which there is no update."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,9 @@ class Life:
 
     started_s: float
     cores: float
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How many processes there are of each role that plays, learns or serves; {} where that is not known."""
+    is_over: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,15 @@ def _lives(listed: Sequence[Mapping[str, Any]]) -> tuple[Life, ...]:
     for entry in listed:
         started_s = _number(entry.get("started_s"))
         if started_s is not None:
-            lives.append(Life(started_s, _number(entry.get("cores")) or 1.0))
+            lives.append(
+                Life(started_s, _number(entry.get("cores")) or 1.0, _counts(entry.get("topology")), "ended" in entry)
+            )
     return tuple(sorted(lives, key=lambda life: life.started_s))
+
+
+def _counts(topology: object) -> dict[str, int]:
+    named = {role: topology.get(f"{role}s") for role in WORKING} if isinstance(topology, dict) else {}
+    return {role: count for role, count in named.items() if isinstance(count, int) and count > 0}
 
 
 def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from dba3c.metrics.reader import Record
 from dba3c.metrics.run_facts import RunFacts
 
 HEARD_OF_S = 10.0
+MOST_NAMED = 6
 WAITS_MUCH = 0.4
 """From this share of its time on, it is the waiting that keeps a worker's cores idle."""
 _COUNTS = ("accepted", "dropped", "rejected", "agent_steps", "frames", "data_points", "commits", "stale")
@@ -89,6 +90,8 @@ class ProcessState:
     rank: int
     incarnation: int = 0
     last_time_s: float = 0.0
+    stepped_s: float = 0.0
+    """When it last trained or played."""
     totals: dict[str, float] = field(default_factory=dict)
     recent: RecentSums = field(default_factory=RecentSums)
     latest: dict[str, float] = field(default_factory=dict)  # newest value of each number it records
@@ -147,6 +150,8 @@ class RunSummary:
             self.not_finite[name] = self.not_finite.get(name, 0) + count
         if kind in ("step", "server"):
             process.add(record)
+            if kind == "step":
+                process.stepped_s = time_s
             self.step = record["step"] if self._life_begins else max(self.step, record["step"])
             self._life_begins = False
             self.data_points_committed = record.get("data_points_total") or self.data_points_committed
@@ -219,6 +224,23 @@ class RunSummary:
     def hours(self) -> tuple[float, float]:
         """(hours, core-hours held) over all lives of the run."""
         return self.facts.hours(self._last_seen_s)
+
+
+def waited_for(summary: RunSummary) -> str:
+    """Before the first update of a life, who has not said anything yet; "" once somebody trains."""
+    if not summary.facts.lives or summary.facts.lives[-1].is_over:
+        return ""
+    life = summary.facts.lives[-1]
+    here = {key: process for key, process in summary.processes.items() if process.last_time_s >= life.started_s}
+    if any(process.stepped_s >= life.started_s for process in here.values()):
+        return ""
+    silent = [
+        f"{role}-{rank}" for role, count in life.counts.items() for rank in range(count) if (role, rank) not in here
+    ]
+    if not silent:
+        return "waiting for the first update"
+    more = f" and {len(silent) - MOST_NAMED} more" if len(silent) > MOST_NAMED else ""
+    return f"starting; nothing yet from {', '.join(silent[:MOST_NAMED])}{more}"
 
 
 def idle_cores(summary: RunSummary, now_s: float) -> str:

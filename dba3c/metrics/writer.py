@@ -143,12 +143,20 @@ class MetricsWriter:
             self._append("evaluation", step, {**finite_or_null(numbers), "interval_95": interval_95 or [None, None]})
             self._flush()
 
-    def record_event(self, event: str, message: str, step: int | None = None) -> None:
-        """Something happened (joined, left, killed, shrunk, checkpoint, ...): `message` is one line for people."""
+    def record_event(self, event: str, message: str, step: int | None = None, film: str = "") -> None:
+        """Something happened (joined, left, killed, shrunk, checkpoint, ...): `message` is one line for people.
+
+        Args:
+            film: the file, in the run's folder, of a game that was filmed.
+        """
         if self._run.lock is not None:  # events are rare, and what ends a run is one: no need to wait for the next beat
             self._run.lock.look()
         with self._lock:
-            self._append("event", self._step if step is None else step, {"event": event, "message": message})
+            self._append(
+                "event",
+                self._step if step is None else step,
+                {"event": event, "message": message} | ({"film": film} if film else {}),
+            )
             self._flush()
 
     def flush(self) -> None:

@@ -11,10 +11,9 @@ from typing import NamedTuple
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from dba3c.networks.distributions import parameter_count
-from dba3c.networks.layers import linear
+from dba3c.networks.layers import leaving_the_global_generator, linear
 
 State = tuple[Tensor, ...]
 _FORGET_BIAS = 1.0
@@ -103,7 +102,8 @@ class ActorCriticNetwork(nn.Module):
 
 def lstm_cell(inputs: int, size: int, generator: torch.Generator | None) -> nn.LSTMCell:
     """An LSTM cell of 4·H·(F + H + 2) parameters; orthogonal, biases 0 but the forget gate's, which is 1."""
-    cell = skip_init(nn.LSTMCell, inputs, size)
+    with leaving_the_global_generator():
+        cell = nn.LSTMCell(inputs, size)
     for weight in (cell.weight_ih, cell.weight_hh):
         for gate in weight.data.chunk(4):  # each gate is a matrix of its own
             nn.init.orthogonal_(gate, generator=generator)

@@ -7,18 +7,25 @@ torch's global generator, which is seeded while a network of the user's own is b
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import skip_init
 
 RELU_GAIN = 2.0**0.5
 TANH_GAIN = 2.0**0.5
 
 
+def leaving_the_global_generator() -> AbstractContextManager[None]:
+    """Around torch's own layers, which fill themselves. (`skip_init` imports SymPy: half a second of a core.)"""
+    return torch.random.fork_rng(devices=())
+
+
 def linear(inputs: int, outputs: int, generator: torch.Generator | None, gain: float = RELU_GAIN) -> nn.Linear:
     """A fully connected layer, orthogonal with ``gain``, zero bias; ``inputs·outputs + outputs`` parameters."""
-    layer = skip_init(nn.Linear, inputs, outputs)
+    with leaving_the_global_generator():
+        layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer
@@ -36,7 +43,8 @@ def convolution(
     gain: float = RELU_GAIN,
 ) -> nn.Conv2d:
     """A square convolution, orthogonal with ``gain``, zero bias; ``inputs·outputs·kernel² (+ outputs)`` parameters."""
-    layer = skip_init(nn.Conv2d, inputs, outputs, kernel, stride=stride, padding=padding, bias=bias)
+    with leaving_the_global_generator():
+        layer = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, bias=bias)
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

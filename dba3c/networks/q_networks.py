@@ -17,7 +17,7 @@ from torch.nn import functional
 from dba3c.errors import UserError
 from dba3c.networks.actor_critic import Core, State
 from dba3c.networks.layers import linear
-from dba3c.networks.torsos import PerceptronTorso, image_shape, is_image, nature_torso
+from dba3c.networks.torsos import PerceptronTorso, nature_torso, sees_images, torso_for
 
 NO_ACTION = -1
 """The previous action of an episode's first observation: its one-hot is all zeros."""
@@ -108,8 +108,8 @@ def build_q_network(
     generator = torch.Generator().manual_seed(seed)
     num_actions = int(action_space.n)
     torso: Any
-    if is_image(observation_space):
-        torso = nature_torso(image_shape(observation_space), generator)
+    if sees_images(observation_space):
+        torso = torso_for(observation_space, nature_torso, generator)
     else:
         torso = PerceptronTorso(observation_space, generator, hidden=hidden, separate=False)
     core = Core(torso.features + num_actions + 1, lstm_size, generator)

@@ -15,11 +15,11 @@ from dba3c.networks.torsos import (
     PerceptronTorso,
     dba3c_torso,
     football_torso,
-    image_shape,
-    is_image,
     nature_torso,
     resnet_torso,
+    sees_images,
     small_torso,
+    torso_for,
 )
 
 _TORSOS: dict[str, Callable[..., Any]] = {
@@ -37,15 +37,16 @@ def build_network(
 ) -> ActorCriticNetwork:
     """The network called ``name`` for single (unbatched) spaces; the same seed gives the same parameters.
 
-    "auto" is the one that fits the observations: "small" for images, "mlp" for the rest; "package.module:function" is
-    the user's own (``dba3c.networks.own``).
+    "auto" is the one that fits the observations: "small" where they are images or have some, "mlp" for the rest;
+    "package.module:function" is the user's own (``dba3c.networks.own``). A network for images takes observations that
+    have some and a vector, too (``FusionTorso``).
 
     Raises UserError for an unknown name (naming the nearest), or spaces the network cannot serve.
     """
     if ":" in name:
         return own_network(name, observation_space, action_space, seed=seed)
     if name == "auto":
-        name = "small" if is_image(observation_space) else "mlp"
+        name = "small" if sees_images(observation_space) else "mlp"
     if name not in NETWORKS:
         raise UserError(f"no network is called {name!r}; {did_you_mean(name, NETWORKS)}")
     generator = torch.Generator().manual_seed(seed)
@@ -56,7 +57,7 @@ def build_network(
         hidden = (64,) if remembers else (64, 64)
         torso = PerceptronTorso(observation_space, generator, hidden=hidden, separate=separate)
     else:
-        torso = _TORSOS[kind](image_shape(observation_space), generator)
+        torso = torso_for(observation_space, _TORSOS[kind], generator)
     if remembers:
         core = Core(torso.features, lstm_size, generator)
         return RecurrentNetwork(torso, core, Heads(lstm_size, action_space, generator))

@@ -1,4 +1,5 @@
-"""Torsos: from observations to features. Convolutions and residual blocks for images, perceptrons for the rest.
+"""Torsos: from observations to features. Convolutions and residual blocks for images, perceptrons for the rest, and for
+observations of both kinds one beside the other.
 
 Legend: B batch, K stacked frames, C colours, H height, W width, D inputs, F features. Images are uint8 in any layout
 that ``image_shape`` knows; counts of convolutional torsos are on 84×84 with four gray frames, and, with A = 4 actions,
@@ -8,14 +9,16 @@ of the whole network.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dba3c.environments.spaces import MixedSpace
 from dba3c.errors import UserError
 from dba3c.networks.layers import TANH_GAIN, convolution, convolve_pixels, linear
 
@@ -34,6 +37,11 @@ class ImageShape(NamedTuple):
 def is_image(space: spaces.Space) -> bool:
     """Whether observations are images: a uint8 box of two dimensions or more."""
     return isinstance(space, spaces.Box) and space.dtype == "uint8" and len(space.shape) >= 2
+
+
+def sees_images(space: spaces.Space) -> bool:
+    """Whether observations are images, or have some."""
+    return is_image(space) or isinstance(space, MixedSpace)
 
 
 def image_shape(space: spaces.Space) -> ImageShape:
@@ -76,6 +84,8 @@ def pixels(observation: Tensor, dtype: torch.dtype, padding: int = 0) -> Tensor:
 
 def vector_size(space: spaces.Space) -> int:
     """D, the length of the vector that ``as_vector`` makes of an observation. Raises UserError if there is none."""
+    if isinstance(space, MixedSpace):
+        raise UserError(f"{space} is no vector: use a network for images, as small or nature")
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, (spaces.Box, spaces.MultiBinary)):
@@ -245,3 +255,49 @@ class PerceptronTorso(nn.Module):
         if self.value is None:
             return self.policy(vector)
         return torch.cat((self.policy(vector), self.value(vector)), -1)
+
+
+def split(observation: Tensor, space: MixedSpace) -> tuple[list[Tensor], Tensor]:
+    """Observations uint8 [B, N] → their images, uint8 [B, C, H, W] each, and their vector float32 [B, D]."""
+    images, begin = [], 0
+    for image in space.images:
+        end = begin + math.prod(image)
+        images.append(observation[:, begin:end].unflatten(1, image))
+        begin = end
+    vector = observation[:, begin:].clone(memory_format=torch.contiguous_format)  # aligned for float32
+    return images, vector.view(torch.float32)
+
+
+class FusionTorso(nn.Module):
+    """A torso for each image of a mixed space and two tanh layers of 64 for its vector, side by side; then FC 256 and
+    ReLU, so that what is seen in one can depend on the other."""
+
+    features = 256
+
+    def __init__(
+        self, space: MixedSpace, image_torso: Callable[..., Any], generator: torch.Generator, hidden: int = 64
+    ) -> None:
+        super().__init__()
+        self.space = space
+        self.images = nn.ModuleList(image_torso(ImageShape(*image), generator) for image in space.images)
+        self.vector = perceptron([space.vector_size, hidden, hidden], generator) if space.vector_size else None
+        parts = sum(cast(int, torso.features) for torso in self.images) + (hidden if self.vector else 0)
+        self.connected = linear(parts, self.features, generator)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Uint8 [B, N] → features [B, F] of the parameters' dtype."""
+        images, vector = split(observation, self.space)
+        features = [torso(image) for torso, image in zip(self.images, images, strict=True)]
+        if self.vector is not None:
+            features.append(self.vector(vector.to(self.connected.weight.dtype)))
+        return functional.relu(self.connected(torch.cat(features, -1)), inplace=True)
+
+
+def torso_for(space: spaces.Space, image_torso: Callable[..., Any], generator: torch.Generator) -> Any:
+    """What `image_torso(image, generator)` makes, for observations that are an image or have some.
+
+    Raises UserError when they have none.
+    """
+    if isinstance(space, MixedSpace):
+        return FusionTorso(space, image_torso, generator)
+    return image_torso(image_shape(space), generator)

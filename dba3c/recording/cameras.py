@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -93,17 +94,24 @@ class EnvironmentCamera:
         try:
             picture = np.asarray(self._drawn().render())
         except (gymnasium.error.Error, ImportError) as error:
-            raise UserError(f"{self._env_id} cannot be drawn: {' '.join(str(error).split())}") from error
+            raise UserError(f"{self._env_id} cannot be drawn: {_why(error)}") from error
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
             raise UserError(f"{self._env_id}: render() gave {picture.dtype} {list(picture.shape)}, not uint8 [H, W, 3]")
         return [picture]
 
 
 def _make_drawn(env_id: str) -> gymnasium.Env[Any, Any]:
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen, which nothing is shown on
     try:
         return gymnasium.make(env_id, render_mode="rgb_array")
     except (gymnasium.error.Error, ImportError, TypeError) as error:
-        raise UserError(f"{env_id} cannot be filmed: {' '.join(str(error).split())}") from error
+        raise UserError(f"{env_id} cannot be filmed: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """What Gymnasium says of a package that is missing names an extra of its own, which ViZDoom's would not survive."""
+    said = " ".join(str(error).split())
+    return "pygame is not installed: pip install 'dba3c[classic-control]'" if "pygame" in said else said
 
 
 def _check_is_picture(environments: VectorEnvironment, env_id: str) -> None:

@@ -6,12 +6,14 @@ videos/step-N.json    its score, length, protocol and seed
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from dba3c.algorithms.policies import Actions, Asked, Decision
 from dba3c.algorithms.policies import Policy as Player
@@ -24,7 +26,7 @@ from dba3c.evaluation.full_games import LONGEST_GAME_STEPS, GamesAbandoned
 from dba3c.evaluation.players import make_player, protocol_for, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.recording.cameras import Camera, make_camera
-from dba3c.recording.videos import GifWriter, Mp4Writer, Overlay, enlarge
+from dba3c.recording.videos import GIF_LARGEST_WIDTH, GIF_PANEL, GifWriter, Mp4Writer, Overlay, enlarge, shrink
 from dba3c.roles import RunProcess
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
@@ -63,14 +65,16 @@ def record_game(
     actions: Actions | None = None,
     seed_index: int = 0,
     should_stop: Callable[[], str | None] = lambda: None,
+    on_step: Callable[[int, float], None] = lambda step, score: None,
 ) -> RecordedGame:
     """Play one full game with a policy in the evaluation view and film it.
 
     Args:
         path: the mp4; a file beside it with the suffix .json says what it shows.
-        gif: where to put a GIF of at most 2 MB, without overlay.
-        overlay: draw score, value and action probabilities beside the game.
+        gif: where to put a GIF of at most 2 MB.
+        overlay: draw score, value and action probabilities beside the game, in both.
         actions: "sampled" or "greedy"; None as the protocol has it.
+        on_step: called with each agent step and the score so far.
 
     Raises:
         UserError: the policy is of another network, the environment cannot be drawn, or the file not written.
@@ -88,16 +92,21 @@ def record_game(
         spaces = Spaces(camera.environments.observation_space, camera.environments.action_space)
         player = make_player(config, spaces, policy, protocol.actions, action_seed)
         panel = Overlay(camera.action_names) if overlay else None
-        small = GifWriter(camera.pictures_per_s) if gif is not None else None
+        small_panel = Overlay(camera.action_names, GIF_PANEL) if overlay else None
+        small_width = GIF_LARGEST_WIDTH + (GIF_PANEL.width if overlay else 0)
+        small = GifWriter(camera.pictures_per_s, small_width) if gif is not None else None
         with Mp4Writer(path, camera.pictures_per_s) as video:
 
             def keep(picture: np.ndarray, score: float, step: int, decision: Decision | None) -> None:
+                on_step(step, score)
                 if small is not None:
-                    small.add(picture)
+                    shown = shrink(picture)
+                    small.add(shown if small_panel is None else small_panel.beside(shown, score, step, decision))
                 large = enlarge(picture)
                 video.add(large if panel is None else panel.beside(large, score, step, decision))
 
-            episode = play_and_show(player, camera, keep, should_stop)
+            with _one_thread():
+                episode = play_and_show(player, camera, keep, should_stop)
     finally:
         camera.environments.close()
     game = RecordedGame(
@@ -116,6 +125,17 @@ def record_game(
     if small is not None and gif is not None:
         small.save(gif)
     return game
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """One observation is too little for several threads: where cores are busy they wait 20 ms for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def play_and_show(
@@ -168,9 +188,9 @@ def run_recorder(
     metrics = MetricsWriter(folder, "recorder", rank, incarnation)
     run_end = RunEnd(folder, look_s=look_s)
 
-    def tell(line: str) -> None:
+    def tell(line: str, step: int | None = None, film: str = "") -> None:
         say(line)
-        metrics.record_event("recording", line)
+        metrics.record_event("recording", line, step, film)
 
     watch = CheckpointWatch(folder.checkpoints, run_end, say=tell, look_s=look_s)
     due = 1
@@ -182,8 +202,10 @@ def run_recorder(
                 continue
             due = config.run.recording_every
             try:
-                game = record_game(config, policy, path, should_stop=run_end)
-                tell(f"step {policy.step}: filmed a game of {game.score:g} points in {path.name}")
+                gif = path.with_suffix(".gif")  # what trackers show
+                game = record_game(config, policy, path, gif=gif, should_stop=run_end)
+                line = f"step {policy.step}: filmed a game of {game.score:g} points in {path.name}"
+                tell(line, policy.step, str(gif.relative_to(folder.path)))
             except UserError as error:  # a full disk, say: the run goes on, and so do the films when it can be
                 tell(f"step {policy.step}: no film: {error}")
             except GamesAbandoned:

@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import imageio_ffmpeg
 import numpy as np
@@ -24,15 +24,12 @@ _QUALITY = 7  # of imageio-ffmpeg's 1 … 10: no blocks to be seen in pixel grap
 _FFMPEG_END_S = 120.0
 GIF_LIMIT_BYTES = 2_000_000
 _GIF_MOST_PICTURES = 600
-_GIF_LARGEST_WIDTH = 240
+GIF_LARGEST_WIDTH = 240
 _GIF_COLOURS = 32
 _GIF_LEAST_PICTURES = 40
 _GIF_SHORTEST_S = 1 / 15
 _GIF_LONGEST_S = 1 / 10
 _LEAST_HEIGHT = 400
-_WIDTH = 190
-_MARGIN = 10
-_LINE = 18
 _BACKGROUND = (24, 26, 31)
 _TEXT = (224, 226, 230)
 _BAR = (0, 114, 178)  # Okabe and Ito's blue and orange: told apart by everyone
@@ -111,6 +108,16 @@ def enlarge(picture: np.ndarray) -> np.ndarray:
     return picture.repeat(factor, axis=0).repeat(factor, axis=1) if factor > 1 else picture
 
 
+def shrink(picture: np.ndarray) -> np.ndarray:
+    """The picture as a GIF shows it: at most 240 wide."""
+    return np.asarray(_shrunk(Image.fromarray(picture), GIF_LARGEST_WIDTH))
+
+
+def _shrunk(image: Image.Image, largest_width: int) -> Image.Image:
+    image.thumbnail((largest_width, 2 * largest_width), Image.Resampling.BOX)
+    return image
+
+
 def even_sized(picture: np.ndarray) -> np.ndarray:
     """Contiguous, odd sides made even by repeating the last row or column: H.264's colours are halved."""
     height, width = picture.shape[:2]
@@ -125,8 +132,9 @@ class GifWriter:
     A game that needs few pictures is shown at its own speed; otherwise a second shows ten of them.
     """
 
-    def __init__(self, pictures_per_s: float) -> None:
+    def __init__(self, pictures_per_s: float, largest_width: int = GIF_LARGEST_WIDTH) -> None:
         self._pictures_per_s = pictures_per_s
+        self._largest_width = largest_width
         self._every = max(1, int(pictures_per_s * _GIF_SHORTEST_S))
         self._kept: list[Image.Image] = []
         self._seen = 0
@@ -135,8 +143,7 @@ class GifWriter:
         """The next picture; all of one size."""
         if self._seen % self._every == 0:
             image = Image.fromarray(picture)
-            image.thumbnail((_GIF_LARGEST_WIDTH, 2 * _GIF_LARGEST_WIDTH), Image.Resampling.BOX)
-            self._kept.append(image)
+            self._kept.append(_shrunk(image, self._largest_width))
         self._seen += 1
         if len(self._kept) > _GIF_MOST_PICTURES:
             self._thin_out()
@@ -180,40 +187,60 @@ class GifWriter:
         return path.stat().st_size
 
 
+class PanelSize(NamedTuple):
+    """Of an overlay's panel, in pixels."""
+
+    width: int
+    margin: int
+    line: int
+    font: int
+    least_bar: int
+
+
+FILM_PANEL = PanelSize(width=190, margin=10, line=18, font=13, least_bar=12)
+GIF_PANEL = PanelSize(width=120, margin=6, line=13, font=10, least_bar=8)
+
+
 class Overlay:
     """A panel beside the picture: score, value, and how likely the policy finds each action.
 
     `action_names`: of a discrete action space, else empty.
     """
 
-    def __init__(self, action_names: list[str]) -> None:
+    def __init__(self, action_names: list[str], size: PanelSize = FILM_PANEL) -> None:
         self._action_names = action_names
-        self._font = ImageFont.load_default(13)
+        self._size = size
+        self._font = ImageFont.load_default(size.font)
 
     def beside(self, picture: np.ndarray, score: float, step: int, decision: Decision | None) -> np.ndarray:
-        """The picture [H, W, 3] with a panel at its right: uint8 [H, W + 190, 3].
+        """The picture [H, W, 3] with a panel at its right: uint8 [H, W + the panel's width, 3].
 
         `decision`: what the player (of one environment) did; None before the first step.
         """
-        panel = Image.new("RGB", (_WIDTH, picture.shape[0]), _BACKGROUND)
+        margin, line_height = self._size.margin, self._size.line
+        panel = Image.new("RGB", (self._size.width, picture.shape[0]), _BACKGROUND)
         draw = ImageDraw.Draw(panel)
         lines = [f"score  {score:g}", f"step   {step}"]
         if decision is not None and decision.value is not None:
             lines.append(f"value  {float(decision.value[0]):.2f}")
         for row, line in enumerate(lines):
-            draw.text((_MARGIN, _MARGIN + row * _LINE), line, fill=_TEXT, font=self._font)
+            draw.text((margin, margin + row * line_height), line, fill=_TEXT, font=self._font)
         if decision is not None and decision.probabilities is not None and self._action_names:
-            self._draw_bars(draw, _MARGIN + (len(lines) + 1) * _LINE, decision, picture.shape[0])
+            top = margin + len(lines) * line_height + line_height // 2
+            self._draw_bars(draw, top, decision, picture.shape[0])
         return np.concatenate((picture, np.asarray(panel)), axis=1)
 
     def _draw_bars(self, draw: ImageDraw.ImageDraw, top: int, decision: Decision, height: int) -> None:
-        """A bar per action, the taken one in another colour; closer together where there are many."""
+        """A bar per action with its probability, the taken one in another colour; closer together where many are."""
         assert decision.probabilities is not None
-        probabilities = decision.probabilities[0].tolist()
-        pitch = min(2 * _LINE, max(12, (height - top - _MARGIN) // len(probabilities)))
-        longest = _WIDTH - 2 * _MARGIN
+        size, probabilities = self._size, decision.probabilities[0].tolist()
+        pitch = min(2 * size.line, max(size.least_bar, (height - top - size.margin) // len(probabilities)))
+        longest = size.width - 2 * size.margin
         for index, (name, probability) in enumerate(zip(self._action_names, probabilities, strict=True)):
             y = top + index * pitch
             colour = _TAKEN if index == int(decision.actions[0]) else _BAR
-            draw.rectangle((_MARGIN, y, _MARGIN + round(longest * probability), y + pitch - 3), fill=colour)
-            draw.text((_MARGIN + 3, y + (pitch - 3) / 2), name, fill=_TEXT, font=self._font, anchor="lm")
+            draw.rectangle((size.margin, y, size.margin + round(longest * probability), y + pitch - 3), fill=colour)
+            middle = y + (pitch - 3) / 2
+            draw.text((size.margin + 3, middle), name, fill=_TEXT, font=self._font, anchor="lm")
+            right = size.width - size.margin - 1
+            draw.text((right, middle), f"{probability:.0%}", fill=_TEXT, font=self._font, anchor="rm")

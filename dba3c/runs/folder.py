@@ -5,6 +5,7 @@ meta.json              versions, commit, host facts, topology and one entry for 
 metrics/ROLE-RANK.jsonl  append-only records: the truth
 tensorboard/  checkpoints/  videos/  audit/
 observations/          statistics that observations are normalised by, where they are
+curve.csv              in a committed run's place of metrics/
 rendezvous/NAME.json   where a server listens, in this life
 secret                 0600, made once: shared by the processes of the run
 stop.json              {"reason": ...}: whoever wants the run to end writes it once; the coordinator looks for it
@@ -29,6 +30,8 @@ from dba3c.runs import host_facts
 from dba3c.runs.atomic_files import write_atomically, write_once
 from dba3c.runs.lock import Holder, RunLock, living_holder
 
+CURVE_FILE = "curve.csv"
+"""Stands for the records of a run that was committed (under results/), which nothing is written to any more."""
 FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "audit")
 SECRET_VARIABLE = "DBA3C_SECRET"
 _OURS = {*FOLDERS, "observations", "secret", "stop.json", "meta.json", "lock.json", ".lock-guard"}
@@ -69,6 +72,8 @@ class RunFolder:
         _make_directory(folder)
         if resume and not (folder / "config.json").exists():
             raise UserError(f"nothing to resume: {folder} holds no run (no config.json)")
+        if cls(folder).is_committed:
+            raise UserError(f"{folder} is a committed run, to be looked at and played with: no run can go on there")
         _refuse_strangers(folder)
         lock = RunLock.acquire(folder, life.get("launch_id", ""))
         try:
@@ -124,6 +129,8 @@ class RunFolder:
             if time.monotonic() >= deadline_s:
                 waited = f" after {wait_s:.0f} s" if wait_s else ""
                 which = f" of launch {launch_id}" if launch_id else ""
+                if not folder.exists() and not launch_id:
+                    raise UserError(f"there is no folder {folder}{waited}")
                 raise UserError(f"{folder} is not a run folder{which}{waited}: config.json is missing or not its own")
             time.sleep(min(0.05, max(wait_s, 0.001)))
 
@@ -222,6 +229,11 @@ class RunFolder:
             meta.setdefault("lives", [{}])[-1]["stop_reason"] = reason
             self._write_meta(meta)
             (self.path / "stop.json").unlink(missing_ok=True)
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether it is what was kept of a run that ended: configuration, curve, perhaps the parameters."""
+        return (self.path / CURVE_FILE).exists()
 
     # -- content -------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.metrics.reader import Record, whole_run
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.figures import PALETTE, new_figure, save
+from dba3c.studies.figures import PALETTE, legend_below, new_figure, save
 from dba3c.studies.page import markdown
 from param_servers.servers.audit import history, read_audit
 
@@ -181,6 +181,6 @@ def plot_costs(costs: Sequence[Cost], folder: Path) -> list[Path]:
         axes.set_xticks(range(len(networks)), [f"{network} network" for network in networks])
         axes.grid(False, axis="x")
         axes.set_ylabel(title)
-        axes.legend(frameon=False, fontsize=8)
+        legend_below(axes)
         written += save(figure, folder / name)
     return written

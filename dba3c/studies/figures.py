@@ -21,6 +21,14 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 LINES = ("-", "--", "-.", ":")
 IDEAL: dict[str, Any] = {"color": "#555555", "linestyle": (0, (4, 3)), "linewidth": 1.0}
 """The look of what theory says."""
+AXIS_NAMES = {
+    "score/mean": "mean score of the last games",
+    "progress/cpu_hours": "core-hours of processor time",
+    "progress/core_hours": "core-hours held (cores × hours)",
+}
+"""Of charts whose own name says too little."""
+_LEGEND_LETTERS = 110
+"""So many have room in a row below a figure."""
 Pairs = Sequence[tuple[float, Estimate]]
 _DOTS_PER_INCH = 160
 
@@ -62,9 +70,30 @@ def label_axis(axes: Axes, which: str, chart: str) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
     group, _, name = chart.replace("_", " ").rpartition("/")
     title = name if group == "progress" else f"{group} {name}"
-    axis.set_label_text(title if title.endswith(metric.unit) else f"{title} ({metric.unit})")
+    title = AXIS_NAMES.get(chart) or (title if title.endswith(metric.unit) else f"{title} ({metric.unit})")
+    axis.set_label_text(title)
     if metric.unit in ("frames", "data points", "frames/s", "data points/s", "games"):
         axis.set_major_formatter(EngFormatter(sep=""))
+
+
+def legend_below(axes: Axes, **look: Any) -> None:
+    """Every label of a figure's axes once, below them, where it covers no data."""
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    labelled = [each.get_legend_handles_labels() for each in figure.axes]
+    handles = {label: handle for found in labelled for handle, label in zip(*found, strict=True)}
+    if handles:
+        longest = max(map(len, handles)) + 8
+        columns = max(1, min(len(handles), _LEGEND_LETTERS // longest))
+        figure.legend(
+            handles.values(),
+            handles.keys(),
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+            fontsize=8,
+            **look,
+        )
 
 
 def save(figure: Figure, path: str | Path) -> list[Path]:
@@ -87,7 +116,8 @@ def draw_measured(axes: Axes, pairs: Pairs, label: str, index: int = 0) -> None:
     x, y = [x for x, _ in pairs], [e.centre for _, e in pairs]
     spread = [[e.centre - e.low for _, e in pairs], [e.high - e.centre for _, e in pairs]]
     label = f"{label} (measured, {_spread_names([len(e.values) for _, e in pairs])})"
-    axes.errorbar(x, y, yerr=spread, marker="o", color=colour, capsize=3, linewidth=1.6, label=label)
+    joined: dict[str, Any] = {"linestyle": "-" if len(x) > 2 else "none"}  # two points are no line
+    axes.errorbar(x, y, yerr=spread, marker="o", color=colour, capsize=3, linewidth=1.6, label=label, **joined)
     for place, estimate in pairs:
         axes.plot([place] * len(estimate.values), estimate.values, ".", color=colour, alpha=0.35, markersize=4)
 
@@ -128,8 +158,10 @@ def draw_simulated(axes: Axes, x: Sequence[float], y: Sequence[float], label: st
     )  # fmt: skip
 
 
-def finish(axes: Axes, x_name: str, y_name: str, x: Sequence[float], log: bool = False) -> None:
-    """Labels, ticks at the points, legend."""
+def finish(
+    axes: Axes, x_name: str, y_name: str, x: Sequence[float], log: bool = False, handlelength: float | None = None
+) -> None:
+    """Labels, ticks at the points, legend; `handlelength`: of its lines, where dashed and solid ones must differ."""
     axes.set_xlabel(x_name)
     axes.set_ylabel(y_name)
     if log:
@@ -140,4 +172,4 @@ def finish(axes: Axes, x_name: str, y_name: str, x: Sequence[float], log: bool =
     axes.set_xticks(sorted(set(x)))
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.minorticks_off()
-    axes.legend(frameon=False, fontsize=8)
+    legend_below(axes, handlelength=handlelength)

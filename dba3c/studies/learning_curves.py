@@ -14,12 +14,17 @@ from numpy.typing import NDArray
 from dba3c.errors import UserError, prefixed, warn_on_stderr
 from dba3c.metrics.run_facts import flat_names
 from dba3c.studies.curve import Curve, check_chart, load_curves
-from dba3c.studies.figures import label_axis, line_of, new_figure, save
+from dba3c.studies.figures import label_axis, legend_below, line_of, new_figure, save
 from dba3c.studies.statistics import FEWEST_OF_IQM, interquartile_mean, spread, spread_name
 
 Statistic = Literal["iqm", "mean"]
 X_AXES = {"frames": "progress/frames", "hours": "progress/hours", "core-hours": "progress/cpu_hours"}
 """Core-hours without more words are processor time; those held are progress/core_hours."""
+RANDOM_SCORES = {
+    "ALE/Assault-v5": 222.4, "ALE/Boxing-v5": 0.1, "ALE/Breakout-v5": 1.7, "ALE/Pong-v5": -20.7,
+    "ALE/Seaquest-v5": 68.4, "ALE/SpaceInvaders-v5": 148.0, "ALE/StarGunner-v5": 664.0, "CartPole-v1": 22.6,
+}  # fmt: skip
+"""Of random actions: Atari's from Wang et al. 2016 (arXiv 1511.06581, table 2), CartPole's by playing 1,000 games."""
 MAY_DIFFER = ("run/seed", "run/run_dir")
 _GRID_POINTS = 200
 _FEW_POINTS = 5  # are marked: one alone would not be seen
@@ -52,7 +57,9 @@ def plot_learning_curves(
             says what the band is: a bootstrap interval, or the range of fewer than five runs.
         x: "frames", "hours" or "core-hours", or any chart's name.
         y: any chart's name.
-        goal: a horizontal line, e.g. the stop score; of a score, the legend says how many runs reached it.
+        goal: a horizontal line, e.g. the stop score; of a score, the legend says how many runs reached it, and a known
+            game's axis goes from what random actions score to it.
+        title: without it the environment, how it was played, and the number of seeds.
         warn: told of each run or group that cannot be drawn; the rest is.
 
     Raises:
@@ -75,10 +82,41 @@ def plot_learning_curves(
         axes.annotate(f"{goal:g}", (1, goal), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
     label_axis(axes, "x", x_chart)
     label_axis(axes, "y", y)
-    if title:
-        axes.set_title(title, fontsize=10)
-    axes.legend(frameon=False, fontsize=8)
+    drawn = [curve for found in lines.values() for curve, _ in found]
+    axes.set_title(title or _played(drawn, {len(found) for found in lines.values() if found}), fontsize=10)
+    if y.startswith("score/"):
+        random_to(axes, drawn[0], goal)
+    legend_below(axes)
     return save(figure, path)
+
+
+def random_to(axes: Axes, curve: Curve, goal: float | None) -> None:
+    """At least from a game's random score to the goal: scores that learned nothing are to look like it."""
+    random = RANDOM_SCORES.get(environment_of(curve).get("env_id", ""))
+    if random is not None:
+        low, high = axes.get_ylim()
+        top = random if goal is None else goal
+        margin = 0.05 * (max(high, top) - min(low, random))
+        axes.set_ylim(min(low, random - margin), max(high, top + margin))
+
+
+def environment_of(curve: Curve) -> Mapping[str, Any]:
+    """The options of its environment, as config.json has them."""
+    options = curve.config.get("environment")
+    return options if isinstance(options, Mapping) else {}
+
+
+def _played(curves: Iterable[Curve], seeds: set[int]) -> str:
+    """What was played, and how: "ALE/Breakout-v5, sticky actions off, 3 seeds"."""
+    found = []
+    for curve in curves:
+        options = environment_of(curve)
+        env_id, sticky = str(options.get("env_id", "")), options.get("repeat_action_probability")
+        atari = env_id.startswith("ALE/") and isinstance(sticky, (int, float))
+        how = (f", sticky actions {sticky:g}" if sticky else ", sticky actions off") if atari else ""
+        found.append(env_id + how)
+    told = " and ".join(dict.fromkeys(filter(None, found)))
+    return f"{told}, {' or '.join(map(str, sorted(seeds)))} seed{'' if seeds == {1} else 's'} each"
 
 
 def _lines(

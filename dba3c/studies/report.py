@@ -26,7 +26,8 @@ from dba3c.studies.results import (
     steps_per_s,
 )
 from dba3c.studies.statistics import Estimate, TimeToGoal
-from dba3c.studies.study import DBA3C_SCORES
+from dba3c.studies.study import DBA3C_SCORES, SWEEP
+from dba3c.studies.sweep import draw_points, ranked
 
 Draw = Callable[[StudyResults, Path], list[Path]]
 _STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
@@ -45,6 +46,8 @@ def plot_study(folder: str | Path, into: str | Path | None = None) -> list[Path]
         UserError: no study, or nothing that can be drawn.
     """
     results = read_results(folder)
+    if results.study.kind == SWEEP:
+        results.points = ranked(results)
     target = Path(folder) / "figures" if into is None else Path(into)
     written = draw(results, target)
     report = target / "report.html"
@@ -267,6 +270,7 @@ FIGURES: dict[str, dict[str, Draw]] = {
     "learning_curves": {"scores": scores("frames"), "scores_by_hours": scores("hours")},
     "architectures": {"scores": scores("frames"), "scores_by_hours": scores("hours")},
     "games": {"scores": each_game},
+    SWEEP: {"points": draw_points},
 }
 
 MEASURES: dict[str, Callable[[PointResult], Estimate | TimeToGoal | None]] = {

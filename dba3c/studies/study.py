@@ -1,10 +1,14 @@
-"""A study: points × seeds, declared in study.json; each run is a run folder POINT/seed-S beside it."""
+"""A study: points × seeds, declared in study.json; each run is a run folder POINT/seed-S beside it.
+
+Of a search only what is drawn from is declared: each trial is a point of its own, in TRIAL/point.json, so that trials
+which are tried at once write no common file.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,9 @@ from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.folder import RunFolder
 
 STUDY_FILE = "study.json"
+POINT_FILE = "point.json"
+SWEEP = "sweep"
+"""The kind of a study of the user's own points (`dba3c.studies.sweep`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,20 +61,33 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Search:
+    """Points that are drawn one after the other, knowing how good those before were (`dba3c.studies.search`)."""
+
+    trials: int
+    words: tuple[str, ...]
+    """What follows `dba3c train` in every trial."""
+    axes: tuple[tuple[str, ...], ...]
+    """Of each option that is drawn its name and what it is drawn from: values, or one range LOW..HIGH."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Study:
     """What is compared with what."""
 
     kind: str
-    """Which figures are made of it: one of `STUDIES`."""
+    """Which figures are made of it: one of `STUDIES`, or `SWEEP`."""
     points: tuple[Point, ...]
     seeds: tuple[int, ...]
     x_name: str = ""
     """Of `Point.x`."""
+    search: Search | None = None
+    """Of a sweep whose points are drawn: `points` are the trials that there are so far."""
 
     def __post_init__(self) -> None:
         names = [point.name for point in self.points]
         twice = {name for name in names if names.count(name) > 1}
-        if twice or not names or not self.seeds:
+        if twice or not (names or self.search) or not self.seeds:
             raise UserError(f"a study needs points and seeds, each point once; twice: {sorted(twice) or 'none'}")
 
     def runs(self, folder: str | Path) -> Iterator[Run]:
@@ -86,20 +106,25 @@ class Study:
             before = load(folder)
             shared = {point.name: point for point in before.points}
             changed = [point.name for point in self.points if point.name in shared and shared[point.name] != point]
-            if before.kind != self.kind or changed:
+            drawn_from = [study.search and replace(study.search, trials=1) for study in (before, self)]
+            if before.kind != self.kind or changed or drawn_from[0] != drawn_from[1]:
                 what = f"point {changed[0]} with other options" if changed else f"study {before.kind}"
+                what = "another search, or none" if before.kind == self.kind and not changed else what
                 raise UserError(f"{folder} already holds {what}: choose another folder (--into)")
             added = [point for point in before.points if point.name not in {mine.name for mine in self.points}]
             seeds = tuple(sorted({*before.seeds, *self.seeds}))
             points = tuple(sorted((*self.points, *added), key=lambda point: point.x))
-            Study(kind=self.kind, points=points, seeds=seeds, x_name=self.x_name)._write(path)
+            replace(self, points=points, seeds=seeds)._write(path)
         else:
             self._write(path)
 
     def _write(self, path: Path) -> None:
+        tree = asdict(self if self.search is None else replace(self, points=()))
+        if self.search is None:
+            del tree["search"]
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
+            write_atomically(path, json.dumps(tree, indent=1) + "\n")
 
 
 def load(folder: str | Path) -> Study:
@@ -107,16 +132,34 @@ def load(folder: str | Path) -> Study:
     path = Path(folder) / STUDY_FILE
     try:
         tree: Any = json.loads(path.read_text(encoding="utf-8"))
-        if tree["kind"] not in STUDIES:
+        if tree["kind"] not in (*STUDIES, SWEEP):
             raise UserError(
-                f"{path} declares a study of an unknown kind, {tree['kind']!r}; there are {', '.join(STUDIES)}"
+                f"{path} declares a study of an unknown kind, {tree['kind']!r}; there are {', '.join(STUDIES)}, {SWEEP}"
             )
-        points = tuple(_point(point) for point in tree.pop("points"))
-        return Study(points=points, seeds=tuple(int(seed) for seed in tree.pop("seeds")), **tree)
+        search = _search(tree.pop("search")) if tree.get("search") else None
+        trees = tree.pop("points")
+        for trial in sorted(Path(folder).glob(f"*/{POINT_FILE}")) if search else ():
+            trees.append(json.loads(trial.read_text(encoding="utf-8")))
+        points = tuple(_point(point) for point in trees)
+        seeds = tuple(int(seed) for seed in tree.pop("seeds"))
+        return Study(points=points, seeds=seeds, search=search, **tree)
     except OSError as error:
         raise UserError(f"{folder} is no study: cannot read {path.name} ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} does not declare a study ({type(error).__name__}: {error})") from error
+
+
+def save_trial(point: Point, folder: str | Path) -> None:
+    """Adds a point to the search that is declared in a folder."""
+    path = Path(folder) / point.name / POINT_FILE
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(asdict(point), indent=1) + "\n")
+
+
+def _search(tree: dict[str, Any]) -> Search:
+    axes = tuple(tuple(str(word) for word in axis) for axis in tree["axes"])
+    return Search(trials=int(tree["trials"]), words=tuple(str(word) for word in tree["words"]), axes=axes)
 
 
 def _point(tree: dict[str, Any]) -> Point:

@@ -46,13 +46,13 @@ class RecordArguments(CheckpointArguments):
     """Film one full game played with a run's newest checkpoint, as mp4 and, when asked, as a GIF."""
 
     output: Path | None = None
-    """Where the mp4 goes; None: videos/step-N.mp4 in the run's folder."""
+    """Where the mp4 goes; None: videos/step-N.mp4 in the run's folder, of a committed one in a folder under runs/."""
 
     overlay: bool = False
     """Draw score, value and action probabilities beside the game."""
 
     gif: Path | None = None
-    """Write a GIF of at most 2 MB here as well, without overlay."""
+    """Write a GIF of at most 2 MB here as well."""
 
 
 def evaluate(words: Sequence[str]) -> int:
@@ -67,7 +67,7 @@ def evaluate(words: Sequence[str]) -> int:
         env_threads=given_cores(os.environ),
     )
     print(f"step {evaluation.checkpoint_step}, {evaluation.protocol}: {evaluation.summary}")
-    print(evaluation.path(run_and_step(arguments.run)[0]))
+    print(evaluation.path(api.folder_for_outputs(run_and_step(arguments.run)[0])))
     return 0
 
 

@@ -15,7 +15,7 @@ from dba3c.errors import RUN_BROKEN_EXIT, USER_ERROR_EXIT, UserError, did_you_me
 from launch.output import harmless_output
 from param_servers.errors import CheckpointError, ConfigError, ParamServersError
 
-MAKE_WHAT_LASTS = ("train", "resume", "study", "evaluate", "record")
+MAKE_WHAT_LASTS = ("train", "resume", "study", "sweep", "evaluate", "record")
 """Commands whose work lies in a folder: they do it to its end, and exit as it ends, whoever reads what they print. What
 the others print is their work, so they end with their reader, and fail where it cannot be written."""
 
@@ -28,6 +28,7 @@ COMMANDS = {
     "stop": "launch.cli.runs:stop",
     "export": "launch.cli.runs:export",
     "study": "launch.cli.study:study",
+    "sweep": "launch.cli.sweep:sweep",
     "plot": "launch.cli.plot:plot",
     "simulate": "launch.cli.simulate:simulate",
     "sbatch": "launch.cli.sbatch:sbatch",
@@ -49,6 +50,7 @@ usage: dba3c COMMAND [OPTIONS]        (dba3c COMMAND --help lists a command's op
   stop RUN       ask a run to end with a checkpoint
   export RUN     replay a run's metrics into TensorBoard, Neptune, MLflow or Weights & Biases
   study NAME     run a grid of runs: scaling, parameter_servers, stragglers, learning_curves, architectures, games
+  sweep ENV      try options with several values each, or search: dba3c sweep CartPole-v1 --learning-rate 1e-3 3e-4
   plot STUDY     figures and a report of a study; dba3c plot RUN... draws learning curves of any runs
   simulate       what a cluster would do: how many servers and backup workers it needs
   sbatch PRESET  print a Slurm script

@@ -27,7 +27,7 @@ from dba3c.environments.atari.protocols import with_protocol
 from dba3c.environments.families import check_env_id
 from dba3c.errors import UserError, did_you_mean
 from launch.cli.batch import lanes_for, not_shown, samples_text
-from launch.cli.presets import PRESETS, fitting_preset, preset, with_central_inference
+from launch.cli.presets import PRESETS, fitting_preset, in_one_worker, preset, with_central_inference
 from launch.local.resources import given_cores
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError
@@ -45,6 +45,11 @@ UNKNOWN = "Unrecognized options: "
 WITH_BACKUP_WORKERS = ("servers", "majority")
 """Exchanges that can have them."""
 WITHOUT_SERVERS = ("local", "allreduce", "majority")
+SEVERAL_WORKERS = {
+    "exchange", "collective_backend", "num_workers", "num_gradients", "num_backup_workers", "num_servers", "sharding",
+    "max_staleness", "when_workers_lost", "min_workers",
+}  # fmt: skip
+"""Options that speak of several workers, or of servers."""
 
 Parsed = TypeVar("Parsed")
 
@@ -78,8 +83,9 @@ class TrainWords:
         """The preset, changed as the words say.
 
         Args:
-            cores: how many workers a preset counts on.
-            cores_per_worker: those of each; without it what `cores` come to.
+            cores: how many workers a preset counts on, if the words count none.
+            cores_per_worker: those of each rank. Without it all workers are on this machine and share `cores`; and
+                where the words speak of no more than one, there is one, with a lane for each core.
             without: options that are left as the preset has them: see `launch.cli.train.fit_config`.
 
         Raises:
@@ -89,6 +95,10 @@ class TrainWords:
         if given.get("num_servers") == 0 and given.get("exchange") in WITHOUT_SERVERS:
             del given["num_servers"]  # it says what is so anyway
         config = preset(self.preset, given.get("env_id"), cores)
+        if cores_per_worker is None and {config.central.mode, given.get("mode", "worker")} == {"worker"}:
+            alone = not given.keys() & SEVERAL_WORKERS
+            config = preset(self.preset, given.get("env_id"), 1 if alone else given.get("num_workers", cores))
+            config = in_one_worker(config) if alone else config
         if given.get("mode") == "central":
             config = with_central_inference(config, cores)
         if self.protocol is not None:
@@ -153,7 +163,7 @@ def _train_options(shown: TrainConfig | None = None, only: Collection[str] = ())
         only: these options of the configuration; without any: all.
     """
     typed_dict: Any = TypedDict
-    docs, kinds = _docs(TrainWords), get_type_hints(TrainWords)
+    docs, kinds = docstrings_of_fields(TrainWords), get_type_hints(TrainWords)
     position: Any = tyro.conf.Positional
     env = Annotated[str, position, tyro.conf.arg(metavar="ENV|PRESET", help="What to train.", help_behavior_hint="")]
     options: dict[str, Any] = {"env_or_preset": env}
@@ -177,7 +187,7 @@ def _groups(shown: TrainConfig | None = None, described: bool = False, only: Col
     typed_dict: Any = TypedDict
     groups: dict[str, Any] = {}
     for name, kind in get_type_hints(TrainConfig).items():
-        docs, kinds = _docs(kind) if described else {}, get_type_hints(kind)
+        docs, kinds = docstrings_of_fields(kind) if described else {}, get_type_hints(kind)
         leaves = {}
         for leaf in fields(kind):
             if only and leaf.name not in only:
@@ -209,7 +219,7 @@ def parse_resume(words: Sequence[str]) -> tuple[Path, dict[str, Any]]:
     return said.pop("folder"), {name: value for group in said.values() for name, value in group.items()}
 
 
-def _docs(kind: type) -> dict[str, str]:
+def docstrings_of_fields(kind: type) -> dict[str, str]:
     """Each field's docstring, the one under it."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     lines = cast(ast.ClassDef, tree).body
@@ -257,8 +267,10 @@ def parse(kind: type[Parsed], words: Sequence[str], program: str, description: s
 REWORDED = (
     (r"Error parsing (--[\w-]+).*?invalid literal for int.*? base 10: ('.*?')", "{0} takes a whole number, not {1}"),
     (r"Error parsing (--[\w-]+).*?could not convert string to float: ('.*?')", "{0} takes a number, not {1}"),
+    (r"Error parsing (--[\w-]+).*?valid parse for arguments: \[(.*?)\]", "{0} cannot be {1}"),
     (r"Missing value for argument '(--[\w-]+)", "{0} needs a value"),
-    (r"Missing from [^:]*: ((?:--[\w-]+ )?\S+) (.*?) \(required\)", "{0} is missing: {1}"),
+    (r"Missing from [^:]*: (--[\w-]+) \S+ (.*?) \(required\)", "{0} is missing: {1}"),
+    (r"Missing from [^:]*: (\S+) (.*?) \(required\)", "{0} is missing: {1}"),
     (r"Unrecognized options: ([^-][^,]*?)(?:,| For full|$)", "{0} belongs to no option"),
 )
 """What tyro says, and what we do."""

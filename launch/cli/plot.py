@@ -77,6 +77,8 @@ def plot(words: Sequence[str]) -> int:
 
 def _plot_runs(words: Sequence[str]) -> int:
     arguments = parse(PlotArguments, words, "dba3c plot")
+    if not arguments.runs:
+        raise UserError("nothing to draw: name a study's folder, or run folders (dba3c plot RUN...)")
     written = plot_runs(arguments.runs, arguments.into, arguments.x, arguments.y, arguments.statistic, arguments.title)
     print(*written, sep="\n")
     return 0

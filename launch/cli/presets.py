@@ -230,6 +230,17 @@ def ppo(env_id: str, cores: int) -> TrainConfig:
     )
 
 
+def in_one_worker(config: TrainConfig) -> TrainConfig:
+    """A preset for one core, with all cores of a machine: as many lanes, which add up their gradients in memory.
+
+    On two cores 1.04 to 1.45 times as fast as two workers with two servers (results/lanes). The preset that stands
+    for a published number of workers keeps them.
+    """
+    if config.exchange.num_workers > 1:
+        return config
+    return replace(config, exchange=replace(config.exchange, exchange="local", num_servers=1))
+
+
 def with_central_inference(config: TrainConfig, cores: int) -> TrainConfig:
     """The same agent on the same environments with central inference: an actor per core, one learner, V-trace.
 

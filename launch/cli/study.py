@@ -16,7 +16,7 @@ from typing import Annotated
 import tyro
 
 from dba3c.errors import UserError
-from dba3c.studies.study import Run, Shape, Study, build, load
+from dba3c.studies.study import Point, Run, Shape, Study, build, load
 from launch.cli.options import parse, parse_train
 from launch.cli.sbatch import SlurmShape, job_text, request_lines
 from launch.local.child import STOP_SIGNALS, before_exec, shell_code, taking_signals
@@ -25,7 +25,30 @@ from launch.slurm import job as slurm_job
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyArguments:
+class GridArguments:
+    """What any grid of runs is told: where it lies, and who runs it."""
+
+    into: Path | None = None
+    """The folder; without it one under studies/."""
+
+    slurm: bool = False
+    """Declare it and print a Slurm job array for it; nothing is run."""
+
+    task: int | None = None
+    """Do one task of the job array only, by its number."""
+
+    list: bool = False
+    """Say how far it is; nothing is run."""
+
+    cpus_per_task: int = 12
+    """--slurm: cores of each node."""
+
+    time: str = "04:00:00"
+    """--slurm: time limit of each task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyArguments(GridArguments):
     """Run a study: dba3c study scaling --values 1 2 4 --seeds 3 -- --max-hours 0.5
 
     NAME is scaling, parameter_servers, stragglers, learning_curves, architectures or games. What follows -- goes to
@@ -35,9 +58,6 @@ class StudyArguments:
 
     name: Annotated[str, tyro.conf.Positional]
     """Which study."""
-
-    into: Path | None = None
-    """The study's folder; studies/NAME by default."""
 
     env: str = "ALE/Breakout-v5"
     """Environment or preset."""
@@ -54,21 +74,6 @@ class StudyArguments:
     seeds: int = 0
     """How many seeds; 0: the study's own number."""
 
-    slurm: bool = False
-    """Declare the study and print a Slurm job array for it, one task a run; nothing is run."""
-
-    task: int | None = None
-    """Run one run of the study only, by its number."""
-
-    list: bool = False
-    """Say how far it is; nothing is run."""
-
-    cpus_per_task: int = 12
-    """--slurm: cores of each node."""
-
-    time: str = "04:00:00"
-    """--slurm: time limit of each run."""
-
 
 def study(words: Sequence[str]) -> int:
     """dba3c study NAME [OPTIONS] [-- TRAIN OPTIONS]"""
@@ -80,36 +85,48 @@ def study(words: Sequence[str]) -> int:
         env=arguments.env, values=arguments.values, workers=arguments.workers, servers=arguments.servers,
         seeds=arguments.seeds, words=tuple(words[split + 1 :]),
     )  # fmt: skip
-    declared = build(arguments.name, shape)
-    if arguments.list or arguments.task is not None:
-        declared = load(folder)
-    else:
-        _check_points(declared)
-        declared.save(folder)
-        declared = load(folder)
+    exists = arguments.list or arguments.task is not None
+    declared = load(folder) if exists else declare(build(arguments.name, shape), folder)
+    return go_on(declared, folder, arguments, f"dba3c study {declared.kind}")
+
+
+def declare(declared: Study, folder: Path) -> Study:
+    """The study in its folder, with what was there before. Raises UserError: a point that could not be trained."""
+    check_points(declared.points)
+    declared.save(folder)
+    return load(folder)
+
+
+def go_on(declared: Study, folder: Path, arguments: GridArguments, command: str) -> int:
+    """List it, print its job array, do one of its runs, or all that are left. `command`: what reads --into again."""
     runs = list(declared.runs(folder))
     if arguments.list:
-        return _list(runs)
+        return list_runs(runs)
     if arguments.slurm:
-        sys.stdout.write(array_text(declared, folder, arguments.cpus_per_task, arguments.time))
+        sys.stdout.write(array_text(declared, folder, arguments.cpus_per_task, arguments.time, command))
         return 0
     if arguments.task is not None:
-        if not 0 <= arguments.task < len(runs):
-            raise UserError(f"--task {arguments.task}: the study has runs 0 to {len(runs) - 1}")
-        return _run_task(runs[arguments.task])
+        check_task(arguments.task, len(runs))
+        return run_task(runs[arguments.task])
     return run_all(runs)
 
 
-def _check_points(declared: Study) -> None:
+def check_task(task: int, tasks: int) -> None:
+    """Raise UserError: there is no such task."""
+    if not 0 <= task < tasks:
+        raise UserError(f"--task {task}: the study has runs 0 to {tasks - 1}")
+
+
+def check_points(points: Sequence[Point]) -> None:
     """Every point's options are refused now, not after hours."""
-    for point in declared.points:
+    for point in points:
         try:
             parse_train(point.words).config(given_cores(os.environ))
         except UserError as error:
             raise UserError(f"point {point.name} ({shlex.join(point.words)}): {error}") from error
 
 
-def _list(runs: Sequence[Run]) -> int:
+def list_runs(runs: Sequence[Run]) -> int:
     for number, run in enumerate(runs):
         print(f"{number:4} {state_of(run):9} {run.name}")
     done = sum(state_of(run) == "finished" for run in runs)
@@ -117,7 +134,7 @@ def _list(runs: Sequence[Run]) -> int:
     return 0
 
 
-def _run_task(run: Run) -> int:
+def run_task(run: Run) -> int:
     """One task of the job array: this process becomes the Slurm job of that run."""
     state = state_of(run)
     if state in ("finished", "live"):
@@ -131,22 +148,25 @@ def _run_task(run: Run) -> int:
     return slurm_job.main(["--run-dir", str(run.folder), "--nodes", nodes, "--", "dba3c", *words])
 
 
-def array_text(declared: Study, folder: Path, cpus_per_task: int, limit: str) -> str:
-    """The Slurm job array of a study, one task a run: a pure function."""
-    runs = len(declared.points) * len(declared.seeds)
-    nodes = max(point.nodes for point in declared.points)
-    into = shlex.quote(str(folder))
+def array_text(declared: Study, folder: Path, cpus_per_task: int, limit: str, command: str) -> str:
+    """The Slurm job array of a study, one task a run, or a trial of a search: a pure function."""
+    search, seeds = declared.search, len(declared.seeds)
+    tasks = search.trials if search else len(declared.points) * seeds
+    nodes = max((point.nodes for point in declared.points), default=1)
+    points, into = len(declared.points), shlex.quote(str(folder))
+    what = f"{tasks} trials × {seeds} seeds" if search else f"{points} points × {seeds} seeds = {tasks} runs"
     return job_text(
         [
-            f"Study {declared.kind}: {len(declared.points)} points × {len(declared.seeds)} seeds = {runs} runs.",
-            "Task i is run i (dba3c study --list); submit again to go on with what is not finished.",
+            f"Study {declared.kind}: {what}.",
+            f"Task i is {'trial' if search else 'run'} i ({command} --into {into} --list); "
+            "submit again to go on with what is not finished.",
         ],
         request_lines(f"study_{declared.kind}", nodes=nodes, cpus_per_task=cpus_per_task, time=limit),
         [
             "# A run on fewer nodes than the largest one gives the others back at once.",
-            f'exec dba3c study {declared.kind} --into {into} --task "$SLURM_ARRAY_TASK_ID"',
+            f'exec {command} --into {into} --task "$SLURM_ARRAY_TASK_ID"',
         ],
-        last_task=runs - 1,
+        last_task=tasks - 1,
         warning_s=SlurmShape.warning_s,
     )
 

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,9 +14,9 @@ from types import FrameType
 from typing import BinaryIO
 
 from dba3c.errors import warn_on_stderr
+from launch.local.fork_server import PARENT_VARIABLE, ForkServer
 from param_servers.timeouts import Timeouts
 
-PARENT_VARIABLE = "DBA3C_PARENT_PID"
 ORPHAN_GRACE_S = Timeouts.of().stop_s
 """What an orphan may use for its checkpoint before it is killed."""
 
@@ -28,31 +27,26 @@ _TAIL_BYTES = 64 * 1024
 
 
 class Child:
-    """A started process. `on_exit` is called once, from a thread, with the exit code (negative: a signal's number)."""
+    """A started process.
+
+    Args:
+        main, words: "module:function", called with the words; its result is the exit code.
+        on_exit: called once, from a thread, with the exit code (negative: a signal's number).
+    """
 
     def __init__(
         self,
-        command: Sequence[str],
+        fork_server: ForkServer,
+        main: str,
+        words: Sequence[str],
         log: Path,
-        environ: Mapping[str, str],
         on_exit: Callable[[int], None],
         orphan_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
-        self.command = list(command)
         self.log = log
-        self.started_s = time.monotonic()
         with _opened(log) as output:
             self.log_start = output.tell()
-            self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**environ, PARENT_VARIABLE: str(os.getpid())},
-                start_new_session=True,  # a terminal's Ctrl-C is for the parent, which decides
-                preexec_fn=before_exec(os.getpid(), orphan_signal),
-            )
-        self.pid = self._process.pid
+            self.pid = fork_server.fork(main, words, output.fileno(), orphan_signal)
         self._thread = threading.Thread(target=self._wait, args=(on_exit,), name=f"wait-{self.pid}", daemon=True)
         self._thread.start()
 
@@ -60,7 +54,7 @@ class Child:
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         # Still a zombie, so its number is still its own: what it left in its group can be killed safely.
         self.signal(signal.SIGKILL)
-        on_exit(self._process.wait())
+        on_exit(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
 
     def signal(self, signum: signal.Signals) -> None:
         """Send a signal to the process and all that it started in its group."""
@@ -69,7 +63,8 @@ class Child:
 
     def ask_to_end(self) -> None:
         """SIGTERM to the process alone: what it has started is its own to end."""
-        self._process.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
 
     def tail(self, lines: int = 40) -> str:
         """The last lines that this process, not an earlier incarnation, wrote to its log."""

@@ -7,9 +7,8 @@ may the histories of a run's lives be mistaken for each other: server 0's terms 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dba3c.config import TrainConfig
@@ -34,8 +33,9 @@ class RoleProcess:
 
     role: str
     rank: int
-    command: Callable[[int], Sequence[str]]
-    """Incarnation → command line."""
+    words: Callable[[int], Sequence[str]]
+    """Incarnation → what its `main` is called with."""
+    main: str = "launch.role:main"
     max_restarts: int = 0
     """How often within `RESTART_WINDOW_S` it is started again after it was lost; one of `FINAL_EXITS` is final."""
     essential: bool = True
@@ -44,8 +44,6 @@ class RoleProcess:
     """Its exit with 0 means that the run has ended."""
     drain_timeout_s: float = DRAIN_TIMEOUT_S
     """How long it may go on after the run has ended."""
-    environ: Mapping[str, str] = field(default_factory=dict)
-    """Added to the supervisor's own environment."""
 
     @property
     def takes_part(self) -> bool:
@@ -66,13 +64,13 @@ def role_processes(config: TrainConfig, run_dir: Path, launch_id: str, first: in
     """The processes of a run on one machine, servers first; their incarnations count from ``first``."""
 
     def process(role: str, rank: int, **what: object) -> RoleProcess:
-        def command(incarnation: int) -> list[str]:
+        def words(incarnation: int) -> list[str]:
             return [
-                sys.executable, "-m", "launch.role", "--run-dir", str(run_dir), "--role", role, "--rank", str(rank),
+                "--run-dir", str(run_dir), "--role", role, "--rank", str(rank),
                 "--incarnation", str(first + incarnation), "--launch-id", launch_id,
             ]  # fmt: skip
 
-        made = RoleProcess(role=role, rank=rank, command=command, **what)  # type: ignore[arg-type]
+        made = RoleProcess(role=role, rank=rank, words=words, **what)  # type: ignore[arg-type]
         return replace(made, drain_timeout_s=config.exchange.timeouts.drain_s) if made.decides else made
 
     counts = topology_of(config)

@@ -22,7 +22,7 @@ import queue
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from typing import Any
 from dba3c.errors import RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT, UserError
 from dba3c.runs.ending import TRAINING_ROLES, note_failure
 from launch.local.child import Child, describe_exit, shell_code, taking_signals
+from launch.local.fork_server import ForkServer
 from launch.local.processes import FINAL_EXITS, RESTART_WINDOW_S, RoleProcess
 from param_servers.patience import Restarts
 
@@ -65,6 +66,7 @@ class Supervisor:
     """Starts processes and stays until all of them are gone.
 
     Args:
+        fork_server: what the processes are forked from.
         run_dir: logs go to ``logs/ROLE-RANK.log`` in it.
         request_stop: asks the run to end at a step boundary (`RunFolder.request_stop`).
         on_event: called with (event, message) for the run's metrics: started, killed, restarted, left, stopping.
@@ -77,24 +79,24 @@ class Supervisor:
 
     def __init__(
         self,
+        fork_server: ForkServer,
         run_dir: Path,
         processes: Sequence[RoleProcess],
         request_stop: Callable[[str], Any],
         *,
         on_event: Callable[[str, str], Any] = lambda event, message: None,
         say: Callable[[str], Any] = say_to_stderr,
-        environ: Mapping[str, str] | None = None,
         whole_run: bool = True,
         stop_timeout_s: float = 60.0,
         terminate_timeout_s: float = 5.0,
         refused_timeout_s: float = 3.0,
     ) -> None:
+        self.fork_server = fork_server
         self.run_dir = run_dir
         self.processes = list(processes)
         self.request_stop = request_stop
         self.on_event = on_event
         self.say = say
-        self.environ = dict(os.environ if environ is None else environ)
         self.whole_run = whole_run
         self.stop_timeout_s = stop_timeout_s
         self.terminate_timeout_s = terminate_timeout_s
@@ -173,9 +175,10 @@ class Supervisor:
     def _start(self, spec: RoleProcess, incarnation: int) -> None:
         name = spec.name
         child = Child(
-            command=spec.command(incarnation),
+            self.fork_server,
+            spec.main,
+            spec.words(incarnation),
             log=self.run_dir / "logs" / f"{spec.role}-{spec.rank}.log",
-            environ={**self.environ, **spec.environ},
             on_exit=lambda code: self._happened.put(("exit", name, code)),
             # SIGTERM asks the whole run to end. One of many ranks that loses its launcher should only cost itself.
             orphan_signal=signal.SIGTERM if self.whole_run or spec.keeps_the_run else signal.SIGKILL,
@@ -235,7 +238,7 @@ class Supervisor:
 
     def _noted(self, gone: _Process) -> _Process:
         """For the other ranks of the run to read."""
-        spec, node = gone.spec, self.environ.get("SLURMD_NODENAME")
+        spec, node = gone.spec, os.environ.get("SLURMD_NODENAME")
         note_failure(self.run_dir, spec.role, spec.rank, gone.code, gone.child.tail(), node)
         return gone
 

@@ -19,18 +19,21 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
+from queue import Empty
 from typing import Any, NamedTuple
 
 import torch
 
 from param_servers.allreduce.collective import TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
+from param_servers.benchmarks.load import Load, Snapshot
 from param_servers.benchmarks.namespaces import Namespaces
 from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.errors import PeerLost
 from param_servers.exchange import GradientExchange, RunStopped
 from param_servers.layout import FlatLayout, plan_shards
 from param_servers.majority.exchange import MajorityExchange
@@ -54,15 +57,28 @@ class Case(NamedTuple):
     rate_mbit: float
     """0: no limit, on loopback."""
     steps: int
-    """After WARM_UP_STEPS."""
+    """After WARM_UP_STEPS. Asynchronous servers: of each worker."""
+    colocated: bool = False
+    """Server k is a process on the host of worker k, not on a host of its own."""
+
+    queue_bytes: int = 0
+    """Of the switch for each host; 0: what leaves within 50 ms."""
+
+    @property
+    def hosts(self) -> int:
+        return self.workers + (0 if self.colocated else self.servers)
 
     @property
     def numel(self) -> int:
         return int(self.megabytes * 1e6 / 4)
 
     @property
+    def warm_up(self) -> int:
+        return WARM_UP_STEPS * (self.workers if self.exchange == "async" else 1)
+
+    @property
     def last_step(self) -> int:
-        return WARM_UP_STEPS + self.steps
+        return self.warm_up + self.steps * (self.workers if self.exchange == "async" else 1)
 
 
 class Worked(NamedTuple):
@@ -76,6 +92,8 @@ class Worked(NamedTuple):
     ended_s: float
     bytes_moved: int | None
     """None: not counted, for torch.distributed moved them."""
+    load: Load | None
+    """Worker 0: what the machine and each process, servers first, did after the warm-up. The others: None."""
 
 
 class Measured(NamedTuple):
@@ -84,7 +102,7 @@ class Measured(NamedTuple):
     workers: list[Worked]
     """By rank."""
     cpu_s: float
-    """Of all processes."""
+    """Of all processes, from their beginning to their end."""
     congestion_control: str | None
 
 
@@ -92,16 +110,36 @@ Compute = Callable[[int, int], object]
 """(worker, step): called in the worker's process where it would compute the gradient of a step."""
 
 
-def run(case: Case, compute: Compute = lambda worker, step: None) -> Measured:
-    """A case in processes of its own; with a rate limit in network namespaces, too (root)."""
+class Others(NamedTuple):
+    """An exchange that is not this library's, to be measured as ours are. Each call is in a process of its own."""
+
+    join: Callable[[int, Case, Callable[[int], str]], GradientExchange]
+    """(rank, case, address of server or worker i, servers first). Its `pull` raises RunStopped at `case.last_step`."""
+    serve: Callable[[int, Case, Callable[[int], str]], None] | None = None
+    """(server, case, the addresses): until the workers have ended."""
+
+
+def run(
+    case: Case,
+    compute: Compute = lambda worker, step: None,
+    gradient: torch.Tensor | None = None,
+    others: Others | None = None,
+) -> Measured:
+    """A case in processes of its own; with a rate limit in network namespaces, too (root).
+
+    Args:
+        gradient: [case.numel] float32 that all workers push; None: a constant.
+        others: None: one of this library's exchanges.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with Namespaces(case.workers + case.servers, case.rate_mbit) if case.rate_mbit else nullcontext() as hosts:
-        bench = _Bench(case, compute, hosts)
-        processes = [_FORK.Process(target=bench.be, args=(host,)) for host in range(case.servers + case.workers)]
+    with Namespaces(case.hosts, case.rate_mbit, case.queue_bytes) if case.rate_mbit else nullcontext() as hosts:
+        values = torch.full((case.numel,), 1e-3) if gradient is None else gradient
+        bench = _Bench(case, compute, values, others, hosts)
+        processes = [_FORK.Process(target=bench.be, args=(number,)) for number in range(case.servers + case.workers)]
         for process in processes:
             process.start()
         try:
-            workers = sorted(bench.results.get(timeout=PATIENCE_S) for _ in range(case.workers))
+            workers = sorted(_next_result(bench.results, processes) for _ in range(case.workers))
             for process in processes:
                 process.join(30)
         finally:
@@ -114,28 +152,46 @@ def run(case: Case, compute: Compute = lambda worker, step: None) -> Measured:
     return Measured(workers, cpu_s, None if hosts is None else hosts.congestion_control)
 
 
-class _Bench:
-    """What forked processes share: servers are hosts 0, 1, …, then come the workers."""
+def _next_result(results: "Queue[Worked]", processes: list[Any]) -> Worked:
+    """Raises PeerLost when a process has failed (its trace is on stderr), or none ends in time."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        with suppress(Empty):
+            return results.get(timeout=1.0)
+        if failed := [number for number, process in enumerate(processes) if process.exitcode]:
+            raise PeerLost(f"of the case's processes {failed[0]} failed, and {len(failed) - 1} others")
+    raise PeerLost(f"no worker ended within {PATIENCE_S:g} s")
 
-    def __init__(self, case: Case, compute: Compute, hosts: Namespaces | None) -> None:
-        self._case, self._compute, self._hosts = case, compute, hosts
+
+class _Bench:
+    """What forked processes share: servers are numbers 0, 1, …, then come the workers."""
+
+    def __init__(
+        self, case: Case, compute: Compute, gradient: torch.Tensor, others: Others | None, hosts: Namespaces | None
+    ) -> None:
+        self._case, self._compute, self._gradient, self._others, self._hosts = case, compute, gradient, others, hosts
         self._plan = plan_shards(FlatLayout.of({"w": (case.numel,)}), case.servers or 1)
         self._secret = os.urandom(32)
         self._ports = _FORK.Array("i", case.servers or 1)
+        self._pids = _FORK.Array("i", case.servers + case.workers)
         self.results: Queue[Worked] = _FORK.Queue()
 
-    def be(self, host: int) -> None:
-        """This process is this host; it does not return."""
+    def be(self, number: int) -> None:
+        """This process is this server or worker; it does not return."""
         torch.set_num_threads(1)
+        self._pids[number] = os.getpid()
         if self._hosts is not None:
-            self._hosts.enter(host)
-        if host < self._case.servers:
-            self._serve(host)
+            self._hosts.enter(self._host(number))
+        if number < self._case.servers:
+            self._serve(number)
         else:
-            self.results.put(self._work(host - self._case.servers))
+            self.results.put(self._work(number - self._case.servers))
         self.results.close()
         self.results.join_thread()
         os._exit(0)
+
+    def _host(self, number: int) -> int:
+        return number - self._case.servers if self._case.colocated and number >= self._case.servers else number
 
     def _address(self, host: int) -> str:
         return "127.0.0.1" if self._hosts is None else self._hosts.address(host)
@@ -169,12 +225,17 @@ class _Bench:
         }
 
     def _serve(self, shard: int) -> None:
+        if self._others is not None and self._others.serve is not None:
+            self._others.serve(shard, self._case, lambda number: self._address(self._host(number)))
+            return
         meet: dict[str, Any] = {"secret": self._secret, "resolve": self._resolve}
         publish = partial(self._publish, shard)
         ParameterServer(shard=shard, plan=self._plan, publish_address=publish, **meet, **self._training(shard)).run()
 
     def _exchange(self, rank: int) -> GradientExchange:
-        host, layout = rank + self._case.servers, self._plan.layout
+        if self._others is not None:
+            return self._others.join(rank, self._case, lambda number: self._address(self._host(number)))
+        host, layout = self._host(rank + self._case.servers), self._plan.layout
         meet: dict[str, Any] = {"secret": self._secret, "resolve": self._resolve}
         publish = partial(self._publish, 0)
         if self._case.servers:
@@ -186,20 +247,23 @@ class _Bench:
 
     def _work(self, rank: int) -> Worked:
         exchange = self._exchange(rank)
-        gradient = torch.full((self._case.numel,), 1e-3)
         pulls: list[tuple[int, float]] = []
         accepted: list[bool] = []
+        began: Snapshot | None = None
         try:
             while True:
                 pull = exchange.pull()
                 pulls.append((pull.step, time.perf_counter()))
+                if rank == 0 and began is None and pull.step >= self._case.warm_up:
+                    began = Snapshot.now(self._pids[:])
                 self._compute(rank, pull.step)
-                accepted.append(exchange.push(gradient, pull.step, data_points=1).accepted)
+                accepted.append(exchange.push(self._gradient, pull.step, data_points=1).accepted)
         except RunStopped:
             ended_s = time.perf_counter()
+        load = Snapshot.now(self._pids[:]) - began if began else None
         moved = sum(exchange.bytes_moved) if isinstance(exchange, ServersExchange) else None
         exchange.close()
-        return Worked(rank, pulls, accepted, ended_s, moved)
+        return Worked(rank, pulls, accepted, ended_s, moved, load)
 
 
 # -- the bounds, and the figures beside them -----------------------------------------------------------------------

@@ -13,26 +13,35 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+from pathlib import Path
 from types import TracebackType
 
 _CLONE_NEWNET = 0x40000000
 _NET, _NAME, _SWITCH = "10.78.0", "dba3c", "dba3cswitch"
 _CONTROL_KEY = "net.ipv4.tcp_congestion_control"
 _HOOKED = "net.bridge.bridge-nf-call-iptables=1"
+_NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
+"""Entries that the kernel keeps in the ARP tables of all namespaces together, 1,024 by default: 64 hosts that all talk
+to each other need 4,032, and without an entry a host is unreachable."""
 _CONGESTION_CONTROLS = ("cubic", "reno")
 """The first that may be set: Linux' default, as on most clusters, not what this machine happens to use (BBR, say)."""
 
 
 class Namespaces:
-    """`count` hosts at 10.78.0.1 …, each with `rate_mbit` Mbit/s out and in (a token bucket). A context manager."""
+    """`count` hosts at 10.78.0.1 …, each with `rate_mbit` Mbit/s out and in (a token bucket). A context manager.
 
-    def __init__(self, count: int, rate_mbit: float) -> None:
-        self.count, self.rate_mbit = count, rate_mbit
+    What the switch sends to a host waits in `queue_bytes`; 0: in as many as leave within 50 ms.
+    """
+
+    def __init__(self, count: int, rate_mbit: float, queue_bytes: int = 0) -> None:
+        self.count, self.rate_mbit, self.queue_bytes = count, rate_mbit, queue_bytes
         self.congestion_control = "the machine's own"
 
     def __enter__(self) -> Namespaces:
         self._remove()
         try:
+            if int(_NEIGHBOURS.read_text()) < 2 * self.count**2:
+                _NEIGHBOURS.write_text(str(2 * self.count**2))  # it stays: nobody misses a smaller one
             _ip("netns", "add", _SWITCH)
             _ip("-n", _SWITCH, "link", "add", "bridge", "type", "bridge")
             _ip("-n", _SWITCH, "link", "set", "bridge", "up")
@@ -64,7 +73,8 @@ class Namespaces:
 
     def _add(self, host: int) -> None:
         name, port = f"{_NAME}{host}", f"port{host}"
-        limit = ["tbf", "rate", f"{self.rate_mbit}mbit", "burst", "64k", "latency", "50ms"]
+        queue = ["limit", str(self.queue_bytes)] if self.queue_bytes else ["latency", "50ms"]
+        limit = ["tbf", "rate", f"{self.rate_mbit}mbit", "burst", "64k", *queue]
         _ip("netns", "add", name)
         _ip("-n", _SWITCH, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
         _ip("-n", _SWITCH, "link", "set", port, "master", "bridge", "up")

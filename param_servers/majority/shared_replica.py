@@ -79,10 +79,10 @@ class SharedReplica:
         """Let a gradient [P] of `step` wait for its verdict; the answer if it may not. Raises how the run ended."""
         with self._changed:
             self._raise_if_ended()
+            self._sequence += 1  # of all pushes, as with servers: who replays the audit counts them, too
             reason = refusal(gradient, step, self._replica)
             if reason:
                 return Receipt(False, self._replica.step, reason)
-            self._sequence += 1
             self._gradient.copy_(gradient)
             self._waiting = WaitingPush(Row(self._rank, self._incarnation, self._sequence), step, data_points)
             return None

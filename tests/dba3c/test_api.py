@@ -11,6 +11,7 @@ import dba3c
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
+from dba3c.runs.checkpoints import keep_policy
 
 RESULTS = Path(__file__).parents[2] / "results"
 CARTPOLE = TrainConfig(environment=EnvironmentConfig(env_id="CartPole-v1"), network=NetworkConfig(network="mlp"))
@@ -58,6 +59,37 @@ def test_a_run_is_taken_wherever_its_folder_is(make_run, write_checkpoint):
     folder.end_life("stopped", "SIGINT")
     assert (dba3c.read(run).status, run.reason) == ("stopped", "SIGINT")
     assert repr(run) == f"Run('{folder.path}', stopped)"
+
+
+def test_a_committed_run_is_played_filmed_and_read_and_nothing_is_written_into_it(
+    make_run, write_checkpoint, tmp_path, monkeypatch
+):
+    run = make_run(CARTPOLE)
+    write_checkpoint(run, CARTPOLE, step=10)
+    results = tmp_path / "results" / "cartpole" / "nstep" / "seed-0"
+    kept = keep_policy(run, results, lambda line: None)
+    for name in ("config.json", "meta.json"):
+        (results / name).write_text((run.path / name).read_text())
+    (results / "curve.csv").write_text("progress/frames,score/mean\n1,2\n")
+    assert kept == results / "checkpoints" / "step-10"
+    assert (
+        sum(file.stat().st_size for file in kept.iterdir()) < 4 * 9_155 + 4_096
+    )  # parameters, and nothing beside them
+    before = {path: path.stat().st_mtime_ns for path in results.rglob("*")}
+    for path in results.rglob("*"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    monkeypatch.chdir(tmp_path)
+    evaluation = dba3c.evaluate(results, games=2)
+    assert evaluation.scores == dba3c.evaluate(run.path, games=2).scores
+    into = tmp_path / "runs" / "cartpole-nstep-seed-0"
+    assert [path.name for path in (into / "evaluations").iterdir()] == ["step-10-sampled.json"]
+    assert dba3c.load(kept).step == dba3c.load(results).step == 10
+    film, _ = dba3c.record(results)
+    assert film.resolve() == into / "videos" / "step-10.mp4" and film.exists()
+    for use, line in ((dba3c.resume, "to be looked at and played with"), (dba3c.watch, "dba3c plot draws it")):
+        with pytest.raises(UserError, match=line):
+            use(results)
+    assert {path: path.stat().st_mtime_ns for path in results.rglob("*")} == before
 
 
 def test_what_is_no_run_is_refused_in_one_line(tmp_path, make_run):

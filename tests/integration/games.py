@@ -31,6 +31,26 @@ class Corridor(gymnasium.Env):
         return observation, reward, self.t >= 20, False, {}
 
 
+class TwoSenses(gymnasium.Env):
+    """One step a game: 1 for the exclusive or of what an image shows and what a vector inside a Tuple says."""
+
+    observation_space = spaces.Dict(
+        eye=spaces.Box(0, 255, (36, 36, 3), np.uint8), hand=spaces.Tuple((spaces.Discrete(2),))
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        super().reset(seed=seed)
+        self.seen, self.felt = (int(self.np_random.integers(2)) for _ in range(2))
+        return self.observe(), {}
+
+    def step(self, action):
+        return self.observe(), float(action == self.seen ^ self.felt), True, False, {}
+
+    def observe(self):
+        return {"eye": np.full((36, 36, 3), 255 * self.seen, np.uint8), "hand": (self.felt,)}
+
+
 def make_corridor() -> gymnasium.Env:
     return Corridor()
 

@@ -73,7 +73,6 @@ def test_two_processes_over_torch_are_bit_equal_to_torch_optim(tmp_path):
         assert "difference from torch.optim 0" in out
 
 
-@pytest.mark.slow
 def test_a_killed_process_is_named_and_a_survivor_leaves_a_checkpoint(tmp_path):
     ranks = torch_ranks(3, tmp_path, *ENDLESS, "--checkpoint-dir", str(tmp_path / "checkpoints"))
     wait_until(lambda: find_newest(tmp_path / "checkpoints") is not None, "a checkpoint")
@@ -86,7 +85,6 @@ def test_a_killed_process_is_named_and_a_survivor_leaves_a_checkpoint(tmp_path):
     assert int(find_newest(tmp_path / "checkpoints").name.removeprefix("step-")) >= before
 
 
-@pytest.mark.slow
 def test_the_death_of_rank_0_is_told_by_all_others(tmp_path):
     ranks = torch_ranks(3, tmp_path, *ENDLESS, "--checkpoint-dir", str(tmp_path / "checkpoints"))
     wait_until(lambda: find_newest(tmp_path / "checkpoints") is not None, "a checkpoint")
@@ -128,7 +126,6 @@ def test_a_rank_that_joins_a_stopped_rank_0_does_not_wait_for_ever(tmp_path):
 
 
 @needs_mpi
-@pytest.mark.slow
 def test_a_stopped_rank_under_mpirun_is_named_within_the_step_timeout(tmp_path):
     options = ["--backend", "mpi", *ENDLESS, "--timeout-s", "3", "--checkpoint-dir", str(tmp_path)]
     mpirun = start([*MPIRUN, "-n", "3", *RANK, *options])
@@ -144,7 +141,6 @@ def test_a_stopped_rank_under_mpirun_is_named_within_the_step_timeout(tmp_path):
 
 
 @needs_horovod
-@pytest.mark.slow
 def test_a_killed_process_under_horovodrun_ends_the_others(tmp_path):
     options = ["--backend", "horovod", *ENDLESS, "--timeout-s", "5", "--checkpoint-dir", str(tmp_path)]
     run = start([str(BIN / "horovodrun"), "--gloo", "-np", "2", *RANK, *options])

@@ -133,7 +133,6 @@ def start(tmp_path):
         run.kill()
 
 
-@pytest.mark.slow
 def test_a_killed_rank_costs_nothing_and_a_restarted_one_takes_part_again(start):
     run = start(3, num_gradients=2)
     run.reach(1)
@@ -146,7 +145,6 @@ def test_a_killed_rank_costs_nothing_and_a_restarted_one_takes_part_again(start)
     run.check(run.stop())
 
 
-@pytest.mark.slow
 def test_a_stopped_rank_is_expelled_within_the_stated_time_and_learns_it_when_it_wakes(start):
     run = start(3, num_gradients=2, step_timeout_s=2)
     run.reach(2)
@@ -172,7 +170,6 @@ def test_when_rank_0_is_stopped_the_others_say_so_and_the_next_one_leaves_a_chec
     assert checkpoint.step > run.steps(1)[-1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_rank_0_that_wakes_when_the_others_have_ended_without_it_ends_too(start, size):
     run = start(size, step_timeout_s=2, checkpoint_every_steps=0)
@@ -192,7 +189,6 @@ def test_rank_0_that_wakes_when_the_others_have_ended_without_it_ends_too(start,
     assert found.step - left.step in (0, 1) and (found.term == left.term or found.step > left.step)
 
 
-@pytest.mark.slow
 def test_a_run_of_which_all_ranks_are_stopped_goes_on_when_they_wake(start):
     run = start(3, num_gradients=2, step_timeout_s=1)
     run.reach(2)
@@ -206,7 +202,6 @@ def test_a_run_of_which_all_ranks_are_stopped_goes_on_when_they_wake(start):
     run.check(run.stop())
 
 
-@pytest.mark.slow
 def test_without_backup_workers_a_killed_rank_shrinks_the_run(start):
     run = start(2)
     run.reach(1)

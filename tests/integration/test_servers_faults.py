@@ -287,7 +287,6 @@ def test_a_run_with_two_lives_and_a_torn_log_is_bit_equal_to_its_replay(make_run
     assert len(set(keys)) == len(keys) and {key[0] for key in keys} == {0, 1}
 
 
-@pytest.mark.slow
 def test_a_run_that_is_suspended_whole_goes_on_where_it_was(make_run: Callable[..., Run]) -> None:
     """As by `scontrol suspend`: nobody was silent, everybody was stopped."""
     suspended = make_run().start()

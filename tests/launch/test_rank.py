@@ -182,6 +182,18 @@ def test_ranks_that_wait_hear_what_their_chief_refused(tmp_path: Path, monkeypat
     assert refused(run_dir, 1) == "ZeroDivisionError: of this test"
 
 
+def test_a_chief_tries_the_users_own_network_before_the_run_and_all_ranks_hear_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("wrong_of_rank.py").write_text(
+        "def net(observation_space, action_space):\n    return observation_space.width\n"
+    )
+    said = [refused(tmp_path / "run", rank, "--network", "wrong_of_rank:net") for rank in (0, 1)]
+    assert "wrong_of_rank:net raised AttributeError" in said[0] and "wrong_of_rank.py:2" in said[0]
+    assert said[1] == said[0] and not (tmp_path / "run" / "config.json").exists()
+
+
 def test_a_chief_that_crashes_once_the_run_has_begun_has_noted_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dba3c.errors import UserError
@@ -24,6 +25,7 @@ class MLflowSink:
     def __init__(self) -> None:
         self._client: Any = None
         self._run_id = ""
+        self._artifacts: str | None = None
 
     def open(self, run: TrackedRun) -> None:
         tracking = client("mlflow.tracking", self.name)
@@ -35,13 +37,16 @@ class MLflowSink:
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.folder / 'mlflow.db'}"
         if uri.startswith("sqlite:"):
             _check_local_store()
+            self._artifacts = (run.folder / "mlflow-artifacts").as_uri()  # else ./mlruns, wherever that is
         self._client = tracking.MlflowClient(uri)
         self._run_id = self._find(run) or self._create(run)
 
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "dba3c")
         known = self._client.get_experiment_by_name(name)
-        return str(known.experiment_id if known else self._client.create_experiment(name))
+        if known:
+            return str(known.experiment_id)
+        return str(self._client.create_experiment(name, artifact_location=self._artifacts))
 
     def _find(self, run: TrackedRun) -> str:
         query = f"tags.`{_IDENTITY_TAG}` = '{run.identity}'"
@@ -67,6 +72,9 @@ class MLflowSink:
 
     def event(self, message: str, step: int, time_s: float) -> None:
         self._client.set_tag(self._run_id, f"event.{int(time_s * 1000)}", f"step {step}: {message}"[:5000])
+
+    def film(self, path: Path, step: int, time_s: float) -> None:
+        self._client.log_artifact(self._run_id, str(path), "films")
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dba3c.metrics.sinks.sink import TrackedRun, client
@@ -44,6 +45,9 @@ class NeptuneSink:
 
     def event(self, message: str, step: int, time_s: float) -> None:
         self._run["events"].append(message, step=step, timestamp=time_s)
+
+    def film(self, path: Path, step: int, time_s: float) -> None:
+        self._run[f"films/{path.stem}"].upload(str(path))
 
     def close(self) -> None:
         self._run.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import queue
 import threading
 import time
@@ -73,11 +74,15 @@ class Sink(Protocol):
         ...
 
     def point(self, values: Mapping[str, float], step: int, time_s: float) -> None:
-        """Chart name to value, at one committed step and unix time."""
+        """Chart (`dba3c.metrics.registry.tracker_name`) to value, at one committed step and unix time."""
         ...
 
     def event(self, message: str, step: int, time_s: float) -> None:
         """One line about something that happened."""
+        ...
+
+    def film(self, path: Path, step: int, time_s: float) -> None:
+        """A game of the checkpoint of a step, as a GIF."""
         ...
 
     def close(self) -> None:
@@ -91,6 +96,13 @@ def client(package: str, extra: str) -> ModuleType:
         return importlib.import_module(package)
     except ImportError as error:
         raise UserError(f"tracking with {extra} needs its client: pip install 'dba3c[{extra}]' ({error})") from error
+
+
+def check_clients(names: Iterable[str]) -> None:
+    """Raise UserError where a tracker's client is not installed; nothing is imported."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:  # all are called as their trackers
+            raise UserError(f"tracking with {name} needs its client: pip install 'dba3c[{name}]'")
 
 
 def make_sinks(names: Iterable[str]) -> list[Sink]:
@@ -140,6 +152,10 @@ class BackgroundSink:
     def event(self, message: str, step: int, time_s: float) -> None:
         """Hands over one event, or counts it as dropped; returns at once."""
         self._offer(lambda: self.sink.event(message, step, time_s))
+
+    def film(self, path: Path, step: int, time_s: float) -> None:
+        """Hands over one film, or counts it as dropped; returns at once."""
+        self._offer(lambda: self.sink.film(path, step, time_s))
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Lets the sink finish for at most `timeout_s`; says in one line what it did not get. True: it got all."""

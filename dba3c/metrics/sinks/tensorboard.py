@@ -1,12 +1,55 @@
-"""TensorBoard: event files in the run's tensorboard/, by TensorBoard's own writer (no torch, no TensorFlow)."""
+"""TensorBoard: event files in the run's tensorboard/, by TensorBoard's own writer (no torch, no TensorFlow).
+
+Scalars under the trackers' names; under Custom Scalars the few charts that people look at, score first; the
+configuration as hyperparameters and as text; events, a table of evaluations, films.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from dba3c.metrics.run_facts import flat_names
 from dba3c.metrics.sinks.sink import TrackedRun, client
+
+FLUSH_S = 2
+LAYOUT = {
+    "Score": {
+        "last games": ["score/online", "score/mean", "score/max"],
+        "evaluations": ["score/evaluation_mean", "score/evaluation_iqm"],
+    },
+    "Speed": {
+        "data points/s": ["speed/data_points_per_s"],
+        "where workers' time goes": ["speed/sections_worker_.*"],
+        "where servers' time goes": ["speed/sections_server_.*"],
+        "cores used": ["speed/cpu_cores"],
+    },
+    "Loss": {
+        "losses": ["loss/total", "loss/policy", "loss/value"],
+        "entropy": ["loss/policy_entropy"],
+        "predicted reward": ["loss/value_predicted_reward"],
+    },
+    "Optimizer": {
+        "gradient's norm": ["optimizer/gradient_norm_.*"],
+        "gradient's delay": ["optimizer/gradient_delay_.*"],
+        "update's norm": ["optimizer/update_norm"],
+    },
+    "Workers": {
+        "score": ["workers/score_.*"],
+        "frames/s": ["workers/frames_per_s_.*"],
+        "time waited": ["workers/waiting_share_.*"],
+    },
+    "Cluster": {
+        "workers and gradients": ["cluster/active_workers", "cluster/num_gradients"],
+        "dropped gradients": ["cluster/dropped_share"],
+    },
+}
+"""Custom Scalars: category, chart, and what is drawn in it (regular expressions)."""
+JUDGED_BY = ("score/mean", "score/best_mean", "score/evaluation_iqm")
+"""What runs are compared by in the table of hyperparameters."""
+EVALUATED = ("mean", "median", "iqm", "max")
 
 
 class TensorBoardSink:
@@ -17,12 +60,13 @@ class TensorBoardSink:
     def __init__(self) -> None:
         self._writer: Any = None
         self._pb: Any = None
+        self._evaluations: list[str] = []
 
     def open(self, run: TrackedRun) -> None:
         file_writer = client("tensorboard.summary.writer.event_file_writer", self.name)
         self._pb = client("tensorboard.compat.proto.summary_pb2", self.name)
         self._event_pb = client("tensorboard.compat.proto.event_pb2", self.name)
-        self._writer = file_writer.EventFileWriter(str(run.folder / "tensorboard"), flush_secs=10)
+        self._writer = file_writer.EventFileWriter(str(run.folder / "tensorboard"), flush_secs=FLUSH_S)
         self._run = run
         self._begun = False
 
@@ -30,8 +74,12 @@ class TensorBoardSink:
         if not self._begun:
             self._begin(step, time_s)
         pb = self._pb
-        summary = pb.Summary(value=[pb.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
-        self._writer.add_event(self._event_pb.Event(summary=summary, step=step, wall_time=time_s))
+        self._add([pb.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()], step, time_s)
+        if "score/evaluation_mean" in values:
+            cells = [f"{values.get(f'score/evaluation_{name}', float('nan')):.4g}" for name in EVALUATED]
+            self._evaluations.append(" | ".join([str(step), *cells]))
+            head = f"step | {' | '.join(EVALUATED)}\n{'--- | ' * len(EVALUATED)}---"
+            self._text("evaluations", "\n".join([head, *self._evaluations]), step, time_s)
 
     def _begin(self, step: int, time_s: float) -> None:
         self._begun = True
@@ -40,21 +88,74 @@ class TensorBoardSink:
             self._writer.add_event(self._event_pb.Event(session_log=start, step=step, wall_time=time_s))
         tree = json.dumps({"config": self._run.config, "facts": self._run.facts}, indent=2, default=str)
         self._text("run", f"```\n{tree}\n```", step, time_s)
+        self._layout(step, time_s)
+        self._hyperparameters(step, time_s)
+
+    def _layout(self, step: int, time_s: float) -> None:
+        layout_pb = client("tensorboard.plugins.custom_scalar.layout_pb2", self.name)
+        metadata = client("tensorboard.plugins.custom_scalar.metadata", self.name)
+        categories = []
+        for title, charts in LAYOUT.items():
+            drawn = {
+                name: layout_pb.MultilineChartContent(tag=[f"^{tag}$" for tag in tags]) for name, tags in charts.items()
+            }
+            charts_pb = [layout_pb.Chart(title=name, multiline=content) for name, content in drawn.items()]
+            categories.append(layout_pb.Category(title=title, chart=charts_pb))
+        content = layout_pb.Layout(category=categories).SerializeToString()
+        told = metadata.create_summary_metadata()
+        self._bytes(metadata.CONFIG_SUMMARY_TAG, content, told, step, time_s)
+
+    def _hyperparameters(self, step: int, time_s: float) -> None:
+        """The configuration in the table that compares runs: options whose value is a number, a word or yes or no."""
+        api_pb = client("tensorboard.plugins.hparams.api_pb2", self.name)
+        data_pb = client("tensorboard.plugins.hparams.plugin_data_pb2", self.name)
+        metadata = client("tensorboard.plugins.hparams.metadata", self.name)
+        options = {name: value for name, value in flat_names(self._run.config) if value not in ("None", "")}
+        session = data_pb.SessionStartInfo(group_name=self._run.identity, start_time_secs=time_s)
+        kinds = {}
+        for name, value in options.items():
+            if isinstance(value, bool):
+                session.hparams[name].bool_value, kinds[name] = value, api_pb.DATA_TYPE_BOOL
+            elif isinstance(value, str):
+                session.hparams[name].string_value, kinds[name] = value, api_pb.DATA_TYPE_STRING
+            else:
+                session.hparams[name].number_value, kinds[name] = value, api_pb.DATA_TYPE_FLOAT64
+        experiment = api_pb.Experiment(
+            hparam_infos=[api_pb.HParamInfo(name=name, type=kind) for name, kind in kinds.items()],
+            metric_infos=[api_pb.MetricInfo(name=api_pb.MetricName(tag=tag)) for tag in JUDGED_BY],
+            time_created_secs=time_s,
+        )
+        for tag, content in (
+            (metadata.EXPERIMENT_TAG, data_pb.HParamsPluginData(experiment=experiment)),
+            (metadata.SESSION_START_INFO_TAG, data_pb.HParamsPluginData(session_start_info=session)),
+        ):
+            told = metadata.create_summary_metadata(content)
+            self._add([self._pb.Summary.Value(tag=tag, metadata=told, tensor=metadata.NULL_TENSOR)], step, time_s)
 
     def event(self, message: str, step: int, time_s: float) -> None:
         self._text("events", message, step, time_s)
+
+    def film(self, path: Path, step: int, time_s: float) -> None:
+        encoded = path.read_bytes()
+        width, height = (int.from_bytes(encoded[at : at + 2], "little") for at in (6, 8))  # where a GIF has them
+        image = self._pb.Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
+        self._add([self._pb.Summary.Value(tag="film", image=image)], step, time_s)
 
     def close(self) -> None:
         self._writer.close()
 
     def _text(self, tag: str, text: str, step: int, time_s: float) -> None:
+        plugin = self._pb.SummaryMetadata.PluginData(plugin_name="text")
+        self._bytes(tag, text.encode(), self._pb.SummaryMetadata(plugin_data=plugin), step, time_s)
+
+    def _bytes(self, tag: str, content: bytes, told: Any, step: int, time_s: float) -> None:
         tensor_pb = client("tensorboard.compat.proto.tensor_pb2", self.name)
         types_pb = client("tensorboard.compat.proto.types_pb2", self.name)
         shape_pb = client("tensorboard.compat.proto.tensor_shape_pb2", self.name)
         one = shape_pb.TensorShapeProto(dim=[shape_pb.TensorShapeProto.Dim(size=1)])
-        tensor = tensor_pb.TensorProto(dtype=types_pb.DT_STRING, string_val=[text.encode()], tensor_shape=one)
-        plugin = self._pb.SummaryMetadata.PluginData(plugin_name="text")
-        value = self._pb.Summary.Value(tag=tag, metadata=self._pb.SummaryMetadata(plugin_data=plugin), tensor=tensor)
-        self._writer.add_event(
-            self._event_pb.Event(summary=self._pb.Summary(value=[value]), step=step, wall_time=time_s)
-        )
+        tensor = tensor_pb.TensorProto(dtype=types_pb.DT_STRING, string_val=[content], tensor_shape=one)
+        self._add([self._pb.Summary.Value(tag=tag, metadata=told, tensor=tensor)], step, time_s)
+
+    def _add(self, values: Any, step: int, time_s: float) -> None:
+        summary = self._pb.Summary(value=values)
+        self._writer.add_event(self._event_pb.Event(summary=summary, step=step, wall_time=time_s))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dba3c.metrics.sinks.sink import TrackedRun, client
@@ -40,6 +41,9 @@ class WandbSink:
 
     def event(self, message: str, step: int, time_s: float) -> None:
         self._log({"event": message}, step, time_s)
+
+    def film(self, path: Path, step: int, time_s: float) -> None:
+        self._log({"film": self._client.Video(str(path), format="gif")}, step, time_s)
 
     def _log(self, values: Mapping[str, Any], step: int, time_s: float) -> None:
         self._step = max(self._step, step)  # W&B drops what comes for an earlier step, as evaluations do

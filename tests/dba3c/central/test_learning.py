@@ -56,6 +56,7 @@ MEMORY = EnvironmentConfig(env_id="tests.integration.games:make_memory_cue")
 ONE_LEARNER = ExchangeConfig(exchange="local")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_vtrace_learns_cartpole(tmp_path: Path) -> None:
     config = TrainConfig(
@@ -111,6 +112,7 @@ def test_r2d2_answers_what_it_saw(tmp_path: Path) -> None:
     assert np.mean(scores[-300:]) > 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_sac_swings_the_pendulum_up(tmp_path: Path) -> None:
     config = TrainConfig(

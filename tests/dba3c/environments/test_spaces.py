@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Text, Tuple
 
-from dba3c.environments.spaces import ActionCodec, ObservationCodec
+from dba3c.environments.spaces import ActionCodec, MixedSpace, ObservationCodec
 from dba3c.errors import UserError
 
 
@@ -97,11 +97,48 @@ def test_a_part_that_does_not_fit_is_refused_by_its_name(space, value, line):
         codec.write(value, np.zeros(codec.space.shape, np.float32))
 
 
+MIXED = Dict(
+    arm=Tuple((Box(-1, 1, (2,)), Dict(eye=image(6, 5)))),
+    goal=Discrete(3, start=1),
+    rgb=image(8, 7, 3),
+    side=image(2, 9, 9),
+)
+
+
+def test_images_inside_dicts_and_tuples_stay_images_and_all_else_is_one_vector():
+    codec = ObservationCodec("game", MIXED)
+    assert isinstance(codec.space, MixedSpace) and codec.space.dtype == np.uint8
+    assert codec.space.images == ((1, 6, 5), (3, 8, 7), (2, 9, 9)) and codec.space.vector_size == 5
+    MIXED.seed(1)
+    value, row = MIXED.sample(), np.full(codec.space.shape, 7, np.uint8)
+    codec.write(value, row)
+    eye, rgb, side = codec.space.pictures(row)
+    assert (eye[0] == value["arm"][1]["eye"]).all() and (side == value["side"]).all()
+    assert (rgb == np.moveaxis(value["rgb"], 2, 0)).all()
+    goal = np.eye(3, dtype=np.float32)[value["goal"] - 1]
+    assert codec.space.numbers(row).tolist() == [*value["arm"][0].tolist(), *goal.tolist()]
+
+
+def test_broken_numbers_beside_an_image_are_found_and_parts_are_named():
+    codec = ObservationCodec("game", MIXED)
+    batch = np.zeros((2, *codec.space.shape), np.uint8)
+    value = MIXED.sample()
+    codec.write(value, batch[0])
+    assert not codec.may_be_broken(batch)
+    value["arm"][0][1] = np.nan
+    codec.write(value, batch[1])
+    assert codec.may_be_broken(batch)
+    codec.check_finite(batch[0])
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        codec.check_finite(batch[1])
+    value["arm"][1]["eye"] = np.zeros((5, 6), np.uint8)
+    with pytest.raises(ValueError, match=re.escape("observation['arm'][1]['eye'] of shape (5, 6) instead of (6, 5)")):
+        codec.write(value, batch[0])
+
+
 @pytest.mark.parametrize(
     ("space", "line"),
     [
-        (Dict(rgb=image(64, 64, 3), pose=Box(-1, 1, (2,))), r"game: observation\['rgb'\] is an image \(64, 64, 3\)"),
-        (Tuple((Dict(eye=image(8, 8)),)), r"observation\[0\]\['eye'\] is an image"),
         (Text(5), "observation of type Text is not supported; Box, Discrete"),
         (Dict(web=Graph(Discrete(2), None)), r"observation\['web'\] of type Graph is not supported"),
     ],

@@ -118,7 +118,7 @@ def test_a_checkpoint_is_loaded_by_its_own_path_too(trained, make_run):
         load(folder, step=11)
     with pytest.raises(UserError, match="is not the checkpoint of step 11"):
         load(folder / "checkpoints" / "step-10", step=11)
-    with pytest.raises(UserError, match="is not a run folder"):
+    with pytest.raises(UserError, match="there is no folder"):
         load(folder.parent / "nowhere")
 
 

@@ -2,15 +2,19 @@
 
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
 from pathlib import Path
 
+import imageio.v2 as imageio
+import numpy as np
 import pytest
 
 from dba3c.errors import UserError
 from dba3c.metrics.monitor import Monitor, export
+from dba3c.metrics.registry import PER_WORKER_CHARTS, charts, tracker_name
 from dba3c.metrics.sinks.sink import make_sinks
 from dba3c.metrics.writer import MetricsWriter
 from tests.dba3c.metrics.made_up_run import START_S, set_lives
@@ -46,9 +50,71 @@ def test_tensorboard_reads_back_every_chart(make_up_run):
     assert len(scores) == 3 and scores[-1].step == 300
     assert scores[-1].value == pytest.approx(SCORE)
     assert abs(scores[-1].wall_time - (START_S + 30)) < 1
-    assert "worker-1/dropped_share" in events.Tags()["scalars"]
+    assert "workers/dropped_share_worker-1" in events.Tags()["scalars"]
     (told,) = events.Tensors("events")
     assert b"checkpoint of step 300 written" in told.tensor_proto.string_val[0]
+    groups = {tag.split("/")[0] for tag in events.Tags()["scalars"]}
+    assert groups <= {"score", "speed", "loss", "optimizer", "workers", "cluster"} and "score" in groups
+
+
+def test_tensorboard_has_the_configuration_as_hyperparameters_and_the_score_first_in_its_layout(make_up_run):
+    from tensorboard.plugins.custom_scalar import layout_pb2
+    from tensorboard.plugins.hparams import metadata
+
+    run = make_up_run(seconds=10)
+    export(run.path, "tensorboard")
+    events = scalars(run.path / "exports" / "tensorboard")
+    contents = events.PluginTagToContent("hparams")
+    options = metadata.parse_session_start_info_plugin_data(contents[metadata.SESSION_START_INFO_TAG]).hparams
+    assert options["environment/env_id"].string_value == "ALE/Breakout-v5"
+    experiment = metadata.parse_experiment_plugin_data(contents[metadata.EXPERIMENT_TAG])
+    assert {info.name for info in experiment.hparam_infos} == set(options)
+    assert experiment.metric_infos[0].name.tag == "score/mean"
+    (told,) = events.Tensors("custom_scalars__config__")
+    layout = layout_pb2.Layout.FromString(told.tensor_proto.string_val[0])
+    assert next(category.title for category in layout.category) == "Score"
+    known = {tracker_name(chart) for chart in charts()}
+    known |= {tracker_name(f"worker-3/{name}") for name in PER_WORKER_CHARTS}
+    drawn = [tag for category in layout.category for chart in category.chart for tag in chart.multiline.tag]
+    assert [tag for tag in drawn if not any(re.match(tag, name) for name in known)] == []
+
+
+def test_a_film_and_an_evaluation_reach_tensorboard(make_up_run):
+    run = make_up_run(seconds=10)
+    gif = imageio.mimwrite("<bytes>", [np.zeros((12, 34, 3), np.uint8)] * 3, format="gif")
+    (run.videos / "step-300.gif").write_bytes(gif)
+    writer = MetricsWriter(run, "recorder", 0)
+    writer.record_event("recording", "filmed", step=300, film="videos/step-300.gif")
+    writer.record_event("recording", "its file is gone", step=300, film="videos/step-1.gif")
+    writer.record_evaluation(300, (1.0, 2.0), checkpoint_step=300, games=9, mean=7.5, median=7.0, iqm=7.25, max=9.0)
+    writer.close()
+    export(run.path, "tensorboard")
+    events = scalars(run.path / "exports" / "tensorboard")
+    (film,) = events.Images("film")
+    assert (film.width, film.height, film.encoded_image_string) == (34, 12, gif)
+    *_, table = events.Tensors("evaluations")
+    assert b"300 | 7.5 | 7 | 7.25 | 9" in table.tensor_proto.string_val[0]
+    assert events.Scalars("score/evaluation_iqm")[-1].value == 7.25
+
+
+@pytest.mark.parametrize("tracker", ["mlflow", "neptune", "wandb"])
+def test_a_film_reaches_the_other_trackers(tracker, make_up_run):
+    pytest.importorskip(tracker, reason=f"the {tracker} client is not installed")
+    if tracker == "mlflow":
+        pytest.importorskip("sqlalchemy", reason="mlflow-skinny has no local store")
+    run = make_up_run(seconds=5)
+    gif = imageio.mimwrite("<bytes>", [np.full((12, 34, 3), 40 * each, np.uint8) for each in range(3)], format="gif")
+    (run.videos / "step-300.gif").write_bytes(gif)
+    writer = MetricsWriter(run, "recorder", 0)
+    writer.record_event("recording", "filmed", step=300, film="videos/step-300.gif")
+    writer.close()
+    assert export(run.path, tracker) >= 1
+    kept = [path for path in (run.path / "exports").rglob("*") if path.is_file() and path.read_bytes() == gif]
+    if tracker == "neptune":  # which keeps the path, and reads the file when it is sent
+        (log,) = (run.path / "exports" / ".neptune").rglob("data-*.log")
+        assert "step-300" in log.read_text()
+    else:
+        assert kept
 
 
 def test_a_resumed_life_cuts_off_what_tensorboard_had_after_its_checkpoint(make_up_run):
@@ -73,7 +139,12 @@ def test_neptune_writes_offline_what_it_can_sync_later(make_up_run):
     assert export(run.path, "neptune") == 3
     (log,) = (run.path / "exports" / ".neptune" / "offline").rglob("data-*.log")
     text = log.read_text()
-    for expected in ('"score", "mean"', '"gradient", "delay_max"', '"parameters", "environment", "env_id"', "dba3c"):
+    for expected in (
+        '"score", "mean"',
+        '"optimizer", "gradient_delay_max"',
+        '"parameters", "environment", "env_id"',
+        "dba3c",
+    ):
         assert expected in text
     assert str(SCORE)[:6] in text
 

@@ -20,6 +20,15 @@ def test_the_document_has_a_row_with_a_meaning_for_each_metric_and_each_chart_an
     assert {row[0] for row in rows if len(row) == 2} == set(metric_registry.SECTIONS)
 
 
+def test_every_chart_has_a_name_of_its_own_in_one_of_six_groups_of_the_trackers():
+    names = {chart: metric_registry.tracker_name(chart) for chart in metric_registry.charts()}
+    assert len(set(names.values())) == len(names)
+    assert {name.split("/")[0] for name in names.values()} == set(metric_registry.TRACKER_GROUPS)
+    assert metric_registry.tracker_name("worker-3/score") == "workers/score_worker-3"
+    text = DOCS.read_text(encoding="utf-8")
+    assert all(f"- `{group}/`: " in text for group in (*metric_registry.TRACKER_GROUPS, "workers"))
+
+
 def test_a_chart_has_one_meaning_in_each_tracker():
     drawn = [(metric.chart, metric.unit) for metric in metric_registry.METRICS if metric.chart]
     units = dict(drawn)

@@ -39,14 +39,16 @@ def test_a_point_holds_every_chart_and_events_and_evaluations_come_through(make_
     monitor.look(START_S + 30)
     assert monitor.close()
     (at, evaluated), (step, point), *_ = sink.points
-    assert (at, evaluated["evaluation/iqm"]) == (250, 2.5)
+    assert (at, evaluated["score/evaluation_iqm"]) == (250, 2.5)
     assert step == 300 and sink.events == ["worker-0: checkpoint of step 300 written"] and sink.closed
     assert point["score/mean"] == pytest.approx(sum([s for s in range(30) for _ in (0, 1)][-50:]) / 50)
-    assert point["progress/frames"] == 2 * 300 * 160 * 4 and point["cluster/dropped"] == 30
+    assert point["speed/progress_frames"] == 2 * 300 * 160 * 4 and point["cluster/dropped"] == 30
     assert point["speed/frames_per_s"] == pytest.approx(2 * 1600 * 4, rel=0.02)
-    assert point["sections/worker_environment"] == pytest.approx(0.5)
-    assert point["sections/server_waiting"] == pytest.approx(0.8)
-    assert point["gradient/delay_max"] == 1.0 and point["progress/core_hours"] == pytest.approx(2 * 30 / 3600)
+    assert point["speed/sections_worker_environment"] == pytest.approx(0.5)
+    assert point["speed/sections_server_waiting"] == pytest.approx(0.8)
+    assert point["optimizer/gradient_delay_max"] == 1.0 and point["speed/progress_core_hours"] == pytest.approx(
+        2 * 30 / 3600
+    )
 
 
 def test_the_stop_score_writes_stop_json_once_with_its_reason(make_up_run):
@@ -93,7 +95,7 @@ def test_what_a_resumed_life_has_written_before_its_monitor_came_does_not_break_
     monitor.look(START_S + 61)
     monitor.close()
     assert sink.events == ["worker-0: checkpoint of step 600 written"]
-    assert [step for step, values in sink.points if "evaluation/iqm" in values] == [550]
+    assert [step for step, values in sink.points if "score/evaluation_iqm" in values] == [550]
     run.release()
 
 

@@ -9,10 +9,10 @@ from rich.console import Console
 from dba3c.errors import UserError
 from dba3c.metrics import watch as views
 from dba3c.metrics.registry import SECTIONS
-from dba3c.metrics.watch import PlainView, RichView, duration, number, terminal_view, watch, watched
+from dba3c.metrics.watch import PlainView, RichView, Watcher, duration, number, terminal_view, watch, watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
-from tests.dba3c.metrics.made_up_run import CONFIG
+from tests.dba3c.metrics.made_up_run import CONFIG, START_S
 
 
 def rich_text(run, width=120, **how):
@@ -74,12 +74,61 @@ def test_a_silent_worker_is_named(make_up_run):
 def test_plain_lines_tell_events_once_and_the_state_in_a_rhythm(make_up_run):
     out = io.StringIO()
     watch(make_up_run(seconds=30).path, PlainView(out=out))
-    event, state = out.getvalue().splitlines()
+    event, evaluation, state = out.getvalue().splitlines()
+    assert evaluation.startswith("evaluation of step ")
     assert event == "worker-0: checkpoint of step 300 written"
     assert state == (
         "[0:00:30] step 300  frames 384,000  score 17 of 300 (last 50 games, max 29)  3,040 data points/s  "
         "12,800 frames/s  workers 2  dropped 5.0%  cores 4 of 2  core-hours 0.03"  # of 4 processes on 2 cores
     )
+
+
+def test_before_the_first_update_it_is_said_who_is_waited_for(tmp_path):
+    out, topology = io.StringIO(), {"servers": 1, "workers": 9, "monitors": 1, "coordinated": True}
+    with RunFolder.create(tmp_path / "run", CONFIG, topology=topology) as run:
+        for rank in range(2):
+            MetricsWriter(run, "worker", rank).record_event("joined", "here")
+        watcher = Watcher(run, PlainView(out=out))
+        watcher.close()
+        assert (
+            out.getvalue()
+            .splitlines()[-1]
+            .endswith(
+                "starting; nothing yet from server-0, worker-2, worker-3, worker-4, worker-5, worker-6 and 2 more"
+            )
+        )
+        for role, rank in [("server", 0), *(("worker", rank) for rank in range(2, 9))]:
+            MetricsWriter(run, role, rank).record_event("joined", "here")
+        watcher.close()
+        assert out.getvalue().splitlines()[-1].endswith("waiting for the first update")
+        writer = MetricsWriter(run, "worker", 0)
+        writer.record_step(1, {"accepted": 1})
+        writer.close()
+        watcher.close()
+        assert "waiting" not in out.getvalue().splitlines()[-1]
+
+
+def test_the_last_line_is_not_said_twice(make_up_run):
+    out = io.StringIO()
+    watcher = Watcher(make_up_run(seconds=30), PlainView(every_s=0.0, out=out))
+    for now_s in (START_S + 30, START_S + 31):
+        watcher.look(now_s)
+    said = out.getvalue()
+    watcher.close()
+    assert out.getvalue() == said and "step 300 " in said.splitlines()[-1]
+
+
+def test_plain_lines_tell_each_evaluation_once(tmp_path):
+    out = io.StringIO()
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        writer = MetricsWriter(run, "evaluator", 0)
+        result = {"games": 50, "unfinished": 0, "mean": 12.5, "median": 12.0, "iqm": 12.25, "max": 20.0}
+        writer.record_evaluation(2000, checkpoint_step=2000, interval_95=(11.0, 13.5), **result)
+        watcher = Watcher(run, PlainView(out=out))
+        watcher.look()
+        watcher.close()
+    line = "evaluation of step 2,000: mean 12.5, IQM 12.2 [11 to 13.5] of 50 full games"
+    assert out.getvalue().splitlines().count(line) == 1
 
 
 def test_watching_a_live_run_ends_with_it(tmp_path):

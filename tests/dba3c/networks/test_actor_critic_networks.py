@@ -9,12 +9,18 @@ from gymnasium import spaces
 from torch import nn
 from torch.nn import functional
 
+from dba3c.environments.spaces import MixedSpace
 from dba3c.errors import UserError
 from dba3c.networks import ActorCriticNetwork, build_network
+from dba3c.networks.q_networks import build_q_network
+from dba3c.networks.torsos import split
 
 GRAY = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 RGB = spaces.Box(0, 255, (4, 84, 84, 3), np.uint8)
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)
+
+
+MIXED = MixedSpace([(4, 84, 84), (1, 36, 36)], 3)
 
 
 def count(module: nn.Module) -> int:
@@ -170,3 +176,39 @@ def test_what_cannot_be_built_is_refused_in_one_line(name: str, space: spaces.Sp
 def test_actions_without_a_distribution_are_refused() -> None:
     with pytest.raises(UserError, match="MultiBinary"):
         build_network("mlp", VECTOR, spaces.MultiBinary(4))
+
+
+def mixed(batch: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 256, (batch, *MIXED.shape), np.uint8)
+    for row in rows:
+        MIXED.numbers(row)[:] = rng.normal(size=MIXED.vector_size)
+    return rows
+
+
+def test_a_mixed_observation_is_split_into_its_images_and_its_vector_even_where_it_is_not_aligned() -> None:
+    rows = mixed(3)
+    shifted = torch.from_numpy(np.concatenate([np.zeros(1, np.uint8), rows.reshape(-1)]))[1:].view(rows.shape)
+    (first, second), vector = split(shifted, MIXED)
+    for row, one, two, numbers in zip(rows, first, second, vector, strict=True):
+        assert all(np.array_equal(*pair) for pair in zip(MIXED.pictures(row), (one.numpy(), two.numpy()), strict=True))
+        assert np.array_equal(MIXED.numbers(row), numbers.numpy())
+
+
+@pytest.mark.parametrize("name", ["auto", "nature", "resnet_lstm"])
+def test_networks_for_images_take_observations_with_images_and_a_vector(name: str) -> None:
+    network = build_network(name, MIXED, spaces.Discrete(4), seed=1)
+    network.torso.to(torch.bfloat16)
+    observation = torch.from_numpy(mixed(2))
+    logits = network(observation, network.initial_state(2)).policy_logits
+    assert logits.shape == (2, 4) and logits.dtype == torch.float32
+    for byte in (0, 4 * 84 * 84, MIXED.vector_at + 3):  # of each image, and the exponent of a number
+        changed = observation.clone()
+        changed[:, byte : byte + (1 if byte > MIXED.vector_at else 1296)] ^= 128
+        assert not torch.equal(network(changed, network.initial_state(2)).policy_logits, logits), byte
+
+
+def test_what_sees_vectors_refuses_images_in_one_line_and_r2d2_takes_them() -> None:
+    with pytest.raises(UserError, match="is no vector: use a network for images"):
+        build_network("mlp", MIXED, spaces.Discrete(4))
+    assert build_q_network(MIXED, spaces.Discrete(4)).torso(torch.from_numpy(mixed(2))).shape == (2, 256)

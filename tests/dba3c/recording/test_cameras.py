@@ -172,3 +172,10 @@ def test_a_registered_environment_is_made_to_draw(opened):
     opened.append(camera.environments)
     picture = camera.pictures(camera.environments.reset())[0]
     assert picture.shape == (400, 600, 3) and len(np.unique(picture)) > 2
+
+
+def test_what_cannot_be_filmed_without_pygame_says_which_extra_has_it(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    camera = make_camera(EnvironmentConfig(env_id="CartPole-v1"), seed=0)
+    with pytest.raises(UserError, match=r"pip install 'dba3c\[classic-control\]'"):
+        camera.pictures(camera.environments.reset())

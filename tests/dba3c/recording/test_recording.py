@@ -6,14 +6,16 @@ from pathlib import Path
 import imageio.v2 as imageio
 import numpy as np
 import pytest
+import torch
 
+from dba3c.algorithms.policies import Decision
 from dba3c.assembly.model import initial_parameters
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.evaluation.full_games import GamesAbandoned
 from dba3c.recording.recorder import record_game
-from dba3c.recording.videos import GifWriter, Mp4Writer
+from dba3c.recording.videos import FILM_PANEL, GIF_PANEL, GifWriter, Mp4Writer, Overlay
 from dba3c.runs.checkpoints import Policy
 
 
@@ -48,14 +50,37 @@ def test_a_film_shows_the_whole_game_in_colour_and_the_same_seed_films_the_same_
     assert any(np.ptp(picture.astype(int), axis=2).max() > 60 for picture in pictures)  # not grey
 
 
-def test_the_overlay_stands_beside_the_game_and_the_gif_goes_without(config: TrainConfig, tmp_path: Path) -> None:
-    gif = tmp_path / "game.gif"
-    game = record_game(config, untrained(config), tmp_path / "game.mp4", gif=gif, overlay=True)
+def test_the_overlay_stands_beside_the_game_in_the_film_and_in_the_gif(config: TrainConfig, tmp_path: Path) -> None:
+    gif, bare, seen = tmp_path / "game.gif", tmp_path / "bare.gif", []
+    game = record_game(
+        config, untrained(config), tmp_path / "game.mp4", gif=gif, overlay=True, on_step=lambda *now: seen.append(now)
+    )
+    assert seen[-1] == (game.length_steps, game.score) and len({step for step, _ in seen}) == game.length_steps + 1
     picture = decoded(tmp_path / "game.mp4")[10]
     assert picture.shape[0] == 420 and picture.shape[1] > 320
     assert picture[:, 320:].max() > 100  # something is written there
     assert game.pictures > len(imageio.mimread(gif, memtest=False)) > 20
-    assert imageio.mimread(gif, memtest=False)[0].shape[:2] == (210, 160)
+    (shown,) = imageio.mimread(gif, memtest=False)[10:11]
+    assert shown.shape[:2] == (210, 160 + GIF_PANEL.width) and np.ptp(shown[:, 160:]) > 100
+    record_game(config, untrained(config), tmp_path / "bare.mp4", gif=bare)
+    assert imageio.mimread(bare, memtest=False)[0].shape[:2] == (210, 160)
+
+
+def test_each_bar_has_its_number_and_the_bars_of_eighteen_actions_fit_beside_a_small_picture() -> None:
+    for size, height in ((FILM_PANEL, 420), (GIF_PANEL, 210)):
+        panels = []
+        for likely in (0.2, 0.8):
+            probabilities = np.full((1, 18), (1 - likely) / 17, np.float32)
+            probabilities[0, 17] = likely
+            decision = Decision(np.array([0]), np.zeros(1), (), torch.ones(1), torch.from_numpy(probabilities))
+            overlay = Overlay([f"ACTION {index}" for index in range(18)], size)
+            panels.append(overlay.beside(np.zeros((height, 10, 3), np.uint8), 0.0, 1, decision)[:, 10:])
+        last_row = np.flatnonzero((panels[0] != panels[1]).any(axis=(1, 2))).max()
+        assert height - 4 * size.line < last_row < height
+        numbers = [
+            panel[: height // 2, -4 * size.margin :] for panel in panels
+        ]  # beside bars that end far left of them
+        assert (numbers[0] != numbers[1]).any()
 
 
 def test_a_film_that_is_given_up_leaves_no_file(config: TrainConfig, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_what_servers_do_is_calibrated_too(tmp_path, monkeypatch):
 
 
 def test_a_run_that_cannot_calibrate_says_why(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"is not a run folder"):
+    with pytest.raises(UserError, match=r"there is no folder"):
         calibrate([tmp_path / "nothing"])
     few = run_with_times(tmp_path / "few", monkeypatch, [0.1] * 5)
     with pytest.raises(UserError, match="3 gradients in all, too few to calibrate"):

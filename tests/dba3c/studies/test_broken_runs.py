@@ -10,7 +10,7 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.report import FIGURES
 from dba3c.studies.results import read_results
-from dba3c.studies.study import STUDIES, Point, Study
+from dba3c.studies.study import STUDIES, SWEEP, Point, Study
 from launch.cli.main import main
 from tests.dba3c.metrics.made_up_run import CONFIG, made_up_run
 
@@ -55,7 +55,7 @@ def test_a_point_at_zero_is_left_out_of_what_divides_by_it(study, capsys):
 
 
 def test_every_kind_of_study_is_known_where_studies_are_read():
-    assert set(STUDIES) == set(FIGURES)
+    assert {*STUDIES, SWEEP} == set(FIGURES)
 
 
 @pytest.mark.parametrize(

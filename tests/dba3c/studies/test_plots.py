@@ -73,7 +73,7 @@ def test_broken_runs_cost_a_line_each_and_the_rest_is_drawn(run, tmp_path):
     assert [curve.name for curve in load_curves(paths, warnings.append)] == ["run"]
     for warning, expected in zip(
         warnings,
-        ("is not a run folder", "is not valid JSON", "has recorded nothing", "not a table of numbers"),
+        ("there is no folder", "is not valid JSON", "has recorded nothing", "not a table of numbers"),
         strict=True,
     ):
         assert expected in warning and "\n" not in warning

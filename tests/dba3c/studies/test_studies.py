@@ -137,6 +137,11 @@ def test_a_run_that_is_configured_otherwise_is_left_out_of_its_point(study, caps
     assert "left out" in capsys.readouterr().err
 
 
+def test_nothing_to_draw_is_one_line_that_says_what_could_be(capsys):
+    assert main(["plot"]) == 2
+    assert "name a study's folder, or run folders" in capsys.readouterr().err
+
+
 def test_a_study_without_one_readable_run_is_an_error_of_one_line(tmp_path, capsys):
     build("scaling", Shape(values=(1, 2), seeds=1)).save(tmp_path)
     assert main(["plot", str(tmp_path)]) == 2

@@ -70,6 +70,7 @@ def test_ppo_learns_cartpole(tmp_path: Path) -> None:
     assert sum(record.get("data_points", 0) for record in steps) <= sum(record["agent_steps"] for record in steps)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_vtrace_of_the_acting_policy_learns_cartpole_in_a_worker(tmp_path: Path) -> None:
     algorithm = AlgorithmConfig(algorithm="vtrace", rollout_length=16, entropy_cost="0.005")

@@ -104,13 +104,13 @@ def test_a_protocol_that_does_not_exist_or_fit_is_refused_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("words", "gradients", "backup"),
     [
-        ("breakout", 58, 6),
+        ("breakout --exchange servers", 58, 6),
         ("breakout --exchange majority", 58, 6),
         ("breakout --exchange allreduce", 64, 0),
         ("breakout --exchange async", 1, 0),
         ("breakout --exchange local --workers 1", 1, 0),
         ("breakout --workers 4", 4, 0),
-        ("breakout --workers 40", 34, 6),
+        ("breakout --workers 40", 36, 4),
         ("breakout --gradients 50", 50, 14),
         ("dba3c_paper --workers 4", 4, 0),
         ("breakout --workers 8 --backup-workers 2", 6, 2),
@@ -119,6 +119,33 @@ def test_a_protocol_that_does_not_exist_or_fit_is_refused_in_one_line() -> None:
 def test_a_preset_s_backup_workers_give_way_to_what_was_asked_for(words: str, gradients: int, backup: int) -> None:
     exchange = parse_train(words.split()).config(64).exchange
     assert (exchange.gradients_per_step, exchange.backup_workers) == (gradients, backup)
+
+
+@pytest.mark.parametrize("words", [["breakout"], ["breakout", "--mode", "worker"]])
+@pytest.mark.parametrize(("cores", "lanes", "envs"), [(2, 2, 32), (12, 12, 36)])
+def test_on_one_machine_a_preset_is_one_worker_with_a_lane_for_each_core(
+    words: list[str], cores: int, lanes: int, envs: int
+) -> None:
+    config = parse_train(words).config(cores)
+    assert (config.exchange.exchange, config.exchange.num_workers) == ("local", 1)
+    assert (config.environment.lanes, config.environment.envs_per_worker) == (lanes, envs)
+
+
+@pytest.mark.parametrize(
+    ("words", "exchange", "workers", "envs"),
+    [
+        (["breakout", "--workers", "2"], "servers", 2, 18),
+        (["breakout", "--servers", "1"], "servers", 12, 4),
+        (["breakout", "--exchange", "allreduce", "--workers", "4"], "allreduce", 4, 9),
+        (["dba3c_paper"], "servers", 65, 6),
+    ],
+)
+def test_who_speaks_of_several_workers_or_of_servers_has_them(
+    words: list[str], exchange: str, workers: int, envs: int
+) -> None:
+    config = parse_train(words).config(12)
+    assert (config.exchange.exchange, config.exchange.num_workers) == (exchange, workers)
+    assert config.environment.envs_per_worker == envs
 
 
 def test_backup_workers_that_were_asked_for_do_not_give_way() -> None:

@@ -66,7 +66,7 @@ def test_a_job_array_has_a_task_for_each_run_and_the_nodes_of_the_largest(tmp_pa
     words = ["study", "scaling", "--values", "2", "64", "--seeds", "3", "--slurm", "--into", into]
     assert main(words) == 0
     text = capsys.readouterr().out
-    assert text == array_text(load(into), tmp_path / "study", 12, "04:00:00")
+    assert text == array_text(load(into), tmp_path / "study", 12, "04:00:00", "dba3c study scaling")
     assert "#SBATCH --array=0-5\n" in text and "#SBATCH --nodes=68\n" in text and len(text.splitlines()) <= 50
     assert main(["study", "scaling", "--list", "--into", into]) == 0
     assert "0 of 6 runs are finished" in capsys.readouterr().out

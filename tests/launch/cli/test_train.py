@@ -85,10 +85,10 @@ def test_an_interactive_shell_trains_on_the_cores_it_was_given(
     monkeypatch.setattr("launch.local.resources.cgroup_quota_cores", lambda: None)
     under(monkeypatch, SHELL)
     assert commands.train(["breakout"]) == 0
-    of_four_cores = trained["config"].exchange.num_workers
+    of_four_cores = trained["config"].environment.lanes
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "16")
     assert commands.train(["breakout"]) == 0
-    assert trained["config"].exchange.num_workers > of_four_cores > 1
+    assert trained["config"].environment.lanes > of_four_cores > 1
     assert trained["config"].run.run_dir is None  # a folder for each command typed in the shell
 
 

@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.local.supervised import LONG_S, Lab
+from launch.local.fork_server import ForkServer
+from tests.launch.local.supervised import LONG_S, STAND_IN, Lab
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer([STAND_IN]) as fork_server:
+        yield fork_server
+
+
+@pytest.fixture
+def lab(fork_server: ForkServer, tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(fork_server, tmp_path)
     yield lab
     for pid in lab.supervisor.pids().values():
         os.kill(pid, signal.SIGKILL)

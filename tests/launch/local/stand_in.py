@@ -1,6 +1,6 @@
 """A stand-in for a role's process, for tests of what starts, replaces and stops processes.
 
-python stand_in.py RUN_DIR NAME BEHAVIOUR [INCARNATION]. When ready it writes its pid to
+Its words: RUN_DIR NAME BEHAVIOUR INCARNATION. When ready it writes its pid to
 RUN_DIR/NAME.INCARNATION.pid.
 """
 
@@ -11,8 +11,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from launch.local.child import exit_with_parent
 
 GIVE_UP_S = 60.0
 
@@ -26,11 +28,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def main() -> int:
-    run_dir, name, behaviour = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    incarnation = sys.argv[4] if len(sys.argv) > 4 else "0"
-    if behaviour in ("obedient", "deaf", "mute", "parent"):
+def main(words: Sequence[str]) -> int:
+    run_dir, (name, behaviour, incarnation) = Path(words[0]), words[1:]
+    if behaviour in ("obedient", "deaf", "mute", "orphan", "parent"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if behaviour == "orphan":
+        exit_with_parent(grace_s=0.2)
     if behaviour == "parent":
         child = subprocess.Popen(["sleep", "60"])
         (run_dir / f"{name}.grandchild").write_text(str(child.pid))
@@ -55,7 +58,7 @@ def main() -> int:
         wait_until(lambda: bool(asked))
         (run_dir / f"{name}.saved").touch()
         return 0
-    if behaviour in ("deaf", "stubborn"):  # deaf: to everything; stubborn: only SIGTERM moves it
+    if behaviour in ("deaf", "orphan", "stubborn"):  # deaf: to everything; stubborn: only SIGTERM moves it
         time.sleep(GIVE_UP_S)
     wait_until((run_dir / "stop.json").exists)
     if behaviour == "breaks-at-the-end":
@@ -67,7 +70,3 @@ def main() -> int:
         return 3
     print(f"{name} ended as asked")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

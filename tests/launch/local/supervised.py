@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,10 +11,11 @@ from pathlib import Path
 
 import psutil
 
+from launch.local.fork_server import ForkServer
 from launch.local.processes import RoleProcess
 from launch.local.supervisor import Supervisor
 
-STAND_IN = Path(__file__).with_name("stand_in.py")
+STAND_IN = "tests.launch.local.stand_in"
 LONG_S = 20.0
 
 
@@ -33,24 +33,25 @@ def gone(pid: int) -> bool:
 class Lab:
     """A supervisor in a thread, its stand-ins, and what it said."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, fork_server: ForkServer, run_dir: Path) -> None:
+        self.fork_server = fork_server
         self.run_dir = run_dir
         self.said: list[str] = []
         self.events: list[str] = []
         self.code: int | None = None
 
     def process(self, role: str, rank: int, behaviour: str, **options: object) -> RoleProcess:
-        def command(incarnation: int) -> list[str]:
-            name = f"{role}-{rank}"
-            return [sys.executable, str(STAND_IN), str(self.run_dir), name, behaviour, str(incarnation)]
+        def words(incarnation: int) -> list[str]:
+            return [str(self.run_dir), f"{role}-{rank}", behaviour, str(incarnation)]
 
-        return RoleProcess(role=role, rank=rank, command=command, **options)  # type: ignore[arg-type]
+        return RoleProcess(role=role, rank=rank, words=words, main=f"{STAND_IN}:main", **options)  # type: ignore[arg-type]
 
     def request_stop(self, reason: str) -> None:
         (self.run_dir / "stop.json").write_text(json.dumps({"reason": reason}))
 
     def start(self, *processes: RoleProcess, stop_timeout_s: float = LONG_S) -> None:
         self.supervisor = Supervisor(
+            self.fork_server,
             self.run_dir,
             processes,
             self.request_stop,

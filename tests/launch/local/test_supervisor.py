@@ -38,7 +38,7 @@ def test_a_killed_worker_is_replaced_as_the_next_incarnation(lab: Lab) -> None:
     )
     os.kill(lab.pid("worker-1"), signal.SIGKILL)
     second = lab.pid("worker-1", incarnation=1)
-    assert lab.supervisor.pids()["worker 1"] == second
+    wait_until(lambda: lab.supervisor.pids().get("worker 1") == second, "the supervisor to know its next life")
     wait_until(lambda: bool(lab.said), "the restart to be told")
     assert lab.said == ["worker 1: killed by SIGKILL; starting it again (1 of 2 within 1 h)"]
     lab.request_stop("enough")
@@ -150,7 +150,7 @@ def test_an_error_of_the_supervisor_itself_costs_no_checkpoint(lab: Lab) -> None
         raise ZeroDivisionError(line)
 
     processes = [lab.process("server", 0, "obedient"), lab.process("worker", 3, "fails")]
-    lab.supervisor = Supervisor(lab.run_dir, processes, lab.request_stop, say=say)
+    lab.supervisor = Supervisor(lab.fork_server, lab.run_dir, processes, lab.request_stop, say=say)
     lab.thread = threading.Thread()
     with pytest.raises(ZeroDivisionError):
         lab.supervisor.run()

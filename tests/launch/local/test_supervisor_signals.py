@@ -92,20 +92,21 @@ MAIN = """
 import json, sys
 from pathlib import Path
 from launch.output import harmless_output
+from launch.local.fork_server import ForkServer
 from launch.local.processes import RoleProcess
 from launch.local.supervisor import Supervisor
 run_dir, stand_in = Path(sys.argv[1]), sys.argv[2]
-command = lambda name, how: lambda incarnation: [sys.executable, stand_in, str(run_dir), name, how, str(incarnation)]
+words = lambda how: lambda incarnation: [str(run_dir), how, how, str(incarnation)]
 stop = lambda reason: (run_dir / "stop.json").write_text(json.dumps({"reason": reason}))
-roles = [RoleProcess(role=how, rank=0, command=command(how, how)) for how in sys.argv[3:]]
-with harmless_output():
-    code = Supervisor(run_dir, roles, stop, stop_timeout_s=20).run()
+roles = [RoleProcess(role=how, rank=0, words=words(how), main=stand_in + ":main") for how in sys.argv[3:]]
+with harmless_output(), ForkServer([stand_in]) as fork_server:
+    code = Supervisor(fork_server, run_dir, roles, stop, stop_timeout_s=20).run()
 sys.exit(code)
 """
 
 
 def test_a_real_ctrl_c_ends_a_real_command_with_0(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", MAIN, str(tmp_path), str(STAND_IN), "obedient"]
+    command = [sys.executable, "-c", MAIN, str(tmp_path), STAND_IN, "obedient"]
     launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_until((tmp_path / "obedient.0.pid").exists, "the role")
     launcher.send_signal(signal.SIGINT)
@@ -120,7 +121,7 @@ def test_a_real_ctrl_c_ends_a_real_command_with_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", ["terminal", "pipe"])
 def test_a_launcher_that_cannot_say_anything_any_more_still_asks_for_a_clean_end(tmp_path: Path, lost: str) -> None:
     ours, its = pty.openpty() if lost == "terminal" else os.pipe()
-    command = [sys.executable, "-c", MAIN, str(tmp_path), str(STAND_IN), "obedient"]
+    command = [sys.executable, "-c", MAIN, str(tmp_path), STAND_IN, "obedient"]
     launcher = subprocess.Popen(command, stdout=its, stderr=its)
     os.close(its)
     wait_until((tmp_path / "obedient.0.pid").exists, "the role")
@@ -134,7 +135,7 @@ def test_a_launcher_that_cannot_say_anything_any_more_still_asks_for_a_clean_end
 
 def test_a_launcher_whose_terminal_stands_still_ends_the_run_all_the_same(tmp_path: Path) -> None:
     ours, its = pty.openpty()
-    command = [sys.executable, "-c", MAIN, str(tmp_path), str(STAND_IN), "obedient"]
+    command = [sys.executable, "-c", MAIN, str(tmp_path), STAND_IN, "obedient"]
     launcher = subprocess.Popen(command, stdout=its, stderr=its)
     try:
         wait_until((tmp_path / "obedient.0.pid").exists, "the role")
@@ -148,7 +149,7 @@ def test_a_launcher_whose_terminal_stands_still_ends_the_run_all_the_same(tmp_pa
 
 
 def test_nohup_keeps_a_run_going_when_its_terminal_goes(tmp_path: Path) -> None:
-    command = ["nohup", sys.executable, "-c", MAIN, str(tmp_path), str(STAND_IN), "obedient"]
+    command = ["nohup", sys.executable, "-c", MAIN, str(tmp_path), STAND_IN, "obedient"]
     launcher = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     wait_until((tmp_path / "obedient.0.pid").exists, "the role")
     launcher.send_signal(signal.SIGHUP)
@@ -158,7 +159,7 @@ def test_nohup_keeps_a_run_going_when_its_terminal_goes(tmp_path: Path) -> None:
 
 
 def test_when_the_launcher_is_killed_its_processes_die(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", MAIN, str(tmp_path), str(STAND_IN), "stubborn"]
+    command = [sys.executable, "-c", MAIN, str(tmp_path), STAND_IN, "stubborn"]
     launcher = subprocess.Popen(command)
     wait_until((tmp_path / "stubborn.0.pid").exists, "the role")
     role = int((tmp_path / "stubborn.0.pid").read_text())
@@ -167,28 +168,10 @@ def test_when_the_launcher_is_killed_its_processes_die(tmp_path: Path) -> None:
     wait_until(lambda: gone(role), "the orphan's end")
 
 
-ORPHAN = """
-import signal, sys, time
-from launch.local.child import exit_with_parent
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-exit_with_parent(grace_s=0.2)
-open(sys.argv[1] + ".tmp", "w").write(str(__import__("os").getpid()))
-__import__("os").rename(sys.argv[1] + ".tmp", sys.argv[1])
-time.sleep(60)
-"""
-
-
 def test_an_orphan_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    start = (
-        "import os, sys, time; from pathlib import Path; from launch.local.child import Child;"
-        f"command = [sys.executable, '-c', {ORPHAN!r}, {str(ready)!r}];"
-        f"Child(command, Path({str(tmp_path / 'log')!r}), os.environ, print);"
-        "time.sleep(60)"
-    )
-    launcher = subprocess.Popen([sys.executable, "-c", start])
-    wait_until(ready.exists, "the child")
+    launcher = subprocess.Popen([sys.executable, "-c", MAIN, str(tmp_path), STAND_IN, "orphan"])
+    wait_until((tmp_path / "orphan.0.pid").exists, "the role")
     launcher.kill()
     launcher.wait(LONG_S)
-    orphan = int(ready.read_text())
+    orphan = int((tmp_path / "orphan.0.pid").read_text())
     wait_until(lambda: gone(orphan), "the orphan's end")

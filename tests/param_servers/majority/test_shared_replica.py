@@ -86,6 +86,12 @@ def test_a_gradient_of_another_step_or_not_finite_waits_for_nothing(shared):
     assert shared.waiting is None
 
 
+def test_a_push_has_its_number_whether_it_may_wait_or_not(shared):
+    shared.offer(torch.ones(3), 1, 5)
+    shared.offer(torch.ones(3), 0, 5)
+    assert shared.waiting.row == Row(RANK, 0, 2)
+
+
 def test_nobody_waits_for_longer_than_stated_and_the_end_ends_all_waits(shared):
     with pytest.raises(PeerLost, match=r"rank 1 waited 0.05 s in vain for the ranks to form a group"):
         SharedReplica(RANK, 0, replica_at(0), patience_s=0.05).pull()

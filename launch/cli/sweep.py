@@ -1,0 +1,181 @@
+"""``dba3c sweep ENV --learning-rate 1e-3 3e-4``: a study of the user's own points, or a search for the best one."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from dba3c.config import TrainConfig
+from dba3c.errors import UserError
+from dba3c.studies.report import plot_study
+from dba3c.studies.results import read_results
+from dba3c.studies.search import OptunaSearch, installed
+from dba3c.studies.study import STUDY_FILE, Study, load
+from dba3c.studies.sweep import RANGE, grid, point_of, searched, told, words_of
+from launch.cli.options import parse
+from launch.cli.study import (
+    GridArguments,
+    array_text,
+    check_points,
+    check_task,
+    declare,
+    go_on,
+    list_runs,
+    run_all,
+    run_task,
+    state_of,
+)
+from launch.local.child import STOP_SIGNALS
+
+REFUSED = {"seed": "a sweep has --seeds N", "run-dir": "a sweep has --into", "resume": "the same sweep again goes on"}
+TRIALS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepArguments(GridArguments):
+    """Try options of `dba3c train`: dba3c sweep CartPole-v1 --learning-rate 1e-3 7e-4 3e-4 --seeds 3
+
+    ENV is the environment or preset. Every option of `dba3c train` with several values is varied, each value with every
+    other; what has one value is the same for all. With --search optuna a range is possible, --learning-rate
+    1e-4..1e-2. Called again, or with --into alone, it goes on where it was, and ends with a table of its points.
+    """
+
+    seeds: int = 3
+    """How many runs of each point."""
+
+    search: Literal["optuna"] | None = None
+    """Draw the points, knowing how good those before were."""
+
+    trials: int = TRIALS
+    """--search: how many points are drawn."""
+
+
+def sweep(words: Sequence[str]) -> int:
+    """dba3c sweep [ENV] [OPTIONS]"""
+    own, common, axes = split(words)
+    arguments = parse(SweepArguments, own, "dba3c sweep")
+    for name in ("seeds", "trials"):
+        if getattr(arguments, name) < 1:
+            raise UserError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    folder = arguments.into or Path("studies") / name_of(common, axes)
+    goes_on = not axes and not common and (folder / STUDY_FILE).exists()
+    if arguments.list or arguments.task is not None or goes_on:
+        declared = load(folder)
+    elif arguments.search is None:
+        declared = declare(grid(common, axes, arguments.seeds), folder)
+    else:
+        installed()
+        declared = searched(common, axes, arguments.seeds, arguments.trials)
+        check_points([point_of(common, values, 0) for values in ends(axes)])
+        declared.save(folder)
+        declared = load(folder)
+    if declared.search is not None:
+        code = search(declared, folder, arguments)
+    else:
+        code = go_on(declared, folder, arguments, "dba3c sweep")
+    if not (arguments.list or arguments.slurm or arguments.task is not None or code - 128 in STOP_SIGNALS):
+        show(folder)
+    return code
+
+
+def show(folder: Path) -> None:
+    """Draw it, print the table, say which point was best."""
+    written = plot_study(folder)
+    print(*told(read_results(folder)), f"figure and page: {written[0]}, {written[-1]}", sep="\n")
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str], list[tuple[str, ...]]]:
+    """The sweep's own words, those of `dba3c train` that all points have, and the options that vary with their values.
+
+    Raises:
+        UserError: an option of one run (its seed, its folder).
+    """
+    own: list[str] = []
+    common: list[str] = []
+    axes: list[tuple[str, ...]] = []
+    mine = {each.name.replace("_", "-") for each in fields(SweepArguments)} | {"help"}
+    lists = options_with_lists()
+    for flag, values in grouped(words):
+        name = flag.partition("=")[0].removeprefix("--").replace("_", "-")
+        if name in REFUSED:
+            raise UserError(f"--{name} is of one run: {REFUSED[name]}")
+        if name in mine or flag == "-h":
+            own += [flag, *values]
+        elif flag and name not in lists and (len(values) > 1 or any(RANGE.fullmatch(value) for value in values)):
+            if any(name == axis[0] for axis in axes) or len(set(values)) < len(values):
+                raise UserError(f"--{name} is given twice, or a value of it")
+            axes.append((name, *values))
+        else:
+            common += [*([flag] if flag else []), *values]
+    return own, common, axes
+
+
+def grouped(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """(--option, its values), in order; what stands before all options is of none."""
+    groups: list[tuple[str, list[str]]] = [("", [])]
+    for word in words:
+        if word.startswith("--") or word == "-h":
+            groups.append((word, []))
+        else:
+            groups[-1][1].append(word)
+    return groups
+
+
+def options_with_lists() -> set[str]:
+    """Options whose value is, or may be, a list already: several words are one value."""
+    groups = map(get_type_hints, get_type_hints(TrainConfig).values())
+    kinds = {name.replace("_", "-"): kind for group in groups for name, kind in group.items()}
+    return {name for name, kind in kinds.items() if tuple in (get_origin(kind), *map(get_origin, get_args(kind)))}
+
+
+def ends(axes: Sequence[tuple[str, ...]]) -> list[list[tuple[str, str]]]:
+    """Every value of each axis, and both ends of a range, with the first of the others: what can be checked at once."""
+    possible = {}
+    for name, *values in axes:
+        found = RANGE.fullmatch(values[0])
+        possible[name] = [*found.groups()] if found else values
+    first = {name: values[0] for name, values in possible.items()}
+    return [[*{**first, name: value}.items()] for name, values in possible.items() for value in values]
+
+
+def name_of(common: Sequence[str], axes: Sequence[tuple[str, ...]]) -> str:
+    """The folder's name, e.g. cartpole-learning-rate."""
+    env = common[0] if common and not common[0].startswith("--") else "breakout"
+    game = re.split(r"[/:]", env)[-1].rsplit("-v", 1)[0].lower()
+    return "-".join([game, *(name for name, *_ in axes)])
+
+
+# -- a search ----------------------------------------------------------------------------------------------------------
+
+
+def search(declared: Study, folder: Path, arguments: SweepArguments) -> int:
+    """All trials that are left, or one of them; see `launch.cli.study.go_on`."""
+    assert declared.search is not None
+    trials = declared.search.trials
+    if arguments.slurm:
+        sys.stdout.write(array_text(declared, folder, arguments.cpus_per_task, arguments.time, "dba3c sweep"))
+        return 0
+    if arguments.list:
+        print(f"{len(declared.points)} of {trials} trials were begun")
+        return list_runs(list(declared.runs(folder)))
+    if arguments.task is not None:
+        check_task(arguments.task, trials)
+    drawn, failed = OptunaSearch(declared, folder), 0
+    for number in range(trials) if arguments.task is None else (arguments.task,):
+        point = drawn.point(number)
+        runs = drawn.runs(point)
+        print(f"trial {number + 1} of {trials}: {words_of(point, declared.search.words)}", flush=True)
+        code = run_all(runs) if arguments.task is None else next(filter(None, map(run_task, runs)), 0)
+        if code - 128 in STOP_SIGNALS:
+            return code
+        if code == 0 and any(state_of(run) != "finished" for run in runs):
+            return 0  # a job that was requeued: its next life goes on with this trial
+        score = drawn.tell(number, runs)
+        said = "no score" if score is None else f"best mean score {score:.4g}"
+        print(f"trial {number + 1} of {trials}: {said}", flush=True)
+        failed += code != 0
+    return 1 if failed else 0

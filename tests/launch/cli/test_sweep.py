@@ -1,0 +1,129 @@
+"""dba3c sweep: which options vary, what is refused, what is drawn, and short real sweeps."""
+
+import json
+import sys
+
+import pytest
+
+from dba3c.errors import UserError
+from dba3c.studies.report import plot_study
+from dba3c.studies.results import read_results
+from dba3c.studies.study import load
+from dba3c.studies.sweep import grid, range_of, ranked, told
+from launch.cli.main import main
+from launch.cli.sweep import split
+from tests.dba3c.metrics.made_up_run import CONFIG, made_up_run
+from tests.integration.runs import refused
+
+SHORT = ("--exchange", "local", "--workers", "1", "--lanes", "1", "--total-frames", "1500")
+
+
+def test_options_with_several_values_vary_and_lists_do_not():
+    words = (
+        "CartPole-v1 --learning-rate 1e-3 3e-4 --seeds 2 --track tensorboard mlflow --frame-skip 2 4 --entropy_cost 0 1"
+    )
+    own, common, axes = split(words.split())
+    assert own == ["--seeds", "2"]
+    assert common == ["CartPole-v1", "--track", "tensorboard", "mlflow", "--frame-skip", "2", "4"]
+    assert axes == [("learning-rate", "1e-3", "3e-4"), ("entropy-cost", "0", "1")]
+
+
+def test_a_grid_has_every_value_with_every_other():
+    study = grid(["CartPole-v1"], [("learning-rate", "1e-3", "linear:7e-4->7e-5@4e6"), ("servers", "1", "2")], 3)
+    assert study.points[2].words == ("CartPole-v1", "--learning-rate", "linear:7e-4->7e-5@4e6", "--servers", "1")
+    names = [point.name for point in study.points]
+    assert names[:2] == ["learning-rate-1e-3,servers-1", "learning-rate-1e-3,servers-2"]
+    assert len(study.points) == 4 and study.seeds == (0, 1, 2)
+    assert all("/" not in name and ">" not in name for name in names)
+
+
+def test_what_cannot_be_swept_is_one_line_and_nothing_is_made(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    two = ("--learning-rate", "1e-3", "1e-4")
+    assert "nothing varies" in refused(capsys, "sweep", "CartPole-v1", "--workers", "2")
+    assert "--seed is of one run: a sweep has --seeds N" in refused(capsys, "sweep", *two, "--seed", "1")
+    assert "only a search can draw from" in refused(capsys, "sweep", "--learning-rate", "1e-4..1e-2")
+    assert "did you mean --learning-rate" in refused(capsys, "sweep", "--learning-rat", "1e-4", "1e-3")
+    assert "--seeds must be at least 1" in refused(capsys, "sweep", *two, "--seeds", "0")
+    assert "--learning-rate is given twice" in refused(capsys, "sweep", *two, *two)
+    assert "is no range" in refused(capsys, "sweep", "--workers", "4..2", "--search", "optuna")
+    assert "--search cannot be 'opuna'" in refused(capsys, "sweep", *two, "--search", "opuna")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_range_of_whole_numbers_stays_whole():
+    assert range_of("workers", "2..8") == (2, 8) and isinstance(range_of("workers", "2..8")[0], int)
+    assert range_of("learning-rate", "1e-5..1e-2") == (1e-5, 1e-2)
+    with pytest.raises(UserError, match="give two numbers"):
+        range_of("learning-rate", "1e-5..high")
+
+
+def test_the_best_point_is_the_one_that_reached_the_stop_score_soonest_then_the_best_score(tmp_path, monkeypatch):
+    study = grid(["CartPole-v1"], [("learning-rate", "1", "2", "3")], 1)
+    study.save(tmp_path)
+    of_point = {"1": lambda second: 5.0, "2": float, "3": lambda second: 7.0}
+    for run in study.runs(tmp_path):
+        config = {**CONFIG, "run": {"stop_score": 30.0, "stop_games": 50, "seed": 0}}
+        made_up_run(run.folder, monkeypatch, seconds=60, workers=1, config=config, score=of_point[run.point.words[-1]])
+    results = read_results(tmp_path)
+    assert [result.point.words[-1] for result in ranked(results)] == ["2", "3", "1"]
+    lines = told(results)
+    assert lines[1].startswith("learning-rate 2 ") and lines[-1].strip() == "dba3c train CartPole-v1 --learning-rate 2"
+    written = {path.name for path in plot_study(tmp_path)}
+    assert written == {"points.png", "points.svg", "report.html"}
+    page = (tmp_path / "figures" / "report.html").read_text()
+    assert page.index("<td>learning-rate-2") < page.index("<td>learning-rate-3") < page.index("<td>learning-rate-1")
+
+
+def test_a_sweep_on_slurm_has_a_task_for_each_run_and_a_search_for_each_trial(tmp_path, capsys):
+    into = str(tmp_path / "grid")
+    assert main(["sweep", "CartPole-v1", "--learning-rate", "1e-3", "1e-4", "--slurm", "--into", into]) == 0
+    text = capsys.readouterr().out
+    assert "#SBATCH --array=0-5\n" in text and f'exec dba3c sweep --into {into} --task "$SLURM_ARRAY_TASK_ID"' in text
+    pytest.importorskip("optuna")
+    into = str(tmp_path / "search")
+    words = ["sweep", "CartPole-v1", "--learning-rate", "1e-4..1e-2", "--search", "optuna", "--trials", "40"]
+    assert main([*words, "--slurm", "--into", into]) == 0
+    assert "#SBATCH --array=0-39\n" in capsys.readouterr().out
+    assert main(["sweep", "--into", into, "--task", "40"]) == 2
+
+
+def test_a_search_without_optuna_says_what_to_install(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    words = ("sweep", "CartPole-v1", "--learning-rate", "1e-4..1e-2", "--search", "optuna")
+    assert "pip install 'dba3c[sweep]'" in refused(capsys, *words)
+
+
+def test_a_short_grid_is_trained_told_and_drawn_and_again_nothing_is_trained(tmp_path, capfd):
+    words = ["sweep", "CartPole-v1", "--learning-rate", "1e-3", "1e-2", "--seeds", "1", *SHORT, "--into", str(tmp_path)]
+    assert main(words) == 0
+    out = capfd.readouterr().out
+    assert "best: learning-rate 1e-" in out and "    dba3c train CartPole-v1 --exchange local" in out
+    assert (tmp_path / "figures" / "points.png").exists()
+    for again in (words, ["sweep", "--into", str(tmp_path)]):
+        assert main(again) == 0
+        out = capfd.readouterr().out
+        assert out.count("finished, left alone") == 2 and "best: learning-rate 1e-" in out
+
+
+def test_a_search_draws_its_trials_is_told_their_scores_and_goes_on_where_it_was(tmp_path, capfd):
+    optuna = pytest.importorskip("optuna")
+    words = ["sweep", "CartPole-v1", "--learning-rate", "1e-4..1e-2", "--entropy-cost", "0.0", "0.01", "--seeds", "1"]
+    words += [*SHORT, "--search", "optuna", "--into", str(tmp_path), "--trials"]
+    assert main([*words, "1"]) == 0
+    assert main([*words, "2"]) == 0
+    out = capfd.readouterr().out
+    assert "trial 2 of 2: learning-rate 0.0" in out and "best: trial-00" in out and "trial-000/seed-0: finished" in out
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna.journal"))
+    trials = optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend)).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE"]
+    points = load(tmp_path).points
+    for point, trial in zip(points, trials, strict=True):
+        config = json.loads((tmp_path / point.name / "seed-0" / "config.json").read_text())
+        assert config["optimizer"]["learning_rate"] == f"constant:{trial.params['learning-rate']:.3g}"
+        assert config["algorithm"]["entropy_cost"] == trial.params["entropy-cost"]
+    assert main(["sweep", "--into", str(tmp_path), "--list"]) == 0
+    assert "2 of 2 trials were begun" in capfd.readouterr().out
+    assert main(["sweep", "CartPole-v1", "--learning-rate", "1e-3", "1e-2", "--into", str(tmp_path)]) == 2
+    assert "another search, or none" in capfd.readouterr().err

@@ -1,0 +1,29 @@
+"""What tests of the fork server have forked."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Sequence
+
+from launch.local.fork_server import ForkServer
+
+_PR_GET_CHILD_SUBREAPER = 37
+IMPORTED_BY = os.getpid()
+
+
+def main(words: Sequence[str]) -> int:
+    if words[0] == "exit":
+        return int(words[1])
+    if words[0] == "say":
+        print(IMPORTED_BY, os.environ["DBA3C_TEST"], *words)
+    if words[0] == "wait":
+        signal.pause()
+    if words[0] == "as-a-launcher":
+        with ForkServer([__name__]) as server:
+            code = os.waitstatus_to_exitcode(os.waitpid(server.fork(f"{__name__}:main", ["exit", "0"], 1, 15), 0)[1])
+        adopts = ctypes.c_int()
+        ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
+        return code or adopts.value
+    return 0

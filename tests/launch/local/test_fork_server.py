@@ -1,0 +1,95 @@
+"""Processes forked from one that has imported what they need: whose they are, how they end, what they share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dba3c.errors import UserError
+from launch.local.fork_server import ForkServer
+from tests.launch.local.supervised import LONG_S, wait_until
+
+HERE = "tests.launch.local.forked"
+"""What is forked."""
+
+
+@pytest.fixture
+def forked(tmp_path: Path) -> Callable[..., int]:
+    """Forks `main` of `tests.launch.local.forked`, whose output is in ``said``; the pid."""
+
+    def fork(server: ForkServer, *words: str) -> int:
+        with (tmp_path / "said").open("ab") as output:
+            return server.fork(f"{HERE}:main", words, output.fileno(), signal.SIGTERM)
+
+    return fork
+
+
+def test_what_is_forked_is_a_child_of_who_asked_with_its_exit_code_or_signal(forked: Callable[..., int]) -> None:
+    with ForkServer([HERE]) as server:
+        first, second = forked(server, "exit", "7"), forked(server, "wait")
+        assert [psutil.Process(pid).ppid() for pid in (first, second)] == [os.getpid()] * 2
+        assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == 7
+        os.kill(second, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) == -signal.SIGKILL
+
+
+def test_an_error_ends_a_forked_process_as_it_would_any_other(forked: Callable[..., int], tmp_path: Path) -> None:
+    with ForkServer([HERE]) as server:
+        assert os.waitstatus_to_exitcode(os.waitpid(forked(server, "exit", "seven"), 0)[1]) == 1
+    assert (tmp_path / "said").read_text().splitlines()[-1].startswith("ValueError: ")
+
+
+def test_all_forks_share_what_was_imported_once_and_have_the_given_environment(
+    forked: Callable[..., int], tmp_path: Path
+) -> None:
+    with ForkServer([HERE], {**os.environ, "DBA3C_TEST": "given"}) as server:
+        for _ in range(2):
+            os.waitpid(forked(server, "say"), 0)
+    first, second = (tmp_path / "said").read_text().splitlines()
+    assert first == second
+    assert first.split()[1:] == ["given", "say"]
+    assert first.split()[0] != str(os.getpid())
+
+
+def test_a_forked_process_is_shown_with_its_own_words_and_leads_its_own_session(forked: Callable[..., int]) -> None:
+    with ForkServer([HERE]) as server:
+        pid = forked(server, "wait", "--role", "worker", "--rank", "3")
+        shown = [word for word in psutil.Process(pid).cmdline() if word]
+        assert shown[1:] == ["-m", HERE, "wait", "--role", "worker", "--rank", "3"]
+        assert os.getsid(pid) == os.getpgid(pid) == pid
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_lost_fork_server_costs_no_process_and_is_started_again(forked: Callable[..., int]) -> None:
+    with ForkServer([HERE]) as server:
+        first = forked(server, "wait")
+        lost = psutil.Process(server._process.pid)
+        lost.kill()
+        second = forked(server, "wait")
+        assert psutil.Process(first).status() != psutil.STATUS_ZOMBIE
+        for pid in (first, second):
+            os.kill(pid, signal.SIGTERM)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+    wait_until(lambda: not lost.is_running(), "the lost one to be gone")
+
+
+def test_only_while_it_forks_does_a_launcher_adopt_strangers(forked: Callable[..., int]) -> None:
+    """A user's notebook keeps what it was: the tests' own process adopts orphans before and after."""
+    with ForkServer([HERE]) as server:
+        os.waitpid(forked(server, "exit", "0"), 0)
+        pid = forked(server, "as-a-launcher")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_what_cannot_be_imported_is_one_line(forked: Callable[..., int]) -> None:
+    began_s = time.monotonic()
+    with ForkServer(["no_such_module"]) as server, pytest.raises(UserError, match="No module named 'no_such_module'"):
+        forked(server, "exit", "0")
+    assert time.monotonic() - began_s < LONG_S

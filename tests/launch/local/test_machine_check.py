@@ -1,0 +1,67 @@
+"""What is looked at before a run is started: each thing that is missing is one line, and no folder is made."""
+
+import importlib.util
+import resource
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dba3c.assembly.model import check_buildable
+from dba3c.errors import UserError
+from launch.cli.options import parse_train
+from launch.local import machine_check
+from launch.local.machine_check import check_disk, check_listen_host, check_open_files
+from tests.integration.runs import refused
+
+
+@pytest.fixture
+def not_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.usefixtures("not_started")
+def test_a_device_that_is_not_there_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="--device cuda: torch .* use --device cpu"):
+        check_buildable(parse_train(["CartPole-v1", "--device", "cuda"]).config(2))
+    assert "device must be cpu or cuda, not 'gpu'" in refused(capsys, "train", "CartPole-v1", "--device", "gpu")
+
+
+@pytest.mark.usefixtures("not_started")
+def test_a_tracker_whose_client_is_missing_is_refused(capsys, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else found(name))
+    assert "pip install 'dba3c[wandb]'" in refused(capsys, "train", "CartPole-v1", "--track", "tensorboard", "wandb")
+    assert "did you mean wandb?" in refused(capsys, "train", "CartPole-v1", "--track", "wanb")
+
+
+@pytest.mark.usefixtures("not_started")
+def test_an_address_of_another_host_is_refused(capsys):
+    words = ("train", "CartPole-v1", "--exchange", "servers", "--listen-host", "192.0.2.7")
+    assert "--listen-host 192.0.2.7 is no address of this host" in refused(capsys, *words)
+    check_listen_host("127.0.0.1")
+
+
+def test_a_full_disk_is_refused_with_its_arithmetic(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000_000))
+    with pytest.raises(
+        UserError, match=r"has 100 MB left, the run may need 184: 4 \+ 1 checkpoints of 24.0 MB and 64 MB"
+    ):
+        check_disk(tmp_path / "runs" / "new", parameters=2_000_000, keep=4)
+    check_disk(tmp_path, parameters=2_000, keep=4)
+
+
+def test_the_limit_on_open_files_is_raised_or_the_run_refused(monkeypatch):
+    now = [100, 1000]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: tuple(now))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: now.__setitem__(slice(None), limits))
+    check_open_files(9)
+    assert now == [100, 1000]
+    check_open_files(100)
+    assert now == [machine_check.FILES_OF_A_PROCESS + 100 * machine_check.FILES_FOR_EACH_OTHER, 1000]
+    with pytest.raises(UserError, match="no more than 1,000 are allowed here"):
+        check_open_files(1000)

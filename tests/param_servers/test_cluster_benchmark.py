@@ -1,0 +1,123 @@
+"""The cluster that one machine stands for: what it can hold, how slow it must be, and one small row of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from param_servers.benchmarks import cluster
+from param_servers.benchmarks.cluster import Scene, check_machine, choose_dilation, expected_busy, node_times_s
+from param_servers.benchmarks.exchange import Case, run
+from param_servers.benchmarks.load import Snapshot, machine_ticks
+from param_servers.errors import ConfigError, PeerLost
+
+SCENE = Scene("servers", 64, 0, 4, False, 2.7, 10.0)
+
+
+def test_a_case_of_the_scene_has_its_rate_divided_by_the_dilation() -> None:
+    case = SCENE.case(20, steps=12)
+    assert (case.rate_mbit, case.hosts, case.last_step) == (500.0, 68, 15)
+    assert case.queue_bytes == SCENE.case(40, steps=12).queue_bytes > 0
+    assert Scene("servers", 64, 0, 64, True, 2.7, 10.0).case(20, 12).hosts == 64
+
+
+def test_the_bounds_are_those_of_byteps() -> None:
+    m, b = 2.7e6, 10e9 / 8
+    assert SCENE.bound_s == pytest.approx(64 * m / (4 * b))
+    assert SCENE._replace(servers=0, exchange="allreduce").bound_s == pytest.approx(2 * 63 * m / (64 * b))
+    everywhere = SCENE._replace(servers=64, colocated=True)
+    assert everywhere.bound_s == pytest.approx(2 * 63 * m / (64 * b))
+
+
+def test_the_dilation_is_the_smallest_that_leaves_the_machine_idle_while_gradients_are_exchanged() -> None:
+    chosen = choose_dilation(SCENE, compute_s=0.027, cores=2)
+    smaller = max(d for d in cluster.DILATIONS if d < chosen)
+    assert expected_busy(SCENE, 0.027, chosen, 2) <= 0.6 < expected_busy(SCENE, 0.027, smaller, 2)
+    assert choose_dilation(SCENE, 0.027, 2, least=2 * chosen) == 2 * chosen
+    assert choose_dilation(SCENE, 0.027, cores=64) < chosen
+
+
+def test_what_no_dilation_makes_slow_enough_is_refused_with_its_arithmetic() -> None:
+    with pytest.raises(ConfigError, match=r"D = 320, 320 × .* ms: 1 cores would be \d+% busy"):
+        choose_dilation(SCENE._replace(workers=250, megabytes=0.004), compute_s=0.0, cores=1)
+
+
+@pytest.mark.parametrize(
+    ("scene", "dilation", "available_mb", "told"),
+    [
+        (SCENE._replace(workers=300), 20, 1e6, "304 hosts, but the emulated network has addresses for 250"),
+        (SCENE, 1, 1e6, "10 Gbit/s / 1 = 10000 Mbit/s for each host, but this emulation holds 1 to 1000"),
+        (SCENE._replace(gbit=0.01), 20, 1e6, "0.01 Gbit/s / 20 = 0.5 Mbit/s"),
+        (SCENE, 20, 1000, r"68 processes × \(90 \+ 4 × 2.7\) MB = 6854 MB, but 1000 MB are free"),
+        (
+            SCENE._replace(gbit=1.0, servers=16),
+            1,
+            1e6,
+            r"at D = 1, 1 × 86.4 ms: 2 cores would be \d+% busy, and at most 60% are asked",
+        ),
+    ],
+)
+def test_what_the_machine_cannot_hold_is_refused_with_its_arithmetic(
+    scene: Scene, dilation: float, available_mb: float, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check_machine(scene, compute_s=0.027, dilation=dilation, cores=2, available_mb=available_mb)
+
+
+def test_without_root_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SystemExit, match="error: network namespaces need root"):
+        cluster.main(["--workers", "2"])
+
+
+def test_a_node_waits_for_the_slowest_of_its_lanes_and_keeps_its_times_when_others_join() -> None:
+    lane_s = np.array([0.010, 0.011, 0.030])
+    few, many = (node_times_s(lane_s, 0.001, 50, n, seed=3) for n in (2, 8))
+    assert np.array_equal(many[:, :2], few)
+    assert set(np.round(many, 6).ravel()) <= {0.011, 0.012, 0.031}
+    assert (many > 0.03).mean() > 0.95  # one of twelve drawn is nearly always the slow one
+    heavy = node_times_s(np.array([0.01]), 0.0, 2000, 1, seed=3, tail=0.5)
+    assert np.log(heavy / 0.01).std() == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_machine_is_busy_with_all_but_idling_and_waiting_for_disks() -> None:
+    assert machine_ticks("cpu  10 1 5 100 7 2 3 4 50 50") == (25, 132)
+
+
+def test_a_load_counts_the_time_of_the_processes_that_were_watched() -> None:
+    before = Snapshot.now([os.getpid()])
+    while Snapshot.now([os.getpid()]).process_ticks[0] < before.process_ticks[0] + 3:
+        math.factorial(2000)
+    load = Snapshot.now([os.getpid()]) - before
+    assert load.cpu_s[0] >= 0.03 and 0 < load.own_share <= load.busy_share <= 1
+
+
+def test_a_process_that_fails_ends_the_case_at_once() -> None:
+    def fail(worker: int, step: int) -> None:
+        raise ValueError("of this test")
+
+    with pytest.raises(PeerLost, match="of the case's processes 1 failed"):
+        run(Case("servers", 0.004, 1, 0, 1, 0.0, 3), fail)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None,
+    reason="needs root and iproute2",
+)
+@pytest.mark.parametrize(
+    "scene",
+    [Scene("servers", 2, 0, 2, True, 0.004, 1.0), Scene("async", 2, 0, 1, False, 0.004, 1.0)],
+    ids=["colocated", "async"],
+)
+def test_a_small_row_is_measured_in_the_clusters_time(scene: Scene) -> None:
+    cluster.check_privileges()
+    row = cluster.measure(scene, np.full((1, 2), 0.005), dilation=10, steps=5, points=240)
+    assert row["rate_mbit"] == 100.0 and row["dilation"] == 10
+    assert row["step_ms"] >= 5.0 / (2 if scene.exchange == "async" else 1)
+    assert row["data_points_per_s"] == pytest.approx(240e3 * scene.gradients / row["step_ms"], rel=1e-3)
+    # This small a row may cost less processor time than the kernel's clock tick can show.
+    assert 0 <= row["own_share"] <= 1 and row["server_cores"] >= 0
