@@ -137,10 +137,11 @@ def sqrt_rule(samples: int) -> float:
 QUEUE: tuple[Entry, ...] = (
     recipe("ppo", "Pong"),
     breakout(0),
-    recipe("vtrace", "Pong"),
-    batch(1120, sqrt_rule(1120)),
     damped(0),
+    batch(1120, sqrt_rule(1120)),
     recipe("ppo32", "Pong"),
+    damped(1),
+    recipe("vtrace", "Pong"),
     batch(480, sqrt_rule(480)),
     breakout(1),
     recipe("ppo32", "Boxing"),
