@@ -117,16 +117,17 @@ def breakout(seed: int, core_hours: float = 1.0) -> Entry:
     return Entry(topic="breakout_lanes", name="nstep", seed=seed, core_hours=core_hours, words=words)
 
 
-def damped(seed: int) -> Entry:
-    """The same with RMSprop's steps bounded where a gradient has been small for long: a score of 90 fell to 5 within
-    120 updates while the policy went to nearly uniform (results/breakout_2cores at 0.43 core-hours).
+def damped(epsilon: str, learning_rate: float, seed: int = 0, core_hours: float = 1.0) -> Entry:
+    """The same with RMSprop's steps bounded where a gradient has been small for long: scores of 90 to 185 fell to 5
+    within 120 updates (results/breakout_2cores, results/breakout_lanes).
 
-    Its ε of 1e-5 lets such an element move by 10 × the learning rate; one of the size of the others' root mean square
-    (0.5 / √677,429 = 6e-4 at most) does not. The learning rate makes up for it elsewhere.
+    Its ε of 1e-5 lets such an element move by 10 × the learning rate. The others' root mean square is 6e-5 at the
+    beginning (a gradient's norm of 0.05 / √677,429) and 1e-3 at a score of 150: an ε of 1e-3 damped the beginning to a
+    score of 2 at 0.6 M agent steps, where 1e-5 had 10, and was given up there.
     """
-    before = breakout(seed)
-    words = options("--epsilon 1e-3 --learning-rate linear:1.5e-3->1.5e-4@20e6")
-    return replace(before, name="nstep-epsilon-1e-3", words=(*before.words, *words))
+    before = breakout(seed, core_hours)
+    words = options(f"--epsilon {epsilon} --learning-rate linear:{learning_rate:g}->{learning_rate / 10:g}@20e6")
+    return replace(before, name=f"nstep-epsilon-{epsilon}", words=(*before.words, *words))
 
 
 def sqrt_rule(samples: int) -> float:
@@ -137,10 +138,10 @@ def sqrt_rule(samples: int) -> float:
 QUEUE: tuple[Entry, ...] = (
     recipe("ppo", "Pong"),
     breakout(0),
-    damped(0),
+    damped("1e-3", 1.5e-3, core_hours=0.23),
     batch(1120, sqrt_rule(1120)),
     recipe("ppo32", "Pong"),
-    damped(1),
+    damped("1e-4", 1e-3),
     recipe("vtrace", "Pong"),
     batch(480, sqrt_rule(480)),
     breakout(1),
