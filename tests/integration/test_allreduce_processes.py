@@ -51,9 +51,18 @@ def test_four_ranks_under_mpirun_agree_with_torch_optim():
     assert out.count("largest difference from torch.optim") == 4
 
 
+@needs_mpi
+def test_two_ranks_of_two_lanes_under_mpirun_are_bit_equal_to_torch_optim():
+    code, out, err = finish(start([*MPIRUN, "-n", "2", *RANK, "--backend", "mpi", "--lanes", "2"]))
+    assert code == 0, err
+    assert out.count("difference from torch.optim 0\n") == 2
+
+
 @needs_horovod
-def test_two_ranks_under_horovodrun_are_bit_equal_to_torch_optim():
-    code, out, err = finish(start([str(BIN / "horovodrun"), "--gloo", "-np", "2", *RANK, "--backend", "horovod"]))
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_two_ranks_under_horovodrun_are_bit_equal_to_torch_optim(lanes):
+    rank = [*RANK, "--backend", "horovod", "--lanes", str(lanes)]
+    code, out, err = finish(start([str(BIN / "horovodrun"), "--gloo", "-np", "2", *rank]))
     assert code == 0, err
     assert out.count("difference from torch.optim 0") == 2
 

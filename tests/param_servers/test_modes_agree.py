@@ -66,10 +66,16 @@ def test_all_reduces_agree_with_torch_optim(run, workers):
     check(run(stream, ADAM, workers), stream.reference(ADAM, workers), workers, exact=workers <= 2)
 
 
+def run_async(stream, config, workers):
+    return run_servers(stream, config, workers, servers=2, exchange="async")
+
+
 @pytest.mark.parametrize("lanes", [2, 3])
-@pytest.mark.parametrize("run", [run_local, run_servers, run_allreduce, run_majority], ids=lambda run: run.__name__)
+@pytest.mark.parametrize(
+    "run", [run_local, run_servers, run_async, run_allreduce, run_majority], ids=lambda run: run.__name__
+)
 def test_a_worker_of_several_lanes_is_bit_equal_to_one_process_over_every_exchange(run, lanes):
-    workers, stream = 1 if run is run_local else 2, LanesStream(lanes)
+    workers, stream = 1 if run in (run_local, run_async) else 2, LanesStream(lanes)
     expected = stream.reference(RMSPROP, workers)
 
     def main(lane):
