@@ -111,6 +111,17 @@ def batch(
     return Entry(topic="batch_size", name=name, seed=seed, core_hours=core_hours, words=words)
 
 
+def batch_ppo(samples: int, learning_rate: float, seed: int = 0, core_hours: float = 1.5) -> Entry:
+    """PPO on Breakout to a mean of 300, `samples` in a minibatch: 8 of 32 steps of all environments, 3 epochs."""
+    words = options(
+        f"ALE/Breakout-v5 --preset breakout {LANES} --algorithm ppo --rollout-length 32 --envs-per-worker {samples // 4}"
+        " --ppo-epochs 3 --ppo-minibatches 8 --trace-lambda 0.95 --optimizer adam --epsilon 1e-5"
+        f" --learning-rate linear:{learning_rate:g}->{learning_rate / 10:g}@8e6 --stop-score 300"
+    )
+    name = f"ppo-adam-{samples}-{learning_rate:g}"
+    return Entry(topic="batch_size", name=name, seed=seed, core_hours=core_hours, words=words)
+
+
 def breakout(seed: int, core_hours: float = 1.0) -> Entry:
     """The preset's batch of 160 samples, in one worker of two lanes and without servers, to a mean of 300."""
     words = options(f"ALE/Breakout-v5 --preset breakout {LANES} --envs-per-worker 32 --stop-score 300")
@@ -139,6 +150,7 @@ QUEUE: tuple[Entry, ...] = (
     recipe("ppo", "Pong"),
     breakout(0),
     damped("1e-3", 1.5e-3, core_hours=0.23),
+    batch_ppo(2880, 1e-3),
     batch(1120, sqrt_rule(1120)),
     recipe("ppo32", "Pong"),
     damped("1e-4", 1e-3),
