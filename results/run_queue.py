@@ -44,6 +44,8 @@ class Entry:
     seed: int
     core_hours: float
     words: tuple[str, ...]
+    window_s: float = 10.0
+    """Between two points of its curve."""
 
     @property
     def label(self) -> str:
@@ -51,7 +53,8 @@ class Entry:
 
     @property
     def run(self) -> Run:
-        words = (*self.words, "--max-core-hours", f"{self.core_hours:g}", *ALL)
+        budget = ("--max-core-hours", f"{self.core_hours:g}", "--metrics-window-s", f"{self.window_s:g}")
+        words = (*self.words, *budget, *ALL)
         return Run(point=Point(name=self.name, words=words), seed=self.seed, folder=RUNS / self.label)
 
     @property
@@ -67,7 +70,7 @@ def options(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-ALL = options("--checkpoint-every-steps 2000 --keep-checkpoints 2 --metrics-window-s 10 --step-timeout-s 900")
+ALL = options("--checkpoint-every-steps 2000 --keep-checkpoints 2 --step-timeout-s 900")
 
 LANES = "--exchange local --workers 1 --lanes 2"
 
@@ -141,6 +144,14 @@ def damped(epsilon: str, learning_rate: float, seed: int = 0, core_hours: float 
     return replace(before, name=f"nstep-epsilon-{epsilon}", words=(*before.words, *words))
 
 
+def algorithm(name: str, words: str, seeds: int, core_hours: float) -> tuple[Entry, ...]:
+    """A preset as it is, on an environment that it is for: a run for each seed."""
+    return tuple(
+        Entry(topic="algorithms", name=name, seed=seed, core_hours=core_hours, words=options(words), window_s=1.0)
+        for seed in range(seeds)
+    )
+
+
 def sqrt_rule(samples: int) -> float:
     """RMSprop's learning rate: 7e-4 at 160 samples, growing with the root of their number (rounded to two digits)."""
     return float(f"{7e-4 * (samples / 160) ** 0.5:.1e}")
@@ -150,6 +161,13 @@ QUEUE: tuple[Entry, ...] = (
     recipe("ppo", "Pong"),
     breakout(0),
     damped("1e-3", 1.5e-3, core_hours=0.23),
+    *algorithm("classic-CartPole", "CartPole-v1 --total-frames 300000", seeds=10, core_hours=0.1),
+    *algorithm("classic-Acrobot", "Acrobot-v1 --total-frames 500000", seeds=10, core_hours=0.1),
+    *algorithm("classic-LunarLander", "LunarLander-v3 --total-frames 1500000", seeds=10, core_hours=0.3),
+    *algorithm("ppo-HalfCheetah", "HalfCheetah-v5 --total-frames 1000000", seeds=3, core_hours=0.5),
+    *algorithm("sac-Pendulum", "Pendulum-v1 --preset sac --total-frames 40000", seeds=3, core_hours=0.3),
+    *algorithm("vizdoom-basic", "vizdoom/basic --total-frames 1200000", seeds=3, core_hours=0.3),
+    *algorithm("sac-HalfCheetah", "HalfCheetah-v5 --preset sac --total-frames 1000000", seeds=1, core_hours=2.0),
     batch_ppo(2880, 1e-3),
     batch(1120, sqrt_rule(1120)),
     recipe("ppo32", "Pong"),
