@@ -210,7 +210,7 @@ def go_on() -> int:
         if entry.run.state() != "finished":
             print(f"{entry.label}: {entry.run.state()} (exit {code}); the same command goes on from here", flush=True)
             return code or 1
-        downsample(entry.run.folder, entry.results)
+        downsample(entry.run.folder, entry.results, every_s=entry.window_s)
         keep_agent(entry)
         entry.packed.unlink(missing_ok=True)
     return 0
