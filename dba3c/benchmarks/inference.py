@@ -29,8 +29,9 @@ from dba3c.central.actor import Actor, ActorGroup
 from dba3c.central.service import Batcher, InferenceService
 from dba3c.central.unrolls import GroupKey, UnrollStore
 from dba3c.central.wire import GroupShape
-from dba3c.environments import EnvironmentConfig, Transition, VectorEnvironment, make_vector_environment
-from dba3c.environments.protocol import Experience
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment
+from dba3c.environments.protocol import Experience, Transition, VectorEnvironment
 from dba3c.metrics.writer import Sections
 from dba3c.networks import State
 

@@ -5,21 +5,3 @@ together by autoreset, each step one Transition with rewards, ends, whole games 
 A file is a family (`families` lists them) or a concept: protocol, config, spaces, normalization, the loop, processes.
 Never: an action chosen, a score clipped, an environment that fails in silence or takes its neighbours with it.
 """
-
-from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky, atari_v5
-from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.protocol import EnvironmentFailed, Episode, Transition, VectorEnvironment, worker_seed
-
-__all__ = [
-    "EnvironmentConfig",
-    "EnvironmentFailed",
-    "Episode",
-    "Transition",
-    "VectorEnvironment",
-    "atari_2017",
-    "atari_v4_no_sticky",
-    "atari_v5",
-    "make_vector_environment",
-    "worker_seed",
-]

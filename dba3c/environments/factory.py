@@ -12,12 +12,11 @@ import gymnasium
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.families import FAMILIES
 from dba3c.environments.gymnasium_vector import LoopVectorEnvironment, MakeEnv
-from dba3c.environments.memory_task import register_memory_task
 from dba3c.environments.normalization import NormalizedObservations
 from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError
-from dba3c.own_code import find, module_of
+from dba3c.own_code import find
 
 View = Literal["training", "evaluation"]
 
@@ -63,21 +62,6 @@ def _function(name: str) -> Callable[..., Any]:
     """What a family's "module:function" names; the module is imported now, since most need a package that few have."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
-
-
-def registered_maker(config: EnvironmentConfig, view: str) -> MakeEnv:
-    """What makes any environment of Gymnasium's registry, in which importing the module of "module:Id-v0" puts one."""
-    register_memory_task()
-    if ":" in config.env_id:  # Gymnasium's own module:Id-v0, which would not look where the command was started
-        module_of(config.env_id)
-
-    def make_registered() -> gymnasium.Env[Any, Any]:
-        try:
-            return gymnasium.make(config.env_id, disable_env_checker=True)  # what it looks at, the codecs refuse
-        except (gymnasium.error.Error, ImportError) as error:
-            raise UserError(f"{config.env_id} cannot be made: {' '.join(str(error).split())}") from error
-
-    return make_registered
 
 
 def custom_maker(config: EnvironmentConfig, view: str) -> MakeEnv:

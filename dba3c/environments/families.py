@@ -9,24 +9,24 @@ Mean scores at which a game counts as solved, over 50 consecutive games unless s
 | football/academy_empty_goal_close | 0.9 goals a game | ours: nine games of ten scored |
 | vizdoom/basic | 75 | ours: a scripted player who walks until he faces the monster and shoots has 76 |
 | CartPole-v1, LunarLander-v3, Acrobot-v1, MountainCar-v0 | Gymnasium's `reward_threshold` | its registry |
+
+Every command reads ids, so this imports neither ale-py nor, where another family has the id, Gymnasium: people would
+wait for them before the first line.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
+import importlib
+import importlib.util
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import gymnasium
-from ale_py import roms
-from ale_py.registration import rom_id_to_name
-from gymnasium.error import Error
-
-from dba3c.environments.memory_task import register_memory_task
 from dba3c.errors import UserError
 
+_REGISTERED = "dba3c.environments.registered"
 _LEGACY_ATARI = re.compile(r"^(?P<game>[A-Z]\w*?)(?P<suffix>NoFrameskip|Deterministic)?-v(?P<version>[04])$")
 ATARI_STOP_SCORES: dict[str, float] = {
     "ALE/Breakout-v5": 300.0,
@@ -60,7 +60,7 @@ FAMILIES = {
     "dmlab": Family("dba3c.environments.dmlab:dmlab_maker", prefix="dmlab", frame_skip=4),
     "football": Family("dba3c.environments.football:football_maker", prefix="football"),
     "custom": Family("dba3c.environments.factory:custom_maker"),
-    "gymnasium": Family("dba3c.environments.factory:registered_maker"),
+    "gymnasium": Family(f"{_REGISTERED}:registered_maker"),
 }
 
 
@@ -83,11 +83,11 @@ def check_env_id(env_id: str) -> None:
     family = family_of(env_id)
     if family == "atari" and env_id not in atari_games():
         raise UserError(f"unknown Atari game {env_id}{close_names(env_id, list(atari_games()))}")
-    if family == "gymnasium" and not _names_module_to_import(env_id) and env_id not in _registered_ids():
+    if family == "gymnasium" and not _names_module_to_import(env_id) and env_id not in _registered().ids():
         legacy = _LEGACY_ATARI.match(env_id)
         if legacy and f"ALE/{legacy['game']}-v5" in atari_games():
             raise UserError(_legacy_line(env_id, legacy["game"], legacy["suffix"], legacy["version"]))
-        known = [*_registered_ids(), *atari_games()]
+        known = [*_registered().ids(), *atari_games()]
         raise UserError(f"unknown environment {env_id}{close_names(env_id, known)}")
     if family == "custom" and not re.fullmatch(r"[\w.]+:[\w.]+", env_id):
         raise UserError(f"an environment of your own is written package.module:function, not {env_id}")
@@ -95,23 +95,17 @@ def check_env_id(env_id: str) -> None:
 
 @functools.lru_cache(maxsize=1)
 def atari_games() -> dict[str, str]:
-    """Every ALE/<Game>-v5 id and its ROM name: {"ALE/Breakout-v5": "breakout", …}."""
+    """Every ALE/<Game>-v5 id and its ROM name: {"ALE/Breakout-v5": "breakout", …}, of the ROMs in ale-py's wheel."""
     no_single_player_mode = {"combat", "joust", "maze_craze", "warlords"}
-    return {f"ALE/{rom_id_to_name(rom)}-v5": rom for rom in roms.get_all_rom_ids() if rom not in no_single_player_mode}
+    ale_py = importlib.util.find_spec("ale_py")
+    folders = (ale_py and ale_py.submodule_search_locations) or ()
+    roms = sorted(path.stem for folder in folders for path in Path(folder, "roms").glob("*.bin"))
+    return {f"ALE/{rom.title().replace('_', '')}-v5": rom for rom in roms if rom not in no_single_player_mode}
 
 
-def rom_path(env_id: str) -> Path:
-    """The ROM file of an ALE/<Game>-v5 id."""
-    path = roms.get_rom_path(atari_games()[env_id])
-    if path is None:
-        raise UserError(f"ale-py has no ROM of {env_id}")
-    return Path(path)
-
-
-def _registered_ids() -> list[str]:
-    """Gymnasium's ids, without the Atari ones that importing ale-py may have added: those go through `atari`."""
-    register_memory_task()
-    return [name for name, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("ale_py")]
+def _registered() -> Any:
+    """The module that knows Gymnasium's registry."""
+    return importlib.import_module(_REGISTERED)
 
 
 def close_names(name: str, known: list[str], prefix: str = "") -> str:
@@ -132,11 +126,7 @@ def _legacy_line(env_id: str, game: str, suffix: str | None, version: str) -> st
 
 def stop_score(env_id: str) -> float | None:
     """The score at which a run of this environment may stop; None where none is known."""
-    known = ATARI_STOP_SCORES | OTHER_STOP_SCORES
-    if env_id in known:
-        return known[env_id]
-    try:
-        threshold = gymnasium.spec(env_id).reward_threshold
-    except Error:
-        return None
-    return None if threshold is None else float(threshold)
+    known: dict[str, float | None] = {**ATARI_STOP_SCORES, **OTHER_STOP_SCORES}
+    if family_of(env_id) == "gymnasium" and env_id not in known:
+        known[env_id] = _registered().reward_threshold(env_id)
+    return known.get(env_id)

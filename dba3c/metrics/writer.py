@@ -17,15 +17,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
-from dba3c.environments.protocol import Episode
 from dba3c.errors import warn_on_stderr
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.registry import Reduced
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
 from param_servers.line_file import LineFile
+
+if TYPE_CHECKING:  # who supervises writes records too, and needs no NumPy
+    from dba3c.environments.protocol import Episode
 
 
 class _Section:

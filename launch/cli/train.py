@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,7 +50,6 @@ def train(words: Sequence[str]) -> int:
     config = said.config(given_cores(os.environ))
     if place != PLAIN and sums_over_all_ranks(config):
         return train_as_rank(said, place, command)  # over the launcher's ranks, of which there is one
-    say_at_once(config)
     run, told = loaded(HERE), said_of_samples(said, config)
     if place.launcher in STARTS_RANKS_AGAIN and place.launch_id:
         run_dir = config.run.run_dir or run_dir_of_launch(config, place)
@@ -61,19 +59,11 @@ def train(words: Sequence[str]) -> int:
     return run(config, run_dir_of(config, said.resume), resume=said.resume, command=command, told=told)
 
 
-def say_at_once(config: TrainConfig) -> None:
-    """One line while torch is loaded and the run is tried, which takes seconds; not where a refusal is to be alone."""
-    if sys.stderr.isatty():
-        where = config.run.run_dir or RUNS
-        say_to_stderr(f"{config.environment.env_id}: looking whether it can be trained here, then it starts in {where}")
-
-
 def resume(words: Sequence[str]) -> int:
     """dba3c resume RUN [OPTIONS]"""
     run, given = parse_resume(words)
     folder = RunFolder.open(run)
     config = changed_on_resume(TrainConfig.from_json(folder.config_text()), given)
-    say_at_once(config)
     return loaded(HERE)(config, folder.path, resume=True, command=shlex.join(["dba3c", "resume", *words]))
 
 

@@ -60,6 +60,8 @@ def train(
     Raises:
         UserError: the run folder is in use, or holds another run.
     """
+    env_id = config.environment.env_id
+    print(f"{env_id} in {run_dir}: looking whether it can be trained here, which takes seconds", flush=True)
     check_machine(config, sum(topology_of(config).values()))
     with ForkServer(environ=environ) as fork_server:
         refuse_unbuildable(fork_server, config, run_dir, resume)

@@ -107,9 +107,9 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 90.0)
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The one line of a command that refuses its input before it has started anything."""
     assert main(words) == 2
-    said = "".join(capsys.readouterr())
-    assert len(said.splitlines()) == 1, said
-    return said
+    said = capsys.readouterr()
+    assert len(said.err.splitlines()) == 1 and "run folder:" not in said.out, said
+    return said.err
 
 
 def records(folder: Path, role: str, rank: int) -> list[dict[str, Any]]:

@@ -11,10 +11,10 @@ import numpy as np
 from ale_py import ALEInterface, LoggerMode
 from ale_py.vector_env import AtariVectorEnv
 
-from dba3c.environments.atari.consoles import AleConsoles, ConsoleStep, RandomSkipConsoles
+from dba3c.environments.atari.consoles import AleConsoles, ConsoleStep, RandomSkipConsoles, rom_path
 from dba3c.environments.atari.view import AtariVectorEnvironment
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.families import atari_games, rom_path
+from dba3c.environments.families import atari_games
 from dba3c.environments.protocol import EnvironmentFailed, VectorEnvironment, environment_seeds
 
 CONSOLE_FRAMES_PER_S = 60.0

@@ -14,15 +14,25 @@ Facts about ale-py 0.12 this file rests on (its src/ale/vector), each held by a 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from ale_py import Action, ALEInterface, LoggerMode
+from ale_py import Action, ALEInterface, LoggerMode, roms
 from ale_py.vector_env import AtariVectorEnv
 
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.families import atari_games, rom_path
+from dba3c.environments.families import atari_games
+from dba3c.errors import UserError
+
+
+def rom_path(env_id: str) -> Path:
+    """The ROM file of an ALE/<Game>-v5 id."""
+    path = roms.get_rom_path(atari_games()[env_id])
+    if path is None:
+        raise UserError(f"ale-py has no ROM of {env_id}")
+    return Path(path)
 
 
 class ConsoleStep(NamedTuple):

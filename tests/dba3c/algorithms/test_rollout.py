@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dba3c.algorithms.rollout import EpisodeStarts
-from dba3c.environments import EnvironmentConfig, make_vector_environment
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Episode
 
 GAME = [Episode(score=1.0, length_steps=2, terminated=True, truncated=False, environment=1)]

@@ -15,7 +15,7 @@ from dba3c.central.service import InferenceReport
 from dba3c.central.unrolls import GroupKey, UnrollStore
 from dba3c.central.wire import first_of, group_shape
 from dba3c.config import TrainConfig
-from dba3c.environments import make_vector_environment
+from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Episode, worker_seed
 from dba3c.metrics.writer import Sections
 from dba3c.networks import reset_state

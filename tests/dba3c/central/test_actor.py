@@ -14,7 +14,8 @@ from dba3c.central.actor import Actor, ActorGroup
 from dba3c.central.service import Batcher, InferenceService
 from dba3c.central.unrolls import UnrollStore, batch_of
 from dba3c.central.wire import GroupShape
-from dba3c.environments import EnvironmentConfig, make_vector_environment
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment
 from dba3c.metrics.writer import Sections
 from param_servers.errors import PeerLost, Refused
 

@@ -11,7 +11,7 @@ from dba3c.central.inference_thread import OwnThread, Serving, SharedThread
 from dba3c.central.learner import build_trainer, run_learner
 from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
-from dba3c.environments import EnvironmentConfig
+from dba3c.environments.config import EnvironmentConfig
 from dba3c.metrics.registry import INFERENCE_THREAD_SECTIONS
 from dba3c.metrics.writer import MetricsWriter
 from param_servers.config import ExchangeConfig

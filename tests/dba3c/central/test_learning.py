@@ -11,7 +11,7 @@ from dba3c.assembly.model import build_model, build_policy, initial_parameters, 
 from dba3c.central.learner import build_trainer, run_learner
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
-from dba3c.environments import EnvironmentConfig
+from dba3c.environments.config import EnvironmentConfig
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from param_servers.config import ExchangeConfig, OptimizerConfig

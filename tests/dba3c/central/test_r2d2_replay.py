@@ -14,7 +14,7 @@ from dba3c.central.learner import build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, TrainConfig
-from dba3c.environments import EnvironmentConfig
+from dba3c.environments.config import EnvironmentConfig
 from dba3c.metrics.writer import Sections
 from tests.dba3c.central.in_process import InProcessServing
 

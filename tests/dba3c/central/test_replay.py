@@ -14,7 +14,7 @@ from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central.sac import SacTrainer
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, TrainConfig
-from dba3c.environments import EnvironmentConfig
+from dba3c.environments.config import EnvironmentConfig
 from dba3c.metrics.writer import Sections
 from param_servers.config import ExchangeConfig
 from param_servers.exchange import Pull

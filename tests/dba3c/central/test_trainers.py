@@ -18,7 +18,7 @@ from dba3c.central.vtrace import rollout_of
 from dba3c.central.wire import GroupShape, pack_step
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
-from dba3c.environments import EnvironmentConfig
+from dba3c.environments.config import EnvironmentConfig
 from dba3c.metrics.writer import Sections
 from param_servers.config import ExchangeConfig
 from param_servers.exchange import Pull

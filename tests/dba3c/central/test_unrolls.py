@@ -9,7 +9,8 @@ import torch
 from dba3c.central.actor import ActorGroup
 from dba3c.central.unrolls import FrameRows, GroupKey, Unroll, UnrollStore, Whole, batch_of
 from dba3c.central.wire import GroupShape, pack_step
-from dba3c.environments import EnvironmentConfig, make_vector_environment
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Episode
 from param_servers.errors import BadMessage
 

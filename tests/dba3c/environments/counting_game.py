@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from dba3c.environments import EnvironmentConfig
+from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
 
 CONFIG = EnvironmentConfig(env_id="tests.game:make", environment_restarts=2)

@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dba3c.environments import EnvironmentConfig, atari_2017, atari_v4_no_sticky, make_vector_environment
+from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError
 
 NO_STICKY = atari_v4_no_sticky(EnvironmentConfig())

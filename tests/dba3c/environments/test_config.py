@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import ale_py
+import gymnasium
 import pytest
 
-from dba3c.environments import EnvironmentConfig, atari_2017, atari_v4_no_sticky, atari_v5
-from dba3c.environments.atari.protocols import protocol_name
-from dba3c.environments.families import ATARI_STOP_SCORES, stop_score
+from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky, atari_v5, protocol_name
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.families import ATARI_STOP_SCORES, atari_games, stop_score
 from dba3c.errors import UserError
 
 
@@ -93,3 +95,10 @@ def test_a_game_has_its_stop_score_or_none(env_id, score):
 def test_the_seven_games_exist():
     assert len(ATARI_STOP_SCORES) == 7
     assert all(EnvironmentConfig(env_id=env_id).family == "atari" for env_id in ATARI_STOP_SCORES)
+
+
+def test_the_games_are_those_that_ale_py_registers_but_the_ones_for_two_players():
+    gymnasium.register_envs(ale_py)
+    registered = {name for name in gymnasium.registry if name.startswith("ALE/")}
+    two_players = {f"ALE/{name}-v5" for name in ("Combat", "Joust", "MazeCraze", "Warlords")}
+    assert set(atari_games()) == registered - two_players

@@ -7,7 +7,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from dba3c.environments import EnvironmentConfig, make_vector_environment
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError
 
 GAME = """

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dba3c.environments import EnvironmentConfig, make_vector_environment
+from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.dmlab import LevelCache
+from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError
 
 FORWARD, FIRE = 0, 8

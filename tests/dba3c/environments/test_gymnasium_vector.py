@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from dba3c.environments import EnvironmentConfig, make_vector_environment
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import environment_seed
 from dba3c.environments.spaces import ObservationCodec
 from dba3c.errors import UserError

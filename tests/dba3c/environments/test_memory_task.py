@@ -50,7 +50,8 @@ def test_gymnasium_accepts_it_by_its_id() -> None:
 
 def test_the_factory_makes_it_by_its_id_alone() -> None:
     code = (
-        "from dba3c.environments import EnvironmentConfig, make_vector_environment\n"
+        "from dba3c.environments.config import EnvironmentConfig\n"
+        "from dba3c.environments.factory import make_vector_environment\n"
         "envs = make_vector_environment(EnvironmentConfig(env_id='dba3c/MemoryCue-v0'), 2, seed=0)\n"
         "print(envs.reset(0).shape)"
     )

@@ -9,7 +9,8 @@ import pytest
 
 from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.config import TrainConfig, replace_options
-from dba3c.environments import EnvironmentConfig, make_vector_environment
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.normalization import NormalizedObservations, RunningStatistics, statistics_of, use_statistics
 from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate

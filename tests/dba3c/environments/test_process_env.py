@@ -8,7 +8,9 @@ import numpy as np
 import psutil
 import pytest
 
-from dba3c.environments import EnvironmentConfig, EnvironmentFailed, make_vector_environment
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment
+from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import UserError
 
 GAMES = """

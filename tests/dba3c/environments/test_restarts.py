@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from dba3c.environments import EnvironmentFailed
 from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
+from dba3c.environments.protocol import EnvironmentFailed
 from tests.dba3c.environments.counting_game import CONFIG, FAULTS, Counting, loop, raising, unmakable
 
 

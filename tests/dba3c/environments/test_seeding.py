@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dba3c.environments import EnvironmentConfig, atari_2017, make_vector_environment, worker_seed
-from dba3c.environments.protocol import environment_seed, environment_seeds
+from dba3c.environments.atari.protocols import atari_2017
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment
+from dba3c.environments.protocol import environment_seed, environment_seeds, worker_seed
 
 NUM_ENVS, STEPS = 4, 250
 FAMILIES = {

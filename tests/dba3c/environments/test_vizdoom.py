@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dba3c.config import replace_options
-from dba3c.environments import EnvironmentConfig, make_vector_environment
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from dba3c.environments import EnvironmentConfig, atari_2017, atari_v4_no_sticky, atari_v5, make_vector_environment
+from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky, atari_v5
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import UserError
 from dba3c.recording.cameras import make_camera

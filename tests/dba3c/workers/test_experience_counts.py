@@ -13,7 +13,8 @@ from dba3c.assembly.model import build_model, build_policy, spaces_of
 from dba3c.central.learner import build_trainer, run_learner
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
-from dba3c.environments import EnvironmentConfig, make_vector_environment
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Transition
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import StopRule

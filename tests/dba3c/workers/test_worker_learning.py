@@ -10,7 +10,8 @@ import pytest
 
 from dba3c.assembly.model import build_model, spaces_of
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
-from dba3c.environments import EnvironmentConfig, make_vector_environment
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder

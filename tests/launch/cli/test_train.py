@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from launch.cli import train as commands
 from launch.cluster.launchers import LaunchPlace, detect
 from launch.local import run as local
 
+ROOT = Path(__file__).parents[3]
 SHELL = {  # of `srun --cpus-per-task=4 --pty bash`, Slurm 22.05
     "SLURM_JOB_ID": "17",
     "SLURM_STEP_ID": "0",
@@ -154,3 +158,25 @@ def test_a_restarted_launch_resumes_its_own_run_and_no_other(tmp_path: Path) -> 
     assert not rank.returns(tmp_path / "run", first)
     other = LaunchPlace(launcher="torchrun", world_size=2, launch_id="b-1", run_name="b", restart_count=1)
     assert not rank.returns(tmp_path / "run", other)
+
+
+WHAT_TAKES_SECONDS = {"torch", "numpy", "gymnasium", "ale_py", "scipy", "matplotlib", "tensorboard"}
+
+
+def test_the_first_line_says_what_is_waited_for_before_anything_that_takes_seconds_is_imported(tmp_path: Path) -> None:
+    program = f"""
+import sys
+from launch.cli import main
+from launch.local import run
+def said(*_):
+    print(*sorted({WHAT_TAKES_SECONDS} & sys.modules.keys()), len(sys.modules) > 100)
+    raise SystemExit
+run.check_machine = said  # what comes next
+main.main(["train", "breakout", "--run-dir", "run"])
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
+    first, imported = done.stdout.splitlines()
+    assert first == "ALE/Breakout-v5 in run: looking whether it can be trained here, which takes seconds"
+    assert imported == "True", done.stderr
