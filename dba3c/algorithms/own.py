@@ -1,8 +1,8 @@
-"""A loss of the user's own, by its name "package.module:Loss", in mode worker (docs/extending.md).
+"""A loss of the user's own, by its name "package.module:Loss", in mode worker (docs/own_loss.md).
 
 ``Loss(action_space, settings)`` makes what is called with each rollout: ``loss(rollout, entropy_cost=0.01)`` gives a
 ``dba3c.algorithms.actor_critic.Loss``. A class with ``parts`` and ``of`` is not a loss but a whole algorithm
-(``dba3c.workers.gradients.Gradients``).
+(``dba3c.workers.gradients.Gradients``; docs/own_algorithm.md).
 """
 
 from __future__ import annotations

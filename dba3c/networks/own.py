@@ -1,4 +1,4 @@
-"""A network of the user's own, by its name "package.module:function" (docs/extending.md).
+"""A network of the user's own, by its name "package.module:function" (docs/own_network.md).
 
 The function takes the spaces of one observation and one action. What it returns is one of two, in float32:
 

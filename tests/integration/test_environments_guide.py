@@ -1,4 +1,4 @@
-"""The lines of docs/environments.md, run as a reader would: an empty file becomes a distributed training."""
+"""The lines of docs/own_environment.md, run as a reader would: an empty file becomes a distributed training."""
 
 import json
 import os
@@ -18,10 +18,10 @@ TIMEOUT_S = 200
 
 
 def guide() -> tuple[str, str]:
-    """(program, command) of the guide's section on one's own game."""
-    section = (ROOT / "docs" / "environments.md").read_text().split("## Your own game")[1].split("\n## ")[0]
-    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    (command,) = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    """(program, command) of the page."""
+    page = (ROOT / "docs" / "own_environment.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
     return program, command
 
 

@@ -1,4 +1,4 @@
-"""The programs and commands of docs/extending.md, run as a reader would; and what is said where something is wrong."""
+"""The programs and commands of the pages on one's own network, loss and algorithm, and what is said of wrong ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launch.cli.options import parse_train
 from tests.dba3c.workers.test_worker_learning import learn
 from tests.integration.test_environments_guide import ROOT, run_beside
 
-SECTIONS = (ROOT / "docs" / "extending.md").read_text().split("\n## ")[1:]
+PAGES = [(ROOT / "docs" / f"{name}.md").read_text() for name in ("own_network", "own_loss", "own_algorithm")]
 MODULES = ("my_nets", "my_losses", "my_algorithms", "wrong")
 WRONG = """
     class Wrong:
@@ -27,11 +27,11 @@ WRONG = """
 """
 
 
-def examples(section: str) -> tuple[str, str, list[str]]:
-    """(file, program, words of the command) of a section."""
-    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    (command,) = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
-    (file,) = re.findall(r"`(my_\w+\.py)`", section)
+def examples(page: str) -> tuple[str, str, list[str]]:
+    """(file, program, words of the command) of a page."""
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    (file,) = re.findall(r"`(my_\w+\.py)`", page)
     name, *words = shlex.split(command)
     assert name == "dba3c"
     return file, program, words
@@ -40,8 +40,8 @@ def examples(section: str) -> tuple[str, str, list[str]]:
 @pytest.fixture(autouse=True)
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The guide's files, in the current directory."""
-    for section in SECTIONS:
-        file, program, _ = examples(section)
+    for page in PAGES:
+        file, program, _ = examples(page)
         (tmp_path / file).write_text(program)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
@@ -50,14 +50,14 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(module, None)
 
 
-def config_of(section: str) -> TrainConfig:
-    _, *words = examples(section)[2]
+def config_of(page: str) -> TrainConfig:
+    _, *words = examples(page)[2]
     return parse_train(words).config(2)
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.split("\n")[0])
-def test_each_program_of_the_guide_is_found_good_and_trains(section: str, tmp_path: Path) -> None:
-    config = config_of(section)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.split("\n")[0])
+def test_each_program_of_the_guide_is_found_good_and_trains(page: str, tmp_path: Path) -> None:
+    config = config_of(page)
     check_own_code(config)
     alone = replace_options(config, exchange="local", num_workers=1, num_servers=1)
     assert TrainConfig.from_json(alone.to_json()) == alone
@@ -65,7 +65,7 @@ def test_each_program_of_the_guide_is_found_good_and_trains(section: str, tmp_pa
 
 
 def test_a_run_of_ones_own_network_and_loss_is_not_played_where_its_package_is_missing(tmp_path: Path) -> None:
-    words = [*examples(SECTIONS[0])[2], "--algorithm", "my_losses:Huber", "--total-frames", "2000", "--track"]
+    words = [*examples(PAGES[0])[2], "--algorithm", "my_losses:Huber", "--total-frames", "2000", "--track"]
     code, output = run_beside(tmp_path, [*words, "--run-dir", "run"])
     assert code == 0, output
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
@@ -85,7 +85,7 @@ def test_a_run_of_ones_own_network_and_loss_is_not_played_where_its_package_is_m
 )
 def test_a_wrong_loss_is_refused_before_anything_is_started(program: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text("\n".join(row[4:] for row in program.splitlines()))
-    config = replace_options(config_of(SECTIONS[1]), algorithm="wrong:Wrong")
+    config = replace_options(config_of(PAGES[1]), algorithm="wrong:Wrong")
     with pytest.raises(UserError, match=line) as refused:
         check_own_code(config)
     assert "\n" not in str(refused.value)
