@@ -29,7 +29,7 @@ from dba3c.errors import UserError
 from dba3c.networks import reset_state
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.statistics import ScoreSummary, summarise
+from dba3c.studies.statistics import ScoreSummary, human_normalised, summarise
 
 FOLDER = "evaluations"
 LONGEST_GAME_STEPS = 250_000
@@ -147,6 +147,11 @@ class Evaluation:
     environment_failures: list[str]
     agent_steps: int
     wall_s: float
+
+    @property
+    def human_normalised(self) -> float | None:
+        """The mean score, 0 for random actions' and 1 for a person's; None where a person's is not known."""
+        return human_normalised(self.env_id, self.summary.mean)
 
     def path(self, folder: RunFolder) -> Path:
         """Where `save` puts it."""

@@ -15,16 +15,13 @@ from dba3c.errors import UserError, prefixed, warn_on_stderr
 from dba3c.metrics.run_facts import flat_names
 from dba3c.studies.curve import Curve, check_chart, load_curves
 from dba3c.studies.figures import label_axis, legend_below, line_of, new_figure, save
-from dba3c.studies.statistics import FEWEST_OF_IQM, interquartile_mean, spread, spread_name
+from dba3c.studies.statistics import FEWEST_OF_IQM, RANDOM_AND_HUMAN, interquartile_mean, spread, spread_name
 
 Statistic = Literal["iqm", "mean"]
 X_AXES = {"frames": "progress/frames", "hours": "progress/hours", "core-hours": "progress/cpu_hours"}
 """Core-hours without more words are processor time; those held are progress/core_hours."""
-RANDOM_SCORES = {
-    "ALE/Assault-v5": 222.4, "ALE/Boxing-v5": 0.1, "ALE/Breakout-v5": 1.7, "ALE/Pong-v5": -20.7,
-    "ALE/Seaquest-v5": 68.4, "ALE/SpaceInvaders-v5": 148.0, "ALE/StarGunner-v5": 664.0, "CartPole-v1": 22.6,
-}  # fmt: skip
-"""Of random actions: Atari's from Wang et al. 2016 (arXiv 1511.06581, table 2), CartPole's by playing 1,000 games."""
+RANDOM_SCORES = {env_id: random for env_id, (random, _) in RANDOM_AND_HUMAN.items()} | {"CartPole-v1": 22.6}
+"""Of random actions; CartPole's by playing 1,000 games."""
 MAY_DIFFER = ("run/seed", "run/run_dir")
 _GRID_POINTS = 200
 _FEW_POINTS = 5  # are marked: one alone would not be seen

@@ -3,6 +3,8 @@
 IQM                  mean of the middle half (Agarwal et al. 2021, arXiv 2108.13264): as robust as the median, as sharp
                      as the mean. Of fewer than four values nothing can be cut off: it is their mean then
 spread               over seeds: the 95 % percentile bootstrap; the seeds' own range where they are fewer than five
+games                scores from random (0) to human (1); over games a stratified bootstrap: each game's seeds are drawn
+                     anew among themselves (Agarwal et al. 2021, section 4)
 time to a goal       right-censored: a seed that did not get there counts as later than it was seen, so the median is
                      Kaplan and Meier's (1958), and is known only where more than half of the seeds got there
 """
@@ -142,6 +144,70 @@ def estimate(values: Sequence[float], statistic: Statistic = interquartile_mean)
     low, high = spread(known, statistic)
     centre, few = float(statistic(known, axis=0)), known.size < FEWEST_FOR_BOOTSTRAP
     return Estimate(centre, float(low), float(high), tuple(known.tolist()), len(values), is_range=few)
+
+
+# -- several games -----------------------------------------------------------------------------------------------------
+
+RANDOM_AND_HUMAN = {
+    "ALE/Assault-v5": (222.4, 742.0),
+    "ALE/Boxing-v5": (0.1, 12.1),
+    "ALE/Breakout-v5": (1.7, 30.5),
+    "ALE/Pong-v5": (-20.7, 14.6),
+    "ALE/Seaquest-v5": (68.4, 42_054.7),
+    "ALE/SpaceInvaders-v5": (148.0, 1_668.7),
+    "ALE/StarGunner-v5": (664.0, 10_250.0),
+}
+"""Of random actions and of a person (Wang et al. 2016, arXiv 1511.06581, table 2)."""
+
+
+def human_normalised(env_id: str, score: float) -> float | None:
+    """0 for what random actions score, 1 for a person's score; None where a person's is not known here."""
+    if env_id not in RANDOM_AND_HUMAN:
+        return None
+    random, human = RANDOM_AND_HUMAN[env_id]
+    return (score - random) / (human - random)
+
+
+def over_games(scores: Sequence[Sequence[float]], statistic: Statistic = interquartile_mean) -> Estimate:
+    """The statistic over all runs of all games, with its stratified bootstrap.
+
+    Args:
+        scores: of each game its seeds' normalised scores, at least two.
+
+    Raises:
+        ValueError: no game, or one with fewer than two seeds.
+    """
+    if not scores or min(map(len, scores)) < 2:
+        raise ValueError("seeds are drawn anew within each game: every game needs two")
+
+    def of_all(*games: Floats, axis: int) -> Floats:
+        return statistic(np.concatenate(games, axis=axis), axis=axis)
+
+    games = tuple(np.asarray(seeds, dtype=np.float64) for seeds in scores)
+    found = stats.bootstrap(
+        games, of_all, n_resamples=_RESAMPLES, method="percentile", vectorized=True, batch=500, rng=0
+    ).confidence_interval
+    every = np.concatenate(games)
+    return Estimate(float(of_all(*games, axis=0)), float(found.low), float(found.high), tuple(every), every.size)
+
+
+def performance_profile(scores: Sequence[Sequence[float]], thresholds: ArrayLike) -> Floats:
+    """[T]: the share of all games' runs whose score is above each of the thresholds [T] (ibid., 4.2)."""
+    every = np.concatenate([np.asarray(seeds, dtype=np.float64) for seeds in scores])
+    return np.asarray((every[None] > np.asarray(thresholds)[:, None]).mean(axis=1))
+
+
+def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
+    """How probably a run of ours beats one of theirs at a game, equal ones half; the mean over games (ibid., 4.3).
+
+    Args:
+        ours, theirs: of the same games in the same order their seeds' scores.
+    """
+    shares = [
+        stats.mannwhitneyu(our, their).statistic / (len(our) * len(their))
+        for our, their in zip(ours, theirs, strict=True)
+    ]
+    return float(np.mean(shares))
 
 
 # -- time to a goal ----------------------------------------------------------------------------------------------------

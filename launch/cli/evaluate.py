@@ -67,6 +67,8 @@ def evaluate(words: Sequence[str]) -> int:
         env_threads=given_cores(os.environ),
     )
     print(f"step {evaluation.checkpoint_step}, {evaluation.protocol}: {evaluation.summary}")
+    if evaluation.human_normalised is not None:
+        print(f"mean: {evaluation.human_normalised:.0%} of the way from random actions to a person")
     print(evaluation.path(api.folder_for_outputs(run_and_step(arguments.run)[0])))
     return 0
 

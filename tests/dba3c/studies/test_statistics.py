@@ -8,6 +8,10 @@ import pytest
 
 from dba3c.studies.statistics import (
     estimate,
+    human_normalised,
+    over_games,
+    performance_profile,
+    probability_of_improvement,
     spread,
     summarise,
     time_to_goal,
@@ -83,6 +87,42 @@ def test_a_seed_without_a_value_is_counted_beside_those_that_have_one():
 def test_a_spread_is_taken_along_its_first_axis():
     low, high = spread(np.array([[0.0, 10.0], [1.0, 30.0]]), np.mean)
     assert low.tolist() == [0.0, 10.0] and high.tolist() == [1.0, 30.0]
+
+
+# -- several games -----------------------------------------------------------------------------------------------------
+
+
+def test_a_random_score_is_0_a_persons_is_1_and_of_other_environments_nothing_is_known():
+    assert human_normalised("ALE/Pong-v5", -20.7) == 0
+    assert human_normalised("ALE/Pong-v5", 14.6) == 1
+    assert human_normalised("ALE/Breakout-v5", 59.3) == pytest.approx(2)
+    assert human_normalised("CartPole-v1", 500) is None
+
+
+def test_the_statistic_over_games_is_of_all_their_runs_and_its_interval_is_of_seeds_within_games():
+    # each game's seeds agree, so whatever is drawn anew within games is the same; drawn from all runs it would not be
+    agreed = over_games([[0.0, 0.0], [1.0, 1.0], [8.0, 8.0]], np.mean)
+    assert (agreed.centre, agreed.low, agreed.high) == (3, 3, 3)
+    # with two seeds of one game a resample's mean is 0, 5 or 10, each end with probability 1/4 > 2.5 %
+    assert (
+        over_games([[0.0, 10.0], [4.0, 4.0]], np.mean).low,
+        over_games([[0.0, 10.0], [4.0, 4.0]], np.mean).high,
+    ) == (
+        2,
+        7,
+    )
+    assert over_games([[0, 1, 2, 3], [4, 5, 6, 100]]).centre == (2 + 3 + 4 + 5) / 4
+    with pytest.raises(ValueError, match="every game needs two"):
+        over_games([[1.0, 2.0], [3.0]])
+
+
+def test_a_profile_is_the_share_of_runs_above_each_threshold():
+    assert performance_profile([[0.0, 1.0], [2.0, 3.0]], [-1, 0, 1.5, 3]).tolist() == [1, 0.75, 0.5, 0]
+
+
+def test_the_probability_of_improvement_counts_pairs_within_games_and_ties_as_half():
+    # game 1: of four pairs 1 beats 0, 1 ties 1, 3 beats both: 3.5 of 4; game 2: none of ours beats 9
+    assert probability_of_improvement([[1, 3], [5, 6]], [[0, 1], [9]]) == pytest.approx((3.5 / 4 + 0) / 2)
 
 
 # -- time to a goal ----------------------------------------------------------------------------------------------------
