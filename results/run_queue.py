@@ -118,8 +118,8 @@ def batch_ppo(samples: int, learning_rate: float, seed: int = 0, core_hours: flo
     """PPO on Breakout to a mean of 300, `samples` in a minibatch: 8 of 32 steps of all environments, 3 epochs."""
     words = options(
         f"ALE/Breakout-v5 --preset breakout {LANES} --algorithm ppo --rollout-length 32"
-        f" --envs-per-worker {samples // 4} --ppo-epochs 3 --ppo-minibatches 8 --trace-lambda 0.95 --optimizer adam --epsilon 1e-5"
-        f" --learning-rate linear:{learning_rate:g}->{learning_rate / 10:g}@8e6 --stop-score 300"
+        f" --envs-per-worker {samples // 4} --ppo-epochs 3 --ppo-minibatches 8 --trace-lambda 0.95"
+        f" --optimizer adam --epsilon 1e-5 --learning-rate linear:{learning_rate:g}->{learning_rate / 10:g}@8e6 --stop-score 300"
     )
     name = f"ppo-adam-{samples}-{learning_rate:g}"
     return Entry(topic="batch_size", name=name, seed=seed, core_hours=core_hours, words=words)
