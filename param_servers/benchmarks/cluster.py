@@ -28,8 +28,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from param_servers.benchmarks.exchange import Case, Measured, Others, dedicated_servers_s, ring_s, run
-from param_servers.errors import ConfigError, told
+from param_servers.benchmarks.exchange import Case, Measured, Others, Worked, dedicated_servers_s, ring_s, run
+from param_servers.benchmarks.faults import Fault
+from param_servers.errors import ConfigError, PeerLost, told
 
 CORES = 12
 """Lanes of a node: DBA3C's."""
@@ -209,6 +210,7 @@ def measure(
     points: int,
     gradient: torch.Tensor | None = None,
     others: Others | None = None,
+    fault: Fault | None = None,
 ) -> dict[str, Any]:
     """One row, in the cluster's time.
 
@@ -217,12 +219,17 @@ def measure(
         points: data points of a gradient.
         gradient: [P] float32 that is pushed; None: a constant.
         others: somebody else's exchange, called `scene.exchange`.
+        fault: the row is then of the steps before it, and `through` says what came after.
     """
     case, began_s = scene.case(dilation, steps), time.monotonic()
     rows = len(times_s)
     per_row = scene.workers if scene.exchange == "async" else 1
     slowest_s = float(np.sort(times_s, axis=1)[:, max(0, scene.gradients - 1)].mean())
-    measured = run(case, lambda w, step: time.sleep(dilation * times_s[step // per_row % rows, w]), gradient, others)
+    compute = lambda w, step: time.sleep(dilation * times_s[step // per_row % rows, w])  # noqa: E731
+    measured = run(case, compute, gradient, others, fault)
+    after = {} if fault is None else through(measured, fault, dilation)
+    if fault is not None:
+        measured = before(measured)
     return {
         **scene._asdict(),
         "dilation": dilation,
@@ -233,6 +240,7 @@ def measure(
         "slowest_compute_ms": round(1e3 * slowest_s, 3),
         "bound_ms": round(1e3 * scene.bound_s, 3),
         **found(scene, case, measured, dilation, points, slowest_s),
+        **after,
         "congestion_control": measured.congestion_control,
         "row_s": round(time.monotonic() - began_s, 1),
     }
@@ -267,6 +275,32 @@ def found(
         "server_cores": round(max(cores[: scene.servers], default=math.nan), 2) if scene.servers else None,
         "worker_cores": round(max(cores[scene.servers :]), 2),
         "cpu_ms": round(1e3 * sum(load.cpu_s) / load.elapsed_s * step_s * dilation, 1),
+    }
+
+
+def before(measured: Measured) -> Measured:
+    """What was seen until the fault."""
+
+    def early(worker: Worked) -> Worked:
+        until = sum(at_s <= (measured.struck_s or math.inf) for _, at_s in worker.pulls)
+        return worker._replace(pulls=worker.pulls[:until], accepted=worker.accepted[:until])
+
+    return measured._replace(workers=[early(worker) for worker in measured.workers])
+
+
+def through(measured: Measured, fault: Fault, dilation: float) -> dict[str, Any]:
+    """The run through the event, as worker 0 saw it: `through_ms`, [milliseconds since it happened, step] of each
+    pull, in the cluster's time, and why it `ended`. Raises PeerLost if it ended before."""
+    worker = measured.workers[0]
+    if measured.struck_s is None:
+        raise PeerLost(f"the case ended before step {fault.at_step}, when something was to happen: {worker.ended}")
+    times = [(1e3 * (at_s - measured.struck_s) / dilation, step) for step, at_s in worker.pulls]
+    times.append((1e3 * (worker.ended_s - measured.struck_s) / dilation, worker.pulls[-1][0]))
+    return {
+        "fault": fault.kind,
+        "step_timeout_ms": round(1e3 * fault.step_timeout_s / dilation, 1),
+        "through_ms": [[round(at_ms, 1), step] for at_ms, step in times],
+        "ended": worker.ended,
     }
 
 

@@ -24,16 +24,19 @@ from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
 from queue import Empty
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
 
 from param_servers.allreduce.collective import TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
+from param_servers.benchmarks import faults
+from param_servers.benchmarks.faults import Fault, Striking
 from param_servers.benchmarks.load import Load, Snapshot
 from param_servers.benchmarks.namespaces import Namespaces
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import PeerLost
+from param_servers.errors import ConfigError, ParamServersError, PeerLost, told
 from param_servers.exchange import GradientExchange, RunStopped
 from param_servers.layout import FlatLayout, plan_shards
 from param_servers.majority.exchange import MajorityExchange
@@ -92,6 +95,8 @@ class Worked(NamedTuple):
     ended_s: float
     bytes_moved: int | None
     """None: not counted, for torch.distributed moved them."""
+    ended: str
+    """Why."""
     load: Load | None
     """Worker 0: what the machine and each process, servers first, did after the warm-up. The others: None."""
 
@@ -104,6 +109,8 @@ class Measured(NamedTuple):
     cpu_s: float
     """Of all processes, from their beginning to their end."""
     congestion_control: str | None
+    struck_s: float | None
+    """When the fault happened, on the clock of `Worked.pulls`."""
 
 
 Compute = Callable[[int, int], object]
@@ -124,74 +131,120 @@ def run(
     compute: Compute = lambda worker, step: None,
     gradient: torch.Tensor | None = None,
     others: Others | None = None,
+    fault: Fault | None = None,
 ) -> Measured:
     """A case in processes of its own; with a rate limit in network namespaces, too (root).
 
     Args:
         gradient: [case.numel] float32 that all workers push; None: a constant.
         others: None: one of this library's exchanges.
+        fault: what happens meanwhile; then workers that end with an error have ended, too.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with Namespaces(case.hosts, case.rate_mbit, case.queue_bytes) if case.rate_mbit else nullcontext() as hosts:
+    limited = Namespaces(case.hosts, case.rate_mbit, case.queue_bytes) if case.rate_mbit else nullcontext()
+    shared = TemporaryDirectory() if fault is not None and fault.needs_checkpoints else nullcontext()
+    with limited as hosts, shared as folder:
         values = torch.full((case.numel,), 1e-3) if gradient is None else gradient
-        bench = _Bench(case, compute, values, others, hosts)
-        processes = [_FORK.Process(target=bench.be, args=(number,)) for number in range(case.servers + case.workers)]
-        for process in processes:
+        bench = _Bench(case, compute, values, others, hosts, fault, folder)
+        processes = {number: bench.process(number) for number in range(case.servers + case.workers)}
+        for process in processes.values():
             process.start()
+        striking = _striking(fault, bench, processes, hosts) if fault is not None else None
         try:
-            workers = sorted(_next_result(bench.results, processes) for _ in range(case.workers))
-            for process in processes:
+            expected = case.workers - (fault.lost_workers if fault is not None else 0)
+            workers = sorted(_next_result(bench.results, processes, striking) for _ in range(expected))
+            if fault is not None and fault.lost_workers:
+                processes[max(processes)].kill()
+            for process in processes.values():
                 process.join(30)
         finally:
-            for process in processes:
+            for process in processes.values():
                 if process.is_alive():
                     process.kill()
                     process.join()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Measured(workers, cpu_s, None if hosts is None else hosts.congestion_control)
+    struck_s = striking.struck_s if striking is not None else None
+    return Measured(workers, cpu_s, None if hosts is None else hosts.congestion_control, struck_s)
 
 
-def _next_result(results: "Queue[Worked]", processes: list[Any]) -> Worked:
+def _next_result(results: "Queue[Worked]", processes: dict[int, Any], striking: Striking | None) -> Worked:
     """Raises PeerLost when a process has failed (its trace is on stderr), or none ends in time."""
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
         with suppress(Empty):
-            return results.get(timeout=1.0)
-        if failed := [number for number, process in enumerate(processes) if process.exitcode]:
+            return results.get(timeout=1.0 if striking is None else 0.05)
+        victim = None
+        if striking is not None:
+            victim = striking.victim
+            striking.look()
+        if failed := [number for number, process in processes.items() if process.exitcode and number != victim]:
             raise PeerLost(f"of the case's processes {failed[0]} failed, and {len(failed) - 1} others")
     raise PeerLost(f"no worker ended within {PATIENCE_S:g} s")
+
+
+def _striking(fault: Fault, bench: "_Bench", processes: dict[int, Any], hosts: Namespaces | None) -> Striking:
+    case = bench.case
+    fault.check(case.workers, case.servers, case.colocated)
+    if hosts is None:
+        raise ConfigError("a fault needs hosts, and without --rate-mbit there are none")
+    victim = case.servers - 1 if fault.kind == "dead server" else case.servers + case.workers - 1
+
+    def start() -> None:
+        processes[victim] = bench.process(victim, incarnation=1)
+        processes[victim].start()
+
+    return Striking(fault, hosts, (victim, bench.host(victim)), lambda: bench.reached, processes[victim].kill, start)
 
 
 class _Bench:
     """What forked processes share: servers are numbers 0, 1, …, then come the workers."""
 
     def __init__(
-        self, case: Case, compute: Compute, gradient: torch.Tensor, others: Others | None, hosts: Namespaces | None
+        self,
+        case: Case,
+        compute: Compute,
+        gradient: torch.Tensor,
+        others: Others | None,
+        hosts: Namespaces | None,
+        fault: Fault | None,
+        folder: str | None,
     ) -> None:
-        self._case, self._compute, self._gradient, self._others, self._hosts = case, compute, gradient, others, hosts
+        self.case, self._compute, self._gradient, self._others, self._hosts = case, compute, gradient, others, hosts
+        self._fault, self._folder = fault, Path(folder) if folder else None
         self._plan = plan_shards(FlatLayout.of({"w": (case.numel,)}), case.servers or 1)
         self._secret = os.urandom(32)
         self._ports = _FORK.Array("i", case.servers or 1)
         self._pids = _FORK.Array("i", case.servers + case.workers)
+        self._reached = _FORK.Value("q", -1)
         self.results: Queue[Worked] = _FORK.Queue()
 
-    def be(self, number: int) -> None:
+    @property
+    def reached(self) -> int:
+        """The step that worker 0 has pulled last."""
+        return int(self._reached.value)
+
+    def process(self, number: int, incarnation: int = 0) -> Any:
+        """Of this server or worker; it is not started yet."""
+        return _FORK.Process(target=self.be, args=(number, incarnation))
+
+    def be(self, number: int, incarnation: int) -> None:
         """This process is this server or worker; it does not return."""
         torch.set_num_threads(1)
         self._pids[number] = os.getpid()
         if self._hosts is not None:
-            self._hosts.enter(self._host(number))
-        if number < self._case.servers:
-            self._serve(number)
+            self._hosts.enter(self.host(number))
+        if number < self.case.servers:
+            self._serve(number, incarnation)
         else:
-            self.results.put(self._work(number - self._case.servers))
+            self.results.put(self._work(number - self.case.servers))
         self.results.close()
         self.results.join_thread()
         os._exit(0)
 
-    def _host(self, number: int) -> int:
-        return number - self._case.servers if self._case.colocated and number >= self._case.servers else number
+    def host(self, number: int) -> int:
+        """Of this server or worker."""
+        return number - self.case.servers if self.case.colocated and number >= self.case.servers else number
 
     def _address(self, host: int) -> str:
         return "127.0.0.1" if self._hosts is None else self._hosts.address(host)
@@ -204,66 +257,75 @@ class _Bench:
         return (self._address(host), port) if port else None
 
     def _config(self, host: int) -> ExchangeConfig:
-        case = self._case
+        case = self.case
         return ExchangeConfig(
             exchange=case.exchange,  # type: ignore[arg-type]
             num_workers=case.workers,
             num_backup_workers=case.backup if case.exchange in ("servers", "majority") else None,
             num_servers=case.servers or 1,
             listen_host=self._address(host),
-            checkpoint_every_steps=0,
+            **faults.options(self._fault),
         )
 
     def _training(self, host: int) -> dict[str, Any]:
         """Of who takes the optimizer's steps and ends the run."""
-        last_step = self._case.last_step
+        last_step = self.case.last_step
         return {
-            "initial_parameters": torch.zeros(self._case.numel),
+            "initial_parameters": torch.zeros(self.case.numel),
             "optimizer_config": OptimizerConfig(optimizer="rmsprop"),
             "exchange_config": self._config(host),
             "should_stop": lambda step, data_points: "measured" if step >= last_step else None,
         }
 
-    def _serve(self, shard: int) -> None:
+    def _serve(self, shard: int, incarnation: int) -> None:
         if self._others is not None and self._others.serve is not None:
-            self._others.serve(shard, self._case, lambda number: self._address(self._host(number)))
+            self._others.serve(shard, self.case, lambda number: self._address(self.host(number)))
             return
         meet: dict[str, Any] = {"secret": self._secret, "resolve": self._resolve}
-        publish = partial(self._publish, shard)
-        ParameterServer(shard=shard, plan=self._plan, publish_address=publish, **meet, **self._training(shard)).run()
+        here = {"publish_address": partial(self._publish, shard), "checkpoint_dir": self._folder} | meet
+        training = self._training(shard)
+        ParameterServer(shard=shard, plan=self._plan, incarnation=incarnation, **here, **training).run()
 
     def _exchange(self, rank: int) -> GradientExchange:
         if self._others is not None:
-            return self._others.join(rank, self._case, lambda number: self._address(self._host(number)))
-        host, layout = self._host(rank + self._case.servers), self._plan.layout
+            return self._others.join(rank, self.case, lambda number: self._address(self.host(number)))
+        host, layout = self.host(rank + self.case.servers), self._plan.layout
         meet: dict[str, Any] = {"secret": self._secret, "resolve": self._resolve}
         publish = partial(self._publish, 0)
-        if self._case.servers:
+        if self.case.servers:
             return ServersExchange(worker=rank, plan=self._plan, exchange_config=self._config(host), **meet)
-        if self._case.exchange == "majority":
+        if self.case.exchange == "majority":
             return MajorityExchange(rank=rank, layout=layout, publish_address=publish, **meet, **self._training(host))
-        collective = TorchCollective.join(rank, self._case.workers, publish=publish, host=self._address(host), **meet)
+        meet["step_timeout_s"] = self._config(host).step_timeout_s
+        collective = TorchCollective.join(rank, self.case.workers, publish=publish, host=self._address(host), **meet)
         return AllReduceExchange(collective=collective, layout=layout, **self._training(host))
 
     def _work(self, rank: int) -> Worked:
         exchange = self._exchange(rank)
-        pulls: list[tuple[int, float]] = []
+        ended, pulls = "", list[tuple[int, float]]()
         accepted: list[bool] = []
         began: Snapshot | None = None
         try:
             while True:
                 pull = exchange.pull()
                 pulls.append((pull.step, time.perf_counter()))
-                if rank == 0 and began is None and pull.step >= self._case.warm_up:
+                if rank == 0:
+                    self._reached.value = pull.step
+                if rank == 0 and began is None and pull.step >= self.case.warm_up:
                     began = Snapshot.now(self._pids[:])
                 self._compute(rank, pull.step)
                 accepted.append(exchange.push(self._gradient, pull.step, data_points=1).accepted)
-        except RunStopped:
-            ended_s = time.perf_counter()
+        except RunStopped as stopped:
+            ended = str(stopped)
+        except ParamServersError as error:
+            if self._fault is None:
+                raise
+            ended = told(error)
+        ended_s = time.perf_counter()
         load = Snapshot.now(self._pids[:]) - began if began else None
         moved = sum(exchange.bytes_moved) if isinstance(exchange, ServersExchange) else None
         exchange.close()
-        return Worked(rank, pulls, accepted, ended_s, moved, load)
+        return Worked(rank, pulls, accepted, ended_s, moved, ended, load)
 
 
 # -- the bounds, and the figures beside them -----------------------------------------------------------------------

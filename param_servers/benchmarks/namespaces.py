@@ -71,10 +71,27 @@ class Namespaces:
         finally:
             os.close(descriptor)
 
+    def set_rate(self, host: int, rate_mbit: float) -> None:
+        """From now on host 0, 1, … has this rate, out and in."""
+        bucket = self._bucket(rate_mbit)
+        _run("tc", "-n", f"{_NAME}{host + 1}", "qdisc", "change", "dev", "eth0", "root", "handle", "1:", *bucket)
+        _run("tc", "-n", _SWITCH, "qdisc", "change", "dev", f"port{host + 1}", "root", *bucket)
+
+    def unplug(self, host: int) -> None:
+        """Host 0, 1, … hears and says nothing more; nobody is told."""
+        _ip("-n", _SWITCH, "link", "set", f"port{host + 1}", "down")
+
+    def plug(self, host: int) -> None:
+        """Undo `unplug`."""
+        _ip("-n", _SWITCH, "link", "set", f"port{host + 1}", "up")
+
+    def _bucket(self, rate_mbit: float) -> list[str]:
+        queue = ["limit", str(self.queue_bytes)] if self.queue_bytes else ["latency", "50ms"]
+        return ["tbf", "rate", f"{rate_mbit}mbit", "burst", "64k", *queue]
+
     def _add(self, host: int) -> None:
         name, port = f"{_NAME}{host}", f"port{host}"
-        queue = ["limit", str(self.queue_bytes)] if self.queue_bytes else ["latency", "50ms"]
-        limit = ["tbf", "rate", f"{self.rate_mbit}mbit", "burst", "64k", *queue]
+        limit = self._bucket(self.rate_mbit)
         _ip("netns", "add", name)
         _ip("-n", _SWITCH, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
         _ip("-n", _SWITCH, "link", "set", port, "master", "bridge", "up")

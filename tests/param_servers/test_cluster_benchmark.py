@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from param_servers.benchmarks import cluster
 from param_servers.benchmarks.cluster import Scene, check_machine, choose_dilation, expected_busy, node_times_s
 from param_servers.benchmarks.exchange import Case, run
+from param_servers.benchmarks.faults import Fault
 from param_servers.benchmarks.load import Snapshot, machine_ticks
 from param_servers.errors import ConfigError, PeerLost
 
@@ -104,10 +106,13 @@ def test_a_process_that_fails_ends_the_case_at_once() -> None:
         run(Case("servers", 0.004, 1, 0, 1, 0.0, 3), fail)
 
 
-@pytest.mark.skipif(
+needs_namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None,
     reason="needs root and iproute2",
 )
+
+
+@needs_namespaces
 @pytest.mark.parametrize(
     "scene",
     [Scene("servers", 2, 0, 2, True, 0.004, 1.0), Scene("async", 2, 0, 1, False, 0.004, 1.0)],
@@ -121,3 +126,37 @@ def test_a_small_row_is_measured_in_the_clusters_time(scene: Scene) -> None:
     assert row["data_points_per_s"] == pytest.approx(240e3 * scene.gradients / row["step_ms"], rel=1e-3)
     # This small a row may cost less processor time than the kernel's clock tick can show.
     assert 0 <= row["own_share"] <= 1 and row["server_cores"] >= 0
+
+
+@needs_namespaces
+def test_a_server_whose_host_dies_is_replaced_and_the_run_goes_back_to_its_checkpoint() -> None:
+    fault = Fault("dead server", at_step=6, step_timeout_s=2.0, replaced_s=0.5, checkpoint_every_steps=2)
+    row = cluster.measure(
+        Scene("servers", 2, 0, 2, False, 0.004, 1.0), np.full((1, 2), 0.002), 10, 10, points=240, fault=fault
+    )
+    steps = [step for _, step in row["through_ms"]]
+    since = next(place for place, (at_ms, _) in enumerate(row["through_ms"]) if at_ms > 0)
+    assert min(steps[since:]) <= max(steps[:since]) and steps[-1] >= 11 and row["ended"] == "measured"
+    assert max(at_ms for at_ms, _ in row["through_ms"]) >= 1e3 * fault.replaced_s / 10
+
+
+@needs_namespaces
+def test_an_all_reduce_ends_when_a_host_is_unplugged_and_says_who_is_lost() -> None:
+    fault = Fault("unplugged host", at_step=5, step_timeout_s=2.0, replaced_s=0.0, checkpoint_every_steps=0)
+    row = cluster.measure(
+        Scene("allreduce", 3, 0, 0, False, 0.004, 1.0), np.full((1, 3), 0.002), 10, 30, points=240, fault=fault
+    )
+    assert "rank 2 of 3 lost" in row["ended"]
+    assert row["through_ms"][-1][1] <= 6 and row["through_ms"][-1][0] >= 1e3 * fault.step_timeout_s / 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "servers", "told"),
+    [
+        ("dead server", 4, 1, "at least 2 on hosts of their own, not 1"),
+        ("slow host", 1, 2, "at least 2 workers, not 1"),
+    ],
+)
+def test_a_fault_that_could_happen_to_nobody_is_refused(kind: Any, workers: int, servers: int, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        Fault(kind, 5, 1.0, 1.0, 1).check(workers, servers, colocated=False)
