@@ -1,0 +1,258 @@
+"""Central inference on a cluster that one machine stands for, by time dilation: n nodes of actors and one learner.
+
+As `param_servers.benchmarks.cluster`: hosts are network namespaces, computing and the network are slowed by the same
+factor D. Links, messages, batches, unrolls and memory are the real ones; environments, policy and gradient are sleeps
+of the time that one core was recorded to take, for an actor's node divided among its 12 cores, for the learner's by as
+many as it is worth.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from queue import Empty
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete, Space
+
+from dba3c.algorithms.policies import Asked, Decision
+from dba3c.central.actor import Actor, ActorGroup
+from dba3c.central.inference_thread import SharedThread
+from dba3c.central.service import Batcher, InferenceService
+from dba3c.central.unrolls import UnrollStore
+from dba3c.central.wire import GroupShape
+from dba3c.environments.protocol import Transition
+from dba3c.metrics.writer import Sections
+from dba3c.simulation.central import AgentCosts, CentralSetup, central_steps_per_s
+from dba3c.simulation.cluster import Cluster
+from param_servers.benchmarks.cluster import CORES, MOST_BUSY, QUEUE_BYTES
+from param_servers.benchmarks.load import Load, Snapshot
+from param_servers.benchmarks.namespaces import Namespaces
+from param_servers.errors import ConfigError, PeerLost
+
+GROUPS = 2
+"""Of an actor's environments: one is stepped while another is answered."""
+WARM_UP_UPDATES = 2
+INFERENCE_TIMEOUT_S = 0.01
+"""Of the cluster; a batch is half of all environments."""
+CPU_S_PER_GB = 12.0
+"""Both ends, the switch, and the learner's stacks of frames: seen here."""
+DILATIONS = (1, 2, 5, 10, 20, 40)
+PATIENCE_S = 300.0
+_SIMULATED_UPDATES = 40
+_FRAME, _STACK = (84, 84), 4
+_FORK = multiprocessing.get_context("fork")
+
+
+class CentralScene(NamedTuple):
+    """In the cluster's own time."""
+
+    actors: int
+    """n, nodes of `CORES` cores."""
+    envs_per_actor: int
+    learner_cores: float
+    """What the learner's node is worth."""
+    gbit: float
+    length_steps: int
+    """T, of an unroll. An update is one unroll of each group."""
+
+    @property
+    def points_per_update(self) -> int:
+        return self.actors * self.envs_per_actor * self.length_steps
+
+    @property
+    def bound_s(self) -> float:
+        """Least time of an update's observations on the learner's link: one new frame for each step."""
+        return self.points_per_update * _FRAME[0] * _FRAME[1] * 8 / (1e9 * self.gbit)
+
+
+def predicted_points_per_s(scene: CentralScene, costs: AgentCosts) -> float:
+    """By the simulator, whose actors here are whole nodes, and whose network has no latency."""
+    node = AgentCosts(
+        environment_s=costs.environment_s / CORES,
+        inference_s=costs.inference_s,
+        learning_s=costs.learning_s,
+        observation_bytes=costs.observation_bytes,
+    )
+    setup = CentralSetup(
+        actors=scene.actors,
+        envs_per_actor=scene.envs_per_actor,
+        learner_speed=scene.learner_cores,
+        batch_points=scene.points_per_update,
+    )
+    cluster = Cluster(bytes_per_s=1e9 * scene.gbit / 8)
+    return central_steps_per_s(cluster, node, setup, rounds=_SIMULATED_UPDATES * scene.length_steps)
+
+
+def choose_dilation(scene: CentralScene, cores: int) -> int:
+    """The smallest that leaves the machine idle enough while observations are on the wire. Raises ConfigError."""
+    cpu_s = scene.points_per_update * _FRAME[0] * _FRAME[1] / 1e9 * CPU_S_PER_GB
+    for dilation in DILATIONS:
+        if cpu_s / (cores * dilation * scene.bound_s) <= MOST_BUSY and scene.gbit * 1e3 / dilation <= 1000:
+            return dilation
+    raise ConfigError(f"an update takes {cpu_s:.2f} s of processor, too much for {cores} cores at D = {DILATIONS[-1]}")
+
+
+def measure(scene: CentralScene, costs: AgentCosts, dilation: float, updates: int) -> dict[str, Any]:
+    """One row, in the cluster's time. Needs root. Raises PeerLost when the processes fail or do not end in time."""
+    began_s, rate_mbit = time.monotonic(), 1e3 * scene.gbit / dilation
+    with Namespaces(1 + scene.actors, rate_mbit, QUEUE_BYTES) as hosts:
+        bench = _Bench(scene, costs, dilation, updates, hosts)
+        processes = [_FORK.Process(target=bench.be, args=(number,)) for number in range(1 + scene.actors)]
+        for process in processes:
+            process.start()
+        try:
+            updated_s, load = _result(bench, processes)
+            for process in processes:
+                process.join(10)
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+    step_s = (updated_s[-1] - updated_s[0]) / (len(updated_s) - 1) / dilation
+    return {
+        **scene._asdict(),
+        "dilation": dilation,
+        "rate_mbit": rate_mbit,
+        "queue_bytes": QUEUE_BYTES,
+        "updates": updates,
+        "bound_ms": round(1e3 * scene.bound_s, 3),
+        "step_ms": round(1e3 * step_s, 3),
+        "data_points_per_s": round(scene.points_per_update / step_s, 1),
+        "busy_share": round(load.busy_share, 3),
+        "own_share": round(load.own_share, 3),
+        "learner_process_cores": round(load.cpu_s[0] * dilation / load.elapsed_s, 2),
+        "refused": load.own_share > MOST_BUSY,
+        "congestion_control": hosts.congestion_control,
+        "row_s": round(time.monotonic() - began_s, 1),
+    }
+
+
+def _result(bench: _Bench, processes: list[Any]) -> tuple[list[float], Load]:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        try:
+            return bench.results.get(timeout=0.5)
+        except Empty:
+            if failed := [number for number, process in enumerate(processes) if process.exitcode]:
+                raise PeerLost(f"process {failed[0]} failed, and {len(failed) - 1} others (0: the learner)") from None
+    raise PeerLost(f"the learner did not end within {PATIENCE_S:g} s")
+
+
+class _Bench:
+    """What forked processes share: 0 is the learner, then come the actors."""
+
+    def __init__(
+        self, scene: CentralScene, costs: AgentCosts, dilation: float, updates: int, hosts: Namespaces
+    ) -> None:
+        self._scene, self._costs, self._dilation, self._updates, self._hosts = scene, costs, dilation, updates, hosts
+        self._secret = os.urandom(32)
+        self._port = _FORK.Value("i", 0)
+        self._pids = _FORK.Array("i", 1 + scene.actors)
+        self.results: Any = _FORK.Queue()
+        shape = (_STACK, *_FRAME)
+        self._spaces = Box(0, 255, shape, np.uint8), Discrete(4)
+        self._shape = GroupShape.of(*self._spaces, scene.envs_per_actor // GROUPS, _STACK)
+
+    def be(self, number: int) -> None:
+        """This process is the learner or an actor; it does not return."""
+        torch.set_num_threads(1)
+        self._pids[number] = os.getpid()
+        self._hosts.enter(number)
+        if number == 0:
+            self.results.put(self._learn())
+            self.results.close()
+            self.results.join_thread()
+        else:
+            self._act(number - 1)
+        os._exit(0)
+
+    def _sleep(self, seconds: float) -> None:
+        time.sleep(self._dilation * seconds)
+
+    def _act(self, rank: int) -> None:
+        size = self._shape.num_envs
+        step_s = size * self._costs.environment_s / CORES
+        groups = [
+            ActorGroup(_Environments(size, self._spaces, lambda: self._sleep(step_s)), self._shape, seed=rank)
+            for _ in range(GROUPS)
+        ]
+        waits: dict[str, Any] = {
+            "join_timeout_s": PATIENCE_S,
+            "answer_timeout_s": PATIENCE_S,
+            "reconnect_timeout_s": 1.0,
+        }
+        who: dict[str, Any] = {"rank": rank, "incarnation": 0, "learner": 0, "secret": self._secret}
+        Actor(groups=groups, resolve=self._address, **who, **waits).run()
+
+    def _address(self) -> tuple[str, int] | None:
+        return (self._hosts.address(0), self._port.value) if self._port.value else None
+
+    def _learn(self) -> tuple[list[float], Load]:
+        """When each update was done, from the end of the warm-up, and what the machine did meanwhile."""
+        scene, costs, speed = self._scene, self._costs, self._scene.learner_cores
+        batcher: Batcher[Any] = Batcher(
+            scene.actors * scene.envs_per_actor // 2, self._dilation * INFERENCE_TIMEOUT_S, self._dilation
+        )
+        policy: Any = _Policy(lambda size: self._sleep(size * costs.inference_s / speed))
+        store = UnrollStore(self._shape, scene.length_steps)
+        service = InferenceService(self._secret, 0, policy, store, batcher, GROUPS)
+        serving, sections = SharedThread(service, range(scene.actors), PATIENCE_S), Sections()
+        _, self._port.value = service.hub.listen(self._hosts.address(0), 0)
+        updated_s: list[float] = []
+        began: Snapshot | None = None
+        while len(updated_s) < WARM_UP_UPDATES + self._updates:
+            if unrolls := serving.collect(scene.actors * GROUPS, sections):
+                service.store.release(unrolls)
+                self._sleep(scene.points_per_update * (costs.inference_s + costs.learning_s) / speed)
+                updated_s.append(time.perf_counter())
+            if began is None and len(updated_s) >= WARM_UP_UPDATES:
+                began = Snapshot.now(self._pids[:])
+        assert began is not None
+        load = Snapshot.now(self._pids[:]) - began
+        serving.close("measured")
+        return updated_s[WARM_UP_UPDATES - 1 :], load
+
+
+class _Environments:
+    """See `VectorEnvironment`: nothing happens, in the time that games would take."""
+
+    def __init__(self, num_envs: int, spaces: tuple[Space[Any], Space[Any]], play: Callable[[], None]) -> None:
+        self.num_envs, self._play = num_envs, play
+        self.observation_space, self.action_space = spaces
+        self._shown = np.random.default_rng(0).integers(0, 256, (num_envs, _STACK, *_FRAME), np.uint8)
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        return self._shown
+
+    def step(self, actions: np.ndarray) -> Transition:
+        self._play()
+        nothing = np.zeros(self.num_envs, bool)
+        reward = np.zeros(self.num_envs, np.float32)
+        frames = np.full(self.num_envs, 4, np.int64)
+        return Transition(self._shown, reward, nothing, nothing, ~nothing, [], reward.astype(np.float64), frames)
+
+    def close(self) -> None:
+        return
+
+
+class _Policy:
+    """See `Policy`: action 0, in the time that a forward pass of so many observations would take."""
+
+    version = 0
+
+    def __init__(self, think: Callable[[int], None]) -> None:
+        self._think = think
+
+    def initial_state(self, num_envs: int) -> tuple[()]:
+        return ()
+
+    def act(self, asked: Asked) -> Decision:
+        size = len(asked.observation)
+        self._think(size)
+        return Decision(np.zeros(size, np.int64), np.zeros(size, np.float32), ())
