@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
-from dba3c.benchmarks import batch_size, simulator_validation
+from dba3c.benchmarks import batch_size, dilated_cluster, simulator_validation
 from dba3c.studies.architectures import ARCHITECTURES, plot_costs, read_csv
 from dba3c.studies.curve import Curve, load_curve
 from dba3c.studies.figures import (
@@ -160,72 +160,6 @@ def communication(folder: Path) -> None:
     save(figure, folder / "over_bound")
 
 
-def cluster(folder: Path) -> None:
-    """Time-dilated rows: data points/s against workers, servers and backup workers; the simulator beside each."""
-    kept, refused = (
-        [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
-        for name in ("rows.jsonl", "refused.jsonl")
-    )
-    busy = {row["key"]: row for row in sorted(refused, key=lambda row: -row["own_share"])}
-    rows = [*kept, *(row for key, row in busy.items() if key not in {row["key"] for row in kept})]
-    for row in rows:
-        row["way"] = dilated_way(row)
-    for network, gbit in dict.fromkeys((row["network"], row["gbit"]) for row in rows if row["part"] == "workers"):
-        mine = [row for row in rows if row["part"] == "workers" and (row["network"], row["gbit"]) == (network, gbit)]
-        name = f"{network}_{gbit:g}gbit"
-        scaled = [row for row in mine if not row["servers"] or row["servers"] == 4 or row["colocated"]]
-        if len({row["workers"] for row in scaled}) > 1:
-            figure, axes = new_figure()
-            draw_dilated(axes, scaled, "way", "workers")
-            alone = min(scaled, key=lambda row: (row["workers"], -row["data_points_per_s"]))
-            every_n = sorted({row["workers"] for row in scaled})
-            ideal = [alone["data_points_per_s"] * n / alone["workers"] for n in every_n]
-            axes.plot(every_n, ideal, label="theoretical, from the fewest workers", **IDEAL)
-            finish(axes, f"workers of 12 cores ({network}, {gbit:g} Gbit/s, time-dilated)", DILATED, every_n, log=True)
-            save(figure, folder / f"workers_{name}")
-        sharded = [row for row in mine if row["exchange"] == "servers" and not row["colocated"]]
-        sharded = [row for row in sharded if row["workers"] == max(row["workers"] for row in mine)]
-        if len(sharded) > 2:  # two points are a table
-            figure, axes = new_figure()
-            draw_dilated(axes, [{**row, "way": "servers"} for row in sharded], "way", "servers")
-            axes.set_xscale("log", base=2)
-            from_zero(axes)
-            x_name = f"parameter servers ({sharded[0]['workers']} workers, {network}, {gbit:g} Gbit/s, time-dilated)"
-            finish(axes, x_name, DILATED, [row["servers"] for row in sharded])
-            save(figure, folder / f"servers_{name}")
-    if spared := [row for row in rows if row["part"] == "backup"]:
-        figure, axes = new_figure()
-        draw_dilated(axes, spared, "exchange", "backup")
-        from_zero(axes)
-        x_name = "backup workers of 64 (lognormal stragglers, time-dilated)"
-        finish(axes, x_name, DILATED, [row["backup"] for row in spared])
-        save(figure, folder / "backup")
-
-
-DILATED = "data points/s"
-
-
-def dilated_way(row: Mapping[str, Any]) -> str:
-    if row["colocated"]:
-        return "a server beside every worker"
-    names = {"allreduce": "all-reduce (Gloo)", "majority": "majority", "async": "4 servers, asynchronous"}
-    return names.get(row["exchange"], f"{row['servers']} servers")
-
-
-def draw_dilated(axes: Axes, rows: Sequence[dict[str, Any]], by: str, x: str) -> None:
-    """Marks where it was measured, hollow ones on too busy a machine; a thin dotted line where it was simulated."""
-    for index, value in enumerate(dict.fromkeys(row[by] for row in rows)):
-        mine = sorted((row for row in rows if row[by] == value), key=lambda row: row[x])
-        places, colour = [row[x] for row in mine], PALETTE[index % len(PALETTE)]
-        axes.plot(places, [row["data_points_per_s"] for row in mine], marker="o", color=colour, label=value)
-        for row in mine:
-            if row["refused"]:
-                axes.plot(row[x], row["data_points_per_s"], marker="o", markerfacecolor="white", color=colour)
-        simulated = [row["data_points_per_s"] * row["step_ms"] / row["predicted_ms"] for row in mine]
-        axes.plot(places, simulated, ":", linewidth=0.9, color=colour)
-    axes.plot([], [], ":", linewidth=0.9, color="black", label="SIMULATED, before it was measured")
-
-
 def stragglers(folder: Path) -> None:
     """Gradients that count against the number of backup workers."""
     figure, axes = new_figure()
@@ -342,7 +276,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
         {"worker + servers, actor-critic": "breakout_2cores", "central inference, V-trace": "breakout_central"},
         goal=300.0,
     ),
-    "cluster": cluster,
+    "cluster": dilated_cluster.draw,
     "breakout_lanes": learning(
         {"learning_curve": CPU_HOURS},
         {

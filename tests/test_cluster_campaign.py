@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,43 +14,47 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dba3c.benchmarks.dilated_cluster import read
 from dba3c.simulation.cluster import Cluster
-from param_servers.benchmarks.cluster import Scene
+from param_servers.benchmarks import cluster as lab
+from param_servers.benchmarks.cluster import QUEUE_BYTES, Scene
+from param_servers.benchmarks.exchange import Measured, Worked
+from param_servers.benchmarks.faults import Fault
+from param_servers.errors import PeerLost
 
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "cluster"
-ROW = {"refused": False, "step_ms": 50.0, "own_share": 0.4, "dilation": 20}
+ROW = {"refused": False, "step_ms": 50.0, "own_share": 0.4, "busy_share": 0.5, "dilation": 20, "row_s": 7.0}
+ROW["queue_bytes"] = QUEUE_BYTES
 
 
 @pytest.fixture
-def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """measure.py, with two rows to measure, a fake lab that is called `measured`, and files of its own."""
+def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """measure.py, with two rows to measure, a fake lab whose calls are `asked`, and files of its own."""
     monkeypatch.syspath_prepend(str(FOLDER))
     spec = importlib.util.spec_from_file_location("cluster_campaign", FOLDER / "measure.py")
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name in ("peers", "page"):
-        sys.modules.pop(name, None)
     for name in ("ROWS", "REFUSED", "CALIBRATED", "HERE"):
         monkeypatch.setattr(module, name, tmp_path / name if name != "HERE" else tmp_path)
-    monkeypatch.setattr(module, "recorded_s", lambda network: np.array([0.015, 0.02]))
+    monkeypatch.setattr(sys.modules["plan"], "recorded_s", lambda network: np.array([0.015, 0.02]))
     monkeypatch.setattr(module, "calibrate", lambda rows: dict.fromkeys(module.CALIBRATION, Cluster(bytes_per_s=1e7)))
     rows = [module.Row("workers", "small", Scene("servers", n, 0, 2, False, 2.7, 10.0)) for n in (4, 8)]
     monkeypatch.setattr(module, "everything", lambda: iter(rows))
-    module.measured = []
-    monkeypatch.setattr(
-        module.lab, "measure", lambda scene, *given: module.measured.append((scene, *given)) or dict(ROW)
-    )
-    return module
+    module.asked = []
+    monkeypatch.setattr(module.lab, "measure", lambda scene, *given: module.asked.append((scene, *given)) or dict(ROW))
+    yield module
+    for name in ("peers", "page", "plan"):
+        sys.modules.pop(name, None)
 
 
 def test_an_interrupted_campaign_goes_on_where_it_stopped(campaign: Any) -> None:
     campaign.campaign(float("inf"), 5.0, None)
-    assert [scene.workers for scene, *_ in campaign.measured] == [4, 8]
+    assert [scene.workers for scene, *_ in campaign.asked] == [4, 8]
     lines = campaign.ROWS.read_text().splitlines()
     campaign.ROWS.write_text(lines[1] + "\n")
     campaign.campaign(float("inf"), 5.0, None)
-    assert [scene.workers for scene, *_ in campaign.measured] == [4, 8, 4]
+    assert [scene.workers for scene, *_ in campaign.asked] == [4, 8, 4]
     assert len(campaign.ROWS.read_text().splitlines()) == 2
 
 
@@ -56,42 +62,117 @@ def test_a_prediction_is_written_with_its_error_and_comes_from_the_same_compute_
     campaign.campaign(float("inf"), 5.0, None)
     row = json.loads(campaign.ROWS.read_text().splitlines()[0])
     assert row["error"] == pytest.approx(row["predicted_ms"] / 50.0 - 1, abs=1e-3)
-    _, times_s, *_ = campaign.measured[0]
+    _, times_s, *_ = campaign.asked[0]
     wire_ms = 1e3 * 4 * 2.7e6 / (2 * 10e9 / 8)
     assert row["predicted_ms"] == pytest.approx(1e3 * times_s.max(axis=1)[2:20].mean() + wire_ms, rel=0.05)
 
 
 def test_a_row_on_a_busy_machine_is_kept_apart_and_tried_again_more_slowly(campaign: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(campaign.lab, "measure", lambda *given: ROW | {"refused": True, "dilation": given[2]})
+    asked: list[tuple[int, int]] = []
+
+    def busy(scene: Scene, times_s: Any, dilation: int, *given: Any) -> dict[str, Any]:
+        asked.append((scene.workers, dilation))
+        return ROW | {"refused": True, "own_share": 0.7, "dilation": dilation}
+
+    monkeypatch.setattr(campaign.lab, "measure", busy)
     campaign.campaign(float("inf"), 5.0, None)
     refused = campaign.read(campaign.REFUSED)
     assert len(refused) == 2 and not campaign.ROWS.exists()
-    least = campaign.least_dilation(refused, refused[0]["key"])
-    assert least == 2 * refused[0]["dilation"]
+    campaign.REFUSED.write_text(json.dumps(refused[0]) + "\n")  # as if it had been interrupted after the first row
     for _ in range(3):
         campaign.campaign(float("inf"), 5.0, None)
-    again = campaign.read(campaign.REFUSED)
-    assert len(again) == 2 * campaign.ATTEMPTS  # then it is given up
-    assert again[2]["dilation"] >= least
+    assert [workers for workers, _ in asked] == [4, 8, 4, 8, 8]  # then both are given up
+    assert asked[2][1] >= 2 * asked[0][1]
+
+
+def test_a_row_beside_other_work_is_tried_again_at_the_same_dilation(campaign: Any, monkeypatch: Any) -> None:
+    asked: list[int] = []
+
+    def beside_others(scene: Scene, times_s: Any, dilation: int, *given: Any) -> dict[str, Any]:
+        asked.append(dilation)
+        return ROW | {"busy_share": 0.95 if len(asked) == 1 else 0.5, "dilation": dilation}
+
+    monkeypatch.setattr(campaign.lab, "measure", beside_others)
+    for _ in range(2):
+        campaign.campaign(float("inf"), 5.0, None)
+    assert len(asked) == 3 and asked[2] == asked[0]
+    assert len(campaign.read(campaign.REFUSED)) == 1 and len(campaign.read(campaign.ROWS)) == 2
+
+
+def test_a_row_from_before_the_switchs_queues_were_repaired_is_measured_again_and_then_counts(campaign: Any) -> None:
+    campaign.campaign(float("inf"), 5.0, None)
+    old = campaign.read(campaign.ROWS)[0]
+    del old["queue_bytes"]
+    campaign.ROWS.write_text(json.dumps(old | {"step_ms": 77.0}) + "\n")
+    campaign.campaign(float("inf"), 5.0, None)
+    assert [scene.workers for scene, *_ in campaign.asked] == [4, 8, 4, 8]
+    newest = campaign.newest(campaign.read(campaign.ROWS))
+    assert [row["step_ms"] for row in newest] == [50.0, 50.0]
+
+
+def test_a_row_whose_processes_fail_stops_no_other(campaign: Any, monkeypatch: Any, capsys: Any) -> None:
+    def fail(scene: Scene, *given: Any) -> dict[str, Any]:
+        if scene.workers == 4:
+            raise PeerLost("process 3 failed")
+        return dict(ROW)
+
+    monkeypatch.setattr(campaign.lab, "measure", fail)
+    campaign.campaign(float("inf"), 5.0, None)
+    assert "FAILED" in (out := capsys.readouterr().out) and "process 3 failed" in out
+    assert len(campaign.read(campaign.ROWS)) == 1
+
+
+def test_the_list_says_what_is_missing_and_how_long_it_takes(campaign: Any) -> None:
+    first, second = campaign.listed(5.0, None)
+    assert first.lstrip().startswith("1") and '"servers", 4' in first and '"servers", 8' in second
+    campaign.campaign(float("inf"), 5.0, None)
+    assert campaign.listed(5.0, None) == []
 
 
 def test_no_row_is_begun_that_would_end_too_late(campaign: Any) -> None:
     campaign.campaign(0.0, 5.0, None)
-    assert not campaign.measured
+    assert not campaign.asked
 
 
 def test_every_row_that_is_planned_can_be_named_and_drawn_for(campaign: Any) -> None:
-    fresh = importlib.util.spec_from_file_location("cluster_campaign", FOLDER / "measure.py")
-    assert fresh is not None and fresh.loader is not None
-    module: Any = importlib.util.module_from_spec(fresh)
-    fresh.loader.exec_module(module)
-    rows = list(module.everything())
-    assert len({row.key for row in rows}) == len(rows) > 50
-    assert all(row.times_s().shape[1] == row.scene.workers for row in rows[:40])
+    plan = sys.modules["plan"]
+    rows = list(plan.everything())
+    assert len({row.key for row in rows}) == len(rows) > 150
+    assert all(row.times_s().shape[1] == row.scene.workers for row in rows[:60])
+    struck = [row for row in rows if isinstance(row, plan.Row) and row.fault is not None]
+    assert {row.fault for row in struck} == {"slow host", "unplugged host", "dead server"}
+    for row in struck:
+        row.fault_at(20.0).check(row.scene.workers, row.scene.servers, row.scene.colocated)
 
 
-def test_the_tables_of_the_page_are_what_the_rows_say(campaign: Any) -> None:
-    rows, refused = (campaign.read(FOLDER / name) for name in ("rows.jsonl", "refused.jsonl"))
-    page = (FOLDER / "README.md").read_text(encoding="utf-8")
-    tables = campaign.tables(campaign.with_marked(rows, refused))
-    assert len(tables) == 4 and all(table in page for table in tables)
+def test_of_a_row_with_a_fault_the_numbers_are_from_before_it_and_all_steps_are_kept() -> None:
+    pulls = [(3, 10.0), (4, 12.0), (5, 14.0), (4, 50.0), (5, 52.0)]  # a roll-back after 36 s
+    worker = Worked(0, pulls, [True] * 5, 54.0, None, "measured", None)
+    measured = Measured([worker], 1.0, "reno", 15.0)
+    fault = Fault("dead server", 5, 40.0, 20.0, 2)
+    assert lab.before(measured).workers[0].pulls == pulls[:3]
+    line = lab.through(measured, fault, 20.0)
+    assert line["through_ms"] == [[-250.0, 3], [-150.0, 4], [-50.0, 5], [1750.0, 4], [1850.0, 5], [1950.0, 5]]
+    assert (line["fault"], line["ended"], line["step_timeout_ms"]) == ("dead server", "measured", 2000.0)
+    with pytest.raises(PeerLost, match="the case ended before step 5"):
+        lab.through(measured._replace(struck_s=None), fault, 20.0)
+
+
+def test_the_page_is_what_the_rows_say(campaign: Any) -> None:
+    page = importlib.import_module("page")
+    made = json.loads((FOLDER / "meta.json").read_text(encoding="utf-8"))
+    figures = sorted(path.name for path in FOLDER.glob("*.png"))
+    assert page.page(read(FOLDER), made, figures) == (FOLDER / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_page_says_first_where_another_is_ahead(campaign: Any) -> None:
+    page = importlib.import_module("page")
+    base = next(row for row in read(FOLDER) if row["part"] == "peers")
+    rows = [
+        base | {"key": str(n), "exchange": name, "workers": n, "slow": 1.0, "data_points_per_s": rate, "refused": False}
+        for n, name, rate in [(8, "majority", 100.0), (8, "DDP", 80.0), (64, "majority", 90.0), (64, "DDP", 100.0)]
+    ]
+    _, told, table = page.peers(rows)
+    assert [line.split(" workers")[0] for line in told.splitlines()] == ["- 64", "- 8"]
+    assert "**DDP is ahead**, ours 10.0 % behind" in told and "ours 1.25 times DDP" in told
+    assert len(table.splitlines()) == 6

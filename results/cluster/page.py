@@ -1,104 +1,343 @@
-"""The tables of README.md, from the rows that measure.py wrote."""
+"""README.md, from the rows that measure.py wrote: no number of it is typed."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+from plan import MOST_OTHERS, PARAMETERS, REDUCTION_MS, REPLACED_S, STEP_TIMEOUT_S, STRAGGLER, TAIL, is_fresh
 
-from dba3c.studies.page import markdown
+from dba3c.benchmarks.dilated_cluster import read, way
+from dba3c.studies.page import made_by, markdown
 
-
-def way(row: dict[str, Any]) -> str:
-    """How a row exchanges its gradients, for people."""
-    if row["colocated"]:
-        return "a server beside every worker"
-    if row["exchange"] == "servers":
-        return f"{row['servers']} server{'s' if row['servers'] > 1 else ''}"
-    names = {"allreduce": "all-reduce (Gloo)", "async": f"{row['servers']} servers, asynchronous"}
-    return names.get(row["exchange"], row["exchange"])
+HERE = Path(__file__).resolve().parent
+OURS = ("servers", "async", "allreduce", "majority")
+ASKED_OVER_BOUND = 1.15
+Row = dict[str, Any]
+Rows = Sequence[Row]
+_ORDER = {name: place for place, name in enumerate(OURS)}
 
 
-def with_marked(rows: list[dict[str, Any]], refused: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What could only be measured on too busy a machine stands beside the rest, the least busy try of each."""
-    busy = {row["key"]: row for row in sorted(refused, key=lambda row: -row["own_share"])}
-    return [*rows, *(row for key, row in busy.items() if key not in {row["key"] for row in rows})]
+def page(rows: Rows, made: dict[str, Any], figures: Sequence[str]) -> str:
+    """All of README.md. Sections without rows are left out."""
+    sections: tuple[tuple[str, Callable[[Rows], list[str]], Rows], ...] = (
+        ("What a user would pick instead, on the same wire", peers, of(rows, "peers")),
+        ("Data points/s", main_rows, [*of(rows, "workers"), *of(rows, "backup")]),
+        ("Backup workers", backup, of(rows, "backup")),
+        ("Faults, with 64 workers", faults, of(rows, "faults")),
+        ("Central inference", central, of(rows, "central")),
+        ("The simulator, judged", simulator, [row for row in rows if "error" in row]),
+        ("Does D matter?", method, of(rows, "method")),
+    )
+    images = {
+        "What a": (),
+        "Data p": ("workers_", "servers_"),
+        "Backup": ("backup_",),
+        "Faults": ("faults",),
+        "Centra": ("central_",),
+    }
+    parts = [_INTRODUCTION.format(made=made_by(made), others=_percent(MOST_OTHERS, 0), **_of_inputs())]
+    for title, told, mine in sections:
+        if mine:
+            shown = [name for name in figures if name.startswith(images.get(title[:6], ()) or "-")]
+            pictures = [f"![{name.removesuffix('.png').replace('_', ' ')}]({name})" for name in shown]
+            parts.append("\n\n".join([f"## {title}", *pictures, *told(mine)]))
+    return "\n\n".join([*parts, _LIMITS]) + "\n"
 
 
-def tables(rows: list[dict[str, Any]]) -> list[str]:
-    """Of README.md: how the method agrees with itself, all rows, the peers, how near the simulator was."""
+def of(rows: Rows, part: str) -> list[Row]:
+    return [row for row in rows if row["part"] == part]
+
+
+def _of_inputs() -> dict[str, str]:
+    names = {"dba3c": "DBA3C's", "small": "the small", "nature": "Nature's"}
+    sizes = ", ".join(f"*{name}*: {n:,} parameters ({4 * n / 1e6:.2f} MB)" for name, n in PARAMETERS.items())
+    sums = ", ".join(f"{ms:g} ms for {names[name]}" for name, ms in REDUCTION_MS.items())
+    return {"sizes": sizes, "sums": sums}
+
+
+# -- sections ----------------------------------------------------------------------------------------------------------
+
+
+def peers(rows: Rows) -> list[str]:
+    """Who is ahead, those cases first in which it is not ours."""
+    key = ("workers", "megabytes", "slow")
+    cases = [list(group) for _, group in groupby(_sorted(rows, *key), lambda row: [row[name] for name in key])]
+    told = [line for _, line in sorted(_ahead(case) for case in cases if _is_contest(case))]
+    cells = [
+        (
+            way(row), row["workers"], row["backup"], f"{row['megabytes']:g}", "yes" if row["slow"] > 1 else "no",
+            _dilation(row), f"{row['step_ms']:.1f}", f"{row['data_points_per_s']:,.0f}", f"{row['own_share']:.0%}",
+        )
+        for row in _sorted(rows, *key, "-data_points_per_s")
+    ]  # fmt: skip
+    columns = ("exchange", "n", "b", "MB", "straggler", "D", "step, ms", "data points/s", "busy")
+    return [_PEERS.format(straggler=STRAGGLER), "\n".join(told), markdown(columns, cells)]
+
+
+def _is_contest(case: Rows) -> bool:
+    counted = [row["exchange"] in OURS for row in case if not row["refused"]]
+    return any(counted) and not all(counted)
+
+
+def _ahead(case: Rows) -> tuple[float, str]:
+    """(by how much the best of ours is ahead of the best of theirs, in words)."""
+    counted = _sorted([row for row in case if not row["refused"]], "-data_points_per_s")
+    our, their = (next(row for row in counted if (row["exchange"] in OURS) is own) for own in (True, False))
+    ratio = our["data_points_per_s"] / their["data_points_per_s"]
+    late = "nobody late" if case[0]["slow"] == 1 else "one straggler"
+    if ratio < 1:
+        result = f"**{way(their)} is ahead**, ours {_percent(1 - ratio)} behind"
+    else:
+        result = f"ours {ratio:.2f} times {way(their)}" if ratio >= 1.1 else f"ours {_percent(ratio - 1)} ahead"
+    points = "; ".join(f"{way(row)} {row['data_points_per_s']:,.0f}" for row in counted)
+    return ratio, f"- {case[0]['workers']} workers, {case[0]['megabytes']:g} MB, {late}: {result} ({points})."
+
+
+def main_rows(rows: Rows) -> list[str]:
+    """What each exchange makes of the most workers, then all rows."""
+    told = []
+    key = ("network", "gbit")
+    for group, found in groupby(_sorted(of(rows, "workers"), *key), lambda row: [row[name] for name in key]):
+        mine = list(found)
+        most = max(row["workers"] for row in mine)
+        ranked = _sorted([row for row in mine if row["workers"] == most], "-data_points_per_s")
+        lines = (f"{way(row)} {row['data_points_per_s']:,.0f}{_over(row)}{_mark(row)}" for row in ranked)
+        told.append(f"- **{group[0]}, {group[1]:g} Gbit/s, {most} workers**: " + "; ".join(lines) + ".")
+    columns = ("network", "Gbit/s", "exchange", "n", "b", "D", "compute, ms", "bound, ms", "step, ms", "predicted")
+    more = ("error", "data points/s", "dropped", "busy", "server's cores")
+    shown = sorted(
+        rows,
+        key=lambda r: (
+            -len(r["part"]), r["network"], r["gbit"], _ORDER[r["exchange"]], r["colocated"], r["servers"], r["workers"],
+            r["backup"],
+        ),
+    )  # fmt: skip
+    unlike = f"In brackets: what the exchange takes (step − compute), in bounds; asked was at most {ASKED_OVER_BOUND}."
+    return ["Data points/s, the most first. " + unlike, "\n".join(told), _COLUMNS, _table((*columns, *more), shown)]
+
+
+def _over(row: Row) -> str:
+    over = (row["step_ms"] - row["slowest_compute_ms"]) / row["bound_ms"] if row["bound_ms"] else 0.0
+    return f" ({over:.2f})" if over and row["exchange"] != "async" else ""
+
+
+def _table(columns: Sequence[str], rows: Rows) -> str:
+    cells = []
+    for row in rows:
+        network = row["network"] + (f", σ {row['tail']:g}" if row["tail"] else "")
+        times = [f"{row[name]:.1f}" for name in ("slowest_compute_ms", "bound_ms", "step_ms", "predicted_ms")]
+        rate, shares = f"{row['data_points_per_s']:,.0f}", (f"{row['dropped_share']:.1%}", f"{row['own_share']:.0%}")
+        cores = "–" if row["server_cores"] is None else f"{row['server_cores']:.1f}"
+        who = (network, f"{row['gbit']:g}", way(row), row["workers"], row["backup"], _dilation(row))
+        cells.append((*who, *times, f"{row['error']:+.1%}", rate, *shares, cores))
+    return markdown(columns, cells)
+
+
+def backup(rows: Rows) -> list[str]:
+    """The best b, measured and simulated."""
+    told = []
+    key = ("network", "exchange", "servers")
+    for _, found in groupby(_sorted(rows, *key), lambda row: [row[name] for name in key]):
+        mine = _sorted(list(found), "backup")
+        best = max(mine, key=lambda row: row["data_points_per_s"])
+        guess = max(mine, key=lambda row: row["data_points_per_s"] * row["step_ms"] / row["predicted_ms"])
+        tried = ", ".join(f"b = {row['backup']}: {row['data_points_per_s']:,.0f}{_mark(row)}" for row in mine)
+        advice = f"the simulator's advice was {guess['backup']}"
+        who = f"{way(best)}, {best['network']} network"
+        told.append(f"- {who}: {tried} data points/s. The best b is {best['backup']}; {advice}.")
+    return [_BACKUP.format(tail=TAIL), "\n".join(told)]
+
+
+def faults(rows: Rows) -> list[str]:
     columns = (
-        "network",
-        "Gbit/s",
+        "what happens",
         "exchange",
         "n",
         "b",
         "D",
-        "compute, ms",
-        "bound, ms",
-        "step, ms",
-        "predicted",
-        "error",
+        "steps/s before",
+        "longest pause, s",
+        "steps/s at the end",
+        "",
     )
-    more = ("data points/s", "dropped", "busy", "server's cores")
-    order = {"servers": 0, "async": 1, "allreduce": 2, "majority": 3}
-    shown = sorted(
-        (row for row in rows if row["part"] in ("workers", "backup")),
-        key=lambda r: (
-            r["part"],
-            r["network"],
-            r["gbit"],
-            order[r["exchange"]],
-            r["colocated"],
-            r["servers"],
-            r["workers"],
-        ),
-    )
-    main_rows = [_cells(row) for row in shown]
-    of_method = sorted(
-        (row for row in rows if row["part"] == "method"),
-        key=lambda row: (row["exchange"], row["workers"], row["dilation"]),
-    )
-    method = [
+    cells = [
         (
-            way(row), row["workers"], f"{row['gbit']:g}", _dilation(row), row["step_ms"], row["predicted_ms"],
-            f"{row['own_share']:.0%}",
+            row["fault"], way(row), row["workers"], row["backup"], _dilation(row), f"{1e3 / row['step_ms']:.1f}",
+            f"{_longest_pause_ms(row) / 1e3:.2f}", *_at_the_end(row),
         )
-        for row in of_method
+        for row in _sorted(rows, "fault", "exchange")
     ]  # fmt: skip
-    of_peers = sorted(
-        (row for row in rows if row["part"] == "peers"),
-        key=lambda row: (row["megabytes"], row["workers"], row["slow"], -row["data_points_per_s"]),
-    )
-    peers = [
+    words = {"timeout": f"{STEP_TIMEOUT_S:g}", "replaced": f"{REPLACED_S:g}"}
+    return [_FAULTS.format(**words), markdown(columns, cells)]
+
+
+def _longest_pause_ms(row: Row) -> float:
+    times_ms = [at_ms for at_ms, _ in row["through_ms"]]
+    return max(after - before for before, after in pairwise(times_ms) if after > 0)
+
+
+def _at_the_end(row: Row) -> tuple[str, str]:
+    """(steps/s of the last half of the steps after the event, what became of the run)."""
+    if row["ended"] != "measured":
+        return "0", "the run ended"
+    (one_ms, one), (two_ms, two) = row["through_ms"][-7], row["through_ms"][-2]
+    return f"{1e3 * (two - one) / (two_ms - one_ms):.1f}", "goes on"
+
+
+def central(rows: Rows) -> list[str]:
+    columns = ("network", "Gbit/s", "actors", "learner, cores", "D", "wire, ms", "update, ms", "predicted", "error")
+    cells = [
         (
-            way(row), row["workers"], row["backup"], f"{row['megabytes']:g}", "yes" if row["slow"] > 1 else "no",
-            _dilation(row), row["step_ms"], f"{row['data_points_per_s']:,.0f}", f"{row['own_share']:.0%}",
+            row["network"], f"{row['gbit']:g}", row["workers"], f"{row['learner_cores']:g}", _dilation(row),
+            f"{row['bound_ms']:.1f}", f"{row['step_ms']:.1f}", f"{row['predicted_ms']:.1f}", f"{row['error']:+.1%}",
+            f"{row['data_points_per_s']:,.0f}", f"{row['own_share']:.0%}", f"{row['learner_process_cores']:.1f}",
         )
-        for row in of_peers
+        for row in _sorted(rows, "network", "gbit", "workers", "learner_cores")
     ]  # fmt: skip
-    errors = [
-        abs(row["error"]) for row in rows if row["part"] != "calibration" and "error" in row and not row["refused"]
+    return [_CENTRAL, markdown((*columns, "data points/s", "busy", "learner's process, cores"), cells)]
+
+
+def simulator(rows: Rows) -> list[str]:
+    counted = [row for row in rows if not row["refused"]]
+    errors = [abs(row["error"]) for row in counted]
+    within = sum(error <= 0.1 for error in errors)
+    share, worst = f"{within} of {len(errors)}", max(counted, key=lambda row: abs(row["error"]))
+    goal = "as asked" if within >= 0.95 * len(errors) else "95 % were asked"
+    mean = sum(errors) / len(errors)
+    told = f"**{share} rows within 10 % ({_percent(within / len(errors), 0)}; {goal})**, mean error {_percent(mean)}, "
+    told += (
+        f"worst {_percent(abs(worst['error']))}. The rows of the check of D and ours beside others are counted, † not."
+    )
+    beyond = [
+        f"- {way(row)}, {row['workers']} workers, b = {row['backup']}, {row['megabytes']:.2f} MB at {row['gbit']:g} "
+        f"Gbit/s, D = {_dilation(row)}: predicted {row['predicted_ms']:.1f} ms, measured {row['step_ms']:.1f}."
+        for row in sorted(rows, key=lambda row: -abs(row["error"]))
+        if abs(row["error"]) > 0.1
     ]
-    near = [
-        (f"{sum(error <= 0.1 for error in errors)} of {len(errors)}", f"{np.mean(errors):.1%}", f"{max(errors):.1%}")
-    ]
-    return [
-        markdown((*columns, *more), main_rows),
-        markdown(("exchange", "n", "Gbit/s", "D", "step, ms", "predicted", "busy"), method),
-        markdown(("exchange", "n", "b", "MB", "straggler", "D", "step, ms", "data points/s", "busy"), peers),
-        markdown(("rows within 10 %", "mean error", "worst"), near),
-    ]
+    return [told, *(["Beyond 10 %:\n\n" + "\n".join(beyond)] if beyond else [])]
 
 
-def _cells(row: dict[str, Any]) -> tuple[object, ...]:
-    network = row["network"] + (f", σ {row['tail']:g}" if row["tail"] else "")
-    times = (f"{row[name]:.1f}" for name in ("slowest_compute_ms", "bound_ms", "step_ms", "predicted_ms"))
-    rate, shares = f"{row['data_points_per_s']:,.0f}", (f"{row['dropped_share']:.1%}", f"{row['own_share']:.0%}")
-    cores = "–" if row["server_cores"] is None else f"{row['server_cores']:.1f}"
-    who = (network, f"{row['gbit']:g}", way(row), row["workers"], row["backup"])
-    return (*who, _dilation(row), *times, f"{row['error']:+.1%}", rate, *shares, cores)
+def method(rows: Rows) -> list[str]:
+    spreads, key = [], ("exchange", "workers")
+    for _, found in groupby(_sorted(rows, *key), lambda row: [row[name] for name in key]):
+        mine = list(found)
+        steps = [row["step_ms"] for row in mine]
+        spreads.append((max(steps) / min(steps) - 1, f"{way(mine[0])} with {mine[0]['workers']}"))
+    told = "; ".join(f"{who} {_percent(spread)}" for spread, who in spreads)
+    cells = [
+        (
+            way(row), row["workers"], f"{row['gbit']:g}", _dilation(row), f"{row['step_ms']:.1f}",
+            f"{row['predicted_ms']:.1f}", f"{row['own_share']:.0%}",
+        )
+        for row in _sorted(rows, *key, "dilation")
+    ]  # fmt: skip
+    columns = ("exchange", "n", "Gbit/s", "D", "step, ms", "predicted", "busy")
+    return [f"5 % were asked. Between the fastest and the slowest D: {told}.", markdown(columns, cells), _QUEUES]
 
 
-def _dilation(row: dict[str, Any]) -> str:
-    return f"{row['dilation']} †" if row["refused"] else str(row["dilation"])
+def _sorted(rows: Rows, *names: str) -> list[Row]:
+    """By these columns; those with a minus from the greatest down."""
+
+    def key(row: Row) -> Iterator[Any]:
+        return (-row[name[1:]] if name.startswith("-") else row[name] for name in names)
+
+    return sorted(rows, key=lambda row: tuple(key(row)))
+
+
+def _percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def _dilation(row: Row) -> str:
+    return f"{row['dilation']}{_mark(row)}"
+
+
+def _mark(row: Row) -> str:
+    return (" †" if row["refused"] else "") + ("" if is_fresh(row) else " ‡")
+
+
+# -- prose -------------------------------------------------------------------------------------------------------------
+
+_INTRODUCTION = """\
+# 64 nodes on one machine, by time dilation
+
+**Measured, time-dilated; the hosts are emulated.** Computing and the network are slowed by the same factor D, and so \
+the processors are D times as fast, relatively (Gupta et al., "To Infinity and Beyond: Time-Warped Network Emulation", \
+NSDI 2006): at D = 40, 1 Gbit/s is 25 Mbit/s and a gradient of 20 ms a sleep of 800 ms. Processes, protocol, sockets \
+and bytes are the real ones; each host is a network namespace with a token bucket in both directions. All numbers are \
+in the cluster's time: measured, divided by D.
+
+    python results/cluster/measure.py        (root; what is missing: --list; then results/plot.py cluster, page.py here)
+
+{made}
+
+A worker stands for a node of 12 cores: its gradient takes the slowest of twelve drawn from recorded lanes \
+(`compute_times.csv`: rollouts of 5 steps × 4 environments of Breakout with forward and backward pass, on one core) \
+and then the adding up of their gradients ({sums} network: `python -m param_servers.benchmarks.lanes --lanes 2`). One \
+gradient of 240 data points per node is on the wire. {sizes}.
+
+†: the row took more than 60 % of this machine, or other work more than {others} of it, in every try; the least \
+busy try is shown, and is not counted. ‡: measured before the switch's queues were repaired ([below](#does-d-matter)), \
+or beside more other work than is allowed now; not yet again."""
+
+_PEERS = """\
+Their code is `peers.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, compute \
+times and hosts. Straggler: worker 1 always computes {straggler:g} times as long; ours then have one backup worker, \
+which none of theirs knows. Data points/s, those cases first in which another is furthest ahead:"""
+
+_COLUMNS = """\
+*compute*: mean over steps of the slowest worker that a step waits for. *bound*: the wire's (BytePS, OSDI'20), headers \
+of TCP not counted. *predicted*: by the simulator, before the row was measured, from calibration with at most 4 \
+workers that compute nothing (`calibrated.json`). *busy*: share of this machine's processors that the row's processes \
+took. *server's cores*: what the busiest server would need on a real host with such cores; beyond 1, one thread is \
+slower than the link there (an upper bound: at dilated rates packets come one by one, and a byte costs more)."""
+
+_BACKUP = """\
+64 workers whose times have a log-normal factor with σ = {tail:g} on what was recorded (rows: σ in the table above). \
+The simulator's advice is the best of the same b by its predictions, from which `dba3c simulate` chooses too."""
+
+_FAULTS = """\
+*slow host*: the last worker's host falls to a tenth of its rate. *unplugged host*: it hears and says nothing more. \
+*dead server*: the last server's host dies, and {replaced} s later its successor starts on another and goes on from \
+the newest checkpoint (every 6 steps). The step timeout is {timeout} s of this machine whatever D, so {timeout} s / D \
+of the cluster; the default is 60 s. An all-reduce without backup workers is declared to end when it loses a rank."""
+
+_CENTRAL = """\
+Actors, links, batches and unrolls of central inference as they are; a node of actors has 48 environments in two \
+groups and 12 cores, an update one unroll of 5 steps of each. Environments, policy and gradient take what one core was \
+recorded to take (`../simulation/agent_costs.json`), divided by the cores of the node or by those that the learner is \
+worth. *wire*: of the observations, a new frame for each step, on the learner's link. *learner's process*: what moving \
+and stacking frames would need of a real host's cores, beside what is slept."""
+
+_QUEUES = """\
+It took a repair of the lab: a switch's queue for a host first held 50 ms at the dilated rate, hence fewer bytes the \
+larger D, and packets were lost. Lost ones wait for timers of the kernel, which are not dilated. Now it holds 1 MB at \
+every D. Rows from before have no `queue_bytes` in `rows.jsonl` (‡ here); of servers at large D they are too slow, if \
+anything."""
+
+_LIMITS = """\
+## What this does not show
+
+- The processors are D times too fast: what servers and ranks spend on summing, on optimizers and in the kernel costs \
+a D-th of what it would. *Server's cores* says where that matters.
+- This kernel cannot delay packets: a round trip takes this machine's 0.1 to 0.3 ms divided by D, which is kind to a \
+ring of 64 ranks (126 rounds a step). Timers of the kernel's TCP are not dilated, either.
+- Other work ran on this machine now and then. A row's processes have real-time priority (`SCHED_RR`), so it waits for \
+them; `rows.jsonl` has what the whole machine did (`busy_share`).
+- Rows are one run of 6 to 100 steps each."""
+
+
+def main() -> None:
+    """Writes README.md."""
+    made = json.loads((HERE / "meta.json").read_text(encoding="utf-8"))
+    figures = sorted(path.name for path in HERE.glob("*.png"))
+    (HERE / "README.md").write_text(page(read(HERE), made, figures), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -15,6 +15,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from open_mpi import OpenMpi, OpenMpiRing, found
 from torch import Tensor
 from torch.distributed import rpc
 from torch.futures import Future
@@ -215,6 +216,7 @@ PEERS = {
     "torch all_reduce": _joined(PlainAllReduce),
     "torch DDP": _joined(DataParallel),
     **({"Horovod": _joined(Horovod)} if hvd else {}),
+    **({"Open MPI": _joined(OpenMpi), "Open MPI ring": _joined(OpenMpiRing)} if found() else {}),
     "torch RPC server": Others(join=RpcWorker, serve=serve_rpc),
 }
 """Name of the row → exchange."""

@@ -1,0 +1,191 @@
+"""Figures of `results/cluster`: a cluster of 64 nodes, time-dilated, from the rows that its campaign wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from dba3c.studies.figures import IDEAL, PALETTE, finish, new_figure, new_panels, save
+
+RATE = "data points/s, time-dilated"
+Row = dict[str, Any]
+
+
+def newest(rows: Sequence[Row]) -> list[Row]:
+    """Of rows with the same key the last one."""
+    return list({row["key"]: row for row in rows}.values())
+
+
+def with_marked(rows: Sequence[Row], refused: Sequence[Row]) -> list[Row]:
+    """The newest rows; beside them what could only be measured on too busy a machine, the least busy try of each."""
+    kept = newest(rows)
+    known = {row["key"] for row in kept}
+    busy = {row["key"]: row for row in sorted(refused, key=lambda row: -row["own_share"])}
+    return [*kept, *(row for key, row in busy.items() if key not in known)]
+
+
+def read(folder: Path) -> list[Row]:
+    """What is to be shown of a campaign."""
+    kept, refused = (
+        [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+        for name in ("rows.jsonl", "refused.jsonl")
+    )
+    return with_marked(kept, refused)
+
+
+def way(row: Mapping[str, Any]) -> str:
+    """How a row exchanges its gradients, for people."""
+    if row["exchange"] == "central":
+        return f"a learner worth {row['learner_cores']:g} core{'s' if row['learner_cores'] > 1 else ''}"
+    if row["colocated"]:
+        return "a server beside every worker"
+    if row["exchange"] == "servers":
+        return f"{row['servers']} server{'s' if row['servers'] > 1 else ''}"
+    names = {"allreduce": "all-reduce (Gloo)", "async": f"{row['servers']} servers, asynchronous"}
+    return names.get(row["exchange"], str(row["exchange"]))
+
+
+def draw(folder: Path) -> None:
+    """Data points/s against workers, servers and backup workers, the simulator beside each; throughput over time."""
+    rows = read(folder)
+    for network, gbit in dict.fromkeys((row["network"], row["gbit"]) for row in rows if row["part"] == "workers"):
+        mine = [row for row in rows if row["part"] == "workers" and (row["network"], row["gbit"]) == (network, gbit)]
+        _draw_workers(folder, mine)
+        _draw_servers(folder, mine)
+    for network in dict.fromkeys(row["network"] for row in rows if row["part"] == "backup"):
+        _draw_backup(folder, [row for row in rows if (row["part"], row["network"]) == ("backup", network)])
+    _draw_central(folder, [row for row in rows if row["part"] == "central"], rows)
+    _draw_faults(folder, [row for row in rows if row["part"] == "faults"])
+
+
+def _name(rows: Sequence[Row]) -> tuple[str, str]:
+    """For files and for people."""
+    network, gbit = rows[0]["network"], rows[0]["gbit"]
+    return f"{network}_{gbit:g}gbit", f"{network} network, {gbit:g} Gbit/s"
+
+
+def _draw_workers(folder: Path, rows: Sequence[Row]) -> None:
+    scaled = [row for row in rows if not row["servers"] or row["servers"] == 4 or row["colocated"]]
+    every_n = sorted({row["workers"] for row in scaled})
+    if len(every_n) < 3:
+        return
+    file, people = _name(rows)
+    figure, axes = new_figure()
+    _draw_lines(axes, scaled, "workers")
+    alone = min(scaled, key=lambda row: (row["workers"], -row["data_points_per_s"]))
+    ideal = [alone["data_points_per_s"] * n / alone["workers"] for n in every_n]
+    told = "theoretical, from the single worker" if alone["workers"] == 1 else "theoretical, from the fewest workers"
+    axes.plot(every_n, ideal, label=told, **IDEAL)
+    finish(axes, f"workers of 12 cores ({people}, {_dilations(scaled)})", RATE, every_n, log=True)
+    save(figure, folder / f"workers_{file}")
+
+
+def _draw_servers(folder: Path, rows: Sequence[Row]) -> None:
+    most = max(row["workers"] for row in rows)
+    of_servers = [row for row in rows if row["exchange"] == "servers" and row["workers"] == most]
+    sharded = [row for row in of_servers if not row["colocated"]]
+    if len(sharded) < 3:  # two points are a table
+        return
+    file, people = _name(rows)
+    figure, axes = new_figure()
+    _draw_lines(axes, sharded, "servers", "dedicated servers")
+    for row in of_servers:
+        if row["colocated"]:
+            told = f"a server beside every worker ({row['servers']})"
+            axes.axhline(row["data_points_per_s"], color=PALETTE[1], linestyle="--", linewidth=1.2, label=told)
+    axes.set_xscale("log", base=2)
+    _from_zero(axes)
+    every_k = [row["servers"] for row in sharded]
+    finish(axes, f"parameter servers ({most} workers, {people}, {_dilations(of_servers)})", RATE, every_k)
+    save(figure, folder / f"servers_{file}")
+
+
+def _draw_backup(folder: Path, rows: Sequence[Row]) -> None:
+    if len({row["backup"] for row in rows}) < 3:
+        return
+    file, people = _name(rows)
+    figure, axes = new_figure()
+    _draw_lines(axes, rows, "backup")
+    _from_zero(axes)
+    x_name = f"backup workers of {rows[0]['workers']} (log-normal stragglers, {people}, {_dilations(rows)})"
+    finish(axes, x_name, RATE, [row["backup"] for row in rows])
+    save(figure, folder / f"backup_{file}")
+
+
+def _draw_central(folder: Path, rows: Sequence[Row], others: Sequence[Row]) -> None:
+    """Against what the learner's node is worth; as many workers beside it."""
+    if len({row["learner_cores"] for row in rows}) < 3:
+        return
+    file, people = _name(rows)
+    nodes = rows[0]["workers"]
+    figure, axes = new_figure()
+    _draw_lines(axes, rows, "learner_cores", "central inference")
+    of = ("workers", rows[0]["network"], rows[0]["gbit"], nodes)
+    beside = [row for row in others if (row["part"], row["network"], row["gbit"], row["workers"]) == of]
+    if beside:
+        best = max(beside, key=lambda row: row["data_points_per_s"])
+        told = f"workers, {way(best)}"
+        axes.axhline(best["data_points_per_s"], color=PALETTE[1], linestyle="--", linewidth=1.2, label=told)
+    every_x = [row["learner_cores"] for row in rows]
+    x_name = f"cores that the learner is worth ({nodes} nodes of actors, {people}, {_dilations(rows)})"
+    finish(axes, x_name, RATE, every_x, log=True)
+    save(figure, folder / f"central_{file}")
+
+
+def _draw_faults(folder: Path, rows: Sequence[Row]) -> None:
+    """A panel for each event: steps that were taken since it happened, as worker 0 saw them."""
+    if not rows:
+        return
+    kinds = list(dict.fromkeys(row["fault"] for row in rows))
+    ways = list(dict.fromkeys(way(row) for row in rows))
+    figure, panels = new_panels(len(kinds), 3, 3.0, "seconds of the cluster since it happened (time-dilated)", "steps")
+    for axes, kind in zip(panels, kinds, strict=True):
+        for row in rows:
+            if row["fault"] != kind:
+                continue
+            told = f"{way(row)}, b = {row['backup']}, ×{row['dilation']}"
+            times_s = [at_ms / 1e3 for at_ms, _ in row["through_ms"]]
+            since = next(step for at_ms, step in reversed(row["through_ms"]) if at_ms <= 0)
+            steps = [step - since for _, step in row["through_ms"]]
+            colour = PALETTE[ways.index(way(row))]
+            axes.step(times_s, steps, where="post", color=colour, label=told)
+            if row["ended"] != "measured":
+                axes.plot(times_s[-1], steps[-1], "x", color=colour, markersize=9)
+        axes.axvline(0.0, **IDEAL)
+        axes.set_title(f"{kind} (× the run ended)", fontsize=9)
+        axes.legend(fontsize=7)
+    save(figure, folder / "faults")
+
+
+def _draw_lines(axes: Axes, rows: Sequence[Row], x: str, label: str | None = None) -> None:
+    """Marks where it was measured, hollow ones on too busy a machine; a thin dotted line where it was simulated. Two
+    points are not joined."""
+    of_way: dict[str, list[Row]] = {}
+    for row in rows:
+        of_way.setdefault(label or way(row), []).append(row)
+    for index, (name, unsorted) in enumerate(of_way.items()):
+        mine = sorted(unsorted, key=lambda row: row[x])
+        places, rates = [row[x] for row in mine], [row["data_points_per_s"] for row in mine]
+        colour, line = PALETTE[index % len(PALETTE)], "-" if len(mine) > 2 else "none"
+        axes.plot(places, rates, marker="o", color=colour, label=name, linestyle=line)
+        for place, rate, row in zip(places, rates, mine, strict=True):
+            if row["refused"]:
+                axes.plot(place, rate, marker="o", markerfacecolor="white", color=colour)
+        guessed = [row for row in mine if "predicted_ms" in row]
+        simulated = [row["data_points_per_s"] * row["step_ms"] / row["predicted_ms"] for row in guessed]
+        look: dict[str, Any] = {"linewidth": 0.9} if len(guessed) > 2 else {"linestyle": "none", "marker": "_"}
+        axes.plot([row[x] for row in guessed], simulated, **{"linestyle": ":", "color": colour} | look)
+    axes.plot([], [], ":", linewidth=0.9, color="black", label="SIMULATED, before it was measured")
+
+
+def _dilations(rows: Sequence[Row]) -> str:
+    every = sorted({row["dilation"] for row in rows})
+    return f"time-dilated ×{every[0]:g}" + (f" to ×{every[-1]:g}" if len(every) > 1 else "")
+
+
+def _from_zero(axes: Axes) -> None:
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])

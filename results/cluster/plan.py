@@ -1,0 +1,265 @@
+"""What is measured, in the order of its worth: a row is data, and is measured by measure.py."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from peers import PEERS
+
+from dba3c.benchmarks.dilated_central import CentralScene
+from dba3c.simulation.central import AgentCosts
+from param_servers.benchmarks.cluster import CORES, QUEUE_BYTES, Scene, node_times_s
+from param_servers.benchmarks.exchange import WARM_UP_STEPS
+from param_servers.benchmarks.faults import Fault, FaultKind
+
+HERE = Path(__file__).resolve().parent
+PARAMETERS = {"dba3c": 332_037, "small": 677_429, "nature": 1_686_693}
+REDUCTION_MS = {"dba3c": 0.27, "small": 0.57, "nature": 2.0}
+"""Of a node's lanes: `param_servers.benchmarks.lanes --lanes 2`, each lane on a core of its own (README)."""
+ENVIRONMENTS, LENGTH_STEPS = 4, 5
+POINTS = CORES * ENVIRONMENTS * LENGTH_STEPS
+NODES = (64, 1, 4, 16, 2, 8, 32)
+SEED = 0
+DRAWN_STEPS = 200
+CALIBRATION_MBIT = 250.0
+CALIBRATION = {
+    "servers": (
+        (1, 1, 0, 0.004), (4, 4, 0, 0.004), (1, 1, 0, 2.7), (2, 1, 0, 1.33), (4, 1, 0, 1.33), (4, 4, 0, 1.33),
+        (4, 2, 1, 1.33), (4, 1, 2, 1.33), (3, 1, 1, 1.33),
+    ),
+    "allreduce": ((2, 0, 0, 0.004), (4, 0, 0, 0.004), (2, 0, 0, 1.33), (4, 0, 0, 1.33), (3, 0, 0, 2.7)),
+    "majority": ((4, 0, 1, 0.004), (2, 0, 0, 1.33), (4, 0, 1, 1.33), (3, 0, 1, 1.33)),
+}  # fmt: skip
+"""(n, k, b, megabytes), without compute; each family of exchanges is fitted by itself."""
+MOST_OTHERS = 0.2
+"""Of the processors, by other work while a row is measured."""
+STRAGGLER = 3.0
+TAIL = 0.5
+POLLING = ("Horovod", "Open MPI", "Open MPI ring")
+"""Ranks that wait by asking again and again: they take all processors at any D."""
+STEPS_BEFORE, STEPS_AFTER = 6, 10
+"""A fault."""
+STEP_TIMEOUT_S = 40.0
+"""Of this machine, in rows with a fault: 64 ranks on two cores take 30 s to build a group, at any D."""
+REPLACED_S = 1.0
+"""Of the cluster: from the death of a server's host to its successor's start."""
+CHECKPOINT_EVERY_STEPS = 6
+
+
+class Row(NamedTuple):
+    """What is measured."""
+
+    part: str
+    network: str
+    """Whose compute times; "" for none."""
+    scene: Scene
+    tail: float = 0.0
+    """Sigma of lognormal stragglers."""
+    dilation: int | None = None
+    """None: chosen."""
+    slow: float = 1.0
+    """Worker 1 always computes so many times as long."""
+    fault: FaultKind | None = None
+
+    @property
+    def key(self) -> str:
+        words = [self.part, self.network, *self.scene, self.tail, self.dilation, self.slow]
+        return json.dumps(words if self.fault is None else [*words, self.fault])
+
+    @property
+    def most_tries(self) -> int:
+        """On too busy a machine: at slower links a byte costs more processor time, packet by packet, so a row may never
+        be slow enough."""
+        return 1 if self.scene.exchange in POLLING else 2
+
+    def times_s(self) -> NDArray[np.float64]:
+        """[steps, n]: the same for all rows of a network, whatever exchange, D and n."""
+        if not self.network:
+            return np.zeros((1, self.scene.workers))
+        lane_s = recorded_s(self.network)
+        reduction_s = REDUCTION_MS[self.network] / 1e3
+        times_s = node_times_s(lane_s, reduction_s, DRAWN_STEPS, self.scene.workers, SEED, self.tail)
+        times_s[:, 1:2] *= self.slow
+        return times_s
+
+    def fault_at(self, dilation: float) -> Fault | None:
+        if self.fault is None:
+            return None
+        at_step = WARM_UP_STEPS + STEPS_BEFORE
+        return Fault(self.fault, at_step, STEP_TIMEOUT_S, REPLACED_S * dilation, CHECKPOINT_EVERY_STEPS)
+
+
+class CentralRow(NamedTuple):
+    """As much experience in an update as all workers' gradients of a step have."""
+
+    network: str
+    """Whose costs."""
+    scene: CentralScene
+
+    part, most_tries = "central", 2
+
+    @property
+    def key(self) -> str:
+        return json.dumps([self.part, self.network, *self.scene])
+
+    def costs(self) -> AgentCosts:
+        """Seconds of one core for a step, as recorded."""
+        found = json.loads((HERE.parent / "simulation" / "agent_costs.json").read_text(encoding="utf-8"))
+        return AgentCosts(**found[self.network]["costs"])
+
+
+def others_share(row: dict[str, Any]) -> float:
+    """Of this machine's processors, by what was not of the row."""
+    return float(row["busy_share"] - row["own_share"])
+
+
+def is_calibration(row: dict[str, Any]) -> bool:
+    """Without compute the wire alone is asked, and processors are busy."""
+    return not row["network"]
+
+
+def is_fresh(row: dict[str, Any]) -> bool:
+    """Whether it was measured with the network that the lab has now, and beside little else; another one is shown
+    until it is measured again."""
+    quiet = is_calibration(row) or row["refused"] or others_share(row) <= MOST_OTHERS
+    return row.get("queue_bytes") == QUEUE_BYTES and quiet
+
+
+def megabytes(network: str) -> float:
+    return 4 * PARAMETERS[network] / 1e6
+
+
+def recorded_s(network: str) -> NDArray[np.float64]:
+    """Of a lane's rollouts."""
+    with (HERE / "compute_times.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["network"] == network]
+    return np.array([float(row["ms"]) / 1e3 for row in rows if int(row["environments"]) == ENVIRONMENTS])
+
+
+def scene(exchange: str, n: int, network: str, gbit: float, k: int = 0, b: int = 0, colocated: bool = False) -> Scene:
+    return Scene(exchange, n, b, k, colocated, megabytes(network), gbit)
+
+
+# -- the parts ---------------------------------------------------------------------------------------------------------
+
+
+def calibration() -> Iterator[Row]:
+    for exchange, points in CALIBRATION.items():
+        for n, k, b, mb in points:
+            yield Row("calibration", "", Scene(exchange, n, b, k, False, mb, CALIBRATION_MBIT / 1e3), dilation=1)
+
+
+def method() -> Iterator[Row]:
+    """The same case at several D; D = 1 where few processes are enough."""
+    for dilation in (1, 5, 10):
+        yield Row("method", "small", scene("servers", 2, "small", 0.25, k=1), dilation=dilation)
+        yield Row("method", "small", scene("allreduce", 3, "small", 0.25), dilation=dilation)
+    for dilation in (10, 20, 40):
+        yield Row("method", "small", scene("servers", 16, "small", 1, k=4), dilation=dilation)
+        yield Row("method", "small", scene("allreduce", 16, "small", 1), dilation=dilation)
+
+
+def workers(gbit: float, network: str, nodes: tuple[int, ...] = NODES) -> Iterator[Row]:
+    """Figure 1, DBA3C's first axis: more nodes."""
+    for n in nodes:
+        yield Row("workers", network, scene("servers", n, network, gbit, k=4))
+        yield Row("workers", network, scene("servers", n, network, gbit, k=n, colocated=True))
+        if n > 1:
+            yield Row("workers", network, scene("allreduce", n, network, gbit))
+        if n > 4:
+            yield Row("workers", network, scene("majority", n, network, gbit, b=max(1, n // 16)))
+
+
+def asynchronous(gbit: float, network: str) -> Iterator[Row]:
+    for n in (64, 16, 4):
+        yield Row("workers", network, scene("async", n, network, gbit, k=4))
+
+
+def servers(gbit: float, network: str) -> Iterator[Row]:
+    """Figure 2, DBA3C's second plot: more servers for 64 workers."""
+    for k in (1, 2, 4, 8):
+        yield Row("workers", network, scene("servers", 64, network, gbit, k=k))
+    yield Row("workers", network, scene("servers", 64, network, gbit, k=64, colocated=True))
+
+
+def backup(exchange: str, k: int, network: str) -> Iterator[Row]:
+    """Figure 4: of 64 workers with stragglers."""
+    for b in (0, 4, 8, 2):
+        yield Row("backup", network, scene(exchange, 64, network, 1.0, k=k, b=b), tail=TAIL)
+
+
+def peers(n: int, network: str, mb: float, polling: bool) -> Iterator[Row]:
+    """Ours and what a user would pick instead; without and with one straggler, where ours have one backup worker.
+
+    `polling`: those of `POLLING` alone, or all others.
+    """
+    for slow in (1.0, STRAGGLER):
+        b = int(slow > 1)
+        ours = [("servers", n, b, True), ("majority", 0, b, False), ("servers", 4, b, False)]
+        theirs = [(name, int(other.serve is not None), 0, False) for name, other in PEERS.items()]
+        for exchange, k, backups, colocated in theirs + ours:
+            if (exchange in POLLING) is polling:
+                yield Row("peers", network, Scene(exchange, n, backups, k, colocated, mb, 1.0), slow=slow)
+
+
+def faults(network: str) -> Iterator[Row]:
+    """Figure 5: 64 workers through an event."""
+    with_servers = scene("servers", 64, network, 1.0, k=4, b=4)
+    yield Row("faults", network, with_servers, fault="dead server")
+    kinds: tuple[FaultKind, ...] = ("unplugged host", "slow host")
+    for kind in kinds:
+        yield Row("faults", network, with_servers, fault=kind)
+        yield Row("faults", network, scene("majority", 64, network, 1.0, b=4), fault=kind)
+        yield Row("faults", network, scene("allreduce", 64, network, 1.0), fault=kind)
+
+
+def central(gbit: float, network: str) -> Iterator[CentralRow]:
+    """64 nodes of actors, and a learner worth so many cores."""
+    for cores in (12.0, 100.0, *((1.0,) if gbit == 1.0 else ())):  # one core is slower than either wire
+        yield CentralRow(network, CentralScene(64, CORES * ENVIRONMENTS, cores, gbit, LENGTH_STEPS))
+
+
+def everything() -> Iterator[Row | CentralRow]:
+    """Each row once, in the order in which they are measured."""
+    seen = set()
+    for row in _in_order_of_worth():
+        if row.key not in seen:
+            seen.add(row.key)
+            yield row
+
+
+def _in_order_of_worth() -> Iterator[Row | CentralRow]:
+    yield from calibration()
+    yield from method()
+    yield from workers(1.0, "small", (64, 1, 4, 16))
+    yield from peers(16, "small", 1.33, polling=False)
+    yield from servers(1.0, "small")
+    yield from backup("servers", 4, "dba3c")
+    yield from backup("majority", 0, "small")
+    yield from peers(8, "small", 1.33, polling=False)
+    yield from peers(64, "small", 1.33, polling=False)
+    yield from peers(16, "small", 1.33, polling=True)
+    yield from asynchronous(1.0, "small")
+    yield from workers(1.0, "dba3c", (64, 1, 4, 16))
+    yield from workers(1.0, "nature", (64, 1, 4, 16))
+    yield from servers(1.0, "dba3c")
+    yield from faults("small")
+    yield from central(1.0, "small")
+    yield from central(10.0, "small")
+    for n in (16, 64, 8):
+        yield from peers(n, "nature", 6.7, polling=False)
+    for n in (8, 64):
+        yield from peers(n, "small", 1.33, polling=True)
+    for n in (16, 8, 64):
+        yield from peers(n, "nature", 6.7, polling=True)
+    for network in PARAMETERS:
+        yield from workers(1.0, network)
+        yield from workers(10.0, network)
+        yield from servers(10.0, network)
+        yield from asynchronous(10.0, network)
