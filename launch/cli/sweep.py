@@ -92,7 +92,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str], list[tuple[str, .
     """The sweep's own words, those of `dba3c train` that all points have, and the options that vary with their values.
 
     Raises:
-        UserError: an option of one run (its seed, its folder).
+        UserError: an option of one run (its seed, its folder), or a word behind the value of one of the sweep's own.
     """
     own: list[str] = []
     common: list[str] = []
@@ -104,6 +104,10 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str], list[tuple[str, .
         if name in REFUSED:
             raise UserError(f"--{name} is of one run: {REFUSED[name]}")
         if name in mine or flag == "-h":
+            if len(values) > 1:
+                raise UserError(
+                    f"{values[1]} belongs to no option; ENV comes first: dba3c sweep ENV {flag} {values[0]}"
+                )
             own += [flag, *values]
         elif flag and name not in lists and (len(values) > 1 or any(RANGE.fullmatch(value) for value in values)):
             if any(name == axis[0] for axis in axes) or len(set(values)) < len(values):
