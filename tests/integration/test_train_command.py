@@ -12,9 +12,12 @@ import torch
 
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import HEARTBEAT_S
+from launch.cli.options import parse_train
 from launch.local.processes import PER_START
 from param_servers.checkpoint.files import load_checkpoint
+from param_servers.layout import plan_shards
 from tests.integration.runs import Run, episodes, newest_checkpoint, refused
+from tests.param_servers.checkpoint.test_checkpoint_files import LAYOUT, save
 
 CARTPOLE = ("train", "CartPole-v1", "--workers", "2", "--servers", "2", "--track", "--seed", "1")
 CORRIDOR = (
@@ -148,9 +151,7 @@ def test_a_launch_that_has_lost_its_folder_ends_at_once_names_the_successor_and_
     assert not late
 
 
-def test_a_torn_newest_checkpoint_is_renamed_and_the_one_before_is_used_and_what_no_resume_could_use_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_torn_newest_checkpoint_is_renamed_and_the_one_before_is_used(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with started(folder, "--checkpoint-every-steps", "10", "--total-frames", "1000") as run:
         assert run.wait()[0] == 0
@@ -163,12 +164,18 @@ def test_a_torn_newest_checkpoint_is_renamed_and_the_one_before_is_used_and_what
     told = [r["message"] for r in run.records("server", 0) if r["kind"] == "event"]
     assert any(newest.name in message for message in told)
     assert (folder / "checkpoints" / f"{newest.name}.damaged-1").is_dir()
+
+
+def test_checkpoints_that_no_resume_could_use_are_refused_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    RunFolder.create(folder, parse_train(CORRIDOR[1:]).config(2).to_json()).release()
+    checkpoint = save(folder / "checkpoints", plan_shards(LAYOUT, 1, "even_bytes"), 4)  # of another network
     left = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    resumed = ("--run-dir", str(folder), "--resume")
-    assert "other tensors" in refused(capsys, "train", "CartPole-v1", *CORRIDOR[2:], *resumed)
-    for manifest in folder.glob("checkpoints/step-*/manifest.json"):
-        manifest.write_text("{")
-    assert "none of its checkpoints is whole" in refused(capsys, *CORRIDOR, *resumed)
+    assert "other tensors" in refused(capsys, "resume", str(folder))
+    (checkpoint / "manifest.json").write_text("{")
+    assert "none of its checkpoints is whole" in refused(capsys, "resume", str(folder))
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == left
 
 
