@@ -119,7 +119,8 @@ def batch_ppo(samples: int, learning_rate: float, seed: int = 0, core_hours: flo
     words = options(
         f"ALE/Breakout-v5 --preset breakout {LANES} --algorithm ppo --rollout-length 32"
         f" --envs-per-worker {samples // 4} --ppo-epochs 3 --ppo-minibatches 8 --trace-lambda 0.95"
-        f" --optimizer adam --epsilon 1e-5 --learning-rate linear:{learning_rate:g}->{learning_rate / 10:g}@8e6 --stop-score 300"
+        f" --optimizer adam --epsilon 1e-5 --learning-rate linear:{learning_rate:g}->{learning_rate / 10:g}@8e6"
+        " --stop-score 300"
     )
     name = f"ppo-adam-{samples}-{learning_rate:g}"
     return Entry(topic="batch_size", name=name, seed=seed, core_hours=core_hours, words=words)
