@@ -133,7 +133,7 @@ def duration(hours: float) -> str:
 def score_text(summary: RunSummary) -> str:
     """The mean of the last games, and of how many games it is."""
     scores = summary.scores
-    goal = f" of {number(summary.facts.stop_score)}" if summary.facts.stop_score is not None else ""
+    goal = f" of {number(summary.facts.stop_score, 2)}" if summary.facts.stop_score is not None else ""
     return f"{number(scores.mean, 2)}{goal} (last {len(scores.window)} games, max {number(scores.max)})"
 
 

@@ -83,6 +83,12 @@ def test_plain_lines_tell_events_once_and_the_state_in_a_rhythm(make_up_run):
     )
 
 
+def test_a_stop_score_is_shown_as_exactly_as_the_score_beside_it(make_up_run):
+    out, config = io.StringIO(), {**CONFIG, "run": {"stop_score": 0.95, "stop_games": 50}}
+    watch(make_up_run(seconds=5, config=config).path, PlainView(out=out))
+    assert " of 0.95 (last " in out.getvalue()
+
+
 def test_before_the_first_update_it_is_said_who_is_waited_for(tmp_path):
     out, topology = io.StringIO(), {"servers": 1, "workers": 9, "monitors": 1, "coordinated": True}
     with RunFolder.create(tmp_path / "run", CONFIG, topology=topology) as run:
