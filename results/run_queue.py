@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -73,8 +74,9 @@ def options(text: str) -> tuple[str, ...]:
 ALL = options("--checkpoint-every-steps 2000 --keep-checkpoints 2 --step-timeout-s 900")
 
 LONG_PPO = (
-    "--algorithm ppo --rollout-length 256 --envs-per-worker 16 --ppo-epochs 4 --ppo-minibatches 32 --trace-lambda 0.98"
-    " --discount 0.999 --entropy-cost 0.01 --learning-rate linear:7e-4->7e-5@1000000"
+    "LunarLander-v3 --total-frames 1000000 --algorithm ppo --rollout-length 256 --envs-per-worker 16 --ppo-epochs 4"
+    " --ppo-minibatches 32 --trace-lambda 0.98 --discount 0.999 --entropy-cost 0.01"
+    " --learning-rate linear:7e-4->7e-5@1000000"
 )
 """For games of hundreds of steps whose reward comes at their end: with 64 and 128 steps, λ 0.95 and 0.98 and γ 0.99 and
 0.995 LunarLander scored 94 and 135 after 0.8 M steps, with these it reached 200 after 0.45 M (one seed each)."""
@@ -151,11 +153,11 @@ def damped(epsilon: str, learning_rate: float, seed: int = 0, core_hours: float 
     return replace(before, name=f"nstep-epsilon-{epsilon}", words=(*before.words, *words))
 
 
-def algorithm(name: str, words: str, seeds: int, core_hours: float) -> tuple[Entry, ...]:
+def algorithm(name: str, words: str, seeds: Iterable[int], core_hours: float) -> tuple[Entry, ...]:
     """A preset as it is, on an environment that it is for: a run for each seed."""
     return tuple(
         Entry(topic="algorithms", name=name, seed=seed, core_hours=core_hours, words=options(words), window_s=1.0)
-        for seed in range(seeds)
+        for seed in seeds
     )
 
 
@@ -168,14 +170,15 @@ QUEUE: tuple[Entry, ...] = (
     recipe("ppo", "Pong"),
     breakout(0),
     damped("1e-3", 1.5e-3, core_hours=0.23),
-    *algorithm("classic-CartPole", "CartPole-v1 --total-frames 300000", seeds=10, core_hours=0.1),
-    *algorithm("classic-Acrobot", "Acrobot-v1 --total-frames 500000", seeds=10, core_hours=0.1),
-    *algorithm("classic-LunarLander", "LunarLander-v3 --total-frames 1500000", seeds=2, core_hours=0.3),
-    *algorithm("ppo-LunarLander", f"LunarLander-v3 --total-frames 1000000 {LONG_PPO}", seeds=10, core_hours=0.3),
-    *algorithm("ppo-HalfCheetah", "HalfCheetah-v5 --total-frames 1000000", seeds=3, core_hours=0.5),
-    *algorithm("sac-Pendulum", "Pendulum-v1 --preset sac --total-frames 40000", seeds=3, core_hours=0.3),
-    *algorithm("vizdoom-basic", "vizdoom/basic --total-frames 1200000", seeds=3, core_hours=0.3),
-    *algorithm("sac-HalfCheetah", "HalfCheetah-v5 --preset sac --total-frames 1000000", seeds=1, core_hours=2.0),
+    *algorithm("classic-CartPole", "CartPole-v1 --total-frames 300000", range(10), core_hours=0.1),
+    *algorithm("classic-Acrobot", "Acrobot-v1 --total-frames 500000", range(10), core_hours=0.1),
+    *algorithm("classic-LunarLander", "LunarLander-v3 --total-frames 1500000", range(3), core_hours=0.3),
+    *algorithm("ppo-LunarLander", LONG_PPO, range(3), core_hours=0.3),
+    *algorithm("sac-Pendulum", "Pendulum-v1 --preset sac --total-frames 40000", range(3), core_hours=0.3),
+    *algorithm("mujoco-HalfCheetah", "HalfCheetah-v5 --total-frames 1000000", range(3), core_hours=0.5),
+    *algorithm("vizdoom-basic", "vizdoom/basic --total-frames 1200000", range(3), core_hours=0.3),
+    *algorithm("ppo-LunarLander", LONG_PPO, range(3, 10), core_hours=0.3),
+    *algorithm("sac-HalfCheetah", "HalfCheetah-v5 --preset sac --total-frames 1000000", range(1), core_hours=2.0),
     batch_ppo(2880, 1e-3),
     batch(1120, sqrt_rule(1120)),
     recipe("ppo32", "Pong"),
