@@ -74,7 +74,7 @@ def options(text: str) -> tuple[str, ...]:
 ALL = options("--checkpoint-every-steps 2000 --keep-checkpoints 2 --step-timeout-s 900")
 
 LONG_PPO = (
-    "LunarLander-v3 --total-frames 1000000 --algorithm ppo --rollout-length 256 --envs-per-worker 16 --ppo-epochs 4"
+    "LunarLander-v3 --total-frames 600000 --stop-score 1000 --algorithm ppo --rollout-length 256 --envs-per-worker 16 --ppo-epochs 4"
     " --ppo-minibatches 32 --trace-lambda 0.98 --discount 0.999 --entropy-cost 0.01"
     " --learning-rate linear:7e-4->7e-5@1000000"
 )
@@ -154,7 +154,8 @@ def damped(epsilon: str, learning_rate: float, seed: int = 0, core_hours: float 
 
 
 def algorithm(name: str, words: str, seeds: Iterable[int], core_hours: float) -> tuple[Entry, ...]:
-    """A preset as it is, on an environment that it is for: a run for each seed."""
+    """A preset as it is, on an environment that it is for: a run for each seed, all equally long where a stop score is
+    out of reach, so that their curves have a common end."""
     return tuple(
         Entry(topic="algorithms", name=name, seed=seed, core_hours=core_hours, words=options(words), window_s=1.0)
         for seed in seeds
@@ -170,9 +171,11 @@ QUEUE: tuple[Entry, ...] = (
     recipe("ppo", "Pong"),
     breakout(0),
     damped("1e-3", 1.5e-3, core_hours=0.23),
-    *algorithm("classic-CartPole", "CartPole-v1 --total-frames 300000", range(10), core_hours=0.1),
-    *algorithm("classic-Acrobot", "Acrobot-v1 --total-frames 500000", range(10), core_hours=0.1),
-    *algorithm("classic-LunarLander", "LunarLander-v3 --total-frames 1500000", range(3), core_hours=0.3),
+    *algorithm("classic-CartPole", "CartPole-v1 --total-frames 200000 --stop-score 1000", range(10), core_hours=0.1),
+    *algorithm("classic-Acrobot", "Acrobot-v1 --total-frames 200000 --stop-score 1000", range(10), core_hours=0.1),
+    *algorithm(
+        "classic-LunarLander", "LunarLander-v3 --total-frames 1500000 --stop-score 1000", range(3), core_hours=0.3
+    ),
     *algorithm("ppo-LunarLander", LONG_PPO, range(3), core_hours=0.3),
     *algorithm("sac-Pendulum", "Pendulum-v1 --preset sac --total-frames 40000", range(3), core_hours=0.3),
     *algorithm("mujoco-HalfCheetah", "HalfCheetah-v5 --total-frames 1000000", range(3), core_hours=0.5),
