@@ -74,8 +74,8 @@ def options(text: str) -> tuple[str, ...]:
 ALL = options("--checkpoint-every-steps 2000 --keep-checkpoints 2 --step-timeout-s 900")
 
 LONG_PPO = (
-    "LunarLander-v3 --total-frames 600000 --stop-score 1000 --algorithm ppo --rollout-length 256 --envs-per-worker 16 --ppo-epochs 4"
-    " --ppo-minibatches 32 --trace-lambda 0.98 --discount 0.999 --entropy-cost 0.01"
+    "LunarLander-v3 --total-frames 600000 --stop-score 1000 --algorithm ppo --rollout-length 256"
+    " --envs-per-worker 16 --ppo-epochs 4 --ppo-minibatches 32 --trace-lambda 0.98 --discount 0.999 --entropy-cost 0.01"
     " --learning-rate linear:7e-4->7e-5@1000000"
 )
 """For games of hundreds of steps whose reward comes at their end: with 64 and 128 steps, λ 0.95 and 0.98 and γ 0.99 and
