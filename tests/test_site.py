@@ -102,3 +102,10 @@ def test_every_cell_of_a_notebook_runs(notebook: Path, tmp_path: Path) -> None:
         output for cell in read.cells for output in cell.get("outputs", []) if "image/png" in output.get("data", {})
     ]
     assert len(images) == 3
+    shown = [
+        output["data"]["text/html"]
+        for cell in read.cells
+        for output in cell.get("outputs", [])
+        if "data" in output and "text/html" in output["data"]
+    ]
+    assert any("<progress" in each and 'value="1' in each for each in shown)  # a training's bar, at its end

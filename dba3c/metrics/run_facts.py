@@ -32,6 +32,7 @@ class RunFacts:
     name: str
     stop_score: float | None = None
     stop_games: int = 50
+    total_frames: float | None = None
     lives: tuple[Life, ...] = ()
 
     @classmethod
@@ -46,6 +47,7 @@ class RunFacts:
             name=run.path.name,
             stop_score=stop_score(config),
             stop_games=max(1, int(_number(limits.get("stop_games")) or 50)),
+            total_frames=_number(limits.get("total_frames")),
             lives=_lives(meta.get("lives", [])),
         )
 

@@ -1,12 +1,14 @@
 """What a person sees of a run: `dba3c watch RUN`, and the terminal of a launch.
 
-`RichView` on a terminal, `PlainView` elsewhere, both from the same summary: score, speed, where each process's time
-goes, whose gradients are dropped. It works on the run's machine or over a shared file system.
+`RichView` on a terminal, `NotebookView` below a notebook's cell, `PlainView` elsewhere, all from the same summary:
+score, speed, where each process's time goes, whose gradients are dropped. It works on the run's machine or over a
+shared file system.
 """
 
 from __future__ import annotations
 
 import contextlib
+import html
 import sys
 import threading
 import time
@@ -107,10 +109,12 @@ def evaluation_line(record: Record) -> str:
 
 
 def terminal_view(out: TextIO | None = None, every_s: float = 10.0, since_s: float = float("-inf")) -> View:
-    """The live view where `out` (stdout by default) is a terminal, plain lines every `every_s` elsewhere.
+    """The live view where `out` (stdout by default) is a terminal, a bar in a notebook, else lines every `every_s`.
 
     Plain lines leave out events before `since_s`: a resumed launch does not tell its earlier lives again.
     """
+    if out is None and Console().is_jupyter:
+        return NotebookView()
     stream = out or sys.stdout
     if not stream.isatty():
         return PlainView(every_s, stream, since_s)
@@ -176,6 +180,24 @@ class RichView:
         if self._started:
             self._live.update(render(summary, summary.newest_s), refresh=True)
             self._live.stop()
+
+
+class NotebookView:
+    """One line with a bar below the cell, renewed in place; how far it is, is known where the frames are bounded."""
+
+    def __init__(self) -> None:
+        from IPython.display import HTML, display
+
+        self._html, self._below = HTML, display(HTML(""), display_id=True)
+
+    def show(self, summary: RunSummary, now_s: float) -> None:
+        total = summary.facts.total_frames
+        done = f' value="{summary.frames / total:.3f}"' if total else ""
+        bar = f'<progress style="width: 20em"{done}></progress>'
+        self._below.update(self._html(f"{bar} <code>{html.escape(status_line(summary, now_s))}</code>"))
+
+    def close(self, summary: RunSummary) -> None:
+        self.show(summary, summary.newest_s)
 
 
 def render(summary: RunSummary, now_s: float) -> RenderableType:
