@@ -219,7 +219,7 @@ class TrainConfig:
         try:
             tree = json.loads(text)
             for group, name, value in RETIRED_OPTIONS:
-                if isinstance(tree, dict) and tree.get(group, {}).get(name) == value:
+                if isinstance(tree, dict) and tree.get(group, {}).get(name, ...) == value:
                     del tree[group][name]
             return _converter.structure(tree, TrainConfig)
         except json.JSONDecodeError as error:
@@ -237,6 +237,7 @@ RETIRED_OPTIONS = (
     ("environment", "atari_backend", "ale"),
     ("exchange", "transport", "tcp"),
     ("exchange", "wire_dtype", "float32"),
+    *(("environment", f"dmlab_{name}", None) for name in ("level_cache", "dataset", "home")),
 )
 """(group, option, value): what older run folders say that is no option any more, with the one value still meant."""
 

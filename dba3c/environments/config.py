@@ -33,7 +33,7 @@ class EnvironmentConfig:
 
     frame_skip: int | tuple[int, int] | None = None
     """Emulator frames per agent step; (2, 4) draws 2, 3 or 4 at random each step (Atari only). None: the family's own
-    (4 for Atari, ViZDoom and DeepMind Lab, else 1)."""
+    (4 for Atari and ViZDoom, else 1)."""
 
     clip_reward: bool | None = None
     """Clip rewards to [-1, 1]; scores are never clipped. None: yes for Atari only."""
@@ -103,15 +103,6 @@ class EnvironmentConfig:
     football_rewards: Literal["scoring", "scoring,checkpoints"] = option("scoring", family="football")
     """Football: goals alone, or also a tenth for each of ten checkpoints on the way to the goal (training only)."""
 
-    dmlab_level_cache: str | None = option(None, family="dmlab")
-    """DeepMind Lab: directory, shared by all workers, that keeps compiled maps."""
-
-    dmlab_dataset: str | None = option(None, family="dmlab")
-    """DeepMind Lab: directory of the pictures that psychlab levels show."""
-
-    dmlab_home: str | None = option(None, family="dmlab")
-    """DeepMind Lab: where its runtime files lie, when not beside the module."""
-
     def __post_init__(self) -> None:
         if isinstance(self.frame_skip, list):  # JSON knows no tuples
             object.__setattr__(self, "frame_skip", tuple(self.frame_skip))
@@ -125,7 +116,7 @@ class EnvironmentConfig:
 
     @property
     def family(self) -> str:
-        """Which file plays this id: atari, vizdoom, football, dmlab, custom or gymnasium."""
+        """Which file plays this id: atari, vizdoom, football, custom or gymnasium."""
         return family_of(self.env_id)
 
     @property

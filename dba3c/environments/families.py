@@ -57,7 +57,6 @@ class Family(NamedTuple):
 FAMILIES = {
     "atari": Family("dba3c.environments.atari.view:make_atari", prefix="ALE", frame_skip=4),
     "vizdoom": Family("dba3c.environments.vizdoom:vizdoom_maker", prefix="vizdoom", frame_skip=4),
-    "dmlab": Family("dba3c.environments.dmlab:dmlab_maker", prefix="dmlab", frame_skip=4),
     "football": Family("dba3c.environments.football:football_maker", prefix="football"),
     "custom": Family("dba3c.environments.factory:custom_maker"),
     "gymnasium": Family(f"{_REGISTERED}:registered_maker"),
@@ -65,7 +64,7 @@ FAMILIES = {
 
 
 def family_of(env_id: str) -> str:
-    """atari, vizdoom, football, dmlab, custom ("package.module:function") or gymnasium (any other registered id)."""
+    """atari, vizdoom, football, custom ("package.module:function") or gymnasium (any other registered id)."""
     prefix, slash, _ = env_id.partition("/")
     for name, family in FAMILIES.items():
         if slash and prefix == family.prefix:

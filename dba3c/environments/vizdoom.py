@@ -1,7 +1,7 @@
 """ViZDoom: 3-D scenarios that anyone can install, headless. Ids: `vizdoom/basic`, `vizdoom/health_gathering`, …
 
 Needs: the extra `vizdoom` (`pip install "dba3c[vizdoom]"`; wheels, no display). Each game is a process of its own.
-Observes: RGB uint8 [3, 72, 96], one frame (as DeepMind Lab is played here), without the status bar. Actions: do
+Observes: RGB uint8 [3, 72, 96], one frame, without the status bar. Actions: do
 nothing, or hold one of the scenario's buttons. Frame skip: 4 tics (35 tics are a second). Score: the scenario's reward,
 e.g. basic gives 101 for the monster, −5 for a missed shot and −1 a tic.
 

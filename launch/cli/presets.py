@@ -273,7 +273,7 @@ def _environment(env_id: str) -> tuple[EnvironmentConfig, bool]:
     environment = EnvironmentConfig(env_id=env_id)
     if environment.family == "atari":
         return atari_v5(environment), True
-    return environment, environment.family in ("vizdoom", "dmlab", "football")
+    return environment, environment.family in ("vizdoom", "football")
 
 
 def _require_family(env_id: str, family: str) -> None:
@@ -319,6 +319,4 @@ def fitting_preset(env_id: str) -> str:
     family = EnvironmentConfig(env_id=env_id).family
     if family in FAMILY_PRESETS:
         return FAMILY_PRESETS[family]
-    if family == "dmlab":
-        return "impala"
     return "mujoco" if family == "gymnasium" and env_id.split("-v")[0] in MUJOCO else "classic"

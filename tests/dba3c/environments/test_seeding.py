@@ -1,10 +1,7 @@
 """The same seed gives the same first 1,000 observations; different numbers give different ones."""
 
 import hashlib
-import importlib
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +21,6 @@ FAMILIES = {
     "mujoco": EnvironmentConfig(env_id="HalfCheetah-v5", normalize_observations=True),
     "vizdoom": EnvironmentConfig(env_id="vizdoom/basic"),
     "football": EnvironmentConfig(env_id="football/academy_empty_goal_close"),
-    "dmlab": EnvironmentConfig(env_id="dmlab/explore_goal_locations_small"),
     "your own": EnvironmentConfig(env_id="gymnasium.envs.classic_control:CartPoleEnv"),
 }
 NEEDS = {"mujoco": "mujoco", "vizdoom": "vizdoom", "football": "gfootball"}
@@ -44,13 +40,10 @@ def first_thousand(config, seed):
 
 
 @pytest.fixture
-def installed(monkeypatch):
-    """The configuration of a family; skips where its package is missing, and puts the stand-in of DeepMind Lab up."""
+def installed():
+    """The configuration of a family; skips where its package is missing."""
 
     def configure(family):
-        if family == "dmlab":
-            monkeypatch.syspath_prepend(Path(__file__).parent)
-            monkeypatch.setitem(sys.modules, "deepmind_lab", importlib.import_module("fake_deepmind_lab"))
         if family in NEEDS:
             pytest.importorskip(NEEDS[family])
         return FAMILIES[family]

@@ -21,7 +21,6 @@ from param_servers.schedules import parse_schedule
         ("HalfCheetah-v5", "mujoco"),
         ("football/academy_empty_goal_close", "football"),
         ("vizdoom/basic", "vizdoom"),
-        ("dmlab/lt_chasm", "impala"),
         ("my_game:make_env", "classic"),
     ],
 )
