@@ -9,14 +9,12 @@ from gymnasium.error import Error
 
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.gymnasium_vector import MakeEnv
-from dba3c.environments.memory_task import register_memory_task
 from dba3c.errors import UserError
 from dba3c.own_code import module_of
 
 
 def ids() -> list[str]:
     """All but the Atari ones that importing ale-py may have added: those are another family."""
-    register_memory_task()
     return [name for name, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("ale_py")]
 
 
@@ -31,7 +29,6 @@ def reward_threshold(env_id: str) -> float | None:
 
 def registered_maker(config: EnvironmentConfig, view: str) -> MakeEnv:
     """What makes any environment of Gymnasium's registry, in which importing the module of "module:Id-v0" puts one."""
-    register_memory_task()
     if ":" in config.env_id:  # Gymnasium's own module:Id-v0, which would not look where the command was started
         module_of(config.env_id)
 

@@ -51,6 +51,46 @@ class TwoSenses(gymnasium.Env):
         return {"eye": np.full((36, 36, 3), 255 * self.seen, np.uint8), "hand": (self.felt,)}
 
 
+class MemoryCue(gymnasium.Env):
+    """A task that needs memory and nothing else: chance scores 0 on average, memory 1.
+
+    Observation [cues + 1] float32: the cue, one-hot, at first; then zeros; at the question a 1 in the last place.
+
+    The action at the question is the answer: reward 1 when it names the cue, −1/(cues − 1) otherwise, and the episode
+    terminates. All other rewards are 0. An episode lasts ``delay_steps + 2`` steps.
+    """
+
+    def __init__(self, cues: int = 2, delay_steps: int = 8) -> None:
+        self.cues = cues
+        self.delay_steps = delay_steps
+        self.observation_space = spaces.Box(0.0, 1.0, (cues + 1,), np.float32)
+        self.action_space = spaces.Discrete(cues)
+        self._cue = 0
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._cue = int(self.np_random.integers(self.cues))
+        self._step = 0
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict]:
+        asked = self._step == self.delay_steps + 1
+        reward = 0.0
+        if asked:
+            reward = 1.0 if int(action) == self._cue else -1.0 / (self.cues - 1)
+        self._step += 1
+        return self._observation(), reward, asked, False, {}
+
+    def _observation(self) -> np.ndarray:
+        observation = np.zeros(self.cues + 1, dtype=np.float32)
+        if self._step == 0:
+            observation[self._cue] = 1.0
+        elif self._step == self.delay_steps + 1:
+            observation[-1] = 1.0
+        return observation
+
+
 def make_corridor() -> gymnasium.Env:
     return Corridor()
 
@@ -66,6 +106,4 @@ def make_flaky_for_worker_1() -> gymnasium.Env:
 
 
 def make_memory_cue() -> gymnasium.Env:
-    from dba3c.environments.memory_task import MemoryCue
-
     return MemoryCue(cues=2, delay_steps=6)

@@ -10,7 +10,7 @@ from param_servers.checkpoint.files import load_checkpoint
 from tests.integration.runs import Run, charts, newest_checkpoint, records, refused
 
 ONE_ACTOR = ("--actors", "1", "--envs-per-actor", "4")
-MEMORY = "dba3c/MemoryCue-v0"
+MEMORY = "tests.integration.games:make_memory_cue"
 SAC = (
     "Pendulum-v1", "--preset", "sac", *ONE_ACTOR, "--replay-start", "40", "--replay-batch", "16", "--hidden-size", "8",
     "--replay-ratio", "4",
