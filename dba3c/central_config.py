@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dba3c.errors import UserError
-from param_servers.options import option
+from param_servers.config import option
 
 Mode = Literal["worker", "central"]
 InferenceThread = Literal["shared", "own"]

@@ -8,7 +8,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 from dba3c.environments.families import FAMILIES, check_env_id, family_of
 from dba3c.errors import UserError
-from param_servers.options import option, refusal_of_unread
+from param_servers.config import option, refusal_of_unread
 
 FOOTBALL_FRAMES = 4
 """Of which football's map is made."""

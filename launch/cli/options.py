@@ -1,6 +1,6 @@
 """From command-line words to a validated configuration: tyro reads the words once, and tells what they give, no more.
 
-An option is declared as a field of a configuration (`param_servers.options`); what the words do not give is the
+An option is declared as a field of a configuration (`param_servers.config`); what the words do not give is the
 preset's.
 """
 
