@@ -10,13 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from param_servers.addresses import connect, serve
     from param_servers.config import ExchangeConfig, OptimizerConfig
     from param_servers.errors import ParamServersError, RunStopped
     from param_servers.exchange import GradientExchange
     from param_servers.layout import FlatLayout
     from param_servers.local import LocalExchange
-    from param_servers.one_machine import train_on_one_machine
+    from param_servers.running import connect, serve, train_on_one_machine
 
 __all__ = [
     "ExchangeConfig",
@@ -38,9 +37,9 @@ _HOMES = {
     "OptimizerConfig": "config",
     "ParamServersError": "errors",
     "RunStopped": "errors",
-    "connect": "addresses",
-    "serve": "addresses",
-    "train_on_one_machine": "one_machine",
+    "connect": "running",
+    "serve": "running",
+    "train_on_one_machine": "running",
 }
 
 

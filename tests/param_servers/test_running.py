@@ -11,7 +11,7 @@ import torch
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import RunBroken
 from param_servers.layout import FlatLayout, plan_shards
-from param_servers.one_machine import run_on_one_machine, train_on_one_machine
+from param_servers.running import run_on_one_machine, train_on_one_machine
 
 INPUT = torch.arange(12.0).view(4, 3) / 12
 
@@ -46,7 +46,7 @@ def test_a_module_learns_on_one_machine_what_it_learns_in_one_process() -> None:
 LARGE = """
 import sys, torch
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.one_machine import train_on_one_machine
+from param_servers.running import train_on_one_machine
 
 width = int(sys.argv[1])
 model = torch.nn.Linear(width, width)
