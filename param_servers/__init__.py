@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from param_servers.errors import ParamServersError, RunStopped
     from param_servers.exchange import GradientExchange
     from param_servers.layout import FlatLayout
-    from param_servers.local import LocalExchange
+    from param_servers.replica import LocalExchange
     from param_servers.running import connect, serve, train_on_one_machine
 
 __all__ = [
@@ -33,7 +33,7 @@ _HOMES = {
     "ExchangeConfig": "config",
     "FlatLayout": "layout",
     "GradientExchange": "exchange",
-    "LocalExchange": "local",
+    "LocalExchange": "replica",
     "OptimizerConfig": "config",
     "ParamServersError": "errors",
     "RunStopped": "errors",

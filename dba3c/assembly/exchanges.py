@@ -17,9 +17,9 @@ from param_servers.allreduce.collective import Collective, TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
 from param_servers.exchange import GradientExchange
 from param_servers.layout import ShardPlan
-from param_servers.local import LocalExchange
 from param_servers.majority.exchange import MajorityExchange
 from param_servers.optim import ClippedExchange
+from param_servers.replica import LocalExchange
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
 

@@ -25,8 +25,7 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, never, unread
 from param_servers.layout import FlatLayout
-from param_servers.local import check_rejected, how_it_ended, refusal
-from param_servers.replica import Replica, ReplicaReport
+from param_servers.replica import Replica, ReplicaReport, check_rejected, how_it_ended, refusal
 
 COMPARE_EVERY_STEPS = 100
 """Steps between comparisons of all ranks' parameters."""

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from param_servers.errors import ParamServersError, PeerLost, RunStopped
 from param_servers.exchange import Pull, Receipt
-from param_servers.local import refusal
-from param_servers.replica import Replica
+from param_servers.replica import Replica, refusal
 from param_servers.wire.messages import Row
 
 LOOKS = 4

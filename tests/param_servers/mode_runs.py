@@ -9,8 +9,8 @@ from param_servers.allreduce.collective import TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.layout import FlatLayout, plan_shards
-from param_servers.local import LocalExchange
 from param_servers.majority.exchange import MajorityExchange
+from param_servers.replica import LocalExchange
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
 

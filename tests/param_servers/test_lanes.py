@@ -14,7 +14,7 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, LaneLost, RunStopped
 from param_servers.lanes import ALONE, run_in_lanes
 from param_servers.layout import FlatLayout
-from param_servers.local import LocalExchange
+from param_servers.replica import LocalExchange
 from param_servers.timeouts import Timeouts
 from tests.shared_memory import named_memory
 

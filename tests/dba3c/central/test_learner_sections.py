@@ -15,7 +15,7 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.metrics.registry import INFERENCE_THREAD_SECTIONS
 from dba3c.metrics.writer import MetricsWriter
 from param_servers.config import ExchangeConfig
-from param_servers.local import LocalExchange
+from param_servers.replica import LocalExchange
 from tests.dba3c.central.in_process import InProcessService
 
 CARTPOLE = TrainConfig(

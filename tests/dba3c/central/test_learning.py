@@ -15,8 +15,8 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.local import LocalExchange
 from param_servers.optim import ClippedExchange
+from param_servers.replica import LocalExchange
 from tests.dba3c.central.in_process import InProcessServing
 from tests.integration.runs import records
 

@@ -22,7 +22,7 @@ from dba3c.runs.folder import RunFolder
 from dba3c.workers.worker import run_worker
 from param_servers.config import ExchangeConfig
 from param_servers.exchange import Pull, Receipt, RunStopped
-from param_servers.local import LocalExchange
+from param_servers.replica import LocalExchange
 from tests.dba3c.central.in_process import InProcessServing
 from tests.integration.runs import records
 

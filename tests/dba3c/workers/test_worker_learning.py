@@ -17,8 +17,8 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from dba3c.workers.worker import run_worker
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.local import LocalExchange
 from param_servers.optim import ClippedExchange
+from param_servers.replica import LocalExchange
 from tests.integration.runs import records
 
 

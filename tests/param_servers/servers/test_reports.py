@@ -10,7 +10,7 @@ from torch import Tensor
 from param_servers import replica
 from param_servers.config import OptimizerConfig
 from param_servers.layout import FlatLayout, as_bytes
-from param_servers.local import LocalExchange
+from param_servers.replica import LocalExchange
 from param_servers.servers.decisions import Commit, Restore
 from param_servers.servers.reporter import Reporter
 from param_servers.servers.shard import Shard

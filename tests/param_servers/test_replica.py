@@ -8,7 +8,7 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import LastStepsLost, RunBroken, RunStopped
 from param_servers.exchange import GradientExchange, Receipt
 from param_servers.layout import FlatLayout
-from param_servers.local import MOST_REJECTED_STEPS, LocalExchange
+from param_servers.replica import MOST_REJECTED_STEPS, LocalExchange
 
 LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
 CONFIG = OptimizerConfig(optimizer="adam", learning_rate="linear:0.1->0@100")
