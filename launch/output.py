@@ -19,7 +19,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from param_servers.patience import LeavableThread
+from param_servers.timeouts import LeavableThread
 
 PATIENCE_S = 1.0
 """How long a writer waits for a terminal that takes nothing, once; until it takes something again nobody waits."""

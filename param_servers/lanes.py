@@ -44,8 +44,7 @@ from torch import Tensor
 from param_servers.errors import ConfigError, LaneLost, RunStopped
 from param_servers.errors import told as line_of
 from param_servers.exchange import GradientExchange, Pull, Receipt
-from param_servers.patience import AwakeClock
-from param_servers.timeouts import CLOSE_S, NAP_S, Timeouts
+from param_servers.timeouts import CLOSE_S, NAP_S, AwakeClock, Timeouts
 
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1

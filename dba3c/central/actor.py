@@ -24,7 +24,7 @@ from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.roles import RunProcess
 from dba3c.runs.rendezvous import Rendezvous
 from param_servers.errors import BadMessage, PeerLost, Refused
-from param_servers.patience import Redial
+from param_servers.timeouts import Redial
 from param_servers.wire.frames import Event, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, new_life
 from param_servers.wire.hub import Hub

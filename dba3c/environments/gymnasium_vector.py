@@ -26,7 +26,7 @@ from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import EnvironmentFailed, Games, Transition, environment_seed
 from dba3c.environments.spaces import ActionCodec, ObservationCodec
 from dba3c.errors import UserError
-from param_servers.patience import Restarts
+from param_servers.timeouts import Restarts
 
 _LOG = logging.getLogger(__name__)
 RESTART_WINDOW_S = 3600.0

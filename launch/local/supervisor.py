@@ -32,7 +32,7 @@ from dba3c.runs.ending import TRAINING_ROLES, note_failure
 from launch.local.child import Child, describe_exit, shell_code, taking_signals
 from launch.local.fork_server import ForkServer
 from launch.local.processes import FINAL_EXITS, RESTART_WINDOW_S, RoleProcess
-from param_servers.patience import Restarts
+from param_servers.timeouts import Restarts
 
 RUNNING, ENDING, STOPPING, TERMINATING, KILLING = range(5)
 SAME_REQUEST_S = 1.0

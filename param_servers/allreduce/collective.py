@@ -32,8 +32,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from param_servers.errors import PeerLost, RunBroken
 from param_servers.exchange import Publish, Resolve
-from param_servers.patience import within
-from param_servers.timeouts import GRACE_S, ROLL_CALL_S
+from param_servers.timeouts import GRACE_S, ROLL_CALL_S, within
 from param_servers.wire.tcp_sockets import listen_address
 
 TAMPERED = "somebody else writes in the store where ranks meet: keep its port from whoever is not of the run"

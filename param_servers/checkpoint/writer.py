@@ -24,8 +24,7 @@ from param_servers.checkpoint.files import (
 from param_servers.errors import CheckpointError, ParamServersError
 from param_servers.layout import ShardPlan
 from param_servers.optim import State
-from param_servers.patience import LeavableThread
-from param_servers.timeouts import CLOSE_S, Timeouts
+from param_servers.timeouts import CLOSE_S, LeavableThread, Timeouts
 
 Done = Callable[[dict[str, Any]], None]
 """Called with the result of work that is done, or with {"error": why it failed}."""

@@ -18,9 +18,8 @@ from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError, PeerLost, Refused, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt, Resolve
 from param_servers.layout import ShardPlan, as_bytes
-from param_servers.patience import AwakeClock, Redial
 from param_servers.servers.client_state import ClientState, Push
-from param_servers.timeouts import GOODBYE_S, NAP_S
+from param_servers.timeouts import GOODBYE_S, NAP_S, AwakeClock, Redial
 from param_servers.wire.even_push import EvenPush
 from param_servers.wire.frames import Event, Frame, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_life

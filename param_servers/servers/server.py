@@ -21,7 +21,6 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, ConfigError, PeerLost, RunBroken
 from param_servers.exchange import OnEvent, OnReport, Publish, Resolve, ShouldStop, never, unread
 from param_servers.layout import ShardPlan
-from param_servers.patience import AwakeClock, Redial
 from param_servers.servers.audit import AuditLog
 from param_servers.servers.chief import Chief
 from param_servers.servers.coordinator import Coordinator
@@ -30,7 +29,7 @@ from param_servers.servers.decisions import unpack_order
 from param_servers.servers.reporter import Reporter
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
-from param_servers.timeouts import LAST_WORDS_S, NAP_S
+from param_servers.timeouts import LAST_WORDS_S, NAP_S, AwakeClock, Redial
 from param_servers.wire.frames import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import MOST_TERM, Hello, Lives, Peer, Role, check_secret
 from param_servers.wire.hub import Hub

@@ -1,6 +1,7 @@
 """Who waits for whom, and who gives up first."""
 
 import dataclasses
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError
-from param_servers.timeouts import RELATIONS, Relation, Timeouts
+from param_servers.timeouts import RELATIONS, AwakeClock, Relation, Restarts, Timeouts, within
 
 USERS: list[dict[str, float]] = [
     {},
@@ -67,3 +68,43 @@ def test_every_line_of_the_table_that_is_waited_for_stands_in_a_relation() -> No
     named = {name for relation in RELATIONS for name in (relation.waits, *relation.before)}
     alone = {field.name for field in dataclasses.fields(Timeouts)} - named
     assert alone == {"roll_call_s", "chief_leave_s"}
+
+
+def test_what_ends_in_time_is_returned_or_raised():
+    assert within(10, lambda: 3) == 3
+    assert within(10, lambda: None) is None
+    with pytest.raises(KeyError, match="lost"):
+        within(10, lambda: {}["lost"])
+
+
+def test_what_takes_too_long_is_left_behind():
+    release = threading.Event()
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
+        within(0.05, lambda: release.wait(60))
+    release.set()
+
+
+def test_restarts_are_bounded_by_their_rate_not_by_their_total():
+    now_s = [0.0]
+    restarts = Restarts(2, 3600.0, clock=lambda: now_s[0])
+    assert [restarts.take() for _ in range(3)] == [True, True, False]
+    assert str(restarts) == "2 of 2 within 1 h"
+    now_s[0] = 3600.0
+    assert [restarts.take() for _ in range(3)] == [True, True, False]
+    assert restarts.total == 4
+
+
+def test_time_hardly_passes_while_the_process_is_stopped():
+    reads = iter([100.0, 101.0, 102.9, 110.0, 111.0, 120.0])
+    clock = AwakeClock(2.0, lambda: next(reads))
+    assert [round(clock.now_s(), 6) for _ in range(2)] == [101.0, 102.9]
+    assert clock.slept_s == 0.0 and clock.now_s() - clock.woke_s == 0.0
+    assert round(clock.slept_s, 6) == 7.1
+    assert round(clock.now_s(), 6) == 104.15
+    assert round(clock.now_s() - clock.woke_s, 6) == 0.0 and clock.slept_s == 9.0
+
+
+def test_time_passes_also_for_a_process_that_is_always_late():
+    reads = iter(range(0, 3000, 3))
+    clock = AwakeClock(2.0, lambda: float(next(reads)))
+    assert [clock.now_s() for _ in range(100)][-1] == 25.0
