@@ -1,4 +1,4 @@
-"""Nothing is waited for or tried without end. Patience is one table: who waits for whom, how long, and who gives up first.
+"""Nothing is waited for or tried without end. Who waits for whom, how long, and who gives up first is one table.
 
 A user sets four numbers (`ExchangeConfig`); all others follow from them here and nowhere else. Whoever decides about
 others (server 0 about workers and servers, the chief about ranks, a supervisor about processes) gives up before anybody
