@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from dba3c.studies.page import facts
-from param_servers.benchmarks import link
 from param_servers.benchmarks.exchange import Case, measure
 
 HERE = Path(__file__).resolve().parent
@@ -36,7 +35,7 @@ def cases() -> list[Case]:
 
 
 def main() -> None:
-    """Measure, write exchange.csv, link.json and meta.json, draw."""
+    """Measure, write exchange.csv and meta.json, draw."""
     torch.set_num_threads(1)
     rows = []
     for case in cases():
@@ -48,9 +47,6 @@ def main() -> None:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    links = [link.measure(megabytes, steps=100, repeats=5) for megabytes in STEPS]
-    print(json.dumps(links))
-    (HERE / "link.json").write_text(json.dumps(links, indent=1) + "\n", encoding="utf-8")
     made = facts("python results/communication/measure.py")
     (HERE / "meta.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
