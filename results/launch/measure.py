@@ -1,6 +1,6 @@
 """How long 64 ranks take to start on a real Slurm on this machine, and what memory each takes.
 
-    python -m launch.benchmarks            (root; tests/cluster/install_slurm.sh; 12 GB of memory; some minutes)
+    python results/launch/measure.py       (root; tests/cluster/install_slurm.sh; 12 GB of memory; some minutes)
 
 The committed 64-node script with CartPole; the Slurm of many nodes is that of `make test-cluster`. Writes launch.json
 and the tables of README.md in results/launch. What the exchange of 64 workers costs is
@@ -28,7 +28,7 @@ import tyro
 
 from dba3c.studies.page import facts, made_by, markdown, renew
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests" / "cluster"
 UP_TIMEOUT_S, DOWN_TIMEOUT_S, COMMAND_TIMEOUT_S = 300.0, 60.0, 60.0
 PATIENCE_S = 1800.0
@@ -50,7 +50,7 @@ def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     with slurm_lab(arguments.ranks) as lab:
         startup = measure_startup(lab, arguments.ranks)
-    measured = {**facts(shlex.join(["python", "-m", "launch.benchmarks", *sys.argv[1:]])), "startup": startup}
+    measured = {**facts(shlex.join(["python", "results/launch/measure.py", *sys.argv[1:]])), "startup": startup}
     arguments.output.mkdir(parents=True, exist_ok=True)
     (arguments.output / "launch.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     print(*tables(startup), sep="\n\n")

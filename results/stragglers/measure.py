@@ -1,6 +1,6 @@
 """What stragglers cost, and how many backup workers take away.
 
-    python -m param_servers.benchmarks.stragglers --output results/stragglers/stragglers.csv        (root)
+    python results/stragglers/measure.py --output results/stragglers/stragglers.csv        (root)
 
 8 + b workers in network namespaces at 100 Mbit/s sleep instead of computing, and push a constant gradient. At every
 moment one of them, drawn at random, is in a sleep of 10 times the undisturbed step; worker 0 always computes 3 times as
