@@ -97,16 +97,7 @@ def evaluate(
     )
 
 
-def run_evaluator(
-    folder: RunFolder,
-    config: TrainConfig,
-    rank: int,
-    *,
-    incarnation: int = 0,
-    num_envs: int = DEFAULT_NUM_ENVS,
-    look_s: float = LOOK_S,
-    say: Callable[[str], None] | None = None,
-) -> str:
+def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str], None] | None = None) -> str:
     """The evaluation node's whole life: play with each new checkpoint until the run ends, then with its last one.
 
     Several evaluators share the `evaluation_games` of each checkpoint: each plays games of its own stream of seeds and
@@ -123,8 +114,9 @@ def run_evaluator(
         RunBroken: the launch is gone without a word.
         UserError: the checkpoints are of another network, or the environment cannot be played.
     """
+    folder, config, rank = process.folder, process.config, process.rank
     say = say or (lambda line: print(f"evaluator {rank}: {line}", flush=True))
-    metrics = MetricsWriter(folder, "evaluator", rank, incarnation)
+    metrics = MetricsWriter.of(process, "evaluator")
     run_end = RunEnd(folder, look_s=look_s)
     overtime = Overtime(folder, config, run_end, look_s)
 
@@ -147,7 +139,7 @@ def run_evaluator(
             tell(f"passed over steps {', '.join(map(str, watch.passed_over))}: {policy.step} is newer")
         overtime.step = policy.step
         try:
-            share = evaluate(config, policy, games=games, seed_index=rank, num_envs=num_envs, should_stop=overtime)
+            share = evaluate(config, policy, games=games, seed_index=rank, should_stop=overtime)
         except GamesAbandoned as why:
             tell(f"step {policy.step}: none of {games} games had ended when {why}; {by_hand(folder, policy.step)}")
             return
@@ -230,8 +222,3 @@ def stop_when_solved(
             tell(reason)
     except UserError as error:  # a full disk: the next evaluation asks again
         tell(str(error))
-
-
-def evaluator(process: RunProcess) -> str:
-    """The role's whole life, see `run_evaluator`; the reason the run ended."""
-    return run_evaluator(process.folder, process.config, process.rank, incarnation=process.incarnation)

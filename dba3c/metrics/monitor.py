@@ -9,10 +9,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics.charts import ChartInterval, Event, Point, points_of
@@ -41,12 +40,6 @@ class ScoreRule:
     max_core_hours: float | None = None
     """Processor time of all processes, over all lives."""
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ScoreRule:
-        """The limits in a run's config.json (its "run" section)."""
-        limits = config.get("run") or {}
-        return cls(limits.get("stop_score"), limits.get("stop_games") or 50, limits.get("max_core_hours"))
-
     def reason(self, scores: Scores, cpu_hours: float) -> str | None:
         """One line that says why the run should end now, None while it should go on."""
         mean = scores.mean
@@ -72,7 +65,6 @@ class Monitor:
 
     Attributes:
         stop_reason: why the rule ended the run, None when it did not.
-        complete: whether the trackers got everything; known after `close`.
     """
 
     def __init__(
@@ -93,7 +85,6 @@ class Monitor:
         self._sinks = [BackgroundSink(sink, tracked, warn) for sink in sinks]
         self.summary = RunSummary(facts)
         self.stop_reason: str | None = None
-        self.complete = False
         self._reader = RunReader(run, warn)
         self._interval = ChartInterval(self.summary)
         self._rule = rule or ScoreRule()
@@ -136,14 +127,13 @@ class Monitor:
         if self.stop_reason is None and (reason := self._rule.reason(self._scores, self.summary.cpu_hours)) is not None:
             self._stop(reason)
 
-    def close(self) -> bool:
-        """The last point, then the trackers' farewell; True when they got everything."""
+    def close(self) -> None:
+        """The last point, then the trackers' farewell; what one did not get is warned of."""
         self._take_in()
         self._draw(self.summary.newest_s)
         deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
-        complete = [sink.close(max(_LEAST_CLOSE_S, deadline_s - time.monotonic())) for sink in self._sinks]
-        self.complete = all(complete)
-        return self.complete
+        for sink in self._sinks:
+            sink.close(max(_LEAST_CLOSE_S, deadline_s - time.monotonic()))
 
     def _draw(self, now_s: float) -> None:
         """Gives the trackers one point, from all that came in since the last one."""
@@ -192,46 +182,35 @@ def _hand_over(happened: Point | Event, folder: Path, sink: Sink | BackgroundSin
         sink.film(film, happened.step, happened.time_s)
 
 
-def monitor_process(path: str | Path, incarnation: int = 0) -> Monitor:
-    """Feeds the trackers and applies the limits that the run's config.json names, until the run is over.
+def monitor(process: RunProcess) -> str:
+    """The role's whole life: feeds the trackers and applies the limits until the run is over; why it ended.
 
     Ctrl-C reaches every process of a terminal: it is the launch's to handle, the monitor stays to the end. SIGTERM
     means that the run is over: one last look, then it ends. What does not work is said on stderr and in the monitor's
     own metrics file, where every view of the run finds it.
-
-    Args:
-        incarnation: how many monitors this life of the run has had before.
     """
     told_to_end = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
-    run = RunFolder.open(path)
-    config = run.config()
-    metrics = MetricsWriter(run, "monitor", 0, incarnation)
+    limits, metrics = process.config.run, MetricsWriter.of(process, "monitor")
 
     def warn(message: str) -> None:
         warn_on_stderr(message)
         metrics.record_event("warning", message)
 
     try:
-        monitor = Monitor(
-            run,
-            make_sinks((config.get("run") or {}).get("track") or ()),
-            ScoreRule.from_config(config),
+        followed = Monitor(
+            process.folder,
+            make_sinks(limits.track),
+            ScoreRule(limits.stop_score, limits.stop_games, limits.max_core_hours),
             warn=warn,
             on_stop=lambda reason: metrics.record_event("stopping", reason),
-            again=incarnation > 0,
+            again=process.incarnation > 0,
         )
-        monitor.follow(until=told_to_end.is_set)
-        return monitor
+        followed.follow(until=told_to_end.is_set)
+        return followed.stop_reason or "the run has ended"
     finally:
         metrics.close()
-
-
-def monitor(process: RunProcess) -> str:
-    """The role's whole life, see `monitor_process`; the reason the run ended."""
-    seen = monitor_process(process.folder.path, incarnation=process.incarnation)
-    return seen.stop_reason or "the run has ended"
 
 
 def export(

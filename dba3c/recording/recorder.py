@@ -30,8 +30,7 @@ from dba3c.recording.videos import GIF_LARGEST_WIDTH, GIF_PANEL, GifWriter, Mp4W
 from dba3c.roles import RunProcess
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
-from dba3c.runs.ending import LOOK_S, RunEnd
-from dba3c.runs.folder import RunFolder
+from dba3c.runs.ending import RunEnd
 
 OnPicture = Callable[[np.ndarray, float, int, Decision | None], None]
 """Called with each picture, the score and the agent steps so far, and the decision that led to it."""
@@ -164,15 +163,7 @@ def play_and_show(
     raise UserError(f"the game did not end within {LONGEST_GAME_STEPS} steps: give the environment a time limit")
 
 
-def run_recorder(
-    folder: RunFolder,
-    config: TrainConfig,
-    rank: int,
-    *,
-    incarnation: int = 0,
-    look_s: float = LOOK_S,
-    say: Callable[[str], None] | None = None,
-) -> str:
+def recorder(process: RunProcess) -> str:
     """The recording node's whole life: film a game of every `recording_every`-th checkpoint until the run ends.
 
     The first checkpoint it sees is filmed, and then the newest as soon as `recording_every` have come since; one that
@@ -184,15 +175,15 @@ def run_recorder(
     Raises:
         RunBroken: the launch is gone without a word.
     """
-    say = say or (lambda line: print(f"recorder {rank}: {line}", flush=True))
-    metrics = MetricsWriter(folder, "recorder", rank, incarnation)
-    run_end = RunEnd(folder, look_s=look_s)
+    folder, config = process.folder, process.config
+    metrics = MetricsWriter.of(process, "recorder")
+    run_end = RunEnd(folder)
 
     def tell(line: str, step: int | None = None, film: str = "") -> None:
-        say(line)
+        print(f"recorder {process.rank}: {line}", flush=True)
         metrics.record_event("recording", line, step, film)
 
-    watch = CheckpointWatch(folder.checkpoints, run_end, say=tell, look_s=look_s)
+    watch = CheckpointWatch(folder.checkpoints, run_end, say=tell)
     due = 1
     try:
         while (policy := watch.wait()) is not None:
@@ -213,8 +204,3 @@ def run_recorder(
     finally:
         metrics.close()
     return run_end() or "the run has ended"
-
-
-def recorder(process: RunProcess) -> str:
-    """The role's whole life, see `run_recorder`; the reason the run ended."""
-    return run_recorder(process.folder, process.config, process.rank, incarnation=process.incarnation)

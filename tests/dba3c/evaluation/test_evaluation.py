@@ -11,9 +11,10 @@ from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
-from dba3c.evaluation.evaluator import evaluate, run_evaluator
+from dba3c.evaluation.evaluator import evaluate, evaluator
 from dba3c.evaluation.full_games import GamesAbandoned, evaluated_policies
 from dba3c.evaluation.players import protocol_for, stream_seeds
+from dba3c.roles import RunProcess
 from dba3c.runs import checkpoints
 from dba3c.runs.checkpoints import CheckpointWatch, load_policy
 from dba3c.runs.ending import Overtime, RunEnd
@@ -107,13 +108,13 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line(cartpole):
 # -- the role --------------------------------------------------------------------------------------------------------
 
 
-def evaluator_of(run, config, says, **options):
-    """run_evaluator in a thread; returns (thread, list that gets its reason)."""
+def evaluator_of(run, config, says):
+    """The role in a thread; returns (thread, list that gets its reason)."""
     reasons = []
 
     def be():
         torch.set_num_threads(1)
-        reasons.append(run_evaluator(run, config, 0, look_s=0.01, say=says, **options))
+        reasons.append(evaluator(RunProcess(run, config, 0, 0), look_s=0.01, say=says))
 
     thread = threading.Thread(target=be)
     thread.start()
@@ -276,7 +277,7 @@ def test_two_evaluators_share_the_games_of_a_checkpoint_and_overwrite_nothing(ca
     run.request_stop("enough", finished=True)
     run.note_left("worker", 0)
     for rank in (0, 1):
-        assert run_evaluator(run, config, rank, look_s=0.0) == "enough"
+        assert evaluator(RunProcess(run, config, rank, 0), look_s=0.0) == "enough"
     found = [json.loads((run.path / "evaluations" / f"step-10-sampled{end}.json").read_text()) for end in ("", "-1")]
     assert [len(one["scores"]) for one in found] == [3, 2]
     assert [one["seed_index"] for one in found] == [0, 1]

@@ -9,12 +9,19 @@ import threading
 
 import pytest
 
-from dba3c.metrics.monitor import Monitor, ScoreRule, monitor_process
+from dba3c.config import RunConfig, TrainConfig
+from dba3c.metrics.monitor import Monitor, ScoreRule
+from dba3c.metrics.monitor import monitor as monitor_role
 from dba3c.metrics.run_facts import RunFacts
 from dba3c.metrics.writer import MetricsWriter
+from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
 from tests.dba3c.metrics.made_up_run import CONFIG, START_S, set_lives
 from tests.dba3c.metrics.test_background_sink import RecordingSink
+
+
+def tracking(name):
+    return TrainConfig(run=RunConfig(track=(name,)))
 
 
 class PointSink(RecordingSink):
@@ -37,7 +44,7 @@ def test_a_point_holds_every_chart_and_events_and_evaluations_come_through(make_
     run, sink = make_up_run(seconds=30), PointSink()
     monitor = Monitor(run, [sink], warn=no_warning)
     monitor.look(START_S + 30)
-    assert monitor.close()
+    monitor.close()
     (at, evaluated), (step, point), *_ = sink.points
     assert (at, evaluated["score/evaluation_iqm"]) == (250, 2.5)
     assert step == 300 and sink.events == ["worker-0: checkpoint of step 300 written"] and sink.closed
@@ -151,7 +158,7 @@ def test_it_ends_with_its_run_and_reads_what_was_written_last(tmp_path):
     run.end_life("finished", "done")
     thread.join(timeout=30)
     run.release()
-    assert monitor.summary.step == 5 and monitor.complete
+    assert not thread.is_alive() and monitor.summary.step == 5
 
 
 def test_it_ends_when_the_run_was_asked_to_stop_and_is_silent(tmp_path):
@@ -168,12 +175,12 @@ def test_it_ends_when_its_launch_is_dead(tmp_path):
 
 
 def test_the_process_ends_on_sigterm_with_its_trackers_complete_and_ignores_ctrl_c(tmp_path):
-    with RunFolder.create(tmp_path / "run", {"run": {"track": ["tensorboard"]}}) as run:
+    with RunFolder.create(tmp_path / "run", tracking("tensorboard").to_json()) as run:
         writer = MetricsWriter(run, "worker", 0)
         writer.record_step(7, {"accepted": 1, "loss_total": 0.5})
         writer.flush()
-        code = "import sys; from dba3c.metrics.monitor import monitor_process; monitor_process(sys.argv[1])"
-        process = subprocess.Popen([sys.executable, "-c", code, str(run.path)], stderr=subprocess.PIPE)
+        words = ["--run-dir", str(run.path), "--role", "monitor"]
+        process = subprocess.Popen([sys.executable, "-m", "launch.role", *words], stderr=subprocess.PIPE)
         deadline = threading.Timer(60, process.kill)
         deadline.start()
         while not list(run.tensorboard.iterdir()):
@@ -189,16 +196,16 @@ def test_the_process_ends_on_sigterm_with_its_trackers_complete_and_ignores_ctrl
 def test_what_does_not_work_is_in_the_monitors_own_records(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "neptune", None)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    run = RunFolder.create(tmp_path / "run", {"run": {"track": ["neptune"]}})
+    run = RunFolder.create(tmp_path / "run", tracking("neptune").to_json())
     MetricsWriter(run, "worker", 0).record_event("joined", "worker 0 joined")
     run.end_life("finished", "done")
     run.release()
     try:
-        report = monitor_process(run.path)
+        monitor_role(RunProcess(run, tracking("neptune"), 0, 0))
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    assert not report.complete and "pip install 'dba3c[neptune]'" in capsys.readouterr().err
+    assert "pip install 'dba3c[neptune]'" in capsys.readouterr().err
     lines = [json.loads(line) for line in run.metrics_file("monitor", 0).read_text().splitlines()]
     assert "neptune fails" in lines[0]["message"]
 
