@@ -154,8 +154,8 @@ def _central(arguments: SimulateArguments, cluster: Cluster, calibration: Calibr
             wins = "central" if one.central_wins else "workers"
             print(f"{nodes:>6} {speed:>16g} {one.workers_per_s:>10.0f} {one.central_per_s:>10.0f}  {wins}")
         least = min(winners, default=math.inf)
-        verdict = f"from a learner of {least:g} cores on" if winners else "with none of these learners"
-        print(f"{nodes} nodes: central inference wins {verdict}")
+        where = f"from a learner of {least:g} cores on" if winners else "with none of these learners"
+        print(f"{nodes} nodes: central inference wins {where}")
     return 0
 
 

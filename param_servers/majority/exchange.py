@@ -1,7 +1,7 @@
 """All-reduce with backup workers: a step waits for the first g ranks that are ready, not for all (DESIGN: partial
 collectives, arXiv 1908.04207, there with late ranks' old gradients; here with zeros, so that staleness is 0).
 
-    main thread   pull, compute, push: say "ready" and wait for the verdict
+    main thread   pull, compute, push: say "ready" and wait for the answer
     comm thread   on COMMIT: sum at once, with the own gradient if this rank is a member, else with zeros; divide by the
                   number of members; take the optimizer step; tell the main thread
     chief         a thread of rank 0: which g ranks are the members of a step (see `coordinator`)
@@ -142,7 +142,7 @@ class MajorityExchange:
             return refused
         self._rejected_in_a_row = 0
         self._comm.wake()
-        return self._shared.verdict(step)
+        return self._shared.answer(step)
 
     def close(self) -> None:
         """See `GradientExchange.close`."""

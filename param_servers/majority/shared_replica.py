@@ -1,5 +1,5 @@
 """What the main thread and the comm thread of a rank in a majority all-reduce share, under one lock: the replica, the
-push that waits for its verdict, and how the run ended."""
+push that waits for its answer, and how the run ended."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ Outcome = ParamServersError | RunStopped
 
 
 class WaitingPush(NamedTuple):
-    """A gradient that waits for its verdict."""
+    """A gradient that waits for its answer."""
 
     row: Row
     """Names the push; `mark` is not used."""
@@ -50,7 +50,7 @@ class SharedReplica:
         self._summed_step = -1
         """The step whose sum the waiting push went into; -1: none."""
         self._accepted = False
-        """The verdict on the push that waited last. Kept, for more steps may end before the main thread reads it."""
+        """The answer on the push that waited last. Kept, for more steps may end before the main thread reads it."""
         self._sequence = 0
         self._formed = False
         self._summing = False
@@ -75,7 +75,7 @@ class SharedReplica:
             return self._replica.pull()
 
     def offer(self, gradient: Tensor, step: int, data_points: int) -> Receipt | None:
-        """Let a gradient [P] of `step` wait for its verdict; the answer if it may not. Raises how the run ended."""
+        """Let a gradient [P] of `step` wait for its answer, which comes at once where it may not. Raises as `answer`."""
         with self._changed:
             self._raise_if_ended()
             self._sequence += 1  # of all pushes, as with servers: who replays the audit counts them, too
@@ -86,7 +86,7 @@ class SharedReplica:
             self._waiting = WaitingPush(Row(self._rank, self._incarnation, self._sequence), step, data_points)
             return None
 
-    def verdict(self, step: int) -> Receipt:
+    def answer(self, step: int) -> Receipt:
         """Wait for the answer to the gradient of `step` that was offered. Raises how the run ended, or PeerLost."""
         with self._changed:
             self._wait_for(lambda: self._waiting is None, f"step {step} to end")
@@ -109,7 +109,7 @@ class SharedReplica:
 
     @property
     def waiting(self) -> WaitingPush | None:
-        """The push that waits for its verdict."""
+        """The push that waits for its answer."""
         with self._changed:
             return self._waiting
 

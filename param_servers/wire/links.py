@@ -130,8 +130,8 @@ class Link:
             enough = self.least_frame_bytes
         elif self.receiving is not None:
             header, have = self.receiving
-            verdict = HEADER_BYTES if header.code == Code.STREAMED else 0  # SEALED or ABORTED is always next
-            enough = min(self.wake_bytes, header.length - have + verdict)
+            then = HEADER_BYTES if header.code == Code.STREAMED else 0  # SEALED or ABORTED is always next
+            enough = min(self.wake_bytes, header.length - have + then)
         if enough != self._woken_by and hasattr(socket, "SO_RCVLOWAT"):
             self._woken_by = enough
             with suppress(OSError):  # a broken link is noticed by the next poll

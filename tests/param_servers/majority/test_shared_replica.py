@@ -47,20 +47,20 @@ def own(sequence):
 def test_a_member_adds_its_gradient_and_is_accepted(shared):
     assert shared.offer(torch.ones(3), 0, 5) is None
     assert sum_step(shared, 0, OTHER, own(1)) == [1, 1, 1]
-    assert shared.verdict(0) == Receipt(True, 1)
+    assert shared.answer(0) == Receipt(True, 1)
 
 
 def test_who_is_no_member_adds_zeros_and_is_stale(shared):
     shared.offer(torch.ones(3), 0, 5)
     assert sum_step(shared, 0, OTHER) == [0, 0, 0]
-    assert shared.verdict(0) == Receipt(False, 1, "stale")
+    assert shared.answer(0) == Receipt(False, 1, "stale")
 
 
-def test_a_verdict_stays_what_it_was_when_the_others_go_on_before_it_is_read(shared):
+def test_a_answer_stays_what_it_was_when_the_others_go_on_before_it_is_read(shared):
     shared.offer(torch.ones(3), 0, 5)
     sum_step(shared, 0, OTHER, own(1))
     sum_step(shared, 1, OTHER)
-    assert shared.verdict(0) == Receipt(True, 2)
+    assert shared.answer(0) == Receipt(True, 2)
 
 
 def test_a_gradient_whose_sum_broke_waits_on_and_counts_where_another_rank_took_the_step(shared):
@@ -69,7 +69,7 @@ def test_a_gradient_whose_sum_broke_waits_on_and_counts_where_another_rank_took_
     assert shared.waiting is not None
     furthest = replica_at(1)
     shared.go_on_from((furthest.counters(), furthest.packed()))
-    assert shared.waiting is None and shared.verdict(0) == Receipt(True, 1)
+    assert shared.waiting is None and shared.answer(0) == Receipt(True, 1)
 
 
 def test_a_gradient_whose_sum_broke_is_stale_where_the_step_was_taken_without_it(shared):
@@ -77,7 +77,7 @@ def test_a_gradient_whose_sum_broke_is_stale_where_the_step_was_taken_without_it
     shared.contribute(0, [OTHER, own(1)], torch.zeros(3))
     shared.go_on_from(None)
     sum_step(shared, 0, OTHER)
-    assert shared.verdict(0) == Receipt(False, 1, "stale")
+    assert shared.answer(0) == Receipt(False, 1, "stale")
 
 
 def test_a_gradient_of_another_step_or_not_finite_waits_for_nothing(shared):
@@ -99,7 +99,7 @@ def test_nobody_waits_for_longer_than_stated_and_the_end_ends_all_waits(shared):
     shared.end(RunStopped("enough"))
     shared.end(PeerLost("later"))
     with pytest.raises(RunStopped, match="enough"):
-        shared.verdict(0)
+        shared.answer(0)
     with pytest.raises(RunStopped, match="enough"):
         shared.offer(torch.ones(3), 0, 5)
 

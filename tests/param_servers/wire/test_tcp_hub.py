@@ -46,7 +46,7 @@ def test_a_message_that_is_expected_whole_wakes_nobody_before_its_end(pair: Pair
     pair.wait_for(pair.server, Left)  # an end is noticed all the same
 
 
-def test_a_streamed_payload_wakes_its_reader_once_with_the_verdict_that_follows(pair: Pair) -> None:
+def test_a_streamed_payload_wakes_its_reader_once_with_the_word_that_follows(pair: Pair) -> None:
     pair.connect()
     frame = Frame(Header(Kind.PARAMETERS, code=Code.STREAMED), memoryview(bytes(50_000)), available=10_000)
     pair.server.stream(WORKER, frame)
