@@ -5,7 +5,6 @@ and all are equal.
 """
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ class Replica:
         initial_parameters: [P] float32, the parameters of step 0; copied.
         optimizer_config, exchange_config: settings; those of the exchange say when checkpoints are due.
         checkpoint_dir: where they go; None: nowhere.
-        checkpoint_extra: JSON for the manifest, asked when a checkpoint is published.
         on_event: hears of checkpoints written, skipped and failed.
     """
 
@@ -44,14 +42,13 @@ class Replica:
         optimizer_config: OptimizerConfig,
         exchange_config: ExchangeConfig,
         checkpoint_dir: Path | None = None,
-        checkpoint_extra: Callable[[], dict[str, Any]] = dict,
         on_event: OnEvent = unread,
     ) -> None:
         layout.check(initial_parameters)
         self.layout, self.shard = layout, Shard(initial_parameters, optimizer_config)
         self.step = self.data_points = self.term = 0
         self._config, self._directory = exchange_config, checkpoint_dir
-        self._extra, self._on_event = checkpoint_extra, on_event
+        self._on_event = on_event
         self._plan = ShardPlan(layout, (0, layout.numel))
         self._pulled = self.shard.parameters.clone()
         self._checkpoints: Checkpoints | None = None
@@ -172,7 +169,7 @@ class Replica:
             if "error" in entry:
                 done(entry)
                 return
-            checkpoints.publish(step, term, data_points, [entry], self._extra(), self._config.keep_checkpoints, done)
+            checkpoints.publish(step, term, data_points, [entry], self._config.keep_checkpoints, done)
 
         def done(answer: dict[str, Any]) -> None:
             if "error" in answer:
@@ -254,7 +251,7 @@ class LocalExchange:
 
     Args:
         layout, initial_parameters, optimizer_config, exchange_config: see `Replica`.
-        checkpoint_dir, checkpoint_extra, on_event: see `Replica`.
+        checkpoint_dir, on_event: see `Replica`.
         should_stop: asked before each step.
         on_report: called about once a second with the figures of `ReplicaReport`.
     """
@@ -268,14 +265,11 @@ class LocalExchange:
         exchange_config: ExchangeConfig | None = None,
         checkpoint_dir: Path | None = None,
         should_stop: ShouldStop = never,
-        checkpoint_extra: Callable[[], dict[str, Any]] = dict,
         on_report: OnReport = unread,
         on_event: OnEvent = unread,
     ) -> None:
         settings = exchange_config or ExchangeConfig()
-        self.replica = Replica(
-            layout, initial_parameters, optimizer_config, settings, checkpoint_dir, checkpoint_extra, on_event
-        )
+        self.replica = Replica(layout, initial_parameters, optimizer_config, settings, checkpoint_dir, on_event)
         self.replica.restore_newest()
         self._should_stop, self._report = should_stop, ReplicaReport(self.replica, on_report)
         self._rejected_in_a_row = 0

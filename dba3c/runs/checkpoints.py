@@ -123,7 +123,7 @@ def keep_policy(run: RunFolder, into: Path, on_skip: Callable[[str], None]) -> P
     with writing(checkpoints):
         entry = write_shard(checkpoints, policy.step, 0, 0, 1, policy.parameters, {})
         kept = publish(
-            checkpoints, policy.step, data_points=policy.data_points, term=0, plan=plan, files=[entry], extra={}, keep=1
+            checkpoints, policy.step, data_points=policy.data_points, term=0, plan=plan, files=[entry], keep=1
         )
         if policy.observation_statistics is not None:
             (into / STATISTICS).mkdir(exist_ok=True)

@@ -13,9 +13,8 @@ There is one collective a step. A lost rank ends the run, after the first surviv
 
 import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,7 +57,7 @@ class AllReduceExchange:
     Args:
         collective: the ranks; used and closed by this exchange alone.
         worker: which of the run's workers this is, where they are numbered: worker 0 must be rank 0 of `collective`.
-        layout, initial_parameters, optimizer_config, exchange_config, checkpoint_extra, on_event: see `Replica`.
+        layout, initial_parameters, optimizer_config, exchange_config, on_event: see `Replica`.
         checkpoint_dir: the same on all ranks; rank 0 reads and writes there.
         should_stop: rank 0 asks it before each push; all ranks end after that step.
         on_report: called by rank 0 about once a second with the figures of `ReplicaReport`.
@@ -79,15 +78,12 @@ class AllReduceExchange:
         worker: int | None = None,
         checkpoint_dir: Path | None = None,
         should_stop: ShouldStop = never,
-        checkpoint_extra: Callable[[], dict[str, Any]] = dict,
         on_report: OnReport = unread,
         on_event: OnEvent = unread,
     ) -> None:
         check_ranks(collective, exchange_config, worker)
         self._collective, self._should_stop = collective, should_stop
-        self.replica = Replica(
-            layout, initial_parameters, optimizer_config, exchange_config, checkpoint_dir, checkpoint_extra, on_event
-        )
+        self.replica = Replica(layout, initial_parameters, optimizer_config, exchange_config, checkpoint_dir, on_event)
         rows = collective.size * ROW_NUMBERS
         self._buffer = torch.zeros(layout.numel + rows)
         self._gradient, self._rows = self._buffer[: layout.numel], self._buffer[layout.numel :].view(-1, ROW_NUMBERS)

@@ -24,7 +24,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,7 +60,6 @@ class Checkpoint:
     """[P] float32 in the order of `layout`."""
     optimizer_state: State
     """Moments [P] and counters []."""
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def slice_for(self, plan: ShardPlan, shard: int) -> tuple[Tensor, State]:
         """Parameters [n] and optimizer state of one shard of `plan`, which may cut and order the tensors otherwise.
@@ -114,7 +113,6 @@ def publish(
     term: int,
     plan: ShardPlan,
     files: Sequence[Mapping[str, Any]],
-    extra: Mapping[str, Any],
     keep: int,
 ) -> Path:
     """All shards are on disk: write the manifest, make the checkpoint visible, delete old ones. Raises OSError."""
@@ -130,7 +128,6 @@ def publish(
         "cuts": list(plan.cuts),
         "fingerprint": plan.fingerprint,
         "files": sorted(files, key=lambda entry: str(entry["file"])),
-        "extra": dict(extra),
     }
     _write_text(folder / "manifest.json", json.dumps(manifest, indent=1))
     _sync(folder)
@@ -271,9 +268,7 @@ def _load(path: Path) -> Checkpoint:
         state = merge_states(states)
     except (ValueError, TypeError, KeyError, RuntimeError, SafetensorError, ConfigError) as error:
         raise CheckpointError(f"checkpoint {path.name} is torn: {error}") from error
-    return Checkpoint(
-        manifest["step"], manifest["data_points"], manifest["term"], layout, parameters, state, manifest["extra"]
-    )
+    return Checkpoint(manifest["step"], manifest["data_points"], manifest["term"], layout, parameters, state)
 
 
 def _manifest(path: Path) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class Checkpoints:
         self.submit(lambda: write_shard(directory, step, term, shard, count, parameters, state), done)
 
     def publish(
-        self, step: int, term: int, data_points: int, files: list[dict[str, Any]], extra: dict[str, Any], keep: int,
+        self, step: int, term: int, data_points: int, files: list[dict[str, Any]], keep: int,
         done: Done,
     ) -> None:  # fmt: skip
         """Shard 0: all slices are there; see `files.publish`."""
@@ -86,9 +86,7 @@ class Checkpoints:
         assert directory is not None
 
         def work() -> dict[str, Any]:
-            path = publish(
-                directory, step, data_points=data_points, term=term, plan=plan, files=files, extra=extra, keep=keep
-            )
+            path = publish(directory, step, data_points=data_points, term=term, plan=plan, files=files, keep=keep)
             return {"file": path.name}
 
         self.submit(work, done)

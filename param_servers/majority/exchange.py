@@ -15,7 +15,6 @@ ends too. Time in which a process was stopped itself is no silence of others, so
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ class MajorityExchange:
 
     Args:
         rank, incarnation: who this is; a restarted rank comes back with a higher incarnation. None: by the clock.
-        layout, initial_parameters, optimizer_config, exchange_config, checkpoint_extra: see `Replica`.
+        layout, initial_parameters, optimizer_config, exchange_config: see `Replica`.
         checkpoint_dir: the same on all ranks; the lowest rank of the group writes there, rank 0 reads.
         secret: at least 16 bytes that every rank must know.
         publish_address, resolve: rank 0 publishes where it listens, the others resolve rank 0.
@@ -85,7 +84,6 @@ class MajorityExchange:
         audit_path: Path | None = None,
         life: int = 0,
         should_stop: ShouldStop = never,
-        checkpoint_extra: Callable[[], dict[str, Any]] = dict,
         on_report: OnReport = unread,
         on_event: OnEvent = unread,
     ) -> None:
@@ -94,9 +92,7 @@ class MajorityExchange:
         check_secret(secret)
         incarnation = new_incarnation() if incarnation is None else incarnation
         host = listen_address(config.listen_host, config.interface)  # its errors here, not in a thread
-        self.replica = replica = Replica(
-            layout, initial_parameters, optimizer_config, config, checkpoint_dir, checkpoint_extra, on_event
-        )
+        self.replica = replica = Replica(layout, initial_parameters, optimizer_config, config, checkpoint_dir, on_event)
         on_report = on_report if rank == 0 else unread
         self._report = ReplicaReport(replica, on_report, workers=config.num_workers)
         self._shared = SharedReplica(rank, incarnation, replica, config.timeouts.comm_turn_s)

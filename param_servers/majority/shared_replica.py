@@ -75,7 +75,7 @@ class SharedReplica:
             return self._replica.pull()
 
     def offer(self, gradient: Tensor, step: int, data_points: int) -> Receipt | None:
-        """Let a gradient [P] of `step` wait for its answer, which comes at once where it may not. Raises as `answer`."""
+        """Let a gradient [P] of `step` wait for its answer; one that may not has it at once. Raises as `answer`."""
         with self._changed:
             self._raise_if_ended()
             self._sequence += 1  # of all pushes, as with servers: who replays the audit counts them, too

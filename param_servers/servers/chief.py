@@ -40,7 +40,6 @@ class Chief:
         on_event: called with {"event", "message", ...} for what is worth a line.
         audit: None: no log.
         keep: checkpoints to keep.
-        extra: called when a checkpoint is published; its JSON goes into the manifest.
         should_stop: asked after every step and at every tick.
     """
 
@@ -54,14 +53,13 @@ class Chief:
         on_event: OnEvent,
         audit: AuditLog | None = None,
         keep: int = 5,
-        extra: Callable[[], dict[str, Any]] = dict,
         should_stop: ShouldStop = never,
     ) -> None:
         self.coordinator = coordinator
         self.staleness: list[int] = []
         """Of the gradients committed since the last report."""
         self._node, self._hub, self._checkpoints, self._clock = node, hub, checkpoints, clock
-        self._on_event, self._audit, self._keep, self._extra = on_event, audit, keep, extra
+        self._on_event, self._audit, self._keep = on_event, audit, keep
         self._should_stop = should_stop
         self._servers: set[int] = set()
         self._files: dict[int, dict[str, Any]] = {}
@@ -135,7 +133,7 @@ class Chief:
             def published(answer: dict[str, Any]) -> None:
                 self._carry_out(self.coordinator.checkpoint_done(step, str(answer.get("error", ""))))
 
-            self._checkpoints.publish(step, self._node.term, data_points, files, self._extra(), self._keep, published)
+            self._checkpoints.publish(step, self._node.term, data_points, files, self._keep, published)
 
     def tick(self) -> None:
         """Look at the clock and ask whether to stop."""

@@ -60,7 +60,6 @@ class ParameterServer:
         audit_path: shard 0 appends every commit, roll-back and expulsion there.
         life: which life of the run this is, for the audit log: 0 for the first, one more each time it is resumed.
         should_stop: shard 0 asks it after every step and twice a second: (step, data_points) -> reason or None.
-        checkpoint_extra: shard 0: JSON for the manifest, asked when a checkpoint is published.
         on_report: called about once a second with the figures of `Reporter`.
         on_event: called with {"event", "message", ...}; the message is one line for a person.
         hub, checkpoints, clock: others than TCP, `checkpoint_dir` and time: a simulation has its own, and no `run`.
@@ -88,7 +87,6 @@ class ParameterServer:
         audit_path: Path | None = None,
         life: int = 0,
         should_stop: ShouldStop = never,
-        checkpoint_extra: Callable[[], dict[str, Any]] = dict,
         on_report: OnReport = unread,
         on_event: OnEvent = unread,
         hub: Hub | None = None,
@@ -132,7 +130,6 @@ class ParameterServer:
                 on_event,
                 self._audit,
                 exchange.keep_checkpoints,
-                checkpoint_extra,
                 should_stop,
             )
         self._redial = Redial(timeouts.start_s, seed=shard)

@@ -54,4 +54,4 @@ def write_parameters(run: RunFolder, plan: ShardPlan, step: int, parameters: Ten
         )
         for shard, part in enumerate(plan.slices)
     ]
-    return publish(run.checkpoints, step, data_points=160 * step, term=0, plan=plan, files=files, extra={}, keep=keep)
+    return publish(run.checkpoints, step, data_points=160 * step, term=0, plan=plan, files=files, keep=keep)

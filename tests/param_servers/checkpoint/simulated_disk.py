@@ -47,7 +47,7 @@ class SimCheckpoints:
         self._pending.append((work, done))
 
     def publish(
-        self, step: int, term: int, data_points: int, files: Any, extra: Any, keep: int, done: Callable[[Any], None]
+        self, step: int, term: int, data_points: int, files: Any, keep: int, done: Callable[[Any], None]
     ) -> None:
         def work() -> dict[str, str]:
             there = self._disk.unfinished[step, term]

@@ -24,7 +24,7 @@ def begin(checkpoints: Checkpoints, step: int) -> None:
     published: list[dict[str, Any]] = []
 
     def written(entry: dict[str, Any]) -> None:
-        checkpoints.publish(step, 1, 10 * step, [entry], {}, 5, published.append)
+        checkpoints.publish(step, 1, 10 * step, [entry], 5, published.append)
 
     checkpoints.write(step, 1, torch.full((4,), float(step)), {}, written)
     [write] = checkpoints._pending

@@ -273,13 +273,14 @@ def test_a_last_checkpoint_that_cannot_be_written_hides_from_nobody_that_the_run
         (tmp_path / "checkpoints").mkdir(exist_ok=True)
         return "enough" if step else None
 
-    def extra():
-        raise LookupError("nothing to add")
+    def finish():
+        raise LookupError("no such disk")
 
-    run = start(2).start(0, 1, should_stop=stop, checkpoint_dir=tmp_path / "checkpoints", checkpoint_extra=extra)
+    run = start(2).start(0, 1, should_stop=stop, checkpoint_dir=tmp_path / "checkpoints")
+    run.ranks[0].replica.finish = finish
     outcomes = run.together([0, 1], steps=2)
     assert isinstance(outcomes[1], RunStopped) and outcomes[1].reason == "enough"
-    assert str(outcomes[0]) == "enough; the last checkpoint was not written: LookupError: nothing to add"
+    assert str(outcomes[0]) == "enough; the last checkpoint was not written: LookupError: no such disk"
 
 
 def test_whatever_ends_the_chief_is_told_by_all_ranks(start):
