@@ -43,9 +43,7 @@ def _git(where: Path, *arguments: str) -> str:
 
 def usable_cores() -> int:
     """Cores that this process may run on (its affinity), not the machine's."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def host() -> dict[str, object]:

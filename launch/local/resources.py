@@ -31,9 +31,7 @@ def given_cores(environ: Mapping[str, str], local_world_size: int = 1) -> int:
 
 def affinity_cores() -> list[int]:
     """The cores this process may run on, in order."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0))
 
 
 def slurm_cores_per_task(environ: Mapping[str, str]) -> int | None:

@@ -122,7 +122,7 @@ class Hub:
         return link.receiving if link is not None else None
 
     def expect(self, peer: Peer, least_bytes: int) -> None:
-        """Nothing shorter than this comes from a peer: do not wake up for less (where the kernel can do that)."""
+        """Nothing shorter than this comes from a peer: do not wake up for less."""
         link = self._links.get(peer)
         if link is not None:
             link.least_frame_bytes = least_bytes

@@ -120,7 +120,7 @@ class Link:
             self.wake_for_enough()
 
     def wake_for_enough(self) -> None:
-        """Let the kernel report this socket once there is enough to read, where it can do that.
+        """Let the kernel report this socket once there is enough to read.
 
         A wake-up for each packet of a long payload costs more than the packet. What is asked for is never more than
         what will come for certain, or the end of a frame would be waited for in vain.
@@ -132,7 +132,7 @@ class Link:
             header, have = self.receiving
             then = HEADER_BYTES if header.code == Code.STREAMED else 0  # SEALED or ABORTED is always next
             enough = min(self.wake_bytes, header.length - have + then)
-        if enough != self._woken_by and hasattr(socket, "SO_RCVLOWAT"):
+        if enough != self._woken_by:
             self._woken_by = enough
             with suppress(OSError):  # a broken link is noticed by the next poll
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, enough)

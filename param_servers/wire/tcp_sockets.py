@@ -94,24 +94,22 @@ def begin_to_connect(address: tuple[str, int], silence_timeout_s: float) -> sock
 
 
 def hold_little_unsent(sock: socket.socket) -> None:
-    """Let the kernel take `UNSENT_BYTES` beyond what it has sent, not megabytes (where it can do that).
+    """Let the kernel take `UNSENT_BYTES` beyond what it has sent, not megabytes.
 
     On loopback it sends at once, and less at a time would only be more work.
     """
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        with contextlib.suppress(OSError):  # a broken link is noticed by the next poll
-            if not str(sock.getpeername()[0]).startswith(LOOPBACK):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    with contextlib.suppress(OSError):  # a broken link is noticed by the next poll
+        if not str(sock.getpeername()[0]).startswith(LOOPBACK):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 def send_first(sock: socket.socket) -> None:
-    """Let what this link sends go ahead of other links' bytes in this host's queue, where the system can do that.
+    """Let what this link sends go ahead of other links' bytes in this host's queue.
 
     For the few bytes between servers on which a step ends: they would wait behind all the parameters on their way.
     """
-    if hasattr(socket, "SO_PRIORITY"):
-        with contextlib.suppress(OSError):  # a broken link is noticed by the next poll
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, INTERACTIVE)
+    with contextlib.suppress(OSError):  # a broken link is noticed by the next poll
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, INTERACTIVE)
 
 
 def reason_of(error: Exception) -> str:
@@ -132,16 +130,14 @@ def _tune(sock: socket.socket, silence_timeout_s: float) -> None:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", max(1, int(silence_timeout_s / 3))),
-        ("TCP_KEEPINTVL", max(1, int(silence_timeout_s / 9))),
-        ("TCP_KEEPCNT", 3),
+    for option, value in (
+        (socket.TCP_KEEPIDLE, max(1, int(silence_timeout_s / 3))),
+        (socket.TCP_KEEPINTVL, max(1, int(silence_timeout_s / 9))),
+        (socket.TCP_KEEPCNT, 3),
         # Also covers a peer that no longer reads: without it, data in flight is resent for a quarter of an hour.
-        ("TCP_USER_TIMEOUT", int(silence_timeout_s * 1000)),
+        (socket.TCP_USER_TIMEOUT, int(silence_timeout_s * 1000)),
     ):
-        option = getattr(socket, name, None)
-        if option is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _address_of(interface: str) -> str:
