@@ -1,4 +1,4 @@
-"""Environments of Gymnasium's registry, ours among them: which ids there are, what counts as solved, what makes one."""
+"""Environments of Gymnasium's registry: which ids there are, what counts as solved, what makes one."""
 
 from __future__ import annotations
 
