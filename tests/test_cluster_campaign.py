@@ -49,17 +49,17 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
 
 
 def test_an_interrupted_campaign_goes_on_where_it_stopped(campaign: Any) -> None:
-    campaign.campaign(float("inf"), 5.0, None)
+    campaign.campaign(float("inf"), 5.0, [""])
     assert [scene.workers for scene, *_ in campaign.asked] == [4, 8]
     lines = campaign.ROWS.read_text().splitlines()
     campaign.ROWS.write_text(lines[1] + "\n")
-    campaign.campaign(float("inf"), 5.0, None)
+    campaign.campaign(float("inf"), 5.0, [""])
     assert [scene.workers for scene, *_ in campaign.asked] == [4, 8, 4]
     assert len(campaign.ROWS.read_text().splitlines()) == 2
 
 
 def test_a_prediction_is_written_with_its_error_and_comes_from_the_same_compute_times(campaign: Any) -> None:
-    campaign.campaign(float("inf"), 5.0, None)
+    campaign.campaign(float("inf"), 5.0, [""])
     row = json.loads(campaign.ROWS.read_text().splitlines()[0])
     assert row["error"] == pytest.approx(row["predicted_ms"] / 50.0 - 1, abs=1e-3)
     _, times_s, *_ = campaign.asked[0]
@@ -75,12 +75,12 @@ def test_a_row_on_a_busy_machine_is_kept_apart_and_tried_again_more_slowly(campa
         return ROW | {"refused": True, "own_share": 0.7, "dilation": dilation}
 
     monkeypatch.setattr(campaign.lab, "measure", busy)
-    campaign.campaign(float("inf"), 5.0, None)
+    campaign.campaign(float("inf"), 5.0, [""])
     refused = campaign.read(campaign.REFUSED)
     assert len(refused) == 2 and not campaign.ROWS.exists()
     campaign.REFUSED.write_text(json.dumps(refused[0]) + "\n")  # as if it had been interrupted after the first row
     for _ in range(3):
-        campaign.campaign(float("inf"), 5.0, None)
+        campaign.campaign(float("inf"), 5.0, [""])
     assert [workers for workers, _ in asked] == [4, 8, 4, 8, 8]  # then both are given up
     assert asked[2][1] >= 2 * asked[0][1]
 
@@ -94,17 +94,17 @@ def test_a_row_beside_other_work_is_tried_again_at_the_same_dilation(campaign: A
 
     monkeypatch.setattr(campaign.lab, "measure", beside_others)
     for _ in range(2):
-        campaign.campaign(float("inf"), 5.0, None)
+        campaign.campaign(float("inf"), 5.0, [""])
     assert len(asked) == 3 and asked[2] == asked[0]
     assert len(campaign.read(campaign.REFUSED)) == 1 and len(campaign.read(campaign.ROWS)) == 2
 
 
 def test_a_row_from_before_the_switchs_queues_were_repaired_is_measured_again_and_then_counts(campaign: Any) -> None:
-    campaign.campaign(float("inf"), 5.0, None)
+    campaign.campaign(float("inf"), 5.0, [""])
     old = campaign.read(campaign.ROWS)[0]
     del old["queue_bytes"]
     campaign.ROWS.write_text(json.dumps(old | {"step_ms": 77.0}) + "\n")
-    campaign.campaign(float("inf"), 5.0, None)
+    campaign.campaign(float("inf"), 5.0, [""])
     assert [scene.workers for scene, *_ in campaign.asked] == [4, 8, 4, 8]
     newest = campaign.newest(campaign.read(campaign.ROWS))
     assert [row["step_ms"] for row in newest] == [50.0, 50.0]
@@ -117,20 +117,25 @@ def test_a_row_whose_processes_fail_stops_no_other(campaign: Any, monkeypatch: A
         return dict(ROW)
 
     monkeypatch.setattr(campaign.lab, "measure", fail)
-    campaign.campaign(float("inf"), 5.0, None)
+    campaign.campaign(float("inf"), 5.0, [""])
     assert "FAILED" in (out := capsys.readouterr().out) and "process 3 failed" in out
     assert len(campaign.read(campaign.ROWS)) == 1
 
 
 def test_the_list_says_what_is_missing_and_how_long_it_takes(campaign: Any) -> None:
-    first, second = campaign.listed(5.0, None)
+    first, second = campaign.listed(5.0, [""])
     assert first.lstrip().startswith("1") and '"servers", 4' in first and '"servers", 8' in second
-    campaign.campaign(float("inf"), 5.0, None)
-    assert campaign.listed(5.0, None) == []
+    campaign.campaign(float("inf"), 5.0, [""])
+    assert campaign.listed(5.0, [""]) == []
+
+
+def test_only_rows_that_were_asked_for_are_measured(campaign: Any) -> None:
+    campaign.campaign(float("inf"), 5.0, ['"servers", 8', "nobody's"])
+    assert [scene.workers for scene, *_ in campaign.asked] == [8]
 
 
 def test_no_row_is_begun_that_would_end_too_late(campaign: Any) -> None:
-    campaign.campaign(0.0, 5.0, None)
+    campaign.campaign(0.0, 5.0, [""])
     assert not campaign.asked
 
 

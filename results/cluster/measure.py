@@ -81,7 +81,7 @@ def calibrate(rows: list[dict[str, Any]]) -> dict[str, Cluster]:
                 step_s=row["step_ms"] / 1e3,
             )
             for row in rows
-            if row["part"] == "calibration" and row["exchange"] == exchange
+            if (row["part"], row["exchange"], row["rate_mbit"]) == ("calibration", exchange, CALIBRATION_MBIT)
         ]
         names = ("latency_s", "message_s", "wire_efficiency", "overlap_lost", "link_unfairness")
         cluster = Cluster(bytes_per_s=CALIBRATION_MBIT * 1e6 / 8, wire_efficiency=WIRE_EFFICIENCY)
@@ -114,11 +114,15 @@ def append(path: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def missing() -> list[Row | CentralRow]:
-    """What is not measured, in the plan's order, but for rows that were tried too often on too busy a machine."""
+def missing(only: list[str]) -> list[Row | CentralRow]:
+    """What is not measured, in the plan's order, but for rows that were tried too often on too busy a machine.
+
+    Args: only: parts of keys, of which a row's has one.
+    """
     done = {row["key"] for row in read(ROWS) if is_fresh(row)}
     tried = [row["key"] for row in read(REFUSED) if is_fresh(row)]
-    return [row for row in everything() if row.key not in done and tried.count(row.key) < row.most_tries]
+    asked = (row for row in everything() if any(part in row.key for part in only))
+    return [row for row in asked if row.key not in done and tried.count(row.key) < row.most_tries]
 
 
 def least_dilation(refused: list[dict[str, Any]], key: str) -> int:
@@ -172,28 +176,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--for-s", type=float, default=float("inf"), help="begin no row that would end later")
     parser.add_argument("--row-s", type=float, default=12.0, help="that is measured of each row")
-    parser.add_argument("--parts", nargs="*", help="only these: calibration, method, workers, backup, peers, faults")
+    parser.add_argument("--only", nargs="*", default=[""], help="rows whose key (see --list) has one of these in it")
     parser.add_argument("--list", action="store_true", help="measure nothing: what is missing, and how long it takes")
     options = parser.parse_args()
     if options.list:
-        print("\n".join(listed(options.row_s, options.parts)))
+        print("\n".join(listed(options.row_s, options.only)))
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that a row's processes and hosts are removed
         try:
             lab.check_privileges()
             lab.take_priority()
-            campaign(time.monotonic() + options.for_s, options.row_s, options.parts)
+            campaign(time.monotonic() + options.for_s, options.row_s, options.only)
         except ConfigError as error:
             sys.exit(f"error: {error}")
 
 
-def listed(row_s: float, parts: list[str] | None) -> list[str]:
+def listed(row_s: float, only: list[str]) -> list[str]:
     """A line for each row that is missing, with the seconds that it will take, and their sum so far."""
     took_s = {row["key"]: row["row_s"] for row in read(ROWS)}
     sum_s, lines = 0.0, []
-    for row in missing():
-        if parts and row.part not in parts:
-            continue
+    for row in missing(only):
         try:
             prepared = prepare(row, row_s)
         except ConfigError as error:
@@ -205,13 +207,11 @@ def listed(row_s: float, parts: list[str] | None) -> list[str]:
     return lines
 
 
-def campaign(until_s: float, row_s: float, parts: list[str] | None) -> None:
+def campaign(until_s: float, row_s: float, only: list[str]) -> None:
     """All rows that are missing and fit into the time."""
     torch.set_num_threads(1)
     clusters: dict[str, Cluster] = {}
-    for row in missing():
-        if parts and row.part not in parts:
-            continue
+    for row in missing(only):
         if row.part != "calibration" and not clusters:
             clusters = calibrate(newest(read(ROWS)))
             CALIBRATED.write_text(json.dumps({k: asdict(v) for k, v in clusters.items()}, indent=1) + "\n")
