@@ -49,7 +49,7 @@ def test_what_cannot_be_swept_is_one_line_and_nothing_is_made(tmp_path, capsys, 
     assert "is no range" in refused(capsys, "sweep", "--workers", "4..2", "--search", "optuna")
     assert "--search cannot be 'opuna'" in refused(capsys, "sweep", *two, "--search", "opuna")
     late = refused(capsys, "sweep", "--into", "here", "CartPole-v1", *two)
-    assert "CartPole-v1 belongs to no option; what is trained comes first: dba3c sweep ENV --into" in late
+    assert "CartPole-v1 belongs to no option; ENV comes first: dba3c sweep ENV --into" in late
     assert not [*tmp_path.iterdir()]
 
 
