@@ -65,6 +65,22 @@ def r2d2_loss(folder: Path) -> None:
         learning({task: "frames"}, runs, statistic="mean")(folder)
 
 
+def algorithms(folder: Path) -> None:
+    """A figure for each environment."""
+    played: dict[str, tuple[float | None, dict[str, str]]] = {
+        "cartpole": (475.0, {"actor-critic (preset classic)": "classic-CartPole"}),
+        "acrobot": (-100.0, {"actor-critic (preset classic)": "classic-Acrobot"}),
+        "lunarlander": (200.0, {"actor-critic (classic)": "classic-LunarLander", "PPO": "ppo-LunarLander"}),
+        "pendulum": (None, {"SAC (preset sac)": "sac-Pendulum"}),
+        "halfcheetah": (None, {"PPO (preset mujoco)": "mujoco-HalfCheetah", "SAC (preset sac)": "sac-HalfCheetah"}),
+        "vizdoom": (75.0, {"actor-critic, LSTM (preset vizdoom)": "vizdoom-basic"}),
+    }
+    for name, (goal, runs) in played.items():
+        patterns = {label: f"{folder.name}/{run}/seed-*" for label, run in runs.items()}
+        if any(list(HERE.glob(pattern)) for pattern in patterns.values()):
+            learning({name: "frames"}, patterns, goal=goal)(folder)
+
+
 def score(axes: Axes, curve: Curve, x: str, **look: Any) -> None:
     """The mean score where it is one of enough games."""
     known = curve.column("progress/games") >= GAMES
@@ -269,6 +285,7 @@ def simulation(folder: Path) -> None:
 
 
 FIGURES: dict[str, Callable[[Path], None]] = {
+    "algorithms": algorithms,
     "architectures": architectures,
     "breakout_2cores": learning(BOTH, {"2 servers, 2 workers, small network": "breakout_2cores"}, goal=300.0),
     "breakout_central": learning(

@@ -1,0 +1,47 @@
+"""The table of README.md, from the runs beside it: `python results/algorithms/page.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dba3c.studies.curve import Curve, load_curve
+from dba3c.studies.page import made_by, markdown, renew
+from dba3c.studies.statistics import estimate, time_to_goal
+
+HERE = Path(__file__).resolve().parent
+COLUMNS = (
+    "preset", "environment", "seeds", "goal", "thousand frames to the goal, median",
+    "core-minutes to the goal, median", "best mean of 50 games, IQM",
+)  # fmt: skip
+GOALS = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "LunarLander-v3": 200.0, "vizdoom/basic": 75.0}
+"""Gymnasium's, and a scripted player's; the runs go on beyond them."""
+FRAMES, CORE_HOURS = "progress/frames", "progress/cpu_hours"
+
+
+def to_goal(curves: list[Curve], goal: float, chart: str, unit: float) -> str:
+    """The censored median of `chart` at the goal, in another unit."""
+    rows = [curve.reached(goal) for curve in curves]
+    seen = [float(curve.column(chart)[-1 if row is None else row]) for curve, row in zip(curves, rows, strict=True)]
+    return str(time_to_goal(seen, [row is not None for row in rows]).times(unit))
+
+
+def line(folder: Path) -> tuple[object, ...]:
+    """Of the runs of one preset on one environment."""
+    curves = [load_curve(path) for path in sorted(folder.glob("seed-*"))]
+    preset = folder.name.partition("-")[0]
+    environment = curves[0].config["environment"]["env_id"]
+    goal = GOALS.get(environment)
+    times = ("–", "–") if goal is None else (to_goal(curves, goal, FRAMES, 1e-3), to_goal(curves, goal, CORE_HOURS, 60))
+    best = estimate([float(curve.column("score/best_mean")[-1]) for curve in curves])
+    return preset, environment, len(curves), "–" if goal is None else f"{goal:g}", *times, best
+
+
+def main() -> None:
+    folders = sorted({path.parent for path in HERE.glob("*/seed-*")})
+    newest = load_curve(sorted(folders[-1].glob("seed-*"))[-1])
+    made = made_by(newest.meta["lives"][-1])
+    renew(HERE / "README.md", made, markdown(COLUMNS, [line(folder) for folder in folders]))
+
+
+if __name__ == "__main__":
+    main()
