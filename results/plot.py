@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from architectures.costs import ARCHITECTURES, plot_costs, read_csv
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
+from simulation import validation
 
-from dba3c.benchmarks import batch_size, dilated_cluster, simulator_validation
-from dba3c.studies.architectures import ARCHITECTURES, plot_costs, read_csv
+from dba3c.benchmarks import batch_size, dilated_cluster
 from dba3c.studies.curve import Curve, load_curve
 from dba3c.studies.figures import (
     IDEAL,
@@ -281,7 +282,7 @@ def simulation(folder: Path) -> None:
     finish(axes, "speed of the learner's node, in cores", "data points/s: central inference / workers", x)
     axes.tick_params(axis="x", labelsize=8)
     save(figure, folder / "central")
-    simulator_validation.draw(folder)
+    validation.draw(folder)
 
 
 FIGURES: dict[str, Callable[[Path], None]] = {

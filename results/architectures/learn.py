@@ -15,7 +15,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from dba3c.studies.architectures import read_csv
+from costs import read_csv
+
 from dba3c.studies.results import commit_into
 from dba3c.studies.study import Shape, Study, build, load
 from launch.cli.study import run_all

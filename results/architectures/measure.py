@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from costs import ARCHITECTURES, Cost, cost_of, plot_costs, read_csv, table, write_csv
 
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.architectures import ARCHITECTURES, Cost, cost_of, plot_costs, read_csv, table, write_csv
 from dba3c.studies.page import made_by, renew
 from dba3c.studies.study import NETWORK_SIZES, Shape, build, load
 from launch.cli.study import run_all

@@ -23,8 +23,10 @@ import tyro
 from dba3c.benchmarks import batch_size, inference
 from dba3c.metrics.reader import RunReader
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.architectures import cost_of
 from dba3c.studies.page import facts, made_by, markdown, renew
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from architectures.costs import cost_of
 
 HERE = Path(__file__).resolve().parent
 START_S = 20.0

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from architectures.costs import read_csv, table
 
 from dba3c.errors import UserError
-from dba3c.studies.architectures import read_csv, table
 from dba3c.studies.page import markdown, renew
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 PLOTS = runpy.run_path(str(RESULTS / "plot.py"))["FIGURES"]
 PAGES = sorted(RESULTS.glob("**/README.md"))
 

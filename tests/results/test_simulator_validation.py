@@ -5,8 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-
-from dba3c.benchmarks.simulator_validation import (
+from simulation.validation import (
     CALIBRATION,
     VALIDATION,
     Measured,
@@ -19,6 +18,7 @@ from dba3c.benchmarks.simulator_validation import (
     tables,
     write,
 )
+
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup
 
 NAMESPACES = os.geteuid() == 0 and shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin:/bin") is not None

@@ -3,12 +3,12 @@
 import json
 
 import pytest
+from architectures.costs import cost_of, plot_costs, read_csv, table, write_csv
 
 from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, TrainConfig
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.architectures import cost_of, plot_costs, read_csv, table, write_csv
 from param_servers.config import ExchangeConfig
 
 WORKERS = TrainConfig(exchange=ExchangeConfig(exchange="async", num_workers=2, num_servers=1))

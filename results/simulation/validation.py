@@ -1,6 +1,6 @@
 """The simulator against real steps: workers and servers in network namespaces, each a host with a slow link (root).
 
-    python -m dba3c.benchmarks.simulator_validation --output results/simulation
+    python results/simulation/validation.py
 
 1. A short run of Breakout on this machine, every step written down: the distribution of compute times.
 2. Calibration points without compute: latency, time per message, bytes on the wire, unfairness of the links.
@@ -69,7 +69,7 @@ _MARKERS = ("o", "s", "^")
 class Arguments:
     """What to measure."""
 
-    output: Path = Path("results/simulation")
+    output: Path = Path(__file__).resolve().parent
     seconds: float = 25.0
     """Of each validation point."""
     frames: int = 150_000
@@ -204,7 +204,7 @@ def write(output: Path, rows: list[dict[str, object]], cluster: Cluster, compute
         writer.writeheader()
         writer.writerows(rows)
     found = {
-        **facts("python -m dba3c.benchmarks.simulator_validation --output results/simulation"),
+        **facts("python results/simulation/validation.py"),
         "seed": seed,
         "rate_mbit": RATE_MBIT,
         "calibrated": {name: value for name, value in asdict(cluster).items() if np.isfinite(value)},
