@@ -1,4 +1,4 @@
-"""The environments' benchmark runs and says what it skipped; how fast anything is, no test asks."""
+"""The measurement of environments runs and says what it skipped; how fast anything is, no test asks."""
 
 import json
 import subprocess
@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from dba3c.benchmarks import environments as benchmark
-from dba3c.benchmarks.environments import Family, Rate, native
+from environments import measure as benchmark
+from environments.measure import Family, Rate, native
 from dba3c.environments.config import EnvironmentConfig
 
 
@@ -19,13 +19,12 @@ def test_it_measures_in_turn_and_writes_what_it_measured(tmp_path, capsys):
     arguments = benchmark.Arguments(
         envs=2, seconds=0.05, repeats=2, only=("ale", "ale 2017", "classic control"), output=tmp_path
     )
-    benchmark.main(arguments, "the command")
+    benchmark.main(arguments)
     written = json.loads((tmp_path / "environments.json").read_text())
     assert [family["name"] for family in written["families"]] == ["ale", "ale 2017", "classic control"]
     assert [len(family["native"]) for family in written["families"]] == [2, 0, 2]
     assert all(len(family["factory"]) == 2 for family in written["families"])
     assert all(family["factory"][0]["per_core"] > 0 for family in written["families"])
-    assert written["command"] == "the command"
     assert "| classic control (`CartPole-v1`) | 2 |" in page.read_text()
     assert "the factory adds" in capsys.readouterr().out
 

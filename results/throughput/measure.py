@@ -1,4 +1,4 @@
-"""Agent steps/s of a worker's loop beside the floors under it: ``python -m dba3c.benchmarks.throughput``.
+"""Agent steps/s of a worker's loop beside the floors under it: ``python results/throughput/measure.py``.
 
 Side by side, in turn, ``repeats`` times:
 
@@ -239,7 +239,7 @@ def ratio(above: list[float], below: list[float]) -> float:
 
 def main() -> None:
     """Measure, print, and write JSON when asked."""
-    arguments = tyro.cli(Arguments, prog="python -m dba3c.benchmarks.throughput")
+    arguments = tyro.cli(Arguments, description=__doc__)
     found = run(arguments)
     print(f"\nagent steps/s, median of {arguments.repeats} (lowest … highest)")
     for name, values in found["agent_steps_per_s"].items():

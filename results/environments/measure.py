@@ -1,12 +1,12 @@
-"""Agent steps/s of every family, and what the factory adds: ``python -m dba3c.benchmarks.environments``.
+"""Agent steps/s of every family, and what the factory adds: ``python results/environments/measure.py``.
 
 Each family is stepped with random actions, nothing else, in turn with the others and with its native vector
 environment on the same seeds and actions, ``repeats`` times; the medians are printed. Both take
 the same number of steps each time, so that they play the same games: a reset may cost a hundred steps.
 "per core" divides by the CPU seconds that this process, its threads and its child processes used, so it says what one
 busy core delivers whatever else the machine did. "factory adds" is the median of the repeats' ratios of CPU seconds per
-step. Families whose package is missing are named and skipped. With ``--output results/environments`` it writes
-``environments.json`` there, and the table of ``README.md``.
+step. Families whose package is missing are named and skipped. It writes ``environments.json`` beside this file, and the
+table of ``README.md``.
 """
 
 from __future__ import annotations
@@ -43,19 +43,15 @@ ACTION_BATCHES = 64
 class Arguments:
     """What to measure."""
 
-    game: str = "ALE/Breakout-v5"
-    """The Atari game."""
     envs: int = 32
     """Environments stepped together; slow families take 4."""
-    threads: int = 1
-    """C++ threads of the Atari families."""
     seconds: float = 0.5
     """Of each measurement, after a tenth of it as warm-up. Short and often: the machine's speed drifts over seconds."""
     repeats: int = 24
     only: tuple[str, ...] = ()
     """Names of the families to measure; all without it."""
-    output: Path | None = None
-    """Write environments.json into this folder as well, and the table of its README.md, if there is one."""
+    output: Path = Path(__file__).resolve().parent
+    """Where environments.json goes, and into its README.md, if there is one, the table."""
 
 
 # -- native vector environments, with nothing around them: what the factory's overhead is measured against -------------
@@ -142,7 +138,7 @@ class Pair(NamedTuple):
 
 def families(arguments: Arguments) -> dict[str, tuple[EnvironmentConfig, int]]:
     """(configuration, number of environments) of everything there is to measure, by name."""
-    ale = atari_v5(EnvironmentConfig(env_id=arguments.game, env_threads=arguments.threads))
+    ale = atari_v5(EnvironmentConfig())
     many, few = arguments.envs, min(arguments.envs, 4)
     football = EnvironmentConfig(env_id="football/academy_empty_goal_close")
     return {
@@ -259,11 +255,11 @@ def table(families: list[Family]) -> str:
     return markdown(columns, rows)
 
 
-def write_results(folder: Path, families: list[Family], missing: dict[str, str], command: str) -> None:
+def write_results(folder: Path, families: list[Family], missing: dict[str, str]) -> None:
     """`environments.json` in `folder`, and the table and the machine of the page that lies beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     data: dict[str, Any] = {
-        **facts(command),
+        **facts(" ".join(["python results/environments/measure.py", *sys.argv[1:]])),
         "skipped": missing,
         "families": [
             {
@@ -283,7 +279,7 @@ def write_results(folder: Path, families: list[Family], missing: dict[str, str],
         renew(page, made_by(data), table(families))
 
 
-def main(arguments: Arguments, command: str) -> None:
+def main(arguments: Arguments) -> None:
     """Measure in turn, print a table, write the results."""
     torch.set_num_threads(1)
     pairs, missing = make_all(arguments)
@@ -296,9 +292,8 @@ def main(arguments: Arguments, command: str) -> None:
     added = [family.added for family in measured if family.added is not None]
     if added:
         print(f"the factory adds {statistics.median(added):+.1%} (median of families), {max(added):+.1%} at most")
-    if arguments.output is not None:
-        write_results(arguments.output, measured, missing, command)
+    write_results(arguments.output, measured, missing)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments, description=__doc__), "python -m dba3c.benchmarks.environments " + " ".join(sys.argv[1:]))
+    main(tyro.cli(Arguments, description=__doc__))
