@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 import pytest
-
 from environments import measure as benchmark
 from environments.measure import Family, Rate, native
+
 from dba3c.environments.config import EnvironmentConfig
 
 
