@@ -8,10 +8,8 @@ import time
 from collections.abc import Callable
 
 from dba3c.algorithms.policies import Actions
-from dba3c.assembly.model import Spaces
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.normalization import use_statistics
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from dba3c.evaluation.full_games import (
@@ -68,9 +66,7 @@ def evaluate(
     environment = dataclasses.replace(protocol.environment, env_threads=threads)
     environments = make_vector_environment(environment, num_envs, environment_seed, view="evaluation")
     try:
-        use_statistics(environments, policy.observation_statistics, f"checkpoint step-{policy.step}")
-        spaces = Spaces(environments.observation_space, environments.action_space)
-        player = make_player(config, spaces, policy, protocol.actions, action_seed)
+        player = make_player(config, environments, policy, protocol.actions, action_seed)
         played = play_full_games(player, environments, games, on_game=on_game, should_stop=should_stop)
     finally:
         environments.close()

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dba3c.algorithms.policies import Actions, Asked
+from dba3c.algorithms.policies import Actions, Asked, Decision
 from dba3c.algorithms.policies import Policy as Player
-from dba3c.environments.protocol import Episode, Experience, VectorEnvironment
+from dba3c.environments.protocol import Episode, Experience, Transition, VectorEnvironment
 from dba3c.errors import UserError
 from dba3c.networks import reset_state
 from dba3c.runs.atomic_files import write_atomically
@@ -63,6 +63,7 @@ def play_full_games(
     games: int,
     *,
     on_game: Callable[[Episode], None] = lambda episode: None,
+    on_step: Callable[[np.ndarray, Transition | None, Decision | None], None] = lambda observation, *_: None,
     should_stop: Callable[[], str | None] = lambda: None,
 ) -> PlayedGames:
     """Play `games` games from reset, each to its end, in environments of the evaluation view.
@@ -71,6 +72,7 @@ def play_full_games(
 
     Args:
         on_game: called with each counted game when it ends.
+        on_step: called with the first observations [B, ...], then with each step's, the step, and what decided it.
         should_stop: asked after every step; a reason ends the playing.
 
     Raises:
@@ -84,12 +86,14 @@ def play_full_games(
     running_steps = np.zeros_like(quota)
     steps = 0
     observation = environments.reset()
+    on_step(observation, None, None)
     reward = np.zeros(environments.num_envs, dtype=np.float32)
     state, numbers = player.initial_state(environments.num_envs), np.arange(environments.num_envs)
     while len(done) < games:
         decision = player.act(Asked(observation, state, reward, numbers))
         transition = environments.step(decision.actions)
         observation, reward = transition.observation, transition.reward
+        on_step(observation, transition, decision)
         steps += Experience.of(transition.frames).agent_steps
         failures += transition.failures
         for episode in transition.episodes:

@@ -23,7 +23,8 @@ from dba3c.assembly.model import R2D2_EVALUATION_EPSILON, Spaces, build_model, b
 from dba3c.config import TrainConfig
 from dba3c.environments.atari.protocols import protocol_name
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.protocol import MAX_SEED
+from dba3c.environments.normalization import use_statistics
+from dba3c.environments.protocol import MAX_SEED, VectorEnvironment
 from dba3c.runs.checkpoints import Policy
 
 LIMIT_2017_STEPS = 40_000
@@ -64,12 +65,17 @@ def stream_seeds(run_seed: int, purpose: str, index: int) -> tuple[int, int]:
     return int(words[0] % MAX_SEED), int(words[1] >> np.uint64(1))
 
 
-def make_player(config: TrainConfig, of: Spaces, policy: Policy, actions: Actions, seed: int) -> Player:
-    """The player that the run's algorithm trained, with a checkpoint's parameters.
+def make_player(
+    config: TrainConfig, environments: VectorEnvironment, policy: Policy, actions: Actions, seed: int
+) -> Player:
+    """The player that the run's algorithm trained, with a checkpoint's parameters, for environments of the evaluation
+    view, which from now on normalise as that checkpoint did.
 
     Raises:
-        UserError: the checkpoint is of another network.
+        UserError: the checkpoint is of another network, or its run kept no statistics of observations.
     """
+    use_statistics(environments, policy.observation_statistics, f"checkpoint step-{policy.step}")
+    of = Spaces(environments.observation_space, environments.action_space)
     network = build_model(config, of).network
     player = build_policy(config, network, of, seed, actions)
     player.load(policy.parameters_for(network.layout), policy.step)

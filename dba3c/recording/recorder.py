@@ -15,25 +15,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dba3c.algorithms.policies import Actions, Asked, Decision
-from dba3c.algorithms.policies import Policy as Player
-from dba3c.assembly.model import Spaces
+from dba3c.algorithms.policies import Actions, Decision
 from dba3c.config import TrainConfig
-from dba3c.environments.normalization import use_statistics
-from dba3c.environments.protocol import Episode
+from dba3c.environments.protocol import Transition
 from dba3c.errors import UserError, writing
-from dba3c.evaluation.full_games import LONGEST_GAME_STEPS, GamesAbandoned
+from dba3c.evaluation.full_games import GamesAbandoned, play_full_games
 from dba3c.evaluation.players import make_player, protocol_for, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.recording.cameras import Camera, make_camera
-from dba3c.recording.videos import GIF_LARGEST_WIDTH, GIF_PANEL, GifWriter, Mp4Writer, Overlay, enlarge, shrink
+from dba3c.recording.cameras import make_camera
+from dba3c.recording.videos import FILM_PANEL, GIF_PANEL, GifWriter, Mp4Writer, Overlay, enlarge, shrink
 from dba3c.roles import RunProcess
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import RunEnd
-
-OnPicture = Callable[[np.ndarray, float, int, Decision | None], None]
-"""Called with each picture, the score and the agent steps so far, and the decision that led to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,28 +80,30 @@ def record_game(
             with writing(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
     camera = make_camera(protocol.environment, environment_seed)
+    score, steps = 0.0, 0
     try:
-        use_statistics(camera.environments, policy.observation_statistics, f"checkpoint step-{policy.step}")
-        spaces = Spaces(camera.environments.observation_space, camera.environments.action_space)
-        player = make_player(config, spaces, policy, protocol.actions, action_seed)
-        panel = Overlay(camera.action_names) if overlay else None
-        small_panel = Overlay(camera.action_names, GIF_PANEL) if overlay else None
-        small_width = GIF_LARGEST_WIDTH + (GIF_PANEL.width if overlay else 0)
-        small = GifWriter(camera.pictures_per_s, small_width) if gif is not None else None
-        with Mp4Writer(path, camera.pictures_per_s) as video:
+        player = make_player(config, camera.environments, policy, protocol.actions, action_seed)
+        small = GifWriter(camera.pictures_per_s)
+        with Mp4Writer(path, camera.pictures_per_s) as video, _one_thread():
+            films = [(enlarge, FILM_PANEL, video.add), *([(shrink, GIF_PANEL, small.add)] if gif is not None else [])]
+            panels = [Overlay(camera.action_names, size) for _, size, _ in films]
 
-            def keep(picture: np.ndarray, score: float, step: int, decision: Decision | None) -> None:
-                on_step(step, score)
-                if small is not None:
-                    shown = shrink(picture)
-                    small.add(shown if small_panel is None else small_panel.beside(shown, score, step, decision))
-                large = enlarge(picture)
-                video.add(large if panel is None else panel.beside(large, score, step, decision))
+            def show(observation: np.ndarray, transition: Transition | None, decision: Decision | None) -> None:
+                nonlocal score, steps
+                if transition is not None:
+                    if transition.failures:
+                        raise UserError(f"the game cannot be filmed: {transition.failures[0]}")
+                    score, steps = score + float(transition.gained[0]), steps + 1
+                on_step(steps, score)
+                for picture in camera.pictures(observation):
+                    for (resized, _, add), panel in zip(films, panels, strict=True):
+                        shown = resized(picture)
+                        add(panel.beside(shown, score, steps, decision) if overlay else shown)
 
-            with _one_thread():
-                episode = play_and_show(player, camera, keep, should_stop)
+            played = play_full_games(player, camera.environments, 1, on_step=show, should_stop=should_stop)
     finally:
         camera.environments.close()
+    (episode,) = played.episodes
     game = RecordedGame(
         checkpoint_step=policy.step,
         env_id=config.environment.env_id,
@@ -121,7 +117,7 @@ def record_game(
         pictures_per_s=camera.pictures_per_s,
     )
     write_atomically(path.with_suffix(".json"), json.dumps(asdict(game), indent=1) + "\n")
-    if small is not None and gif is not None:
+    if gif is not None:
         small.save(gif)
     return game
 
@@ -135,32 +131,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def play_and_show(
-    player: Player, camera: Camera, on_picture: OnPicture, should_stop: Callable[[], str | None]
-) -> Episode:
-    """Play the camera's first game to its end; see `record_game` for what it raises."""
-    environments = camera.environments
-    observation, reward, score = environments.reset(), np.zeros(1, np.float32), 0.0
-    state, number = player.initial_state(1), np.zeros(1, np.int64)
-    for picture in camera.pictures(observation):
-        on_picture(picture, score, 0, None)
-    for step in range(1, LONGEST_GAME_STEPS + 1):
-        decision = player.act(Asked(observation, state, reward, number))
-        transition = environments.step(decision.actions)
-        if transition.failures:
-            raise UserError(f"the game cannot be filmed: {transition.failures[0]}")
-        observation, reward, state = transition.observation, transition.reward, decision.state
-        score += float(transition.gained[0])
-        for picture in camera.pictures(observation):
-            on_picture(picture, score, step, decision)
-        if transition.episodes:
-            return transition.episodes[0]
-        reason = should_stop()
-        if reason is not None:
-            raise GamesAbandoned(reason)
-    raise UserError(f"the game did not end within {LONGEST_GAME_STEPS} steps: give the environment a time limit")
 
 
 def recorder(process: RunProcess) -> str:

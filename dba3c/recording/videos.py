@@ -24,7 +24,7 @@ _QUALITY = 7  # of imageio-ffmpeg's 1 … 10: no blocks to be seen in pixel grap
 _FFMPEG_END_S = 120.0
 GIF_LIMIT_BYTES = 2_000_000
 _GIF_MOST_PICTURES = 600
-GIF_LARGEST_WIDTH = 240
+_GIF_LARGEST_WIDTH = 240
 _GIF_COLOURS = 32
 _GIF_LEAST_PICTURES = 40
 _GIF_SHORTEST_S = 1 / 15
@@ -53,11 +53,10 @@ class Mp4Writer:
 
     def add(self, picture: np.ndarray) -> None:
         """The next picture; all of one size. Raises UserError when ffmpeg stopped taking them."""
-        picture = even_sized(picture)
         try:
             if self._ffmpeg is None:
                 self._ffmpeg = self._start(picture)
-            self._ffmpeg.send(picture)
+            self._ffmpeg.send(np.ascontiguousarray(picture))
         except OSError as error:
             raise UserError(f"cannot encode {self.path}: ffmpeg ended after {self.pictures} pictures") from error
         self.pictures += 1
@@ -82,11 +81,12 @@ class Mp4Writer:
             fps=self._pictures_per_s,
             quality=_QUALITY,
             codec="libx264",
-            macro_block_size=2,
+            macro_block_size=1,
             ffmpeg_log_level="error",
             ffmpeg_timeout=_FFMPEG_END_S,
-            # one thread: the cores are the workers'; the index first: a browser plays it while it loads
-            output_params=["-threads", "1", "-movflags", "+faststart"],
+            # even sides, since H.264's colours are halved; one thread: the cores are the workers'; the index first: a
+            # browser plays it while it loads
+            output_params=["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-threads", "1", "-movflags", "+faststart"],
         )
         writer.send(None)
         return writer
@@ -110,20 +110,9 @@ def enlarge(picture: np.ndarray) -> np.ndarray:
 
 def shrink(picture: np.ndarray) -> np.ndarray:
     """The picture as a GIF shows it: at most 240 wide."""
-    return np.asarray(_shrunk(Image.fromarray(picture), GIF_LARGEST_WIDTH))
-
-
-def _shrunk(image: Image.Image, largest_width: int) -> Image.Image:
-    image.thumbnail((largest_width, 2 * largest_width), Image.Resampling.BOX)
-    return image
-
-
-def even_sized(picture: np.ndarray) -> np.ndarray:
-    """Contiguous, odd sides made even by repeating the last row or column: H.264's colours are halved."""
-    height, width = picture.shape[:2]
-    if height % 2 or width % 2:
-        picture = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-    return np.ascontiguousarray(picture)
+    image = Image.fromarray(picture)
+    image.thumbnail((_GIF_LARGEST_WIDTH, 2 * _GIF_LARGEST_WIDTH), Image.Resampling.BOX)
+    return np.asarray(image)
 
 
 class GifWriter:
@@ -132,9 +121,8 @@ class GifWriter:
     A game that needs few pictures is shown at its own speed; otherwise a second shows ten of them.
     """
 
-    def __init__(self, pictures_per_s: float, largest_width: int = GIF_LARGEST_WIDTH) -> None:
+    def __init__(self, pictures_per_s: float) -> None:
         self._pictures_per_s = pictures_per_s
-        self._largest_width = largest_width
         self._every = max(1, int(pictures_per_s * _GIF_SHORTEST_S))
         self._kept: list[Image.Image] = []
         self._seen = 0
@@ -142,8 +130,7 @@ class GifWriter:
     def add(self, picture: np.ndarray) -> None:
         """The next picture; all of one size."""
         if self._seen % self._every == 0:
-            image = Image.fromarray(picture)
-            self._kept.append(_shrunk(image, self._largest_width))
+            self._kept.append(Image.fromarray(picture))
         self._seen += 1
         if len(self._kept) > _GIF_MOST_PICTURES:
             self._thin_out()

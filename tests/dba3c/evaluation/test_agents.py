@@ -8,9 +8,9 @@ import pytest
 from gymnasium import spaces
 
 from dba3c.algorithms.policies import Asked
-from dba3c.assembly.model import spaces_of
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError
 from dba3c.evaluation.agents import load
 from dba3c.evaluation.players import make_player
@@ -45,8 +45,8 @@ class Parts(gymnasium.Env):
 def test_an_agent_that_remembers_acts_as_the_player_of_evaluated_games(trained):
     config = config_of("CartPole-v1", "mlp_lstm")
     folder = trained(config)
-    agent, of = load(folder), spaces_of(config)
-    player = make_player(config, of, load_policy(folder / "checkpoints" / "step-10"), "greedy", seed=0)
+    agent, environments = load(folder), make_vector_environment(config.environment, 1, 0)
+    player = make_player(config, environments, load_policy(folder / "checkpoints" / "step-10"), "greedy", seed=0)
     observations = np.random.default_rng(0).standard_normal((30, 3, 4)).astype(np.float32)
     state = player.initial_state(3)
     for batch in observations:

@@ -38,7 +38,8 @@ def policy_of(config, seed=0):
 
 
 def player_of(config, actions, seed=0):
-    return make_player(config, spaces_of(config), policy_of(config), actions, seed)
+    environments = make_vector_environment(config.environment, 1, 0, view="evaluation")
+    return make_player(config, environments, policy_of(config), actions, seed)
 
 
 def choices(player, config, steps=40, num_envs=2):
@@ -115,4 +116,4 @@ def test_r2d2_s_protocol_names_its_random_actions():
 
 def test_a_checkpoint_of_another_algorithm_is_another_network():
     with pytest.raises(UserError, match="another network"):
-        make_player(A2C, spaces_of(A2C), policy_of(R2D2), "greedy", 0)
+        make_player(A2C, make_vector_environment(CARTPOLE, 1, 0), policy_of(R2D2), "greedy", 0)
