@@ -78,7 +78,6 @@ class SacNetwork(nn.Module):
         hidden: tuple[int, ...] = (256, 256),
     ) -> None:
         super().__init__()
-        self.observation_space = observation_space
         observations = vector_size(observation_space)
         self.actor = nn.Sequential(
             perceptron([observations, *hidden], generator, nn.ReLU),
@@ -89,7 +88,7 @@ class SacNetwork(nn.Module):
 
     def vector(self, observation: Tensor) -> Tensor:
         """Observations [B, …] as float32 [B, O]."""
-        return as_vector(observation, self.observation_space, torch.float32)
+        return as_vector(observation, torch.float32)
 
     def policy(self, observation: Tensor) -> TanhGaussian:
         """The policy at observations [B, O] float32; log σ is squashed into [−5, 2]."""

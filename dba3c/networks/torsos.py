@@ -1,9 +1,8 @@
 """Torsos: from observations to features. Convolutions and residual blocks for images, perceptrons for the rest, and for
 observations of both kinds one beside the other.
 
-Legend: B batch, K stacked frames, C colours, H height, W width, D inputs, F features. Images are uint8 in any layout
-that ``image_shape`` knows; counts of convolutional torsos are on 84×84 with four gray frames, and, with A = 4 actions,
-of the whole network.
+Legend: B batch, C channels (colours of stacked frames), H height, W width, D inputs, F features. Counts of
+convolutional torsos are on 84×84 with four gray frames, and, with A = 4 actions, of the whole network.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dba3c.environments.spaces import MixedSpace
+from dba3c.environments.spaces import MixedSpace, is_image
 from dba3c.errors import UserError
 from dba3c.networks.layers import TANH_GAIN, convolution, convolve_pixels, linear
 
@@ -34,51 +33,28 @@ class ImageShape(NamedTuple):
     width: int
 
 
-def is_image(space: spaces.Space) -> bool:
-    """Whether observations are images: a uint8 box of two dimensions or more."""
-    return isinstance(space, spaces.Box) and space.dtype == "uint8" and len(space.shape) >= 2
-
-
 def sees_images(space: spaces.Space) -> bool:
     """Whether observations are images, or have some."""
-    return is_image(space) or isinstance(space, MixedSpace)
+    return isinstance(space, MixedSpace) or is_image(space)
 
 
 def image_shape(space: spaces.Space) -> ImageShape:
-    """The channels-first shape of [H, W], [K, H, W], [H, W, C] or [K, H, W, C] observations (C < H, K ≤ W).
-
-    Raises UserError when the space is no image.
-    """
-    if not is_image(space) or len(space.shape) > 4:  # type: ignore[arg-type]
-        raise UserError(f"this network sees uint8 images ([H, W] to [K, H, W, C]), not {space}: use the mlp network")
-    shape = tuple(space.shape or ())
-    if len(shape) == 2:
-        return ImageShape(1, *shape)
-    if _colours_last(shape):
-        return ImageShape(math.prod(shape[:-3]) * shape[-1], shape[-3], shape[-2])
-    return ImageShape(*shape)
-
-
-def _colours_last(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 4 or shape[-1] < shape[0]  # channels are fewer than rows
+    """Of observations [C, H, W], as environments give all images. Raises UserError when they are none."""
+    if not is_image(space):
+        raise UserError(f"this network sees uint8 images [C, H, W], not {space}: use the mlp network")
+    return ImageShape(*(space.shape or ()))
 
 
 def pixels(observation: Tensor, dtype: torch.dtype, padding: int = 0) -> Tensor:
-    """Uint8 [B, H, W], [B, K, H, W], [B, H, W, C] or [B, K, H, W, C] as channels_last [B, K·C + padding, H, W].
+    """Uint8 [B, C, H, W] as channels_last [B, C + padding, H, W].
 
     Values stay 0…255, in ``dtype``; padding channels are zero. The bytes are interleaved before they are converted:
     a third of the time of ``.to(dtype, memory_format=torch.channels_last)``, which does both element by element.
     """
-    shape = tuple(observation.shape[1:])
-    if len(shape) == 2:
-        frames: list[Tensor] = [observation.unsqueeze(-1)]
-    elif len(shape) == 4:
-        frames = list(observation.unbind(1))
-    else:
-        frames = [observation] if _colours_last(shape) else list(observation.unsqueeze(-1).unbind(1))
+    planes = list(observation.unsqueeze(-1).unbind(1))
     if padding:
-        frames.append(observation.new_zeros((*frames[0].shape[:-1], padding)))
-    interleaved = frames[0] if len(frames) == 1 else torch.cat(frames, -1)
+        planes.append(observation.new_zeros((*planes[0].shape[:-1], padding)))
+    interleaved = planes[0] if len(planes) == 1 else torch.cat(planes, -1)
     return interleaved.to(dtype).permute(0, 3, 1, 2)
 
 
@@ -86,17 +62,11 @@ def vector_size(space: spaces.Space) -> int:
     """D, the length of the vector that ``as_vector`` makes of an observation. Raises UserError if there is none."""
     if isinstance(space, MixedSpace):
         raise UserError(f"{space} is no vector: use a network for images, as small or nature")
-    if isinstance(space, spaces.Discrete):
-        return int(space.n)
-    if isinstance(space, (spaces.Box, spaces.MultiBinary)):
-        return math.prod(space.shape)
-    raise UserError(f"observations of {space} are no vector: wrap it in gymnasium.wrappers.FlattenObservation")
+    return math.prod(space.shape or ())
 
 
-def as_vector(observation: Tensor, space: spaces.Space, dtype: torch.dtype) -> Tensor:
-    """[B, …] observations as [B, D] of ``dtype``: flattened boxes (uint8 to 0…1), one-hot for Discrete."""
-    if isinstance(space, spaces.Discrete):
-        return functional.one_hot(observation.long() - int(space.start), int(space.n)).to(dtype)
+def as_vector(observation: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, …] observations as [B, D] of ``dtype``: flattened, uint8 to 0…1."""
     vector = observation.flatten(1).to(dtype)
     return vector.div_(255) if observation.dtype == torch.uint8 else vector
 
@@ -136,7 +106,7 @@ class ConvolutionalTorso(nn.Module):
         self.connected = linear(channels * height * width, features, generator)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Uint8 images [B, …] → features [B, F] of the parameters' dtype."""
+        """Uint8 images [B, C, H, W] → features [B, F] of the parameters' dtype."""
         x = pixels(observation, self.connected.weight.dtype, self.padding)
         for index, layer in enumerate(self.convolutions):
             x = convolve_pixels(cast(nn.Conv2d, layer), x) if index == 0 else layer(x)
@@ -201,7 +171,7 @@ class ResidualTorso(nn.Module):
         self.connected = linear(channels * height * width, features, generator)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Uint8 images [B, …] → features [B, F] of the parameters' dtype."""
+        """Uint8 images [B, C, H, W] → features [B, F] of the parameters' dtype."""
         x = pixels(observation, self.connected.weight.dtype)
         for index, (entry, blocks) in enumerate(zip(self.entries, self.blocks, strict=True)):
             x = convolve_pixels(cast(nn.Conv2d, entry), x) if index == 0 else entry(x)
@@ -243,7 +213,6 @@ class PerceptronTorso(nn.Module):
         separate: bool = True,
     ) -> None:
         super().__init__()
-        self.space = space
         sizes = [vector_size(space), *hidden]
         self.features = hidden[-1] * (2 if separate else 1)
         self.policy = perceptron(sizes, generator)
@@ -251,7 +220,7 @@ class PerceptronTorso(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Observations [B, …] → features [B, F]: the policy's, then (when separate) the value's."""
-        vector = as_vector(observation, self.space, next(self.parameters()).dtype)
+        vector = as_vector(observation, next(self.parameters()).dtype)
         if self.value is None:
             return self.policy(vector)
         return torch.cat((self.policy(vector), self.value(vector)), -1)

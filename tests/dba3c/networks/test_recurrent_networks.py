@@ -76,7 +76,7 @@ def count(module: nn.Module) -> int:
 
 
 def test_parameter_counts_of_deep_and_recurrent_networks_are_those_of_the_docstrings() -> None:
-    gray, football = spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Box(0, 255, (72, 96, 4), np.uint8)
+    gray, football = spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Box(0, 255, (4, 72, 96), np.uint8)
     assert count(build_network("resnet", gray, spaces.Discrete(4)).torso) == 1_089_232
     assert count(build_network("football", football, spaces.Discrete(19)).torso) == 390_000
     core = build_network("resnet_lstm", gray, spaces.Discrete(4)).core
@@ -97,8 +97,8 @@ def test_a_residual_network_is_the_paper_s_figure() -> None:
 
 
 def test_football_s_stacked_planes_are_channels() -> None:
-    space = spaces.Box(0, 255, (72, 96, 16), np.uint8)
-    output = build_network("football", space, spaces.Discrete(19))(torch.zeros(1, 72, 96, 16, dtype=torch.uint8))
+    space = spaces.Box(0, 255, (16, 72, 96), np.uint8)
+    output = build_network("football", space, spaces.Discrete(19))(torch.zeros(1, 16, 72, 96, dtype=torch.uint8))
     assert output.policy_logits.shape == (1, 19)
 
 
