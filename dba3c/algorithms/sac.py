@@ -12,7 +12,6 @@ A truncated transition is not terminated: it bootstraps from its true next obser
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -22,16 +21,6 @@ from torch.func import functional_call
 
 from dba3c.algorithms.actor_critic import Loss
 from dba3c.networks.sac_networks import SacNetwork, TwinCritics
-
-
-@dataclass(frozen=True, kw_only=True)
-class SacSettings:
-    """The paper's coefficients."""
-
-    discount: float = 0.99
-    """γ per agent step."""
-    polyak: float = 0.005
-    """τ: how far the target critics move towards the critics after each update."""
 
 
 class Transitions(NamedTuple):
@@ -53,13 +42,16 @@ def sac_loss(
     network: SacNetwork,
     target_critics: TwinCritics,
     batch: Transitions,
-    settings: SacSettings,
+    discount: float,
     generator: torch.Generator | None = None,
 ) -> Loss:
-    """J_Q + J_π + J_α, each of which moves its own parameters only, so that one backward and one step serve all."""
+    """J_Q + J_π + J_α, each of which moves its own parameters only, so that one backward and one step serve all.
+
+    discount: γ per agent step.
+    """
     observations = network.vector(batch.observations)
     temperature = network.log_temperature.detach().exp()
-    targets = critic_targets(network, target_critics, batch, settings.discount, generator)
+    targets = critic_targets(network, target_critics, batch, discount, generator)
     loss_critics = 0.5 * (network.critics(observations, batch.actions) - targets).square().mean(-1).sum()
     policy = network.policy(observations)
     actions, log_probs = policy.sample_and_log_prob(generator)
@@ -95,7 +87,7 @@ def critic_targets(
 
 @torch.no_grad()
 def move_targets(target_critics: TwinCritics, critics: TwinCritics, polyak: float) -> None:
-    """Target parameters ← (1 − τ)·target + τ·critics."""
+    """Target parameters ← (1 − τ)·target + τ·critics, τ being ``polyak``."""
     torch._foreach_lerp_(list(target_critics.parameters()), list(critics.parameters()), polyak)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from dba3c.algorithms.agent import FlatNetwork
-from dba3c.algorithms.sac import SacSettings, Transitions, UniformReplay, UniformSample, move_targets, sac_loss
+from dba3c.algorithms.sac import Transitions, UniformReplay, UniformSample, move_targets, sac_loss
 from dba3c.assembly.model import Spaces
 from dba3c.central.algorithm import ReplayDebt, Trainer, Update
 from dba3c.central.unrolls import Unroll, batch_of
@@ -25,7 +25,7 @@ class SacTrainer(Trainer):
     def __init__(self, config: TrainConfig, network: FlatNetwork, spaces: Spaces, seed: int) -> None:
         replay, self._network = config.replay, network
         self._batch_size = replay.replay_batch
-        self._settings = SacSettings(discount=config.algorithm.discount, polyak=replay.polyak)
+        self._discount, self._polyak = config.algorithm.discount, replay.polyak
         self._scaling = ActionScaling.of(spaces.action)
         shape, dtype = spaces.observation.shape, spaces.observation.dtype
         assert shape is not None and dtype is not None
@@ -63,7 +63,7 @@ class SacTrainer(Trainer):
         self._follow(pulled.step)
         self._sample = self._replay.sample(self._batch_size, self._rng)
         batch = Transitions(*(part.to(self._network.device) for part in self._sample.transitions))
-        loss = sac_loss(self._network.network, self._target, batch, self._settings, self._generator)
+        loss = sac_loss(self._network.network, self._target, batch, self._discount, self._generator)
         gradient = self._network.gradient_of(loss.total)
         self._debt.paid()
         numbers = loss.metrics | {"reward_mean": float(batch.rewards.mean())}
@@ -77,6 +77,6 @@ class SacTrainer(Trainer):
     def _follow(self, step: int) -> None:
         """Move the target critics, once for each step."""
         if step != self._target_step:
-            share = self._settings.polyak if self._target_step >= 0 else 1.0
+            share = self._polyak if self._target_step >= 0 else 1.0
             move_targets(self._target, self._network.network.critics, share)
             self._target_step = step

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from dba3c.algorithms.sac import SacSettings, Transitions, UniformReplay, critic_targets, move_targets, sac_loss
+from dba3c.algorithms.sac import Transitions, UniformReplay, critic_targets, move_targets, sac_loss
 from dba3c.errors import UserError
 from dba3c.networks.sac_networks import ActionScaling, SacNetwork, build_sac_network
 
@@ -68,7 +68,7 @@ def separate_gradients(agent: SacNetwork, other: SacNetwork, batch: Transitions)
 def test_one_backward_moves_each_part_by_its_own_loss_only() -> None:
     agent, other, batch = network(0), network(9), transitions()
     expected = separate_gradients(agent, other, batch)
-    sac_loss(agent, other.critics, batch, SacSettings(), seeded()).total.backward()
+    sac_loss(agent, other.critics, batch, 0.99, seeded()).total.backward()
     for name, parameter in agent.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name])
     assert set(expected) == {name for name, _ in agent.named_parameters()}
@@ -76,7 +76,7 @@ def test_one_backward_moves_each_part_by_its_own_loss_only() -> None:
 
 
 def test_logged_terms_add_up() -> None:
-    total, metrics = sac_loss(network(0), network(9).critics, transitions(), SacSettings(), seeded())
+    total, metrics = sac_loss(network(0), network(9).critics, transitions(), 0.99, seeded())
     parts = metrics["loss_policy"] + metrics["loss_critic"] + metrics["loss_temperature"]
     assert total.item() == pytest.approx(parts, rel=1e-4)
     assert metrics["temperature"] == pytest.approx(0.3, rel=1e-5)
@@ -84,7 +84,7 @@ def test_logged_terms_add_up() -> None:
 
 def test_the_temperature_rises_when_the_entropy_is_below_its_target() -> None:
     agent = network(0)
-    total, metrics = sac_loss(agent, network(9).critics, transitions(), SacSettings(), seeded())
+    total, metrics = sac_loss(agent, network(9).critics, transitions(), 0.99, seeded())
     total.backward()
     target = -float(len(ActionScaling.of(ACTIONS).centre))
     assert agent.log_temperature.grad is not None  # descent goes the other way
