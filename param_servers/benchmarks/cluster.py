@@ -34,7 +34,7 @@ from param_servers.errors import ConfigError, PeerLost, told
 
 CORES = 12
 """Lanes of a node: DBA3C's."""
-DILATIONS = (1, 2, 5, 10, 20, 40, 80, 160, 320)
+DILATIONS = (1, 2, 5, 10, 20, 40, 80, 160, 320, 640)
 MOST_BUSY = 0.6
 """Of the processors: of a whole row, and, as expected, while gradients are exchanged."""
 CPU_S_PER_GB, CPU_S_PER_GB_OF_SUMS = 9.0, 5.5

@@ -26,7 +26,7 @@ from plan import (
     CALIBRATION,
     CALIBRATION_MBIT,
     MOST_OTHERS,
-    POINTS,
+    PPO_UPDATES,
     SEED,
     STEP_TIMEOUT_S,
     STEPS_AFTER,
@@ -162,6 +162,8 @@ def prepare(row: Row | CentralRow, seconds: float) -> Prepared:
     if row.scene.exchange == "async":
         guess_s = max(guess_s, float(times_s.mean()))
     steps = lab.steps_within(seconds if row.network else seconds / 4, guess_s, dilation)
+    if row.ppo_environments:
+        steps = PPO_UPDATES  # a whole iteration: its first update is the longest by far
     waits_s = 0.0
     if (fault := row.fault_at(dilation)) is not None:
         steps = STEPS_BEFORE + STEPS_AFTER
@@ -249,7 +251,7 @@ def measured(row: Row, prepared: Prepared, clusters: dict[str, Cluster]) -> dict
     if clusters and row.scene.exchange in FAMILY and row.fault is None:
         prediction = predicted(clusters, row, dilation, steps)
     values, others = gradient(row.scene.case(1, 1).numel), PEERS.get(row.scene.exchange)
-    found = lab.measure(row.scene, row.times_s(), dilation, steps, POINTS, values, others, row.fault_at(dilation))
+    found = lab.measure(row.scene, row.times_s(), dilation, steps, row.points, values, others, row.fault_at(dilation))
     return {"tail": row.tail, "slow": row.slow, **found, **prediction}
 
 

@@ -23,10 +23,11 @@ PARAMETERS = {"dba3c": 332_037, "small": 677_429, "nature": 1_686_693}
 REDUCTION_MS = {"dba3c": 0.27, "small": 0.57, "nature": 2.0}
 """Of a node's lanes: `param_servers.benchmarks.lanes --lanes 2`, each lane on a core of its own (README)."""
 ENVIRONMENTS, LENGTH_STEPS = 4, 5
-POINTS = CORES * ENVIRONMENTS * LENGTH_STEPS
+PPO_LENGTH_STEPS, PPO_UPDATES, PPO_ENVIRONMENTS = 32, 24, 720
+"""Of an iteration: 3 epochs of 8 minibatches, whose samples all nodes' lanes share."""
 NODES = (64, 1, 4, 16, 2, 8, 32)
 SEED = 0
-DRAWN_STEPS = 200
+DRAWN_STEPS, PPO_DRAWN = 200, 8
 CALIBRATION_MBIT = 50.0
 """As slow as rows are: at 250 Mbit/s four processes took 90 % of this machine, and it was measured, not the wire."""
 CALIBRATION = {
@@ -67,11 +68,21 @@ class Row(NamedTuple):
     slow: float = 1.0
     """Worker 1 always computes so many times as long."""
     fault: FaultKind | None = None
+    ppo_environments: int = 0
+    """Of a lane, whose gradients are PPO's updates; 0: a rollout is a gradient."""
 
     @property
     def key(self) -> str:
         words = [self.part, self.network, *self.scene, self.tail, self.dilation, self.slow]
-        return json.dumps(words if self.fault is None else [*words, self.fault])
+        more = [*([self.fault] if self.fault else []), *([self.ppo_environments] if self.ppo_environments else [])]
+        return json.dumps([*words, *more])
+
+    @property
+    def points(self) -> int:
+        """Data points of a gradient, each counted in its first update."""
+        if self.ppo_environments:
+            return CORES * self.ppo_environments * PPO_LENGTH_STEPS // PPO_UPDATES
+        return CORES * ENVIRONMENTS * LENGTH_STEPS
 
     @property
     def most_tries(self) -> int:
@@ -83,8 +94,14 @@ class Row(NamedTuple):
         """[steps, n]: the same for all rows of a network, whatever exchange, D and n."""
         if not self.network:
             return np.zeros((1, self.scene.workers))
-        lane_s = recorded_s(self.network)
         reduction_s = REDUCTION_MS[self.network] / 1e3
+        if self.ppo_environments:
+            of_update = [
+                node_times_s(lane_s, reduction_s, PPO_DRAWN, self.scene.workers, SEED + update)
+                for update, lane_s in enumerate(recorded_ppo_s(self.network, self.ppo_environments))
+            ]
+            return np.stack(of_update, axis=1).reshape(-1, self.scene.workers)
+        lane_s = recorded_s(self.network)
         times_s = node_times_s(lane_s, reduction_s, DRAWN_STEPS, self.scene.workers, SEED, self.tail)
         times_s[:, 1:2] *= self.slow
         return times_s
@@ -141,6 +158,14 @@ def recorded_s(network: str) -> NDArray[np.float64]:
     with (HERE / "compute_times.csv").open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["network"] == network]
     return np.array([float(row["ms"]) / 1e3 for row in rows if int(row["environments"]) == ENVIRONMENTS])
+
+
+def recorded_ppo_s(network: str, environments: int) -> NDArray[np.float64]:
+    """[updates of an iteration, iterations] of a lane; the first takes the rollout, too."""
+    with (HERE / "ppo_times.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["network"] == network]
+    times_s = [float(row["ms"]) / 1e3 for row in rows if int(row["environments"]) == environments]
+    return np.array(times_s).reshape(-1, PPO_UPDATES).T
 
 
 def scene(exchange: str, n: int, network: str, gbit: float, k: int = 0, b: int = 0, colocated: bool = False) -> Scene:
@@ -220,6 +245,16 @@ def faults(network: str) -> Iterator[Row]:
         yield Row("faults", network, scene("allreduce", 64, network, 1.0), fault=kind)
 
 
+def to_score(network: str) -> Iterator[Row]:
+    """Figure 3, DBA3C's first plot: updates of 2,880 samples by PPO, which were shown to learn (results/batch_size)."""
+    for gbit, exchange, n, k in (
+        (10.0, "allreduce", 60, 0), (10.0, "servers", 60, 4), (1.0, "allreduce", 60, 0), (1.0, "servers", 60, 4),
+        (10.0, "allreduce", 15, 0), (10.0, "allreduce", 3, 0), (10.0, "servers", 15, 4), (10.0, "servers", 3, 4),
+    ):  # fmt: skip
+        envs = PPO_ENVIRONMENTS // (n * CORES)
+        yield Row("to_score", network, scene(exchange, n, network, gbit, k=k), ppo_environments=envs)
+
+
 def central(gbit: float, network: str) -> Iterator[CentralRow]:
     """64 nodes of actors, and a learner worth so many cores."""
     for cores in (12.0, 100.0, *((1.0,) if gbit == 1.0 else ())):  # one core is slower than either wire
@@ -241,6 +276,7 @@ def _in_order_of_worth() -> Iterator[Row | CentralRow]:
     yield from workers(1.0, "small", (64, 1, 4, 16))
     yield from peers(16, "small", 1.33, polling=False)
     yield from servers(1.0, "small")
+    yield from to_score("small")
     yield from backup("servers", 4, "dba3c")
     yield from backup("majority", 0, "small")
     yield from peers(8, "small", 1.33, polling=False)

@@ -1,7 +1,8 @@
-"""Records how long one lane's rollout takes: `python results/cluster/record_compute.py` (idle machine, 5 minutes).
+"""Records how long one lane computes for a gradient: `python results/cluster/record_compute.py` (idle machine, 6 min).
 
 Real Breakout runs in one process on one core: 5 steps of 1 or 4 environments, forward and backward pass, for each
-network. Those that are there already are left out. What adding up the lanes' gradients takes is measured by
+network (compute_times.csv); and the updates of PPO's iterations, of which the first takes the rollout, too
+(ppo_times.csv). Those that are there already are left out. What adding up the lanes' gradients takes is measured by
 `python -m param_servers.benchmarks.lanes --lanes 2`.
 """
 
@@ -12,8 +13,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from dba3c.simulation.calibration import calibrate
 from dba3c.studies.page import facts
@@ -26,47 +29,81 @@ PRECISION = {"small": "bfloat16", "nature": "bfloat16", "dba3c": "float32"}
 """Of the presets (docs/environments.md); DBA3C's network is as it was in 2017."""
 ENVIRONMENTS = (1, 4)
 LENGTH_STEPS = 5
+SHAPE = ("network", "environments", "precision")
+
+PPO_TIMES = HERE / "ppo_times.csv"
+PPO = "--algorithm ppo --rollout-length 32 --ppo-epochs 3 --ppo-minibatches 8"
+PPO_UPDATES = 24
+"""Of an iteration."""
+PPO_ITERATIONS = {1: 60, 4: 40, 20: 12, 60: 6}
+"""For so many environments of a lane: 720 in all are 60 nodes × 12 lanes × 1, 15 × 12 × 4, 3 × 12 × 20, 1 × 12 × 60."""
 
 
-def record(network: str, environments: int) -> tuple[float, ...]:
-    """Seconds of each rollout with its gradient, after the warm-up."""
-    frames = 4 * ROLLOUTS[network] * LENGTH_STEPS * environments
+def record(words: str, frames: int) -> tuple[float, ...]:
+    """Seconds of each gradient with what had to be played for it, after the warm-up of two."""
     with TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         words = (
-            f"train ALE/Breakout-v5 --exchange local --workers 1 --envs-per-worker {environments} --metrics-window-s 0 "
-            f"--rollout-length {LENGTH_STEPS} --network {network} --precision {PRECISION[network]} --track --seed 1 "
-            f"--total-frames {frames} --run-dir {run}"
+            f"train ALE/Breakout-v5 --exchange local --workers 1 --lanes 1 --metrics-window-s 0 --track --seed 1 "
+            f"--total-frames {frames} --run-dir {run} {words}"
         )
-        if network == "dba3c":
-            words += " --no-grayscale"
         command = ["taskset", "-c", "1", sys.executable, "-m", "launch", *words.split()]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=280)
         return calibrate([run]).work.compute.samples_s
 
 
-def main() -> None:
-    known = set()
-    if TIMES.exists():
-        with TIMES.open(newline="", encoding="utf-8") as file:
-            known = {(row["network"], int(row["environments"])) for row in csv.DictReader(file)}
-    with TIMES.open("a", newline="", encoding="utf-8") as file:
+def record_rollouts() -> None:
+    """What compute_times.csv lacks."""
+    known = {(row["network"], int(row["environments"])) for row in read(TIMES)}
+    for network in ROLLOUTS:
+        for environments in ENVIRONMENTS:
+            if (network, environments) in known:
+                continue
+            words = (
+                f"--envs-per-worker {environments} --rollout-length {LENGTH_STEPS} --network {network} "
+                f"--precision {PRECISION[network]} {'--no-grayscale' if network == 'dba3c' else ''}"
+            )
+            times_s = record(words, 4 * ROLLOUTS[network] * LENGTH_STEPS * environments)
+            lines = [(network, environments, PRECISION[network], n, f"{1e3 * s:.4g}") for n, s in enumerate(times_s)]
+            append(TIMES, (*SHAPE, "rollout", "ms"), lines)
+
+
+def record_ppo() -> None:
+    """What ppo_times.csv lacks: whole iterations, but for the first."""
+    known = {int(row["environments"]) for row in read(PPO_TIMES)}
+    for environments, iterations in PPO_ITERATIONS.items():
+        if environments in known:
+            continue
+        words = f"{PPO} --envs-per-worker {environments} --network small --precision {PRECISION['small']}"
+        times_s = record(words, 4 * 32 * environments * iterations)[PPO_UPDATES - 2 :]
+        times_s = times_s[: len(times_s) // PPO_UPDATES * PPO_UPDATES]
+        lines = [
+            ("small", environments, PRECISION["small"], *divmod(n, PPO_UPDATES), f"{1e3 * s:.4g}")
+            for n, s in enumerate(times_s)
+        ]
+        append(PPO_TIMES, (*SHAPE, "iteration", "update", "ms"), lines)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows that are there."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def append(path: Path, columns: Sequence[str], lines: Sequence[tuple[Any, ...]]) -> None:
+    """After what is there; how they were made beside them."""
+    is_new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        if not known:
-            writer.writerow(("network", "environments", "precision", "rollout", "ms"))
-        for network in ROLLOUTS:
-            for environments in ENVIRONMENTS:
-                if (network, environments) in known:
-                    continue
-                times_s = record(network, environments)
-                rows = ((network, environments, PRECISION[network], n, f"{1e3 * t:.4g}") for n, t in enumerate(times_s))
-                writer.writerows(rows)
-                file.flush()
-                told = f"{len(times_s)} rollouts, mean {1e3 * sum(times_s) / len(times_s):.2f} ms"
-                print(f"{network}, {environments} environments: {told}", flush=True)
+        writer.writerows([columns, *lines] if is_new else lines)
     made = facts("python results/cluster/record_compute.py") | {"load_average": os.getloadavg()}
-    (HERE / "compute_times.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    path.with_suffix(".json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    mean_ms = sum(float(line[-1]) for line in lines) / len(lines)
+    print(f"{lines[0][0]}, {lines[0][1]} environments: {len(lines)} gradients, mean {mean_ms:.2f} ms", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    record_rollouts()
+    record_ppo()
