@@ -294,6 +294,14 @@ FIGURES: dict[str, Callable[[Path], None]] = {
         {"worker + servers, actor-critic": "breakout_2cores", "central inference, V-trace": "breakout_central"},
         goal=300.0,
     ),
+    "batch_size": learning(
+        {"score": "frames"},
+        {
+            "160 samples an update (n-step, RMSprop 7e-4)": "breakout_lanes/nstep/seed-*",
+            "2,880 samples an update (PPO, Adam 1e-3)": "batch_size/ppo-adam-2880-0.001/seed-*",
+        },
+        goal=300.0,
+    ),
     "cluster": dilated_cluster.draw,
     "breakout_lanes": learning(
         {"learning_curve": CPU_HOURS},
@@ -322,7 +330,10 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "r2d2_loss": r2d2_loss,
     "recipes": learning(
         {"pong": CPU_HOURS},
-        {"PPO, 2 workers × 32 environments × 128 steps": "recipes/ppo-Pong/seed-*"},
+        {
+            "PPO, 2 workers × 32 environments × 128 steps, 2 epochs": "recipes/ppo-Pong/seed-*",
+            "PPO, 2 lanes × 32 environments × 32 steps, 3 epochs": "recipes/ppo32-Pong/seed-*",
+        },
         goal=20.0,
     ),
     "scaling": scaling,

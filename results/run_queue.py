@@ -15,6 +15,7 @@ that is packed is unpacked wherever the queue goes on.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -177,9 +178,9 @@ QUEUE: tuple[Entry, ...] = (
         "classic-LunarLander", "LunarLander-v3 --total-frames 1500000 --stop-score 1000", range(3), core_hours=0.3
     ),
     *algorithm("ppo-LunarLander", LONG_PPO, range(3), core_hours=0.3),
-    batch_ppo(2880, 1e-3, core_hours=3.0),
-    breakout(1),
-    recipe("ppo32", "Pong"),
+    batch_ppo(2880, 1e-3, core_hours=6.0),
+    breakout(1, core_hours=2.0),
+    recipe("ppo32", "Pong", core_hours=1.5),
     *algorithm("sac-Pendulum", "Pendulum-v1 --preset sac --total-frames 40000", range(3), core_hours=0.3),
     *algorithm("mujoco-HalfCheetah", "HalfCheetah-v5 --total-frames 1000000", range(3), core_hours=0.5),
     *algorithm("vizdoom-basic", "vizdoom/basic --total-frames 1200000", range(3), core_hours=0.3),
@@ -202,8 +203,16 @@ QUEUE: tuple[Entry, ...] = (
 )
 
 
+def is_done(entry: Entry) -> bool:
+    """Whether its curve is there, and was not given more core-hours since."""
+    if not (entry.results / "curve.csv").exists():
+        return False
+    config = json.loads((entry.results / "config.json").read_text(encoding="utf-8"))
+    return float(config["run"]["max_core_hours"]) >= entry.core_hours
+
+
 def state(entry: Entry) -> str:
-    if (entry.results / "curve.csv").exists():
+    if is_done(entry):
         return "done"
     return "packed" if entry.packed.exists() and not entry.run.folder.exists() else entry.run.state()
 
@@ -246,7 +255,7 @@ def save() -> int:
     shutil.rmtree(UNDER_WAY, ignore_errors=True)
     for entry in QUEUE:
         run = entry.run
-        if (entry.results / "curve.csv").exists() or not (run.folder / "config.json").exists():
+        if is_done(entry) or not (run.folder / "config.json").exists():
             continue
         if run.state() == "live":
             raise UserError(f"{entry.label} is live: stop it first (dba3c stop {run.folder})")
