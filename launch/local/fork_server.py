@@ -11,6 +11,7 @@ roles outlive a fork server that was lost, which is started again when it is nee
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -211,6 +212,17 @@ def _forked(link: socket.socket, request: Mapping[str, Any], output: int) -> Cal
     return lambda: int(getattr(importlib.import_module(module), function)(words))
 
 
+def _end_without_taking_apart(code: Sequence[int]) -> None:
+    """As multiprocessing ends its processes. An interpreter that has torch takes itself apart for 0.3 s of a core, in
+    which a fork also gets a copy of all that it shared."""
+    with suppress(OSError, ValueError):  # a full disk
+        sys.stdout.flush()
+        sys.stderr.flush()
+    _LIBC.fflush(None)  # what extensions have printed
+    if "mpi4py.MPI" not in sys.modules:  # which is finalised by the end that is left out here
+        os._exit(code[0])
+
+
 def _show_command(words: Sequence[str]) -> None:
     """In /proc, `ps` and `pgrep`: as if this had been started with these words. What does not fit is cut off."""
     with open("/proc/self/stat") as file:
@@ -221,4 +233,10 @@ def _show_command(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:-1])())
+    code = [1]  # of an error that nobody catches
+    atexit.register(_end_without_taking_apart, code)  # registered first, called last
+    try:
+        sys.exit(serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:-1])())
+    except SystemExit as end:
+        code[0] = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise

@@ -45,6 +45,12 @@ def test_an_error_ends_a_forked_process_as_it_would_any_other(forked: Callable[.
     assert (tmp_path / "said").read_text().splitlines()[-1].startswith("ValueError: ")
 
 
+def test_a_forked_process_ends_as_any_other_but_is_not_taken_apart(forked: Callable[..., int], tmp_path: Path) -> None:
+    with ForkServer([HERE]) as server:
+        assert os.waitstatus_to_exitcode(os.waitpid(forked(server, "leave"), 0)[1]) == 7
+    assert (tmp_path / "said").read_text().splitlines() == ["a thread has ended", "said at exit"]
+
+
 def test_all_forks_share_what_was_imported_once_and_have_the_given_environment(
     forked: Callable[..., int], tmp_path: Path
 ) -> None:
