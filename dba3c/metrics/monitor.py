@@ -6,8 +6,8 @@ run afterwards (`dba3c export RUN --to NAME`), through the same reader and sinks
 
 from __future__ import annotations
 
+import queue
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +48,11 @@ class ScoreRule:
         if self.max_core_hours is not None and cpu_hours >= self.max_core_hours:
             return f"{cpu_hours:.2f} core-hours were used, {self.max_core_hours:g} were allowed"
         return None
+
+
+def _sleep(longest_s: float) -> bool:
+    time.sleep(longest_s)
+    return False
 
 
 class Monitor:
@@ -100,19 +105,23 @@ class Monitor:
             self._take_in()
             self._interval.take(self.summary.newest_s)
 
-    def follow(self, until: Callable[[], bool] = lambda: False, poll_s: float = 1.0) -> None:
-        """Look and wait until the run is over (`RunEnd`), or `until` says so; then a last look.
+    def follow(self, wait: Callable[[float], bool] = _sleep, poll_s: float = 1.0) -> None:
+        """Look and wait until the run is over (`RunEnd`); then a last look.
+
+        Args:
+            wait: for at most so many seconds; whether somebody has said meanwhile that the run is over.
 
         Raises:
             RunBroken: the folder cannot be read any more.
         """
-        run_end, over = RunEnd(self.run, look_s=0.0), False
-        while not over:
+        run_end, told = RunEnd(self.run, look_s=0.0), False
+        while True:
             # asked before the look: what was written until then is read
-            over = until() or run_end.nothing_more_comes(silent_s=time.monotonic() - self._news_s)
+            over = told or run_end.nothing_more_comes(silent_s=time.monotonic() - self._news_s)
             self.look(time.time())
-            if not over:
-                time.sleep(poll_s)
+            if over:
+                break
+            told = wait(poll_s)
         self.close()
 
     def look(self, now_s: float) -> None:
@@ -189,9 +198,17 @@ def monitor(process: RunProcess) -> str:
     means that the run is over: one last look, then it ends. What does not work is said on stderr and in the monitor's
     own metrics file, where every view of the run finds it.
     """
-    told_to_end = threading.Event()
+    told_to_end: queue.SimpleQueue[None] = queue.SimpleQueue()  # an Event must not be set where a signal is handled
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
+    signal.signal(signal.SIGTERM, lambda *_: told_to_end.put(None))
+
+    def wait(longest_s: float) -> bool:
+        try:
+            told_to_end.get(timeout=longest_s)
+        except queue.Empty:
+            return False
+        return True
+
     limits, metrics = process.config.run, MetricsWriter.of(process, "monitor")
 
     def warn(message: str) -> None:
@@ -207,7 +224,7 @@ def monitor(process: RunProcess) -> str:
             on_stop=lambda reason: metrics.record_event("stopping", reason),
             again=process.incarnation > 0,
         )
-        followed.follow(until=told_to_end.is_set)
+        followed.follow(wait)
         return followed.stop_reason or "the run has ended"
     finally:
         metrics.close()

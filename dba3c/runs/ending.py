@@ -143,7 +143,8 @@ class RunEnd:
     def nothing_more_comes(self, silent_s: float) -> bool:
         """Whether all that the run writes is there: its launch is over, or it was asked to end and went silent.
 
-        The launch waits for its monitor before it notes the end, hence the silence. Evaluators of a finished run may be
+        The launch waits for its monitor before it notes the end, hence the silence; where it has started all processes,
+        it tells its monitor that they are gone. Evaluators of a finished run may be
         silent for longer, within their budget.
 
         Args:

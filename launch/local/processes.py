@@ -56,6 +56,11 @@ class RoleProcess:
         return self.essential or (self.decides and self.rank == 0)
 
     @property
+    def only_reads(self) -> bool:
+        """What others write: when they are gone, it has nothing to wait for."""
+        return self.role == "monitor"
+
+    @property
     def name(self) -> str:
         return f"{self.role} {self.rank}"
 

@@ -202,6 +202,7 @@ class Supervisor:
             gone = self._live.pop(name)
             gone.code = number
             self._exited(gone)
+            self._let_readers_go()
 
     def _enter(self, phase: int, timeout_s: float) -> None:
         """Go over to a phase that may last ``timeout_s``."""
@@ -235,6 +236,12 @@ class Supervisor:
             elif spec.decides:
                 self._lost = self._noted(gone)  # unless another one ends well
             self._tell("killed", f"{lost} while the run was ending")
+
+    def _let_readers_go(self) -> None:
+        """Who only reads what others write is told when they are gone: it would wait for what is not to come."""
+        if self.whole_run and self._phase in (ENDING, STOPPING) and all(p.spec.only_reads for p in self._live.values()):
+            for running in self._live.values():
+                running.child.ask_to_end()
 
     def _noted(self, gone: _Process) -> _Process:
         """For the other ranks of the run to read."""

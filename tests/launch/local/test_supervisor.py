@@ -20,16 +20,18 @@ from param_servers.config import ExchangeConfig
 from tests.launch.local.supervised import Lab, wait_until
 
 
-def test_a_run_ends_when_its_deciding_process_ends_and_the_others_follow(lab: Lab) -> None:
+def test_a_run_ends_when_its_deciding_process_ends_the_others_follow_and_then_the_monitor_is_told(lab: Lab) -> None:
     lab.start(
         lab.process("server", 0, "obedient"),
         lab.process("worker", 0, "obedient"),
-        lab.process("monitor", 0, "obedient", decides=False, essential=False),
+        lab.process("monitor", 0, "saves-at-sigterm", decides=False, essential=False),
     )
     lab.pid("worker-0")
+    lab.pid("monitor-0")
     lab.request_stop("score reached")
     assert lab.finish() == 0
     assert lab.said == []
+    assert (lab.run_dir / "monitor-0.saved").exists()
 
 
 def test_a_killed_worker_is_replaced_as_the_next_incarnation(lab: Lab) -> None:
