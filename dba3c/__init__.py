@@ -8,10 +8,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dba3c.api import Run, evaluate, read, record
+    from dba3c.api import Run, read
     from dba3c.config import TrainConfig
     from dba3c.errors import UserError
     from dba3c.evaluation.agents import Agent, load
+    from dba3c.games import evaluate, record
     from dba3c.metrics.watch import watch
     from launch.api import Training, resume, stop, train
 
@@ -38,10 +39,10 @@ _HOMES = {
     "TrainConfig": "dba3c.config",
     "Training": "launch.api",
     "UserError": "dba3c.errors",
-    "evaluate": "dba3c.api",
+    "evaluate": "dba3c.games",
     "load": "dba3c.evaluation.agents",
     "read": "dba3c.api",
-    "record": "dba3c.api",
+    "record": "dba3c.games",
     "resume": "launch.api",
     "stop": "launch.api",
     "train": "launch.api",

@@ -15,9 +15,7 @@ from concurrent.futures import TimeoutError as NotYet
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from threading import Thread
-from typing import Any, Literal, overload
-
-import gymnasium
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from dba3c.api import Run
 from dba3c.config import TrainConfig, changed_on_resume, refuse_unread, replace_options, typed_options
@@ -34,8 +32,11 @@ from launch.local import run as local
 from launch.local.resources import given_cores
 from param_servers.errors import CheckpointError, ConfigError, RunBroken
 
+if TYPE_CHECKING:
+    import gymnasium
+
 Beside = Callable[[RunFolder], AbstractContextManager[None]]
-Trained = str | TrainConfig | Callable[[], gymnasium.Env[Any, Any]]
+Trained: TypeAlias = "str | TrainConfig | Callable[[], gymnasium.Env[Any, Any]]"
 """An environment's id or a preset's name; a whole configuration; what makes an environment of one's own."""
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from dba3c import api
+from dba3c import games
 from dba3c.runs.checkpoints import run_and_step
 from launch.cli.options import parse
 from launch.local.resources import given_cores
@@ -58,7 +58,7 @@ class RecordArguments(CheckpointArguments):
 def evaluate(words: Sequence[str]) -> int:
     """dba3c evaluate RUN [OPTIONS]"""
     arguments = parse(EvaluateArguments, words, "dba3c evaluate")
-    evaluation = api.evaluate(
+    evaluation = games.evaluate(
         arguments.run,
         arguments.games,
         step=arguments.step,
@@ -69,14 +69,14 @@ def evaluate(words: Sequence[str]) -> int:
     print(f"step {evaluation.checkpoint_step}, {evaluation.protocol}: {evaluation.summary}")
     if evaluation.human_normalised is not None:
         print(f"mean: {evaluation.human_normalised:.0%} of the way from random actions to a person")
-    print(evaluation.path(api.folder_for_outputs(run_and_step(arguments.run)[0])))
+    print(evaluation.path(games.folder_for_outputs(run_and_step(arguments.run)[0])))
     return 0
 
 
 def record(words: Sequence[str]) -> int:
     """dba3c record RUN [OPTIONS]"""
     arguments = parse(RecordArguments, words, "dba3c record")
-    path, game = api.record(
+    path, game = games.record(
         arguments.run,
         arguments.output,
         step=arguments.step,

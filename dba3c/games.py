@@ -1,0 +1,125 @@
+"""Games of a run's checkpoint, from Python: play full ones, film one. The commands of the same names call these.
+
+In: a run's folder, or a folder of results/. Out: scores, a film.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from dba3c.algorithms.policies import Actions
+from dba3c.config import TrainConfig
+from dba3c.errors import UserError, warn_on_stderr
+from dba3c.evaluation import evaluator
+from dba3c.evaluation.full_games import Evaluation
+from dba3c.recording.recorder import RecordedGame, record_game
+from dba3c.runs.checkpoints import open_policy
+from dba3c.runs.folder import RunFolder
+from dba3c.runs.host_facts import usable_cores
+
+
+def evaluate(
+    run: str | os.PathLike[str],
+    games: int = 50,
+    *,
+    step: int | None = None,
+    actions: Actions | None = None,
+    seed_index: int = 0,
+    env_threads: int | None = None,
+) -> Evaluation:
+    """Play full games with a checkpoint of a run, and keep what they were in its folder, under evaluations/ (of a
+    committed run: `folder_for_outputs`).
+
+    Args:
+        run: a `Run`, its folder, or one of its checkpoints.
+        step: the checkpoint; None: the newest whole one.
+        actions: "sampled" (drawn from the policy) or "greedy"; None: as the protocol of the run's environment has it.
+        seed_index: the same index plays the same games.
+        env_threads: C++ threads that step Atari; None: one for each core.
+
+    Returns:
+        `scores` [games], unclipped, in game points, and their `summary`: `mean`, `median`, `iqm` and `interval_95`, the
+        IQM's 95 % bootstrap interval (None of a single game).
+
+    Raises:
+        UserError: there is no such checkpoint, or its environment cannot be played here.
+    """
+    folder, policy = open_policy(run, step, on_skip=warn_on_stderr)
+    with _progress("game") as progress:
+        task = progress.add_task(f"playing step {policy.step}", total=games)
+        evaluation = evaluator.evaluate(
+            TrainConfig.from_json(folder.config_text()),
+            policy,
+            games=games,
+            actions=actions,
+            seed_index=seed_index,
+            env_threads=env_threads or usable_cores(),
+            on_game=lambda episode: progress.advance(task),
+        )
+    evaluation.save(folder_for_outputs(folder))
+    return evaluation
+
+
+def record(
+    run: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    step: int | None = None,
+    overlay: bool = False,
+    gif: str | os.PathLike[str] | None = None,
+    actions: Actions | None = None,
+    seed_index: int = 0,
+) -> tuple[Path, RecordedGame]:
+    """Film one full game that a checkpoint of a run plays.
+
+    Args:
+        run, step, actions, seed_index: as in `evaluate`.
+        output: the mp4; None: videos/step-N.mp4 in the run's folder (of a committed one: `folder_for_outputs`).
+        overlay: draw score, value and action probabilities beside the game.
+        gif: write a GIF of at most 2 MB here as well.
+
+    Returns:
+        (the mp4, what it shows).
+
+    Raises:
+        UserError: there is no such checkpoint, the environment cannot be drawn, or a file not be written.
+    """
+    folder, policy = open_policy(run, step, on_skip=warn_on_stderr)
+    path = folder_for_outputs(folder).videos / f"step-{policy.step}.mp4" if output is None else Path(output)
+    if path.suffix != ".mp4":
+        raise UserError(f"a film is an .mp4 file, not {path.name}")
+    with _progress("step", "score {task.fields[score]:g}") as progress:
+        task = progress.add_task(f"filming step {policy.step}", total=None, score=0.0)
+        game = record_game(
+            TrainConfig.from_json(folder.config_text()),
+            policy,
+            path,
+            gif=None if gif is None else Path(gif),
+            overlay=overlay,
+            actions=actions,
+            seed_index=seed_index,
+            on_step=lambda step, score: progress.update(task, completed=step, score=score),
+        )
+    return path, game
+
+
+def folder_for_outputs(run: RunFolder) -> RunFolder:
+    """Where what is made of a run (evaluations, films) goes: into its folder. A committed one, as those of results/,
+    stays as it is: then runs/ here, e.g. runs/breakout_lanes-nstep-seed-0 for results/breakout_lanes/nstep/seed-0."""
+    if not run.is_committed:
+        return run
+    parts = run.path.parts
+    begin = max((place for place, part in enumerate(parts) if part == "results"), default=len(parts) - 2)
+    return RunFolder(Path("runs") / "-".join(parts[begin + 1 :]))
+
+
+def _progress(what: str, *columns: str) -> Progress:
+    """A bar on a terminal and in a notebook, nothing elsewhere."""
+    console = Console(stderr=True)
+    shown = console.is_terminal or console.is_jupyter
+    made = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f} " + f"{what}s")]
+    return Progress(*made, *map(TextColumn, columns), transient=True, console=console, disable=not shown)
