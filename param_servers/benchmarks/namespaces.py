@@ -3,9 +3,8 @@
 The switch is a bridge in a namespace of its own, so that what this machine filters (Docker's rules, say) cannot stop
 the frames. They do pass the kernel's hooks for filters there, of which none is set: without them (or without the
 module br_netfilter) one server took 1.45 to 1.5 times the bound here instead of 1.1, with this version and the one
-before; why was not found out. What a host sends waits in Linux's default queue, in which urgent packets go first
-(`tcp_sockets.send_first`); what the switch sends to it waits 50 ms at most in a plain one, of which what is too much
-is lost.
+before; why was not found out. What a host sends waits in Linux's default queue; what the switch sends to it waits
+50 ms at most in a plain one, of which what is too much is lost.
 """
 
 from __future__ import annotations

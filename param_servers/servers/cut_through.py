@@ -173,9 +173,7 @@ class CutThrough:
 
     def _release(self, ahead: Ahead, elements: int) -> None:
         for worker, frame in ahead.frames.items():
-            if 4 * elements > frame.available:
-                frame.available = 4 * elements
-                self._hub.grown(worker)
+            self._hub.allow(worker, frame, 4 * elements)
 
     # -- how it ends ---------------------------------------------------------------------------------------------
 

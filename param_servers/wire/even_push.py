@@ -55,9 +55,9 @@ class EvenPush:
     def finish(self) -> None:
         """The push has its answer: what has begun is to end, or its link would stay in the middle of a frame."""
         for server, frame in self._frames.items():
-            if frame.available < len(frame.payload):
-                frame.available = len(frame.payload)
-                self._hub.grown(server)  # sent with the next poll: what has not begun may still be cancelled
+            self._hub.allow(
+                server, frame, len(frame.payload)
+            )  # with the next poll: what has not begun can be cancelled
         self._frames.clear()
         self._lead = LEAST_LEAD_BYTES
 
@@ -72,9 +72,6 @@ class EvenPush:
         while allowed < size:
             allowed += min(max(allowed, FIRST_PIECE_BYTES), self._lead // 3)
             for server, frame in held.items():
-                available = min(allowed, size, len(frame.payload))
-                if available > frame.available:
-                    frame.available = available
-                    self._hub.grown(server)
+                self._hub.allow(server, frame, min(allowed, size, len(frame.payload)))
             self._hub.flush()
         return True

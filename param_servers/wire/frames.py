@@ -13,7 +13,8 @@ ReceiveInto = Callable[[Peer, Header], memoryview]
 
 
 class Frame:
-    """An outgoing frame. Its payload may still be growing: only the first `available` bytes are sent."""
+    """An outgoing frame. Its payload may still be growing: only the first `available` bytes are sent, and only
+    `Hub.allow` makes them more."""
 
     __slots__ = ("available", "header", "kind", "payload", "sent")
 

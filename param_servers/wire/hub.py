@@ -3,24 +3,27 @@
     hub.send(peer, header, payload)         queue; never blocks
     for event in hub.poll(timeout_s): ...   Joined, Left(reason), Message or Rejected
 
-Which link is whose, and who may have one, is known here; the simulation of the tests has a hub of its own.
+Which link is whose, and who may have one, is known here. A link's life is a handshake, frames, last words, gone; nobody
+is waited for without end: the handshake and the last words each have a deadline.
 """
 
 import contextlib
 import math
+import selectors
 import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
-from param_servers.timeouts import HANDSHAKE_S
-from param_servers.wire.frames import Event, Frame, Joined, Left, ReceiveInto, Rejected
-from param_servers.wire.handshake import Dialer, Hello, Listener, Peer, Role
-from param_servers.wire.link_loop import LinkLoop
+from param_servers.errors import BadMessage, Refused
+from param_servers.timeouts import HANDSHAKE_S, LINGER_S
+from param_servers.wire.frames import Event, Frame, Joined, Left, Message, ReceiveInto, Rejected
+from param_servers.wire.handshake import Dialer, Hello, Listener, Peer
 from param_servers.wire.links import WAKE_BYTES, Link
 from param_servers.wire.messages import Code, Header, Kind
-from param_servers.wire.tcp_sockets import accept, begin_to_connect, open_listener, reason_of, send_first
+from param_servers.wire.tcp_sockets import accept, begin_to_connect, open_listener, reason_of
 
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 MOST_STRANGERS = 512
 """Connections whose handshake is not done; beyond this the newest are closed."""
 MOST_OF_A_HOST = 128
@@ -35,23 +38,23 @@ class Rejections:
     EVERY_S = 60.0
 
     def __init__(self) -> None:
-        self._reason, self._count, self._next_s = "", 0, -math.inf
+        self._reason, self.count, self._next_s = "", 0, -math.inf
 
     def add(self, reason: str) -> None:
         """One more."""
-        self._reason, self._count = reason, self._count + 1
+        self._reason, self.count = reason, self.count + 1
 
     def due(self, now_s: float) -> list[Rejected]:
         """What is to be told now."""
-        if not self._count or now_s < self._next_s:
+        if not self.count or now_s < self._next_s:
             return []
-        reason = self._reason if self._count == 1 else f"{self._reason} (the last of {self._count} turned away)"
-        told, self._count, self._next_s = Rejected(reason, self._count), 0, now_s + self.EVERY_S
+        reason = self._reason if self.count == 1 else f"{self._reason} (the last of {self.count} turned away)"
+        told, self.count, self._next_s = Rejected(reason, self.count), 0, now_s + self.EVERY_S
         return [told]
 
 
 class Hub:
-    """Links by peer.
+    """Links by peer, of which none blocks another.
 
     Args:
         secret: the run's secret, which every peer must prove to know.
@@ -72,22 +75,37 @@ class Hub:
         handshake_timeout_s: float = HANDSHAKE_S,
     ) -> None:
         self._secret, self._receive_into, self._shard, self._admit = secret, receive_into, shard, admit
-        self._silence_timeout_s = silence_timeout_s
-        self._loop = LinkLoop(handshake_timeout_s, self._accept, self._welcome, self._lost)
-        self._listener: socket.socket | None = None
+        self._silence_timeout_s, self._handshake_timeout_s = silence_timeout_s, handshake_timeout_s
+        self._selector = selectors.DefaultSelector()
+        self._events: list[Event] = []
+        """What the next `poll` returns."""
         self._links: dict[Peer, Link] = {}
+        self._watched: dict[Link, int] = {}
+        """Open links, and what each is watched for: to read, to write."""
+        self._passing: dict[Link, float] = {}
+        """Links in their handshake or their last words, with the time when patience ends."""
+        self._dirty: dict[Link, None] = {}
+        """Links with something to send, in the order in which they are to send."""
         self._wanted: dict[Link, Peer] = {}
         """Whom the links are to reach that were dialled and have not Joined."""
         self._strangers: dict[Link, str] = {}
         """The hosts of those that were accepted and whose handshake is not over."""
         self._rejected, self._refused = Rejections(), Rejections()
         """Strangers, of which a flood shall not hide what peers are told."""
+        self._gone_bytes = (0, 0)
+        """Sent and received over links that are gone."""
         self._wake_bytes = WAKE_BYTES
+        self._listener: socket.socket | None = None
+        self._deaf_until_s: float | None = None
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes sent and received so far, over all links."""
-        return self._loop.bytes_moved
+        sent, received = self._gone_bytes
+        return (
+            sent + sum(link.bytes_sent for link in self._watched),
+            received + sum(link.bytes_received for link in self._watched),
+        )
 
     # -- frames --------------------------------------------------------------------------------------------------
 
@@ -100,21 +118,21 @@ class Hub:
         return self.stream(peer, Frame(header, payload))
 
     def stream(self, peer: Peer, frame: Frame) -> bool:
-        """Queue a frame whose payload is still growing; call `grown` when `frame.available` has increased.
-
-        False: the peer is not connected.
-        """
+        """Queue a frame, of whose payload no more is sent than `allow` lets. False: the peer is not connected."""
         link = self._links.get(peer)
         if link is None:
             return False
-        self._loop.send(link, frame)
+        link.send(frame)
+        self._dirty[link] = None
         return True
 
-    def grown(self, peer: Peer) -> None:
-        """More of a streamed frame may be sent."""
+    def allow(self, peer: Peer, frame: Frame, size: int) -> None:
+        """Let the first `size` bytes of a streamed frame's payload be sent, whose peer may be gone."""
         link = self._links.get(peer)
-        if link is not None:
-            self._loop.grown(link)
+        if size > frame.available:
+            frame.available = size
+            if link is not None:
+                self._dirty[link] = None
 
     def receiving(self, peer: Peer) -> tuple[Header, int] | None:
         """Header and bytes so far of the payload that is arriving from this peer."""
@@ -136,18 +154,92 @@ class Hub:
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Move bytes for at most `timeout_s` (0: only what can move now) and return what happened."""
-        events = self._loop.poll(timeout_s)
+        self.flush()
+        if self._events:
+            timeout_s = 0.0
+        elif self._passing or self._deaf_until_s is not None:
+            timeout_s = min(timeout_s, self._until_the_next_deadline())
+        for key, mask in self._selector.select(timeout_s):
+            if key.data is self._listener:
+                self._accept()
+            elif isinstance(key.data, Link):
+                if mask & WRITE:
+                    self._flush(key.data)
+                if mask & READ and key.data in self._watched:
+                    self._read(key.data)
         now_s = time.monotonic()
-        return [*events, *self._rejected.due(now_s), *self._refused.due(now_s)]
+        for link, deadline_s in list(self._passing.items()):
+            if now_s >= deadline_s:
+                self._break(link, f"the handshake took more than {self._handshake_timeout_s:g} s")
+        for rejections in (self._rejected, self._refused):
+            if rejections.count:
+                self._events += rejections.due(now_s)
+        events, self._events = self._events, []
+        return events
+
+    def _until_the_next_deadline(self) -> float:
+        now_s, deadlines = time.monotonic(), list(self._passing.values())
+        if self._listener is not None and self._deaf_until_s is not None:
+            if now_s >= self._deaf_until_s:
+                self._deaf_until_s = None
+                self._selector.register(self._listener, READ, self._listener)
+            else:
+                deadlines.append(self._deaf_until_s)
+        return max(0.0, min(deadlines, default=math.inf) - now_s)
 
     def flush(self) -> None:
         """Send what can be sent now of what was queued since the last poll.
 
         A link that took no more the last time is tried again by `poll`, when it does.
         """
-        self._loop.flush()
+        dirty, self._dirty = self._dirty, {}
+        for link in dirty:
+            if not self._watched.get(link, 0) & WRITE:
+                self._flush(link)
 
-    # -- links ---------------------------------------------------------------------------------------------------
+    def _flush(self, link: Link) -> None:
+        if link not in self._watched:
+            return
+        try:
+            link.flush()
+        except OSError as error:
+            self._break(link, reason_of(error))
+            return
+        if link.closing and link.idle:
+            self._half_close(link)
+        self._watch(link, READ | (WRITE if link.wants_to_send else 0))
+
+    def _watch(self, link: Link, mask: int) -> None:
+        """Look at a link when it can be read or written. It is open from its first call to its `_drop`."""
+        known = self._watched.get(link)
+        if known == mask or link.sock.fileno() < 0:
+            return
+        if known is None:
+            self._selector.register(link.sock, mask, link)
+        else:
+            self._selector.modify(link.sock, mask, link)
+        self._watched[link] = mask
+
+    def _read(self, link: Link) -> None:
+        try:
+            if link.closing:
+                if not link.sock.recv(1 << 16):
+                    self._drop(link)
+                return
+            was_stranger = link.peer is None
+            for header, payload in link.receive():
+                assert link.peer is not None
+                self._events.append(Message(link.peer, header, payload))
+            if was_stranger:
+                self._flush(link)
+                if link.peer is not None and link in self._watched:
+                    self._welcome(link)
+        except BlockingIOError:
+            return
+        except (BadMessage, Refused, OSError) as error:
+            self._break(link, reason_of(error), isinstance(error, Refused))
+
+    # -- how a link begins ---------------------------------------------------------------------------------------
 
     def listen(self, host: str, port: int = 0, window_bytes: int | None = None) -> tuple[str, int]:
         """Accept peers; returns the address bound.
@@ -162,7 +254,7 @@ class Hub:
         self._listener = listener = open_listener(host, port, window_bytes)
         if window_bytes is not None:
             self._wake_bytes = 1  # what arrives is passed on at once
-        self._loop.listen(listener)
+        self._selector.register(listener, READ, listener)
         address = listener.getsockname()
         return str(address[0]), int(address[1])
 
@@ -173,29 +265,83 @@ class Hub:
             sock = begin_to_connect(address, self._silence_timeout_s)
         except OSError as error:
             why = f"cannot connect to {address[0]}:{address[1]}: {reason_of(error)}"
-            self._loop.events.append(Left(dialer.peer, why))
+            self._events.append(Left(dialer.peer, why))
             return
         link = Link(sock, dialer, self._receive_into)
         self._wanted[link] = dialer.peer
-        self._loop.begin(link, connecting=True)
+        self._shake_hands(link, READ | WRITE)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            accepted = accept(self._listener, self._silence_timeout_s)
+        except OSError as error:  # the connection waits in the kernel, and would wake this process up for ever
+            self._rejected.add(f"no connection can be accepted: {reason_of(error)}")
+            self._selector.unregister(self._listener)
+            self._deaf_until_s = time.monotonic() + PAUSE_S
+            return
+        if accepted is None:
+            return
+        sock, host = accepted
+        waiting, passing = sum(other == host for other in self._strangers.values()), len(self._passing)
+        if waiting >= MOST_OF_A_HOST or passing >= MOST_STRANGERS:
+            self._rejected.add(f"{host} has {waiting} connections of {passing} that have not said who they are")
+            sock.close()
+            return
+        link = Link(sock, Listener(self._secret, self._shard, self._admit), self._receive_into)
+        link.wake_bytes = self._wake_bytes
+        self._strangers[link] = host
+        self._shake_hands(link, READ)
+
+    def _shake_hands(self, link: Link, mask: int) -> None:
+        """`_welcome` or `_break` follows."""
+        self._passing[link] = time.monotonic() + self._handshake_timeout_s
+        self._watch(link, mask)
+
+    def _welcome(self, link: Link) -> None:
+        """Its handshake is over, so that its peer is known."""
+        peer, hello = link.peer, link.hello
+        assert peer is not None and hello is not None
+        self._strangers.pop(link, None)
+        if link.closing:
+            self._refused.add(f"{peer} was turned away: {link.refusal}")
+            self._linger(link)
+            return
+        del self._passing[link]
+        self._wanted.pop(link, None)
+        before = self._links.get(peer)
+        self._links[peer] = link  # first, so that a predecessor found broken now is not Left a second time
+        if before is not None:
+            self._events.append(Left(peer, "it connected again"))
+            words = f"another process connected as {peer}, incarnation {hello.incarnation}"
+            header = Header(Kind.EXPELLED, sender=self._shard, code=Code.FAILED)
+            before.send(Frame(header, memoryview(words.encode())))
+            self._linger(before)
+        self._events.append(Joined(peer, hello))
+
+    # -- how a link ends -----------------------------------------------------------------------------------------
 
     def close(self, peer: Peer) -> None:
         """Send what is queued, then close; no Left follows. A peer that does not read is cut off after
         `timeouts.LINGER_S`."""
         link = self._links.pop(peer, None)
         if link is not None:
-            self._loop.linger(link)
+            self._linger(link)
 
     def drain(self, timeout_s: float) -> None:
         """Close every link politely within `timeout_s`, then `shut`."""
         for peer in list(self._links):
             self.close(peer)
-        self._loop.let_pass(timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        while self._passing and time.monotonic() < deadline_s:
+            self.poll(0.05)
         self.shut()
 
     def shut(self) -> None:
         """Close everything at once. Safe to call twice."""
-        self._loop.shut()
+        for link in list(self._watched):
+            self._drop(link)
+        self._selector.close()
         self._links.clear()
         self._wanted.clear()
         self._strangers.clear()
@@ -203,63 +349,41 @@ class Hub:
             self._listener.close()
             self._listener = None
 
-    # -- what the loop asks and tells ----------------------------------------------------------------------------
+    def _linger(self, link: Link) -> None:
+        """Send what is queued, then close; cut off after LINGER_S."""
+        link.closing = True
+        self._passing[link] = time.monotonic() + LINGER_S
+        self._flush(link)
 
-    def _accept(self) -> None:
-        assert self._listener is not None
+    def _half_close(self, link: Link) -> None:
+        # Closing at once with unread bytes would make the kernel throw away our last words.
         try:
-            accepted = accept(self._listener, self._silence_timeout_s)
-        except OSError as error:
-            self._rejected.add(f"no connection can be accepted: {reason_of(error)}")
-            self._loop.pause_listening(PAUSE_S)
-            return
-        if accepted is None:
-            return
-        sock, host = accepted
-        waiting = sum(other == host for other in self._strangers.values())
-        if waiting >= MOST_OF_A_HOST or self._loop.passing >= MOST_STRANGERS:
-            self._rejected.add(
-                f"{host} has {waiting} connections of {self._loop.passing} that have not said who they are"
-            )
-            sock.close()
-            return
-        link = Link(sock, Listener(self._secret, self._shard, self._admit), self._receive_into)
-        link.wake_bytes = self._wake_bytes
-        self._strangers[link] = host
-        self._loop.begin(link)
+            link.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._drop(link)
 
-    def _welcome(self, link: Link) -> None:
-        peer, hello = link.peer, link.hello
-        assert peer is not None and hello is not None
-        self._strangers.pop(link, None)
+    def _break(self, link: Link, reason: str, refused: bool = False) -> None:
+        """A link broke; `refused`: the other side turned this process away. Of a lingering one nobody hears."""
+        self._drop(link)
         if link.closing:
-            self._refused.add(f"{peer} was turned away: {link.refusal}")
-            self._loop.linger(link)
             return
-        self._loop.keep(link)
-        self._wanted.pop(link, None)
-        if hello.role is Role.SERVER:
-            send_first(link.sock)
-        before = self._links.get(peer)
-        self._links[peer] = link  # first, so that a predecessor found broken now is not Left a second time
-        if before is not None:
-            self._loop.events.append(Left(peer, "it connected again"))
-            words = f"another process connected as {peer}, incarnation {hello.incarnation}"
-            header = Header(Kind.EXPELLED, sender=self._shard, code=Code.FAILED)
-            before.send(Frame(header, memoryview(words.encode())))
-            self._loop.linger(before)
-        self._loop.events.append(Joined(peer, hello))
-
-    def _lost(self, link: Link, reason: str, refused: bool) -> None:
         self._strangers.pop(link, None)
         wanted, peer = self._wanted.pop(link, None), link.peer
         if wanted is not None:
-            self._loop.events.append(Left(wanted, reason, refused))
+            self._events.append(Left(wanted, reason, refused))
         elif peer is not None and self._links.get(peer) is link:
             del self._links[peer]
-            self._loop.events.append(Left(peer, reason))
+            self._events.append(Left(peer, reason))
         else:
             self._rejected.add(reason)
+
+    def _drop(self, link: Link) -> None:
+        self._passing.pop(link, None)
+        if self._watched.pop(link, None) is not None:
+            self._selector.unregister(link.sock)
+            sent, received = self._gone_bytes
+            self._gone_bytes = (sent + link.bytes_sent, received + link.bytes_received)
+        link.sock.close()
 
 
 class WakeableHub(Hub):
@@ -270,7 +394,7 @@ class WakeableHub(Hub):
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
         self._ear.setblocking(False)
-        self._loop.wake_for(self._ear)
+        self._selector.register(self._ear, READ, self._ear)
 
     def wake(self) -> None:
         """Let a running or the next `poll` return at once. May be called from any thread."""

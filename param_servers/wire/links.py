@@ -113,11 +113,20 @@ class Link:
 
     def receive(self) -> Iterator[tuple[Header, memoryview]]:
         """Read what has arrived; yield each complete frame. Yields nothing during the handshake."""
-        if self._incoming is None:
+        incoming = self._incoming
+        if incoming is None:
             self._shake_hands()
-        else:
-            yield from self._read(self._incoming)
-            self.wake_for_enough()
+            return
+        budget = READ_BUDGET_BYTES
+        with suppress(BlockingIOError, InterruptedError):
+            while budget > 0:
+                places = incoming.places
+                count = self._received(self.sock.recvmsg_into(places)[0])
+                budget -= count
+                yield from incoming.took(count)
+                if count < sum(map(len, places)):
+                    break  # the kernel has no more: asking again would only be told so
+        self.wake_for_enough()
 
     def wake_for_enough(self) -> None:
         """Let the kernel report this socket once there is enough to read.
@@ -137,34 +146,19 @@ class Link:
             with suppress(OSError):  # a broken link is noticed by the next poll
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, enough)
 
-    def _read(self, incoming: Incoming) -> Iterator[tuple[Header, memoryview]]:
-        budget = READ_BUDGET_BYTES
-        while budget > 0:
-            places = incoming.places
-            try:
-                count = self.sock.recvmsg_into(places)[0]
-            except (BlockingIOError, InterruptedError):
-                return
-            self._count(count)
-            budget -= count
-            yield from incoming.took(count)
-            if count < sum(map(len, places)):
-                return  # the kernel has no more: asking again would only be told so
-
-    def _count(self, received: int) -> None:
-        if received == 0:
+    def _received(self, count: int) -> int:
+        if count == 0:
             raise ConnectionError("it closed the connection")
-        self.bytes_received += received
+        self.bytes_received += count
+        return count
 
     def _shake_hands(self) -> None:
         """Read to the end of the handshake and no further: who it is must be known before it is heard."""
         while self._incoming is None:
             try:
-                count = self.sock.recv_into(self._wanted[self._have :])
+                self._have += self._received(self.sock.recv_into(self._wanted[self._have :]))
             except (BlockingIOError, InterruptedError):
                 return
-            self._count(count)
-            self._have += count
             if self._have < len(self._wanted):
                 return
             self._advance_handshake()

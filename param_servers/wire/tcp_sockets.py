@@ -13,8 +13,6 @@ LOOPBACK = ("127.", "::1", "localhost")
 """How the addresses begin that no other host has."""
 WILDCARDS = ("", "0", "0.0.0.0", "::", "*")
 UNSENT_BYTES = 16 << 10
-INTERACTIVE = 6
-"""Linux's TC_PRIO_INTERACTIVE: the first band of its default queue, and the highest that needs no privilege."""
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
@@ -101,15 +99,6 @@ def hold_little_unsent(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):  # a broken link is noticed by the next poll
         if not str(sock.getpeername()[0]).startswith(LOOPBACK):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-
-
-def send_first(sock: socket.socket) -> None:
-    """Let what this link sends go ahead of other links' bytes in this host's queue.
-
-    For the few bytes between servers on which a step ends: they would wait behind all the parameters on their way.
-    """
-    with contextlib.suppress(OSError):  # a broken link is noticed by the next poll
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, INTERACTIVE)
 
 
 def reason_of(error: Exception) -> str:

@@ -61,8 +61,8 @@ class SimHub:
             wire.frames.append(frame)
         return frame
 
-    def grown(self, peer: Peer) -> None:
-        pass
+    def allow(self, peer: Peer, frame: Frame, size: int) -> None:
+        frame.available = max(frame.available, size)
 
     def flush(self) -> None:
         pass

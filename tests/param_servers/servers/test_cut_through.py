@@ -37,7 +37,7 @@ class OneWorker:
         self.sent.append(frame.kind)
         return True
 
-    def grown(self, peer: Peer) -> None:
+    def allow(self, peer: Peer, frame: Frame, size: int) -> None:
         pass
 
     def arrived(self, *what: Any) -> None:
@@ -131,8 +131,10 @@ class Recorded(OneWorker):
     def send(self, peer: Peer, header: Header, payload: Any = None) -> None:
         self.log.append(f"{header.kind.name} to {peer}")
 
-    def grown(self, peer: Peer) -> None:
-        self.log.append(f"more to {peer}")
+    def allow(self, peer: Peer, frame: Frame, size: int) -> None:
+        if size > frame.available:
+            frame.available = size
+            self.log.append(f"more to {peer}")
 
     def flush(self) -> None:
         self.log.append("flush")

@@ -13,7 +13,7 @@ SIZE = 4 * LEAD_BYTES
 
 
 class Links:
-    """A hub that is told which frames have grown."""
+    """A hub that knows which frames have grown."""
 
     def __init__(self, streams: bool = True) -> None:
         self.streams, self.told = streams, set[Peer]()
@@ -22,8 +22,10 @@ class Links:
     def stream(self, peer: Peer, frame: Frame) -> bool:
         return self.streams
 
-    def grown(self, peer: Peer) -> None:
-        self.told.add(peer)
+    def allow(self, peer: Peer, frame: Frame, size: int) -> None:
+        if size > frame.available:
+            frame.available = size
+            self.told.add(peer)
 
     def flush(self) -> None:
         for frame in self.takes_all:
@@ -67,15 +69,12 @@ def test_links_take_turns_of_small_pieces_first_in_the_order_in_which_they_were_
     class Sending(Links):
         def __init__(self) -> None:
             super().__init__()
-            self.frames: dict[Peer, Frame] = {}
             self.sent: list[tuple[Peer, int]] = []
 
-        def stream(self, peer: Peer, frame: Frame) -> bool:
-            self.frames[peer] = frame
-            return True
-
-        def grown(self, peer: Peer) -> None:
-            self.sent.append((peer, self.frames[peer].available))
+        def allow(self, peer: Peer, frame: Frame, size: int) -> None:
+            if size > frame.available:
+                frame.available = size
+                self.sent.append((peer, size))
 
     hub = Sending()
     begun(hub)

@@ -39,8 +39,7 @@ def test_a_message_that_is_expected_whole_wakes_nobody_before_its_end(pair: Pair
     pair.worker.stream(SERVER, frame)
     pair.until(lambda: frame.sent == HEADER_BYTES + 500)
     assert pair.server.poll(0.05) == [] and pair.server.receiving(WORKER) is None
-    frame.available = 1000
-    pair.worker.grown(SERVER)
+    pair.worker.allow(SERVER, frame, 1000)
     assert isinstance(pair.wait_for(pair.server, Message), Message)
     pair.worker.close(SERVER)
     pair.wait_for(pair.server, Left)  # an end is noticed all the same
@@ -51,8 +50,7 @@ def test_a_streamed_payload_wakes_its_reader_once_with_the_word_that_follows(pai
     frame = Frame(Header(Kind.PARAMETERS, code=Code.STREAMED), memoryview(bytes(50_000)), available=10_000)
     pair.server.stream(WORKER, frame)
     pair.until(lambda: pair.worker.receiving(SERVER) is not None)
-    frame.available = 50_000
-    pair.server.grown(WORKER)
+    pair.server.allow(WORKER, frame, 50_000)
     pair.server.poll(0)
     assert frame.sent == HEADER_BYTES + 50_000
     assert pair.worker.poll(0.05) == []
@@ -68,8 +66,7 @@ def test_the_header_of_a_growing_frame_waits_for_its_first_bytes(pair: Pair) -> 
     pair.server.stream(WORKER, frame)
     pair.server.poll(0)
     assert frame.sent == 0
-    frame.available = 1
-    pair.server.grown(WORKER)
+    pair.server.allow(WORKER, frame, 1)
     pair.server.poll(0)
     assert frame.sent == HEADER_BYTES + 1
 
@@ -102,8 +99,7 @@ def test_a_growing_frame_is_sent_as_it_grows(pair: Pair) -> None:
     frame = Frame(Header(Kind.PARAMETERS), memoryview(bytes(1000)), available=0)
     pair.server.stream(WORKER, frame)
     for available in (300, 700, 1000):
-        frame.available = available
-        pair.server.grown(WORKER)
+        pair.server.allow(WORKER, frame, available)
         pair.until(lambda available=available: frame.sent == HEADER_BYTES + available)
     assert isinstance(pair.wait_for(pair.worker, Message), Message)
 
@@ -114,8 +110,7 @@ def test_a_frame_longer_than_the_shortest_is_read_to_its_end_however_it_comes_in
     frame = Frame(Header(Kind.GRADIENT, sender=3), memoryview(bytes(150)), available=0)
     pair.worker.stream(SERVER, frame)
     for available in (130, 150):  # the rest is less than what the server waits for
-        frame.available = available
-        pair.worker.grown(SERVER)
+        pair.worker.allow(SERVER, frame, available)
         pair.until(lambda: frame.sent == HEADER_BYTES + frame.available)
         pair.heard[pair.server] += pair.server.poll(0.05)
     assert isinstance(pair.wait_for(pair.server, Message), Message)

@@ -105,7 +105,7 @@ def gone(stranger: socket.socket) -> bool:
 
 def test_one_host_has_no_more_than_its_share_of_the_waiting_places(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "MOST_OF_A_HOST", 3)
-    pair.server._loop._handshake_timeout_s = 30.0
+    pair.server._handshake_timeout_s = 30.0
     strangers = [pair.raw() for _ in range(5)]
     told = pair.wait_for(pair.server, Rejected)
     assert (

@@ -6,9 +6,8 @@ from contextlib import closing
 import pytest
 
 from param_servers.wire.frames import Frame
-from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.messages import Header, Kind
-from param_servers.wire.tcp_sockets import INTERACTIVE, UNSENT_BYTES, hold_little_unsent
+from param_servers.wire.tcp_sockets import UNSENT_BYTES, hold_little_unsent
 from tests.param_servers.wire.hub_pair import SERVER, Pair
 
 _PAYLOAD = bytes(1 << 16)
@@ -67,19 +66,3 @@ def test_only_a_link_that_streams_is_told_so() -> None:
 
 def test_on_loopback_the_kernel_takes_what_it_likes() -> None:
     assert taken("127.0.0.1", little=True) > UNSENT_BYTES + len(_PAYLOAD) + (64 << 10)
-
-
-@pytest.mark.skipif(not hasattr(socket, "SO_PRIORITY"), reason="this kernel's queues have no priorities")
-def test_what_servers_say_to_each_other_goes_first_in_the_hosts_queue() -> None:
-    pair, other = Pair(), Peer(Role.SERVER, 1)
-    try:
-        pair.worker.dial(pair.address, Hello(Role.SERVER, other.rank, 0, 0, "f" * 16))
-        pair.until(lambda: pair.server.connected(other) and pair.worker.connected(SERVER))
-        links = [pair.worker._links[SERVER], pair.server._links[other]]
-        pair.connect()
-        links += [pair.worker._links[SERVER], pair.server._links[Peer(Role.WORKER, 3)]]
-        priorities = [link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) for link in links]
-        assert priorities == [INTERACTIVE, INTERACTIVE, 0, 0]
-    finally:
-        pair.worker.shut()
-        pair.server.shut()
