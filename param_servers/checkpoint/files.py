@@ -1,7 +1,6 @@
 """Consistent checkpoints: one file per shard, then a manifest, then one rename.
 
     checkpoints/
-        LATEST                                   the name of the newest directory below
         step-2000/
             manifest.json                        written last: sizes and SHA-256 of all files, layout, step, data points
             shard-0-of-2.safetensors             "parameters" [n] and "optimizer.<name>" [n] or []
@@ -134,7 +133,7 @@ def publish(
     if final.exists():  # a torn one, or one from before a roll-back
         _set_aside(final)
     os.rename(folder, final)
-    _point_at(directory, final.name)
+    _sync(directory)
     for _, old in _found(directory)[:-keep]:
         _delete_if_whole(old)
     for abandoned in directory.glob("step-*.tmp"):
@@ -144,12 +143,9 @@ def publish(
 
 def set_aside_after(directory: Path, step: int) -> None:
     """Rename checkpoints of later steps than `step`: the run goes back to it. Raises OSError."""
-    found = _found(directory)
-    later = [path for saved, path in found if saved > step]
-    for path in later:
-        _set_aside(path)
-    if later and len(found) > len(later):
-        _point_at(directory, found[-len(later) - 1][1].name)
+    for saved, path in _found(directory):
+        if saved > step:
+            _set_aside(path)
 
 
 def _set_aside(path: Path) -> None:
@@ -173,12 +169,6 @@ def _delete_if_whole(path: Path) -> None:
         return
     else:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _point_at(directory: Path, name: str) -> None:
-    _write_text(directory / "LATEST.tmp", name + "\n")
-    os.replace(directory / "LATEST.tmp", directory / "LATEST")
-    _sync(directory)
 
 
 def patiently(read: Callable[[], T], path: Path) -> T:

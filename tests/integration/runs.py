@@ -16,6 +16,7 @@ import pytest
 from dba3c.metrics.charts import Point, points_of
 from dba3c.runs.folder import RunFolder
 from launch.cli.main import main
+from param_servers.checkpoint.files import find_newest
 
 ROOT = Path(__file__).parents[2]
 
@@ -134,5 +135,7 @@ def episodes(folder: Path, workers: int) -> list[dict[str, Any]]:
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """What LATEST points at."""
-    return folder / "checkpoints" / (folder / "checkpoints" / "LATEST").read_text().strip()
+    """The last that was written."""
+    path = find_newest(folder / "checkpoints")
+    assert path is not None
+    return path

@@ -79,7 +79,6 @@ def test_the_newest_valid_checkpoint_is_found_and_torn_ones_are_named(tmp_path: 
     skipped: list[str] = []
     assert find_newest(tmp_path, skipped.append) == tmp_path / "step-10"
     assert ["step-12" in skipped[0], "step-11" in skipped[1], len(skipped)] == [True, True, 2]
-    assert (tmp_path / "LATEST").read_text() == "step-12\n"
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"format": 3}', "[]", '{"format": "param_servers checkpoint 1"}'])
@@ -112,7 +111,7 @@ def test_only_the_last_few_are_kept_and_abandoned_ones_go(tmp_path: Path) -> Non
     (tmp_path / "step-1.term-1.tmp").mkdir()
     for step in range(1, 6):
         save(tmp_path, plan, step, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["LATEST", "step-4", "step-5"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-4", "step-5"]
 
 
 def names(directory: Path) -> list[str]:
@@ -143,7 +142,6 @@ def test_a_roll_back_renames_what_did_not_happen_and_what_is_damaged(tmp_path: P
     assert find_newest(tmp_path) == tmp_path / "step-4"
     assert names(tmp_path) == ["step-2", "step-4", "step-6.undone-1", "step-8.damaged-1"]
     assert load_checkpoint(tmp_path / "step-6.undone-1").step == 6
-    assert (tmp_path / "LATEST").read_text() == "step-4\n"
 
 
 def test_old_ones_are_deleted_only_where_they_are_whole(tmp_path: Path) -> None:
