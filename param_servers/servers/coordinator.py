@@ -129,7 +129,7 @@ class Coordinator:
 
     def worker_joined(self, worker: int, incarnation: int, term: int, now_s: float) -> list[Decision]:
         """A worker is connected to shard 0. It counts from now on; it asks for parameters with `pulled`."""
-        met = self.steps.workers.met(worker, incarnation)
+        met = self.steps.newest.get(worker) == incarnation
         decisions = self.steps.joined(worker, incarnation)
         if term > self.term or (term == self.term and not met):
             # All servers died and forgot a term that this worker has seen: begin a newer one, or it would not listen.

@@ -63,7 +63,7 @@ class Simulation(SimulatedRun):
                     raise Broken(f"server {server.shard} differs from the log at {(node.term, node.step)}")
         chief = self.servers[0].core.chief
         if chief is not None and not self.asynchronous:
-            for key, push in chief.coordinator.steps.gradients.pushes.items():
+            for key, push in chief.coordinator.steps.pushes.items():
                 if push.step != chief.coordinator.step:
                     raise Broken(f"step {chief.coordinator.step} counts {key}'s push of step {push.step}")
         if chief is not None and chief.coordinator.state in ("stopping", "stopped") and self.decided_s is None:
