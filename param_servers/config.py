@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from param_servers.errors import ConfigError
 from param_servers.layout import Sharding
 from param_servers.schedules import Schedule, parse_schedule
-from param_servers.timeouts import Timeouts
+from param_servers.timeouts import LONGEST_S, Timeouts
 
 
 def option(default: Any, *, short: str = "", **read_by: str) -> Any:
@@ -167,7 +167,8 @@ class ExchangeConfig:
             _check_choice(name, getattr(self, name), choice)
         for name in ("step_timeout_s", "join_timeout_s", "reconnect_timeout_s", "checkpoint_timeout_s"):
             _check_positive(name, getattr(self, name))
-        _ = self.timeouts  # its relations are checked
+            if getattr(self, name) > LONGEST_S:
+                raise ConfigError(f"{name} must be at most {LONGEST_S:g}, got {getattr(self, name):g}")
         for name in ("num_workers", "num_servers", "min_workers", "keep_checkpoints"):
             _check_at_least(name, getattr(self, name), 1)
         for name in ("num_backup_workers", "max_staleness", "checkpoint_every_steps", "port"):

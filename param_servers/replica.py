@@ -149,7 +149,7 @@ class Replica:
             else:
                 self._safe = there
 
-        deadline_s = time.monotonic() + self._config.timeouts.last_checkpoint_s
+        deadline_s = time.monotonic() + self._config.timeouts.disk_s
         self._wait(checkpoints, deadline_s)
         if self._safe < self.step and not checkpoints.busy:
             checkpoints.submit(newest, write_unless_there)
@@ -184,7 +184,7 @@ class Replica:
     def _wait(self, checkpoints: Checkpoints, deadline_s: float) -> None:
         while checkpoints.busy:
             if time.monotonic() > deadline_s:
-                self._failure = f"not within {self._config.timeouts.last_checkpoint_s:g} s"
+                self._failure = f"not within {self._config.timeouts.disk_s:g} s"
                 self.note("checkpoint_failed", f"the last checkpoint was not written: {self._failure}")
                 return
             checkpoints.poll()

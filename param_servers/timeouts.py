@@ -3,7 +3,7 @@
 A user sets four numbers (`ExchangeConfig`); all others follow from them here and nowhere else. Whoever decides about
 others (server 0 about workers and servers, the chief about ranks, a supervisor about processes) gives up before anybody
 does who waits for that decision: so it is said once, by the one who knows, who is missing, and nobody leaves for
-nothing. Each such pair is a line of `RELATIONS`, which is checked for every configuration.
+nothing.
 
 Behind the table: when and how often something is tried again, on which clock, and how to leave what hangs behind.
 """
@@ -19,9 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
-
-from param_servers.errors import ConfigError
+from typing import Any, TypeVar
 
 NAP_S = 0.5
 """Longest sleep of a loop between two looks at the clock."""
@@ -29,6 +27,8 @@ NOTICE_S = 2.0
 """At least this much later than a decision ends the wait for it: naps of both sides, the way, a busy machine."""
 MARGIN_S = 5.0
 """What is added to a wait so that it outlasts another."""
+LONGEST_S = 1e9
+"""Thirty years: beyond what a float can tell apart, a margin would change nothing."""
 
 HANDSHAKE_S = 10.0
 """A link whose handshake takes longer is lost."""
@@ -48,11 +48,7 @@ GRACE_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """All in seconds; see `Timeouts.of`.
-
-    Raises:
-        ConfigError: a relation does not hold; the message is the arithmetic.
-    """
+    """All in seconds; see `Timeouts.of`."""
 
     # -- any link
     silence_s: float
@@ -60,50 +56,37 @@ class Timeouts:
     alive_every_s: float
     """Who decides, and who is decided about, says so often that it lives."""
 
-    # -- server 0 decides
-    first_server_s: float
-    """For a server to come, at the start."""
+    # -- server 0, or the chief of a majority, decides
+    join_s: float
+    """For a server to come, at the start, and for the first step of a term or group: workers may still be starting."""
     server_return_s: float
     """For a server that was lost to come back."""
-    load_s: float
-    """For all servers to load the checkpoint that they go on from."""
+    disk_s: float
+    """For all servers to load the checkpoint that they go on from; for the checkpoint at the end, in all exchanges."""
     set_aside_s: float
     """Of that: for checkpoints of undone steps to be out of the way."""
-    first_step_s: float
-    """For the first step of a term: workers may still be starting."""
     step_s: float
-    """For every other step; then workers without a gradient are expelled."""
+    """For every other step, after which workers without a gradient are expelled; for one sum of ranks."""
     server_silence_s: float
     """Without a word for so long when a step is late: it is not the workers' fault but that server's."""
-    last_checkpoint_s: float
-    """For the checkpoint at the end, in all exchanges."""
+    group_s: float
+    """The chief: for a step, and for all ranks to leave a group; a rank may be in the sum, or the group, before."""
 
-    # -- the other servers, and workers, wait
+    # -- the other servers, workers and ranks wait
     start_s: float
-    """For server 0 (the learner) at the start."""
+    """For server 0 (the learner, the chief) at the start."""
     other_start_s: float
     """Of a worker for the other servers, at the start: server 0 may come last, and then waits for them itself."""
     return_s: float
-    """For a server whose link broke."""
-    server_0_silence_s: float
-    """Of the other servers for a word of server 0."""
+    """For a server whose link broke: server 0 may notice the loss later, and then waits."""
+    chief_silence_s: float
+    """For a word of server 0, or of the chief."""
     answer_s: float
     """Of a worker for parameters or an answer, on links that hold. Server 0 may use up all its waits in a row."""
     actor_answer_s: float
     """Of an actor: its learner waits as a worker does, and answers nobody meanwhile."""
-
-    # -- sums of ranks (all-reduce, majority)
-    sum_s: float
-    """For one sum, and for each step of building a group."""
-    roll_call_s: float
     first_survivor_s: float
     """Of the other survivors of an MPI all-reduce, for the one that writes the last checkpoint."""
-    regroup_s: float
-    """The chief: for all ranks to leave a group, which some may still be building."""
-    group_step_s: float
-    """The chief: for a step; ranks may need one sum's patience to find a silent rank in it."""
-    chief_silence_s: float
-    """A rank: for a word of the chief."""
     comm_turn_s: float
     """A rank's main thread: for a sign of life of its comm thread, whose longest turns are these."""
     comm_leave_s: float
@@ -137,26 +120,20 @@ class Timeouts:
         return cls(
             silence_s=silence_s,
             alive_every_s=step_s / 8,
-            first_server_s=join_s,
+            join_s=join_s,
             server_return_s=return_s,
-            load_s=disk_s,
+            disk_s=disk_s,
             set_aside_s=disk_s / 2,
-            first_step_s=join_s,
             step_s=step_s,
             server_silence_s=step_s / 2,
-            last_checkpoint_s=disk_s,
+            group_s=2 * step_s + 2 * GRACE_S,
             start_s=start_s,
             other_start_s=start_s + join_s + MARGIN_S,
             return_s=silence_s + return_s + MARGIN_S,
-            server_0_silence_s=2 * step_s,
+            chief_silence_s=2 * step_s,
             answer_s=answer_s,
             actor_answer_s=answer_s + MARGIN_S,
-            sum_s=step_s,
-            roll_call_s=min(ROLL_CALL_S, step_s),
             first_survivor_s=disk_s + 2 * MARGIN_S,
-            regroup_s=2 * step_s + 2 * GRACE_S,
-            group_step_s=2 * step_s + 2 * GRACE_S,
-            chief_silence_s=2 * step_s,
             comm_turn_s=max(start_s, 5 * (step_s + GRACE_S), disk_s) + MARGIN_S,
             comm_leave_s=step_s + 2 * MARGIN_S,
             chief_leave_s=LAST_WORDS_S + MARGIN_S,
@@ -164,62 +141,6 @@ class Timeouts:
             stop_s=step_s + disk_s + LAST_WORDS_S + MARGIN_S,
             drain_s=disk_s + LAST_WORDS_S + MARGIN_S,
         )
-
-    def __post_init__(self) -> None:
-        for relation in RELATIONS:
-            relation.check(self)
-
-
-class Relation(NamedTuple):
-    """Whoever waits is more patient than all that goes before the decision takes together."""
-
-    waits: str
-    """A line of the table."""
-    before: tuple[str, ...]
-    """Lines of the table, in a row."""
-    least_s: float
-    """By how much more."""
-    why: str
-
-    def check(self, table: Timeouts) -> None:
-        """Raises ConfigError, with the arithmetic."""
-        waits_s, parts_s = getattr(table, self.waits), [getattr(table, name) for name in self.before]
-        if waits_s > sum(parts_s) and waits_s >= sum(parts_s) + self.least_s:
-            return
-        parts = " + ".join(f"{name} {part_s:g}" for name, part_s in zip(self.before, parts_s, strict=True))
-        more = f" by {self.least_s:g} s" if self.least_s else ""
-        raise ConfigError(f"{self.waits} {waits_s:g} must be more than {parts} = {sum(parts_s):g} s{more}: {self.why}")
-
-
-RELATIONS = (
-    Relation("answer_s", ("first_server_s", "load_s"), NOTICE_S, "server 0 waits for servers, then for their disks"),
-    Relation("answer_s", ("first_step_s", "server_return_s", "load_s"), NOTICE_S, "a server is lost in the first step"),
-    Relation("answer_s", ("step_s", "server_return_s", "load_s"), NOTICE_S, "a server is silent in a step"),
-    Relation("answer_s", ("first_step_s", "last_checkpoint_s"), NOTICE_S, "the first step ends the run"),
-    Relation("answer_s", ("step_s", "last_checkpoint_s"), NOTICE_S, "a step that does not end ends the run"),
-    Relation("actor_answer_s", ("answer_s",), NOTICE_S, "an actor's learner waits for its servers"),
-    Relation("start_s", ("first_server_s",), NOTICE_S, "server 0 decides about servers that do not come"),
-    Relation("other_start_s", ("start_s", "first_server_s"), NOTICE_S, "server 0 may come last, and then waits itself"),
-    Relation("return_s", ("silence_s", "server_return_s"), NOTICE_S, "server 0 may notice the loss later, and waits"),
-    Relation("load_s", ("set_aside_s",), 0.0, "who waits for a disk that does not set checkpoints aside says so"),
-    Relation("step_s", ("server_silence_s", "alive_every_s"), 0.0, "a server that lives has been heard before that"),
-    Relation("server_0_silence_s", ("alive_every_s",) * 4, 0.0, "a server 0 that lives has been heard before that"),
-    Relation("chief_silence_s", ("alive_every_s",) * 4, 0.0, "a chief that lives has been heard before that"),
-    Relation("regroup_s", ("sum_s",), GRACE_S, "a rank may be in a sum when it is told to leave its group"),
-    Relation("group_step_s", ("sum_s",), GRACE_S, "a rank may be in the sum of the step before"),
-    Relation("comm_turn_s", ("start_s",), NOTICE_S, "the comm thread waits for the chief's address"),
-    Relation("comm_turn_s", ("sum_s",) * 5, NOTICE_S, "the comm thread builds a group and takes over a state"),
-    Relation("comm_turn_s", ("last_checkpoint_s",), NOTICE_S, "the comm thread writes the last checkpoint"),
-    Relation("comm_leave_s", ("sum_s",), NOTICE_S, "the comm thread may be in a sum"),
-    Relation("first_survivor_s", ("last_checkpoint_s",), NOTICE_S, "MPI ends all ranks when one leaves"),
-    Relation(
-        "servers_end_s", ("first_step_s", "last_checkpoint_s"), NOTICE_S, "server 0 waits for workers, then saves"
-    ),
-    Relation("servers_end_s", ("return_s",), NOTICE_S, "a server waits for server 0, which is gone"),
-    Relation("servers_end_s", ("server_return_s", "load_s"), NOTICE_S, "server 0 waits for a server that is gone"),
-    Relation("stop_s", ("step_s", "last_checkpoint_s"), NOTICE_S, "a run ends at a step, with a checkpoint"),
-    Relation("drain_s", ("last_checkpoint_s",), NOTICE_S, "one rank still writes when the others have ended"),
-)
 
 
 T = TypeVar("T")

@@ -130,8 +130,8 @@ def build_serving(
         most_actors=central.actors if config.algorithm.algorithm == "r2d2" else MOST_ACTORS,
     )
     if own:
-        return OwnThread(service, actors, timeouts.first_step_s, network, groups_per_batch)
-    return SharedThread(service, actors, timeouts.first_step_s)
+        return OwnThread(service, actors, timeouts.join_s, network, groups_per_batch)
+    return SharedThread(service, actors, timeouts.join_s)
 
 
 def build_trainer(config: TrainConfig, network: FlatNetwork, spaces: Spaces, actors: range, seed: int) -> Trainer:

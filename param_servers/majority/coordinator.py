@@ -64,7 +64,7 @@ class MajorityCoordinator:
         self._steps: StepCommits | None = None
         """Of this generation, while running."""
         self._fruitless = 0
-        self._wait(now_s, self._timeouts.first_step_s)
+        self._wait(now_s, self._timeouts.join_s)
 
     def _wait(self, now_s: float, patience_s: float) -> None:
         """From now on, so long at most until the next thing that is waited for."""
@@ -123,7 +123,7 @@ class MajorityCoordinator:
     def _gather(self, why: str, now_s: float) -> list[MajorityDecision]:
         self.phase, self._steps = "gathering", None
         self._standing.clear()
-        self._wait(now_s, self._timeouts.regroup_s)
+        self._wait(now_s, self._timeouts.group_s)
         return [Note("regrouping", f"{why}; the others form a new group"), LeaveGroup(self.generation)]
 
     def _form_when_complete(self, now_s: float) -> list[MajorityDecision]:
@@ -148,7 +148,7 @@ class MajorityCoordinator:
         self._steps = StepCommits(1, min(wanted, len(members)), self._standing[source], self.generation)
         for member in members:
             self._steps.joined(member, self.connected[member])
-        self._wait(now_s, self._timeouts.first_step_s)
+        self._wait(now_s, self._timeouts.join_s)
         shrunk = [Note("shrunk", f"{too_few}; steps average {len(members)} from now on")] if short else []
         running = Note("running", f"{len(members)} ranks go on from step {self._steps.step}")
         return [*shrunk, running, FormGroup(self.generation, tuple(members), source, *self._standing[source])]
@@ -165,7 +165,7 @@ class MajorityCoordinator:
         commits = [decision for decision in arrived if isinstance(decision, Commit)]
         if commits:
             self._fruitless = 0
-            self._wait(now_s, self._timeouts.group_step_s)
+            self._wait(now_s, self._timeouts.group_s)
         return [*commits]
 
     # -- time and the end ----------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class MajorityCoordinator:
         silent = sorted(set(self.connected) - set(self._standing))
         expelled = [Expel(rank, self._remove(rank), "it did not answer in time") for rank in silent]
         if not self.generation and self._config.when_workers_lost == "stop":
-            return [*expelled, *self.stop(f"{why} within {self._timeouts.first_step_s:g} s", failed=True)]
+            return [*expelled, *self.stop(f"{why} within {self._timeouts.join_s:g} s", failed=True)]
         return [*expelled, *(self._form(now_s) if self._standing else self.stop(why, failed=True))]
 
     def stop(self, reason: str, failed: bool) -> list[MajorityDecision]:

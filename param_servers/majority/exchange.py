@@ -310,7 +310,7 @@ class CommThread:
         self._shared.go_on_from(state if self._rank != self._members[source] else None)
 
     def _build_group(self, store_port: int) -> TorchCollective:
-        config, timeout_s = self._config, self._config.timeouts.sum_s
+        config, timeout_s = self._config, self._config.timeouts.step_s
         if self._store is None:
             self._store = reach_store(self._chief_host, store_port, self._secret, timeout_s)
         return TorchCollective(

@@ -52,7 +52,7 @@ class Coordinator:
         self._servers: set[int] = set()
         self._ready: set[int] = set()
         self._heard_s: dict[int, float] = {}
-        self._since_s, self._patience_s = now_s, self._timeouts.first_server_s
+        self._since_s, self._patience_s = now_s, self._timeouts.join_s
         self._missing = dict.fromkeys(range(self._num_shards), (now_s, self._patience_s))
         """Servers that are not here: since when, and for how long they are waited for."""
         self._ending: Stop | None = None
@@ -110,7 +110,7 @@ class Coordinator:
         if len(self._ready) < self._num_shards:
             return []
         self.state = "running"
-        self._wait(now_s, self._timeouts.first_step_s)
+        self._wait(now_s, self._timeouts.join_s)
         note = Note("running", f"all {self._num_shards} servers are at step {self.step}")
         return [note, *self.steps.give_to_waiting()]
 
@@ -118,7 +118,7 @@ class Coordinator:
         term, (step, data_points) = self.term + 1, self.checkpointing.saved
         lost = self.step - step
         self.state = "restoring"
-        self._wait(now_s, self._timeouts.load_s)
+        self._wait(now_s, self._timeouts.disk_s)
         self._ready.clear()
         self.checkpointing.abandon()
         self.steps.begin_term(term, step, data_points)
@@ -226,7 +226,7 @@ class Coordinator:
             return []
         able = self.state == "running"
         self.state = "stopping"
-        self._wait(now_s, self._timeouts.last_checkpoint_s)
+        self._wait(now_s, self._timeouts.disk_s)
         self._ending = Stop(reason, failed)
         note = Note("stopping", f"stopping at step {self.step}: {reason}")
         return [note, *(self._last_checkpoint() if able else self._end("not all servers are there"))]

@@ -268,7 +268,7 @@ class ParameterServer:
     def _keep_in_touch(self, now_s: float) -> None:
         """Shards other than 0: dial shard 0 until it answers, and let it know that we live."""
         if self._hub.connected(_SHARD_0):
-            silence_s = self._timeouts.server_0_silence_s
+            silence_s = self._timeouts.chief_silence_s
             if now_s - self._heard_s > silence_s:
                 raise PeerLost(f"server {self.shard}: server 0 is silent for {silence_s:g} s")
             if now_s >= self._alive_s:

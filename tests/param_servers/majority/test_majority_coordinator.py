@@ -16,7 +16,7 @@ from param_servers.servers.decisions import Commit, Expel, Note, Stop
 from param_servers.wire.messages import MEMBER
 
 STEP_S, JOIN_S = 10.0, 100.0
-REGROUP_S = ExchangeConfig(step_timeout_s=STEP_S).timeouts.regroup_s
+REGROUP_S = ExchangeConfig(step_timeout_s=STEP_S).timeouts.group_s
 
 
 def gathering(ranks: int = 3, connected: int | None = None, **settings: Any) -> MajorityCoordinator:
