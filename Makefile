@@ -21,7 +21,7 @@ OPTIONAL    := mpi,vizdoom,mujoco,classic-control,sweep,neptune,mlflow-server,wa
 COMPLETE    := $(VENV)/.installed-all
 
 # A trained agent of Breakout, whose folder under results/ keeps its parameters.
-AGENT       ?= $(patsubst %/checkpoints/LATEST,%,$(firstword $(wildcard results/breakout*/*/seed-*/checkpoints/LATEST results/*/*/seed-*/checkpoints/LATEST)))
+AGENT       ?= $(patsubst %/checkpoints,%,$(firstword $(wildcard results/breakout_lanes/nstep/seed-*/checkpoints results/*/*/seed-*/checkpoints)))
 
 .PHONY: breakout watch test test-slow test-all check format test-cluster chaos results docs install install-all clean
 
