@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -212,12 +212,14 @@ def _forked(link: socket.socket, request: Mapping[str, Any], output: int) -> Cal
     return lambda: int(getattr(importlib.import_module(module), function)(words))
 
 
-def _end_without_taking_apart(code: Sequence[int]) -> None:
+def _end_without_taking_apart(code: list[int]) -> None:
     """As multiprocessing ends its processes. An interpreter that has torch takes itself apart for 0.3 s of a core, in
     which a fork also gets a copy of all that it shared."""
-    with suppress(OSError, ValueError):  # a full disk
+    try:
         sys.stdout.flush()
         sys.stderr.flush()
+    except (OSError, ValueError):  # a full disk: what Python itself ends with then
+        code[0] = code[0] or 120
     _LIBC.fflush(None)  # what extensions have printed
     if "mpi4py.MPI" not in sys.modules:  # which is finalised by the end that is left out here
         os._exit(code[0])

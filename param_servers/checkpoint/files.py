@@ -143,9 +143,11 @@ def publish(
 
 def set_aside_after(directory: Path, step: int) -> None:
     """Rename checkpoints of later steps than `step`: the run goes back to it. Raises OSError."""
-    for saved, path in _found(directory):
-        if saved > step:
-            _set_aside(path)
+    later = [path for saved, path in _found(directory) if saved > step]
+    for path in later:
+        _set_aside(path)
+    if later:
+        _sync(directory)
 
 
 def _set_aside(path: Path) -> None:
