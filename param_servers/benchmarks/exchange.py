@@ -28,6 +28,7 @@ from queue import Empty
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from param_servers.allreduce.collective import TorchCollective
@@ -350,7 +351,10 @@ def ring_s(model_bytes: float, workers: int, bytes_per_s: float) -> float:
 def measure(case: Case, compute_ms: float = 0.0) -> dict[str, Any]:
     """One line of the benchmark."""
     measured = run(case, lambda worker, step: time.sleep(compute_ms / 1e3) if compute_ms else None)
-    times = [end - start for (_, start), (_, end) in itertools.pairwise(measured.workers[0].pulls)][WARM_UP_STEPS:]
+    # Of a worker whose gradients mostly counted: one that is left out pulls some steps' parameters never.
+    steadiest = max(measured.workers, key=lambda worker: len(worker.pulls))
+    pulls = [pull for pull in steadiest.pulls if pull[0] >= case.warm_up]
+    times = [(end - start) / (last - first) for (first, start), (last, end) in itertools.pairwise(pulls)]
     median_s, model_bytes = statistics.median(times), 4 * case.numel
     ring_bytes = 4 * (case.workers - 1) * model_bytes / case.workers * case.last_step
     moved = sum(ring_bytes if worker.bytes_moved is None else worker.bytes_moved for worker in measured.workers)
@@ -358,7 +362,7 @@ def measure(case: Case, compute_ms: float = 0.0) -> dict[str, Any]:
         **case._asdict(),
         "compute_ms": compute_ms,
         "step_ms": 1e3 * median_s,
-        "step_p90_ms": 1e3 * statistics.quantiles(times, n=10)[-1],
+        "step_p90_ms": 1e3 * float(np.quantile(times, 0.9)),
         "bytes_per_step": moved / case.last_step,
         "cpu_s_per_gb": measured.cpu_s / (moved / 1e9) if moved else None,
     }
