@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from architectures.costs import ARCHITECTURES, plot_costs, read_csv
+from cluster import headline
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 from simulation import validation
@@ -285,6 +286,11 @@ def simulation(folder: Path) -> None:
     validation.draw(folder)
 
 
+def cluster(folder: Path) -> None:
+    dilated_cluster.draw(folder)
+    headline.draw(folder)
+
+
 FIGURES: dict[str, Callable[[Path], None]] = {
     "algorithms": algorithms,
     "architectures": architectures,
@@ -302,7 +308,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
         },
         goal=300.0,
     ),
-    "cluster": dilated_cluster.draw,
+    "cluster": cluster,
     "breakout_lanes": learning(
         {"learning_curve": CPU_HOURS},
         {

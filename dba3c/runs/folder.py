@@ -28,7 +28,7 @@ from typing import Any
 from dba3c.errors import RUN_TAKEN_OVER_EXIT, UserError, warn_on_stderr
 from dba3c.runs import host_facts
 from dba3c.runs.atomic_files import write_atomically, write_once
-from dba3c.runs.lock import Holder, RunLock, living_holder
+from dba3c.runs.lock import Holder, RunLock, living_holder, refuse_held
 
 CURVE_FILE = "curve.csv"
 """Stands for the records of a run that was committed (under results/), which nothing is written to any more."""
@@ -68,17 +68,12 @@ class RunFolder:
         cls, path: str | os.PathLike[str], config: str | Mapping[str, Any] | None, resume: bool, **life: Any
     ) -> RunFolder:
         """`create` or `resume`, holding the folder's lock; `config` is JSON text or a mapping, None to keep it."""
+        cls.refuse_launch(path, resume)
         folder = Path(path).expanduser().resolve()
         _make_directory(folder)
-        if resume and not (folder / "config.json").exists():
-            raise UserError(f"nothing to resume: {folder} holds no run (no config.json)")
-        if cls(folder).is_committed:
-            raise UserError(f"{folder} is a committed run, to be looked at and played with: no run can go on there")
-        _refuse_strangers(folder)
         lock = RunLock.acquire(folder, life.get("launch_id", ""))
         try:
-            if (folder / "config.json").exists() and not resume:
-                raise UserError(f"{folder} already holds a run: resume it (--resume), or choose another folder")
+            _refuse_what_is_there(folder, resume)
             run = cls(folder, lock)
             for name in FOLDERS:
                 _make_directory(folder / name)
@@ -93,6 +88,14 @@ class RunFolder:
             lock.release()
             raise
         return run
+
+    @classmethod
+    def refuse_launch(cls, path: str | os.PathLike[str], resume: bool) -> None:
+        """Raise UserError where `launch` would for what is there: at once, taking and making nothing."""
+        folder = Path(path).expanduser().resolve()
+        if folder.exists():
+            refuse_held(folder)
+        _refuse_what_is_there(folder, resume)
 
     @classmethod
     def refuse_unusable(cls, path: str | os.PathLike[str]) -> None:
@@ -368,6 +371,18 @@ def taken_over(folder: Path, successor: Holder) -> str:
     """The line of a launch that has lost its folder."""
     who = f"process {successor.pid} on {successor.host}"
     return f"{folder} was taken over by {who}: this launch has ended at once and writes nothing more"
+
+
+def _refuse_what_is_there(folder: Path, resume: bool) -> None:
+    holds_run = (folder / "config.json").exists()
+    if resume and not holds_run:
+        raise UserError(f"nothing to resume: {folder} holds no run (no config.json)")
+    if RunFolder(folder).is_committed:
+        raise UserError(f"{folder} is a committed run, to be looked at and played with: no run can go on there")
+    if holds_run and not resume:
+        raise UserError(f"{folder} already holds a run: resume it (--resume), or choose another folder")
+    if folder.is_dir():
+        _refuse_strangers(folder)
 
 
 def _refuse_strangers(folder: Path) -> None:

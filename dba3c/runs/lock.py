@@ -133,6 +133,15 @@ def living_holder(folder: Path) -> Holder | None:
     return holder if age_s < HEARTBEAT_LOST_S else None
 
 
+def refuse_held(folder: Path) -> None:
+    """Raises UserError that names the host and pid that has it."""
+    other = living_holder(folder)
+    if other is not None:
+        raise UserError(
+            f"{folder} is in use by process {other.pid} on {other.host}: stop that run first, or choose another folder"
+        )
+
+
 @contextlib.contextmanager
 def _takeover_guard(folder: Path) -> Iterator[None]:
     """Puts simultaneous acquisitions in order. Does nothing on a file system without flock."""
@@ -176,16 +185,12 @@ class RunLock:
 
     @classmethod
     def acquire(cls, folder: Path, launch_id: str = "") -> RunLock:
-        """Takes the folder, or raises UserError that names the host and pid that has it."""
+        """Takes the folder. Raises UserError when somebody has it, or took it at the same moment."""
         path = folder / LOCK_NAME
         mine = Holder.this_process(launch_id)
         with writing(path), _takeover_guard(folder):
-            other, last = living_holder(folder), _read(path)
-            if other is not None:
-                raise UserError(
-                    f"{folder} is in use by process {other.pid} on {other.host}: "
-                    "stop that run first, or choose another folder"
-                )
+            refuse_held(folder)
+            last = _read(path)
             temporary = folder / f".{LOCK_NAME}-{mine.token}"
             temporary.write_text(json.dumps(asdict(mine)))
             os.replace(temporary, path)

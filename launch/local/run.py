@@ -60,6 +60,7 @@ def train(
     Raises:
         UserError: the run folder is in use, or holds another run.
     """
+    RunFolder.refuse_launch(run_dir, resume)
     env_id = config.environment.env_id
     print(f"{env_id} in {run_dir}: looking whether it can be trained here, which takes seconds", flush=True)
     check_machine(config, sum(topology_of(config).values()))

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from headline import PPO_UPDATES
 from peers import PEERS
 from plan import (
     CALIBRATION,
     CALIBRATION_MBIT,
     MOST_OTHERS,
-    PPO_UPDATES,
     SEED,
     STEP_TIMEOUT_S,
     STEPS_AFTER,

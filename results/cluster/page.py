@@ -9,10 +9,21 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from plan import MOST_OTHERS, PARAMETERS, REDUCTION_MS, REPLACED_S, STEP_TIMEOUT_S, STRAGGLER, TAIL, is_fresh
+from headline import ASKED_MINUTES, DBA3C_MINUTES, DBA3C_NODES, GOAL, PPO_ENVIRONMENTS, composed, learnt
+from plan import (
+    MOST_OTHERS,
+    PARAMETERS,
+    REDUCTION_MS,
+    REPLACED_S,
+    STEP_TIMEOUT_S,
+    STRAGGLER,
+    TAIL,
+    is_fresh,
+)
 
 from dba3c.benchmarks.dilated_cluster import read, way
 from dba3c.studies.page import made_by, markdown
+from param_servers.benchmarks.cluster import CORES
 
 HERE = Path(__file__).resolve().parent
 OURS = ("servers", "async", "allreduce", "majority")
@@ -25,6 +36,7 @@ _ORDER = {name: place for place, name in enumerate(OURS)}
 def page(rows: Rows, made: dict[str, Any], figures: Sequence[str]) -> str:
     """All of README.md. Sections without rows are left out."""
     sections: tuple[tuple[str, Callable[[Rows], list[str]], Rows], ...] = (
+        ("Time to 300 of Breakout, against nodes", to_score, of(rows, "to_score") if learnt() else []),
         ("What a user would pick instead, on the same wire", peers, of(rows, "peers")),
         ("Data points/s", main_rows, [*of(rows, "workers"), *of(rows, "backup")]),
         ("Backup workers", backup, of(rows, "backup")),
@@ -34,6 +46,7 @@ def page(rows: Rows, made: dict[str, Any], figures: Sequence[str]) -> str:
         ("Does D matter?", method, of(rows, "method")),
     )
     images = {
+        "Time t": ("to_score",),
         "What a": (),
         "Data p": ("workers_", "servers_"),
         "Backup": ("backup_",),
@@ -61,6 +74,31 @@ def _of_inputs() -> dict[str, str]:
 
 
 # -- sections ----------------------------------------------------------------------------------------------------------
+
+
+def to_score(rows: Rows) -> list[str]:
+    """Updates that were learned × step times that were measured."""
+    reached = learnt()
+    assert reached is not None
+    points = composed(rows, reached.updates)
+    most = max(point.nodes for point in points)
+    best = next(point for point in points if point.nodes >= most - 4)
+    cells = [
+        (
+            point.nodes, way(row), row["workers"], f"{row['gbit']:g}", PPO_ENVIRONMENTS // (CORES * row["workers"]),
+            _dilation(row), f"{row['slowest_compute_ms']:.1f}", f"{row['bound_ms']:.1f}", f"{row['step_ms']:.1f}",
+            f"**{point.minutes:.1f}**", f"{row['own_share']:.0%}",
+        )
+        for point in points
+        for row in [point.row]
+    ]  # fmt: skip
+    columns = ("nodes", "exchange", "workers", "Gbit/s", "environments a lane", "D", "compute, ms", "bound, ms")
+    told = _TO_SCORE.format(
+        goal=GOAL, minutes=best.minutes, nodes=best.nodes, who=best.who, then=DBA3C_MINUTES, then_nodes=DBA3C_NODES,
+        asked=ASKED_MINUTES, updates=reached.updates, steps=reached.agent_steps / 1e6, hours=reached.cpu_hours,
+        environments=PPO_ENVIRONMENTS, cores=CORES,
+    )  # fmt: skip
+    return [told, markdown((*columns, "step, ms", "minutes", "busy"), cells)]
 
 
 def peers(rows: Rows) -> list[str]:
@@ -284,6 +322,14 @@ gradient of 240 data points per node is on the wire. {sizes}.
 †: the row took more than 60 % of this machine, or other work more than {others} of it, in every try; the least \
 busy try is shown, and is not counted. ‡: measured before the switch's queues were repaired ([below](#does-d-matter)), \
 or beside more other work than is allowed now; not yet again."""
+
+_TO_SCORE = """\
+**{minutes:.1f} minutes on {nodes} nodes of {cores} cores ({who}), composed**; DBA3C reported {then:g} on {then_nodes}, \
+{asked:g} were asked. Composed of {updates:,.0f} updates of 2,880 samples, which a real run on two cores took to a mean \
+of {goal:g} over 50 games (PPO, {steps:.2f} M agent steps, {hours:.1f} core-hours, one seed: [batch size](../batch_size/)), \
+times the mean step of an iteration (one rollout of 32 steps and 24 updates) in the rows here, time-dilated, whose \
+compute times were recorded on one core (`ppo_times.csv`). All nodes share {environments} environments, so the run is \
+the same one at every number of nodes; evaluation, start-up and recovery are not in it. It has not been run on a cluster."""
 
 _PEERS = """\
 Their code is `peers.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, compute \

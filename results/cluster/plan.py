@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from headline import PPO_ENVIRONMENTS, PPO_LENGTH_STEPS, PPO_UPDATES
 from numpy.typing import NDArray
 from peers import PEERS
 
@@ -23,8 +24,6 @@ PARAMETERS = {"dba3c": 332_037, "small": 677_429, "nature": 1_686_693}
 REDUCTION_MS = {"dba3c": 0.27, "small": 0.57, "nature": 2.0}
 """Of a node's lanes: `param_servers.benchmarks.lanes --lanes 2`, each lane on a core of its own (README)."""
 ENVIRONMENTS, LENGTH_STEPS = 4, 5
-PPO_LENGTH_STEPS, PPO_UPDATES, PPO_ENVIRONMENTS = 32, 24, 720
-"""Of an iteration: 3 epochs of 8 minibatches, whose samples all nodes' lanes share."""
 NODES = (64, 1, 4, 16, 2, 8, 32)
 SEED = 0
 DRAWN_STEPS, PPO_DRAWN = 200, 8

@@ -43,7 +43,7 @@ WITHOUT_SERVERS = {
 }  # fmt: skip
 BREAKOUT = (
     "train", "ALE/Breakout-v5", "--workers", "2", "--servers", "2", "--network", "small", "--optimizer", "adam",
-    "--envs-per-worker", "4", "--max-episode-frames", "400", "--total-frames", "20000", "--track",
+    "--envs-per-worker", "4", "--max-episode-frames", "400", "--total-frames", "8000", "--track",
     "--seed", "1", "--metrics-window-s", "0",
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from dba3c.runs.folder import RunFolder
 from tests.integration.runs import wait_until
 
 BIN = Path(sys.executable).parent
-TRAIN = ["train", "CartPole-v1", "--servers", "1", "--envs-per-worker", "2", "--total-frames", "4000"]
+TRAIN = ["train", "CartPole-v1", "--servers", "1", "--envs-per-worker", "2", "--total-frames", "2000"]
 ENDLESS = ["--total-frames", "1000000000", "--stop-score", "1000000", "--checkpoint-every-steps", "5"]
 AS_ROOT = ["--allow-run-as-root", "--oversubscribe"]  # which numbers local ranks out of order
 LAUNCHERS = {

@@ -27,7 +27,7 @@ TRUE = Cluster(bytes_per_s=12.5e6, latency_s=0.0004, message_s=0.0001, wire_effi
 
 def point_of(n, k, b, megabytes=1.33, part="calibration", times=None):
     return Point(
-        part, Setup(workers=n, servers=k, backup=b), megabytes, 20, np.zeros((1, n)) if times is None else times
+        part, Setup(workers=n, servers=k, backup=b), megabytes, 8, np.zeros((1, n)) if times is None else times
     )
 
 

@@ -1,0 +1,91 @@
+"""DBA3C's first plot, time to a mean of 300 of Breakout against nodes, composed of what was measured and nothing else.
+
+Updates to 300, from the learning run of `results/batch_size`, times the mean step of the time-dilated rows of the part
+`to_score`: the nodes there share the same 720 environments, so their updates have the same samples and the run would be
+the same one, but for the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dba3c.benchmarks.dilated_cluster import read, way
+from dba3c.studies.curve import load_curve
+from dba3c.studies.figures import IDEAL, PALETTE, finish, new_figure, save
+from param_servers.benchmarks.cluster import CORES
+
+RUN = Path(__file__).resolve().parent.parent / "batch_size" / "ppo-adam-2880-0.001" / "seed-0"
+GOAL = 300.0
+PPO_ENVIRONMENTS, PPO_LENGTH_STEPS, PPO_UPDATES = 720, 32, 24
+"""Its environments, which all nodes' lanes share, and its iteration: 32 steps of each, then 3 epochs of 8 minibatches."""
+DBA3C_NODES, DBA3C_MINUTES = 64, 21.0
+"""Of 12 cores each; arXiv 1801.02852."""
+ASKED_MINUTES = 5.0
+POINTS_PER_UPDATE = PPO_ENVIRONMENTS * PPO_LENGTH_STEPS / PPO_UPDATES
+"""That are new; each is used in as many updates as there are epochs."""
+
+
+class Learnt(NamedTuple):
+    """The run on two cores, where it first had the goal."""
+
+    updates: float
+    agent_steps: float
+    cpu_hours: float
+
+
+class Composed(NamedTuple):
+    """One point of the plot."""
+
+    row: dict[str, Any]
+    minutes: float
+
+    @property
+    def nodes(self) -> int:
+        """Of workers and of dedicated servers."""
+        return int(self.row["workers"]) + (0 if self.row["colocated"] else int(self.row["servers"]))
+
+    @property
+    def who(self) -> str:
+        return f"{way(self.row)}, {self.row['gbit']:g} Gbit/s"
+
+
+def learnt(goal: float = GOAL) -> Learnt | None:
+    """None: the run has not reached it."""
+    curve = load_curve(RUN)
+    at = curve.reached(goal)
+    if at is None:
+        return None
+    steps = float(curve.column("progress/data_points")[at])
+    return Learnt(steps / POINTS_PER_UPDATE, steps, float(curve.column("progress/cpu_hours")[at]))
+
+
+def composed(rows: Sequence[dict[str, Any]], updates: float) -> list[Composed]:
+    """The quickest first."""
+    found = [Composed(row, updates * row["step_ms"] / 60e3) for row in rows if row["part"] == "to_score"]
+    return sorted(found, key=lambda point: point.minutes)
+
+
+def draw(folder: Path) -> None:
+    """Minutes against nodes, for each way and wire, beside DBA3C's; nothing before the goal is reached."""
+    reached = learnt()
+    points = composed(read(folder), reached.updates) if reached else []
+    if not points:
+        return
+    figure, axes = new_figure()
+    ways = sorted({point.who for point in points})
+    for index, who in enumerate(ways):
+        mine = sorted((point.nodes, point.minutes) for point in points if point.who == who)
+        nodes, minutes = zip(*mine, strict=True)
+        joined = "-" if len(nodes) > 2 else "none"  # two points are no line
+        axes.plot(nodes, minutes, linestyle=joined, marker="o", color=PALETTE[index], label=who)
+    fewest = min(points, key=lambda point: point.nodes)
+    every_n = sorted({point.nodes for point in points} | {DBA3C_NODES})
+    ideal = [fewest.minutes * fewest.nodes / n for n in every_n]
+    axes.plot(every_n, ideal, label="theoretical, from the fewest nodes", **IDEAL)
+    told = "DBA3C, 2017, as reported (64 nodes)"
+    axes.plot(DBA3C_NODES, DBA3C_MINUTES, "*", color="black", markersize=11, linestyle="none", label=told)
+    x_name = f"nodes of {CORES} cores (composed: updates learned on 2 cores × step time, time-dilated)"
+    finish(axes, x_name, f"minutes to a mean of {GOAL:g}, Breakout", every_n, log=True)
+    save(figure, folder / "to_score")
