@@ -19,7 +19,7 @@ from param_servers.benchmarks.cluster import CORES
 RUN = Path(__file__).resolve().parent.parent / "batch_size" / "ppo-adam-2880-0.001" / "seed-0"
 GOAL = 300.0
 PPO_ENVIRONMENTS, PPO_LENGTH_STEPS, PPO_UPDATES = 720, 32, 24
-"""Its environments, which all nodes' lanes share, and its iteration: 32 steps of each, then 3 epochs of 8 minibatches."""
+"""All nodes' lanes share its environments; an iteration is 32 steps of each, then 3 epochs of 8 minibatches."""
 DBA3C_NODES, DBA3C_MINUTES = 64, 21.0
 """Of 12 cores each; arXiv 1801.02852."""
 ASKED_MINUTES = 5.0

@@ -324,12 +324,13 @@ busy try is shown, and is not counted. ‡: measured before the switch's queues 
 or beside more other work than is allowed now; not yet again."""
 
 _TO_SCORE = """\
-**{minutes:.1f} minutes on {nodes} nodes of {cores} cores ({who}), composed**; DBA3C reported {then:g} on {then_nodes}, \
-{asked:g} were asked. Composed of {updates:,.0f} updates of 2,880 samples, which a real run on two cores took to a mean \
-of {goal:g} over 50 games (PPO, {steps:.2f} M agent steps, {hours:.1f} core-hours, one seed: [batch size](../batch_size/)), \
-times the mean step of an iteration (one rollout of 32 steps and 24 updates) in the rows here, time-dilated, whose \
-compute times were recorded on one core (`ppo_times.csv`). All nodes share {environments} environments, so the run is \
-the same one at every number of nodes; evaluation, start-up and recovery are not in it. It has not been run on a cluster."""
+**{minutes:.1f} minutes on {nodes} nodes of {cores} cores ({who}), composed**; DBA3C reported {then:g} on \
+{then_nodes}, {asked:g} were asked. Composed of {updates:,.0f} updates of 2,880 samples, which a real run on two \
+cores took to a mean of {goal:g} over 50 games (PPO, {steps:.2f} M agent steps, {hours:.1f} core-hours, one seed: \
+[batch size](../batch_size/)), times the mean step of an iteration (one rollout of 32 steps and 24 updates) in the \
+rows here, time-dilated, whose compute times were recorded on one core (`ppo_times.csv`). All nodes share \
+{environments} environments, so the run is the same one at every number of nodes; evaluation, start-up and recovery \
+are not in it. It has not been run on a cluster."""
 
 _PEERS = """\
 Their code is `peers.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, compute \
