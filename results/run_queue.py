@@ -234,6 +234,7 @@ def go_on() -> int:
             print(f"{entry.label}: {entry.run.state()} (exit {code}); the same command goes on from here", flush=True)
             return code or 1
         downsample(entry.run.folder, entry.results, every_s=entry.window_s)
+        shutil.rmtree(entry.results / "checkpoints", ignore_errors=True)  # of a budget before
         keep_agent(entry)
         entry.packed.unlink(missing_ok=True)
     return 0

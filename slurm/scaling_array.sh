@@ -1,8 +1,7 @@
 #!/bin/bash
-# Printed by: dba3c sbatch breakout --nodes 64 --servers 4 --scaling --name scaling_array
+# Printed by: dba3c sbatch breakout_cluster --nodes 64 --servers 4 --scaling --name scaling_array
 # 64 nodes × 12 cores: 64 = 64 workers (64 gradients + 0 backup), 4 servers beside workers
-# 64 gradients × 12 lanes × 1 environment × 5 steps = 3,840 samples an update
-# 3,840 samples an update: the preset breakout was shown to learn with 160 (results/breakout_2cores)
+# 64 gradients × 12 lanes × 1 environment × 32 steps / 8 minibatches = 3,072 samples an update
 # Submit from the folder that holds .venv, shared by all nodes: sbatch --account=A --partition=P THIS_FILE
 ##SBATCH --account=
 ##SBATCH --partition=
@@ -28,4 +27,4 @@ nodes=$((1 << SLURM_ARRAY_TASK_ID))
 servers=$((nodes < 4 ? nodes : 4))
 run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_ARRAY_JOB_ID}/nodes-$nodes
 exec python -m launch.slurm.job --run-dir "$run_dir" --nodes "$nodes" -- \
-    dba3c train "${DBA3C_PRESET:-breakout}" --servers "$servers" --colocated-servers ${DBA3C_ARGS:-}
+    dba3c train "${DBA3C_PRESET:-breakout_cluster}" --servers "$servers" --colocated-servers ${DBA3C_ARGS:-}

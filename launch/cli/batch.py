@@ -1,8 +1,8 @@
 """How many samples make an update, and on which cores they are taken: lanes follow from cores, environments from both.
 
 A worker has a lane for each of its cores, and a lane at least one environment. So a preset, which counts environments
-for a few workers, gets more of them on a node of many cores, and its update more samples: how many is said, and whether
-it has been shown to learn.
+for all workers together, gets more of them where there are more cores than that, and its update more samples: how many
+is said, and whether it has been shown to learn.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 from dba3c.config import TrainConfig
 from dba3c.errors import warn_on_stderr
 
-SHOWN_SAMPLES = (160,)
-"""Of the preset breakout: samples in an update with which it reached its score (results/breakout_2cores)."""
+SHOWN_SAMPLES = {"breakout": (160, "results/breakout_2cores"), "breakout_cluster": (2_880, "results/batch_size")}
+"""Of presets: samples in an update with which it reached its score, and where that is."""
 SHOWN_WITHIN = 1.5
-"""A size is as good as a shown one when it is at most so much larger."""
+"""A size is as good as a shown one when it is at most so many times as large, or as small."""
 WITH_THEIR_OWN_BATCH = ("dba3c_paper",)
 """Presets that stand for a published number of environments."""
 
@@ -42,7 +42,21 @@ def lanes_for(config: TrainConfig, given: Mapping[str, Any], cores: int, preset:
         lanes = cores
     if counted or lanes < 1:
         return {"lanes": lanes}
-    return {"lanes": lanes, "envs_per_worker": -(-envs // lanes) * lanes}
+    return {"lanes": lanes, "envs_per_worker": shared(envs, lanes)}
+
+
+def shared(envs: float, lanes: int) -> int:
+    """About so many environments of a worker that its lanes can share evenly, at least one for each."""
+    return max(1, round(envs / lanes)) * lanes
+
+
+def shared_anew(config: TrainConfig, gradients: int, given: Mapping[str, Any], preset: str | None) -> dict[str, int]:
+    """`envs_per_worker` where so many gradients make an update instead of those that `config` counts on: as many
+    environments in all."""
+    if "envs_per_worker" in given or preset in WITH_THEIR_OWN_BATCH or config.central.mode != "worker":
+        return {}
+    in_all = config.environment.envs_per_worker * config.exchange.gradients_per_step
+    return {"envs_per_worker": shared(in_all / gradients, config.environment.lanes)}
 
 
 def samples_of(config: TrainConfig) -> int:
@@ -67,10 +81,11 @@ def samples_text(config: TrainConfig) -> str:
 
 
 def not_shown(config: TrainConfig, preset: str | None) -> str:
-    """One line where the preset breakout is asked to learn from larger updates than it was shown to; else ""."""
-    samples = samples_of(config)
-    if preset != "breakout" or config.central.mode != "worker" or samples <= SHOWN_WITHIN * max(SHOWN_SAMPLES):
+    """One line where a preset is asked to learn from updates of another size than it was shown to; else ""."""
+    if preset not in SHOWN_SAMPLES or config.central.mode != "worker":
         return ""
-    shown = ", ".join(f"{each:,}" for each in SHOWN_SAMPLES)
-    seen = f"the preset breakout was shown to learn with {shown} (results/breakout_2cores)"
-    return f"{samples:,} samples an update: {seen}"
+    samples, (shown, where) = samples_of(config), SHOWN_SAMPLES[preset]
+    if shown / SHOWN_WITHIN <= samples <= shown * SHOWN_WITHIN:
+        return ""
+    advice = "; --preset breakout_cluster has 2,880" if preset == "breakout" and samples > shown else ""
+    return f"{samples:,} samples an update: the preset {preset} was shown to learn with {shown:,} ({where}){advice}"

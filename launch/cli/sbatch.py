@@ -10,10 +10,12 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
+from dba3c.config import replace_options
 from dba3c.errors import UserError
+from launch.cli.batch import shared_anew
 from launch.cli.options import parse, parse_train, said_of_samples
 from launch.cluster.topology import Topology, fit
 
@@ -192,9 +194,15 @@ def _arithmetic_lines(shape: SlurmShape) -> list[str]:
     if shape.learners:
         return [topology.arithmetic()]
     said = parse_train([shape.preset])
-    counts = {"num_workers": topology.workers, "num_gradients": topology.gradients, "num_servers": topology.servers}
-    given = {**said.given, **counts, "num_backup_workers": topology.backup_workers}
-    config = replace(said, given=given).config(topology.ranks, cores_per_worker=shape.cpus_per_task)
+    config = said.config(topology.ranks, cores_per_worker=shape.cpus_per_task)
+    config = replace_options(
+        config,
+        num_workers=topology.workers,
+        num_gradients=topology.gradients,
+        num_servers=topology.servers,
+        num_backup_workers=topology.backup_workers,
+        **shared_anew(config, topology.gradients, said.given, said.preset),
+    )
     cores = f"{shape.nodes} nodes × {shape.tasks_per_node * shape.cpus_per_task} cores: "
     return [cores + topology.arithmetic(), *said_of_samples(said, config)]
 

@@ -19,6 +19,7 @@ from dba3c.config import TrainConfig, changed_on_resume, replace_options
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.runs.folder import RunFolder
 from launch import rank
+from launch.cli.batch import shared_anew
 from launch.cli.main import HERE, loaded
 from launch.cli.options import TrainWords, parse_resume, parse_train, said_of_samples
 from launch.cluster.launchers import PLAIN, STARTS_RANKS_AGAIN, LaunchPlace, detect
@@ -149,9 +150,12 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
         "num_gradients": topology.gradients,
         "num_backup_workers": topology.backup_workers,
     }
+    envs = {}
     if exchange.exchange == "async":
         g_and_b = dict.fromkeys(g_and_b)
-    return replace_options(config, num_workers=topology.workers, **g_and_b), topology
+    else:
+        envs = shared_anew(config, topology.gradients, said.given, said.preset)
+    return replace_options(config, num_workers=topology.workers, **g_and_b, **envs), topology
 
 
 def _games_of_an_actor(config: TrainConfig, said: TrainWords, cores: int) -> dict[str, int]:

@@ -8,8 +8,11 @@ from dba3c.assembly.model import Spaces, build_module
 from dba3c.environments.atari.protocols import protocol_name
 from dba3c.errors import UserError
 from dba3c.networks.torsos import ConvolutionalTorso, PerceptronTorso
-from launch.cli.options import parse_train
+from launch.cli.batch import samples_of, samples_text
+from launch.cli.options import parse_train, said_of_samples
 from launch.cli.presets import dba3c_paper, fitting_preset, preset
+from launch.cli.train import fit_config
+from launch.cluster.launchers import LaunchPlace
 from param_servers.schedules import parse_schedule
 
 
@@ -128,6 +131,28 @@ def test_on_one_machine_a_preset_is_one_worker_with_a_lane_for_each_core(
     config = parse_train(words).config(cores)
     assert (config.exchange.exchange, config.exchange.num_workers) == ("local", 1)
     assert (config.environment.lanes, config.environment.envs_per_worker) == (lanes, envs)
+
+
+@pytest.mark.parametrize(("nodes", "envs"), [(64, 1), (16, 5), (8, 14), (2, 60)])
+def test_a_cluster_of_any_size_has_the_same_updates(nodes: int, envs: int) -> None:
+    place = LaunchPlace(launcher="slurm", world_size=nodes)
+    servers = str(min(4, nodes - 1))
+    said = parse_train(["breakout_cluster", "--servers", servers, "--backup-workers", "0"])
+    config, topology = fit_config(said, place, cores=12)
+    assert topology.gradients == nodes - int(servers)
+    assert (config.environment.lanes, config.environment.envs_per_lane) == (12, envs)
+    assert samples_of(config) == pytest.approx(2880, rel=0.1)
+    assert said_of_samples(said, config) == [samples_text(config)]  # it was shown to learn from so many
+
+
+def test_updates_of_another_size_than_was_shown_to_learn_are_told() -> None:
+    said = parse_train(["breakout"])
+    config, _ = fit_config(said, LaunchPlace(launcher="slurm", world_size=64), cores=12)
+    assert said_of_samples(said, config)[1].endswith(
+        "shown to learn with 160 (results/breakout_2cores); --preset breakout_cluster has 2,880"
+    )
+    small = parse_train(["breakout_cluster", "--envs-per-worker", "8"])
+    assert "32 samples an update: the preset breakout_cluster was shown" in said_of_samples(small, small.config(2))[1]
 
 
 @pytest.mark.parametrize(
