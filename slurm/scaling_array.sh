@@ -1,6 +1,6 @@
 #!/bin/bash
-# Printed by: dba3c sbatch breakout_cluster --nodes 64 --servers 4 --scaling --name scaling_array
-# 64 nodes × 12 cores: 64 = 64 workers (64 gradients + 0 backup), 4 servers beside workers
+# Printed by: dba3c sbatch breakout_cluster --nodes 64 --servers 12 --scaling --name scaling_array
+# 64 nodes × 12 cores: 64 = 64 workers (64 gradients + 0 backup), 12 servers beside workers
 # 64 gradients × 12 lanes × 1 environment × 32 steps / 8 minibatches = 3,072 samples an update
 # Submit from the folder that holds .venv, shared by all nodes: sbatch --account=A --partition=P THIS_FILE
 ##SBATCH --account=
@@ -24,7 +24,7 @@ set -eu
 source "${DBA3C_VENV:-.venv}/bin/activate"
 # Task i of the array runs on 2^i nodes and gives the others back at once.
 nodes=$((1 << SLURM_ARRAY_TASK_ID))
-servers=$((nodes < 4 ? nodes : 4))
+servers=$((nodes < 12 ? nodes : 12))
 run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_ARRAY_JOB_ID}/nodes-$nodes
 exec python -m launch.slurm.job --run-dir "$run_dir" --nodes "$nodes" -- \
     dba3c train "${DBA3C_PRESET:-breakout_cluster}" --servers "$servers" --colocated-servers ${DBA3C_ARGS:-}

@@ -42,7 +42,8 @@ def way(row: Mapping[str, Any]) -> str:
     if row["exchange"] == "central":
         return f"a learner worth {row['learner_cores']:g} core{'s' if row['learner_cores'] > 1 else ''}"
     if row["colocated"]:
-        return "a server beside every worker"
+        every = row["servers"] == row["workers"]
+        return "a server beside every worker" if every else f"{row['servers']} servers beside workers"
     if row["exchange"] == "servers":
         return f"{row['servers']} server{'s' if row['servers'] > 1 else ''}"
     names = {"allreduce": "all-reduce (Gloo)", "async": f"{row['servers']} servers, asynchronous"}

@@ -31,13 +31,13 @@ def test_the_64_node_script_trains_with_backup_workers_and_frees_its_nodes(clust
     job = cluster.submit("breakout_64nodes.sh", tmp_path, args=f"{SMALL_STEPS} --total-frames 14000 --lanes 2")
     end = job.wait_for_end()
     assert end["JobState"] == "COMPLETED", job.output
-    assert "64 = 4 servers + 60 workers (56 gradients + 4 backup)" in job.output
+    assert "64 = 12 servers + 52 workers (48 gradients + 4 backup)" in job.output
     assert "frames trained on" in job.output
     commits = job.commits()
     assert len(commits) >= 20
-    assert {len(commit["members"]) for commit in commits} == {56}
-    assert len(list((job.run_dir / "metrics").glob("worker-*.jsonl"))) == 60 * 2  # a file for each lane
-    assert len(list((job.run_dir / "metrics").glob("server-*.jsonl"))) == 4
+    assert {len(commit["members"]) for commit in commits} == {48}
+    assert len(list((job.run_dir / "metrics").glob("worker-*.jsonl"))) == 52 * 2  # a file for each lane
+    assert len(list((job.run_dir / "metrics").glob("server-*.jsonl"))) == 12
     assert list((job.run_dir / "checkpoints").glob("step-*/manifest.json"))
     assert job.lives()[0]["ended"]["outcome"] == "finished"
 
