@@ -94,7 +94,8 @@ def to_score(rows: Rows) -> list[str]:
     ]  # fmt: skip
     columns = ("nodes", "exchange", "workers", "Gbit/s", "environments a lane", "D", "compute, ms", "bound, ms")
     told = _TO_SCORE.format(
-        goal=GOAL, minutes=best.minutes, nodes=best.nodes, who=best.who, served=served.who, more=served.minutes, then=DBA3C_MINUTES, then_nodes=DBA3C_NODES,
+        goal=GOAL, minutes=best.minutes, nodes=best.nodes, who=best.who, served=served.who, more=served.minutes,
+        then=DBA3C_MINUTES, then_nodes=DBA3C_NODES,
         asked=ASKED_MINUTES, updates=reached.updates, steps=reached.agent_steps / 1e6, hours=reached.cpu_hours,
         environments=PPO_ENVIRONMENTS, cores=CORES,
     )  # fmt: skip

@@ -249,7 +249,8 @@ def to_score(network: str) -> Iterator[Row]:
     for gbit, exchange, n, k in (
         (10.0, "allreduce", 60, 0), (10.0, "servers", 60, 4), (1.0, "allreduce", 60, 0), (1.0, "servers", 60, 4),
         (10.0, "allreduce", 15, 0), (10.0, "allreduce", 3, 0), (10.0, "servers", 15, 4), (10.0, "servers", 3, 4),
-        (10.0, "servers", 60, 12), (10.0, "servers", 60, 20), (1.0, "servers", 60, 60), (10.0, "servers", 15, 15), (10.0, "servers", 3, 3),
+        (10.0, "servers", 60, 12), (10.0, "servers", 60, 20),
+        (1.0, "servers", 60, 60), (10.0, "servers", 15, 15), (10.0, "servers", 3, 3),
     ):  # fmt: skip
         envs = PPO_ENVIRONMENTS // (n * CORES)
         where = scene(exchange, n, network, gbit, k=k, colocated=k not in (0, 4, 12))
