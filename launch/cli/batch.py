@@ -12,6 +12,7 @@ from typing import Any
 
 from dba3c.config import TrainConfig
 from dba3c.errors import warn_on_stderr
+from launch.cli.presets import fitting_preset
 
 SHOWN_SAMPLES = {"breakout": (160, "results/breakout_2cores"), "breakout_cluster": (2_880, "results/batch_size")}
 """Of presets: samples in an update with which it reached its score, and where that is."""
@@ -52,8 +53,9 @@ def shared(envs: float, lanes: int) -> int:
 
 def shared_anew(config: TrainConfig, gradients: int, given: Mapping[str, Any], preset: str | None) -> dict[str, int]:
     """`envs_per_worker` where so many gradients make an update instead of those that `config` counts on: as many
-    environments in all."""
-    if "envs_per_worker" in given or preset in WITH_THEIR_OWN_BATCH or config.central.mode != "worker":
+    environments in all, of a preset whose size of an update was shown."""
+    name = preset or fitting_preset(config.environment.env_id)
+    if "envs_per_worker" in given or name not in SHOWN_SAMPLES or config.central.mode != "worker":
         return {}
     in_all = config.environment.envs_per_worker * config.exchange.gradients_per_step
     return {"envs_per_worker": shared(in_all / gradients, config.environment.lanes)}

@@ -50,18 +50,18 @@ def agent_steps_per_s(words: list[str]) -> float:
 
 def write_page() -> None:
     """The table: medians of the rounds, and of the ratios to one lane within each round."""
-    rounds: dict[tuple[str, str, int], list[dict[str, float]]] = defaultdict(list)
+    rounds: dict[tuple[str, str, str, int], list[dict[str, float]]] = defaultdict(list)
     for line in (HERE / "rows.jsonl").read_text().splitlines():
         row = json.loads(line)
-        rounds[row["network"], row["precision"], row["envs"]].append(row["agent_steps_per_s"])
+        rounds[row["processor"], row["network"], row["precision"], row["envs"]].append(row["agent_steps_per_s"])
     table = []
-    for (network, precision, envs), rows in rounds.items():
-        cells = [f"{network}, {precision}", str(envs), str(len(rows))]
+    for (processor, network, precision, envs), rows in rounds.items():
+        cells = [processor, f"{network}, {precision}", str(envs), str(len(rows))]
         for way in WAYS:
             ratio = statistics.median(row[way] / row["one lane"] for row in rows)
             cells.append(f"{statistics.median(row[way] for row in rows):,.0f} ({ratio:.2f})")
         table.append(cells)
-    table_text = markdown(["network", "environments a core", "rounds", *WAYS], table)
+    table_text = markdown(["2 cores of", "network", "environments a core", "rounds", *WAYS], table)
     renew(HERE / "README.md", made_by(facts("python results/lanes/measure.py")), table_text)
 
 
@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
     parser.add_argument("--envs", type=int, default=16, help="environments a core")
     options = parser.parse_args()
+    processor = facts("")["host"]["processor"]
     for _ in range(options.rounds):
         for network, precision in (each.split(":") for each in options.networks):
             row = {}
@@ -79,7 +80,8 @@ def main() -> None:
                 words = shape.format(half=options.envs, all=2 * options.envs).split()
                 row[way] = agent_steps_per_s([*words, "--network", network, "--precision", precision])
                 print(network, precision, way, f"{row[way]:,.0f}", flush=True)
-            line = {"network": network, "precision": precision, "envs": options.envs, "agent_steps_per_s": row}
+            case = {"network": network, "precision": precision, "envs": options.envs}
+            line = {"processor": processor, **case, "agent_steps_per_s": row}
             with (HERE / "rows.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
     write_page()

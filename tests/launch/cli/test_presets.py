@@ -145,6 +145,12 @@ def test_a_cluster_of_any_size_has_the_same_updates(nodes: int, envs: int) -> No
     assert said_of_samples(said, config) == [samples_text(config)]  # it was shown to learn from so many
 
 
+def test_a_preset_that_counts_environments_for_each_worker_keeps_them_on_any_cluster() -> None:
+    said = parse_train(["HalfCheetah-v5", "--servers", "1"])
+    config, _ = fit_config(said, LaunchPlace(launcher="slurm", world_size=10), cores=1)
+    assert config.environment.envs_per_worker == 8
+
+
 def test_updates_of_another_size_than_was_shown_to_learn_are_told() -> None:
     said = parse_train(["breakout"])
     config, _ = fit_config(said, LaunchPlace(launcher="slurm", world_size=64), cores=12)
