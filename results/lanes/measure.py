@@ -3,7 +3,8 @@
     python results/lanes/measure.py          (about 20 minutes on an idle machine of 2 cores)
 
 Real `dba3c train` runs of Breakout in turn, ROUNDS times; agent steps/s of the last SECONDS of each. Appends to
-rows.jsonl; writes the table of README.md from all of it.
+rows.jsonl. Then what the adding up takes (`param_servers.benchmarks.lanes`), to reduction.jsonl. Writes the tables of
+README.md from both.
 """
 
 from __future__ import annotations
@@ -61,8 +62,15 @@ def write_page() -> None:
             ratio = statistics.median(row[way] / row["one lane"] for row in rows)
             cells.append(f"{statistics.median(row[way] for row in rows):,.0f} ({ratio:.2f})")
         table.append(cells)
-    table_text = markdown(["2 cores of", "network", "environments a core", "rounds", *WAYS], table)
-    renew(HERE / "README.md", made_by(facts("python results/lanes/measure.py")), table_text)
+    speed = markdown(["2 cores of", "network", "environments a core", "rounds", *WAYS], table)
+    reduced = [json.loads(line) for line in (HERE / "reduction.jsonl").read_text().splitlines()]
+    sizes = sorted({row["megabytes"] for row in reduced})
+    cells = []
+    for lanes in sorted({row["lanes"] for row in reduced}):
+        mine = {row["megabytes"]: row for row in reduced if row["lanes"] == lanes}
+        cells.append([lanes, *(f"{mine[mb]['step_ms']:.2f} ({mine[mb]['memory_share']:.0%})" for mb in sizes)])
+    reduction = markdown(["lanes", *(f"{mb:g} MB" for mb in sizes)], cells)
+    renew(HERE / "README.md", made_by(facts("python results/lanes/measure.py")), speed, reduction)
 
 
 def main() -> None:
@@ -84,6 +92,9 @@ def main() -> None:
             line = {"processor": processor, **case, "agent_steps_per_s": row}
             with (HERE / "rows.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
+    command = [sys.executable, "-m", "param_servers.benchmarks.lanes"]
+    reduction = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
+    (HERE / "reduction.jsonl").write_text(reduction)
     write_page()
 
 
