@@ -59,7 +59,7 @@ def test_two_ranks_of_two_lanes_under_mpirun_are_bit_equal_to_torch_optim():
 
 
 @needs_horovod
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("lanes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_two_ranks_under_horovodrun_are_bit_equal_to_torch_optim(lanes):
     rank = [*RANK, "--backend", "horovod", "--lanes", str(lanes)]
     code, out, err = finish(start([str(BIN / "horovodrun"), "--gloo", "-np", "2", *rank]))
@@ -67,6 +67,7 @@ def test_two_ranks_under_horovodrun_are_bit_equal_to_torch_optim(lanes):
     assert out.count("difference from torch.optim 0") == 2
 
 
+@pytest.mark.slow
 @needs_horovod
 @needs_mpi
 def test_horovod_works_over_mpi_too():

@@ -143,6 +143,7 @@ def test_what_the_chief_refuses_is_every_rank_s_last_line_at_once(tmp_path: Path
     assert last_lines == {f"dba3c: {tmp_path}/run already holds a run: resume it (--resume), or choose another folder"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_launch_that_torchrun_starts_again_resumes_its_run(tmp_path: Path) -> None:
     environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}

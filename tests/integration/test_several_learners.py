@@ -72,6 +72,7 @@ def test_two_learners_with_a_replay_each_share_every_update(
     assert abs(load_checkpoint(newest_checkpoint(folder)).step - accepted[0]) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("launcher", "backend"),

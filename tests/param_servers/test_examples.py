@@ -25,6 +25,7 @@ def free_address() -> tuple[str, int]:
         return "127.0.0.1", server.getsockname()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_digits_example_learns_although_a_worker_is_killed() -> None:
     pytest.importorskip("sklearn")

@@ -109,6 +109,7 @@ def test_a_short_grid_is_trained_told_and_drawn_and_again_nothing_is_trained(tmp
         assert out.count("finished, left alone") == 2 and "best: learning-rate 1e-" in out
 
 
+@pytest.mark.slow
 def test_a_search_draws_its_trials_is_told_their_scores_and_goes_on_where_it_was(tmp_path, capfd):
     optuna = pytest.importorskip("optuna")
     words = ["sweep", "CartPole-v1", "--learning-rate", "1e-4..1e-2", "--entropy-cost", "0.0", "0.01", "--seeds", "1"]
