@@ -92,14 +92,21 @@ def to_score(rows: Rows) -> list[str]:
         for point in points
         for row in [point.row]
     ]  # fmt: skip
+    crowded_ms = _twelve_lanes_on_two_cores_ms()
     columns = ("nodes", "exchange", "workers", "Gbit/s", "environments a lane", "D", "compute, ms", "bound, ms")
     told = _TO_SCORE.format(
         goal=GOAL, minutes=best.minutes, nodes=best.nodes, who=best.who, served=served.who, more=served.minutes,
-        then=DBA3C_MINUTES, then_nodes=DBA3C_NODES,
+        then=DBA3C_MINUTES, then_nodes=DBA3C_NODES, sum_ms=REDUCTION_MS["small"], crowded_ms=crowded_ms,
+        crowded=reached.updates * (best.row["step_ms"] + crowded_ms - REDUCTION_MS["small"]) / 60e3,
         asked=ASKED_MINUTES, updates=reached.updates, steps=reached.agent_steps / 1e6, hours=reached.cpu_hours,
         environments=PPO_ENVIRONMENTS, cores=CORES,
     )  # fmt: skip
     return [told, markdown((*columns, "step, ms", "minutes", "busy"), cells)]
+
+
+def _twelve_lanes_on_two_cores_ms() -> float:
+    lines = (HERE.parent / "lanes" / "reduction.jsonl").read_text(encoding="utf-8").splitlines()
+    return next(row["step_ms"] for row in map(json.loads, lines) if (row["lanes"], row["megabytes"]) == (CORES, 2.7))
 
 
 def peers(rows: Rows) -> list[str]:
@@ -331,7 +338,9 @@ a real run on two cores took to a mean of {goal:g} over 50 games (PPO, {steps:.2
 core-hours, one seed: [batch size](../batch_size/)), times the mean step of an iteration (one rollout of 32 steps \
 and 24 updates) in the rows here, time-dilated, whose compute times were recorded on one core (`ppo_times.csv`). All \
 nodes share {environments} environments, so the run is the same one at every number of nodes; evaluation, start-up \
-and recovery are not in it. It has not been run on a cluster."""
+and recovery are not in it. The adding up of a node's twelve lanes is taken as {sum_ms:g} ms, that of two lanes on \
+two cores; twelve that take turns on this machine's two need {crowded_ms:.0f} ms ([lanes](../lanes/)), with which it \
+would be {crowded:.1f} minutes. It has not been run on a cluster."""
 
 _PEERS = """\
 Their code is `peers.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, compute \
