@@ -91,7 +91,7 @@ class RunFolder:
 
     @classmethod
     def refuse_launch(cls, path: str | os.PathLike[str], resume: bool) -> None:
-        """Raise UserError where `launch` would for what is there: at once, taking and making nothing."""
+        """Raise UserError where `launch` would for what is there, at once and without taking it."""
         folder = Path(path).expanduser().resolve()
         if folder.exists():
             refuse_held(folder)

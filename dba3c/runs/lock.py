@@ -134,8 +134,9 @@ def living_holder(folder: Path) -> Holder | None:
 
 
 def refuse_held(folder: Path) -> None:
-    """Raises UserError that names the host and pid that has it."""
-    other = living_holder(folder)
+    """Raises UserError that names the host and pid that has it, or what keeps it from being looked at."""
+    with writing(folder / LOCK_NAME):
+        other = living_holder(folder)
     if other is not None:
         raise UserError(
             f"{folder} is in use by process {other.pid} on {other.host}: stop that run first, or choose another folder"

@@ -1,7 +1,7 @@
 """How many samples make an update, and on which cores they are taken: lanes follow from cores, environments from both.
 
-A worker has a lane for each of its cores, and a lane at least one environment. So a preset, which counts environments
-for all workers together, gets more of them where there are more cores than that, and its update more samples: how many
+A worker has a lane for each of its cores, and a lane at least one environment. So a preset that counts environments
+for all workers together gets more of them where there are more cores than that, and its update more samples: how many
 is said, and whether it has been shown to learn.
 """
 
@@ -89,5 +89,6 @@ def not_shown(config: TrainConfig, preset: str | None) -> str:
     samples, (shown, where) = samples_of(config), SHOWN_SAMPLES[preset]
     if shown / SHOWN_WITHIN <= samples <= shown * SHOWN_WITHIN:
         return ""
-    advice = "; --preset breakout_cluster has 2,880" if preset == "breakout" and samples > shown else ""
+    large = SHOWN_SAMPLES["breakout_cluster"][0]
+    advice = f"; --preset breakout_cluster has {large:,}" if preset == "breakout" and samples > shown else ""
     return f"{samples:,} samples an update: the preset {preset} was shown to learn with {shown:,} ({where}){advice}"

@@ -351,7 +351,7 @@ def ring_s(model_bytes: float, workers: int, bytes_per_s: float) -> float:
 def measure(case: Case, compute_ms: float = 0.0) -> dict[str, Any]:
     """One line of the benchmark."""
     measured = run(case, lambda worker, step: time.sleep(compute_ms / 1e3) if compute_ms else None)
-    # Of a worker whose gradients mostly counted: one that is left out pulls some steps' parameters never.
+    # Of a worker whose gradients mostly counted: one that is left out never pulls those of some steps.
     steadiest = max(measured.workers, key=lambda worker: len(worker.pulls))
     pulls = [pull for pull in steadiest.pulls if pull[0] >= case.warm_up]
     times = [(end - start) / (last - first) for (first, start), (last, end) in itertools.pairwise(pulls)]

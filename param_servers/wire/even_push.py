@@ -55,9 +55,8 @@ class EvenPush:
     def finish(self) -> None:
         """The push has its answer: what has begun is to end, or its link would stay in the middle of a frame."""
         for server, frame in self._frames.items():
-            self._hub.allow(
-                server, frame, len(frame.payload)
-            )  # with the next poll: what has not begun can be cancelled
+            # with the next poll: what has not begun can be cancelled
+            self._hub.allow(server, frame, len(frame.payload))
         self._frames.clear()
         self._lead = LEAST_LEAD_BYTES
 

@@ -82,6 +82,11 @@ def draw(folder: Path) -> None:
         nodes, minutes = zip(*mine, strict=True)
         joined = "-" if len(nodes) > 2 else "none"  # two points are no line
         axes.plot(nodes, minutes, linestyle=joined, marker="o", color=PALETTE[index], label=who)
+    refused = [point for point in points if point.row["refused"]]
+    if refused:
+        hollow = {"linestyle": "none", "marker": "o", "color": "white", "markersize": 3}
+        axes.plot([p.nodes for p in refused], [p.minutes for p in refused], **hollow, zorder=3)
+        axes.plot([], [], "o", color="gray", markerfacecolor="white", label="on too busy a machine: not counted")
     fewest = min(points, key=lambda point: point.nodes)
     every_n = sorted({point.nodes for point in points} | {DBA3C_NODES})
     ideal = [fewest.minutes * fewest.nodes / n for n in every_n]

@@ -82,7 +82,7 @@ def to_score(rows: Rows) -> list[str]:
     assert reached is not None
     points = composed(rows, reached.updates)
     as_many = [point for point in points if DBA3C_NODES - 4 <= point.nodes <= DBA3C_NODES]
-    best, served = (next(p for p in as_many if p.row["exchange"] == way) for way in ("allreduce", "servers"))
+    best, served = (next(p for p in as_many if p.row["exchange"] == name) for name in ("allreduce", "servers"))
     cells = [
         (
             point.nodes, way(row), row["workers"], f"{row['gbit']:g}", PPO_ENVIRONMENTS // (CORES * row["workers"]),

@@ -18,6 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from headline import PPO_UPDATES
+
 from dba3c.simulation.calibration import calibrate
 from dba3c.studies.page import facts
 
@@ -33,8 +35,6 @@ SHAPE = ("network", "environments", "precision")
 
 PPO_TIMES = HERE / "ppo_times.csv"
 PPO = "--algorithm ppo --rollout-length 32 --ppo-epochs 3 --ppo-minibatches 8"
-PPO_UPDATES = 24
-"""Of an iteration."""
 PPO_ITERATIONS = {1: 60, 4: 40, 20: 12, 60: 6}
 """For so many environments of a lane: 720 in all are 60 nodes × 12 lanes × 1, 15 × 12 × 4, 3 × 12 × 20, 1 × 12 × 60."""
 
