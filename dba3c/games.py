@@ -36,6 +36,7 @@ def evaluate(
 
     Args:
         run: a `Run`, its folder, or one of its checkpoints.
+        games: how many, each to its end.
         step: the checkpoint; None: the newest whole one.
         actions: "sampled" (drawn from the policy) or "greedy"; None: as the protocol of the run's environment has it.
         seed_index: the same index plays the same games.
