@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from headline import ASKED_MINUTES, DBA3C_MINUTES, DBA3C_NODES, GOAL, PPO_ENVIRONMENTS, composed, learnt
+from headline import ASKED_MINUTES, DBA3C_MINUTES, DBA3C_NODES, GOAL, PPO_ENVIRONMENTS, composed, learnt, undilated
 from plan import (
     MOST_OTHERS,
     PARAMETERS,
@@ -28,6 +28,8 @@ from param_servers.benchmarks.cluster import CORES
 HERE = Path(__file__).resolve().parent
 OURS = ("servers", "async", "allreduce", "majority")
 ASKED_OVER_BOUND = 1.15
+SWITCH_US = 25
+"""From one host to the next, as is usual; no row has it."""
 Row = dict[str, Any]
 Rows = Sequence[Row]
 _ORDER = {name: place for place, name in enumerate(OURS)}
@@ -59,7 +61,7 @@ def page(rows: Rows, made: dict[str, Any], figures: Sequence[str]) -> str:
             shown = [name for name in figures if name.startswith(images.get(title[:6], ()) or "-")]
             pictures = [f"![{name.removesuffix('.png').replace('_', ' ')}]({name})" for name in shown]
             parts.append("\n\n".join([f"## {title}", *pictures, *told(mine)]))
-    return "\n\n".join([*parts, _LIMITS]) + "\n"
+    return "\n\n".join([*parts, _LIMITS.format(**_of_processors())]) + "\n"
 
 
 def of(rows: Rows, part: str) -> list[Row]:
@@ -71,6 +73,19 @@ def _of_inputs() -> dict[str, str]:
     sizes = ", ".join(f"*{name}*: {n:,} parameters ({4 * n / 1e6:.2f} MB)" for name, n in PARAMETERS.items())
     sums = ", ".join(f"{ms:g} ms for {names[name]}" for name, ms in REDUCTION_MS.items())
     return {"sizes": sizes, "sums": sums}
+
+
+def _of_processors() -> dict[str, float]:
+    known = undilated()
+    four, beside, rank = (
+        next(line for line in known if (line["exchange"], line["workers"], line["servers"]) == which)
+        for which in (("servers", 60, 4), ("servers", 60, 60), ("allreduce", 60, 0))
+    )
+    return {
+        "megabytes": four["megabytes"], "servers": four["servers"], "workers": four["workers"],
+        "server_ms": four["server_ms"], "beside": beside["servers"], "beside_ms": beside["server_ms"],
+        "rank_ms": rank["worker_ms"],
+    }  # fmt: skip
 
 
 # -- sections ----------------------------------------------------------------------------------------------------------
@@ -87,21 +102,23 @@ def to_score(rows: Rows) -> list[str]:
         (
             point.nodes, way(row), row["workers"], f"{row['gbit']:g}", PPO_ENVIRONMENTS // (CORES * row["workers"]),
             _dilation(row), f"{row['slowest_compute_ms']:.1f}", f"{row['bound_ms']:.1f}", f"{row['step_ms']:.1f}",
-            f"**{point.minutes:.1f}**", f"{row['own_share']:.0%}",
+            f"{point.processor_ms:.1f}", f"{point.step_ms:.1f}", f"**{point.minutes:.1f}**", f"{row['own_share']:.0%}",
         )
         for point in points
         for row in [point.row]
     ]  # fmt: skip
-    crowded_ms = _twelve_lanes_on_two_cores_ms()
+    crowded_ms, rounds = _twelve_lanes_on_two_cores_ms(), 2 * (best.row["workers"] - 1)
     columns = ("nodes", "exchange", "workers", "Gbit/s", "environments a lane", "D", "compute, ms", "bound, ms")
     told = _TO_SCORE.format(
         goal=GOAL, minutes=best.minutes, nodes=best.nodes, who=best.who, served=served.who, more=served.minutes,
         then=DBA3C_MINUTES, then_nodes=DBA3C_NODES, sum_ms=REDUCTION_MS["small"], crowded_ms=crowded_ms,
-        crowded=reached.updates * (best.row["step_ms"] + crowded_ms - REDUCTION_MS["small"]) / 60e3,
+        crowded=reached.updates * (best.step_ms + crowded_ms - REDUCTION_MS["small"]) / 60e3, switch_us=SWITCH_US,
+        rounds=rounds, ring_ms=rounds * SWITCH_US / 1e3, dilated=reached.updates * best.row["step_ms"] / 60e3,
         asked=ASKED_MINUTES, updates=reached.updates, steps=reached.agent_steps / 1e6, hours=reached.cpu_hours,
         environments=PPO_ENVIRONMENTS, cores=CORES,
     )  # fmt: skip
-    return [told, markdown((*columns, "step, ms", "minutes", "busy"), cells)]
+    more = ("dilated step, ms", "processor, ms", "step, ms", "minutes", "busy")
+    return [told, markdown((*columns, *more), cells)]
 
 
 def _twelve_lanes_on_two_cores_ms() -> float:
@@ -335,12 +352,18 @@ _TO_SCORE = """\
 **{minutes:.1f} minutes on {nodes} nodes of {cores} cores ({who}; {more:.1f} with {served}), composed**; DBA3C \
 reported {then:g} on {then_nodes}, {asked:g} were asked. Composed of {updates:,.0f} updates of 2,880 samples, which \
 a real run on two cores took to a mean of {goal:g} over 50 games (PPO, {steps:.2f} M agent steps, {hours:.1f} \
-core-hours, one seed: [batch size](../batch_size/)), times the mean step of an iteration (one rollout of 32 steps \
-and 24 updates) in the rows here, time-dilated, whose compute times were recorded on one core (`ppo_times.csv`). All \
-nodes share {environments} environments, so the run is the same one at every number of nodes; evaluation, start-up \
-and recovery are not in it. The adding up of a node's twelve lanes is taken as {sum_ms:g} ms, that of two lanes on \
-two cores; twelve that take turns on this machine's two need {crowded_ms:.0f} ms ([lanes](../lanes/)), with which it \
-would be {crowded:.1f} minutes. It has not been run on a cluster."""
+core-hours, one seed: [batch size](../batch_size/)), times the mean step of an iteration (one rollout of 32 steps and \
+24 updates) in the rows here, whose compute times were recorded on one core (`ppo_times.csv`). All nodes share \
+{environments} environments, so the run is the same one at every number of nodes; evaluation, start-up and recovery \
+are not in it. It has not been run on a cluster.
+
+A step is *compute* and then the longer of two: what the exchange takes in the time-dilated row, where processors are \
+D times too fast, and *processor*, what it takes of the busiest server or rank when as many processes exchange over \
+this machine's loopback, not dilated (`processors.py`; they share two cores, which costs them more than hosts of \
+their own would). By the dilated rows alone the first would be {dilated:.1f} minutes. Not in it: {switch_us} µs from \
+host to host, {ring_ms:.1f} ms in the {rounds} rounds of that ring; and the adding up of a node's twelve lanes is \
+taken as {sum_ms:g} ms, that of two lanes on two cores, while twelve that take turns on this machine's two need \
+{crowded_ms:.0f} ms ([lanes](../lanes/)), with which it would be {crowded:.1f} minutes."""
 
 _PEERS = """\
 Their code is `peers.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, compute \
@@ -381,7 +404,10 @@ _LIMITS = """\
 ## What this does not show
 
 - The processors are D times too fast: what servers and ranks spend on summing, on optimizers and in the kernel costs \
-a D-th of what it would. *Server's cores* says where that matters.
+a D-th of what it would. *Server's cores* says where that matters. Not dilated, a step of {megabytes:.1f} MB takes the \
+busiest of {servers} servers for {workers} workers {server_ms:.0f} ms, the busiest of {beside} beside them \
+{beside_ms:.0f} ms, a rank of all-reduce {rank_ms:.0f} ms (`processors.jsonl`): less than the wire at 1 Gbit/s, more \
+than it at 10, where only the time to 300 above counts it.
 - This kernel cannot delay packets: a round trip takes this machine's 0.1 to 0.3 ms divided by D, which is kind to a \
 ring of 64 ranks (126 rounds a step). Timers of the kernel's TCP are not dilated, either.
 - Other work ran on this machine now and then. A row's processes have real-time priority (`SCHED_RR`), so it waits for \
