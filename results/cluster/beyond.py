@@ -35,7 +35,7 @@ class Processors(NamedTuple):
     server_s: float
     """Of a server for a step, whatever its bytes."""
     message_s: float
-    """Of a gradient's message from a shard to the first."""
+    """Of shard 0, for a gradient that a shard tells it of."""
     bytes_per_s: float
     """Of gradients that a server takes, adds up and answers with parameters."""
     rank_s: float
@@ -93,7 +93,7 @@ def ways(nodes: int, gbit: float, costs: Processors) -> Iterator[Way]:
             "the slowest node": slowest_s,
             "the wire": n / k * model_bytes / bytes_per_s,
             "a server's bytes": n / k * model_bytes / costs.bytes_per_s,
-            "messages to the first server": n * k * costs.message_s,
+            "entries read by the first server": n * k * costs.message_s,
         }
         name = f"{k} servers{' beside' if beside else ''}" if k == SERVERS else "a server on every node"
         yield Way(name, n, served_s(n, k, beside, times_s[:, :n]), parts)
@@ -115,7 +115,7 @@ def main() -> None:
     costs, table = Processors.measured(), []
     told = (
         ["a step of a server", f"{1e3 * costs.server_s:.1f} ms"],
-        ["a message to the first server", f"{1e6 * costs.message_s:.1f} µs"],
+        ["a gradient's entry, read by the first server", f"{1e6 * costs.message_s:.1f} µs"],
         ["a megabyte of gradients, to parameters that are sent", f"{1e9 / costs.bytes_per_s:.2f} ms"],
         ["a step of a rank of all-reduce", f"{1e3 * costs.rank_s:.1f} ms"],
         ["a round of its ring", f"{1e6 * costs.round_s:.0f} µs"],
