@@ -33,9 +33,9 @@ LONGEST_S = 1e9
 HANDSHAKE_S = 10.0
 """A link whose handshake takes longer is lost."""
 LINGER_S = 2.0
-"""Last words of one link, and for its peer to close, too."""
+"""For some of a closing link's last words to leave, and then for its peer to close, too."""
 LAST_WORDS_S = 5.0
-"""A server's or chief's, to everybody, at its end."""
+"""A chief's, to everybody, at its end; a server's at least."""
 GOODBYE_S = 1.0
 """A worker's."""
 CLOSE_S = 10.0
@@ -91,6 +91,8 @@ class Timeouts:
     """A rank's main thread: for a sign of life of its comm thread, whose longest turns are these."""
     comm_leave_s: float
     """A rank's main thread, at its end: for its comm thread to leave the sum that it may be in."""
+    last_words_s: float
+    """A server, at its end: for all that it has sent to arrive, the parameters of a whole step before its last word."""
     chief_leave_s: float
     """Rank 0, at its end: for the chief to have told everybody."""
 
@@ -117,6 +119,7 @@ class Timeouts:
         silence_s = max(step_s, 1.0)
         answer_s = max(join_s, step_s) + return_s + disk_s + MARGIN_S
         start_s = join_s + MARGIN_S
+        last_words_s = max(LAST_WORDS_S, step_s / 2)
         return cls(
             silence_s=silence_s,
             alive_every_s=step_s / 8,
@@ -136,10 +139,11 @@ class Timeouts:
             first_survivor_s=disk_s + 2 * MARGIN_S,
             comm_turn_s=max(start_s, 5 * (step_s + GRACE_S), disk_s) + MARGIN_S,
             comm_leave_s=step_s + 2 * MARGIN_S,
+            last_words_s=last_words_s,
             chief_leave_s=LAST_WORDS_S + MARGIN_S,
             servers_end_s=answer_s + disk_s + MARGIN_S,
-            stop_s=step_s + disk_s + LAST_WORDS_S + MARGIN_S,
-            drain_s=disk_s + LAST_WORDS_S + MARGIN_S,
+            stop_s=step_s + disk_s + last_words_s + MARGIN_S,
+            drain_s=disk_s + last_words_s + MARGIN_S,
         )
 
 

@@ -29,7 +29,7 @@ from param_servers.servers.decisions import unpack_order
 from param_servers.servers.reporter import Reporter
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
-from param_servers.timeouts import LAST_WORDS_S, NAP_S, AwakeClock, Redial
+from param_servers.timeouts import NAP_S, AwakeClock, Redial
 from param_servers.wire.frames import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import MOST_TERM, Hello, Lives, Peer, Role, check_secret
 from param_servers.wire.hub import Hub
@@ -168,7 +168,7 @@ class ParameterServer:
                     self.handle(event)
                 self.look_at_the_clock()
                 self._reporter.maybe(time.monotonic())
-            self._hub.drain(LAST_WORDS_S)
+            self._hub.drain(self._timeouts.last_words_s)
         finally:
             self.close()
         reason, failed = self.node.ended

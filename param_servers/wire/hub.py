@@ -200,11 +200,14 @@ class Hub:
     def _flush(self, link: Link) -> None:
         if link not in self._watched:
             return
+        sent = link.bytes_sent
         try:
             link.flush()
         except OSError as error:
             self._break(link, reason_of(error))
             return
+        if link.closing and link.bytes_sent > sent:
+            self._passing[link] = time.monotonic() + LINGER_S
         if link.closing and link.idle:
             self._half_close(link)
         self._watch(link, READ | (WRITE if link.wants_to_send else 0))
@@ -322,8 +325,8 @@ class Hub:
     # -- how a link ends -----------------------------------------------------------------------------------------
 
     def close(self, peer: Peer) -> None:
-        """Send what is queued, then close; no Left follows. A peer that does not read is cut off after
-        `timeouts.LINGER_S`."""
+        """Send what is queued, then close; no Left follows. A peer that reads nothing for `timeouts.LINGER_S` is cut
+        off."""
         link = self._links.pop(peer, None)
         if link is not None:
             self._linger(link)
@@ -350,7 +353,7 @@ class Hub:
             self._listener = None
 
     def _linger(self, link: Link) -> None:
-        """Send what is queued, then close; cut off after LINGER_S."""
+        """Send what is queued, then close; cut off when none of it has left for LINGER_S."""
         link.closing = True
         self._passing[link] = time.monotonic() + LINGER_S
         self._flush(link)

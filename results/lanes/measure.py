@@ -1,6 +1,6 @@
 """One worker of two lanes beside two workers with servers, beside two in one process' exchange, beside one lane alone.
 
-    python results/lanes/measure.py          (about 20 minutes on an idle machine of 2 cores)
+    python results/lanes/measure.py          (about 25 minutes on an idle machine of 2 cores)
 
 Real `dba3c train` runs of Breakout in turn, ROUNDS times; agent steps/s of the last SECONDS of each. Appends to
 rows.jsonl. Then what the adding up takes (`param_servers.benchmarks.lanes`), to reduction.jsonl. Writes the tables of
@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dba3c.metrics.reader import whole_run
@@ -28,10 +30,17 @@ SECONDS, WARM_UP_S = 15.0, 8.0
 NETWORKS = ["small:bfloat16", "small:float32", "nature:bfloat16", "nature:float32"]
 WAYS = {
     "one lane": "--exchange local --workers 1 --lanes 1 --envs-per-worker {half}",
+    "two runs of one lane at once": "--exchange local --workers 1 --lanes 1 --envs-per-worker {half}",
     "one worker, two lanes": "--exchange local --workers 1 --lanes 2 --envs-per-worker {all}",
     "two workers, two servers": "--exchange servers --workers 2 --servers 2 --lanes 1 --envs-per-worker {half}",
     "two lanes, one server": "--exchange servers --workers 1 --servers 1 --lanes 2 --envs-per-worker {all}",
 }
+
+
+def together(words: list[str], runs: int) -> float:
+    """Of as many runs at once, that know nothing of each other: what the machine has for any way to share them."""
+    with ThreadPoolExecutor(runs) as pool:
+        return sum(pool.map(agent_steps_per_s, [words] * runs))
 
 
 def agent_steps_per_s(words: list[str]) -> float:
@@ -59,17 +68,19 @@ def write_page() -> None:
     for (processor, network, precision, envs), rows in rounds.items():
         cells = [processor, f"{network}, {precision}", str(envs), str(len(rows))]
         for way in WAYS:
-            ratio = statistics.median(row[way] / row["one lane"] for row in rows)
-            cells.append(f"{statistics.median(row[way] for row in rows):,.0f} ({ratio:.2f})")
+            measured = [row for row in rows if way in row]
+            ratio = statistics.median([row[way] / row["one lane"] for row in measured] or [math.nan])
+            rate = statistics.median([row[way] for row in measured] or [math.nan])
+            cells.append(f"{rate:,.0f} ({ratio:.2f})" if measured else "–")
         table.append(cells)
     speed = markdown(["2 cores of", "network", "environments a core", "rounds", *WAYS], table)
     reduced = [json.loads(line) for line in (HERE / "reduction.jsonl").read_text().splitlines()]
     sizes = sorted({row["megabytes"] for row in reduced})
-    cells = []
+    sums: list[list[object]] = []
     for lanes in sorted({row["lanes"] for row in reduced}):
         mine = {row["megabytes"]: row for row in reduced if row["lanes"] == lanes}
-        cells.append([lanes, *(f"{mine[mb]['step_ms']:.2f} ({mine[mb]['memory_share']:.0%})" for mb in sizes)])
-    reduction = markdown(["lanes", *(f"{mb:g} MB" for mb in sizes)], cells)
+        sums.append([lanes, *(f"{mine[mb]['step_ms']:.2f} ({mine[mb]['memory_share']:.0%})" for mb in sizes)])
+    reduction = markdown(["lanes", *(f"{mb:g} MB" for mb in sizes)], sums)
     renew(HERE / "README.md", made_by(facts("python results/lanes/measure.py")), speed, reduction)
 
 
@@ -86,7 +97,8 @@ def main() -> None:
             row = {}
             for way, shape in WAYS.items():
                 words = shape.format(half=options.envs, all=2 * options.envs).split()
-                row[way] = agent_steps_per_s([*words, "--network", network, "--precision", precision])
+                words += ["--network", network, "--precision", precision]
+                row[way] = together(words, 2 if way.startswith("two runs") else 1)
                 print(network, precision, way, f"{row[way]:,.0f}", flush=True)
             case = {"network": network, "precision": precision, "envs": options.envs}
             line = {"processor": processor, **case, "agent_steps_per_s": row}

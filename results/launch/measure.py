@@ -34,7 +34,6 @@ UP_TIMEOUT_S, DOWN_TIMEOUT_S, COMMAND_TIMEOUT_S = 300.0, 60.0, 60.0
 PATIENCE_S = 1800.0
 STEPS_BEFORE_MEMORY = 10
 SERVERS = 4
-"""Of slurm/breakout_64nodes.sh."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def measure_startup(lab: Lab, nodes: int) -> dict[str, Any]:
     workers = nodes - SERVERS
     run_dir = lab.folder / "startup"
     args = (
-        f"--envs-per-worker 2 --total-frames 1000000000 --stop-score 1000000 --join-timeout-s {PATIENCE_S:.0f} "
+        f"--servers {SERVERS} --lanes 1 --envs-per-worker 2 --total-frames 1000000000 --stop-score 1000000 --join-timeout-s {PATIENCE_S:.0f} "
         "--step-timeout-s 300"
     )
     submitted_s = time.time()

@@ -31,8 +31,8 @@ WAITS = [  # who waits; what goes before the decision, in a row; by how much mor
     ("servers_end_s", ("join_s", "disk_s"), NOTICE_S),  # server 0 waits for workers, then saves
     ("servers_end_s", ("return_s",), NOTICE_S),  # a server waits for server 0, which is gone
     ("servers_end_s", ("server_return_s", "disk_s"), NOTICE_S),  # server 0 waits for a server that is gone
-    ("stop_s", ("step_s", "disk_s"), NOTICE_S),  # a run ends at a step, with a checkpoint
-    ("drain_s", ("disk_s",), NOTICE_S),  # one rank still writes when the others have ended
+    ("stop_s", ("step_s", "disk_s", "last_words_s"), NOTICE_S),  # a run ends at a step, with a checkpoint
+    ("drain_s", ("disk_s", "last_words_s"), NOTICE_S),  # one rank still writes when the others have ended
 ]
 patience = st.floats(1e-3, LONGEST_S)
 

@@ -2,9 +2,13 @@
 
 import socket
 import struct
+import time
+from types import SimpleNamespace
 
 import pytest
 
+from param_servers.timeouts import LINGER_S
+from param_servers.wire import hub
 from param_servers.wire.frames import Frame, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Role
 from param_servers.wire.hub import Hub
@@ -134,6 +138,48 @@ def test_a_closed_link_is_left_with_its_last_words_read(pair: Pair) -> None:
     message = pair.last(pair.worker, Message)
     assert isinstance(message, Message) and bytes(message.payload) == b"too slow"
     assert pair.last(pair.server, Left) is None
+
+
+def test_last_words_reach_a_peer_behind_a_slow_link_however_much_is_queued_before_them(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.connect()
+    (link,) = pair.server._links.values()
+    link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
+    for _ in range(16):
+        pair.server.send(WORKER, Header(Kind.PARAMETERS), memoryview(bytes(MOST)))
+    pair.server.send(WORKER, Header(Kind.STOP))
+    now_s = began_s = time.monotonic()
+    monkeypatch.setattr(hub, "time", SimpleNamespace(monotonic=lambda: now_s))
+    pair.server.close(WORKER)
+    sent = link.bytes_sent
+
+    def stopped_on_a_link_that_takes_half_of_the_patience_for_whatever_moves() -> bool:
+        nonlocal now_s, sent
+        now_s += LINGER_S / 2 if link.bytes_sent > sent else 0.0
+        sent = link.bytes_sent
+        last = pair.last(pair.worker, Message)
+        return isinstance(last, Message) and last.header.kind == Kind.STOP
+
+    pair.until(stopped_on_a_link_that_takes_half_of_the_patience_for_whatever_moves)
+    assert now_s - began_s > 4 * LINGER_S
+
+
+def test_a_closed_link_whose_peer_reads_nothing_is_cut_off(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.connect()
+    for _ in range(16):
+        pair.server.send(WORKER, Header(Kind.PARAMETERS), memoryview(bytes(MOST)))
+    now_s = time.monotonic()
+    monkeypatch.setattr(hub, "time", SimpleNamespace(monotonic=lambda: now_s))
+    pair.server.close(WORKER)
+    (link,) = pair.server._passing
+    sent = -1
+    while link.bytes_sent > sent:  # until the kernel takes no more
+        sent = link.bytes_sent
+        pair.server.poll(0)
+    now_s += LINGER_S
+    pair.server.poll(0)
+    assert not pair.server._passing and link.sock.fileno() < 0
 
 
 def test_a_second_link_of_the_same_peer_takes_the_place_of_the_first(pair: Pair) -> None:
