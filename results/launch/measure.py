@@ -107,8 +107,8 @@ def measure_startup(lab: Lab, nodes: int) -> dict[str, Any]:
     workers = nodes - SERVERS
     run_dir = lab.folder / "startup"
     args = (
-        f"--servers {SERVERS} --lanes 1 --envs-per-worker 2 --total-frames 1000000000 --stop-score 1000000 --join-timeout-s {PATIENCE_S:.0f} "
-        "--step-timeout-s 300"
+        f"--servers {SERVERS} --lanes 1 --envs-per-worker 2 --total-frames 1000000000 --stop-score 1000000 "
+        f"--join-timeout-s {PATIENCE_S:.0f} --step-timeout-s 300"
     )
     submitted_s = time.time()
     said = lab.run(
