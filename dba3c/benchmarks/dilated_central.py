@@ -125,6 +125,7 @@ def measure(scene: CentralScene, costs: AgentCosts, dilation: float, updates: in
         "step_ms": round(1e3 * step_s, 3),
         "data_points_per_s": round(scene.points_per_update / step_s, 1),
         "busy_share": round(load.busy_share, 3),
+        "others_share": round(load.others_share, 3),
         "own_share": round(load.own_share, 3),
         "learner_process_cores": round(load.cpu_s[0] * dilation / load.elapsed_s, 2),
         "refused": load.own_share > MOST_BUSY,

@@ -270,6 +270,7 @@ def found(
         "dropped_share": round(dropped / max(1, pushed), 4),
         "busy_share": round(load.busy_share, 3),
         "own_share": round(load.own_share, 3),
+        "others_share": round(load.others_share, 3),
         "exchange_busy": round(load.own_share / exchange_share, 3),
         "refused": load.own_share > MOST_BUSY,
         "server_cores": round(max(cores[: scene.servers], default=math.nan), 2) if scene.servers else None,

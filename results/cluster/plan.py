@@ -15,7 +15,7 @@ from peers import PEERS
 
 from dba3c.benchmarks.dilated_central import CentralScene
 from dba3c.simulation.central import AgentCosts
-from param_servers.benchmarks.cluster import CORES, QUEUE_BYTES, Scene, node_times_s
+from param_servers.benchmarks.cluster import CORES, MOST_BUSY, QUEUE_BYTES, Scene, node_times_s
 from param_servers.benchmarks.exchange import WARM_UP_STEPS
 from param_servers.benchmarks.faults import Fault, FaultKind
 
@@ -132,8 +132,9 @@ class CentralRow(NamedTuple):
 
 
 def others_share(row: dict[str, Any]) -> float:
-    """Of this machine's processors, by what was not of the row."""
-    return float(row["busy_share"] - row["own_share"])
+    """Of this machine's processors, by what was not of the row; in rows from before that was counted, with what the
+    kernel did for the row."""
+    return float(row.get("others_share", row["busy_share"] - row["own_share"]))
 
 
 def is_calibration(row: dict[str, Any]) -> bool:
@@ -144,7 +145,7 @@ def is_calibration(row: dict[str, Any]) -> bool:
 def is_fresh(row: dict[str, Any]) -> bool:
     """Whether it was measured with the network that the lab has now, and beside little else; another one is shown
     until it is measured again."""
-    quiet = is_calibration(row) or row["refused"] or others_share(row) <= MOST_OTHERS
+    quiet = is_calibration(row) or others_share(row) <= MOST_OTHERS or row["own_share"] > MOST_BUSY
     return row.get("queue_bytes") == QUEUE_BYTES and quiet
 
 

@@ -87,15 +87,26 @@ def test_a_node_waits_for_the_slowest_of_its_lanes_and_keeps_its_times_when_othe
 
 
 def test_the_machine_is_busy_with_all_but_idling_and_waiting_for_disks() -> None:
-    assert machine_ticks("cpu  10 1 5 100 7 2 3 4 50 50") == (25, 132)
+    assert machine_ticks("cpu  10 1 5 100 7 2 3 4 50 50") == (25, 132, 4)
 
 
 def test_a_load_counts_the_time_of_the_processes_that_were_watched() -> None:
     before = Snapshot.now([os.getpid()])
-    while Snapshot.now([os.getpid()]).process_ticks[0] < before.process_ticks[0] + 3:
+    while Snapshot.now([os.getpid()]).watched_ticks[0] < before.watched_ticks[0] + 3:
         math.factorial(2000)
     load = Snapshot.now([os.getpid()]) - before
-    assert load.cpu_s[0] >= 0.03 and 0 < load.own_share <= load.busy_share <= 1
+    assert load.cpu_s[0] >= 0.03 and load.own_share > 0
+
+
+def test_a_load_tells_the_watched_from_others_and_both_from_the_kernel() -> None:
+    before = Snapshot(10.0, busy_ticks=100, all_ticks=1000, stolen_ticks=5, process_ticks={7: 50}, watched_ticks=[20])
+    after = Snapshot(
+        12.0, busy_ticks=200, all_ticks=1200, stolen_ticks=7, process_ticks={7: 58, 9: 10}, watched_ticks=[50]
+    )
+    load = after - before
+    assert (load.elapsed_s, load.busy_share, load.own_share, load.others_share) == (2.0, 0.5, 0.15, 0.1)
+    me = os.getpid()
+    assert me in Snapshot.now([]).process_ticks and me not in Snapshot.now([me]).process_ticks
 
 
 def test_a_process_that_fails_ends_the_case_at_once() -> None:
