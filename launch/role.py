@@ -22,6 +22,7 @@ from dba3c.runs.ending import TRAINING_ROLES
 from dba3c.runs.folder import RunFolder
 from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port
 from launch.local.child import exit_with_parent
+from launch.local.resources import given_cores
 from launch.output import harmless_output
 from param_servers.errors import CheckpointError, ConfigError, LaneLost, LastStepsLost, ParamServersError, RunBroken
 
@@ -105,10 +106,16 @@ def play_where_it_can_listen(role: str, process: RunProcess, job: str) -> str:
 
 
 def play(role: str, process: RunProcess) -> str:
-    """Run the role on as many compute threads as its launcher gave it; alone, on one: a worker per core is faster
-    than threads that wait for each other."""
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    """Run the role on its compute threads."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or threads_without_launcher(role, process.config)))
     return roles.play(role, process)
+
+
+def threads_without_launcher(role: str, config: TrainConfig) -> int:
+    """Where all roles share a machine one is best, but for a learner of a deep network, beside which actors need little
+    (measured: results/architectures)."""
+    deep = config.network.network.startswith("resnet")
+    return given_cores(os.environ) if role == "learner" and deep else 1
 
 
 def stop_on_signal(folder: RunFolder, name: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dba3c import roles
-from dba3c.config import TrainConfig
+from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import RUN_BROKEN_EXIT
 from dba3c.roles import RunProcess
@@ -50,3 +50,13 @@ def test_a_game_that_keeps_failing_is_a_fault_of_its_process_and_no_bad_input(
     code = role.main(["--run-dir", str(run_dir), "--role", "worker", "--launch-id", "1"])
     (line,) = capsys.readouterr().err.splitlines()
     assert code == RUN_BROKEN_EXIT and line.startswith("worker 0: corridor environment 0")
+
+
+def test_a_learner_of_a_deep_network_computes_with_all_cores_and_everybody_else_with_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(role, "given_cores", lambda environ: 7)
+    deep, small = (TrainConfig(network=NetworkConfig(network=name)) for name in ("resnet_lstm", "small"))
+    assert role.threads_without_launcher("learner", deep) == 7
+    for name, config in (("learner", small), ("worker", deep), ("actor", deep)):
+        assert role.threads_without_launcher(name, config) == 1
