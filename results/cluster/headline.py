@@ -71,6 +71,11 @@ class Composed(NamedTuple):
     def who(self) -> str:
         return f"{way(self.row)}, {self.row['gbit']:g} Gbit/s"
 
+    @property
+    def series(self) -> str:
+        """That it is drawn with: servers beside workers are one, however many."""
+        return f"servers beside workers, {self.row['gbit']:g} Gbit/s" if self.row["colocated"] else self.who
+
 
 def learnt(goal: float = GOAL) -> Learnt | None:
     """None: the run has not reached it."""
@@ -109,9 +114,9 @@ def draw(folder: Path) -> None:
     if not points:
         return
     figure, axes = new_figure()
-    ways = sorted({point.who for point in points})
+    ways = sorted({point.series for point in points})
     for index, who in enumerate(ways):
-        mine = sorted((point.nodes, point.minutes) for point in points if point.who == who)
+        mine = sorted((point.nodes, point.minutes) for point in points if point.series == who)
         nodes, minutes = zip(*mine, strict=True)
         joined = "-" if len(nodes) > 2 else "none"  # two points are no line
         axes.plot(nodes, minutes, linestyle=joined, marker="o", color=PALETTE[index], label=who)
