@@ -112,8 +112,8 @@ def _draw_backup(folder: Path, rows: Sequence[Row]) -> None:
     figure, axes = new_figure()
     _draw_lines(axes, rows, "backup")
     _from_zero(axes)
-    x_name = f"backup workers of {rows[0]['workers']} (log-normal stragglers, {people}, {_dilations(rows)})"
-    finish(axes, x_name, RATE, [row["backup"] for row in rows])
+    axes.set_title(f"log-normal stragglers, {people}, {_dilations(rows)}", fontsize=9)
+    finish(axes, f"backup workers of {rows[0]['workers']}", RATE, [row["backup"] for row in rows])
     save(figure, folder / f"backup_{file}")
 
 
@@ -121,20 +121,21 @@ def _draw_central(folder: Path, rows: Sequence[Row], others: Sequence[Row]) -> N
     """Against what the learner's node is worth; as many workers beside it."""
     if len({row["learner_cores"] for row in rows}) < 3:
         return
-    file, people = _name(rows)
-    nodes = rows[0]["workers"]
+    network, nodes = rows[0]["network"], rows[0]["workers"]
     figure, axes = new_figure()
-    _draw_lines(axes, rows, "learner_cores", "central inference")
-    of = ("workers", rows[0]["network"], rows[0]["gbit"], nodes)
-    beside = [row for row in others if (row["part"], row["network"], row["gbit"], row["workers"]) == of]
-    if beside:
-        best = max(beside, key=lambda row: row["data_points_per_s"])
-        told = f"workers, {way(best)}"
-        axes.axhline(best["data_points_per_s"], color=PALETTE[1], linestyle="--", linewidth=1.2, label=told)
-    every_x = [row["learner_cores"] for row in rows]
-    x_name = f"cores that the learner is worth ({nodes} nodes of actors, {people}, {_dilations(rows)})"
-    finish(axes, x_name, RATE, every_x, log=True)
-    save(figure, folder / f"central_{file}")
+    told_apart = [{**row, "exchange": f"central inference, {row['gbit']:g} Gbit/s"} for row in rows]
+    _draw_lines(axes, told_apart, "learner_cores")
+    for index, gbit in enumerate(dict.fromkeys(row["gbit"] for row in rows)):
+        of = ("workers", network, gbit, nodes)
+        beside = [row for row in others if (row["part"], row["network"], row["gbit"], row["workers"]) == of]
+        if beside:
+            best = max(beside, key=lambda row: row["data_points_per_s"])
+            told = f"workers, {way(best)}, {gbit:g} Gbit/s"
+            look: dict[str, Any] = {"color": PALETTE[index], "linestyle": "--", "linewidth": 1.2}
+            axes.axhline(best["data_points_per_s"], label=told, **look)
+    axes.set_title(f"{nodes} nodes of actors, {network} network, {_dilations(rows)}", fontsize=9)
+    finish(axes, "cores that the learner is worth", RATE, [row["learner_cores"] for row in rows], log=True)
+    save(figure, folder / f"central_{network}")
 
 
 def _draw_faults(folder: Path, rows: Sequence[Row]) -> None:

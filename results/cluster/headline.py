@@ -131,7 +131,7 @@ def draw(folder: Path) -> None:
     axes.plot(every_n, ideal, label="theoretical, from the fewest nodes", **IDEAL)
     told = "DBA3C, 2017, as reported (64 nodes)"
     axes.plot(DBA3C_NODES, DBA3C_MINUTES, "*", color="black", markersize=11, linestyle="none", label=told)
-    title = "composed: updates learned on two cores × step time of a dilated wire and undilated processors"
+    title = "composed: learned updates × steps of a dilated wire and undilated processors"
     axes.set_title(title, fontsize=9)
     finish(axes, f"nodes of {CORES} cores", f"minutes to a mean of {GOAL:g}, Breakout", (4, 8, 16, 32, 64), log=True)
     axes.yaxis.set_major_formatter(ScalarFormatter())
