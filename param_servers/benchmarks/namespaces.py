@@ -10,13 +10,20 @@ before; why was not found out. What a host sends waits in Linux's default queue;
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import subprocess
+import time
 from pathlib import Path
 from types import TracebackType
 
+from param_servers.errors import ConfigError
+
 _CLONE_NEWNET = 0x40000000
 _NET, _NAME, _SWITCH = "10.78.0", "dba3c", "dba3cswitch"
+_TURN = Path("/run/dba3c-emulated-network.lock")
+TURN_TIMEOUT_S = 120.0
+"""For another emulated network on this machine to end: two of them would take each other's hosts away."""
 _CONTROL_KEY = "net.ipv4.tcp_congestion_control"
 _HOOKED = "net.bridge.bridge-nf-call-iptables=1"
 _NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
@@ -37,8 +44,9 @@ class Namespaces:
         self.congestion_control = "the machine's own"
 
     def __enter__(self) -> Namespaces:
-        self._remove()
+        self._turn = _wait_for_our_turn()
         try:
+            self._remove()
             if int(_NEIGHBOURS.read_text()) < 2 * self.count**2:
                 _NEIGHBOURS.write_text(str(2 * self.count**2))  # it stays: nobody misses a smaller one
             _ip("netns", "add", _SWITCH)
@@ -48,14 +56,19 @@ class Namespaces:
             for host in range(1, self.count + 1):
                 self._add(host)
         except BaseException:
-            self._remove()
+            self._end()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self._remove()
+        fcntl.flock(self._turn, fcntl.LOCK_UN)  # also of what was forked meanwhile
+        os.close(self._turn)
 
     def address(self, host: int) -> str:
         """IPv4 address of host 0, 1, …"""
@@ -120,3 +133,19 @@ def _run(*command: str, check: bool = True) -> bool:
     if check and done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()} (network namespaces need root)")
     return done.returncode == 0
+
+
+def _wait_for_our_turn() -> int:
+    """The descriptor that holds it. Raises ConfigError when another emulated network lasts too long."""
+    turn = os.open(_TURN, os.O_RDWR | os.O_CREAT, 0o600)
+    deadline_s = time.monotonic() + TURN_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return turn
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                os.close(turn)
+                words = f"another emulated network has been in use on this machine for {TURN_TIMEOUT_S:g} s ({_TURN})"
+                raise ConfigError(words) from None
+            time.sleep(0.1)

@@ -385,9 +385,7 @@ _FAULTS = """\
 *slow host*: the last worker's host falls to a tenth of its rate. *unplugged host*: it hears and says nothing more. \
 *dead server*: the last server's host dies, and {replaced} s later its successor starts on another and goes on from \
 the newest checkpoint (every 6 steps). The step timeout is {timeout} s of this machine whatever D, so {timeout} s / D \
-of the cluster; the default is 60 s. An all-reduce without backup workers is declared to end when it loses a rank. A \
-majority that ends with a slow host is **not as declared**: a sum outlasted that dilated timeout, the slow rank should \
-then have been left out, as an unplugged one is, but rank 0 took itself for lost. Not explained yet."""
+of the cluster; the default is 60 s. An all-reduce without backup workers is declared to end when it loses a rank."""
 
 _CENTRAL = """\
 Actors, links, batches and unrolls of central inference as they are; a node of actors has 48 environments in two \
