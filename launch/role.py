@@ -115,7 +115,7 @@ def threads_without_launcher(role: str, config: TrainConfig) -> int:
     """Where all roles share a machine one is best, but for a learner of a deep network, beside which actors need little
     (measured: results/architectures)."""
     deep = config.network.network.startswith("resnet")
-    return given_cores(os.environ) if role == "learner" and deep else 1
+    return max(1, given_cores(os.environ) // config.exchange.num_workers) if role == "learner" and deep else 1
 
 
 def stop_on_signal(folder: RunFolder, name: str) -> None:

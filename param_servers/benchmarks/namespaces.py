@@ -66,9 +66,11 @@ class Namespaces:
         self._end()
 
     def _end(self) -> None:
-        self._remove()
-        fcntl.flock(self._turn, fcntl.LOCK_UN)  # also of what was forked meanwhile
-        os.close(self._turn)
+        try:
+            self._remove()
+        finally:
+            fcntl.flock(self._turn, fcntl.LOCK_UN)  # also of what was forked meanwhile
+            os.close(self._turn)
 
     def address(self, host: int) -> str:
         """IPv4 address of host 0, 1, …"""

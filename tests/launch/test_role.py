@@ -14,6 +14,7 @@ from dba3c.errors import RUN_BROKEN_EXIT
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
 from launch import role
+from param_servers.config import ExchangeConfig
 
 
 @pytest.fixture
@@ -52,11 +53,12 @@ def test_a_game_that_keeps_failing_is_a_fault_of_its_process_and_no_bad_input(
     assert code == RUN_BROKEN_EXIT and line.startswith("worker 0: corridor environment 0")
 
 
-def test_a_learner_of_a_deep_network_computes_with_all_cores_and_everybody_else_with_one(
+def test_a_learner_of_a_deep_network_computes_with_its_share_of_all_cores_and_everybody_else_with_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(role, "given_cores", lambda environ: 7)
-    deep, small = (TrainConfig(network=NetworkConfig(network=name)) for name in ("resnet_lstm", "small"))
-    assert role.threads_without_launcher("learner", deep) == 7
+    two = ExchangeConfig(exchange="allreduce", num_workers=2)
+    deep, small = (TrainConfig(network=NetworkConfig(network=name), exchange=two) for name in ("resnet_lstm", "small"))
+    assert role.threads_without_launcher("learner", deep) == 3
     for name, config in (("learner", small), ("worker", deep), ("actor", deep)):
         assert role.threads_without_launcher(name, config) == 1
