@@ -107,11 +107,11 @@ def to_score(rows: Rows) -> list[str]:
         for point in points
         for row in [point.row]
     ]  # fmt: skip
-    crowded_ms, rounds = _twelve_lanes_on_two_cores_ms(), 2 * (best.row["workers"] - 1)
+    crowded_ms, rounds = _adding_up_ms(CORES), 2 * (best.row["workers"] - 1)
     columns = ("nodes", "exchange", "workers", "Gbit/s", "environments a lane", "D", "compute, ms", "bound, ms")
     told = _TO_SCORE.format(
         goal=GOAL, minutes=best.minutes, nodes=best.nodes, who=best.who, served=served.who, more=served.minutes,
-        then=DBA3C_MINUTES, then_nodes=DBA3C_NODES, sum_ms=REDUCTION_MS["small"], crowded_ms=crowded_ms,
+        then=DBA3C_MINUTES, then_nodes=DBA3C_NODES, sum_ms=REDUCTION_MS["small"], two_ms=_adding_up_ms(2), crowded_ms=crowded_ms,
         crowded=reached.updates * (best.step_ms + crowded_ms - REDUCTION_MS["small"]) / 60e3, switch_us=SWITCH_US,
         rounds=rounds, ring_ms=rounds * SWITCH_US / 1e3, dilated=reached.updates * best.row["step_ms"] / 60e3,
         asked=ASKED_MINUTES, updates=reached.updates, steps=reached.agent_steps / 1e6, hours=reached.cpu_hours,
@@ -121,9 +121,10 @@ def to_score(rows: Rows) -> list[str]:
     return [told, markdown((*columns, *more), cells)]
 
 
-def _twelve_lanes_on_two_cores_ms() -> float:
+def _adding_up_ms(lanes: int) -> float:
+    """On two cores, as results/lanes has it."""
     lines = (HERE.parent / "lanes" / "reduction.jsonl").read_text(encoding="utf-8").splitlines()
-    return next(row["step_ms"] for row in map(json.loads, lines) if (row["lanes"], row["megabytes"]) == (CORES, 2.7))
+    return next(row["step_ms"] for row in map(json.loads, lines) if (row["lanes"], row["megabytes"]) == (lanes, 2.7))
 
 
 def peers(rows: Rows) -> list[str]:
@@ -362,8 +363,9 @@ D times too fast, and *processor*, what it takes of the busiest server or rank w
 this machine's loopback, not dilated (`processors.py`; they share two cores, which costs them more than hosts of \
 their own would). By the dilated rows alone the first would be {dilated:.1f} minutes. Not in it: {switch_us} µs from \
 host to host, {ring_ms:.1f} ms in the {rounds} rounds of that ring; and the adding up of a node's twelve lanes is \
-taken as {sum_ms:g} ms, that of two lanes on two cores, while twelve that take turns on this machine's two need \
-{crowded_ms:.0f} ms ([lanes](../lanes/)), with which it would be {crowded:.1f} minutes."""
+taken as {sum_ms:g} ms, that of two lanes on two cores of an EPYC (of this Xeon {two_ms:.1f}), while twelve that take \
+turns on this machine's two need {crowded_ms:.0f} ms ([lanes](../lanes/)), with which it would be {crowded:.1f} \
+minutes."""
 
 _PEERS = """\
 Their code is `peers.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, compute \
