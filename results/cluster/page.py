@@ -111,7 +111,8 @@ def to_score(rows: Rows) -> list[str]:
     columns = ("nodes", "exchange", "workers", "Gbit/s", "environments a lane", "D", "compute, ms", "bound, ms")
     told = _TO_SCORE.format(
         goal=GOAL, minutes=best.minutes, nodes=best.nodes, who=best.who, served=served.who, more=served.minutes,
-        then=DBA3C_MINUTES, then_nodes=DBA3C_NODES, sum_ms=REDUCTION_MS["small"], two_ms=_adding_up_ms(2), crowded_ms=crowded_ms,
+        then=DBA3C_MINUTES, then_nodes=DBA3C_NODES, sum_ms=REDUCTION_MS["small"], two_ms=_adding_up_ms(2),
+        crowded_ms=crowded_ms,
         crowded=reached.updates * (best.step_ms + crowded_ms - REDUCTION_MS["small"]) / 60e3, switch_us=SWITCH_US,
         rounds=rounds, ring_ms=rounds * SWITCH_US / 1e3, dilated=reached.updates * best.row["step_ms"] / 60e3,
         asked=ASKED_MINUTES, updates=reached.updates, steps=reached.agent_steps / 1e6, hours=reached.cpu_hours,
