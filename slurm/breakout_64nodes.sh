@@ -1,7 +1,7 @@
 #!/bin/bash
-# Printed by: dba3c sbatch breakout_cluster --nodes 64 --servers 12 --backup-workers 4 --name breakout_64nodes
-# 64 nodes × 12 cores: 64 = 12 servers + 52 workers (48 gradients + 4 backup)
-# 48 gradients × 12 lanes × 1 environment × 32 steps / 8 minibatches = 2,304 samples an update
+# Printed by: dba3c sbatch breakout_cluster --nodes 64 --servers 20 --backup-workers 4 --colocated-servers --name breakout_64nodes
+# 64 nodes × 12 cores: 64 = 64 workers (60 gradients + 4 backup), 20 servers beside workers
+# 60 gradients × 12 lanes × 1 environment × 32 steps / 8 minibatches = 2,880 samples an update
 # Submit from the folder that holds .venv, shared by all nodes: sbatch --account=A --partition=P THIS_FILE
 ##SBATCH --account=
 ##SBATCH --partition=
@@ -23,4 +23,4 @@ set -eu
 source "${DBA3C_VENV:-.venv}/bin/activate"
 run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_JOB_ID}
 exec python -m launch.slurm.job --run-dir "$run_dir" -- \
-    dba3c train "${DBA3C_PRESET:-breakout_cluster}" --servers 12 --backup-workers 4 ${DBA3C_ARGS:-}
+    dba3c train "${DBA3C_PRESET:-breakout_cluster}" --servers 20 --colocated-servers --backup-workers 4 ${DBA3C_ARGS:-}

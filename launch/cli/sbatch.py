@@ -37,7 +37,10 @@ class SlurmShape:
     """Cores of each rank."""
 
     servers: int | None = None
-    """Ranks that hold a shard of the parameters; without it 4, with --learners none."""
+    """Servers, each with a shard of the parameters; without it 4, with --learners none."""
+
+    colocated_servers: bool = False
+    """Servers share the ranks of workers, which are then all nodes; with --scaling they always do."""
 
     backup_workers: int = 0
     """Workers whose gradient an update need not wait for."""
@@ -87,6 +90,8 @@ class SlurmShape:
                 f"{self.topology().arithmetic()} leave no rank for {self.servers} servers: "
                 "a heterogeneous job has learners and actors only"
             )
+        if self.colocated_servers and not self.num_servers:
+            raise UserError("--colocated-servers without a server: a job with learners has none, and --servers 0 none")
         self.topology()
 
     @property
@@ -109,7 +114,7 @@ class SlurmShape:
             backup_workers=self.backup_workers,
             evaluators=self.evaluators,
             recorders=self.recorders,
-            colocated_servers=self.scaling,
+            colocated_servers=self.scaling or self.colocated_servers,
             started_by=f"{self.nodes} nodes × {self.tasks_per_node}",
         )
 
@@ -131,6 +136,7 @@ def command_text(shape: SlurmShape) -> str:
     ):
         if getattr(shape, name) != getattr(SlurmShape, name):
             words += ["--" + name.replace("_", "-"), str(getattr(shape, name))]
+    words += ["--colocated-servers"] if shape.colocated_servers else []
     words += ["--scaling"] if shape.scaling else []
     words += ["--name", shape.name] if shape.name else []
     return shlex.join(words)
@@ -234,7 +240,8 @@ def _start_lines(shape: SlurmShape) -> list[str]:
     for name in ("backup_workers", "evaluators", "recorders"):
         if getattr(shape, name):
             options += ["--" + name.replace("_", "-"), str(getattr(shape, name))]
-    roles = f"--mode central --learners {shape.learners}" if shape.learners else f"--servers {shape.num_servers}"
+    servers = f"--servers {shape.num_servers}" + (" --colocated-servers" if shape.colocated_servers else "")
+    roles = f"--mode central --learners {shape.learners}" if shape.learners else servers
     train = f'dba3c train "${{DBA3C_PRESET:-{shape.preset}}}"'
     if not shape.scaling:
         return [

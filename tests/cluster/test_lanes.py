@@ -31,10 +31,10 @@ def test_four_nodes_of_twelve_lanes_outlive_a_lane_and_a_node_and_are_preempted_
     args = f"{ENDLESS} --servers 1 --backup-workers 0 --lanes {LANES} --envs-per-worker {LANES}"
     job = small_cluster.submit("breakout_64nodes.sh", tmp_path, "--nodes=4", args=args)
     job.wait_for_commits(5)
-    assert f"3 gradients × {LANES} lanes × 1 environment × 8 steps = 288 samples an update" in job.output
-    assert {len(commit["members"]) for commit in job.commits()} == {3}  # a gradient for each node, not for each lane
+    assert f"4 gradients × {LANES} lanes × 1 environment × 8 steps = 384 samples an update" in job.output
+    assert {len(commit["members"]) for commit in job.commits()} == {4}  # a gradient for each node, not for each lane
     metrics = job.run_dir / "metrics"
-    job.wait_until(lambda: len(list(metrics.glob("worker-*.jsonl"))) == 3 * LANES, "the records of every lane")
+    job.wait_until(lambda: len(list(metrics.glob("worker-*.jsonl"))) == 4 * LANES, "the records of every lane")
 
     lanes = worker(job, 1).children()
     assert len(lanes) == LANES - 1
@@ -48,7 +48,7 @@ def test_four_nodes_of_twelve_lanes_outlive_a_lane_and_a_node_and_are_preempted_
     before = len(job.commits())
     job.wait_until(lambda: len(job.commits()) > before + 3, "steps without the node")
     small_cluster.revive_node(node)
-    job.wait_until(lambda: [2, 100] in [member[:2] for member in job.members()], "worker 2 on the returned node")
+    job.wait_until(lambda: [3, 100] in [member[:2] for member in job.members()], "worker 3 on the returned node")
 
     small_cluster.run("sbatch", "--partition=urgent", "--nodes=5", "--output=/dev/null", "--wrap=true")
     job.wait_until(lambda: "ended" in job.lives()[0], "the checkpoint for which Slurm gives 30 s")
@@ -69,7 +69,7 @@ def test_breakout_itself_on_four_nodes_of_twelve_lanes_goes_on_after_a_requeue(
     args = f"{ENDLESS} --servers 1 --backup-workers 0 --lanes {LANES} --envs-per-worker {LANES}"
     job = small_cluster.submit("breakout_64nodes.sh", tmp_path, "--nodes=4", args=args, preset="breakout")
     job.wait_for_commits(7)
-    assert f"3 gradients × {LANES} lanes × 1 environment × 5 steps = 180 samples an update" in job.output
+    assert f"4 gradients × {LANES} lanes × 1 environment × 5 steps = 240 samples an update" in job.output
     small_cluster.run("scontrol", "requeue", job.number)
     job.wait_for_life(2)
     first_life = job.commits()[-1]["step"]

@@ -23,7 +23,7 @@ def server_incarnation(job: Job, rank: int) -> int:
     return max((record["incarnation"] for record in job.records(f"metrics/server-{rank}.jsonl")), default=-1)
 
 
-def test_a_lost_node_costs_its_worker_not_the_run_and_rejoins_when_it_returns(
+def test_a_lost_node_costs_its_worker_not_the_run_and_rejoins_with_its_server_when_it_returns(
     small_cluster: Cluster, tmp_path: Path
 ) -> None:
     args = f"{ENDLESS} --servers 2 --backup-workers 1"
@@ -31,20 +31,21 @@ def test_a_lost_node_costs_its_worker_not_the_run_and_rejoins_when_it_returns(
     job.wait_for_commits(5)
     nodes = job.nodes()
 
-    worker = nodes[4]  # the third one's
+    worker = nodes[4]  # without a server beside it
     small_cluster.kill_node(worker)
     before = len(job.commits())
     job.wait_until(lambda: len(job.commits()) > before + 5, "steps without the node")
     replacement_is_announced(job, worker)
     assert job.nodes() == nodes[:4]  # Slurm has taken it out of the job, and nothing gives it back
     small_cluster.revive_node(worker)
-    job.wait_until(lambda: [2, 100] in [member[:2] for member in job.members()], "worker 2 on the returned node")
+    job.wait_until(lambda: [4, 100] in [member[:2] for member in job.members()], "worker 4 on the returned node")
 
     server = nodes[1]
     small_cluster.kill_node(server)
     replacement_is_announced(job, server)
     small_cluster.revive_node(server)
     job.wait_until(lambda: server_incarnation(job, 1) == 100, "server 1 on the returned node")
+    job.wait_until(lambda: [1, 100] in [member[:2] for member in job.members()], "worker 1 beside it")
     before = len(job.commits())
     job.wait_until(lambda: len(job.commits()) > before + 5, "steps with the returned server")
 

@@ -53,6 +53,8 @@ def test_every_committed_script_is_there() -> None:
             {"nodes": 16, "learners": 1, "backup_workers": 4},
             r"17 ranks = 1 learner \+ 16 actors leave no worker, but the options ask for 4 backup workers",
         ),
+        ({"colocated_servers": True, "servers": 65}, "65 servers beside 64 workers: at most one beside each worker"),
+        ({"colocated_servers": True, "nodes": 16, "learners": 1}, "--colocated-servers without a server"),
         ({"nodes": 16, "learners": 1, "servers": 4}, r"17 = 1 learner \+ 16 actors leave no rank for 4 servers"),
     ],
 )
