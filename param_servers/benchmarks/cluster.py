@@ -222,6 +222,7 @@ def measure(
         fault: the row is then of the steps before it, and `through` says what came after.
     """
     case, began_s = scene.case(dilation, steps), time.monotonic()
+    case = case._replace(longest_compute_s=dilation * float(times_s.max()))
     rows = len(times_s)
     per_row = scene.workers if scene.exchange == "async" else 1
     slowest_s = float(np.sort(times_s, axis=1)[:, max(0, scene.gradients - 1)].mean())

@@ -47,6 +47,7 @@ from param_servers.servers.server import ParameterServer
 
 WARM_UP_STEPS = 3
 PATIENCE_S = 600.0
+STEP_TIMEOUT_S = 60.0
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -68,6 +69,8 @@ class Case(NamedTuple):
 
     queue_bytes: int = 0
     """Of the switch for each host; 0: what leaves within 50 ms."""
+    longest_compute_s: float = 0.0
+    """Of a worker for a step: nobody is expelled for it."""
 
     @property
     def hosts(self) -> int:
@@ -270,7 +273,7 @@ class _Bench:
             num_backup_workers=case.backup if case.exchange in ("servers", "majority") else None,
             num_servers=case.servers or 1,
             listen_host=self._address(host),
-            **faults.options(self._fault),
+            **({"step_timeout_s": max(STEP_TIMEOUT_S, 3 * case.longest_compute_s)} | faults.options(self._fault)),
         )
 
     def _training(self, host: int) -> dict[str, Any]:
