@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from headline import undilated
+from headline import processor_lines
 from numpy.typing import NDArray
 from page import SWITCH_US
 from plan import ENVIRONMENTS, LENGTH_STEPS, REDUCTION_MS, SEED, megabytes, recorded_s
@@ -44,8 +44,8 @@ class Processors(NamedTuple):
 
     @classmethod
     def measured(cls) -> Processors:
-        served = [line for line in undilated() if line["exchange"] == "servers"]
-        summed = [line for line in undilated() if line["exchange"] == "allreduce"]
+        served = [line for line in processor_lines() if line["exchange"] == "servers"]
+        summed = [line for line in processor_lines() if line["exchange"] == "allreduce"]
         loads = [(1, s["workers"] * s["servers"], s["workers"] / s["servers"] * 1e6 * s["megabytes"]) for s in served]
         rounds = [(1, 2 * (s["workers"] - 1)) for s in summed]
         server_s, message_s, byte_s = _fit(loads, [s["server_ms"] / 1e3 for s in served])

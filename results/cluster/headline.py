@@ -9,6 +9,7 @@ processors D times too fast, theirs is counted (`processors.py`).
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,8 @@ from dba3c.studies.curve import load_curve
 from dba3c.studies.figures import IDEAL, PALETTE, finish, new_figure, save
 from param_servers.benchmarks.cluster import CORES
 
-RUN = Path(__file__).resolve().parent.parent / "batch_size" / "ppo-adam-2880-0.001" / "seed-0"
+HERE = Path(__file__).resolve().parent
+RUN = HERE.parent / "batch_size" / "ppo-adam-2880-0.001" / "seed-0"
 GOAL = 300.0
 PPO_ENVIRONMENTS, PPO_LENGTH_STEPS, PPO_UPDATES = 720, 32, 24
 """All nodes' lanes share its environments; an iteration is 32 steps of each, then 3 epochs of 8 minibatches."""
@@ -68,6 +70,11 @@ class Composed(NamedTuple):
         return int(self.row["workers"]) + (0 if self.row["colocated"] else int(self.row["servers"]))
 
     @property
+    def gradients(self) -> int:
+        """That make an update: their lanes share the environments."""
+        return int(self.row["workers"] - self.row["backup"])
+
+    @property
     def who(self) -> str:
         return f"{way(self.row)}, {self.row['gbit']:g} Gbit/s"
 
@@ -89,22 +96,28 @@ def learnt(goal: float = GOAL) -> Learnt | None:
 
 def composed(rows: Sequence[dict[str, Any]], updates: float) -> list[Composed]:
     """The quickest first."""
-    known = undilated()
     shown = [row for row in rows if row["part"] == "to_score"]
-    found = [Composed(row, _busiest_ms(row, known), updates) for row in shown]
+    found = [Composed(row, undilated(**{name: row[name] for name in SAME_EXCHANGE}), updates) for row in shown]
     return sorted(found, key=lambda point: point.minutes)
 
 
-def undilated() -> list[dict[str, Any]]:
-    """Lines of PROCESSORS, the newest first."""
-    lines = (Path(__file__).parent / PROCESSORS).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in reversed(lines)]
+def undilated(role: str = "", **which: Any) -> float:
+    """Milliseconds of a step that an exchange takes of its busiest process, the median of the runs in PROCESSORS.
+
+    Args:
+        role: "server" or "worker": of these alone.
+        which: what the lines have.
+
+    Raises:
+        StatisticsError: it was not measured.
+    """
+    mine = [line for line in processor_lines() if all(line[name] == value for name, value in which.items())]
+    return statistics.median(line[f"{role}_ms"] if role else max(line["server_ms"], line["worker_ms"]) for line in mine)
 
 
-def _busiest_ms(row: dict[str, Any], known: Sequence[dict[str, Any]]) -> float:
-    """Of the exchange's processes: what a step takes, however fast the wire. Raises StopIteration: not measured."""
-    found = next(line for line in known if all(line[name] == row[name] for name in SAME_EXCHANGE))
-    return float(max(found["server_ms"], found["worker_ms"]))
+def processor_lines() -> list[dict[str, Any]]:
+    """Of PROCESSORS: a line for each run."""
+    return [json.loads(line) for line in (HERE / PROCESSORS).read_text(encoding="utf-8").splitlines()]
 
 
 def draw(folder: Path) -> None:

@@ -76,16 +76,11 @@ def _of_inputs() -> dict[str, str]:
 
 
 def _of_processors() -> dict[str, float]:
-    known = undilated()
-    four, beside, rank = (
-        next(line for line in known if (line["exchange"], line["workers"], line["servers"]) == which)
-        for which in (("servers", 60, 4), ("servers", 60, 60), ("allreduce", 60, 0))
-    )
     return {
-        "megabytes": four["megabytes"], "servers": four["servers"], "workers": four["workers"],
-        "server_ms": four["server_ms"], "beside": beside["servers"], "beside_ms": beside["server_ms"],
-        "rank_ms": rank["worker_ms"],
-    }  # fmt: skip
+        "server_ms": undilated("server", exchange="servers", workers=60, servers=4),
+        "beside_ms": undilated("server", exchange="servers", workers=60, servers=60),
+        "rank_ms": undilated("worker", exchange="allreduce", workers=60),
+    }
 
 
 # -- sections ----------------------------------------------------------------------------------------------------------
@@ -96,11 +91,12 @@ def to_score(rows: Rows) -> list[str]:
     reached = learnt()
     assert reached is not None
     points = composed(rows, reached.updates)
-    as_many = [point for point in points if DBA3C_NODES - 4 <= point.nodes <= DBA3C_NODES]
+    as_many = [p for p in points if DBA3C_NODES - 4 <= p.nodes <= DBA3C_NODES and not p.row["backup"]]
+    script = next(point for point in points if point.row["backup"])
     best, served = (next(p for p in as_many if p.row["exchange"] == name) for name in ("allreduce", "servers"))
     cells = [
         (
-            point.nodes, way(row), row["workers"], f"{row['gbit']:g}", PPO_ENVIRONMENTS // (CORES * row["workers"]),
+            point.nodes, way(row), _sum(row), f"{row['gbit']:g}", PPO_ENVIRONMENTS // (CORES * point.gradients),
             _dilation(row), f"{row['slowest_compute_ms']:.1f}", f"{row['bound_ms']:.1f}", f"{row['step_ms']:.1f}",
             f"{point.processor_ms:.1f}", f"{point.step_ms:.1f}", f"**{point.minutes:.1f}**", f"{row['own_share']:.0%}",
         )
@@ -110,7 +106,7 @@ def to_score(rows: Rows) -> list[str]:
     crowded_ms, rounds = _adding_up_ms(CORES), 2 * (best.row["workers"] - 1)
     columns = ("nodes", "exchange", "workers", "Gbit/s", "environments a lane", "D", "compute, ms", "bound, ms")
     told = _TO_SCORE.format(
-        goal=GOAL, minutes=best.minutes, nodes=best.nodes, who=best.who, served=served.who, more=served.minutes,
+        goal=GOAL, script=script.minutes, beside=script.row["servers"], minutes=best.minutes, nodes=best.nodes, who=best.who, served=served.who, more=served.minutes,
         then=DBA3C_MINUTES, then_nodes=DBA3C_NODES, sum_ms=REDUCTION_MS["small"], two_ms=_adding_up_ms(2),
         crowded_ms=crowded_ms,
         crowded=reached.updates * (best.step_ms + crowded_ms - REDUCTION_MS["small"]) / 60e3, switch_us=SWITCH_US,
@@ -120,6 +116,10 @@ def to_score(rows: Rows) -> list[str]:
     )  # fmt: skip
     more = ("dilated step, ms", "processor, ms", "step, ms", "minutes", "busy")
     return [told, markdown((*columns, *more), cells)]
+
+
+def _sum(row: Row) -> str:
+    return f"{row['workers'] - row['backup']} + {row['backup']} backup" if row["backup"] else str(row["workers"])
 
 
 def _adding_up_ms(lanes: int) -> float:
@@ -352,7 +352,8 @@ or beside more other work than is allowed now; not yet again."""
 
 _TO_SCORE = """\
 **{minutes:.1f} minutes on {nodes} nodes of {cores} cores ({who}; {more:.1f} with {served}), composed**; DBA3C \
-reported {then:g} on {then_nodes}, {asked:g} were asked. Composed of {updates:,.0f} updates of 2,880 samples, which \
+reported {then:g} on {then_nodes}, {asked:g} were asked. `slurm/breakout_64nodes.sh` as it is, 64 workers of which \
+the first 60 make an update, with {beside} servers beside them: **{script:.1f}**. Composed of {updates:,.0f} updates of 2,880 samples, which \
 a real run on two cores took to a mean of {goal:g} over 50 games (PPO, {steps:.2f} M agent steps, {hours:.1f} \
 core-hours, one seed: [batch size](../batch_size/)), times the mean step of an iteration (one rollout of 32 steps and \
 24 updates) in the rows here, whose compute times were recorded on one core (`ppo_times.csv`). All nodes share \
@@ -361,7 +362,7 @@ are not in it. It has not been run on a cluster.
 
 A step is *compute* and then the longer of two: what the exchange takes in the time-dilated row, where processors are \
 D times too fast, and *processor*, what it takes of the busiest server or rank when as many processes exchange over \
-this machine's loopback, not dilated (`processors.py`; they share two cores, which costs them more than hosts of \
+this machine's loopback, not dilated (`processors.py`, the median of its runs; they share two cores, which costs them more than hosts of \
 their own would). By the dilated rows alone the first would be {dilated:.1f} minutes. Not in it: {switch_us} µs from \
 host to host, {ring_ms:.1f} ms in the {rounds} rounds of that ring; and the adding up of a node's twelve lanes is \
 taken as {sum_ms:g} ms, that of two lanes on two cores of an EPYC (of this Xeon {two_ms:.1f}), while twelve that take \
@@ -407,8 +408,8 @@ _LIMITS = """\
 ## What this does not show
 
 - The processors are D times too fast: what servers and ranks spend on summing, on optimizers and in the kernel costs \
-a D-th of what it would. *Server's cores* says where that matters. Not dilated, a step of {megabytes:.1f} MB takes the \
-busiest of {servers} servers for {workers} workers {server_ms:.0f} ms, the busiest of {beside} beside them \
+a D-th of what it would. *Server's cores* says where that matters. Not dilated, a step of 2.7 MB takes the \
+busiest of 4 servers for 60 workers {server_ms:.0f} ms, the busiest of 60 beside them \
 {beside_ms:.0f} ms, a rank of all-reduce {rank_ms:.0f} ms (`processors.jsonl`): less than the wire at 1 Gbit/s, more \
 than it at 10, where only the time to 300 above counts it.
 - This kernel cannot delay packets: a round trip takes this machine's 0.1 to 0.3 ms divided by D, which is kind to a \

@@ -256,6 +256,8 @@ def to_score(network: str) -> Iterator[Row]:
         envs = PPO_ENVIRONMENTS // (n * CORES)
         where = scene(exchange, n, network, gbit, k=k, colocated=k not in (0, 4, 12))
         yield Row("to_score", network, where, ppo_environments=envs)
+    script = scene("servers", 64, network, 10.0, k=20, b=4, colocated=True)  # slurm/breakout_64nodes.sh
+    yield Row("to_score", network, script, ppo_environments=1)
 
 
 def central(gbit: float, network: str) -> Iterator[CentralRow]:
