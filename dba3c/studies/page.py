@@ -41,16 +41,22 @@ def made_by(facts: Mapping[str, Any]) -> str:
 
 
 def renew(page: Path, made: str, *tables: str) -> None:
-    """Puts new tables in the place of those with the same columns, and `made` where it was said before.
+    """Puts new tables in the place of those with the same columns, and `made` where it was said of them: in the first
+    such line after the last of them, or else the last before it. Other lines tell of other tables.
 
     Raises:
         UserError: the page has no such table.
     """
-    text = page.read_text(encoding="utf-8")
+    text, end = page.read_text(encoding="utf-8"), 0
     for table in tables:
         header = table.partition("\n")[0]
         old = re.search(rf"^{re.escape(header)}\n(?:\|.*(?:\n|\Z))*", text, re.MULTILINE)
         if old is None:
             raise UserError(f"{page} has no table {header}")
         text = text[: old.start()] + table + "\n" + text[old.end() :]
-    page.write_text(_MADE.sub(lambda _: made, text), encoding="utf-8")
+        end = old.start() + len(table)
+    lines = list(_MADE.finditer(text))
+    if lines:
+        line = next((line for line in lines if line.start() >= end), lines[-1])
+        text = text[: line.start()] + made + text[line.end() :]
+    page.write_text(text, encoding="utf-8")

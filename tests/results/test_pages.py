@@ -63,3 +63,14 @@ def test_the_tables_of_a_page_are_what_the_data_beside_it_says(copy: Path) -> No
         assert len(changed) == 1 and changed[0].startswith("2030-01-01, 7 cores of X, commit abc.")
     with pytest.raises(UserError, match="has no table"):
         renew(costs / "README.md", "", markdown(["a", "b"], [[1, 2]]))
+
+
+def test_a_page_of_two_measurements_says_of_each_where_it_was_made(tmp_path: Path) -> None:
+    page, one, two = tmp_path / "README.md", markdown(["a"], [[1]]), markdown(["b"], [[2]])
+    before = "2029-12-31, 7 cores of X, commit abc."
+    page.write_text(f"{one}\n\n{before}\n\n{two}\n\n{before}\n")
+    now = "2030-01-01, 8 cores of Y, commit def."
+    renew(page, now, markdown(["a"], [[3]]))
+    assert page.read_text() == f"{markdown(['a'], [[3]])}\n\n{now}\n\n{two}\n\n{before}\n"
+    renew(page, now, markdown(["b"], [[4]]))
+    assert page.read_text() == f"{markdown(['a'], [[3]])}\n\n{now}\n\n{markdown(['b'], [[4]])}\n\n{now}\n"
