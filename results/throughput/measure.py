@@ -1,255 +1,263 @@
-"""Agent steps/s of a worker's loop beside the floors under it: ``python results/throughput/measure.py``.
+"""Whole training runs beside what the machine can do at most: agent steps of Breakout for a second of a core.
 
-Side by side, in turn, ``repeats`` times:
+    python results/throughput/measure.py          (about 4 minutes a round, on an idle machine)
 
-    emulation   environments with random actions, nothing else
-    floor       emulation, one forward pass that chooses the actions, one backward pass through it, nothing else
-    local       the whole worker loop in one process: collecting, loss, clipping, optimizer, metrics
-    servers     the whole loop with parameter servers and workers as processes
+In turn, round by round:
 
-``local`` is compared with one floor process, ``servers`` with as many floor processes at once as it has workers. The
-medians and the median of the pairwise ratios are printed; run it on an idle machine.
+    emulator    ALEInterface.act × 4 with random actions: no screen, no vector environment
+    matrices    the product of two matrices of 1024 × 1024
+    loop        a worker with a lane for each core: no launcher, no monitor
+    run         `dba3c train breakout`, as anybody starts it
+
+The first two run on all cores at once. All are counted per second of processor time, which what else a machine does
+(a virtual one's host, too) can slow but not take. A core's limit is a raw step and then the multiplications and
+additions of the network's forward and backward pass at the rate of the matrices: nothing is observed, copied, stacked,
+chosen or optimized. Appends to rows.jsonl, and writes the table of README.md; `page` writes it alone.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
+import os
+import shutil
+import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import ale_py
 import numpy as np
+import psutil
 import torch
-import tyro
+from gymnasium import spaces
+from torch.utils.flop_counter import FlopCounterMode
 
-from dba3c import roles
-from dba3c.algorithms.agent import Agent
-from dba3c.assembly.model import build_model, spaces_of
-from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
-from dba3c.environments.atari.protocols import atari_v4_no_sticky
-from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.protocol import VectorEnvironment
-from dba3c.roles import RunProcess
+from dba3c.assembly.model import Spaces, build_model
+from dba3c.config import TrainConfig
+from dba3c.metrics.reader import whole_run
 from dba3c.runs.folder import RunFolder
-from param_servers.config import ExchangeConfig
+from dba3c.studies.page import facts, made_by, markdown, renew
+from launch.cli.options import parse_train
+from launch.local.resources import thread_environment
 
-WARM_UP_S = 3.0
-START_TIMEOUT_S = 60.0
-END_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """What to measure."""
-
-    env: str = "ALE/Breakout-v5"
-    network: str = "nature"
-    precision: str = "bfloat16"
-    envs_per_worker: int = 64
-    rollout_length: int = 5
-    workers: int = 2
-    servers: int = 2
-    seconds: float = 15.0
-    """Measured time of each point, after a warm-up."""
-    repeats: int = 3
-    json: Path | None = None
-    """Write the measurements here as well."""
-
-    def config(self, exchange: ExchangeConfig) -> TrainConfig:
-        """The configuration that is measured, differing only in the exchange."""
-        environment = EnvironmentConfig(env_id=self.env, envs_per_worker=self.envs_per_worker)
-        if environment.family == "atari":
-            environment = replace(atari_v4_no_sticky(environment), episodic_life=True)
-        return TrainConfig(
-            environment=environment,
-            network=NetworkConfig(network=self.network, precision=self.precision),  # type: ignore[arg-type]
-            algorithm=AlgorithmConfig(rollout_length=self.rollout_length),
-            exchange=exchange,
-            run=RunConfig(track=()),
-        )
+HERE = Path(__file__).resolve().parent
+ROWS = HERE / "rows.jsonl"
+CORES = os.cpu_count() or 1
+CASES = {
+    "small, bfloat16, 16 environments a core (the preset)": "",
+    "nature, bfloat16, 64": f"--network nature --envs-per-worker {64 * CORES}",
+    "nature, float32, 64": f"--network nature --envs-per-worker {64 * CORES} --precision float32",
+}
+SECTIONS = ("environment", "inference", "learning", "pushing", "waiting")
+FRAME_SKIP = 4
+SECONDS, WARM_UP_S, LIMIT_S = 15.0, 8.0, 5.0
+START_TIMEOUT_S = END_TIMEOUT_S = 60.0
+MATRIX = 1024
+BATCH = 64
 
 
-def emulation(config: TrainConfig, environments: VectorEnvironment, agent: Agent) -> Callable[[], int]:
-    """One random step of all environments; returns the agent steps it took."""
-    random = np.random.default_rng(0)
-    del agent
-
-    def step() -> int:
-        environments.step(random.integers(environments.action_space.n, size=environments.num_envs))  # type: ignore[attr-defined]
-        return environments.num_envs
-
-    return step
+# -- the limit ---------------------------------------------------------------------------------------------------------
 
 
-def floor(config: TrainConfig, environments: VectorEnvironment, agent: Agent) -> Callable[[], int]:
-    """T steps chosen by one forward pass each, and one backward pass through them; nothing is learned."""
-    observation: Any = environments.reset(0)
-
-    def rollout() -> int:
-        nonlocal observation
-        total = torch.zeros(())
-        for _ in range(config.algorithm.rollout_length):
-            output = agent.forward(observation, ())
-            observation = environments.step(output.policy_logits.argmax(-1).numpy()).observation
-            total = total + output.value.sum() + output.policy_logits.sum()
-        agent.network.zero_grad(set_to_none=True)
-        total.backward()  # type: ignore[no-untyped-call]
-        return config.algorithm.rollout_length * environments.num_envs
-
-    return rollout
-
-
-FLOORS = {"emulation": emulation, "floor": floor}
+def raw_steps_per_s(seed: int) -> float:
+    """Of the emulator in this process."""
+    ale = ale_py.ALEInterface()
+    ale.setInt("random_seed", seed)
+    ale.loadROM(ale_py.roms.get_rom_path("breakout"))
+    actions = np.random.default_rng(seed).choice(ale.getMinimalActionSet(), size=10_000)
+    steps, started_s = 0, time.process_time()
+    while time.process_time() < started_s + LIMIT_S:
+        for action in actions[:500]:
+            for _ in range(FRAME_SKIP):
+                ale.act(action)
+            if ale.game_over():
+                ale.reset_game()
+        steps += 500
+    return steps / (time.process_time() - started_s)
 
 
-def floor_process(kind: str, config: TrainConfig, index: int, seconds: float, results: Any) -> None:
-    """Step as fast as possible for a while and report agent steps/s."""
+def flop_per_s(precision: str) -> float:
+    """Of matrices of this precision on one thread; the best product, since others' work can only slow it."""
     torch.set_num_threads(1)
-    environments = make_vector_environment(config.environment, config.environment.envs_per_worker, index)
-    environments.reset(index)
-    step = FLOORS[kind](config, environments, build_model(config, spaces_of(config)).network)
-    until_s = time.monotonic() + WARM_UP_S
-    while time.monotonic() < until_s:
-        step()
-    started_s, steps = time.monotonic(), 0
-    while time.monotonic() < started_s + seconds:
-        steps += step()
-    results.put(steps / (time.monotonic() - started_s))
-    environments.close()
+    a = torch.randn(MATRIX, MATRIX, dtype=getattr(torch, precision))
+    took_s, until_s = [], time.process_time() + LIMIT_S / 2
+    while time.process_time() < until_s:
+        started_s = time.process_time()
+        a @ a
+        took_s.append(time.process_time() - started_s)
+    return float(2 * MATRIX**3 / min(took_s))
 
 
-def measure_floor(kind: str, config: TrainConfig, processes: int, seconds: float) -> float:
-    """Agent steps/s of that many floor processes at once."""
-    context = get_context("spawn")
-    results = context.Queue()
-    started = [
-        context.Process(target=floor_process, args=(kind, config, index, seconds, results), daemon=True)
-        for index in range(processes)
-    ]
-    for process in started:
-        process.start()
-    rates = [results.get(timeout=WARM_UP_S + seconds + 60) for _ in started]
-    for process in started:
-        process.join(timeout=30)
-    return float(sum(rates))
+def flop_per_step(config: TrainConfig) -> float:
+    """Forward and backward pass of the network, for one observation."""
+    model = build_model(config, Spaces(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(4)))
+    model.network.load(model.parameters)
+    with FlopCounterMode(display=False) as counter:
+        output = model.network.forward(np.zeros((BATCH, 4, 84, 84), np.uint8), ())
+        (output.value.sum() + output.policy_logits.sum()).backward()
+    return counter.get_total_flops() / BATCH
 
 
-def play(path: str, role: str, rank: int) -> None:
-    """The body of one process."""
-    torch.set_num_threads(1)
-    folder = RunFolder.open(path)
-    roles.play(role, RunProcess(folder, TrainConfig.from_json(folder.config_text()), rank, 0))
+# -- training ----------------------------------------------------------------------------------------------------------
 
 
-def train_for(config: TrainConfig, path: Path, seconds: float) -> None:
-    """Servers and workers of ``config`` train in the folder at ``path`` for ``seconds`` after the first record.
+def loop(words: Sequence[str]) -> dict[str, Any]:
+    """A worker by itself."""
+    with temporary() as path:
+        config = parse_train(["breakout", *words, "--metrics-window-s", "0.5"]).config(CORES)
+        with RunFolder.create(path, config.to_json()) as folder:
+            command = ["-m", "launch.role", "--run-dir", str(path), "--role", "worker"]
+            environ = {**os.environ, **thread_environment(1, os.environ)}  # as its launcher would start it
+            process = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL, env=environ)
+            return measured(process, folder, lambda: folder.request_stop("measured long enough"))
 
-    Raises:
-        TimeoutError: no worker wrote a record in time, or a process did not end in time.
+
+def run(words: Sequence[str]) -> dict[str, Any]:
+    """All of what a user starts."""
+    with temporary() as path:
+        command = ["-m", "launch", "train", "breakout", *words, "--metrics-window-s", "0.5", "--run-dir", str(path)]
+        process = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return measured(process, RunFolder(path), lambda: process.send_signal(signal.SIGINT))
+
+
+@contextlib.contextmanager
+def temporary() -> Iterator[Path]:
+    """Where a run's folder will be."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        yield folder / "run"
+    finally:
+        shutil.rmtree(folder)
+
+
+def measured(process: subprocess.Popen[bytes], folder: RunFolder, stop: Any) -> dict[str, Any]:
+    """Agent steps/s and per second of a core, cores in use, and shares of the lanes' time, for SECONDS after a warm-up.
+
+    Raises TimeoutError: no step in time, or no end.
     """
-    servers = config.exchange.num_servers if config.exchange.exchange in ("servers", "async") else 0
-    roles = [("server", i) for i in range(servers)] + [("worker", i) for i in range(config.exchange.num_workers)]
-    with RunFolder.create(path / "run", config.to_json()) as folder:
-        processes = [
-            get_context("spawn").Process(
-                target=play, args=(str(folder.path), role, rank), daemon=True, name=f"{role} {rank}"
-            )
-            for role, rank in roles
-        ]
-        for process in processes:
-            process.start()
-        _wait_for_records(folder)
-        time.sleep(seconds)
-        folder.request_stop("measured long enough")
-        deadline_s = time.monotonic() + END_TIMEOUT_S
-        for process in processes:
-            process.join(max(0.0, deadline_s - time.monotonic()))
-        late = [process.name for process in processes if process.is_alive()]
-        for process in processes:
-            process.kill()
-        if late:
-            raise TimeoutError(f"{', '.join(late)} did not end within {END_TIMEOUT_S:.0f} s")
-
-
-def _wait_for_records(folder: RunFolder) -> None:
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while not any(file.stat().st_size for file in folder.metrics.glob("worker-*.jsonl")):
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"no worker wrote a record within {START_TIMEOUT_S:.0f} s")
-        time.sleep(0.1)
-
-
-def measure_training(config: TrainConfig, seconds: float) -> tuple[float, dict[str, float]]:
-    """Agent steps/s of a real training run in processes of its own, and its workers' shares of time by section."""
-    with tempfile.TemporaryDirectory() as folder:
-        train_for(config, Path(folder), WARM_UP_S + seconds)
-        return rates_of(Path(folder) / "run", seconds)
-
-
-def rates_of(folder: Path, seconds: float) -> tuple[float, dict[str, float]]:
-    """Agent steps/s summed over workers and shares of their time, over the last ``seconds`` of a run."""
-    rate = 0.0
-    sections: dict[str, float] = {}
-    for file in sorted(folder.glob("metrics/worker-*.jsonl")):
-        records = [record for record in map(json.loads, file.open()) if record["kind"] == "step"]
-        records = [record for record in records if record["time_s"] > records[-1]["time_s"] - seconds]
-        rate += sum(r["agent_steps"] for r in records) / sum(r["window_s"] for r in records)
-        for record in records:
-            for name, spent_s in record["sections_s"].items():
-                sections[name] = sections.get(name, 0.0) + spent_s
-    total_s = sum(sections.values())
-    return rate, {name: spent_s / total_s for name, spent_s in sections.items()}
-
-
-def run(arguments: Arguments) -> dict[str, Any]:
-    """All points in turn, repeated; the medians and the ratios."""
-    local = arguments.config(ExchangeConfig(exchange="local"))
-    servers = arguments.config(
-        ExchangeConfig(exchange="servers", num_workers=arguments.workers, num_servers=arguments.servers)
-    )
-    rates: dict[str, list[float]] = {}
-    shares: dict[str, dict[str, float]] = {}
-    for repeat in range(arguments.repeats):
-        for processes in sorted({1, arguments.workers}):
-            for kind in FLOORS:
-                rate = measure_floor(kind, local, processes, arguments.seconds)
-                rates.setdefault(f"{kind} x{processes}", []).append(rate)
-        for name, config in (("local", local), ("servers", servers)):
-            rate, shares[name] = measure_training(config, arguments.seconds)
-            rates.setdefault(name, []).append(rate)
-        newest = ", ".join(f"{name} {values[-1]:,.0f}" for name, values in rates.items())
-        print(f"repeat {repeat + 1} of {arguments.repeats}: {newest}", flush=True)
-    ratios = {
-        "local / floor x1": ratio(rates["local"], rates["floor x1"]),
-        f"servers / floor x{arguments.workers}": ratio(rates["servers"], rates[f"floor x{arguments.workers}"]),
+    try:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not any(file.stat().st_size for file in folder.metrics.glob("worker-*.jsonl")):
+            if time.monotonic() > deadline_s or process.poll() is not None:
+                raise TimeoutError(f"no step within {START_TIMEOUT_S:.0f} s of {process.args}")
+            time.sleep(0.1)
+        time.sleep(WARM_UP_S)
+        start_s, used_s = time.time(), cpu_s(process.pid)
+        time.sleep(SECONDS)
+        end_s, used_s = time.time(), cpu_s(process.pid) - used_s
+        stop()
+        process.wait(END_TIMEOUT_S)
+    finally:
+        process.kill()
+    steps = [record for record in whole_run(folder) if record["kind"] == "step" and "agent_steps" in record]
+    steps = [record for record in steps if start_s < record["time_s"] <= end_s]
+    spent_s: dict[str, float] = defaultdict(float)
+    for record in steps:
+        for section, seconds in record["sections_s"].items():
+            spent_s[section] += seconds
+    lasted_s, agent_steps = end_s - start_s, sum(record["agent_steps"] for record in steps)
+    return {
+        "agent_steps_per_s": round(agent_steps / lasted_s, 1),
+        "per_core_s": round(agent_steps / used_s, 1),
+        "cores": round(used_s / lasted_s, 3),
+        "sections": {name: round(seconds / sum(spent_s.values()), 3) for name, seconds in spent_s.items()},
     }
-    return {"arguments": asdict(arguments), "agent_steps_per_s": rates, "ratios": ratios, "sections": shares}
 
 
-def ratio(above: list[float], below: list[float]) -> float:
-    """Median of the ratios of the pairs measured one after the other."""
-    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+def cpu_s(pid: int) -> float:
+    """Of a process and all that descend from it; what ends between two calls is missing."""
+    root = psutil.Process(pid)
+    total_s = 0.0
+    for process in (root, *root.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total_s += sum(process.cpu_times()[:2])
+    return total_s
+
+
+# -- all of it ---------------------------------------------------------------------------------------------------------
+
+
+def one_round() -> dict[str, Any]:
+    """Limits and cases, in turn."""
+    with get_context("spawn").Pool(CORES) as pool:
+        raw = pool.map(raw_steps_per_s, range(CORES))
+        rates = {name: pool.map(flop_per_s, [name] * CORES) for name in ("bfloat16", "float32")}
+    row: dict[str, Any] = {"raw_steps_per_s": raw, "flop_per_s": rates, "cases": {}}
+    for case, words in CASES.items():
+        config = parse_train(["breakout", *words.split()]).config(CORES)
+        flop, flop_s = flop_per_step(config), rates[config.network.precision]
+        limit = statistics.mean(1 / (1 / steps + flop / rate) for steps, rate in zip(raw, flop_s, strict=True))
+        found = {"loop": loop(words.split()), "run": run(words.split())}
+        row["cases"][case] = {"flop_per_step": flop, "limit": round(limit, 1), **found}
+        print(case, json.dumps(row["cases"][case]), flush=True)
+    return row
+
+
+def write_page(made: dict[str, Any]) -> None:
+    """Medians of the rounds of this processor, and of ratios within rounds."""
+    rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
+    rows = [row for row in rows if row["processor"] == rows[-1]["processor"]]
+    cells = []
+    for case in rows[-1]["cases"]:
+        mine = [row["cases"][case] for row in rows]
+        rates = {way: [each[way]["per_core_s"] for each in mine] for way in ("loop", "run")}
+        limits = [each["limit"] for each in mine]
+        of_limit, of_loop = ([rate / most for rate, most in zip(rates["run"], other, strict=True)]
+                             for other in (limits, rates["loop"]))  # fmt: skip
+        cells.append([
+            case, f"{mine[-1]['flop_per_step'] / 1e6:.0f}", spread(limits), spread(rates["loop"]), spread(rates["run"]),
+            f"{statistics.median(of_limit):.0%}", f"{statistics.median(of_loop):.1%}",
+            spread([1e6 / FRAME_SKIP / rate for rate in rates["run"]]),
+            spread([each["run"]["agent_steps_per_s"] for each in mine]),
+            f"{statistics.median(each['run']['cores'] for each in mine):.2f}",
+        ])  # fmt: skip
+    header = ["network, precision, environments a core", "MFLOP a step", "limit", "loop", "run", "of the limit"]
+    more = ["run / loop", "core-seconds per million frames", "run, agent steps/s", "cores in use"]
+    table = markdown([*header, *more], cells)
+    machine = [
+        ("ALEInterface.act × 4, steps per second", spread([statistics.mean(row["raw_steps_per_s"]) for row in rows])),
+        *(
+            (f"{name}, GFLOP/s", spread([statistics.mean(row["flop_per_s"][name]) / 1e9 for row in rows]))
+            for name in ("bfloat16", "float32")
+        ),
+        ("rounds", str(len(rows))),
+    ]
+    sections = [
+        [case, *(f"{found['run']['sections'][name]:.0%}" for name in SECTIONS)]
+        for case, found in rows[-1]["cases"].items()
+    ]
+    spent = markdown(["a lane's time", *SECTIONS], sections)
+    tables = (table, markdown(["a core of this machine", ""], machine), spent)
+    renew(HERE / "README.md", made_by(made), *tables)
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median, and from where to where."""
+    middle = f"{statistics.median(values):,.0f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):,.0f} to {max(values):,.0f})"
 
 
 def main() -> None:
-    """Measure, print, and write JSON when asked."""
-    arguments = tyro.cli(Arguments, description=__doc__)
-    found = run(arguments)
-    print(f"\nagent steps/s, median of {arguments.repeats} (lowest … highest)")
-    for name, values in found["agent_steps_per_s"].items():
-        print(f"  {name:14} {statistics.median(values):8,.0f}   ({min(values):,.0f} … {max(values):,.0f})")
-    for name, value in found["ratios"].items():
-        print(f"  {name:22} {value:6.1%}")
-    for name, shares in found["sections"].items():
-        print(f"  {name} by section: " + ", ".join(f"{section} {share:.1%}" for section, share in shares.items()))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=2, default=str) + "\n")
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("page",))
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    made = facts("python results/throughput/measure.py")
+    for _ in range(0 if options.what else options.rounds):
+        line = {**one_round(), "processor": made["host"]["processor"], "date": made["date"]}
+        with ROWS.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    write_page(made)
 
 
 if __name__ == "__main__":
