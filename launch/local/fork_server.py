@@ -164,8 +164,10 @@ def _adopting() -> Iterator[None]:
 
 def serve(link: socket.socket, imports: Sequence[str]) -> Callable[[], int]:
     """What a forked process has to do, in each of them; in the fork server itself, its end."""
+    gc.disable()  # a tenth of the imports' time
     for module in imports:
         importlib.import_module(module)
+    gc.enable()
     gc.collect()
     gc.freeze()  # what is there now stays shared: a collection would write to it
     link.send(b"ready")
