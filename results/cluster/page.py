@@ -106,7 +106,8 @@ def to_score(rows: Rows) -> list[str]:
     crowded_ms, rounds = _adding_up_ms(CORES), 2 * (best.row["workers"] - 1)
     columns = ("nodes", "exchange", "workers", "Gbit/s", "environments a lane", "D", "compute, ms", "bound, ms")
     told = _TO_SCORE.format(
-        goal=GOAL, script=script.minutes, beside=script.row["servers"], minutes=best.minutes, nodes=best.nodes, who=best.who, served=served.who, more=served.minutes,
+        goal=GOAL, script=script.minutes, beside=script.row["servers"],
+        minutes=best.minutes, nodes=best.nodes, who=best.who, served=served.who, more=served.minutes,
         then=DBA3C_MINUTES, then_nodes=DBA3C_NODES, sum_ms=REDUCTION_MS["small"], two_ms=_adding_up_ms(2),
         crowded_ms=crowded_ms,
         crowded=reached.updates * (best.step_ms + crowded_ms - REDUCTION_MS["small"]) / 60e3, switch_us=SWITCH_US,
@@ -353,21 +354,21 @@ or beside more other work than is allowed now; not yet again."""
 _TO_SCORE = """\
 **{minutes:.1f} minutes on {nodes} nodes of {cores} cores ({who}; {more:.1f} with {served}), composed**; DBA3C \
 reported {then:g} on {then_nodes}, {asked:g} were asked. `slurm/breakout_64nodes.sh` as it is, 64 workers of which \
-the first 60 make an update, with {beside} servers beside them: **{script:.1f}**. Composed of {updates:,.0f} updates of 2,880 samples, which \
-a real run on two cores took to a mean of {goal:g} over 50 games (PPO, {steps:.2f} M agent steps, {hours:.1f} \
-core-hours, one seed: [batch size](../batch_size/)), times the mean step of an iteration (one rollout of 32 steps and \
-24 updates) in the rows here, whose compute times were recorded on one core (`ppo_times.csv`). All nodes share \
-{environments} environments, so the run is the same one at every number of nodes; evaluation, start-up and recovery \
-are not in it. It has not been run on a cluster.
+the first 60 make an update, with {beside} servers beside them: **{script:.1f}**. Composed of {updates:,.0f} updates \
+of 2,880 samples, which a real run on two cores took to a mean of {goal:g} over 50 games (PPO, {steps:.2f} M agent \
+steps, {hours:.1f} core-hours, one seed: [batch size](../batch_size/)), times the mean step of an iteration (one \
+rollout of 32 steps and 24 updates) in the rows here, whose compute times were recorded on one core \
+(`ppo_times.csv`). All nodes share {environments} environments, so the run is the same one at every number of nodes; \
+evaluation, start-up and recovery are not in it. It has not been run on a cluster.
 
 A step is *compute* and then the longer of two: what the exchange takes in the time-dilated row, where processors are \
 D times too fast, and *processor*, what it takes of the busiest server or rank when as many processes exchange over \
-this machine's loopback, not dilated (`processors.py`, the median of its runs; they share two cores, which costs them more than hosts of \
-their own would). By the dilated rows alone the first would be {dilated:.1f} minutes. Not in it: {switch_us} µs from \
-host to host, {ring_ms:.1f} ms in the {rounds} rounds of that ring; and the adding up of a node's twelve lanes is \
-taken as {sum_ms:g} ms, that of two lanes on two cores of an EPYC (of this Xeon {two_ms:.1f}), while twelve that take \
-turns on this machine's two need {crowded_ms:.0f} ms ([lanes](../lanes/)), with which it would be {crowded:.1f} \
-minutes."""
+this machine's loopback, not dilated (`processors.py`, the median of its runs; they share two cores, which costs them \
+more than hosts of their own would). By the dilated rows alone the first would be {dilated:.1f} minutes. Not in it: \
+{switch_us} µs from host to host, {ring_ms:.1f} ms in the {rounds} rounds of that ring; and the adding up of a node's \
+twelve lanes is taken as {sum_ms:g} ms, that of two lanes on two cores of an EPYC (of this Xeon {two_ms:.1f}), while \
+twelve that take turns on this machine's two need {crowded_ms:.0f} ms ([lanes](../lanes/)), with which it would be \
+{crowded:.1f} minutes."""
 
 _PEERS = """\
 Their code is `peers.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, compute \
