@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from architectures.costs import ARCHITECTURES, plot_costs, read_csv
 from cluster import headline
+from games import measure as seven_games
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter
 from simulation import validation
 
 from dba3c.benchmarks import batch_size, dilated_cluster
@@ -27,19 +28,19 @@ from dba3c.studies.figures import (
     new_panels,
     save,
 )
-from dba3c.studies.learning_curves import plot_learning_curves, random_to
+from dba3c.studies.learning_curves import aggregate, plot_learning_curves, random_to
 from dba3c.studies.results import data_points_per_s, each, read_results
-from dba3c.studies.study import DBA3C_SCORES, NETWORK_SIZES
+from dba3c.studies.statistics import interquartile_mean, over_games
+from dba3c.studies.study import NETWORK_SIZES
 
 HERE = Path(__file__).resolve().parent
 CPU_HOURS = "progress/cpu_hours"
 """Not core-hours held: long runs shared their machine with other work."""
 DATA_POINTS_TO_300 = 4_219_196
 """Of breakout_2cores: agent steps until the mean of 50 games was 300."""
-PPO_SCORES = {"Assault": 4_972.0, "StarGunner": 32_689.0}
-"""Of its paper (arXiv 1707.06347, table 6; sticky actions off), where DBA3C published none."""
 GAMES = 50
 """In a mean score; before so many were played it is of fewer."""
+CORE_HOURS_AND_MEAN = ("core-hours of processor time, all roles", f"mean score of the last {GAMES} games")
 
 
 # -- learning curves ---------------------------------------------------------------------------------------------------
@@ -90,31 +91,47 @@ def score(axes: Axes, curve: Curve, x: str, **look: Any) -> None:
 
 
 def games(folder: Path) -> None:
-    """A panel for each game: their scores share no axis."""
-    points = read_results(folder).points
-    figure, panels = new_panels(len(points), 4, 2.3, "frames", f"mean score of the last {GAMES} games")
-    for axes, result in zip(panels, points, strict=True):
-        (curve,) = result.curves
-        score(axes, curve, "progress/frames", color=PALETTE[0])
-        published = DBA3C_SCORES[f"ALE/{result.point.name}-v5"]
-        whose = "DBA3C"
-        if published is None:
-            published, whose = PPO_SCORES[result.point.name], "PPO, 10 M steps"
-        axes.axhline(published, **IDEAL)
-        random_to(axes, curve, published)
-        axes.set_title(f"{result.point.name} ({whose}: {published:,.0f})", fontsize=9)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    told = "Sticky actions off, 1 seed each; from what random actions score to what was published (dashed)"
+    """A panel for each game, whose scores share no axis: a thin line for each seed, a thick one for their mean. The
+    last panel: human-normalised scores of all of them."""
+    found = seven_games.trained(folder)
+    figure, panels = new_panels(len(found) + 1, 4, 2.5, *CORE_HOURS_AND_MEAN, sharex=True)
+    for axes, (env_id, runs) in zip(panels, found.items(), strict=False):
+        lines, goal = [run.line for run in runs], seven_games.GOALS[env_id]
+        for line in lines:
+            axes.plot(*line, linewidth=1.0, color=PALETTE[0], alpha=0.6 if len(lines) > 1 else 1.0)
+        if len(lines) > 1:
+            mean = aggregate(lines, "mean")
+            axes.plot(mean.x, mean.centre, linewidth=1.8, color=PALETTE[0])
+        axes.axhline(goal, **IDEAL)
+        random_to(axes, runs[0].curve, goal)
+        whose = "PPO, 10 M steps" if env_id in seven_games.PPO_SCORES else "DBA3C"
+        seeds = f"{len(runs)} seed{'' if len(runs) == 1 else 's'}"
+        axes.set_title(f"{runs[0].game}, {seeds}\n({whose}: {goal:,.0f})", fontsize=8)
+    human_normalised(panels[len(found)], found)
+    told = "Preset atari, sticky actions off; from what random actions score to what was published (dashed)"
     figure.suptitle(told, fontsize=10)
     save(figure, folder / "games")
+
+
+def human_normalised(axes: Axes, found: Mapping[str, Sequence[seven_games.Trained]]) -> None:
+    """The IQM over runs and games, and its interval once every game has two seeds."""
+    runs = [run for its in found.values() for run in its]
+    hours = np.linspace(max(run.line[0, 0] for run in runs), max(run.line[0, -1] for run in runs), 50)
+    scores = {env_id: np.stack([run.normalised(hours) for run in its]) for env_id, its in found.items()}
+    axes.plot(hours, interquartile_mean(np.concatenate(list(scores.values()))), linewidth=1.8, color=PALETTE[1])
+    if len(found) == len(seven_games.GOALS) and min(map(len, scores.values())) > 1:
+        spreads = [over_games([its[:, at].tolist() for its in scores.values()]) for at in range(len(hours))]
+        axes.fill_between(hours, [s.low for s in spreads], [s.high for s in spreads], color=PALETTE[1], alpha=0.2)
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]), top=max(1.0, axes.get_ylim()[1]))
+    axes.axhline(1.0, **IDEAL)
+    axes.set_title(f"human-normalised (a person: 1)\nIQM of {len(runs)} runs of {len(found)} games", fontsize=8)
 
 
 def architectures(folder: Path) -> None:
     """Bars of cost, score against core-hours for each size of network, and the two long runs."""
     plot_costs(read_csv(folder / "costs.csv"), folder)
     curves = {result.point.name: result.curves[0] for result in read_results(folder / "learning").points}
-    names = ("core-hours of processor time, all roles", f"mean score of the last {GAMES} games")
-    figure, panels = new_panels(len(NETWORK_SIZES), len(NETWORK_SIZES), 3.2, *names, sharex=True)
+    figure, panels = new_panels(len(NETWORK_SIZES), len(NETWORK_SIZES), 3.2, *CORE_HOURS_AND_MEAN, sharex=True)
     for axes, network in zip(panels, NETWORK_SIZES, strict=True):
         for index, (architecture, label) in enumerate(ARCHITECTURES.items()):
             if f"{architecture}-{network}" in curves:
@@ -338,7 +355,8 @@ FIGURES: dict[str, Callable[[Path], None]] = {
         {"pong": CPU_HOURS},
         {
             "PPO, 2 workers × 32 environments × 128 steps, 2 epochs": "recipes/ppo-Pong/seed-*",
-            "PPO, 2 lanes × 32 environments × 32 steps, 3 epochs": "recipes/ppo32-Pong/seed-*",
+            "PPO, 2 lanes × 32 environments × 32 steps, 3 epochs": "games/Pong/seed-0",
+            "V-trace over 20 steps, 2 lanes × 16 environments": "recipes/vtrace-Pong/seed-*",
         },
         goal=20.0,
     ),

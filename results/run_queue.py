@@ -25,6 +25,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from games.measure import GOALS
+
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.runs.checkpoints import keep_policy
 from dba3c.runs.folder import RunFolder, checkpoint_steps
@@ -88,24 +90,26 @@ RECIPES = {
         "--algorithm ppo --rollout-length 128 --envs-per-worker 32 --ppo-epochs 2 --ppo-minibatches 8"
         " --trace-lambda 0.95 --optimizer adam --learning-rate linear:5e-4->5e-5@4e6 --epsilon 1e-5"
     ),
-    # with 2 epochs of 4 minibatches its updates were few and small (KL 0.001): -20 after 0.22 core-hours
-    "ppo32": options(
-        f"{LANES} --algorithm ppo --rollout-length 32 --envs-per-worker 64 --ppo-epochs 3 --ppo-minibatches 8"
-        " --trace-lambda 0.95 --optimizer adam --learning-rate linear:5e-4->5e-5@4e6 --epsilon 1e-5"
-    ),
     "vtrace": options(
         f"{LANES} --algorithm vtrace --rollout-length 20 --envs-per-worker 32 --learning-rate linear:7e-4->7e-5@4e6"
     ),
     "nstep": options(f"{LANES} --rollout-length 5 --envs-per-worker 32"),
 }
 """Each on top of the preset `breakout`: the small network in bfloat16, no sticky actions; `ppo` with two workers and
-two servers, the others with one worker of two lanes, which learns the same from less processor time."""
+two servers, the others with one worker of two lanes, which learns the same from less processor time. The one that won
+is the preset `atari`: its runs are those of the topic games."""
 
 
 def recipe(name: str, game: str, seed: int = 0, core_hours: float = 0.75) -> Entry:
     goal = {"Pong": "20", "Boxing": "98"}[game]
     words = (f"ALE/{game}-v5", "--preset", "breakout", *RECIPES[name], "--stop-score", goal)
     return Entry(topic="recipes", name=f"{name}-{game}", seed=seed, core_hours=core_hours, words=words)
+
+
+def game(env_id: str, seed: int = 0, core_hours: float = 1.5) -> Entry:
+    """The preset for all games, to the score that was published of this one."""
+    words = (env_id, "--preset", "atari", *options(LANES), "--stop-score", f"{GOALS[env_id]:g}")
+    return Entry(topic="games", name=env_id[4:-3], seed=seed, core_hours=core_hours, words=words)
 
 
 def batch(
@@ -180,10 +184,12 @@ QUEUE: tuple[Entry, ...] = (
     *algorithm("ppo-LunarLander", LONG_PPO, range(3), core_hours=0.3),
     batch_ppo(2880, 1e-3, core_hours=6.0),
     breakout(1, core_hours=2.0),
-    recipe("ppo32", "Pong", core_hours=2.5),
-    recipe("ppo32", "Boxing"),
+    game("ALE/Pong-v5", core_hours=2.5),
     recipe("vtrace", "Pong"),
+    game("ALE/Boxing-v5"),
+    *(game(env_id) for env_id in GOALS if env_id not in ("ALE/Pong-v5", "ALE/Boxing-v5")),
     recipe("vtrace", "Boxing"),
+    *(game(env_id, seed=1) for env_id in GOALS),
     *algorithm("sac-Pendulum", "Pendulum-v1 --preset sac --total-frames 40000", range(3), core_hours=0.3),
     *algorithm("mujoco-HalfCheetah", "HalfCheetah-v5 --total-frames 1000000", range(3), core_hours=0.5),
     *algorithm("vizdoom-basic", "vizdoom/basic --total-frames 1200000", range(3), core_hours=0.3),

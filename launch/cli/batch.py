@@ -14,7 +14,11 @@ from dba3c.config import TrainConfig
 from dba3c.errors import warn_on_stderr
 from launch.cli.presets import fitting_preset
 
-SHOWN_SAMPLES = {"breakout": (160, "results/breakout_2cores"), "breakout_cluster": (2_880, "results/batch_size")}
+SHOWN_SAMPLES = {
+    "breakout": (160, "results/breakout_2cores"),
+    "atari": (256, "results/games"),
+    "breakout_cluster": (2_880, "results/batch_size"),
+}
 """Of presets: samples in an update with which it reached its score, and where that is."""
 SHOWN_WITHIN = 1.5
 """A size is as good as a shown one when it is at most so many times as large, or as small."""
@@ -90,5 +94,5 @@ def not_shown(config: TrainConfig, preset: str | None) -> str:
     if shown / SHOWN_WITHIN <= samples <= shown * SHOWN_WITHIN:
         return ""
     large = SHOWN_SAMPLES["breakout_cluster"][0]
-    advice = f"; --preset breakout_cluster has {large:,}" if preset == "breakout" and samples > shown else ""
+    advice = f"; --preset breakout_cluster has {large:,}" if preset != "breakout_cluster" and samples > shown else ""
     return f"{samples:,} samples an update: the preset {preset} was shown to learn with {shown:,} ({where}){advice}"

@@ -65,8 +65,8 @@ class TrainWords:
     """The configuration's options that the words give, by the names of their fields."""
 
     preset: str | None = None
-    """breakout, breakout_cluster, dba3c_paper, classic, football, vizdoom, mujoco, impala, r2d2, sac or ppo; without it
-    the one that fits the environment."""
+    """breakout, atari, breakout_cluster, dba3c_paper, classic, football, vizdoom, mujoco, impala, r2d2, sac or ppo;
+    without it the one that fits the environment."""
 
     protocol: str | None = None
     """Atari: how the game is played, which its score is quoted with: v5, v4-no-sticky or 2017; without it the

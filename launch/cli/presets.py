@@ -1,6 +1,6 @@
 """Presets: functions from an environment id and the number of cores to a complete configuration.
 
-First this system's own (breakout, breakout_cluster, dba3c_paper, classic), then those of environment families
+First this system's own (breakout, atari, breakout_cluster, dba3c_paper, classic), then those of environment families
 (football, vizdoom, mujoco), then other systems' recipes on this one: IMPALA's V-trace, R2D2 and SAC as in SEED RL, and
 PPO in workers.
 """
@@ -51,27 +51,22 @@ def breakout(env_id: str, cores: int) -> TrainConfig:
     )
 
 
-def breakout_cluster(env_id: str, cores: int) -> TrainConfig:
-    """Atari tuned for many cores: PPO with updates of 2,880 samples, the same network and environment as `breakout`.
+def atari(env_id: str, cores: int) -> TrainConfig:
+    """Any Atari game on one machine: PPO with updates of 256 samples, the same network and environment as `breakout`.
 
-    720 environments, one for each core of 60 nodes, are shared by all workers, however many there are: 32 steps of
-    each, then 3 epochs of 8 minibatches with Adam. So more nodes are quicker at the same updates (results/batch_size).
+    64 environments, shared by all workers, 32 steps of each, then 3 epochs of 8 minibatches with Adam. The same
+    hyperparameters for all games (results/games); `breakout` suits games whose reward is frequent.
     """
-    config = breakout(env_id, cores)
-    environments = 720 // config.exchange.gradients_per_step
-    return replace(
-        config,
-        environment=replace(config.environment, envs_per_worker=max(1, environments)),
-        algorithm=AlgorithmConfig(
-            algorithm="ppo",
-            rollout_length=32,
-            trace_lambda=0.95,
-            entropy_cost="0.01",
-            ppo_epochs=3,
-            ppo_minibatches=8,
-        ),
-        optimizer=OptimizerConfig(optimizer="adam", learning_rate="linear:1e-3->1e-4@8e6", epsilon=1e-5, clip_norm=0.5),
-    )
+    return _atari_ppo(env_id, cores, environments=64, learning_rate="linear:5e-4->5e-5@4e6")
+
+
+def breakout_cluster(env_id: str, cores: int) -> TrainConfig:
+    """Atari tuned for many cores: `atari` with updates of 2,880 samples, and a learning rate for them.
+
+    720 environments, one for each core of 60 nodes, are shared by all workers, however many there are. So more nodes
+    are quicker at the same updates (results/batch_size).
+    """
+    return _atari_ppo(env_id, cores, environments=720, learning_rate="linear:1e-3->1e-4@8e6")
 
 
 def dba3c_paper(env_id: str, cores: int) -> TrainConfig:
@@ -292,6 +287,25 @@ def local_servers(cores: int) -> ExchangeConfig:
     return ExchangeConfig(exchange="servers", num_workers=cores, num_servers=2, num_backup_workers=backup)
 
 
+def _atari_ppo(env_id: str, cores: int, environments: int, learning_rate: str) -> TrainConfig:
+    """PPO with so many environments in all, 32 steps of each, 3 epochs of 8 minibatches."""
+    config = breakout(env_id, cores)
+    envs = max(1, environments // config.exchange.gradients_per_step)
+    return replace(
+        config,
+        environment=replace(config.environment, envs_per_worker=envs),
+        algorithm=AlgorithmConfig(
+            algorithm="ppo",
+            rollout_length=32,
+            trace_lambda=0.95,
+            entropy_cost="0.01",
+            ppo_epochs=3,
+            ppo_minibatches=8,
+        ),
+        optimizer=OptimizerConfig(optimizer="adam", learning_rate=learning_rate, epsilon=1e-5, clip_norm=0.5),
+    )
+
+
 def _environment(env_id: str) -> tuple[EnvironmentConfig, bool]:
     """The environment, Atari by its v5 protocol, and whether it shows images."""
     environment = EnvironmentConfig(env_id=env_id)
@@ -313,6 +327,7 @@ PRESETS: dict[str, tuple[Callable[[str, int], TrainConfig], str]] = {
     "ppo": (ppo, "ALE/Breakout-v5"),
     "breakout": (breakout, "ALE/Breakout-v5"),
     "breakout_cluster": (breakout_cluster, "ALE/Breakout-v5"),
+    "atari": (atari, "ALE/Pong-v5"),
     "dba3c_paper": (dba3c_paper, "ALE/Breakout-v5"),
     "classic": (classic, "CartPole-v1"),
     "football": (football, "football/academy_empty_goal_close"),

@@ -1,78 +1,171 @@
-"""DBA3C's six games and Pong, all with the same small budget of frames.
+"""Seven games with one preset, `atari`, and the same hyperparameters: what run_queue.py has trained so far.
 
-    python results/games/measure.py          (an hour on an idle machine of 2 cores; stopped, it goes on)
-    python results/games/measure.py --study STUDY       (only reads a finished study)
+    python results/run_queue.py run          (trains: core-hours; stopped, it goes on)
+    python results/games/measure.py          (plays 30 full games with each new checkpoint: minutes)
 
-Writes study.json and the runs (downsampled), the table of README.md, and the figure.
+Writes scores.csv, the table of README.md, and the figure. A run whose checkpoint was evaluated before is not again.
 """
 
 from __future__ import annotations
 
-import argparse
-import shutil
+import csv
+import io
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from dba3c.studies.curve import Curve
+import numpy as np
+from numpy.typing import NDArray
+
+from dba3c import games
+from dba3c.config import TrainConfig
+from dba3c.environments.atari.protocols import protocol_name
+from dba3c.runs.atomic_files import write_atomically
+from dba3c.runs.folder import RunFolder
+from dba3c.studies.curve import Curve, load_curve
 from dba3c.studies.page import made_by, markdown, renew
-from dba3c.studies.results import PointResult, best_mean_score, commit_into, read_results
+from dba3c.studies.statistics import RANDOM_AND_HUMAN, human_normalised, over_games
 from dba3c.studies.study import DBA3C_SCORES
 
 HERE = Path(__file__).resolve().parent
-STUDY = Path("studies/games")
-WORDS = ("study", "games", "--seeds", "1", "--workers", "2", "--servers", "1")
-TRAIN = ("--total-frames", "4000000", "--precision", "bfloat16", "--network", "small", "--track")
-LEAST_GAIN = 0.25
-"""Of the first 50 games' mean: a game whose last 50 are better by less has not been learned."""
+SCORES = HERE / "scores.csv"
+PPO_SCORES = {"ALE/Assault-v5": 4_972.0, "ALE/StarGunner-v5": 32_689.0}
+"""Of its paper (arXiv 1707.06347, table 6; 10 M agent steps, sticky actions off), where DBA3C published none."""
+GOALS = {env_id: PPO_SCORES[env_id] if score is None else score for env_id, score in DBA3C_SCORES.items()}
+EVALUATED_GAMES = 30
+CPU_HOURS, MEAN = "progress/cpu_hours", "score/mean"
+MEAN_OF_GAMES = 50
+"""In a mean score; before so many were played it is of fewer."""
+COLUMNS = (
+    "game", "seed", "protocol", "agent_steps", "core_hours", "score_online_50", "score_evaluated_30",
+    "core_hours_to_target",
+)  # fmt: skip
 
 
-def first_and_last(curve: Curve) -> tuple[float, float]:
-    """Mean scores of 50 games: the first 50 that the run reports together, and the last 50."""
-    known = curve.column("score/mean")[curve.column("progress/games") >= 50]
-    return float(known[0]), float(known[-1])
+class Trained(NamedTuple):
+    """A committed run."""
+
+    folder: Path
+    game: str
+    seed: int
+    curve: Curve
+
+    @property
+    def env_id(self) -> str:
+        return f"ALE/{self.game}-v5"
+
+    @property
+    def line(self) -> NDArray[np.float64]:
+        """[2, N]: core-hours and the mean score, where it is one of enough games."""
+        known = self.curve.column("progress/games") >= MEAN_OF_GAMES
+        return np.stack([self.curve.column(CPU_HOURS)[known], self.curve.column(MEAN)[known]])
+
+    @property
+    def core_hours_to_goal(self) -> float | None:
+        row = self.curve.reached(GOALS[self.env_id])
+        return None if row is None else float(self.curve.column(CPU_HOURS)[row])
+
+    def normalised(self, hours: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[T]: human-normalised scores at so many core-hours [T]; a run that ended stays at its last score."""
+        random, human = RANDOM_AND_HUMAN[self.env_id]
+        return (np.interp(hours, *self.line) - random) / (human - random)
 
 
-def table(points: Sequence[PointResult]) -> str:
-    """A line for each game."""
+def trained(folder: Path = HERE) -> dict[str, list[Trained]]:
+    """Env id → its runs by seed, in the order of `GOALS`; a game without any is not in it."""
+    found = {}
+    for env_id in GOALS:
+        name = env_id.removeprefix("ALE/").removesuffix("-v5")
+        runs = [
+            Trained(path, name, int(path.name.removeprefix("seed-")), load_curve(path))
+            for path in sorted((folder / name).glob("seed-*"))
+        ]
+        if runs:
+            found[env_id] = runs
+    return found
+
+
+def evaluated(run: Trained) -> float:
+    """The mean of 30 full games with its last checkpoint, actions sampled."""
+    return games.evaluate(run.folder, EVALUATED_GAMES, actions="sampled").summary.mean
+
+
+def row_of(run: Trained, before: Mapping[tuple[str, ...], str]) -> dict[str, str]:
+    """A line of scores.csv. `before`: its first five columns → the evaluated score that it has already."""
+    config = TrainConfig.from_json(RunFolder.open(run.folder).config_text())
+    row = {
+        "game": run.game,
+        "seed": str(run.seed),
+        "protocol": protocol_name(config.environment),
+        "agent_steps": f"{run.curve.column('progress/data_points')[-1]:.0f}",
+        "core_hours": f"{run.curve.column(CPU_HOURS)[-1]:.3f}",
+        "score_online_50": f"{run.line[1, -1]:.2f}",
+    }
+    known = before.get(tuple(row[column] for column in COLUMNS[:5]))
+    row["score_evaluated_30"] = known if known is not None else f"{evaluated(run):.2f}"
+    to_goal = run.core_hours_to_goal
+    row["core_hours_to_target"] = "" if to_goal is None else f"{to_goal:.3f}"
+    return row
+
+
+def read_rows(path: Path = SCORES) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """A line for each run, and for each game that has none."""
     columns = (
-        "game", "first 50 games", "last 50 games", "best mean of 50", "learned", "million frames", "processor hours",
-        "DBA3C's score",
+        "game", "goal", "seed", "core-hours", "million agent steps", "mean of the last 50 games", "30 full games",
+        "human-normalised", "core-hours to the goal",
     )  # fmt: skip
-    rows = []
-    for result in points:
-        (curve,) = result.curves
-        first, last = first_and_last(curve)
-        published = DBA3C_SCORES[f"ALE/{result.point.name}-v5"]
-        rows.append(
-            (
-                result.point.name, f"{first:,.1f}", f"{last:,.1f}", f"{best_mean_score(curve):,.1f}",
-                "yes" if last - first >= LEAST_GAIN * abs(first) else "no",
-                f"{curve.column('progress/frames')[-1] / 1e6:.1f}", f"{curve.column('progress/cpu_hours')[-1]:.2f}",
-                "not published" if published is None else f"{published:g}",
-            )
-        )  # fmt: skip
-    return markdown(columns, rows)
+    lines: list[tuple[str, ...]] = []
+    for env_id, goal in GOALS.items():
+        name = env_id.removeprefix("ALE/").removesuffix("-v5")
+        its = [row for row in rows if row["game"] == name]
+        for row in its:
+            score = float(row["score_evaluated_30"])
+            human = human_normalised(env_id, score)
+            lines.append(
+                (
+                    name, f"{goal:,.0f}", row["seed"], f"{float(row['core_hours']):.2f}",
+                    f"{int(row['agent_steps']) / 1e6:.2f}", f"{float(row['score_online_50']):,.1f}", f"{score:,.1f}",
+                    "" if human is None else f"{human:.0%}", f"{row['core_hours_to_target'] or 'not reached'}",
+                )
+            )  # fmt: skip
+        if not its:
+            lines.append((name, f"{goal:,.0f}", *["not run yet"], *[""] * (len(columns) - 3)))
+    return markdown(columns, lines)
 
 
-def write_page() -> None:
-    """The table and the machine of README.md, from the runs beside it."""
-    points = read_results(HERE).points
-    renew(HERE / "README.md", made_by(points[0].curves[0].meta["lives"][0]), table(points))
+def aggregate(rows: list[dict[str, str]]) -> str:
+    """The IQM of the human-normalised scores with its interval, once each game has two seeds; else why not."""
+    scores: dict[str, list[float]] = {}
+    for row in rows:
+        human = human_normalised(f"ALE/{row['game']}-v5", float(row["score_evaluated_30"]))
+        if human is not None:
+            scores.setdefault(row["game"], []).append(human)
+    if len(scores) < len(GOALS) or min(map(len, scores.values())) < 2:
+        return f"no aggregate: {len(scores)} of {len(GOALS)} games have a run, and each needs two"
+    return f"IQM of human-normalised scores: {over_games(list(scores.values()))}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--study", type=Path, help="a finished study; without it one is run")
-    options = parser.parse_args()
-    if options.study is None:
-        command = [sys.executable, "-m", "launch", *WORDS, "--into", str(STUDY), "--", *TRAIN]
-        subprocess.run(command, check=True)
-    for game in DBA3C_SCORES:
-        shutil.rmtree(HERE / game.removeprefix("ALE/").removesuffix("-v5"), ignore_errors=True)
-    commit_into(options.study or STUDY, HERE, every_s=10.0)
-    write_page()
+    found = trained()
+    before = {tuple(row[column] for column in COLUMNS[:5]): row["score_evaluated_30"] for row in read_rows()}
+    rows = [row_of(run, before) for runs in found.values() for run in runs]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(SCORES, text.getvalue())
+    lives = [run.curve.meta["lives"][-1] for runs in found.values() for run in runs]
+    renew(HERE / "README.md", made_by(max(lives, key=lambda life: life["started_s"])), table(rows))
+    print(aggregate(rows))
     subprocess.run([sys.executable, str(HERE.parent / "plot.py"), HERE.name], check=True)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from architectures.costs import read_csv, table
+from games import measure as seven_games
 
 from dba3c.errors import UserError
 from dba3c.studies.page import markdown, renew
@@ -55,7 +56,9 @@ def test_the_tables_of_a_page_are_what_the_data_beside_it_says(copy: Path) -> No
     costs, inference = copy / "architectures", copy / "inference"
     found = json.loads((inference / "inference.json").read_text())
     tables = runpy.run_path(str(inference / "measure.py"))["tables"](found)
-    for folder, said in ((costs, [table(read_csv(costs / "costs.csv"))]), (inference, tables)):
+    games = copy / "games"
+    scores = seven_games.table(seven_games.read_rows(games / "scores.csv"))
+    for folder, said in ((costs, [table(read_csv(costs / "costs.csv"))]), (inference, tables), (games, [scores])):
         before = (folder / "README.md").read_text(encoding="utf-8")
         renew(folder / "README.md", "2030-01-01, 7 cores of X, commit abc.", *said)
         after = (folder / "README.md").read_text(encoding="utf-8").splitlines()

@@ -145,6 +145,15 @@ def test_a_cluster_of_any_size_has_the_same_updates(nodes: int, envs: int) -> No
     assert said_of_samples(said, config) == [samples_text(config)]  # it was shown to learn from so many
 
 
+@pytest.mark.parametrize("cores", [1, 2, 4])
+def test_atari_has_the_same_updates_on_any_machine_and_breakout_cluster_larger_ones(cores: int) -> None:
+    config = parse_train(["ALE/Pong-v5", "--preset", "atari"]).config(cores)
+    assert (samples_of(config), config.algorithm.algorithm, config.environment.lanes) == (256, "ppo", cores)
+    large = parse_train(["ALE/Pong-v5", "--preset", "breakout_cluster"]).config(cores)
+    assert samples_of(large) == 2880
+    assert large.algorithm == config.algorithm
+
+
 def test_a_preset_that_counts_environments_for_each_worker_keeps_them_on_any_cluster() -> None:
     said = parse_train(["HalfCheetah-v5", "--servers", "1"])
     config, _ = fit_config(said, LaunchPlace(launcher="slurm", world_size=10), cores=1)
