@@ -77,13 +77,17 @@ class ServerSimulation:
         if self.setup.colocated and self._cut_through and n + k > 2:
             # Both directions carry the server's slices and the own worker's at once.
             rate *= (n - 1) / (n + k - 2) if n > 1 else 1.0
-        spread = 0.0 if self._cut_through else self.cluster.link_unfairness * math.sqrt(min(n, FLOWS_MEASURED))
+        # with as many servers as workers a worker's own link is as narrow, and evens its flows out; asynchronous
+        # flows seldom meet
+        even = self._cut_through or self.setup.exchange == "async" or k >= n
+        spread = 0.0 if even else self.cluster.link_unfairness * math.sqrt(min(n, FLOWS_MEASURED))
         return ServerLinks(rate, ceiling, k, spread, seed)
 
     def run(self, steps: int) -> Outcome:
         """Until `steps` commits."""
-        for worker in range(self.setup.workers):
-            self._compute(0.0, worker, 0)
+        apart_s = self._slice_bytes / self.cluster.tensor_bytes_per_s if self.setup.exchange == "async" else 0.0
+        for worker in range(self.setup.workers):  # where nothing else parts them, as the first parameters reach them
+            self._compute(worker * apart_s, worker, 0)
         while len(self.commits_s) < steps:
             ends_in_s, ends_out_s = self._ingress.next_end_s(), self._egress.next_end_s()
             next_s = self._queue[0].time_s if self._queue else math.inf
@@ -148,7 +152,7 @@ class ServerSimulation:
             self._slice_complete(now_s, worker, version)
             return
         self._ingress.begin(now_s, self._slice_bytes, [worker], version)
-        share = _chunk_bytes(self._slice_bytes) / self._ingress.rate_bytes_per_s
+        share = 0.0 if self.setup.colocated else _chunk_bytes(self._slice_bytes) / self._ingress.rate_bytes_per_s
         if now_s + share >= self._first_chunk_s:
             self._first_chunk_s, self._beside = now_s + share, self._ingress.flows
 
@@ -207,6 +211,8 @@ class ServerSimulation:
         rate = self._egress_rate(flows)
         out_s = max(self._slice_bytes / rate, self._update_s(self._slice_bytes))
         lost_s = self.cluster.overlap_lost * out_s * (1 - 1 / max(1, self._beside))
+        if self.setup.colocated:  # nothing leaves before the first chunk is there: until then gradients have it all
+            return max(self._first_chunk_s + out_s, now_s - self._round_s()) + lost_s
         chunk_s = _chunk_bytes(self._slice_bytes) / rate + self._update_s(_chunk_bytes(self._slice_bytes))
         return max(self._first_chunk_s + out_s, now_s + chunk_s - self._round_s()) + lost_s
 

@@ -53,6 +53,8 @@ from param_servers.errors import ConfigError, PeerLost, told
 HERE = Path(__file__).resolve().parent
 ROWS, REFUSED, CALIBRATED = HERE / "rows.jsonl", HERE / "refused.jsonl", HERE / "calibrated.json"
 WIRE_EFFICIENCY = 1448 / 1514
+ALONE_DILATION = 40
+"""Of one worker: at D = 5 what the processors take themselves, which nobody slows, was an eighth of its step."""
 FAMILY = {"servers": "servers", "async": "servers", "allreduce": "allreduce", "majority": "majority"}
 
 
@@ -153,6 +155,8 @@ def prepare(row: Row | CentralRow, seconds: float) -> Prepared:
         update_s = row.scene.points_per_update / dilated_central.predicted_points_per_s(row.scene, row.costs())
         updates = max(4, min(30, round(seconds / (dilation * update_s))))
         return Prepared(dilation, updates, 4 + 0.3 * row.scene.actors + (updates + 4) * dilation * update_s)
+    if row.scene.workers == 1:
+        least = max(least, ALONE_DILATION)
     times_s = row.times_s()
     slowest_s = float(np.sort(times_s, axis=1)[:, row.scene.gradients - 1].mean())
     dilation = row.dilation or lab.choose_dilation(row.scene, slowest_s, cores, least)
@@ -180,9 +184,12 @@ def main() -> None:
     parser.add_argument("--row-s", type=float, default=12.0, help="that is measured of each row")
     parser.add_argument("--only", nargs="*", default=[""], help="rows whose key (see --list) has one of these in it")
     parser.add_argument("--list", action="store_true", help="measure nothing: what is missing, and how long it takes")
+    parser.add_argument("--judge", action="store_true", help="measure nothing: what today's simulator says of the rows")
     options = parser.parse_args()
     if options.list:
         print("\n".join(listed(options.row_s, options.only)))
+    elif options.judge:
+        print("\n".join(judged(options.only)))
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that a row's processes and hosts are removed
         try:
@@ -207,6 +214,22 @@ def listed(row_s: float, only: list[str]) -> list[str]:
         sum_s += will_take_s
         lines.append(f"{will_take_s:5.0f} s {sum_s / 60:5.0f} min  D = {prepared.dilation:3d}  {row.key}")
     return lines
+
+
+def judged(only: list[str]) -> list[str]:
+    """A line for each row that counts, simulated anew with the calibration of the last campaign, and their sum."""
+    clusters = {name: Cluster(**found) for name, found in json.loads(CALIBRATED.read_text(encoding="utf-8")).items()}
+    measured = {row["key"]: row for row in newest(read(ROWS)) if "error" in row}
+    errors, lines = [], []
+    for row in everything():
+        found = measured.get(row.key)
+        if found is None or isinstance(row, CentralRow) or not any(part in row.key for part in only):
+            continue
+        said_ms = predicted(clusters, row, found["dilation"], found["steps"])["predicted_ms"]
+        errors.append(said_ms / found["step_ms"] - 1)
+        lines.append(f"{errors[-1]:+6.1%}  measured {found['step_ms']:7.1f} ms, simulated {said_ms:7.1f}  {row.key}")
+    within = sum(abs(error) <= 0.1 for error in errors)
+    return [*lines, f"{within} of {len(errors)} rows within 10 %, mean error {np.abs(errors).mean():.1%}"]
 
 
 def campaign(until_s: float, row_s: float, only: list[str]) -> None:

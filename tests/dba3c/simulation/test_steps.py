@@ -53,6 +53,25 @@ def test_servers_beside_all_workers_take_the_bound_of_the_ring(workers, tiny_chu
     assert simulate(WIRE, NO_COMPUTE, setup, steps=10).step_s == pytest.approx(ring_s(M, workers, TEN_GBIT), rel=1e-4)
 
 
+@pytest.mark.parametrize("workers", [8, 64])
+def test_beside_all_workers_the_first_chunk_has_the_link_to_itself_so_large_ones_cost_nothing(workers):
+    setup = Setup(workers=workers, servers=workers, colocated=True)  # of 64 servers a chunk is 79 % of a slice
+    assert simulate(WIRE, NO_COMPUTE, setup, steps=10).step_s == pytest.approx(ring_s(M, workers, TEN_GBIT), rel=1e-4)
+
+
+def test_asynchronous_workers_do_not_keep_the_step_they_began_in():
+    work = Work(model_bytes=M, compute=ComputeTimes(mean_s=10 * M / TEN_GBIT))
+    setup = Setup(exchange="async", workers=4, servers=1)
+    steps_s = np.diff(simulate(WIRE, work, setup, steps=20).commits_s)
+    assert steps_s.min() > 0.5 * M / TEN_GBIT  # one after the other, though all compute equally long
+
+
+def test_with_as_many_servers_as_workers_unfair_links_cost_nothing():
+    setup = Setup(workers=8, servers=8, backup=2, colocated=True)
+    unfair = simulate(dataclasses.replace(WIRE, link_unfairness=0.5), NO_COMPUTE, setup, steps=50)
+    assert unfair.step_s == simulate(WIRE, NO_COMPUTE, setup, steps=50).step_s
+
+
 def test_chunks_cost_one_chunk_of_a_slice():
     found = simulate(WIRE, NO_COMPUTE, Setup(workers=8, servers=1), steps=10)
     assert found.step_s == pytest.approx((1 + 1 / 16) * dedicated_servers_s(M, 8, 1, TEN_GBIT))
