@@ -74,11 +74,23 @@ class OpenMpi:
         return Receipt(True, self._step)
 
     def close(self) -> None:
-        """Without MPI_Finalize, which would wait for ranks that mpirun started."""
+        """Without MPI_Finalize, which would wait for ranks that mpirun started. Who still speaks to a rank that has
+        left is ended by Open MPI, so all leave when all are done."""
+        if self._step >= self._case.last_step:
+            self._ranks.Barrier()
+            self._leave_together()
         if self._mpirun is not None:
             self._mpirun.terminate()
             self._mpirun.wait(PATIENCE_S)
             shutil.rmtree(self._folder)
+
+    def _leave_together(self) -> None:
+        (self._folder / f"left-{self._ranks.rank}").touch()
+        deadline_s = time.monotonic() + PATIENCE_S
+        while len(list(self._folder.glob("left-*"))) < self._ranks.size and self._folder.exists():
+            if time.monotonic() > deadline_s:
+                raise PeerLost(f"not all ranks were done within {PATIENCE_S:g} s")
+            time.sleep(0.05)
 
     def _start_mpirun(self, case: Case, go_home: Callable[[], None]) -> subprocess.Popen[bytes]:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -87,7 +99,12 @@ class OpenMpi:
         options = ("--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", *_TCP_ONLY)
         writes = f"env -0 > {self._folder}/new-$PMIX_RANK; mv {self._folder}/new-$PMIX_RANK {self._folder}/$PMIX_RANK"
         command = (_mpirun(), *options, *interface, *self.choice, "-n", str(case.workers))
-        return subprocess.Popen([*command, "sh", "-c", f"{writes}; exec sleep 3600"], preexec_fn=go_home)
+
+        def at_home() -> None:
+            go_home()
+            ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # with rank 0
+
+        return subprocess.Popen([*command, "sh", "-c", f"{writes}; exec sleep 3600"], preexec_fn=at_home)
 
     def _found_by_rank(self, rank: int) -> dict[str, str]:
         deadline_s, path = time.monotonic() + PATIENCE_S, self._folder / str(rank)
@@ -137,7 +154,11 @@ def _relay(listener: socket.socket, port: int, go_home: Callable[[], None]) -> N
             if one is listener:
                 near, far = listener.accept()[0], socket.create_connection(("127.0.0.1", port))
                 other[near], other[far] = far, near
+            elif one not in other:  # its other end has gone in this round
+                continue
             elif data := one.recv(1 << 16):
                 other[one].sendall(data)
             else:
-                os._exit(0)
+                for end in (one, other.pop(one)):
+                    other.pop(end, None)
+                    end.close()
