@@ -84,6 +84,19 @@ def algorithms(folder: Path) -> None:
             learning({name: "frames"}, patterns, goal=goal)(folder)
 
 
+def recipes(folder: Path) -> None:
+    """A figure for each game."""
+    told = {
+        "PPO, 2 workers × 32 environments × 128 steps, 2 epochs": "recipes/ppo-{}/seed-*",
+        "PPO, 2 lanes × 32 environments × 32 steps, 3 epochs": "games/{}/seed-0",
+        "V-trace over 20 steps, 2 lanes × 16 environments": "recipes/vtrace-{}/seed-*",
+        "actor-critic over 5 steps, 2 lanes × 16 environments": "recipes/nstep-{}/seed-*",
+    }
+    for game, goal in (("Pong", 20.0), ("Boxing", 98.0)):
+        runs = {label: pattern.format(game) for label, pattern in told.items()}
+        learning({game.lower(): CPU_HOURS}, runs, goal=goal)(folder)
+
+
 def score(axes: Axes, curve: Curve, x: str, **look: Any) -> None:
     """The mean score where it is one of enough games."""
     known = curve.column("progress/games") >= GAMES
@@ -351,15 +364,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     ),
     "mujoco": learning({"learning_curve": "frames"}, {"PPO, 2 workers × 8 environments": "mujoco/seed_0"}),
     "r2d2_loss": r2d2_loss,
-    "recipes": learning(
-        {"pong": CPU_HOURS},
-        {
-            "PPO, 2 workers × 32 environments × 128 steps, 2 epochs": "recipes/ppo-Pong/seed-*",
-            "PPO, 2 lanes × 32 environments × 32 steps, 3 epochs": "games/Pong/seed-0",
-            "V-trace over 20 steps, 2 lanes × 16 environments": "recipes/vtrace-Pong/seed-*",
-        },
-        goal=20.0,
-    ),
+    "recipes": recipes,
     "scaling": scaling,
     "simulation": simulation,
     "stragglers": stragglers,
