@@ -35,7 +35,7 @@ def evaluate(
     committed run: `folder_for_outputs`).
 
     Args:
-        run: a `Run`, its folder, or one of its checkpoints.
+        run: a `Run`, its folder, or one of its checkpoints; of a folder of seeds the first.
         games: how many, each to its end.
         step: the checkpoint; None: the newest whole one.
         actions: "sampled" (drawn from the policy) or "greedy"; None: as the protocol of the run's environment has it.

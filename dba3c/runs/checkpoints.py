@@ -157,8 +157,12 @@ def find_policy(checkpoints: Path, step: int | None, on_skip: Callable[[str], No
 
 
 def run_and_step(path: str | os.PathLike[str]) -> tuple[RunFolder, int | None]:
-    """The run whose folder, or one of whose checkpoints, `path` is; and that checkpoint's step."""
+    """The run whose folder, or one of whose checkpoints, `path` is; and that checkpoint's step. Of a folder of seeds,
+    as results/games/Pong, the first."""
     found = Path(path).expanduser().resolve()
+    seeds = [run.parent for run in found.glob("seed-*/config.json")]
+    if seeds and not (found / "config.json").exists():
+        found = min(seeds, key=lambda seed: (len(seed.name), seed.name))
     named = found.name.removeprefix("step-")
     if found.parent.name == "checkpoints" and found.name != named and named.isdigit():
         return RunFolder.open(found.parent.parent), int(named)

@@ -21,7 +21,7 @@ class CheckpointArguments:
     """Which checkpoint plays, and how."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """The run's folder, or one of its checkpoints."""
+    """The run's folder, or one of its checkpoints; of a folder of seeds the first."""
 
     step: Annotated[int | None, tyro.conf.arg(aliases=["--checkpoint"])] = None
     """The checkpoint; None: the newest whole one."""

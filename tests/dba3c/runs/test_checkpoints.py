@@ -9,7 +9,7 @@ from dba3c.assembly.model import build_module, initial_parameters, plan_of, spac
 from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
-from dba3c.runs.checkpoints import find_policy, load_policy, newest_policy
+from dba3c.runs.checkpoints import find_policy, load_policy, newest_policy, open_policy
 from dba3c.runs.folder import checkpoint_steps
 from param_servers.errors import CheckpointError
 
@@ -40,6 +40,15 @@ def test_another_sharding_of_the_run_gives_the_same_network(make_run, write_chec
     layout = plan_of(even, network).layout
     assert layout.names != policy.layout.names
     assert torch.equal(policy.parameters_for(layout), layout.flatten(network))
+
+
+def test_of_a_folder_of_seeds_the_first_plays(make_run, write_checkpoint, tmp_path):
+    for seed in (10, 2):
+        write_checkpoint(make_run(CARTPOLE, f"Pong/seed-{seed}"), CARTPOLE, step=seed)
+    folder, policy = open_policy(tmp_path / "Pong", None, on_skip=pytest.fail)
+    assert (folder.path.name, policy.step) == ("seed-2", 2)
+    with pytest.raises(UserError, match="is not a run folder"):
+        open_policy(tmp_path, None, on_skip=pytest.fail)
 
 
 def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(make_run, write_checkpoint):
