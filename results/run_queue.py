@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from games.measure import GOALS
+from games.measure import GOALS, name_of
 
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.runs.checkpoints import keep_policy
@@ -109,7 +109,7 @@ def recipe(name: str, game: str, seed: int = 0, core_hours: float = 0.75) -> Ent
 def game(env_id: str, seed: int = 0, core_hours: float = 1.5) -> Entry:
     """The preset for all games, to the score that was published of this one."""
     words = (env_id, "--preset", "atari", *options(LANES), "--stop-score", f"{GOALS[env_id]:g}")
-    return Entry(topic="games", name=env_id[4:-3], seed=seed, core_hours=core_hours, words=words)
+    return Entry(topic="games", name=name_of(env_id), seed=seed, core_hours=core_hours, words=words)
 
 
 def batch(

@@ -19,7 +19,7 @@ SHOWN_SAMPLES = {
     "atari": (256, "results/games"),
     "breakout_cluster": (2_880, "results/batch_size"),
 }
-"""Of presets: samples in an update with which it reached its score, and where that is."""
+"""Of presets: samples in an update from which it was shown to learn, and where that is."""
 SHOWN_WITHIN = 1.5
 """A size is as good as a shown one when it is at most so many times as large, or as small."""
 WITH_THEIR_OWN_BATCH = ("dba3c_paper",)

@@ -55,7 +55,7 @@ def atari(env_id: str, cores: int) -> TrainConfig:
     """Any Atari game on one machine: PPO with updates of 256 samples, the same network and environment as `breakout`.
 
     64 environments, shared by all workers, 32 steps of each, then 3 epochs of 8 minibatches with Adam. The same
-    hyperparameters for all games (results/games); `breakout` suits games whose reward is frequent.
+    hyperparameters for all games (results/games).
     """
     return _atari_ppo(env_id, cores, environments=64, learning_rate="linear:5e-4->5e-5@4e6")
 

@@ -76,15 +76,17 @@ class OpenMpi:
     def close(self) -> None:
         """Without MPI_Finalize, which would wait for ranks that mpirun started. Who still speaks to a rank that has
         left is ended by Open MPI, so all leave when all are done."""
-        if self._step >= self._case.last_step:
-            self._ranks.Barrier()
-            self._leave_together()
-        if self._mpirun is not None:
-            self._mpirun.terminate()
-            self._mpirun.wait(PATIENCE_S)
-            shutil.rmtree(self._folder)
+        try:
+            if self._step >= self._case.last_step:
+                self._leave_together()
+        finally:
+            if self._mpirun is not None:
+                self._mpirun.terminate()
+                self._mpirun.wait(PATIENCE_S)
+                shutil.rmtree(self._folder)
 
     def _leave_together(self) -> None:
+        self._ranks.Barrier()  # the harness ends ranks that never come
         (self._folder / f"left-{self._ranks.rank}").touch()
         deadline_s = time.monotonic() + PATIENCE_S
         while len(list(self._folder.glob("left-*"))) < self._ranks.size and self._folder.exists():

@@ -26,7 +26,7 @@ from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve, load_curve
 from dba3c.studies.page import made_by, markdown, renew
-from dba3c.studies.statistics import RANDOM_AND_HUMAN, human_normalised, over_games
+from dba3c.studies.statistics import human_normalised, over_games
 from dba3c.studies.study import DBA3C_SCORES
 
 HERE = Path(__file__).resolve().parent
@@ -42,6 +42,11 @@ COLUMNS = (
     "game", "seed", "protocol", "agent_steps", "core_hours", "score_online_50", "score_evaluated_30",
     "core_hours_to_target",
 )  # fmt: skip
+
+
+def name_of(env_id: str) -> str:
+    """Of the game: its folder's."""
+    return env_id.removeprefix("ALE/").removesuffix("-v5")
 
 
 class Trained(NamedTuple):
@@ -69,15 +74,15 @@ class Trained(NamedTuple):
 
     def normalised(self, hours: NDArray[np.float64]) -> NDArray[np.float64]:
         """[T]: human-normalised scores at so many core-hours [T]; a run that ended stays at its last score."""
-        random, human = RANDOM_AND_HUMAN[self.env_id]
-        return (np.interp(hours, *self.line) - random) / (human - random)
+        scores = np.interp(hours, *self.line).tolist()
+        return np.array([human_normalised(self.env_id, score) for score in scores], dtype=np.float64)
 
 
 def trained(folder: Path = HERE) -> dict[str, list[Trained]]:
     """Env id → its runs by seed, in the order of `GOALS`; a game without any is not in it."""
     found = {}
     for env_id in GOALS:
-        name = env_id.removeprefix("ALE/").removesuffix("-v5")
+        name = name_of(env_id)
         runs = [
             Trained(path, name, int(path.name.removeprefix("seed-")), load_curve(path))
             for path in sorted((folder / name).glob("seed-*"))
@@ -125,7 +130,7 @@ def table(rows: list[dict[str, str]]) -> str:
     )  # fmt: skip
     lines: list[tuple[str, ...]] = []
     for env_id, goal in GOALS.items():
-        name = env_id.removeprefix("ALE/").removesuffix("-v5")
+        name = name_of(env_id)
         its = [row for row in rows if row["game"] == name]
         for row in its:
             score = float(row["score_evaluated_30"])
