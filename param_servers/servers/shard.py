@@ -62,8 +62,10 @@ class Shard:
     def update_part(self, part: slice, gradients: Sequence[Elements], learning_rate: float) -> None:
         """Average a part of `gradients` (each [n]) and step with it; an update is all parts in order."""
         start_s = time.perf_counter()
-        mean = self._mean[: part.stop - part.start]
-        mean_into(mean.numpy(), [gradient[part] for gradient in gradients])
+        parts = [gradient[part] for gradient in gradients]
+        mean = torch.from_numpy(parts[0]) if len(parts) == 1 else self._mean[: part.stop - part.start]
+        if len(parts) > 1:
+            mean_into(mean.numpy(), parts)
         averaged_s = time.perf_counter()
         self._optimizer.step(part, mean, learning_rate)
         self.aggregating_s += averaged_s - start_s
