@@ -73,6 +73,12 @@ class Case(NamedTuple):
     """Of a worker for a step: nobody is expelled for it."""
 
     @property
+    def step_timeout_s(self) -> float:
+        """So long that nobody is expelled for computing, nor a group broken up while it hands over its first state."""
+        transfer_s = 8 * self.megabytes / self.rate_mbit if self.rate_mbit else 0.0
+        return max(STEP_TIMEOUT_S, 3 * self.longest_compute_s, 100 * transfer_s)
+
+    @property
     def hosts(self) -> int:
         return self.workers + (0 if self.colocated else self.servers)
 
@@ -273,7 +279,7 @@ class _Bench:
             num_backup_workers=case.backup if case.exchange in ("servers", "majority") else None,
             num_servers=case.servers or 1,
             listen_host=self._address(host),
-            **({"step_timeout_s": max(STEP_TIMEOUT_S, 3 * case.longest_compute_s)} | faults.options(self._fault)),
+            **({"step_timeout_s": case.step_timeout_s} | faults.options(self._fault)),
         )
 
     def _training(self, host: int) -> dict[str, Any]:
