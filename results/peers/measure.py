@@ -25,7 +25,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +38,7 @@ from dba3c.studies.page import facts, made_by, markdown, renew
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows.jsonl"
-SECONDS, WARM_UP_S, START_S = 25.0, 10.0, 120.0
+SECONDS, WARM_UP_S, START_S = 25.0, 10.0, 300.0
 TORCH = "torch==2.13.0"
 VENVS = {
     "cleanrl": (TORCH, "envpool==0.8.4", "gym==0.23.1", "numpy<2", "tyro", "tensorboard"),
@@ -61,9 +63,13 @@ class Peer:
     scale: float = 1.0
 
 
-def peers(cleanrl: Path) -> dict[str, Peer]:
-    """By name, in the order of the table. What has no virtual environment is ours."""
-    envpool = (str(cleanrl / "cleanrl" / "ppo_atari_envpool.py"), "--no-cuda", "--total-timesteps", FOREVER)
+def peers(cleanrl: Path, game: str = "Breakout", seed: int = 1) -> dict[str, Peer]:
+    """By name, in the order of the table. What has no virtual environment is ours, and plays Breakout."""
+    envpool = (
+        str(cleanrl / "cleanrl" / "ppo_atari_envpool.py"), "--no-cuda", "--total-timesteps", FOREVER,
+        "--env-id", f"{game}-v5", "--seed", str(seed),
+    )  # fmt: skip
+    its = (game, FOREVER, str(seed))
     told = r"global_step=(\d+)"
     ours = ("-m", "launch", "train", "breakout", "--track", "--metrics-window-s", "1", "--run-dir", "RUN")
     frames = r" frames ([\d,]+) "
@@ -78,18 +84,19 @@ def peers(cleanrl: Path) -> dict[str, Peer]:
         ),
         "CleanRL PPO + EnvPool, 1 epoch": Peer((*envpool, "--update-epochs", "1"), "cleanrl", told),
         "CleanRL PPO + EnvPool (4 epochs)": Peer(envpool, "cleanrl", told),
-        "Stable-Baselines3 A2C": Peer((str(HERE / "run_sb3.py"), "a2c", "Breakout", FOREVER, "1"), "sb3"),
-        "Stable-Baselines3 PPO (4 epochs)": Peer((str(HERE / "run_sb3.py"), "ppo", "Breakout", FOREVER, "1"), "sb3"),
+        "Stable-Baselines3 A2C": Peer((str(HERE / "run_sb3.py"), "a2c", *its), "sb3"),
+        "Stable-Baselines3 PPO (4 epochs)": Peer((str(HERE / "run_sb3.py"), "ppo", *its), "sb3"),
         "Sample Factory APPO": Peer(
             (
-                str(HERE / "run_sample_factory.py"), "--env=atari_breakout", "--experiment=run", "--train_dir=RUN",
+                str(HERE / "run_sample_factory.py"), f"--env=atari_{game.lower()}", f"--seed={seed}",
+                "--experiment=run", "--train_dir=RUN",
                 "--device=cpu", "--num_workers=2", "--num_envs_per_worker=8", "--batch_size=512",
                 f"--train_for_env_steps={FOREVER}",
             ),
             "sample_factory", r"Total num frames: (\d+)", 0.25,
         ),
-        "RLlib IMPALA": Peer((str(HERE / "run_rllib.py"), "impala", "Breakout", FOREVER, "1"), "rllib"),
-        "RLlib PPO (4 epochs)": Peer((str(HERE / "run_rllib.py"), "ppo", "Breakout", FOREVER, "1"), "rllib"),
+        "RLlib IMPALA": Peer((str(HERE / "run_rllib.py"), "impala", *its), "rllib"),
+        "RLlib PPO (4 epochs)": Peer((str(HERE / "run_rllib.py"), "ppo", *its), "rllib"),
     }  # fmt: skip
 
 
@@ -113,39 +120,60 @@ def run(peer: Peer, venvs: Path) -> dict[str, float]:
     Raises:
         UserError: it ended, or told no steps in time; with the last words of its output.
     """
-    folder = tempfile.mkdtemp()
-    words = [word.replace("RUN", f"{folder}/run") for word in peer.words]
     told: list[tuple[float, float]] = []
-    lines: list[str] = []
+
+    def hear(line: str) -> None:
+        found = re.search(peer.counts, line)
+        if found and (steps := float(found.group(1).replace(",", ""))):
+            told.append((time.monotonic(), peer.scale * steps))
+
+    with started(peer, venvs, hear) as processes:
+        begun_s = time.monotonic()
+        while not told or time.monotonic() - told[0][0] < WARM_UP_S + SECONDS:
+            processes.check(late=not told and time.monotonic() - begun_s > START_S)
+            time.sleep(0.2)
+        return {"agent_steps_per_s": round(rate(told), 1), "private_mb": round(private_mb(processes.pid))}
+
+
+class Processes:
+    """A system that was started, and what it last said."""
+
+    def __init__(self, process: subprocess.Popen[str], hear: Callable[[str], None]) -> None:
+        self._process, self._lines = process, deque[str](maxlen=30)
+        self._reader = threading.Thread(target=self._read, args=(hear,), daemon=True)
+        self._reader.start()
+        self.pid = process.pid
+
+    def _read(self, hear: Callable[[str], None]) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.append(line)
+            hear(line)
+
+    def check(self, late: bool = False) -> None:
+        """Raises UserError when it has ended, or is `late`; with the last words of its output."""
+        if late or self._process.poll() is not None:
+            self._reader.join(5.0)
+            raise UserError("".join(self._lines) or f"no steps within {START_S:g} s")
+
+
+@contextmanager
+def started(peer: Peer, venvs: Path, hear: Callable[[str], None]) -> Iterator[Processes]:
+    """A system whose every line `hear` is told; its processes end with the block."""
+    folder = tempfile.mkdtemp()
+    ours = {"PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
-        [python_of(peer.venv, venvs), *words],
+        [python_of(peer.venv, venvs), *(word.replace("RUN", f"{folder}/run") for word in peer.words)],
         cwd=folder if peer.venv else None,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
         start_new_session=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"} | ({"PYTHONPATH": ""} if peer.venv else {}),
+        env={**os.environ, **ours, **({"PYTHONPATH": str(HERE), "RAY_DEDUP_LOGS": "0"} if peer.venv else {})},
     )
-
-    def read() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            del lines[:-30]
-            found = re.search(peer.counts, line)
-            if found and (steps := float(found.group(1).replace(",", ""))):
-                told.append((time.monotonic(), peer.scale * steps))
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
     try:
-        begun_s = time.monotonic()
-        while not told or time.monotonic() - told[0][0] < WARM_UP_S + SECONDS:
-            if process.poll() is not None or (not told and time.monotonic() - begun_s > START_S):
-                reader.join(5.0)
-                raise UserError("".join(lines) or f"no steps within {START_S:g} s")
-            time.sleep(0.2)
-        return {"agent_steps_per_s": round(rate(told), 1), "private_mb": round(private_mb(process.pid))}
+        yield Processes(process, hear)
     finally:
         for sent, wait_s in ((signal.SIGINT, 10.0), (signal.SIGKILL, 5.0)):
             try:

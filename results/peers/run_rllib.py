@@ -22,6 +22,8 @@ ENVS_PER_WORKER = 8
 
 
 def make_env(config):
+    import full_games  # noqa: F401  (in the process that steps)
+
     gymnasium.register_envs(ale_py)
     game = gymnasium.make(
         f"ALE/{config['game']}-v5", frameskip=1, repeat_action_probability=0.0, full_action_space=False
@@ -79,7 +81,7 @@ def main(algorithm: str, game: str, steps: int, seed: int) -> None:
     done = 0
     while done < steps:
         runners = trainer.train()["env_runners"]
-        done = int(runners["num_env_steps_sampled_lifetime"])
+        done = int(runners.get("num_env_steps_sampled_lifetime", done))  # not told before the first rollout is in
         print(f"steps {done}", flush=True)
         if "episode_return_mean" in runners:
             print(f"score {runners['episode_return_mean']:g} steps {done}", flush=True)

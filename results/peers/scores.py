@@ -1,0 +1,199 @@
+"""Other systems' scores against core-hours of processor time, beside ours: Breakout and Pong.
+
+    python results/peers/scores.py run --cleanrl DIR    (25 minutes on 2 cores for each system and game)
+    python results/peers/scores.py page                 writes scores.png and the table of README.md from scores.jsonl
+
+One run after the other, as in measure.py, until its processes have used CORE_HOURS of processor time, however many
+cores that were. A score is a full game's, unclipped, all lives: told by the emulator (full_games.py) where the system
+tells another. A curve is the mean of the last GAMES games, as ours are; ours are the runs of results/games.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import statistics
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from measure import HERE, START_S, Peer, peers, started
+
+from dba3c.errors import UserError
+from dba3c.studies.curve import Curve, load_curve
+from dba3c.studies.figures import IDEAL, line_of, new_panels, save
+from dba3c.studies.learning_curves import random_to
+from dba3c.studies.page import facts, made_by, markdown, renew
+
+FILE = HERE / "scores.jsonl"
+CORE_HOURS, GAMES, POINTS = 0.75, 50, 150
+GOALS = {"Breakout": 300.0, "Pong": 20.0}
+LOOK_S = 1.0
+OURS = "ours (preset atari)"
+SYSTEMS = {
+    "CleanRL PPO + EnvPool (4 epochs)": r"episodic_return=\[?(-?[\d.]+)",
+    "Stable-Baselines3 PPO (4 epochs)": r"score (-?[\d.]+) steps",
+    "Stable-Baselines3 A2C": r"score (-?[\d.]+) steps",
+    "Sample Factory APPO": r"full game (-?[\d.]+)",
+    "RLlib IMPALA": r"full game (-?[\d.]+)",
+}
+"""How a line tells a full game's score."""
+
+
+@dataclass
+class Told:
+    """What a system has said so far."""
+
+    peer: Peer
+    score: str
+    steps: float = 0.0
+    new: deque[float] = field(default_factory=deque)
+    """Scores of games that are in no point yet."""
+
+    def hear(self, line: str) -> None:
+        if found := re.search(self.peer.counts, line):
+            self.steps = self.peer.scale * float(found.group(1).replace(",", ""))
+        if found := re.search(self.score, line):
+            self.new.append(float(found.group(1)))
+
+
+def core_hours(pid: int) -> float:
+    """Of processor time, of a process and all of its descendants: what has ended is counted by who waited for it."""
+    seconds = 0.0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                used = process.cpu_times()
+                seconds += used.user + used.system + used.children_user + used.children_system
+    return seconds / 3600
+
+
+def play(name: str, game: str, seed: int, cleanrl: Path, venvs: Path) -> dict[str, object]:
+    """One run's row, until CORE_HOURS are used.
+
+    Raises:
+        UserError: it ended, or told no steps in time; with the last words of its output.
+    """
+    peer = peers(cleanrl, game, seed)[name]
+    told, last = Told(peer, SYSTEMS[name]), deque[float](maxlen=GAMES)
+    points: list[tuple[float, float, float]] = []
+    used, games = 0.0, 0
+    with started(peer, venvs, told.hear) as processes:
+        begun_s = time.monotonic()
+        while used < CORE_HOURS:
+            processes.check(late=not told.steps and time.monotonic() - begun_s > START_S)
+            time.sleep(LOOK_S)
+            used = max(used, core_hours(processes.pid))
+            while told.new:
+                last.append(told.new.popleft())
+                games += 1
+            if last and used >= len(points) * CORE_HOURS / POINTS:
+                points.append((round(used, 4), told.steps, round(statistics.fmean(last), 3)))
+    hours, steps, scores = zip(*points, strict=True)
+    return {
+        "system": name, "game": game, "seed": seed, "games": games, **where(),
+        "core_hours": hours, "agent_steps": steps, "score": scores,
+    }  # fmt: skip
+
+
+def where() -> dict[str, str]:
+    """The commit and the machine, for a row."""
+    now = facts("")
+    return {"commit": str(now["source"].get("commit", "unknown"))[:12], "processor": now["host"]["processor"]}
+
+
+def run(options: argparse.Namespace) -> None:
+    """Appends the missing rows."""
+    done = {(row["game"], row["system"], row["seed"]) for row in rows()}
+    for game in options.games:
+        for name in SYSTEMS:
+            if (game, name, options.seed) in done or not re.search(options.only, name):
+                continue
+            try:
+                row = play(name, game, options.seed, options.cleanrl.resolve(), options.venvs)
+            except UserError as error:
+                print(f"{name}, {game}: {error}", file=sys.stderr)
+                continue
+            print(name, game, row["games"], "games", row["score"][-1], flush=True)
+            with FILE.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def rows() -> list[dict[str, Any]]:
+    """What was played so far."""
+    return [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
+
+
+def ours(game: str) -> Curve | None:
+    """The preset for all games; None: not run yet."""
+    folder = HERE.parent / "games" / game / "seed-0"
+    return load_curve(folder) if folder.exists() else None
+
+
+def page() -> None:
+    """The figure, and the table of where each was when its processor time was used."""
+    found = {game: [row for row in rows() if row["game"] == game] for game in GOALS}
+    played = {game: rows for game, rows in found.items() if rows}
+    if not played:
+        print("nothing was run yet")
+        return
+    table = []
+    for game, rows_ in played.items():
+        lines = [(row["system"], row["score"][-1], row["agent_steps"][-1], row["games"]) for row in rows_]
+        if (curve := ours(game)) is not None:
+            at = int(np.searchsorted(curve.column("progress/cpu_hours"), CORE_HOURS)) - 1
+            score, steps, games = (
+                float(curve.column(name)[at]) for name in ("score/mean", "progress/data_points", "progress/games")
+            )
+            lines.append((OURS, score, steps, games))
+        for name, score, steps, games in sorted(lines, key=lambda line: -line[1]):
+            table.append([game, name, f"{score:,.1f}", f"{steps / 1e6:.2f}", f"{games:,.0f}"])
+    head = ["game", "system", f"score at {CORE_HOURS:g} core-hours", "million agent steps", "full games"]
+    renew(HERE / "README.md", made_by(facts("python results/peers/scores.py run --cleanrl DIR")), markdown(head, table))
+    draw(played)
+
+
+def draw(played: dict[str, list[dict[str, Any]]]) -> None:
+    """A panel for each game."""
+    x_name, y_name = "core-hours of processor time", f"mean score of the last {GAMES} games"
+    figure, panels = new_panels(len(played), max(2, len(played)), 3.6, x_name, y_name)
+    lines = {}
+    for axes, (game, rows_) in zip(panels, played.items(), strict=True):
+        if (curve := ours(game)) is not None:
+            hours, score = curve.column("progress/cpu_hours"), curve.column("score/mean")
+            lines[OURS] = axes.plot(hours, score, linewidth=1.8, **line_of(0))[0]
+            random_to(axes, curve, GOALS[game])
+        for row in rows_:
+            look = line_of(1 + list(SYSTEMS).index(row["system"]))
+            lines[row["system"]] = axes.plot(row["core_hours"], row["score"], linewidth=1.2, **look)[0]
+        axes.set_xlim(0, CORE_HOURS)
+        axes.axhline(GOALS[game], **IDEAL)
+        axes.set_title(f"{game}, sticky actions off, 1 seed each", fontsize=9)
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    save(figure, HERE / "scores")
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "page"))
+    parser.add_argument("--cleanrl", type=Path, default=Path("cleanrl"), help="a checkout of CleanRL")
+    parser.add_argument("--venvs", type=Path, default=Path.home() / ".cache" / "dba3c" / "peers")
+    parser.add_argument("--games", nargs="+", choices=GOALS, default=list(GOALS))
+    parser.add_argument("--only", default="", help="a pattern of names")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.what == "run":
+        run(options)
+    page()
+
+
+if __name__ == "__main__":
+    main()
