@@ -1,4 +1,4 @@
-"""Sample Factory's own Atari example; importing ale_py is what makes its games known to gymnasium 0.29."""
+"""Sample Factory's own Atari example, with full games told; importing ale_py makes its games known to gymnasium 0.29."""
 
 from __future__ import annotations
 
