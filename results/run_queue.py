@@ -95,7 +95,7 @@ RECIPES = {
     ),
     "nstep": options(f"{LANES} --rollout-length 5 --envs-per-worker 32"),
 }
-"""Each on top of the preset `breakout`: the small network in bfloat16, no sticky actions; `ppo` with two workers and
+"""Each on top of the preset `breakout`: the small network, no sticky actions; `ppo` with two workers and
 two servers, the others with one worker of two lanes, which learns the same from less processor time. The one that won
 is the preset `atari`: its runs are those of the topic games."""
 

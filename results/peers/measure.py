@@ -63,6 +63,10 @@ class Peer:
     scale: float = 1.0
 
 
+BF16 = ("--precision", "bfloat16")
+NATURE = ("--network", "nature", "--envs-per-worker", "128")
+
+
 def peers(cleanrl: Path, game: str = "Breakout", seed: int = 1) -> dict[str, Peer]:
     """By name, in the order of the table. What has no virtual environment is ours, and plays Breakout."""
     envpool = (
@@ -74,13 +78,10 @@ def peers(cleanrl: Path, game: str = "Breakout", seed: int = 1) -> dict[str, Pee
     ours = ("-m", "launch", "train", "breakout", "--track", "--metrics-window-s", "1", "--run-dir", "RUN")
     frames = r" frames ([\d,]+) "
     return {
-        "ours, small network, bf16, 160 samples": Peer(ours, counts=frames, scale=0.25),
-        "ours, Nature, bf16, 64 environments a core": Peer(
-            (*ours, "--network", "nature", "--envs-per-worker", "128"), counts=frames, scale=0.25
-        ),
+        "ours, small network, bf16, 160 samples": Peer((*ours, *BF16), counts=frames, scale=0.25),
+        "ours, Nature, bf16, 64 environments a core": Peer((*ours, *NATURE, *BF16), counts=frames, scale=0.25),
         "ours, Nature, float32, 64 environments a core": Peer(
-            (*ours, "--network", "nature", "--envs-per-worker", "128", "--precision", "float32"),
-            counts=frames, scale=0.25,
+            (*ours, *NATURE, "--precision", "float32"), counts=frames, scale=0.25
         ),
         "CleanRL PPO + EnvPool, 1 epoch": Peer((*envpool, "--update-epochs", "1"), "cleanrl", told),
         "CleanRL PPO + EnvPool (4 epochs)": Peer(envpool, "cleanrl", told),

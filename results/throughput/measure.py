@@ -53,8 +53,8 @@ HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows.jsonl"
 CORES = os.cpu_count() or 1
 CASES = {
-    "small, bfloat16, 16 environments a core (the preset)": "",
-    "nature, bfloat16, 64": f"--network nature --envs-per-worker {64 * CORES}",
+    "small, bfloat16, 16 environments a core (the preset)": "--precision bfloat16",
+    "nature, bfloat16, 64": f"--network nature --envs-per-worker {64 * CORES} --precision bfloat16",
     "nature, float32, 64": f"--network nature --envs-per-worker {64 * CORES} --precision float32",
 }
 SECTIONS = ("environment", "inference", "learning", "pushing", "waiting")

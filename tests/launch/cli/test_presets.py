@@ -8,6 +8,7 @@ from dba3c.assembly.model import Spaces, build_module
 from dba3c.environments.atari.protocols import protocol_name
 from dba3c.errors import UserError
 from dba3c.networks.torsos import ConvolutionalTorso, PerceptronTorso
+from launch.cli import presets
 from launch.cli.batch import samples_of, samples_text
 from launch.cli.options import parse_train, said_of_samples
 from launch.cli.presets import dba3c_paper, fitting_preset, preset
@@ -30,6 +31,15 @@ from param_servers.schedules import parse_schedule
 def test_every_family_has_a_preset_that_fits(env_id: str, name: str) -> None:
     assert fitting_preset(env_id) == name
     assert preset(None, env_id, cores=2).environment.env_id == env_id
+
+
+@pytest.mark.parametrize(("multiplies", "precision"), [(True, "bfloat16"), (False, "float32")])
+def test_convolutions_of_presets_are_in_bfloat16_only_where_the_processor_multiplies_it(
+    multiplies: bool, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presets, "multiplies_bfloat16", lambda: multiplies)
+    for name in ("breakout", "atari", "breakout_cluster", "vizdoom"):
+        assert preset(name, None, cores=2).network.precision == precision
 
 
 @pytest.mark.parametrize("name", ["football", "vizdoom"])

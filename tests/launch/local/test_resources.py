@@ -9,7 +9,14 @@ import pytest
 
 from dba3c.errors import UserError
 from launch.local import resources
-from launch.local.resources import bind_to_own_cores, cgroup_quota_cores, divide_cores, given_cores, thread_environment
+from launch.local.resources import (
+    bind_to_own_cores,
+    cgroup_quota_cores,
+    divide_cores,
+    given_cores,
+    multiplies_bfloat16,
+    thread_environment,
+)
 
 
 def write(path: Path, text: str) -> None:
@@ -95,3 +102,19 @@ def test_a_core_is_really_taken() -> None:
         assert os.sched_getaffinity(0) == set(own)
     finally:
         os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(
+    ("line", "does"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16 sha_ni\n", True),
+        ("flags\t\t: fpu avx2 avx512f amx_bf16 amx_tile\n", True),
+        ("Features\t: fp asimd bf16\n", True),
+        ("flags\t\t: fpu avx2 avx512f avx512_vnni\n", False),
+        (None, False),
+    ],
+)
+def test_a_processor_that_multiplies_bfloat16_says_so(line: str | None, does: bool, tmp_path: Path) -> None:
+    if line is not None:
+        write(tmp_path / "cpuinfo", f"processor\t: 0\n{line}")
+    assert multiplies_bfloat16(tmp_path / "cpuinfo") is does
