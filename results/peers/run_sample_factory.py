@@ -1,4 +1,4 @@
-"""Sample Factory's own Atari example, with full games told; importing ale_py makes its games known to gymnasium 0.29."""
+"""Sample Factory's own Atari example, with full games told; importing ale_py makes gymnasium 0.29 know its games."""
 
 from __future__ import annotations
 
