@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from games.measure import GOALS, name_of
+from games.measure import GOALS, STICKY, STICKY_GAMES, name_of
 
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.runs.checkpoints import keep_policy
@@ -112,6 +112,12 @@ def game(env_id: str, seed: int = 0, core_hours: float = 1.5) -> Entry:
     return Entry(topic="games", name=name_of(env_id), seed=seed, core_hours=core_hours, words=words)
 
 
+def sticky(env_id: str, core_hours: float = 1.5) -> Entry:
+    """The same with sticky actions, as ALE's own ids have it."""
+    plain = game(env_id, core_hours=core_hours)
+    return replace(plain, name=plain.name + STICKY, words=(*plain.words, "--protocol", "v5"))
+
+
 def batch(
     samples: int, learning_rate: float, optimizer: str = "rmsprop", seed: int = 0, core_hours: float = 1.5
 ) -> Entry:
@@ -190,11 +196,13 @@ QUEUE: tuple[Entry, ...] = (
     *(game(env_id) for env_id in GOALS if env_id not in ("ALE/Pong-v5", "ALE/Boxing-v5")),
     recipe("vtrace", "Boxing"),
     *(game(env_id, seed=1) for env_id in GOALS),
+    *(sticky(env_id) for env_id in STICKY_GAMES),
     *algorithm("sac-Pendulum", "Pendulum-v1 --preset sac --total-frames 40000", range(3), core_hours=0.3),
     *algorithm("mujoco-HalfCheetah", "HalfCheetah-v5 --total-frames 1000000", range(3), core_hours=0.5),
     *algorithm("vizdoom-basic", "vizdoom/basic --total-frames 1200000", range(3), core_hours=0.3),
     *algorithm("ppo-LunarLander", LONG_PPO, range(3, 10), core_hours=0.3),
     *algorithm("sac-HalfCheetah", "HalfCheetah-v5 --preset sac --total-frames 1000000", range(1), core_hours=2.0),
+    *algorithm("r2d2-Pong", "ALE/Pong-v5 --preset r2d2 --protocol v4-no-sticky", range(1), core_hours=2.0),
     batch(1120, sqrt_rule(1120)),
     damped("1e-4", 1e-3),
     batch(480, sqrt_rule(480)),

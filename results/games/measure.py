@@ -34,6 +34,11 @@ SCORES = HERE / "scores.csv"
 PPO_SCORES = {"ALE/Assault-v5": 4_972.0, "ALE/StarGunner-v5": 32_689.0}
 """Of its paper (arXiv 1707.06347, table 6; 10 M agent steps, sticky actions off), where DBA3C published none."""
 GOALS = {env_id: PPO_SCORES[env_id] if score is None else score for env_id, score in DBA3C_SCORES.items()}
+STICKY_GAMES = ("ALE/Breakout-v5", "ALE/Pong-v5")
+"""Those that are played with sticky actions (protocol v5), too, in folders of their own."""
+STICKY = "-sticky"
+PROTOCOL = "v4-no-sticky"
+"""Of all others, and of the aggregate."""
 EVALUATED_GAMES = 30
 CPU_HOURS, MEAN = "progress/cpu_hours", "score/mean"
 MEAN_OF_GAMES = 50
@@ -78,14 +83,14 @@ class Trained(NamedTuple):
         return np.array([human_normalised(self.env_id, score) for score in scores], dtype=np.float64)
 
 
-def trained(folder: Path = HERE) -> dict[str, list[Trained]]:
-    """Env id → its runs by seed, in the order of `GOALS`; a game without any is not in it."""
+def trained(folder: Path = HERE, of: str = "") -> dict[str, list[Trained]]:
+    """Env id → its runs by seed, in the order of `GOALS`; a game without any is not in it. of: "" or `STICKY`."""
     found = {}
     for env_id in GOALS:
         name = name_of(env_id)
         runs = [
             Trained(path, name, int(path.name.removeprefix("seed-")), load_curve(path))
-            for path in sorted((folder / name).glob("seed-*"))
+            for path in sorted((folder / f"{name}{of}").glob("seed-*"))
         ]
         if runs:
             found[env_id] = runs
@@ -125,8 +130,8 @@ def read_rows(path: Path = SCORES) -> list[dict[str, str]]:
 def table(rows: list[dict[str, str]]) -> str:
     """A line for each run, and for each game that has none."""
     columns = (
-        "game", "goal", "seed", "core-hours", "million agent steps", "mean of the last 50 games", "30 full games",
-        "human-normalised", "core-hours to the goal",
+        "game", "goal", "protocol", "seed", "core-hours", "million agent steps", "mean of the last 50 games",
+        "30 full games", "human-normalised", "core-hours to the goal",
     )  # fmt: skip
     lines: list[tuple[str, ...]] = []
     for env_id, goal in GOALS.items():
@@ -137,13 +142,13 @@ def table(rows: list[dict[str, str]]) -> str:
             human = human_normalised(env_id, score)
             lines.append(
                 (
-                    name, f"{goal:,.0f}", row["seed"], f"{float(row['core_hours']):.2f}",
+                    name, f"{goal:,.0f}", row["protocol"], row["seed"], f"{float(row['core_hours']):.2f}",
                     f"{int(row['agent_steps']) / 1e6:.2f}", f"{float(row['score_online_50']):,.1f}", f"{score:,.1f}",
                     "" if human is None else f"{human:.0%}", f"{row['core_hours_to_target'] or 'not reached'}",
                 )
             )  # fmt: skip
         if not its:
-            lines.append((name, f"{goal:,.0f}", *["not run yet"], *[""] * (len(columns) - 3)))
+            lines.append((name, f"{goal:,.0f}", "not run yet", *[""] * (len(columns) - 3)))
     return markdown(columns, lines)
 
 
@@ -152,7 +157,7 @@ def aggregate(rows: list[dict[str, str]]) -> str:
     scores: dict[str, list[float]] = {}
     for row in rows:
         human = human_normalised(f"ALE/{row['game']}-v5", float(row["score_evaluated_30"]))
-        if human is not None:
+        if human is not None and row["protocol"] == PROTOCOL:
             scores.setdefault(row["game"], []).append(human)
     if len(scores) < len(GOALS) or min(map(len, scores.values())) < 2:
         return f"no aggregate: {len(scores)} of {len(GOALS)} games have a run, and each needs two"
@@ -160,15 +165,15 @@ def aggregate(rows: list[dict[str, str]]) -> str:
 
 
 def main() -> None:
-    found = trained()
+    found = [run for of in ("", STICKY) for runs in trained(of=of).values() for run in runs]
     before = {tuple(row[column] for column in COLUMNS[:5]): row["score_evaluated_30"] for row in read_rows()}
-    rows = [row_of(run, before) for runs in found.values() for run in runs]
+    rows = [row_of(run, before) for run in found]
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_atomically(SCORES, text.getvalue())
-    lives = [run.curve.meta["lives"][-1] for runs in found.values() for run in runs]
+    lives = [run.curve.meta["lives"][-1] for run in found]
     renew(HERE / "README.md", made_by(max(lives, key=lambda life: life["started_s"])), table(rows))
     print(aggregate(rows))
     subprocess.run([sys.executable, str(HERE.parent / "plot.py"), HERE.name], check=True)
