@@ -21,9 +21,8 @@ from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError, did_you_mean
 from dba3c.own_code import name_of
-from param_servers.config import ExchangeConfig, OptimizerConfig, option, refusal_of_unread
+from param_servers.config import ExchangeConfig, OptimizerConfig, option, parse_schedule, refusal_of_unread
 from param_servers.errors import ConfigError
-from param_servers.schedules import parse_schedule
 from param_servers.timeouts import NOTICE_S
 
 ALGORITHMS_OF_MODES = {"worker": ("actor_critic", "vtrace", "ppo"), "central": ("vtrace", "r2d2", "sac")}

@@ -13,8 +13,8 @@ from dba3c.central.algorithm import Trainer, Update
 from dba3c.central.unrolls import Unroll, UnrollBatch, batch_of
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Experience
+from param_servers.config import parse_schedule
 from param_servers.exchange import Pull
-from param_servers.schedules import parse_schedule
 
 
 class ActorCriticTrainer(Trainer):

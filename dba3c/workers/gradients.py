@@ -23,7 +23,7 @@ from dba3c.algorithms.ppo import (
 )
 from dba3c.algorithms.rollout import Rollout
 from dba3c.config import AlgorithmConfig
-from param_servers.schedules import parse_schedule
+from param_servers.config import parse_schedule
 
 Part = TypeVar("Part")
 

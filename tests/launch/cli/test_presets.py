@@ -14,7 +14,7 @@ from launch.cli.options import parse_train, said_of_samples
 from launch.cli.presets import dba3c_paper, fitting_preset, preset
 from launch.cli.train import fit_config
 from launch.cluster.launchers import LaunchPlace
-from param_servers.schedules import parse_schedule
+from param_servers.config import parse_schedule
 
 
 @pytest.mark.parametrize(
