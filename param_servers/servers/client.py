@@ -231,7 +231,7 @@ class ServersExchange:
             self._hub.send(server, header, payload)
 
     def receive_into(self, peer: Peer, header: Header) -> memoryview:
-        """A place for the payload of a frame; see `links.ReceiveInto`."""
+        """A place for the payload of a frame; see `frames.ReceiveInto`."""
         if header.kind in (Kind.STOP, Kind.EXPELLED) and header.length <= MOST_CONTROL_BYTES:
             return memoryview(bytearray(header.length))
         return as_bytes(self.state.slot(peer.rank, header))

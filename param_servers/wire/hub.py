@@ -17,9 +17,8 @@ from typing import Any
 
 from param_servers.errors import BadMessage, Refused
 from param_servers.timeouts import HANDSHAKE_S, LINGER_S
-from param_servers.wire.frames import Event, Frame, Joined, Left, Message, ReceiveInto, Rejected
+from param_servers.wire.frames import WAKE_BYTES, Event, Frame, Joined, Left, Link, Message, ReceiveInto, Rejected
 from param_servers.wire.handshake import Dialer, Hello, Listener, Peer
-from param_servers.wire.links import WAKE_BYTES, Link
 from param_servers.wire.messages import Code, Header, Kind
 from param_servers.wire.tcp_sockets import accept, begin_to_connect, open_listener, reason_of
 

@@ -129,7 +129,7 @@ def test_passing_on_and_waiting_take_the_same_steps(tmp_path: Path, monkeypatch:
     from param_servers.checkpoint.files import find_newest, load_checkpoint
     from param_servers.servers import cut_through
     from param_servers.servers.cut_through import CutThrough
-    from param_servers.wire import frames, links
+    from param_servers.wire import frames
 
     passed_on = []
     settle = CutThrough.settle
@@ -141,7 +141,7 @@ def test_passing_on_and_waiting_take_the_same_steps(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(CutThrough, "settle", counted)
     monkeypatch.setattr(frames, "AHEAD_BYTES", HEADER_BYTES)  # a slice is never here with its header at once
-    monkeypatch.setattr(links, "READ_BUDGET_BYTES", 1)
+    monkeypatch.setattr(frames, "READ_BUDGET_BYTES", 1)
     plan = plan_shards(LAYOUT, 2)
     results = []
     for passes_on in (True, False):

@@ -9,10 +9,9 @@ import pytest
 
 from param_servers.timeouts import LINGER_S
 from param_servers.wire import hub
-from param_servers.wire.frames import Frame, Joined, Left, Message
+from param_servers.wire.frames import Frame, Joined, Left, Link, Message
 from param_servers.wire.handshake import Hello, Role
 from param_servers.wire.hub import Hub
-from param_servers.wire.links import Link
 from param_servers.wire.messages import HEADER_BYTES, Code, Header, Kind, pack_header
 from tests.param_servers.wire.hub_pair import MOST, SECRET, SERVER, WORKER, Pair, receive_into
 
