@@ -18,8 +18,7 @@ from param_servers.errors import LastStepsLost, RunBroken, RunStopped
 from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, never, unread
 from param_servers.layout import FlatLayout, ShardPlan
 from param_servers.optim import State
-from param_servers.servers.accumulator import is_usable
-from param_servers.servers.shard import Shard
+from param_servers.servers.shard import Shard, is_usable
 
 REPORT_EVERY_S = 1.0
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from param_servers.layout import as_bytes
-from param_servers.servers.accumulator import Accumulator, Elements
-from param_servers.servers.shard import PART_MULTIPLE, Shard
+from param_servers.servers.shard import PART_MULTIPLE, Accumulator, Elements, Shard
 from param_servers.wire.frames import Frame
 from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.hub import Hub

@@ -13,10 +13,9 @@ from param_servers.checkpoint.writer import Checkpoints
 from param_servers.errors import BadMessage
 from param_servers.layout import as_bytes
 from param_servers.optim import State
-from param_servers.servers.accumulator import Accumulator
 from param_servers.servers.cut_through import CutThrough, Version
 from param_servers.servers.decisions import Checkpoint, Commit, Expel, Give, Order, Restore, Stop
-from param_servers.servers.shard import Shard
+from param_servers.servers.shard import Accumulator, Shard
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import (

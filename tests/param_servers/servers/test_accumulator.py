@@ -8,8 +8,7 @@ import torch
 
 from param_servers.config import OptimizerConfig, OptimizerName
 from param_servers.errors import ParamServersError
-from param_servers.servers.accumulator import LARGEST, Accumulator, is_usable, mean_into
-from param_servers.servers.shard import Shard
+from param_servers.servers.shard import LARGEST, Accumulator, Shard, is_usable, mean_into
 from param_servers.wire.messages import Code, Row
 
 
