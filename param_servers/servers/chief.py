@@ -96,32 +96,33 @@ class Chief:
         Raises:
             BadMessage: no shard of this run says that.
         """
-        shard, term, step = peer.rank, header.term, header.step
-        self.coordinator.server_heard(shard, self._clock())
+        self.coordinator.server_heard(peer.rank, self._clock())
         if header.kind == Kind.ARRIVED:
             check_data_points(header.data_points)
             rows = unpack_rows(payload)
             if not {row.mark for row in rows} <= _CODES:
                 raise BadMessage("an answer to a gradient that does not exist")
             for row in rows:
-                self.arrived(shard, row, term, step, header.data_points)
+                self.told(header, row)
         elif header.kind == Kind.READY:
-            self.ready(shard, term)
+            self.told(header, None)
         elif header.kind == Kind.WRITTEN:
-            self.written(shard, term, step, _entry(payload))
+            self.told(header, _entry(payload))
         elif header.kind == Kind.ALIVE:
             self._hub.send(peer, header._replace(sender=0))
 
-    def arrived(self, shard: int, row: Row, term: int, step: int, data_points: int) -> None:
-        """See `shard_node.Ears`, as the next two; of shard 0 itself, too."""
-        self._carry_out(self.coordinator.arrived(shard, row, step, data_points, term, self._clock()))
+    def told(self, header: Header, what: Row | dict[str, Any] | None) -> None:
+        """See `shard_node.Tell`; of another shard or of shard 0 itself."""
+        shard, term, step = header.sender, header.term, header.step
+        if isinstance(what, Row):
+            arrived = self.coordinator.arrived(shard, what, step, header.data_points, term, self._clock())
+            self._carry_out(arrived)
+        elif what is None:
+            self._carry_out(self.coordinator.server_ready(shard, term, self._clock()))
+        elif term == self.coordinator.term:  # else of a history that was undone
+            self._written(shard, step, what)
 
-    def ready(self, shard: int, term: int) -> None:
-        self._carry_out(self.coordinator.server_ready(shard, term, self._clock()))
-
-    def written(self, shard: int, term: int, step: int, entry: dict[str, Any]) -> None:
-        if term != self.coordinator.term:
-            return  # of a history that was undone
+    def _written(self, shard: int, step: int, entry: dict[str, Any]) -> None:
         if "error" in entry:
             self._carry_out(self.coordinator.checkpoint_done(step, f"server {shard}: {entry['error']}"))
             return

@@ -115,7 +115,7 @@ class ParameterServer:
         worthwhile = is_worthwhile(4 * tensors.numel, exchange.num_workers)
         all_needed = exchange.num_workers if worthwhile and not asynchronous and not exchange.backup_workers else 0
         self._window_bytes = window_bytes(4 * tensors.numel, all_needed) if all_needed else None
-        self.node = ShardNode(shard, tensors, self._hub, asynchronous, self._checkpoints, self, all_needed)
+        self.node = ShardNode(shard, tensors, self._hub, asynchronous, self._checkpoints, self._tell, all_needed)
         self.chief: Chief | None = None
         self._audit: AuditLog | None = None
         if shard == 0:
@@ -286,30 +286,17 @@ class ParameterServer:
             hello = Hello(Role.SERVER, self.shard, self._incarnation, 0, self._plan.fingerprint, self.node.term)
             self._hub.dial(address, hello)
 
-    # -- what shard 0 is told: see `shard_node.Ears` -------------------------------------------------------------
+    # -- what shard 0 is told ------------------------------------------------------------------------------------
 
-    def arrived(self, shard: int, row: Row, term: int, step: int, data_points: int) -> None:
+    def _tell(self, header: Header, what: Row | dict[str, Any] | None) -> None:
+        """See `shard_node.Tell`."""
         if self.chief is not None:
-            self.chief.arrived(shard, row, term, step, data_points)
+            self.chief.told(header, what)
+        elif isinstance(what, Row):
+            self._arrived.setdefault(header, []).append(what)
         else:
-            header = Header(Kind.ARRIVED, shard, 0, term, step, data_points=data_points)
-            self._arrived.setdefault(header, []).append(row)
-
-    def ready(self, shard: int, term: int, step: int) -> None:
-        if self.chief is not None:
-            self.chief.ready(shard, term)
-        else:
-            self._tell(Header(Kind.READY, shard, 0, term, step))
-
-    def written(self, shard: int, term: int, step: int, entry: dict[str, Any]) -> None:
-        if self.chief is not None:
-            self.chief.written(shard, term, step, entry)
-        else:
-            self._tell(Header(Kind.WRITTEN, shard, 0, term, step), json.dumps(entry).encode())
-
-    def _tell(self, header: Header, payload: bytes = b"") -> None:
-        self._tell_arrived()
-        self._hub.send(_SHARD_0, header, memoryview(payload))
+            self._tell_arrived()
+            self._hub.send(_SHARD_0, header, memoryview(b"" if what is None else json.dumps(what).encode()))
 
     def _tell_arrived(self) -> None:
         """64 workers that finish together are one message, not 64."""

@@ -4,7 +4,8 @@ It talks through a hub and never blocks; shard 0 obeys its own chief through the
 """
 
 from collections import deque
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,17 +35,9 @@ _FROM_SHARDS = {Kind.ARRIVED, Kind.WRITTEN}
 _FROM_SHARD_0 = {Kind.COMMIT, Kind.GIVE, Kind.EXPEL, Kind.STOP}
 
 
-class Ears(Protocol):
-    """How shard 0 is told what a shard has done."""
-
-    def arrived(self, shard: int, row: Row, term: int, step: int, data_points: int) -> None:
-        """A slice is complete (row.mark NONE) or rejected (another Code)."""
-
-    def ready(self, shard: int, term: int, step: int) -> None:
-        """Restored to this version."""
-
-    def written(self, shard: int, term: int, step: int, entry: dict[str, Any]) -> None:
-        """The slice of a checkpoint is on disk, or could not be written."""
+Tell = Callable[[Header, Row | dict[str, Any] | None], None]
+"""How shard 0 is told what a shard has done: ARRIVED, with the row of a slice that is complete (mark NONE) or rejected;
+READY; or WRITTEN, with the entry of a checkpoint's slice, or {"error": why there is none}."""
 
 
 class ShardNode:
@@ -56,7 +49,7 @@ class ShardNode:
         hub: the way to its peers.
         asynchronous: gradients of older versions count.
         checkpoints: where its slice is written and read.
-        ears: how shard 0 is told.
+        tell: how shard 0 is told.
         all_needed: workers whose gradients every step waits for (no backup workers), so that updates can be passed on
             while they arrive; 0: never.
     """
@@ -68,7 +61,7 @@ class ShardNode:
         hub: Hub,
         asynchronous: bool,
         checkpoints: Checkpoints,
-        ears: Ears,
+        tell: Tell,
         all_needed: int = 0,
     ) -> None:
         self.index, self.shard = index, shard
@@ -78,7 +71,7 @@ class ShardNode:
         self.commits = self.stale = self.rejected = 0
         self.workers: dict[int, int] = {}
         """Incarnation of each connected worker."""
-        self._hub, self._checkpoints, self._ears, self._asynchronous = hub, checkpoints, ears, asynchronous
+        self._hub, self._checkpoints, self._tell, self._asynchronous = hub, checkpoints, tell, asynchronous
         self._accumulator = Accumulator(shard.numel, keeps_older=asynchronous)
         self._incoming: dict[Peer, deque[Tensor]] = {}
         """Where a worker's slices go that have begun to arrive and are not handled; only the last may be incomplete."""
@@ -144,7 +137,8 @@ class ShardNode:
             self.stale += 1
         if code != Code.ACCEPTED and code != Code.STALE:
             row = Row(peer.rank, header.incarnation, header.sequence, code)
-            self._ears.arrived(self.index, row, self.term, header.step, header.data_points)
+            told = Header(Kind.ARRIVED, self.index, 0, self.term, header.step, data_points=header.data_points)
+            self._tell(told, row)
 
     def _send_parameters(self, rows: list[Row]) -> None:
         if not rows:
@@ -241,7 +235,7 @@ class ShardNode:
             term,
             self.shard.published(),
             self.shard.optimizer_state(),
-            lambda entry: self._ears.written(self.index, term, step, entry),
+            lambda entry: self._tell(Header(Kind.WRITTEN, self.index, 0, term, step), entry),
         )
 
     def _restore(self, restore: Restore) -> None:
@@ -257,7 +251,7 @@ class ShardNode:
             self._restoring = None
             self.shard.load(parameters, state)
             self.term, self.step, self.data_points = restore
-            self._ears.ready(self.index, self.term, self.step)
+            self._tell(Header(Kind.READY, self.index, 0, self.term, self.step), None)
 
         self._checkpoints.load(restore.step, loaded)
 

@@ -21,7 +21,7 @@ GRADIENT = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dt
 
 
 class OneWorker:
-    """A hub to which one worker is connected, checkpoints with the initial parameters, and shard 0's ears."""
+    """A hub to which one worker is connected, checkpoints with the initial parameters, and shard 0, to be told."""
 
     def __init__(self) -> None:
         self.arriving: tuple[Header, int] | None = None
@@ -40,10 +40,7 @@ class OneWorker:
     def allow(self, peer: Peer, frame: Frame, size: int) -> None:
         pass
 
-    def arrived(self, *what: Any) -> None:
-        pass
-
-    def ready(self, *what: Any) -> None:
+    def tell(self, *what: Any) -> None:
         pass
 
     def load(self, step: int, done: Callable[[torch.Tensor, None], None]) -> None:
@@ -52,7 +49,7 @@ class OneWorker:
 
 def running(hub: Any) -> ShardNode:
     shard = Shard(torch.zeros(2), OptimizerConfig(optimizer="sgd", learning_rate="1"))
-    node = ShardNode(0, shard, hub, False, hub, hub, all_needed=1)
+    node = ShardNode(0, shard, hub, False, hub, hub.tell, all_needed=1)
     node.joined(Hello(Role.WORKER, 0, 0, 0, ""))
     node.obey(Restore(1, 0, 0))
     return node

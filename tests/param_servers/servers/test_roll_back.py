@@ -1,7 +1,6 @@
 """What a shard and shard 0's chief do when everybody goes back to a checkpoint."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ WORKER = Peer(Role.WORKER, 0)
 
 
 class Recorder:
-    """A hub, checkpoints and shard 0's ears that write down what they are asked and told."""
+    """A hub, checkpoints and shard 0, that write down what they are asked and told."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -32,11 +31,9 @@ class Recorder:
     def flush(self) -> None:
         pass
 
-    def arrived(self, *what: Any) -> None:
-        pass
-
-    def ready(self, shard: int, term: int, step: int) -> None:
-        self.calls.append(("ready", term, step))
+    def tell(self, header: Header, what: Any) -> None:
+        if header.kind == Kind.READY:
+            self.calls.append(("ready", header.term, header.step))
 
     def write(self, step: int, term: int, *slice_and_done: Any) -> None:
         self.calls.append(("write", step, term))
@@ -63,9 +60,9 @@ class Recorder:
         return waiting
 
 
-def shard_node(recorder: Any, ears: Any = None) -> ShardNode:
+def shard_node(recorder: Any, tell: Any = None) -> ShardNode:
     shard = Shard(torch.zeros(2), OptimizerConfig(optimizer="sgd", learning_rate="1"))
-    node = ShardNode(0, shard, recorder, False, recorder, ears or recorder)
+    node = ShardNode(0, shard, recorder, False, recorder, tell or recorder.tell)
     node.joined(Hello(Role.WORKER, 0, 0, 0, ""))
     return node
 
@@ -132,21 +129,20 @@ def test_a_slice_that_was_written_before_a_roll_back_is_in_no_checkpoint_after_i
     recorder: Any = Recorder()
     config = ExchangeConfig(exchange="servers", num_servers=2, checkpoint_every_steps=1)
     coordinator = Coordinator(config, 0.0, checkpoints=True)
-    ears = SimpleNamespace(arrived=lambda *what: chief.arrived(*what), ready=lambda *what: chief.ready(*what[:2]))
-    node = shard_node(recorder, ears)
+    node = shard_node(recorder, lambda *what: chief.told(*what))
     chief = Chief(coordinator, node, recorder, recorder, lambda: 0.0, lambda event: None)
     server, gradient = Hello(Role.SERVER, 1, 0, 0, ""), torch.ones(2)
 
     def one_step(sequence: int) -> None:
-        chief.ready(1, coordinator.term)
+        chief.told(Header(Kind.READY, 1, term=coordinator.term), None)
         header = Header(Kind.GRADIENT, 0, 0, coordinator.term, 0, sequence, 5, dtype=Dtype.FLOAT32, length=8)
         place = node.receive_into(WORKER, header)
         place[:] = as_bytes(gradient)
         node.gradient(WORKER, header)
-        chief.arrived(1, Row(0, 0, sequence), coordinator.term, 0, 5)
+        chief.told(Header(Kind.ARRIVED, 1, term=coordinator.term, data_points=5), Row(0, 0, sequence))
 
     def written(shard: int, term: int) -> None:
-        chief.written(shard, term, 1, {"file": f"shard {shard} of term {term}"})
+        chief.told(Header(Kind.WRITTEN, shard, term=term, step=1), {"file": f"shard {shard} of term {term}"})
 
     chief.begin()
     chief.joined(server)
