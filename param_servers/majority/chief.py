@@ -27,7 +27,7 @@ from param_servers.timeouts import LAST_WORDS_S, AwakeClock
 from param_servers.wire.frames import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Header, Kind, Row, check_data_points, pack_rows
+from param_servers.wire.messages import RECIPIENT, Code, Header, Kind, Row, check_data_points, pack_rows
 
 NAP_S = 0.05
 _MOST_STEP = 1 << 62
@@ -152,12 +152,10 @@ class MajorityChief:
                 self._note(decision)
 
     def _commit(self, commit: Commit) -> None:
-        rows = [row for row in commit.rows if row.mark & MEMBER]
         if self._audit is not None:
-            members = [(row.worker, row.incarnation, row.sequence) for row in rows]
-            self._audit.commit(commit, members, self._learning_rate(commit.data_points_before))
+            self._audit.commit(commit, self._learning_rate(commit.data_points_before))
         header = Header(Kind.COMMIT, 0, term=commit.term, step=commit.step, data_points=commit.data_points)
-        self._send(self._coordinator.members, header, pack_rows(rows))
+        self._send(self._coordinator.members, header, pack_rows(commit.members))
         self._hub.flush()
         self._stop_when_asked()
 

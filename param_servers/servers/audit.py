@@ -41,13 +41,12 @@ class AuditLog:
         self._file = LineFile(path, warn)
         self._told_lost = 0
 
-    def commit(self, commit: Commit, members: Iterable[tuple[int, int, int]], learning_rate: float) -> None:
-        """One committed step."""
+    def commit(self, commit: Commit, learning_rate: float) -> None:
         self.write(
             "commit",
             term=commit.term,
             step=commit.step,
-            members=[list(member) for member in members],
+            members=[row[:3] for row in commit.members],
             data_points_before=commit.data_points_before,
             data_points=commit.data_points,
             learning_rate=learning_rate,

@@ -25,7 +25,7 @@ from param_servers.servers.decisions import (
 from param_servers.servers.shard_node import ShardNode
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import MEMBER, Code, Header, Kind, Row, check_data_points, unpack_rows
+from param_servers.wire.messages import Code, Header, Kind, Row, check_data_points, unpack_rows
 
 _CODES = set(Code)
 
@@ -185,8 +185,7 @@ class Chief:
         if isinstance(order, Commit):
             self.staleness += order.staleness
             if self._audit is not None:
-                members = [(row.worker, row.incarnation, row.sequence) for row in order.rows if row.mark & MEMBER]
-                self._audit.commit(order, members, self._node.shard.learning_rate(order.data_points_before))
+                self._audit.commit(order, self._node.shard.learning_rate(order.data_points_before))
         elif isinstance(order, Expel):
             self._event("expelled", f"worker {order.worker} expelled: {order.reason}", worker=order.worker)
             self._log("expelled", worker=order.worker, incarnation=order.incarnation, reason=order.reason)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from param_servers.errors import BadMessage
-from param_servers.wire.messages import Code, Header, Kind, Row, pack_rows, text_of, unpack_rows
+from param_servers.wire.messages import MEMBER, Code, Header, Kind, Row, pack_rows, text_of, unpack_rows
 
 
 class Commit(NamedTuple):
@@ -18,6 +18,11 @@ class Commit(NamedTuple):
     rows: tuple[Row, ...]
     staleness: tuple[int, ...]
     """Of each member, in commit order; all 0 in synchronous mode."""
+
+    @property
+    def members(self) -> list[Row]:
+        """The pushes that are averaged, in ascending worker order."""
+        return [row for row in self.rows if row.mark & MEMBER]
 
 
 class Give(NamedTuple):

@@ -20,7 +20,6 @@ from param_servers.servers.shard import Accumulator, Shard
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import (
-    MEMBER,
     MOST_CONTROL_BYTES,
     RECIPIENT,
     Code,
@@ -185,7 +184,7 @@ class ShardNode:
     def _commit(self, commit: Commit) -> None:
         if (commit.term, commit.step) != (self.term, self.step):
             raise BadMessage(f"a commit of term {commit.term} step {commit.step} at {self.term}, {self.step}")
-        members = [row for row in commit.rows if row.mark & MEMBER]
+        members = commit.members
         gradients = self._accumulator.gradients(members)
         sealed = self.cut_through.settle(members)
         if sealed is None:

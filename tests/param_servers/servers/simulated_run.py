@@ -78,8 +78,8 @@ class SimulatedRun:
 
     # -- the audit log -------------------------------------------------------------------------------------------
 
-    def commit(self, commit: Commit, members: Any, learning_rate: float) -> None:
-        members = sorted(members)
+    def commit(self, commit: Commit, learning_rate: float) -> None:
+        members = [(row.worker, row.incarnation, row.sequence) for row in commit.members]
         self.log(f"commit term {commit.term} step {commit.step} {members}")
         if not self.asynchronous and len(members) > self.exchange.gradients_per_step:
             raise Broken(f"step {commit.step} has {len(members)} members")

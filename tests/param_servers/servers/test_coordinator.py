@@ -17,7 +17,7 @@ from param_servers.servers.decisions import (
     Restore,
     Stop,
 )
-from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Row
+from param_servers.wire.messages import RECIPIENT, Code, Row
 
 
 def running(num_shards: int = 2, workers: int = 3, checkpoints: bool = False, **given: Any) -> Coordinator:
@@ -50,7 +50,7 @@ def only(decisions: list[Decision], kind: type) -> list[Any]:
 
 
 def members(commit: Commit) -> list[int]:
-    return [row.worker for row in commit.rows if row.mark & MEMBER]
+    return [row.worker for row in commit.members]
 
 
 def test_servers_begin_together_when_all_are_there() -> None:
@@ -89,7 +89,7 @@ def test_a_rejected_push_is_replaced_by_the_next_one() -> None:
     push(coordinator, 0, 2, 0)
     (commit,) = push(coordinator, 1, 1, 0)
     assert isinstance(commit, Commit)
-    assert [row.sequence for row in commit.rows if row.mark & MEMBER] == [2, 1]
+    assert [row.sequence for row in commit.members] == [2, 1]
 
 
 @pytest.mark.parametrize("step", [0, 2])

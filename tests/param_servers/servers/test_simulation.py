@@ -10,6 +10,7 @@ from param_servers.servers.decisions import Commit, Decision
 from param_servers.servers.shard_node import ShardNode
 from param_servers.servers.step_commits import StepCommits
 from param_servers.wire import even_push
+from param_servers.wire.messages import MEMBER, Row
 from tests.param_servers.servers.simulation import Broken, Simulation, play
 
 
@@ -62,9 +63,10 @@ def test_the_simulation_notices_a_push_that_counts_twice() -> None:
     while not simulation.lines or simulation.lines[-1]["kind"] != "commit":
         simulation.turn(faults=False)
     line = simulation.lines[-1]
-    again = Commit(line["term"], line["step"], 0, 0, (), ())
+    rows = tuple(Row(*member, MEMBER) for member in line["members"])
+    again = Commit(line["term"], line["step"], 0, 0, rows, ())
     with pytest.raises(Broken, match="counts twice"):
-        simulation.commit(again, [tuple(member) for member in line["members"]], 1.0)
+        simulation.commit(again, 1.0)
 
 
 def _undone_again(coordinator: Coordinator, now_s: float) -> list[Decision]:
