@@ -305,7 +305,7 @@ class ExchangeConfig:
     @property
     def timeouts(self) -> Timeouts:
         """Who waits how long for whom."""
-        return Timeouts.of(
+        return Timeouts(
             step_timeout_s=self.step_timeout_s,
             join_timeout_s=self.join_timeout_s,
             reconnect_timeout_s=self.reconnect_timeout_s,

@@ -8,8 +8,6 @@ nothing.
 Behind the table: when and how often something is tried again, on which clock, and how to leave what hangs behind.
 """
 
-from __future__ import annotations
-
 import math
 import queue
 import random
@@ -18,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 NAP_S = 0.5
@@ -46,105 +43,74 @@ GRACE_S = 1.0
 """Longer than a library's own timeout, where it has one: its message says more."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """All in seconds; see `Timeouts.of`."""
+    """The table, all in seconds, that follows from the four numbers that a user sets; see `ExchangeConfig`."""
 
-    # -- any link
-    silence_s: float
-    """A host that acknowledges no bytes for so long is gone."""
-    alive_every_s: float
-    """Who decides, and who is decided about, says so often that it lives."""
-
-    # -- server 0, or the chief of a majority, decides
-    join_s: float
-    """For a server to come, at the start, and for the first step of a term or group: workers may still be starting."""
-    server_return_s: float
-    """For a server that was lost to come back."""
-    disk_s: float
-    """For all servers to load the checkpoint that they go on from; for the checkpoint at the end, in all exchanges."""
-    set_aside_s: float
-    """Of that: for checkpoints of undone steps to be out of the way."""
-    step_s: float
-    """For every other step, after which workers without a gradient are expelled; for one sum of ranks."""
-    server_silence_s: float
-    """Without a word for so long when a step is late: it is not the workers' fault but that server's."""
-    group_s: float
-    """The chief: for a step, and for all ranks to leave a group; a rank may be in the sum, or the group, before."""
-
-    # -- the other servers, workers and ranks wait
-    start_s: float
-    """For server 0 (the learner, the chief) at the start."""
-    other_start_s: float
-    """Of a worker for the other servers, at the start: server 0 may come last, and then waits for them itself."""
-    return_s: float
-    """For a server whose link broke: server 0 may notice the loss later, and then waits."""
-    chief_silence_s: float
-    """For a word of server 0, or of the chief."""
-    answer_s: float
-    """Of a worker for parameters or an answer, on links that hold. Server 0 may use up all its waits in a row."""
-    actor_answer_s: float
-    """Of an actor: its learner waits as a worker does, and answers nobody meanwhile."""
-    first_survivor_s: float
-    """Of the other survivors of an MPI all-reduce, for the one that writes the last checkpoint."""
-    comm_turn_s: float
-    """A rank's main thread: for a sign of life of its comm thread, whose longest turns are these."""
-    comm_leave_s: float
-    """A rank's main thread, at its end: for its comm thread to leave the sum that it may be in."""
-    last_words_s: float
-    """A server, at its end: for all that it has sent to arrive, the parameters of a whole step before its last word."""
-    chief_leave_s: float
-    """Rank 0, at its end: for the chief to have told everybody."""
-
-    # -- processes
-    servers_end_s: float
-    """Who has forked a whole run: for its servers to end when all workers, or another server, have ended."""
-    stop_s: float
-    """A supervisor: from a request to stop to the end, with a checkpoint."""
-    drain_s: float
-    """A supervisor, or who has forked a whole run: from the end of who decides to the end of all; in an all-reduce one
-    of them still writes."""
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         *,
         step_timeout_s: float = 60.0,
         join_timeout_s: float = 300.0,
         reconnect_timeout_s: float = 300.0,
         checkpoint_timeout_s: float = 120.0,
-    ) -> Timeouts:
-        """The table that follows from the numbers that a user sets; see `ExchangeConfig`."""
-        step_s, join_s, return_s, disk_s = step_timeout_s, join_timeout_s, reconnect_timeout_s, checkpoint_timeout_s
-        silence_s = max(step_s, 1.0)
-        answer_s = max(join_s, step_s) + return_s + disk_s + MARGIN_S
-        start_s = join_s + MARGIN_S
-        last_words_s = max(LAST_WORDS_S, step_s / 2)
-        return cls(
-            silence_s=silence_s,
-            alive_every_s=step_s / 8,
-            join_s=join_s,
-            server_return_s=return_s,
-            disk_s=disk_s,
-            set_aside_s=disk_s / 2,
-            step_s=step_s,
-            server_silence_s=step_s / 2,
-            group_s=2 * step_s + 2 * GRACE_S,
-            start_s=start_s,
-            other_start_s=start_s + join_s + MARGIN_S,
-            return_s=silence_s + return_s + MARGIN_S,
-            chief_silence_s=2 * step_s,
-            answer_s=answer_s,
-            actor_answer_s=answer_s + MARGIN_S,
-            first_survivor_s=disk_s + 2 * MARGIN_S,
-            comm_turn_s=max(start_s, 5 * (step_s + GRACE_S), disk_s) + MARGIN_S,
-            comm_leave_s=step_s + 2 * MARGIN_S,
-            last_words_s=last_words_s,
-            chief_leave_s=LAST_WORDS_S + MARGIN_S,
-            servers_end_s=answer_s + disk_s + MARGIN_S,
-            stop_s=step_s + disk_s + last_words_s + MARGIN_S,
-            drain_s=disk_s + last_words_s + MARGIN_S,
-        )
+    ) -> None:
+        # -- any link
+        self.silence_s = max(step_timeout_s, 1.0)
+        """A host that acknowledges no bytes for so long is gone."""
+        self.alive_every_s = step_timeout_s / 8
+        """Who decides, and who is decided about, says so often that it lives."""
+
+        # -- server 0, or the chief of a majority, decides
+        self.join_s = join_timeout_s
+        """For a server to come, at the start, and for the first step of a term or group: workers may still be
+        starting."""
+        self.server_return_s = reconnect_timeout_s
+        """For a server that was lost to come back."""
+        self.disk_s = checkpoint_timeout_s
+        """For all servers to load the checkpoint that they go on from; for the checkpoint at the end, in all
+        exchanges."""
+        self.set_aside_s = self.disk_s / 2
+        """Of that: for checkpoints of undone steps to be out of the way."""
+        self.step_s = step_timeout_s
+        """For every other step, after which workers without a gradient are expelled; for one sum of ranks."""
+        self.server_silence_s = self.step_s / 2
+        """Without a word for so long when a step is late: it is not the workers' fault but that server's."""
+        self.group_s = 2 * self.step_s + 2 * GRACE_S
+        """The chief: for a step, and for all ranks to leave a group; a rank may be in the sum, or the group, before."""
+
+        # -- the other servers, workers and ranks wait
+        self.start_s = self.join_s + MARGIN_S
+        """For server 0 (the learner, the chief) at the start."""
+        self.other_start_s = self.start_s + self.join_s + MARGIN_S
+        """Of a worker for the other servers, at the start: server 0 may come last, and then waits for them itself."""
+        self.return_s = self.silence_s + self.server_return_s + MARGIN_S
+        """For a server whose link broke: server 0 may notice the loss later, and then waits."""
+        self.chief_silence_s = 2 * self.step_s
+        """For a word of server 0, or of the chief."""
+        self.answer_s = max(self.join_s, self.step_s) + self.server_return_s + self.disk_s + MARGIN_S
+        """Of a worker for parameters or an answer, on links that hold. Server 0 may use up all its waits in a row."""
+        self.actor_answer_s = self.answer_s + MARGIN_S
+        """Of an actor: its learner waits as a worker does, and answers nobody meanwhile."""
+        self.first_survivor_s = self.disk_s + 2 * MARGIN_S
+        """Of the other survivors of an MPI all-reduce, for the one that writes the last checkpoint."""
+        self.comm_turn_s = max(self.start_s, 5 * (self.step_s + GRACE_S), self.disk_s) + MARGIN_S
+        """A rank's main thread: for a sign of life of its comm thread, whose longest turns are these."""
+        self.comm_leave_s = self.step_s + 2 * MARGIN_S
+        """A rank's main thread, at its end: for its comm thread to leave the sum that it may be in."""
+        self.last_words_s = max(LAST_WORDS_S, self.step_s / 2)
+        """A server, at its end: for all that it has sent to arrive, the parameters of a whole step before its last
+        word."""
+        self.chief_leave_s = LAST_WORDS_S + MARGIN_S
+        """Rank 0, at its end: for the chief to have told everybody."""
+
+        # -- processes
+        self.servers_end_s = self.answer_s + self.disk_s + MARGIN_S
+        """Who has forked a whole run: for its servers to end when all workers, or another server, have ended."""
+        self.stop_s = self.step_s + self.disk_s + self.last_words_s + MARGIN_S
+        """A supervisor: from a request to stop to the end, with a checkpoint."""
+        self.drain_s = self.disk_s + self.last_words_s + MARGIN_S
+        """A supervisor, or who has forked a whole run: from the end of who decides to the end of all; in an all-reduce
+        one of them still writes."""
 
 
 T = TypeVar("T")

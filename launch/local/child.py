@@ -17,7 +17,7 @@ from dba3c.errors import warn_on_stderr
 from launch.local.fork_server import PARENT_VARIABLE, ForkServer
 from param_servers.timeouts import Timeouts
 
-ORPHAN_GRACE_S = Timeouts.of().stop_s
+ORPHAN_GRACE_S = Timeouts().stop_s
 """What an orphan may use for its checkpoint before it is killed."""
 
 _PR_SET_PDEATHSIG = 1

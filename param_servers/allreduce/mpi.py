@@ -34,7 +34,7 @@ class MpiCollective:
         *,
         step_timeout_s: float = 60.0,
         join_timeout_s: float = 300.0,
-        first_survivor_s: float = Timeouts.of().first_survivor_s,
+        first_survivor_s: float = Timeouts().first_survivor_s,
     ) -> None:
         self._comm = communicator if communicator is not None else MPI.COMM_WORLD
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)

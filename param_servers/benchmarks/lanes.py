@@ -55,7 +55,7 @@ def measure(lanes: int, megabytes: float, steps: int) -> dict[str, float]:
             took_s.append(time.perf_counter() - start_s)
         return ""
 
-    run_in_lanes(lanes, main, timeouts=Timeouts.of())
+    run_in_lanes(lanes, main, timeouts=Timeouts())
     step_s = statistics.median(took_s[WARM_UP_STEPS:])
     # parameters: read and written once; rows: written from each lane's own, read for the sum; the mean written once
     moved = 4 * numel * (2 + 3 * lanes + 1 if lanes > 1 else 0)

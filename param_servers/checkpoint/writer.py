@@ -57,7 +57,7 @@ class Checkpoints:
         plan: ShardPlan,
         shard: int,
         initial: Tensor,
-        set_aside_s: float = Timeouts.of().set_aside_s,
+        set_aside_s: float = Timeouts().set_aside_s,
     ) -> None:
         self.directory, self._plan, self._shard, self._set_aside_s = directory, plan, shard, set_aside_s
         self._initial = initial[plan.slice_of(shard)].clone()

@@ -162,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--meet", default=".")
     parser.add_argument("--checkpoint-dir")
     arguments = parser.parse_args(argv)
-    timeouts = Timeouts.of(step_timeout_s=arguments.timeout_s)
+    timeouts = Timeouts(step_timeout_s=arguments.timeout_s)
     try:
         said = run_in_lanes(arguments.lanes, lambda lane: play(lane, arguments), timeouts=timeouts)
     except ParamServersError as error:

@@ -19,7 +19,7 @@ from param_servers.timeouts import Timeouts
 from tests.shared_memory import named_memory
 
 NUMEL = 10
-TIMEOUTS = Timeouts.of(step_timeout_s=20)
+TIMEOUTS = Timeouts(step_timeout_s=20)
 SGD = OptimizerConfig(optimizer="sgd", learning_rate="1")
 
 
@@ -140,7 +140,7 @@ def test_a_lane_that_raises_is_named_with_its_reason(tmp_path: Path):
 
 
 def test_a_silent_lane_is_named_within_the_step_timeout_and_killed(tmp_path: Path):
-    line = first_lane_hears(lambda exchange: signal.pause(), tmp_path, Timeouts.of(step_timeout_s=1))
+    line = first_lane_hears(lambda exchange: signal.pause(), tmp_path, Timeouts(step_timeout_s=1))
     assert line == "lane 1 has been silent for 1 s"
     assert not Path(f"/proc/{(tmp_path / '1').read_text()}").exists()
 

@@ -88,7 +88,7 @@ def test_a_worker_of_several_lanes_is_bit_equal_to_one_process_over_every_exchan
                 assert data_points == per_worker and torch.equal(parameters, expected)
         return "agree"
 
-    assert run_in_lanes(lanes, main, timeouts=Timeouts.of(step_timeout_s=30)) == "agree"
+    assert run_in_lanes(lanes, main, timeouts=Timeouts(step_timeout_s=30)) == "agree"
 
 
 shapes = st.lists(st.lists(st.integers(1, 6), max_size=3).map(tuple), min_size=4, max_size=7)
