@@ -22,7 +22,7 @@ from param_servers.errors import BadMessage, told
 from param_servers.exchange import OnEvent, ShouldStop
 from param_servers.majority.coordinator import FormGroup, LeaveGroup, MajorityCoordinator, MajorityDecision
 from param_servers.servers.audit import AuditLog
-from param_servers.servers.decisions import Commit, Expel, Note, Stop
+from param_servers.servers.step_commits import Commit, Expel, Note, Stop
 from param_servers.timeouts import LAST_WORDS_S, AwakeClock
 from param_servers.wire.frames import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import Peer, Role

@@ -12,8 +12,7 @@ on from there.
 from typing import Literal, NamedTuple
 
 from param_servers.config import ExchangeConfig
-from param_servers.servers.decisions import Commit, Expel, Note, Stop
-from param_servers.servers.step_commits import StepCommits
+from param_servers.servers.step_commits import Commit, Expel, Note, StepCommits, Stop
 from param_servers.wire.handshake import Hello, Lives, Role
 from param_servers.wire.messages import Row
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from param_servers.config import OptimizerConfig
 from param_servers.errors import ParamServersError
 from param_servers.line_file import LineFile, whole_lines
-from param_servers.servers.decisions import Commit
 from param_servers.servers.shard import Shard
+from param_servers.servers.step_commits import Commit
 
 GradientOf = Callable[[int, int, int, int], Tensor]
 """(life, worker, incarnation, sequence) -> gradient [P] float32."""

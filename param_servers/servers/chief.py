@@ -10,7 +10,8 @@ from param_servers.errors import BadMessage
 from param_servers.exchange import OnEvent, ShouldStop, never
 from param_servers.servers.audit import AuditLog
 from param_servers.servers.coordinator import Coordinator
-from param_servers.servers.decisions import (
+from param_servers.servers.shard_node import ShardNode, pack_order
+from param_servers.servers.step_commits import (
     Checkpoint,
     Commit,
     Decision,
@@ -20,9 +21,7 @@ from param_servers.servers.decisions import (
     Order,
     Restore,
     Stop,
-    pack_order,
 )
-from param_servers.servers.shard_node import ShardNode
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Code, Header, Kind, Row, check_data_points, unpack_rows

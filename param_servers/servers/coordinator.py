@@ -12,8 +12,7 @@ parameters.
 
 from param_servers.checkpoint.writer import Checkpointing, steps_lost
 from param_servers.config import ExchangeConfig
-from param_servers.servers.decisions import Checkpoint, Decision, Forsake, Note, Restore, Stop
-from param_servers.servers.step_commits import StepCommits
+from param_servers.servers.step_commits import Checkpoint, Decision, Forsake, Note, Restore, StepCommits, Stop
 from param_servers.wire.messages import Row
 
 

@@ -25,9 +25,8 @@ from param_servers.servers.audit import AuditLog
 from param_servers.servers.chief import Chief
 from param_servers.servers.coordinator import Coordinator
 from param_servers.servers.cut_through import is_worthwhile, window_bytes
-from param_servers.servers.decisions import unpack_order
 from param_servers.servers.shard import Shard
-from param_servers.servers.shard_node import ShardNode
+from param_servers.servers.shard_node import ShardNode, unpack_order
 from param_servers.timeouts import NAP_S, AwakeClock, Redial
 from param_servers.wire.frames import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import MOST_TERM, Hello, Lives, Peer, Role, check_secret

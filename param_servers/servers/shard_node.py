@@ -15,8 +15,8 @@ from param_servers.errors import BadMessage
 from param_servers.layout import as_bytes
 from param_servers.optim import State
 from param_servers.servers.cut_through import CutThrough, Version
-from param_servers.servers.decisions import Checkpoint, Commit, Expel, Give, Order, Restore, Stop
 from param_servers.servers.shard import Accumulator, Shard
+from param_servers.servers.step_commits import Checkpoint, Commit, Expel, Give, Order, Restore, Stop
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import (
@@ -28,6 +28,9 @@ from param_servers.wire.messages import (
     Kind,
     Row,
     check_data_points,
+    pack_rows,
+    text_of,
+    unpack_rows,
 )
 
 _FROM_SHARDS = {Kind.ARRIVED, Kind.WRITTEN}
@@ -260,3 +263,41 @@ class ShardNode:
         header = Header(Kind.STOP, self.index, code=Code.FAILED if stop.failed else Code.NONE)
         for worker in list(self.workers):
             self._hub.send(Peer(Role.WORKER, worker), header, memoryview(stop.reason.encode()))
+
+
+def pack_order(order: Order) -> tuple[Header, bytes]:
+    """An order as shard 0 says it to the other shards."""
+    if isinstance(order, Commit):
+        header = Header(Kind.COMMIT, 0, 0, order.term, order.step, data_points=order.data_points)
+        return header, pack_rows(order.rows)
+    if isinstance(order, Give):
+        return Header(Kind.GIVE, 0, 0, order.term, order.step), pack_rows(order.rows)
+    if isinstance(order, Expel):
+        return Header(Kind.EXPEL, 0, order.incarnation, sequence=order.worker), order.reason.encode()
+    if isinstance(order, Checkpoint):
+        return Header(Kind.CHECKPOINT, 0, 0, 0, order.step, data_points=order.data_points), b""
+    if isinstance(order, Restore):
+        return Header(Kind.RESTORE, 0, 0, *order[:2], data_points=order.data_points), b""
+    return Header(Kind.STOP, 0, code=Code.FAILED if order.failed else Code.NONE), order.reason.encode()
+
+
+def unpack_order(header: Header, payload: bytes | memoryview) -> Order:
+    """What `pack_order` has packed; of a commit, what only shard 0 needs is left out.
+
+    Raises:
+        BadMessage: it is no order.
+    """
+    term, step, data_points = header.term, header.step, header.data_points
+    if header.kind == Kind.COMMIT:
+        return Commit(term, step, 0, data_points, tuple(unpack_rows(payload)), ())
+    if header.kind == Kind.GIVE:
+        return Give(term, step, tuple(unpack_rows(payload)))
+    if header.kind == Kind.EXPEL:
+        return Expel(header.sequence, header.incarnation, text_of(payload))
+    if header.kind == Kind.CHECKPOINT:
+        return Checkpoint(step, data_points)
+    if header.kind == Kind.RESTORE:
+        return Restore(term, step, data_points)
+    if header.kind == Kind.STOP:
+        return Stop(text_of(payload), header.code == Code.FAILED)
+    raise BadMessage(f"an order {header.kind.name} that does not exist")

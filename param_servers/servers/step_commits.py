@@ -1,18 +1,96 @@
-"""Who is here to give gradients, which gradients make a step, and who is sent what follows. Pure.
+"""What can be decided about a run; and of that: who is here to give gradients, which gradients make a step, and who is
+sent what follows. Pure.
 
 Synchronous step v ends when g distinct workers' gradients of version v are complete on every shard: the first g such
 are its members. In asynchronous mode g is 1, and gradients of older versions count, up to `max_staleness`.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from param_servers.servers.decisions import Commit, Decision, Expel, Give, Note
 from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Row
 
 GIVEN_AHEAD = 2
 """Versions that may be on their way to a worker that has not asked."""
 Key = tuple[int, int]
 """(worker, incarnation)"""
+
+
+class Commit(NamedTuple):
+    """Every shard averages exactly the MEMBER rows of version `step` and sends the result to the RECIPIENT rows."""
+
+    term: int
+    step: int
+    data_points_before: int
+    """Not told to the other shards, which know it."""
+    data_points: int
+    """In the run, this step included."""
+    rows: tuple[Row, ...]
+    staleness: tuple[int, ...]
+    """Of each member, in commit order; all 0 in synchronous mode."""
+
+    @property
+    def members(self) -> list[Row]:
+        """The pushes that are averaged, in ascending worker order."""
+        return [row for row in self.rows if row.mark & MEMBER]
+
+
+class Give(NamedTuple):
+    """Every shard sends version `step` to these rows; `mark` (a Code) answers push `sequence` where that is not 0."""
+
+    term: int
+    step: int
+    rows: tuple[Row, ...]
+
+
+class Expel(NamedTuple):
+    """Every shard closes this worker's link."""
+
+    worker: int
+    incarnation: int
+    reason: str
+
+
+class Forsake(NamedTuple):
+    """Shard 0 closes its link to a server that does not answer."""
+
+    shard: int
+    reason: str
+
+
+class Restore(NamedTuple):
+    """Every shard loads version `step` (0 without a checkpoint: the initial parameters) and begins `term`."""
+
+    term: int
+    step: int
+    data_points: int
+
+
+class Checkpoint(NamedTuple):
+    """Every shard writes its slice of version `step`."""
+
+    step: int
+    data_points: int
+
+
+class Stop(NamedTuple):
+    """The run ends now; everybody is told."""
+
+    reason: str
+    failed: bool
+
+
+class Note(NamedTuple):
+    """Something worth one line in the log."""
+
+    event: str
+    message: str
+    worker: int | None = None
+
+
+Order = Commit | Give | Expel | Restore | Checkpoint | Stop
+"""What every shard obeys, in the order in which it was decided."""
+Decision = Commit | Give | Expel | Forsake | Restore | Checkpoint | Stop | Note
 
 
 @dataclass

@@ -12,7 +12,7 @@ from param_servers.majority.coordinator import (
     MajorityCoordinator,
     MajorityDecision,
 )
-from param_servers.servers.decisions import Commit, Expel, Note, Stop
+from param_servers.servers.step_commits import Commit, Expel, Note, Stop
 from param_servers.wire.messages import MEMBER
 
 STEP_S, JOIN_S = 10.0, 100.0

@@ -13,8 +13,8 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.layout import FlatLayout, plan_shards
 from param_servers.servers import cut_through
 from param_servers.servers.audit import history
-from param_servers.servers.decisions import Commit
 from param_servers.servers.shard import Shard
+from param_servers.servers.step_commits import Commit
 from param_servers.wire import even_push
 from tests.param_servers.checkpoint.simulated_disk import SimDisk
 from tests.param_servers.servers.simulated_network import SimNetwork

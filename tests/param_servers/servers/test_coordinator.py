@@ -6,7 +6,7 @@ import pytest
 
 from param_servers.config import ExchangeConfig
 from param_servers.servers.coordinator import Coordinator
-from param_servers.servers.decisions import (
+from param_servers.servers.step_commits import (
     Checkpoint,
     Commit,
     Decision,

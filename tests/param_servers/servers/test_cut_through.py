@@ -8,10 +8,10 @@ import torch
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.layout import FlatLayout, as_bytes, plan_shards
 from param_servers.servers.cut_through import is_worthwhile, window_bytes
-from param_servers.servers.decisions import Commit, Restore
 from param_servers.servers.server import ParameterServer
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
+from param_servers.servers.step_commits import Commit, Restore
 from param_servers.wire.frames import Frame, Message
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.messages import MEMBER, RECIPIENT, Dtype, Header, Kind, Row

@@ -11,10 +11,10 @@ from param_servers import replica
 from param_servers.config import OptimizerConfig
 from param_servers.layout import FlatLayout, as_bytes
 from param_servers.replica import LocalExchange
-from param_servers.servers.decisions import Commit, Restore
 from param_servers.servers.server import Reporter
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
+from param_servers.servers.step_commits import Commit, Restore
 from param_servers.wire.messages import MEMBER, Kind, Row
 from tests.param_servers.servers.test_cut_through import GRADIENT, WORKER, OneWorker, commit, running
 

@@ -10,9 +10,9 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.layout import as_bytes
 from param_servers.servers.chief import Chief
 from param_servers.servers.coordinator import Coordinator
-from param_servers.servers.decisions import Commit, Give, Restore
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
+from param_servers.servers.step_commits import Commit, Give, Restore
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Dtype, Header, Kind, Row
 

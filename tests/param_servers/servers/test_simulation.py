@@ -6,9 +6,8 @@ import pytest
 from param_servers.servers import cut_through
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.coordinator import Coordinator
-from param_servers.servers.decisions import Commit, Decision
 from param_servers.servers.shard_node import ShardNode
-from param_servers.servers.step_commits import StepCommits
+from param_servers.servers.step_commits import Commit, Decision, StepCommits
 from param_servers.wire import even_push
 from param_servers.wire.messages import MEMBER, Row
 from tests.param_servers.servers.simulation import Broken, Simulation, play
