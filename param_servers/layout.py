@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Literal, get_args
 
 from param_servers.errors import ConfigError
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:  # settings and launchers import this module, and torch costs 
     from torch import Tensor, nn
 
 Sharding = Literal["even_bytes", "greedy_by_tensor"]
-SHARDINGS: tuple[Sharding, ...] = ("even_bytes", "greedy_by_tensor")
-NamedShapes = Mapping[str, Sequence[int]] | Iterable[tuple[str, Sequence[int]]]
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,6 @@ class FlatLayout:
     shapes: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        if len(self.names) != len(self.shapes):
-            raise ConfigError(f"a layout of {len(self.names)} names cannot have {len(self.shapes)} shapes")
         if len(set(self.names)) != len(self.names):
             twice = sorted({name for name in self.names if self.names.count(name) > 1})
             raise ConfigError(f"tensor names in a layout must differ; given twice: {', '.join(twice)}")
@@ -48,16 +44,10 @@ class FlatLayout:
             raise ConfigError("a layout needs at least one element, but its tensors are empty")
 
     @classmethod
-    def of(cls, named_shapes: NamedShapes, order: Sequence[str] | None = None) -> FlatLayout:
-        """Layout of `named_shapes`, a mapping or pairs, in their own order or in the given `order` of names."""
-        shapes = {}
+    def of(cls, named_shapes: Mapping[str, Sequence[int]] | Iterable[tuple[str, Sequence[int]]]) -> FlatLayout:
+        """Layout of a mapping or pairs, in their order."""
         pairs = list(named_shapes.items() if isinstance(named_shapes, Mapping) else named_shapes)
-        for name, shape in pairs:
-            shapes[name] = tuple(int(size) for size in shape)
-        names = tuple(name for name, _ in pairs) if order is None else tuple(order)
-        if sorted(names) != sorted(name for name, _ in pairs):
-            raise ConfigError("the order of a layout must name each of its tensors exactly once")
-        return cls(names, tuple(shapes[name] for name in names))
+        return cls(tuple(name for name, _ in pairs), tuple(tuple(int(size) for size in shape) for _, shape in pairs))
 
     @classmethod
     def of_module(cls, module: nn.Module) -> FlatLayout:
@@ -65,8 +55,11 @@ class FlatLayout:
         return cls.of([(name, parameter.shape) for name, parameter in module.named_parameters()])
 
     def reordered(self, order: Sequence[str]) -> FlatLayout:
-        """The same tensors in another order."""
-        return FlatLayout.of(zip(self.names, self.shapes, strict=True), order)
+        """The same tensors in another order of their names."""
+        shapes = dict(zip(self.names, self.shapes, strict=True))
+        if sorted(order) != sorted(shapes):
+            raise ConfigError("the order of a layout must name each of its tensors exactly once")
+        return FlatLayout.of([(name, shapes[name]) for name in order])
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -76,10 +69,7 @@ class FlatLayout:
     @cached_property
     def offsets(self) -> tuple[int, ...]:
         """Where each tensor starts in the buffer, in elements."""
-        ends = [0]
-        for size in self.sizes:
-            ends.append(ends[-1] + size)
-        return tuple(ends[:-1])
+        return tuple(accumulate(self.sizes[:-1], initial=0))
 
     @cached_property
     def numel(self) -> int:
@@ -187,7 +177,7 @@ def plan_shards(layout: FlatLayout, num_shards: int, policy: Sharding = "even_by
         return ShardPlan(layout, tuple(layout.numel * shard // num_shards for shard in range(num_shards + 1)))
     if policy == "greedy_by_tensor":
         return _greedy_by_tensor(layout, num_shards)
-    raise ConfigError(f"unknown sharding {policy!r}: choose one of {', '.join(SHARDINGS)}")
+    raise ConfigError(f"unknown sharding {policy!r}: choose one of {', '.join(get_args(Sharding))}")
 
 
 def _greedy_by_tensor(layout: FlatLayout, num_shards: int) -> ShardPlan:
@@ -203,10 +193,8 @@ def _greedy_by_tensor(layout: FlatLayout, num_shards: int) -> ShardPlan:
         shard = load.index(min(load))
         placed[shard].append(name)
         load[shard] += sizes[name]
-    cuts = [0]
-    for shard_load in load:
-        cuts.append(cuts[-1] + shard_load)
-    return ShardPlan(layout.reordered([name for names in placed for name in names]), tuple(cuts))
+    cuts = tuple(accumulate(load, initial=0))
+    return ShardPlan(layout.reordered([name for names in placed for name in names]), cuts)
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
