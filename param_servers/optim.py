@@ -103,9 +103,6 @@ class SliceOptimizer:
     """
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
-        if parameters.dtype != torch.float32 or parameters.dim() != 1:
-            what = f"{parameters.dtype} {list(parameters.shape)}"
-            raise ConfigError(f"an optimizer needs a flat float32 slice, got {what}")
         self._config, self._parameters = config, parameters
         self._rule = rule_of(config)
         self.state: State = {name: torch.zeros_like(parameters) for name in self._rule.moments}
@@ -169,16 +166,13 @@ class ClippedExchange:
         self._inner, self._layout, self._config = inner, layout, config
 
     def pull(self) -> Pull:
-        """See `GradientExchange.pull`."""
         return self._inner.pull()
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
-        """See `GradientExchange.push`."""
         norms = clip_gradient(gradient, self._layout, self._config.clip_rule, self._config.clip_norm)
         return self._inner.push(gradient, step, data_points)._replace(norms=norms)
 
     def close(self) -> None:
-        """See `GradientExchange.close`."""
         self._inner.close()
 
 
