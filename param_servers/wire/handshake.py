@@ -26,10 +26,8 @@ _HELLO = struct.Struct("<4sHBxIIIIQ16s32s")
 _CHALLENGE = struct.Struct("<4sHxxI32s32s")
 _PROOF_BYTES = 32
 _VERDICT = struct.Struct("<4sB3x248s")
-HELLO_BYTES, VERDICT_BYTES = _HELLO.size, _VERDICT.size
+HELLO_BYTES = _HELLO.size
 _HELLO_MAGIC, _CHALLENGE_MAGIC, _VERDICT_MAGIC = b"D3HI", b"D3CH", b"D3OK"
-
-
 LEAST_SECRET_BYTES = 16
 MOST_TERM = (1 << 31) - 1
 """The newest term that a process may claim to have seen: servers go on from it, and must never reach 2³²."""
@@ -155,9 +153,13 @@ class Dialer:
                 raise BadMessage("it does not know this run's secret")
             if shard != self._shard:
                 raise BadMessage(f"it is server {shard}, but server {self._shard} was wanted")
-            self.wants = VERDICT_BYTES
+            self.wants = _VERDICT.size
             return _mac(self._secret, b"dialer", self._hello, data)
-        check_verdict(data)
+        magic, welcome, text = _VERDICT.unpack(data)
+        if magic != _VERDICT_MAGIC:
+            raise BadMessage("it broke off the handshake")
+        if not welcome:
+            raise Refused(text.rstrip(b"\0").decode("utf-8", "replace"))
         self.wants, self.done = 0, True
         return b""
 
@@ -194,23 +196,13 @@ class Listener:
         wanted = self.hello.shard
         self.refusal = self._admit(self.hello) if wanted == self._shard else f"this is {self._shard}, not {wanted}"
         self.wants, self.done = 0, True
-        return pack_verdict(self.refusal)
+        return _VERDICT.pack(_VERDICT_MAGIC, not self.refusal, self.refusal.encode()[:248])
 
 
 def pack_hello(hello: Hello, nonce: bytes) -> bytes:
     """The bytes of HELLO."""
-    return _HELLO.pack(
-        _HELLO_MAGIC,
-        PROTOCOL_VERSION,
-        hello.role,
-        hello.rank,
-        hello.incarnation,
-        hello.term,
-        hello.shard,
-        hello.life,
-        hello.fingerprint.encode()[:16],
-        nonce,
-    )
+    fields = hello.role, hello.rank, hello.incarnation, hello.term, hello.shard, hello.life
+    return _HELLO.pack(_HELLO_MAGIC, PROTOCOL_VERSION, *fields, hello.fingerprint.encode()[:16], nonce)
 
 
 def unpack_hello(data: bytes) -> Hello:
@@ -232,25 +224,6 @@ def unpack_hello(data: bytes) -> Hello:
     if not text.isprintable():
         raise BadMessage(f"a peer has a layout that no run has, {text!r}")
     return Hello(_ROLES[role], rank, incarnation, shard, text, term, life)
-
-
-def pack_verdict(refusal: str) -> bytes:
-    """The bytes of VERDICT: "" welcomes; of a line why not, the first 248 bytes are told."""
-    return _VERDICT.pack(_VERDICT_MAGIC, not refusal, refusal.encode()[:248])
-
-
-def check_verdict(data: bytes | bytearray) -> None:
-    """Read VERDICT.
-
-    Raises:
-        BadMessage: it is none.
-        Refused: the other side turns this process away, and says why.
-    """
-    magic, welcome, text = _VERDICT.unpack(data)
-    if magic != _VERDICT_MAGIC:
-        raise BadMessage("it broke off the handshake")
-    if not welcome:
-        raise Refused(text.rstrip(b"\0").decode("utf-8", "replace"))
 
 
 def _mac(secret: bytes, label: bytes, hello: bytes, rest: bytes) -> bytes:

@@ -40,11 +40,9 @@ class Rejections:
         self._reason, self.count, self._next_s = "", 0, -math.inf
 
     def add(self, reason: str) -> None:
-        """One more."""
         self._reason, self.count = reason, self.count + 1
 
     def due(self, now_s: float) -> list[Rejected]:
-        """What is to be told now."""
         if not self.count or now_s < self._next_s:
             return []
         reason = self._reason if self.count == 1 else f"{self._reason} (the last of {self.count} turned away)"
@@ -60,7 +58,6 @@ class Hub:
         receive_into: see `frames.ReceiveInto`.
         shard, admit: for listening processes: own shard, and who may join ("" or one line why not).
         silence_timeout_s: a host that does not acknowledge bytes for this long is Left.
-        handshake_timeout_s: a connection whose handshake takes longer is closed.
     """
 
     def __init__(
@@ -71,10 +68,9 @@ class Hub:
         shard: int = 0,
         admit: Callable[[Hello], str] = lambda hello: "",
         silence_timeout_s: float = 60.0,
-        handshake_timeout_s: float = HANDSHAKE_S,
     ) -> None:
         self._secret, self._receive_into, self._shard, self._admit = secret, receive_into, shard, admit
-        self._silence_timeout_s, self._handshake_timeout_s = silence_timeout_s, handshake_timeout_s
+        self._silence_timeout_s = silence_timeout_s
         self._selector = selectors.DefaultSelector()
         self._events: list[Event] = []
         """What the next `poll` returns."""
@@ -169,7 +165,7 @@ class Hub:
         now_s = time.monotonic()
         for link, deadline_s in list(self._passing.items()):
             if now_s >= deadline_s:
-                self._break(link, f"the handshake took more than {self._handshake_timeout_s:g} s")
+                self._break(link, f"the handshake took more than {HANDSHAKE_S:g} s")
         for rejections in (self._rejected, self._refused):
             if rejections.count:
                 self._events += rejections.due(now_s)
@@ -297,11 +293,10 @@ class Hub:
 
     def _shake_hands(self, link: Link, mask: int) -> None:
         """`_welcome` or `_break` follows."""
-        self._passing[link] = time.monotonic() + self._handshake_timeout_s
+        self._passing[link] = time.monotonic() + HANDSHAKE_S
         self._watch(link, mask)
 
     def _welcome(self, link: Link) -> None:
-        """Its handshake is over, so that its peer is known."""
         peer, hello = link.peer, link.hello
         assert peer is not None and hello is not None
         self._strangers.pop(link, None)
@@ -345,8 +340,6 @@ class Hub:
             self._drop(link)
         self._selector.close()
         self._links.clear()
-        self._wanted.clear()
-        self._strangers.clear()
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -404,14 +397,12 @@ class WakeableHub(Hub):
             self._bell.send(b"!")
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """See `Hub.poll`."""
         events = super().poll(timeout_s)
         with contextlib.suppress(BlockingIOError):
             self._ear.recv(4096)
         return events
 
     def shut(self) -> None:
-        """See `Hub.shut`."""
         super().shut()
         self._bell.close()
         self._ear.close()

@@ -25,7 +25,7 @@ class Pair:
     """A listening hub, a dialling hub, and what each has heard."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
-        self.server = Hub(SECRET, receive_into, handshake_timeout_s=0.3)
+        self.server = Hub(SECRET, receive_into)
         self.worker = Hub(SECRET, receive_into)
         self.address = self.server.listen(host)
         self.heard: dict[Hub, list[Event]] = {self.server: [], self.worker: []}

@@ -105,7 +105,6 @@ def gone(stranger: socket.socket) -> bool:
 
 def test_one_host_has_no_more_than_its_share_of_the_waiting_places(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "MOST_OF_A_HOST", 3)
-    pair.server._handshake_timeout_s = 30.0
     strangers = [pair.raw() for _ in range(5)]
     told = pair.wait_for(pair.server, Rejected)
     assert (
@@ -123,7 +122,8 @@ def test_one_host_has_no_more_than_its_share_of_the_waiting_places(pair: Pair, m
         stranger.close()
 
 
-def test_a_stranger_that_says_nothing_is_cut_off(pair: Pair) -> None:
+def test_a_stranger_that_says_nothing_is_cut_off(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "HANDSHAKE_S", 0.3)
     with pair.raw() as stranger:
         event = pair.wait_for(pair.server, Rejected)
         assert isinstance(event, Rejected) and "more than 0.3 s" in event.reason
