@@ -136,9 +136,9 @@ class Redial:
         self._next_s = 0.0
         self._wait_s = self.FIRST_S
 
-    def succeeded(self) -> None:
-        """Connected: patience starts anew."""
-        self._since_s = None
+    def succeeded(self, timeout_s: float) -> None:
+        """Connected: patience starts anew, and from now on is this long."""
+        self.timeout_s, self._since_s = timeout_s, None
         self._wait_s = self.FIRST_S
 
     def failed(self, reason: str, now_s: float) -> None:

@@ -81,7 +81,7 @@ class Chief:
 
     def left(self, peer: Peer, incarnation: int, reason: str) -> None:
         if peer.role is Role.WORKER:
-            self._carry_out(self.coordinator.worker_left(peer.rank, incarnation, reason))
+            self._carry_out(self.coordinator.steps.left(peer.rank, incarnation, reason))
         elif peer.rank in self._servers:
             self._servers.discard(peer.rank)
             self._carry_out(self.coordinator.server_left(peer.rank, self._clock()))

@@ -390,8 +390,7 @@ class ServersExchange:
     def _joined(self, shard: int) -> None:
         self._dialling.discard(shard)
         self._linked.add(shard)
-        self._redials[shard].succeeded()
-        self._redials[shard].timeout_s = self._return_s
+        self._redials[shard].succeeded(self._return_s)
         self._must_ask = True
         push = self.state.push
         if push is not None and push.receipt is None:

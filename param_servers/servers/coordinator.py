@@ -137,10 +137,6 @@ class Coordinator:
                 decisions += self._restore(now_s)
         return decisions
 
-    def worker_left(self, worker: int, incarnation: int, reason: str) -> list[Decision]:
-        """A worker's link to shard 0 is gone. What it pushed completely still counts."""
-        return self.steps.left(worker, incarnation, reason)
-
     def pulled(self, worker: int, incarnation: int, used: int, term: int) -> list[Decision]:
         """A worker has used versions up to `used` (-1: it has nothing) and wants the newest."""
         return self.steps.pulled(worker, incarnation, used, term, running=self.state == "running")

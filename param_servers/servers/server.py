@@ -103,9 +103,14 @@ class ParameterServer:
         self._publish_address, self._resolve, self._on_event = publish_address, resolve, on_event
         self._num_workers, self._lives, self._timeouts = exchange.num_workers, Lives(), timeouts
         self._clock = clock or AwakeClock(exchange.step_timeout_s).now_s
-        silence_s = timeouts.silence_s
         check_secret(secret)
-        self._hub = hub or Hub(secret, self.receive_into, shard=shard, admit=self.admits, silence_timeout_s=silence_s)
+        self._hub = hub or Hub(
+            secret,
+            lambda peer, header: self.node.receive_into(peer, header),
+            shard=shard,
+            admit=self.admits,
+            silence_timeout_s=timeouts.silence_s,
+        )
         self._checkpoints = checkpoints or Checkpoints(
             checkpoint_dir, plan, shard, initial_parameters, timeouts.set_aside_s
         )
@@ -190,10 +195,6 @@ class ParameterServer:
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def receive_into(self, peer: Peer, header: Header) -> memoryview:
-        """See `frames.ReceiveInto`."""
-        return self.node.receive_into(peer, header)
-
     def handle(self, event: Event) -> None:
         """Take in one event of the hub."""
         if isinstance(event, Message):
@@ -231,8 +232,7 @@ class ParameterServer:
             self.chief.joined(hello)
         elif peer == _SHARD_0:
             self._dialling = False
-            self._redial.succeeded()
-            self._redial.timeout_s = self._timeouts.return_s
+            self._redial.succeeded(self._timeouts.return_s)
             self._heard_s = self._clock()
 
     def _left(self, event: Left) -> None:

@@ -183,8 +183,8 @@ class Shard:
     """
 
     def __init__(self, parameters: Tensor, config: OptimizerConfig) -> None:
-        self.config = config
-        self._schedule = config.schedule
+        self.learning_rate = config.schedule
+        """Of the step that begins with so many data points committed."""
         self.parameters = parameters.detach().to(torch.float32).clone().contiguous()
         self.numel = self.parameters.numel()
         self._optimizer = SliceOptimizer(config, self.parameters)
@@ -196,10 +196,6 @@ class Shard:
         self.update_norm: float | None = None
         """L2 norm of the change that the measured update made; None until it is committed."""
         self.aggregating_s = self.applying_s = 0.0
-
-    def learning_rate(self, data_points: int) -> float:
-        """The learning rate of the step that begins with `data_points` committed."""
-        return self._schedule(data_points)
 
     def parts(self, start: int, stop: int) -> Iterator[slice]:
         """[start, stop) in pieces of at most `LARGEST_PART`."""

@@ -42,7 +42,7 @@ class SimServer:
             incarnation=incarnation,
         )
         self._count_cut_through()
-        self.hub.receive_into, self.hub.handle = self.core.receive_into, self.handle
+        self.hub.receive_into, self.hub.handle = self.core.node.receive_into, self.handle
         self.hub.admit = self.core.admits
         if self.core.chief is not None:
             self.core.chief._audit = run  # type: ignore[assignment]

@@ -136,7 +136,7 @@ def test_an_older_incarnation_is_refused_and_forgotten() -> None:
 def test_a_complete_gradient_of_a_dead_worker_still_counts() -> None:
     coordinator = running()
     push(coordinator, 0, 1, 0)
-    coordinator.worker_left(0, 0, "killed")
+    coordinator.steps.left(0, 0, "killed")
     (commit,) = push(coordinator, 1, 1, 0)
     assert isinstance(commit, Commit) and members(commit) == [0, 1]
 
