@@ -288,7 +288,6 @@ def _run(
 
 
 def _still_alive(processes: Sequence[ForkProcess], timeout_s: float) -> str:
-    """Which of them have not ended when so much time is over."""
     give_up_s = time.monotonic() + timeout_s
     for process in processes:
         process.join(max(0.0, give_up_s - time.monotonic()))

@@ -142,7 +142,6 @@ class Redial:
         self._wait_s = self.FIRST_S
 
     def failed(self, reason: str, now_s: float) -> None:
-        """The link broke, or an attempt did not succeed."""
         self.last_reason = reason
         if self._since_s is None:
             self._since_s = now_s
@@ -150,13 +149,11 @@ class Redial:
         self._wait_s = min(self.LONGEST_S, self._wait_s * 2)
 
     def due(self, now_s: float) -> bool:
-        """Whether to try now."""
         if self._since_s is None:
             self._since_s = now_s
         return now_s >= self._next_s
 
     def expired(self, now_s: float) -> bool:
-        """Whether to give up."""
         return self._since_s is not None and now_s - self._since_s > self.timeout_s
 
 
@@ -173,7 +170,6 @@ class Restarts:
 
     @property
     def recent(self) -> int:
-        """Of the last `window_s`."""
         while self._times_s and self._clock() - self._times_s[0] >= self.window_s:
             self._times_s.popleft()
         return len(self._times_s)
@@ -187,7 +183,6 @@ class Restarts:
         return True
 
     def __str__(self) -> str:
-        """`2 of 5 within 1 h`."""
         return f"{self.recent} of {self.most} within {self.window_s / 3600:g} h"
 
 

@@ -62,7 +62,6 @@ class AuditLog:
             self.write("lost", records=lost)
 
     def close(self) -> None:
-        """Write what can be written, and let go of the file."""
         self._file.close()
 
 

@@ -68,7 +68,6 @@ class Chief:
     # -- what is heard -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Shard 0 itself is there."""
         self._carry_out(self.coordinator.server_joined(0, 0, self._clock()))
 
     def joined(self, hello: Hello) -> None:
@@ -136,7 +135,6 @@ class Chief:
             self._checkpoints.publish(step, self._node.term, data_points, files, self._keep, published)
 
     def tick(self) -> None:
-        """Look at the clock and ask whether to stop."""
         self._carry_out(self.coordinator.tick(self._clock()))
         self._ask_whether_to_stop()
 
@@ -147,7 +145,6 @@ class Chief:
                 self.stop(reason)
 
     def stop(self, reason: str) -> None:
-        """End the run as asked."""
         self._carry_out(self.coordinator.stop(reason, self._clock()))
 
     # -- what is decided -----------------------------------------------------------------------------------------
@@ -180,7 +177,6 @@ class Chief:
                 self._ask_whether_to_stop()
 
     def _record(self, order: Order) -> None:
-        """What is to be known of an order before anybody obeys it."""
         if isinstance(order, Commit):
             self.staleness += order.staleness
             if self._audit is not None:

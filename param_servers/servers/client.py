@@ -96,7 +96,6 @@ class ClientState:
         return self._arriving[part]
 
     def arrived(self, shard: int, header: Header) -> None:
-        """A shard's parameters are complete."""
         self._unfinished[shard] -= 1
         if header.code != Code.STREAMED:
             self._complete(shard, header)
@@ -226,7 +225,6 @@ class ServersExchange:
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """Bytes sent and received so far."""
         return self._hub.bytes_moved
 
     def pull(self) -> Pull:
@@ -287,7 +285,6 @@ class ServersExchange:
 
     @property
     def connected(self) -> bool:
-        """Whether every server is linked."""
         return len(self._linked) == len(self.servers)
 
     def speak(self) -> None:
@@ -362,7 +359,6 @@ class ServersExchange:
             self._hub.send(server, header, payload)
 
     def receive_into(self, peer: Peer, header: Header) -> memoryview:
-        """A place for the payload of a frame; see `frames.ReceiveInto`."""
         if header.kind in (Kind.STOP, Kind.EXPELLED) and header.length <= MOST_CONTROL_BYTES:
             return memoryview(bytearray(header.length))
         return as_bytes(self.state.slot(peer.rank, header))

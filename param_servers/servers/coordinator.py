@@ -72,7 +72,6 @@ class Coordinator:
         return self.steps.data_points
 
     def _wait(self, now_s: float, patience_s: float) -> None:
-        """From now on, so long at most until the next thing that is waited for."""
         self._since_s, self._patience_s = now_s, patience_s
 
     # -- servers -------------------------------------------------------------------------------------------------

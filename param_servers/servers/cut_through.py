@@ -215,7 +215,6 @@ class CutThrough:
             self.abort()
 
     def abort_if_on(self, worker: int) -> None:
-        """A worker's gradient must not count."""
         if self._ahead is not None and any(row.worker == worker for row in self._ahead.rows):
             self.abort()
 

@@ -196,7 +196,6 @@ class ParameterServer:
     # -- events --------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        """Take in one event of the hub."""
         if isinstance(event, Message):
             self._hear(event)
         elif isinstance(event, Joined):
@@ -288,7 +287,6 @@ class ParameterServer:
     # -- what shard 0 is told ------------------------------------------------------------------------------------
 
     def _tell(self, header: Header, what: Row | dict[str, Any] | None) -> None:
-        """See `shard_node.Tell`."""
         if self.chief is not None:
             self.chief.told(header, what)
         elif isinstance(what, Row):
@@ -340,7 +338,6 @@ class Reporter:
         self._counts = self._now()
 
     def timed(self, poll: Callable[[float], list[Event]], timeout_s: float) -> list[Event]:
-        """Poll, and count the time as waiting."""
         start_s = time.perf_counter()
         events = poll(timeout_s)
         self._waiting_s += time.perf_counter() - start_s

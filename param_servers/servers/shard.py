@@ -133,11 +133,9 @@ class Accumulator:
 
     @property
     def count(self) -> int:
-        """Slices held."""
         return len(self._slices)
 
     def held(self, worker: int, incarnation: int) -> Slice | None:
-        """The slice held of one worker's incarnation."""
         return self._slices.get((worker, incarnation))
 
     def spare(self) -> Tensor:

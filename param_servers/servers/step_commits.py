@@ -104,7 +104,6 @@ class Member:
     """It asked for parameters while there were none to give."""
 
     def uses(self, step: int) -> None:
-        """It has version `step`, hence no use for older ones."""
         self.given = [version for version in self.given if version > step]
 
 
@@ -201,7 +200,6 @@ class StepCommits:
         return max(len(self._workers), len(self._complete))
 
     def _find(self, worker: int, incarnation: int) -> Member | None:
-        """A worker, if this incarnation of it is connected."""
         member = self._workers.get(worker)
         return member if member is not None and member.incarnation == incarnation else None
 

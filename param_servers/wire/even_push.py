@@ -6,8 +6,8 @@ of a step is lost for that step. So the links take turns, a piece each, beginnin
 shards receive from the first moment on, and none from all workers at once. The first pieces are small, or the last
 link would wait for its first byte. And no link is far ahead of the slowest, counted by what the kernel has taken, of
 which it holds little unsent (`tcp_sockets.hold_little_unsent`): left alone, links drift apart as a random walk does,
-and what one link is behind, its shard still has to pass on to every worker. (8 workers, 8 servers, times the bound:
-6.7 MB at 100 Mbit/s 1.11 to 1.13, without a pace 1.40 and 1.51; 1.33 MB at 25 Mbit/s 1.13, without 1.37 to 1.42.)
+and what one link is behind, its shard still has to pass on to every worker. (8 workers, 8 servers, 6.7 MB at 100
+Mbit/s: 1.11 to 1.13 times the bound, without a pace 1.40 and 1.51.)
 """
 
 from param_servers.wire.frames import Frame

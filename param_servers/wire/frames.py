@@ -111,7 +111,6 @@ class Incoming:
 
     @property
     def begun(self) -> bool:
-        """Whether a part of a frame has arrived."""
         return self._header is not None or self._held > 0
 
     @property
@@ -194,7 +193,6 @@ class Link:
 
     @property
     def receiving(self) -> tuple[Header, int] | None:
-        """Header and bytes so far of the payload that is arriving now."""
         return self._incoming.receiving if self._incoming is not None else None
 
     @property

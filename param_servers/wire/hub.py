@@ -105,7 +105,6 @@ class Hub:
     # -- frames --------------------------------------------------------------------------------------------------
 
     def connected(self, peer: Peer) -> bool:
-        """Whether this peer has Joined and is not Left."""
         return peer in self._links
 
     def send(self, peer: Peer, header: Header, payload: memoryview | None = None) -> bool:
