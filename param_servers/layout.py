@@ -152,11 +152,6 @@ class ShardPlan:
     def slices(self) -> tuple[slice, ...]:
         return tuple(self.slice_of(shard) for shard in range(self.num_shards))
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Elements of each shard."""
-        return tuple(part.stop - part.start for part in self.slices)
-
     @cached_property
     def fingerprint(self) -> str:
         """16 hexadecimal digits over layout and cuts; equal in all processes of a run."""

@@ -169,6 +169,10 @@ class Link:
     def __init__(self, sock: socket.socket, handshake: Dialer | Listener, receive_into: ReceiveInto) -> None:
         self.sock = sock
         self.peer: Peer | None = None
+        self.wanted: Peer | None = None
+        """Whom it was dialled to reach and has not Joined."""
+        self.stranger_of = ""
+        """Its host, where it was accepted and its handshake is not over."""
         self.closing = False
         self.refusal = ""
         self.bytes_sent = self.bytes_received = 0

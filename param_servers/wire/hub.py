@@ -81,10 +81,6 @@ class Hub:
         """Links in their handshake or their last words, with the time when patience ends."""
         self._dirty: dict[Link, None] = {}
         """Links with something to send, in the order in which they are to send."""
-        self._wanted: dict[Link, Peer] = {}
-        """Whom the links are to reach that were dialled and have not Joined."""
-        self._strangers: dict[Link, str] = {}
-        """The hosts of those that were accepted and whose handshake is not over."""
         self._rejected, self._refused = Rejections(), Rejections()
         """Strangers, of which a flood shall not hide what peers are told."""
         self._gone_bytes = (0, 0)
@@ -265,7 +261,7 @@ class Hub:
             self._events.append(Left(dialer.peer, why))
             return
         link = Link(sock, dialer, self._receive_into)
-        self._wanted[link] = dialer.peer
+        link.wanted = dialer.peer
         self._shake_hands(link, READ | WRITE)
 
     def _accept(self) -> None:
@@ -280,14 +276,14 @@ class Hub:
         if accepted is None:
             return
         sock, host = accepted
-        waiting, passing = sum(other == host for other in self._strangers.values()), len(self._passing)
+        waiting, passing = sum(link.stranger_of == host for link in self._passing), len(self._passing)
         if waiting >= MOST_OF_A_HOST or passing >= MOST_STRANGERS:
             self._rejected.add(f"{host} has {waiting} connections of {passing} that have not said who they are")
             sock.close()
             return
         link = Link(sock, Listener(self._secret, self._shard, self._admit), self._receive_into)
         link.wake_bytes = self._wake_bytes
-        self._strangers[link] = host
+        link.stranger_of = host
         self._shake_hands(link, READ)
 
     def _shake_hands(self, link: Link, mask: int) -> None:
@@ -298,13 +294,13 @@ class Hub:
     def _welcome(self, link: Link) -> None:
         peer, hello = link.peer, link.hello
         assert peer is not None and hello is not None
-        self._strangers.pop(link, None)
+        link.stranger_of = ""
         if link.closing:
             self._refused.add(f"{peer} was turned away: {link.refusal}")
             self._linger(link)
             return
         del self._passing[link]
-        self._wanted.pop(link, None)
+        link.wanted = None
         before = self._links.get(peer)
         self._links[peer] = link  # first, so that a predecessor found broken now is not Left a second time
         if before is not None:
@@ -361,13 +357,11 @@ class Hub:
         self._drop(link)
         if link.closing:
             return
-        self._strangers.pop(link, None)
-        wanted, peer = self._wanted.pop(link, None), link.peer
-        if wanted is not None:
-            self._events.append(Left(wanted, reason, refused))
-        elif peer is not None and self._links.get(peer) is link:
-            del self._links[peer]
-            self._events.append(Left(peer, reason))
+        if link.wanted is not None:
+            self._events.append(Left(link.wanted, reason, refused))
+        elif link.peer is not None and self._links.get(link.peer) is link:
+            del self._links[link.peer]
+            self._events.append(Left(link.peer, reason))
         else:
             self._rejected.add(reason)
 
