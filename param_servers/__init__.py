@@ -10,25 +10,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from param_servers.config import ExchangeConfig, OptimizerConfig
-    from param_servers.errors import ParamServersError, RunStopped
-    from param_servers.exchange import GradientExchange
-    from param_servers.layout import FlatLayout
-    from param_servers.replica import LocalExchange
-    from param_servers.running import connect, serve, train_on_one_machine
+    from param_servers.config import ExchangeConfig as ExchangeConfig
+    from param_servers.config import OptimizerConfig as OptimizerConfig
+    from param_servers.errors import ParamServersError as ParamServersError
+    from param_servers.errors import RunStopped as RunStopped
+    from param_servers.exchange import GradientExchange as GradientExchange
+    from param_servers.layout import FlatLayout as FlatLayout
+    from param_servers.replica import LocalExchange as LocalExchange
+    from param_servers.running import connect as connect
+    from param_servers.running import serve as serve
+    from param_servers.running import train_on_one_machine as train_on_one_machine
 
-__all__ = [
-    "ExchangeConfig",
-    "FlatLayout",
-    "GradientExchange",
-    "LocalExchange",
-    "OptimizerConfig",
-    "ParamServersError",
-    "RunStopped",
-    "connect",
-    "serve",
-    "train_on_one_machine",
-]
 _HOMES = {
     "ExchangeConfig": "config",
     "FlatLayout": "layout",
@@ -41,6 +33,7 @@ _HOMES = {
     "serve": "running",
     "train_on_one_machine": "running",
 }
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
