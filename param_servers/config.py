@@ -263,14 +263,11 @@ class ExchangeConfig:
                 _check_at_least(name, getattr(self, name), 0)
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, got {self.port}")
-        self._check_is_read("collective_backend", "max_staleness")
-        self._check_workers()
-
-    def _check_is_read(self, *names: str) -> None:
-        """A setting that would be ignored is a misunderstanding."""
-        changed = [each for each in fields(self) if each.name in names and getattr(self, each.name) != each.default]
-        if refusal := refusal_of_unread(changed, vars(self)):
+        given = ("collective_backend", "max_staleness")
+        changed = [each for each in fields(self) if each.name in given and getattr(self, each.name) != each.default]
+        if refusal := refusal_of_unread(changed, vars(self)):  # a setting that would be ignored is a misunderstanding
             raise ConfigError(refusal)
+        self._check_workers()
 
     def _check_workers(self) -> None:
         if self.num_gradients is not None:
