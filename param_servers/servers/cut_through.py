@@ -11,7 +11,6 @@ Optimizers here work element by element, so parts change nothing in the result.
 
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +22,8 @@ from param_servers.wire.handshake import Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Code, Dtype, Header, Kind, Row
 
+Version = tuple[int, int]
+"""(term, step)"""
 PARTS, LEAST_PART = 64, 1024
 """A part is worth its work when it is a 64th of the slice and 4 KB."""
 LEAST_BYTES = 256 << 10
@@ -45,13 +46,6 @@ def window_bytes(slice_bytes: int, workers: int) -> int:
     (8 workers, 1.33 MB, 8 servers at 100 Mbit/s: 3.1 times the bound became 1.2.)
     """
     return max(LEAST_WINDOW, min(max(SHORT_WINDOW, slice_bytes // WINDOWS), ALL_WINDOWS // workers))
-
-
-class Version(NamedTuple):
-    """What a shard holds."""
-
-    term: int
-    step: int
 
 
 @dataclass
@@ -94,7 +88,7 @@ class CutThrough:
         self._accumulator, self._all_needed = accumulator, all_needed
         self._least = max(LEAST_PART, shard.numel // PARTS)
         self._ahead: Ahead | None = None
-        self._taken_back = Version(0, -1)
+        self._taken_back = (0, -1)
 
     @property
     def open(self) -> bool:
@@ -146,8 +140,8 @@ class CutThrough:
         self._ahead = Ahead(version, rows, gradients, arriving, learning_rate, out, self._streams(version, rows, out))
 
     def _streams(self, version: Version, rows: list[Row], out: Tensor) -> dict[Peer, Frame]:
-        step = version.step + 1
-        header = Header(Kind.PARAMETERS, self._index, 0, version.term, step, code=Code.STREAMED, dtype=Dtype.FLOAT32)
+        term, step = version[0], version[1] + 1
+        header = Header(Kind.PARAMETERS, self._index, 0, term, step, code=Code.STREAMED, dtype=Dtype.FLOAT32)
         frames, first = {}, self._index % len(rows)  # each server begins with another worker
         for row in rows[first:] + rows[:first]:
             worker, frame = Peer(Role.WORKER, row.worker), Frame(header, as_bytes(out), available=0)
@@ -225,6 +219,6 @@ class CutThrough:
             self._taken_back = ahead.of
             self._release(ahead, self._shard.numel)  # a frame that has begun has to end
             self._shard.go_back()
-            header = Header(Kind.ABORTED, self._index, 0, ahead.of.term, ahead.of.step + 1)
+            header = Header(Kind.ABORTED, self._index, 0, ahead.of[0], ahead.of[1] + 1)
             for worker in ahead.frames:
                 self._hub.send(worker, header)

@@ -14,7 +14,7 @@ from param_servers.checkpoint.writer import Checkpoints
 from param_servers.errors import BadMessage
 from param_servers.layout import as_bytes
 from param_servers.optim import State
-from param_servers.servers.cut_through import CutThrough, Version
+from param_servers.servers.cut_through import CutThrough
 from param_servers.servers.shard import Accumulator, Shard
 from param_servers.servers.step_commits import Checkpoint, Commit, Expel, Give, Order, Restore, Stop
 from param_servers.wire.handshake import Hello, Peer, Role
@@ -208,7 +208,7 @@ class ShardNode:
     def advance(self) -> None:
         """Pass on what can be; to be called after each poll."""
         if self._restoring is None:
-            self.cut_through.advance(Version(self.term, self.step), self.workers, self._incoming, self.data_points)
+            self.cut_through.advance((self.term, self.step), self.workers, self._incoming, self.data_points)
 
     def _give(self, rows: list[Row]) -> None:
         self.cut_through.abort_if_streamed_to({row.worker for row in rows})
