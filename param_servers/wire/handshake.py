@@ -127,12 +127,9 @@ class Dialer:
     """The side that connects. `outgoing` is to be sent at once; then `feed` what arrives, `wants` bytes at a time."""
 
     def __init__(self, secret: bytes, hello: Hello) -> None:
-        self._secret = secret
-        self._hello = pack_hello(hello, secrets.token_bytes(32))
-        self._shard = hello.shard
-        self.outgoing = self._hello
+        self._secret, self.hello = secret, hello
+        self.outgoing = self._hello = pack_hello(hello, secrets.token_bytes(32))
         self.wants = _CHALLENGE.size
-        self.hello = hello
         self.peer = Peer(Role.SERVER, hello.shard)
         self.done = False
 
@@ -151,8 +148,8 @@ class Dialer:
                 raise BadMessage(f"it speaks protocol version {version}, this process {PROTOCOL_VERSION}")
             if not hmac.compare_digest(proof, _mac(self._secret, b"listener", self._hello, nonce)):
                 raise BadMessage("it does not know this run's secret")
-            if shard != self._shard:
-                raise BadMessage(f"it is server {shard}, but server {self._shard} was wanted")
+            if shard != self.hello.shard:
+                raise BadMessage(f"it is server {shard}, but server {self.hello.shard} was wanted")
             self.wants = _VERDICT.size
             return _mac(self._secret, b"dialer", self._hello, data)
         magic, welcome, text = _VERDICT.unpack(data)
