@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dba3c.simulation.links import ServerLinks, SharedLink
+from dba3c.simulation.servers import ServerLinks, SharedLink
 
 
 def ends_of(link):
