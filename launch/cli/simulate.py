@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dba3c.errors import UserError, writing
-from dba3c.simulation.calibration import Calibration, calibrate
+from dba3c.simulation.calibration import Calibration, calibrate, fit, read_points
 from dba3c.simulation.central import compare
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
-from dba3c.simulation.fit import fit, read_points
 from dba3c.simulation.simulate import best, options
 from launch.cli.options import parse
 

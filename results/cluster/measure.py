@@ -42,8 +42,8 @@ from plan import (
 
 from dba3c.benchmarks import dilated_central
 from dba3c.benchmarks.dilated_cluster import newest
+from dba3c.simulation.calibration import MeasuredPoint, fit
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
-from dba3c.simulation.fit import MeasuredPoint, fit
 from dba3c.simulation.simulate import simulate_times
 from dba3c.studies.page import facts
 from param_servers.benchmarks import cluster as lab

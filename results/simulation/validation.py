@@ -30,9 +30,8 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from dba3c.errors import UserError
-from dba3c.simulation.calibration import calibrate
+from dba3c.simulation.calibration import MeasuredPoint, calibrate, fit
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
-from dba3c.simulation.fit import MeasuredPoint, fit
 from dba3c.simulation.simulate import simulate_times
 from dba3c.studies.figures import PALETTE, new_figure, save
 from dba3c.studies.page import facts, made_by, markdown, renew
