@@ -27,8 +27,8 @@ from dba3c.central.unrolls import UnrollStore
 from dba3c.central.wire import GroupShape
 from dba3c.environments.protocol import Transition
 from dba3c.metrics.writer import Sections
-from dba3c.simulation.central import AgentCosts, CentralSetup, central_steps_per_s
 from dba3c.simulation.cluster import Cluster
+from dba3c.simulation.simulate import AgentCosts, CentralSetup, central_steps_per_s
 from param_servers.benchmarks.cluster import CORES, MOST_BUSY, QUEUE_BYTES
 from param_servers.benchmarks.load import Load, Snapshot
 from param_servers.benchmarks.namespaces import Namespaces

@@ -23,9 +23,8 @@ from scipy.optimize import least_squares
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.reader import whole_run
 from dba3c.runs.folder import RunFolder
-from dba3c.simulation.central import AgentCosts
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
-from dba3c.simulation.simulate import simulate
+from dba3c.simulation.simulate import AgentCosts, simulate
 
 COMPUTE_SECTIONS = ("environment", "inference", "learning")
 LEAST_STEPS = 20

@@ -1,14 +1,23 @@
-"""How long does a step take on this cluster, and how many servers and backup workers serve its nodes best?"""
+"""How long does a step take on this cluster, and how are its nodes used best: servers, backup workers, or one learner?
+
+In central inference actors step environments, and a learner answers them in batches and learns. Each actor has two
+groups of environments: while one waits for its actions the other is stepped. The learner does one thing at a time: it
+answers all that wait (a batch), and learns when enough data points have come in.
+"""
 
 from __future__ import annotations
 
+import heapq
+import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dba3c.errors import UserError
-from dba3c.simulation.cluster import Cluster, Outcome, Setup, Work
+from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
 from dba3c.simulation.servers import ServerSimulation
 
 _AS_GOOD = 0.02
@@ -127,3 +136,138 @@ def best(found: Mapping[Setup, Outcome]) -> Setup:
     rates = {setup: outcome.data_points_per_s for setup, outcome in found.items()}
     good = [setup for setup, rate in rates.items() if rate >= (1 - _AS_GOOD) * max(rates.values())]
     return min(good, key=lambda setup: (setup.servers, setup.backup, -rates[setup]))
+
+
+# -- central inference -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentCosts:
+    """Seconds that one core takes for one agent step of one environment."""
+
+    environment_s: float
+    inference_s: float
+    learning_s: float
+    """Loss and backward pass, the forward pass being at hand."""
+    observation_bytes: float = 84 * 84
+    """Sent for each agent step; frame stacks are made by the learner."""
+
+    @property
+    def total_s(self) -> float:
+        """All that a worker does for one agent step."""
+        return self.environment_s + self.inference_s + self.learning_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralSetup:
+    """Actors and one learner."""
+
+    actors: int
+    """Processes of one core that step environments."""
+    envs_per_actor: int = 32
+    """In two groups."""
+    learner_speed: float = 1.0
+    """The learner's speed in cores: 12 for a node of 12 cores that scales perfectly, hundreds for an accelerator."""
+    batch_points: int = 1920
+    """Data points of one update."""
+
+    def __post_init__(self) -> None:
+        if self.actors < 1 or self.envs_per_actor < 2 or self.learner_speed <= 0 or self.batch_points < 1:
+            raise UserError(f"central inference needs actors, at least 2 environments each, a learner; got {self}")
+
+
+def central_steps_per_s(cluster: Cluster, costs: AgentCosts, setup: CentralSetup, rounds: int = 30) -> float:
+    """Agent steps per second, all of which are learned from; `rounds` answers to each group of environments."""
+    return _Learner(cluster, costs, setup).run(rounds)
+
+
+class _Learner:
+    def __init__(self, cluster: Cluster, costs: AgentCosts, setup: CentralSetup) -> None:
+        self.cluster, self.costs, self.setup = cluster, costs, setup
+        self._group = setup.envs_per_actor // 2
+        self._actor_free_s = [0.0] * setup.actors
+        self._link_free_s = 0.0
+        self._arrivals = [
+            (self._observed_s(0.0, actor), actor, group) for group in range(2) for actor in range(setup.actors)
+        ]
+        heapq.heapify(self._arrivals)
+
+    def run(self, rounds: int) -> float:
+        """Until the groups have been answered `rounds` times on average; the first fifth is warm-up."""
+        total = rounds * 2 * self.setup.actors * self._group
+        now_s = answered = owed = 0.0
+        warm: tuple[float, float] | None = None
+        waiting: deque[tuple[int, int]] = deque()
+        while answered < total:
+            while self._arrivals and self._arrivals[0][0] <= now_s:
+                waiting.append(heapq.heappop(self._arrivals)[1:])
+            if owed >= self.setup.batch_points:
+                now_s += owed * (self.costs.inference_s + self.costs.learning_s) / self.setup.learner_speed
+                owed = 0.0
+            elif waiting:
+                size = len(waiting) * self._group
+                now_s += size * self.costs.inference_s / self.setup.learner_speed
+                self._answer(now_s, waiting)
+                answered, owed = answered + size, owed + size
+            else:
+                now_s = self._arrivals[0][0]
+            if warm is None and answered >= total / 5:
+                warm = (now_s, answered)
+        assert warm is not None
+        return (answered - warm[1]) / (now_s - warm[0]) if now_s > warm[0] else math.inf
+
+    def _answer(self, now_s: float, waiting: deque[tuple[int, int]]) -> None:
+        while waiting:
+            actor, group = waiting.popleft()
+            heapq.heappush(self._arrivals, (self._observed_s(now_s + self.cluster.latency_s, actor), actor, group))
+
+    def _observed_s(self, answered_s: float, actor: int) -> float:
+        """When the learner has the observations that follow actions which reach the actor at `answered_s`."""
+        stepped_s = max(answered_s, self._actor_free_s[actor]) + self._group * self.costs.environment_s
+        self._actor_free_s[actor] = stepped_s
+        # The learner's link takes one group after the other; close enough to the order of arrival.
+        sent_s = self._group * self.costs.observation_bytes / self.cluster.tensor_bytes_per_s
+        self._link_free_s = max(self._link_free_s, stepped_s) + sent_s
+        return self._link_free_s + self.cluster.latency_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The same cores used in two ways, in agent steps (= data points) per second."""
+
+    nodes: int
+    learner_speed: float
+    workers_per_s: float
+    central_per_s: float
+
+    @property
+    def central_wins(self) -> bool:
+        return self.central_per_s > self.workers_per_s
+
+
+def compare(
+    cluster: Cluster,
+    costs: AgentCosts,
+    model_bytes: float,
+    nodes: int,
+    cores: int,
+    learner_speed: float,
+    batch: int = 32,
+) -> Comparison:
+    """N nodes as synchronous workers (servers colocated on all) against N−1 nodes of actors and one learner.
+
+    Args:
+        cores: of a node.
+        learner_speed: of the learner's node, in cores; `cores` for a node like the others.
+        batch: data points of one worker's gradient; an update has about `nodes` times as many in both.
+    """
+    if nodes < 2:
+        raise UserError("central inference needs at least 2 nodes: one learner and one of actors")
+    compute = ComputeTimes(mean_s=batch * costs.total_s / cores)
+    work = Work(model_bytes=model_bytes, compute=compute, data_points=batch)
+    workers = simulate(cluster, work, Setup(workers=nodes, servers=nodes, colocated=True), steps=5)
+    setup = CentralSetup(actors=(nodes - 1) * cores, learner_speed=learner_speed, batch_points=batch * nodes)
+    central = central_steps_per_s(cluster, costs, setup, rounds=10)
+    return Comparison(
+        nodes=nodes, learner_speed=learner_speed, workers_per_s=workers.data_points_per_s, central_per_s=central
+    )

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from dba3c.errors import UserError, writing
 from dba3c.simulation.calibration import Calibration, calibrate, fit, read_points
-from dba3c.simulation.central import compare
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
-from dba3c.simulation.simulate import best, options
+from dba3c.simulation.simulate import best, compare, options
 from launch.cli.options import parse
 
 COLUMNS = (

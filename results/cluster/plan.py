@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from peers import PEERS
 
 from dba3c.benchmarks.dilated_central import CentralScene
-from dba3c.simulation.central import AgentCosts
+from dba3c.simulation.simulate import AgentCosts
 from param_servers.benchmarks.cluster import CORES, MOST_BUSY, QUEUE_BYTES, Scene, node_times_s
 from param_servers.benchmarks.exchange import WARM_UP_STEPS
 from param_servers.benchmarks.faults import Fault, FaultKind

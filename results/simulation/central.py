@@ -17,8 +17,8 @@ from typing import Any
 
 from dba3c.runs.folder import RunFolder
 from dba3c.simulation.calibration import calibrate
-from dba3c.simulation.central import AgentCosts, compare
 from dba3c.simulation.cluster import Cluster
+from dba3c.simulation.simulate import AgentCosts, compare
 from dba3c.studies.study import NETWORK_SIZES
 
 HERE = Path(__file__).resolve().parent

@@ -9,7 +9,7 @@ import pytest
 
 from dba3c.benchmarks import dilated_central
 from dba3c.benchmarks.dilated_central import CentralScene, choose_dilation, predicted_points_per_s
-from dba3c.simulation.central import AgentCosts
+from dba3c.simulation.simulate import AgentCosts
 from param_servers.benchmarks.cluster import CORES
 from param_servers.errors import ConfigError
 

@@ -11,9 +11,8 @@ from dba3c.metrics import writer as metrics
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from dba3c.simulation.calibration import MeasuredPoint, calibrate, fit, read_points
-from dba3c.simulation.central import AgentCosts, CentralSetup, central_steps_per_s, compare
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
-from dba3c.simulation.simulate import best, options
+from dba3c.simulation.simulate import AgentCosts, CentralSetup, best, central_steps_per_s, compare, options
 from launch.cli.main import main
 from tests.dba3c.metrics.made_up_run import CONFIG, Clock, made_up_run, step_values
 
