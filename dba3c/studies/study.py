@@ -62,7 +62,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Points that are drawn one after the other, knowing how good those before were (`dba3c.studies.search`)."""
+    """Points that are drawn one after the other, knowing how good those before were (`dba3c.studies.sweep`)."""
 
     trials: int
     words: tuple[str, ...]

@@ -13,9 +13,8 @@ from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import read_results
-from dba3c.studies.search import OptunaSearch, installed
 from dba3c.studies.study import STUDY_FILE, Study, load
-from dba3c.studies.sweep import RANGE, grid, point_of, searched, told, words_of
+from dba3c.studies.sweep import RANGE, OptunaSearch, grid, installed, point_of, searched, told, words_of
 from launch.cli.options import parse
 from launch.cli.study import (
     GridArguments,
