@@ -21,14 +21,16 @@ from dba3c.studies.curve import Curve, load_curve
 from dba3c.studies.figures import (
     IDEAL,
     PALETTE,
+    aggregate,
     draw_measured,
     draw_simulated,
     finish,
     new_figure,
     new_panels,
+    plot_learning_curves,
+    random_to,
     save,
 )
-from dba3c.studies.learning_curves import aggregate, plot_learning_curves, random_to
 from dba3c.studies.results import data_points_per_s, each, read_results
 from dba3c.studies.statistics import interquartile_mean, over_games
 from dba3c.studies.study import NETWORK_SIZES

@@ -12,8 +12,18 @@ from dba3c.errors import UserError, prefixed, writing
 from dba3c.metrics import registry as metric_registry
 from dba3c.runs.atomic_files import write_atomically
 from dba3c.studies.curve import Curve, check_chart
-from dba3c.studies.figures import IDEAL, Pairs, draw_measured, draw_times, finish, new_figure, save
-from dba3c.studies.learning_curves import X_AXES, common_goal, plot_learning_curves
+from dba3c.studies.figures import (
+    IDEAL,
+    X_AXES,
+    Pairs,
+    common_goal,
+    draw_measured,
+    draw_times,
+    finish,
+    new_figure,
+    plot_learning_curves,
+    save,
+)
 from dba3c.studies.results import (
     PointResult,
     StudyResults,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dba3c.errors import UserError, prefixed, warn_on_stderr, writing
 from dba3c.studies.curve import Curve, downsample, load_curve
-from dba3c.studies.learning_curves import group_by_configuration
+from dba3c.studies.figures import group_by_configuration
 from dba3c.studies.statistics import Estimate, TimeToGoal, estimate, time_to_goal
 from dba3c.studies.study import STUDY_FILE, Point, Run, Study, load
 

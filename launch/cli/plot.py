@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from dba3c.errors import UserError
-from dba3c.studies.learning_curves import plot_runs
+from dba3c.studies.figures import plot_runs
 from dba3c.studies.report import plot_metric, plot_study
 from dba3c.studies.results import commit_into
 from launch.cli.options import parse

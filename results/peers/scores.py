@@ -28,8 +28,7 @@ from measure import HERE, START_S, Peer, peers, started
 
 from dba3c.errors import UserError
 from dba3c.studies.curve import Curve, load_curve
-from dba3c.studies.figures import IDEAL, line_of, new_panels, save
-from dba3c.studies.learning_curves import random_to
+from dba3c.studies.figures import IDEAL, line_of, new_panels, random_to, save
 from dba3c.studies.page import facts, made_by, markdown, renew
 
 FILE = HERE / "scores.jsonl"

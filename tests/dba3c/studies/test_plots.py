@@ -13,7 +13,7 @@ from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve, downsample, load_curve, load_curves
-from dba3c.studies.learning_curves import aggregate, group_by_configuration, plot_learning_curves, plot_runs
+from dba3c.studies.figures import aggregate, group_by_configuration, plot_learning_curves, plot_runs
 from tests.dba3c.metrics.made_up_run import CONFIG, START_S, made_up_run, set_lives
 
 
