@@ -19,8 +19,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,27 +35,21 @@ FLOWS_MEASURED = 8
 """On a server's link: from 3 to 8 the spread of their shares grew with the square root; beyond, it is taken to stay."""
 SERVERS_TOLD_APART = 4
 """Of unfair links. Early at one of more servers helps a worker no more: it waits for its last slice."""
-Kind = Literal["computed", "push", "version", "commit", "asked"]
-
-
-class _Event(NamedTuple):
-    time_s: float
-    order: int
-    kind: Kind
-    worker: int
-    version: int
 
 
 class ServerSimulation:
     """Runs `steps` steps. `times_s` [rows, n] float64: compute time of worker w on version v."""
 
     def __init__(self, cluster: Cluster, work: Work, setup: Setup, times_s: NDArray[np.float64]) -> None:
-        self.cluster, self.work, self.setup = cluster, work, setup
-        self._times_s = times_s
-        self._slice_bytes = work.model_bytes * (1 / setup.servers)
+        self.cluster, self.work, self.setup, self._times_s = cluster, work, setup, times_s
+        self._asynchronous = setup.exchange == "async"
         self._cut_through = setup.exchange == "servers" and not setup.backup and setup.cut_through
+        size = self._slice_bytes = work.model_bytes * (1 / setup.servers)
+        self._chunk_bytes = min(size, LARGEST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, size / SLICE_CHUNKS))
+        self._to_chief_s = cluster.latency_s if setup.servers > 1 else 0.0
         self._ingress, self._egress = self._links(seed=0), self._links(seed=1)
-        self._queue: list[_Event] = []
+        self._queue: list[tuple[float, int, Callable[[float, int, int], None], int, int]] = []
+        """(when, in which order of those at once, what happens, to which worker, of which version)."""
         self._order = self.version = self.dropped = self._arrived = 0
         self._busy_until_s = 0.0
         """When shard 0 has read all messages so far."""
@@ -81,59 +75,48 @@ class ServerSimulation:
             rate *= (n - 1) / (n + k - 2) if n > 1 else 1.0
         # with as many servers as workers a worker's own link is as narrow, and evens its flows out; asynchronous
         # flows seldom meet
-        even = self._cut_through or self.setup.exchange == "async" or k >= n
+        even = self._cut_through or self._asynchronous or k >= n
         spread = 0.0 if even else self.cluster.link_unfairness * math.sqrt(min(n, FLOWS_MEASURED))
         return ServerLinks(rate, ceiling, k, spread, seed)
 
     def run(self, steps: int) -> Outcome:
         """Until `steps` commits."""
-        apart_s = self._slice_bytes / self.cluster.tensor_bytes_per_s if self.setup.exchange == "async" else 0.0
+        apart_s = self._slice_bytes / self.cluster.tensor_bytes_per_s if self._asynchronous else 0.0
         for worker in range(self.setup.workers):  # where nothing else parts them, as the first parameters reach them
             self._compute(worker * apart_s, worker, 0)
         while len(self.commits_s) < steps:
             ends_in_s, ends_out_s = self._ingress.next_end_s(), self._egress.next_end_s()
-            next_s = self._queue[0].time_s if self._queue else math.inf
+            next_s = self._queue[0][0] if self._queue else math.inf
             if next_s <= min(ends_in_s, ends_out_s):
-                self._happen(heapq.heappop(self._queue))
+                time_s, _, happen, worker, version = heapq.heappop(self._queue)
+                happen(time_s, worker, version)
             elif ends_in_s <= ends_out_s:
                 for worker, version in self._ingress.end_next():
                     self._slice_complete(ends_in_s, worker, version)
             else:
                 for worker, version in self._egress.end_next():
-                    self._later(ends_out_s + self.cluster.latency_s, "version", worker, version)
-        warm_up = WARM_UP_STEPS * (self.setup.workers if self.setup.exchange == "async" else 1)
+                    self._later(ends_out_s + self.cluster.latency_s, self._take, worker, version)
+        warm_up = WARM_UP_STEPS * (self.setup.workers if self._asynchronous else 1)
         return Outcome(np.array(self.commits_s), self.setup.gradients, self.dropped, self.work.data_points, warm_up)
 
-    def _later(self, time_s: float, kind: Kind, worker: int, version: int) -> None:
+    def _later(self, time_s: float, happen: Callable[[float, int, int], None], worker: int, version: int) -> None:
         self._order += 1
-        heapq.heappush(self._queue, _Event(time_s, self._order, kind, worker, version))
-
-    def _happen(self, event: _Event) -> None:
-        if event.kind == "computed":
-            self._computed(event.time_s, event.worker, event.version)
-        elif event.kind == "push":
-            self._push(event.time_s, event.worker, event.version)
-        elif event.kind == "version":
-            self._take(event.time_s, event.worker, event.version)
-        elif event.kind == "asked":
-            self._send(event.time_s, [event.worker], self.version)
-        else:
-            self._commit(event.time_s, event.worker)
+        heapq.heappush(self._queue, (time_s, self._order, happen, worker, version))
 
     # -- workers -------------------------------------------------------------------------------------------------
 
     def _compute(self, now_s: float, worker: int, version: int) -> None:
         self._working_on[worker], self._idle[worker], self._ahead[worker] = version, False, 0
         row = version % len(self._times_s)
-        self._later(now_s + float(self._times_s[row, worker]), "computed", worker, version)
+        self._later(now_s + float(self._times_s[row, worker]), self._computed, worker, version)
 
     def _computed(self, now_s: float, worker: int, version: int) -> None:
         self._idle[worker] = True
-        if self._received[worker] > version and self.setup.exchange != "async":
+        if self._received[worker] > version and not self._asynchronous:
             self.dropped += 1
             self._compute(now_s, worker, self._received[worker])
         else:
-            self._later(now_s + self.cluster.latency_s, "push", worker, version)
+            self._later(now_s + self.cluster.latency_s, self._push, worker, version)
 
     def _take(self, now_s: float, worker: int, version: int) -> None:
         """A version has arrived at a worker, which begins with it unless it is still computing."""
@@ -145,61 +128,62 @@ class ServerSimulation:
 
     def _push(self, now_s: float, worker: int, version: int) -> None:
         """A slice begins to arrive. One of an older version is late: it still takes its bytes."""
-        if version < self.version and self.setup.exchange != "async":
+        if version < self.version and not self._asynchronous:
             self.dropped += 1
             if self._sent[worker] < self.version:
-                self._later(now_s, "asked", worker, version)
+                self._later(now_s, self._asked, worker, version)
             return
         if self.setup.colocated and worker == 0:
             self._slice_complete(now_s, worker, version)
             return
         self._ingress.begin(now_s, self._slice_bytes, [worker], version)
-        share = 0.0 if self.setup.colocated else _chunk_bytes(self._slice_bytes) / self._ingress.rate_bytes_per_s
+        share = 0.0 if self.setup.colocated else self._chunk_bytes / self._ingress.rate_bytes_per_s
         if now_s + share >= self._first_chunk_s:
             self._first_chunk_s, self._beside = now_s + share, self._ingress.flows
 
     def _slice_complete(self, now_s: float, worker: int, version: int) -> None:
-        if self.setup.exchange != "async":
+        if not self._asynchronous:
             if version < self.version:  # it was late, and was told so by the newer version
                 self.dropped += 1
                 return
             self._arrived += 1
-        told_s = now_s + (self.cluster.latency_s if self.setup.servers > 1 else 0.0)
+        told_s = now_s + self._to_chief_s
         self._busy_until_s = max(self._busy_until_s, told_s) + self.cluster.message_s * self.setup.servers
-        if self.setup.exchange == "async":
+        if self._asynchronous:
             self._busy_until_s += self._update_s(self._slice_bytes)  # one update after the other
-        if self.setup.exchange == "async" or self._arrived == self.setup.gradients:
-            back_s = self.cluster.latency_s if self.setup.servers > 1 else 0.0
-            self._later(self._busy_until_s + back_s, "commit", worker, self.version)
+        if self._asynchronous or self._arrived == self.setup.gradients:
+            self._later(self._busy_until_s + self._to_chief_s, self._commit, worker, self.version)
 
-    def _commit(self, now_s: float, worker: int) -> None:
+    def _commit(self, now_s: float, worker: int, _: int) -> None:
         """Every shard hears of the commit; the next version is made, and sent or sealed."""
-        ready_s = now_s
-        if self.setup.exchange != "async":
-            ready_s = self._passed_on_s(now_s) if self._cut_through else now_s + self._update_s(self._slice_bytes)
         self.version += 1
-        self._arrived, self._first_chunk_s = 0, 0.0
         self.commits_s.append(now_s)
-        if self._cut_through:
-            for each in range(self.setup.workers):
-                self._sent[each] = self.version
-                self._later(ready_s + self.cluster.latency_s, "version", each, self.version)
-        elif self.setup.exchange == "async":
-            self._send(ready_s, [worker], self.version)
+        everybody = range(self.setup.workers)
+        if self._asynchronous:
+            self._send(now_s, [worker])
+        elif self._cut_through:
+            self._sent = [self.version] * self.setup.workers
+            arrives_s = self._passed_on_s(now_s) + self.cluster.latency_s
+            for each in everybody:
+                self._later(arrives_s, self._take, each, self.version)
         else:
-            everybody = range(self.setup.workers)
-            self._send(ready_s, [each for each in everybody if self._ahead[each] < GIVEN_AHEAD], self.version)
+            made_s = now_s + self._update_s(self._slice_bytes)
+            self._send(made_s, [each for each in everybody if self._ahead[each] < GIVEN_AHEAD])
+        self._arrived, self._first_chunk_s = 0, 0.0
 
-    def _send(self, now_s: float, workers: Sequence[int], version: int) -> None:
-        """Parameters leave the server for these workers, side by side."""
+    def _asked(self, now_s: float, worker: int, _: int) -> None:
+        self._send(now_s, [worker])
+
+    def _send(self, now_s: float, workers: Sequence[int]) -> None:
+        """The newest parameters leave the server for these workers, side by side."""
         for worker in workers:
-            self._sent[worker] = version
+            self._sent[worker] = self.version
             self._ahead[worker] += 1
         remote = [worker for worker in workers if not (self.setup.colocated and worker == 0)]
         if len(remote) < len(workers):
-            self._later(now_s, "version", 0, version)
+            self._later(now_s, self._take, 0, self.version)
         if remote:
-            self._egress.begin(now_s, self._slice_bytes, remote, version)
+            self._egress.begin(now_s, self._slice_bytes, remote, self.version)
 
     def _passed_on_s(self, now_s: float) -> float:
         """Cut-through: when the last byte of the next version has left, `now_s` being the commit.
@@ -207,37 +191,25 @@ class ServerSimulation:
         It leaves as the slowest worker's bytes come in, chunk by chunk. Unfair links make that worker slower at first,
         as far as others send at the same time; a straggler has the link to itself.
         """
-        flows = self.setup.workers - (1 if self.setup.colocated else 0)
-        if not flows:
-            return now_s + self._update_s(self._slice_bytes)
-        rate = self._egress_rate(flows)
-        out_s = max(self._slice_bytes / rate, self._update_s(self._slice_bytes))
-        lost_s = self.cluster.overlap_lost * out_s * (1 - 1 / max(1, self._beside))
-        if self.setup.colocated:  # nothing leaves before the first chunk is there: until then gradients have it all
-            return max(self._first_chunk_s + out_s, now_s - self._round_s()) + lost_s
-        chunk_s = _chunk_bytes(self._slice_bytes) / rate + self._update_s(_chunk_bytes(self._slice_bytes))
-        return max(self._first_chunk_s + out_s, now_s + chunk_s - self._round_s()) + lost_s
-
-    def _round_s(self) -> float:
-        """The round to shard 0, during which the last chunk is already on its way."""
-        return 2 * self.cluster.latency_s if self.setup.servers > 1 else 0.0
-
-    def _egress_rate(self, flows: int) -> float:
         n, k, rate = self.setup.workers, self.setup.servers, self.cluster.tensor_bytes_per_s
-        if self.setup.colocated:
-            return min(rate / k, rate * (n - 1) / (n + k - 2) / flows)
-        return min(rate / k, rate / flows)
+        update_s, flows = self._update_s(self._slice_bytes), n
+        if self.setup.colocated:  # nothing leaves before the first chunk is there: until then gradients have it all
+            flows = n - 1
+            if not flows:
+                return now_s + update_s
+            rate = min(rate / k, rate * (n - 1) / (n + k - 2) / flows)
+        else:
+            rate = min(rate / k, rate / flows)
+            now_s += self._chunk_bytes / rate + self._update_s(self._chunk_bytes)
+        out_s = max(self._slice_bytes / rate, update_s)
+        lost_s = self.cluster.overlap_lost * out_s * (1 - 1 / max(1, self._beside))
+        # during the round to shard 0 the last chunk is already on its way
+        return max(self._first_chunk_s + out_s, now_s - 2 * self._to_chief_s) + lost_s
 
     def _update_s(self, size_bytes: float) -> float:
         """To sum the gradients of a slice and to step its optimizer."""
-        cluster = self.cluster
-        return (
-            self.setup.gradients * size_bytes / cluster.aggregate_bytes_per_s + size_bytes / cluster.apply_bytes_per_s
-        )
-
-
-def _chunk_bytes(slice_bytes: float) -> float:
-    return min(slice_bytes, LARGEST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, slice_bytes / SLICE_CHUNKS))
+        summed_s = self.setup.gradients * size_bytes / self.cluster.aggregate_bytes_per_s
+        return summed_s + size_bytes / self.cluster.apply_bytes_per_s
 
 
 # -- links that flows share --------------------------------------------------------------------------------------------
@@ -258,24 +230,19 @@ class SharedLink:
     def __init__(self, bytes_per_s: float, ceiling_bytes_per_s: float) -> None:
         self._capacity, self._ceiling = bytes_per_s, ceiling_bytes_per_s
         self._now_s = self._each = self._weight = 0.0
-        self._flows = self._begun = 0
+        self.flows = self._begun = 0
         self._ends: list[tuple[float, int, float, int, Any]] = []
 
     @property
     def rate_bytes_per_s(self) -> float:
         """What a flow of mean weight gets now."""
-        return min(self._ceiling, self._capacity / max(1, self._flows))
-
-    @property
-    def flows(self) -> int:
-        """Active ones."""
-        return self._flows
+        return min(self._ceiling, self._capacity / max(1, self.flows))
 
     def begin(self, now_s: float, size_bytes: float, what: Any, count: int = 1, weight: float = 1.0) -> None:
         """`count` equal flows of `size_bytes` each begin; they end together."""
         self._advance(now_s)
         self._begun += 1
-        self._flows += count
+        self.flows += count
         self._weight += count * weight
         heapq.heappush(self._ends, (self._each + size_bytes / weight, self._begun, weight, count, what))
 
@@ -288,15 +255,15 @@ class SharedLink:
     def end_next(self) -> Any:
         """Go to the end of that flow; what it carried."""
         self._now_s, (self._each, _, weight, count, what) = self.next_end_s(), heapq.heappop(self._ends)
-        self._flows -= count
-        self._weight = self._weight - count * weight if self._flows else 0.0
+        self.flows -= count
+        self._weight = self._weight - count * weight if self.flows else 0.0
         return what
 
     def _rate_of_weight_1(self) -> float:
-        return self.rate_bytes_per_s * self._flows / self._weight
+        return self.rate_bytes_per_s * self.flows / self._weight
 
     def _advance(self, now_s: float) -> None:
-        self._each += (now_s - self._now_s) * self._rate_of_weight_1() if self._flows else 0.0
+        self._each += (now_s - self._now_s) * self._rate_of_weight_1() if self.flows else 0.0
         self._now_s = now_s
 
 
