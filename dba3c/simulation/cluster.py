@@ -18,6 +18,18 @@ WARM_UP_STEPS = 2
 """Steps that begin with everybody at once, as no later one does."""
 
 
+def _require_shares(of: object, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(of, name) <= 1:
+            raise UserError(f"{name} must lie in [0, 1], got {getattr(of, name)}")
+
+
+def _require_finite(of: object, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(of, name) < math.inf:
+            raise UserError(f"{name} must be at least 0 and finite, got {getattr(of, name)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """Hosts that can each send and receive `bytes_per_s` at once, through a switch that blocks nobody."""
@@ -53,12 +65,8 @@ class Cluster:
         for name in ("bytes_per_s", "aggregate_bytes_per_s", "apply_bytes_per_s"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} must be greater than 0, got {getattr(self, name)}")
-        for name in ("wire_efficiency", "overlap_lost"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
-        for name in ("latency_s", "message_s", "link_unfairness"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
+        _require_shares(self, "wire_efficiency", "overlap_lost")
+        _require_finite(self, "latency_s", "message_s", "link_unfairness")
 
     @property
     def tensor_bytes_per_s(self) -> float:
@@ -93,23 +101,15 @@ class ComputeTimes:
     """... by this factor."""
 
     def __post_init__(self) -> None:
-        for name in ("mean_s", "variation", "worker_variation"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise UserError(f"{name} must be at least 0 and finite, got {value}")
-        if not 0 <= self.straggler_probability <= 1:
-            raise UserError(f"straggler_probability must lie in [0, 1], got {self.straggler_probability}")
+        _require_finite(self, "mean_s", "variation", "worker_variation")
+        _require_shares(self, "straggler_probability")
         if self.straggler_slowdown < 1:
             raise UserError(f"straggler_slowdown must be at least 1, got {self.straggler_slowdown}")
 
     def draw(self, steps: int, workers: int, seed: int) -> NDArray[np.float64]:
         """Seconds [steps, workers] float64. The first n workers' times are the same whatever `workers` is."""
         streams = np.random.SeedSequence(seed).spawn(workers)
-        times = np.empty((steps, workers))
-        for worker, stream in enumerate(streams):
-            random = np.random.default_rng(stream)
-            times[:, worker] = self._of_worker(random, steps)
-        return times
+        return np.stack([self._of_worker(np.random.default_rng(stream), steps) for stream in streams], axis=1)
 
     def _of_worker(self, random: np.random.Generator, steps: int) -> NDArray[np.float64]:
         factor = float(_lognormal(random.standard_normal(), self.worker_variation))
@@ -143,10 +143,9 @@ class Work:
     """In one gradient."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.model_bytes < math.inf:
-            raise UserError(f"model_bytes must be greater than 0 and finite, got {self.model_bytes}")
-        if not 0 < self.data_points < math.inf:
-            raise UserError(f"data_points must be greater than 0 and finite, got {self.data_points}")
+        for name in ("model_bytes", "data_points"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"{name} must be greater than 0 and finite, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,12 +190,6 @@ class Setup:
         """g: gradients of one update."""
         return 1 if self.exchange == "async" else self.workers - self.backup
 
-    @property
-    def hosts(self) -> int:
-        """Hosts that it takes."""
-        dedicated = self.exchange in ("servers", "async") and not self.colocated
-        return self.workers + (self.servers if dedicated else 0)
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -219,10 +212,9 @@ class Outcome:
     @property
     def data_points_per_s(self) -> float:
         """Data points that enter updates per second; infinity when a step takes no time."""
-        return self.gradients * self.data_points / self.step_s if self.step_s else float("inf")
+        return self.gradients * self.data_points / self.step_s if self.step_s else math.inf
 
     @property
     def dropped_share(self) -> float:
         """Late gradients among all that were finished."""
-        finished = self.gradients * len(self.commits_s) + self.dropped
-        return self.dropped / finished
+        return self.dropped / (self.gradients * len(self.commits_s) + self.dropped)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,17 +99,6 @@ def simulate_majority(cluster: Cluster, work: Work, setup: Setup, times_s: NDArr
 # -- all ways to use the same nodes ------------------------------------------------------------------------------------
 
 
-def setups(nodes: int, servers: Sequence[int], backups: Sequence[int], colocated: bool = True) -> Iterator[Setup]:
-    """Ways to use `nodes` nodes: k dedicated servers, a server beside every worker, all-reduce; each with b backups."""
-    for backup in backups:
-        for k in servers:
-            if nodes - k > backup:
-                yield Setup(workers=nodes - k, servers=k, backup=backup)
-        if colocated and nodes > backup:
-            yield Setup(workers=nodes, servers=nodes, backup=backup, colocated=True)
-            yield Setup(workers=nodes, exchange="majority" if backup else "allreduce", backup=backup)
-
-
 def options(
     cluster: Cluster,
     work: Work,
@@ -120,15 +108,20 @@ def options(
     steps: int = 50,
     seed: int = 0,
 ) -> dict[Setup, Outcome]:
-    """Every way to use the nodes, simulated.
+    """Ways to use the nodes, simulated: k dedicated servers, one beside every worker, all-reduce; each with b backups.
 
     Raises:
         UserError: none of them leaves a worker.
     """
-    found = {setup: simulate(cluster, work, setup, steps, seed) for setup in setups(nodes, servers, backups)}
-    if not found:
+    setups: list[Setup] = []
+    for b in backups:
+        setups += [Setup(workers=nodes - k, servers=k, backup=b) for k in servers if nodes - k > b]
+        if nodes > b:
+            setups.append(Setup(workers=nodes, servers=nodes, backup=b, colocated=True))
+            setups.append(Setup(workers=nodes, exchange="majority" if b else "allreduce", backup=b))
+    if not setups:
         raise UserError(f"{nodes} nodes leave no worker beside {min(servers, default=0)} servers")
-    return found
+    return {setup: simulate(cluster, work, setup, steps, seed) for setup in setups}
 
 
 def best(found: Mapping[Setup, Outcome]) -> Setup:
@@ -177,66 +170,52 @@ class CentralSetup:
 
 
 def central_steps_per_s(cluster: Cluster, costs: AgentCosts, setup: CentralSetup, rounds: int = 30) -> float:
-    """Agent steps per second, all of which are learned from; `rounds` answers to each group of environments."""
-    return _Learner(cluster, costs, setup).run(rounds)
+    """Agent steps per second, all of which are learned from.
 
+    Until groups of environments have been answered `rounds` times on average; the first fifth is warm-up.
+    """
+    group = setup.envs_per_actor // 2
+    actor_free_s, link_free_s = [0.0] * setup.actors, 0.0
 
-class _Learner:
-    def __init__(self, cluster: Cluster, costs: AgentCosts, setup: CentralSetup) -> None:
-        self.cluster, self.costs, self.setup = cluster, costs, setup
-        self._group = setup.envs_per_actor // 2
-        self._actor_free_s = [0.0] * setup.actors
-        self._link_free_s = 0.0
-        self._arrivals = [
-            (self._observed_s(0.0, actor), actor, group) for group in range(2) for actor in range(setup.actors)
-        ]
-        heapq.heapify(self._arrivals)
-
-    def run(self, rounds: int) -> float:
-        """Until the groups have been answered `rounds` times on average; the first fifth is warm-up."""
-        total = rounds * 2 * self.setup.actors * self._group
-        now_s = answered = owed = 0.0
-        warm: tuple[float, float] | None = None
-        waiting: deque[tuple[int, int]] = deque()
-        while answered < total:
-            while self._arrivals and self._arrivals[0][0] <= now_s:
-                waiting.append(heapq.heappop(self._arrivals)[1:])
-            if owed >= self.setup.batch_points:
-                now_s += owed * (self.costs.inference_s + self.costs.learning_s) / self.setup.learner_speed
-                owed = 0.0
-            elif waiting:
-                size = len(waiting) * self._group
-                now_s += size * self.costs.inference_s / self.setup.learner_speed
-                self._answer(now_s, waiting)
-                answered, owed = answered + size, owed + size
-            else:
-                now_s = self._arrivals[0][0]
-            if warm is None and answered >= total / 5:
-                warm = (now_s, answered)
-        assert warm is not None
-        return (answered - warm[1]) / (now_s - warm[0]) if now_s > warm[0] else math.inf
-
-    def _answer(self, now_s: float, waiting: deque[tuple[int, int]]) -> None:
-        while waiting:
-            actor, group = waiting.popleft()
-            heapq.heappush(self._arrivals, (self._observed_s(now_s + self.cluster.latency_s, actor), actor, group))
-
-    def _observed_s(self, answered_s: float, actor: int) -> float:
+    def observed_s(answered_s: float, actor: int) -> float:
         """When the learner has the observations that follow actions which reach the actor at `answered_s`."""
-        stepped_s = max(answered_s, self._actor_free_s[actor]) + self._group * self.costs.environment_s
-        self._actor_free_s[actor] = stepped_s
+        nonlocal link_free_s
+        actor_free_s[actor] = max(answered_s, actor_free_s[actor]) + group * costs.environment_s
         # The learner's link takes one group after the other; close enough to the order of arrival.
-        sent_s = self._group * self.costs.observation_bytes / self.cluster.tensor_bytes_per_s
-        self._link_free_s = max(self._link_free_s, stepped_s) + sent_s
-        return self._link_free_s + self.cluster.latency_s
+        sent_s = group * costs.observation_bytes / cluster.tensor_bytes_per_s
+        link_free_s = max(link_free_s, actor_free_s[actor]) + sent_s
+        return link_free_s + cluster.latency_s
+
+    arrivals = [(observed_s(0.0, actor), actor, half) for half in range(2) for actor in range(setup.actors)]
+    heapq.heapify(arrivals)
+    waiting: list[tuple[int, int]] = []
+    total = rounds * 2 * setup.actors * group
+    now_s = answered = owed = 0.0
+    warm: tuple[float, float] | None = None
+    while answered < total:
+        while arrivals and arrivals[0][0] <= now_s:
+            waiting.append(heapq.heappop(arrivals)[1:])
+        if owed >= setup.batch_points:
+            now_s += owed * (costs.inference_s + costs.learning_s) / setup.learner_speed
+            owed = 0.0
+        elif waiting:
+            size = len(waiting) * group
+            now_s += size * costs.inference_s / setup.learner_speed
+            for actor, half in waiting:
+                heapq.heappush(arrivals, (observed_s(now_s + cluster.latency_s, actor), actor, half))
+            waiting, answered, owed = [], answered + size, owed + size
+        else:
+            now_s = arrivals[0][0]
+        if warm is None and answered >= total / 5:
+            warm = (now_s, answered)
+    assert warm is not None
+    return (answered - warm[1]) / (now_s - warm[0]) if now_s > warm[0] else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """The same cores used in two ways, in agent steps (= data points) per second."""
 
-    nodes: int
-    learner_speed: float
     workers_per_s: float
     central_per_s: float
 
@@ -268,6 +247,4 @@ def compare(
     workers = simulate(cluster, work, Setup(workers=nodes, servers=nodes, colocated=True), steps=5)
     setup = CentralSetup(actors=(nodes - 1) * cores, learner_speed=learner_speed, batch_points=batch * nodes)
     central = central_steps_per_s(cluster, costs, setup, rounds=10)
-    return Comparison(
-        nodes=nodes, learner_speed=learner_speed, workers_per_s=workers.data_points_per_s, central_per_s=central
-    )
+    return Comparison(workers_per_s=workers.data_points_per_s, central_per_s=central)
