@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,10 @@ class Calibration:
 class _Seen:
     """Sums over one run or several."""
 
-    counts: list[int]
-    means_s: list[float]
-    workers: list[tuple[str, int]]
-    sections_s: dict[str, float]
+    counts: list[int] = field(default_factory=list)
+    means_s: list[float] = field(default_factory=list)
+    workers: list[tuple[str, int]] = field(default_factory=list)
+    sections_s: Counter[str] = field(default_factory=Counter)
     agent_steps: float = 0.0
     gradients: float = 0.0
     commits: float = 0.0
@@ -71,27 +72,20 @@ def calibrate(paths: Sequence[str | Path], model_bytes: float | None = None) -> 
     Raises:
         UserError: no run, a broken one, too few steps, or M cannot be known.
     """
-    seen = _Seen([], [], [], {})
-    sizes = set()
-    for path in paths:
-        run = RunFolder.open(path)
-        sizes.add(round(_read(run, seen)))
-    if sum(seen.counts) < LEAST_STEPS:
+    seen = _Seen()
+    known = {round(_read(RunFolder.open(path), seen)) for path in paths} - {0}
+    steps = sum(seen.counts)
+    if steps < LEAST_STEPS:
         names = ", ".join(str(path) for path in paths)
-        raise UserError(
-            f"{names}: {sum(seen.counts)} gradients in all, too few to calibrate ({LEAST_STEPS} are needed)"
-        )
-    known = sizes - {0}
+        raise UserError(f"{names}: {steps} gradients in all, too few to calibrate ({LEAST_STEPS} are needed)")
     if model_bytes is None and len(known) != 1:
         what = f"runs disagree on the model's bytes ({sorted(known)})" if known else "no server told the model's bytes"
         raise UserError(f"{what}: give --megabytes")
     size = model_bytes if model_bytes is not None else float(known.pop())
-    work = Work(model_bytes=size, compute=_times(seen), data_points=seen.agent_steps / sum(seen.counts))
-    costs = {f"{name}_s": seen.sections_s.get(name, 0.0) / seen.agent_steps for name in COMPUTE_SECTIONS}
     return Calibration(
-        work=work,
-        costs=AgentCosts(**costs),
-        steps=sum(seen.counts),
+        work=Work(model_bytes=size, compute=_times(seen), data_points=seen.agent_steps / steps),
+        costs=AgentCosts(**{f"{name}_s": seen.sections_s[name] / seen.agent_steps for name in COMPUTE_SECTIONS}),
+        steps=steps,
         aggregate_bytes_per_s=_rate(seen.gradients * size, seen.aggregating_s),
         apply_bytes_per_s=_rate(seen.commits * size, seen.applying_s),
     )
@@ -99,38 +93,29 @@ def calibrate(paths: Sequence[str | Path], model_bytes: float | None = None) -> 
 
 def _read(run: RunFolder, seen: _Seen) -> float:
     """Adds one run's records; returns M in bytes, 0 when it does not say."""
-    before: dict[tuple[str, int], int] = {}
-    received: dict[int, float] = {}
-    gradients = commits = 0.0
+    records_of: Counter[int] = Counter()
+    gradients = received_bytes = 0.0
     for record in whole_run(run):
-        count = int(record.get("count") or 0)
+        count, rank = int(record.get("count") or 0), record["rank"]
+        sections = record.get("sections_s") or {}
         if record["kind"] == "step" and record["role"] == "worker" and count:
-            key = (str(run.path), record["rank"])
             gradients += count
-            before[key] = before.get(key, 0) + 1
-            if before[key] > _WARM_UP_RECORDS:
-                _add_steps(record, count, key, seen)
+            records_of[rank] += 1
+            if records_of[rank] > _WARM_UP_RECORDS:
+                took_s = {name: sections.get(name, 0.0) for name in COMPUTE_SECTIONS}
+                seen.counts.append(count)
+                seen.means_s.append(sum(took_s.values()) / count)
+                seen.workers.append((str(run.path), rank))
+                seen.agent_steps += record.get("agent_steps") or 0
+                seen.sections_s.update(took_s)
         elif record["kind"] == "server":
-            sections = record.get("sections_s") or {}
-            received[record["rank"]] = received.get(record["rank"], 0.0) + (record.get("bytes_received") or 0.0)
-            commits += (record.get("commits") or 0) if record["rank"] == 0 else 0
+            received_bytes += record.get("bytes_received") or 0.0
+            seen.commits += (record.get("commits") or 0) if rank == 0 else 0
             seen.aggregating_s += sections.get("aggregating", 0.0)
             # a rank of an all-reduce applies while its worker pushes: there it is no section of its own
             seen.applying_s += sections.get("applying", 0.0) + (record.get("applying_s") or 0.0)
-    size = float(_manifest_bytes(run) or (sum(received.values()) / gradients if gradients else 0.0))
     seen.gradients += gradients
-    seen.commits += commits
-    return size
-
-
-def _add_steps(record: dict[str, Any], count: int, key: tuple[str, int], seen: _Seen) -> None:
-    sections = record.get("sections_s") or {}
-    seen.counts.append(count)
-    seen.means_s.append(sum(sections.get(name, 0.0) for name in COMPUTE_SECTIONS) / count)
-    seen.workers.append(key)
-    seen.agent_steps += record.get("agent_steps") or 0
-    for name in COMPUTE_SECTIONS:
-        seen.sections_s[name] = seen.sections_s.get(name, 0.0) + sections.get(name, 0.0)
+    return float(_manifest_bytes(run) or (received_bytes / gradients if gradients else 0.0))
 
 
 def _times(seen: _Seen) -> ComputeTimes:
@@ -165,8 +150,7 @@ def _times(seen: _Seen) -> ComputeTimes:
 
 def _manifest_bytes(run: RunFolder) -> int | None:
     """M from the newest checkpoint's manifest: its last cut, in float32."""
-    manifests = sorted(run.checkpoints.glob("step-*/manifest.json"))
-    for manifest in reversed(manifests):
+    for manifest in sorted(run.checkpoints.glob("step-*/manifest.json"), reverse=True):
         try:
             return 4 * int(json.loads(manifest.read_text(encoding="utf-8"))["cuts"][-1])
         except (OSError, ValueError, KeyError, IndexError, TypeError):
@@ -259,8 +243,7 @@ def fit(
         names = [name for name in names if name != "link_unfairness"]
 
     def with_values(values: Sequence[float]) -> Cluster:
-        units = (_FITTED[name][3] for name in names)
-        found = {name: float(value) * unit for name, value, unit in zip(names, values, units, strict=True)}
+        found = {name: float(value) * _FITTED[name][3] for name, value in zip(names, values, strict=True)}
         return replace(cluster, **found)
 
     def errors(values: Sequence[float]) -> list[float]:

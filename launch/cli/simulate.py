@@ -111,11 +111,7 @@ def simulate(words: Sequence[str]) -> int:
     if arguments.central:
         return _central(arguments, cluster, calibration)
     work = work_of(arguments, calibration)
-    return _tables(arguments, cluster, work)
-
-
-def _tables(arguments: SimulateArguments, cluster: Cluster, work: Work) -> int:
-    rows: list[list[object]] = []
+    rows: list[Sequence[object]] = [COLUMNS]
     for nodes in arguments.nodes:
         found = options(
             cluster, work, nodes, arguments.servers, arguments.backup_workers, arguments.steps, arguments.seed
@@ -132,7 +128,10 @@ def _tables(arguments: SimulateArguments, cluster: Cluster, work: Work) -> int:
         )
         rows += [[nodes, *cells(setup, outcome)] for setup, outcome in found.items()]
     if arguments.output is not None:
-        write_table(arguments.output, rows)
+        with writing(arguments.output):
+            arguments.output.parent.mkdir(parents=True, exist_ok=True)
+            with arguments.output.open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file, lineterminator="\n").writerows(rows)
     return 0
 
 
@@ -236,11 +235,3 @@ def print_table(found: Mapping[Setup, Outcome], backups: Sequence[int]) -> None:
     print(f"{'':>24}" + "".join(f"{f'b = {backup}':>26}" for backup in backups))
     for name, told_of in rows.items():
         print(f"{name:>24}" + "".join(f"{told_of.get(backup, '-'):>26}" for backup in backups))
-
-
-def write_table(path: Path, rows: Sequence[Sequence[object]]) -> None:
-    """Rows of `COLUMNS` as CSV. Raises UserError."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
