@@ -36,13 +36,14 @@ def interquartile_mean(values: ArrayLike, axis: int = 0) -> Floats:
     return np.asarray(stats.trim_mean(values, _QUARTER, axis=axis))
 
 
-def bootstrap_interval(values: Floats, statistic: Statistic) -> tuple[Floats, Floats]:
-    """95 % percentile bootstrap along the first axis (at least two values); the same values give the same interval.
+def bootstrap_interval(statistic: Statistic, *samples: Floats) -> tuple[Floats, Floats]:
+    """95 % percentile bootstrap along the first axis (at least two values), the same for the same values.
 
-    BCa has no interval where all values are equal, as scores are early in training; the percentile one is that point.
+    The statistic is called with as many samples; each is drawn anew within itself. BCa has no interval where all values
+    are equal, as scores are early in training; the percentile one is that point.
     """
     found = stats.bootstrap(
-        (values,), statistic, axis=0, n_resamples=_RESAMPLES, method="percentile", vectorized=True, batch=500, rng=0
+        samples, statistic, axis=0, n_resamples=_RESAMPLES, method="percentile", vectorized=True, batch=500, rng=0
     ).confidence_interval
     return np.asarray(found.low), np.asarray(found.high)
 
@@ -51,7 +52,7 @@ def spread(values: Floats, statistic: Statistic) -> tuple[Floats, Floats]:
     """(low, high) of a statistic over seeds, the first axis of `values`: see the top of this file."""
     if len(values) < FEWEST_FOR_BOOTSTRAP:
         return values.min(axis=0), values.max(axis=0)
-    return bootstrap_interval(values, statistic)
+    return bootstrap_interval(statistic, values)
 
 
 def spread_name(seeds: int) -> str:
@@ -92,13 +93,13 @@ def summarise(scores: Sequence[float]) -> ScoreSummary:
     values = np.asarray(scores, dtype=np.float64)
     if values.size == 0:
         raise ValueError("no scores to summarise")
-    low, high = bootstrap_interval(values, interquartile_mean) if values.size > 1 else (None, None)
+    low, high = map(float, bootstrap_interval(interquartile_mean, values)) if values.size > 1 else (None, None)
     return ScoreSummary(
         games=int(values.size),
         mean=float(values.mean()),
         median=float(np.median(values)),
         iqm=float(interquartile_mean(values)),
-        interval_95=None if low is None or high is None else (float(low), float(high)),
+        interval_95=None if low is None or high is None else (low, high),
         min=float(values.min()),
         max=float(values.max()),
         deviation=float(values.std()),
@@ -184,30 +185,9 @@ def over_games(scores: Sequence[Sequence[float]], statistic: Statistic = interqu
         return statistic(np.concatenate(games, axis=axis), axis=axis)
 
     games = tuple(np.asarray(seeds, dtype=np.float64) for seeds in scores)
-    found = stats.bootstrap(
-        games, of_all, n_resamples=_RESAMPLES, method="percentile", vectorized=True, batch=500, rng=0
-    ).confidence_interval
+    low, high = bootstrap_interval(of_all, *games)
     every = np.concatenate(games)
-    return Estimate(float(of_all(*games, axis=0)), float(found.low), float(found.high), tuple(every), every.size)
-
-
-def performance_profile(scores: Sequence[Sequence[float]], thresholds: ArrayLike) -> Floats:
-    """[T]: the share of all games' runs whose score is above each of the thresholds [T] (ibid., 4.2)."""
-    every = np.concatenate([np.asarray(seeds, dtype=np.float64) for seeds in scores])
-    return np.asarray((every[None] > np.asarray(thresholds)[:, None]).mean(axis=1))
-
-
-def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
-    """How probably a run of ours beats one of theirs at a game, equal ones half; the mean over games (ibid., 4.3).
-
-    Args:
-        ours, theirs: of the same games in the same order their seeds' scores.
-    """
-    shares = [
-        stats.mannwhitneyu(our, their).statistic / (len(our) * len(their))
-        for our, their in zip(ours, theirs, strict=True)
-    ]
-    return float(np.mean(shares))
+    return Estimate(float(of_all(*games, axis=0)), float(low), float(high), tuple(every), every.size)
 
 
 # -- time to a goal ----------------------------------------------------------------------------------------------------
