@@ -42,15 +42,17 @@ class Curve:
 
         That mean is of the last games that were played in training, or of an evaluation's full games.
         """
-        best = self.columns.get("score/best_mean", np.empty(0))
-        evaluated = self.columns.get("evaluation/mean", np.empty(0)) if self._evaluates_enough() else np.empty(0)
-        rows = np.concatenate([np.flatnonzero(best >= goal), np.flatnonzero(evaluated >= goal)])
-        return int(rows.min()) if rows.size else None
-
-    def _evaluates_enough(self) -> bool:
         limits = self.config.get("run") or {}
         games, enough = limits.get("evaluation_games"), limits.get("stop_games")
-        return isinstance(games, int) and isinstance(enough, int) and games >= enough
+        charts = ["score/best_mean"]
+        if isinstance(games, int) and isinstance(enough, int) and games >= enough:
+            charts.append("evaluation/mean")
+        rows = np.concatenate([np.flatnonzero(self.recorded(chart) >= goal) for chart in charts])
+        return int(rows.min()) if rows.size else None
+
+    def recorded(self, chart: str) -> NDArray[np.float64]:
+        """The values [N] of one chart; [0] where it was never recorded."""
+        return self.columns.get(chart, np.empty(0))
 
     def column(self, chart: str) -> NDArray[np.float64]:
         """The values [N] of one chart. Raises UserError for an unknown one (nearest named), or one never recorded."""

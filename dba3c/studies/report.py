@@ -15,7 +15,6 @@ from dba3c.studies.curve import Curve, check_chart
 from dba3c.studies.figures import (
     IDEAL,
     X_AXES,
-    Pairs,
     common_goal,
     draw_measured,
     draw_times,
@@ -33,7 +32,6 @@ from dba3c.studies.results import (
     each,
     mean_of,
     read_results,
-    steps_per_s,
 )
 from dba3c.studies.statistics import Estimate, TimeToGoal
 from dba3c.studies.study import DBA3C_SCORES, SWEEP
@@ -95,6 +93,7 @@ def report_text(results: StudyResults, figures: Sequence[Path], title: str) -> s
     """The whole page. `figures`: files as `draw` returned them; the SVGs are inlined."""
     runs = sum(len(result.curves) for result in results.points)
     total = len(results.study.points) * len(results.study.seeds)
+    problems = "".join(f"<li>{escape(line)}</li>" for line in results.problems)
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>",
         f"<h1>{escape(title)}</h1><p>Study <b>{escape(results.study.kind)}</b>: {runs} of {total} runs, "
@@ -103,7 +102,7 @@ def report_text(results: StudyResults, figures: Sequence[Path], title: str) -> s
         "are medians in which a seed that did not reach the score counts as later than it was seen.</p>",
         *(_image(path) for path in figures if path.suffix == ".svg"),
         _table(results),
-        _problems(results.problems),
+        f"<h2>Left out</h2><ul class=problems>{problems}</ul>" if problems else "",
         f"<h2>Made by</h2><pre>{escape(_origins(results))}</pre></html>",
     ]
     return "\n".join(part for part in parts if part) + "\n"
@@ -120,25 +119,12 @@ def _table(results: StudyResults) -> str:
     rows = ["<tr>" + "".join(f"<th>{escape(name)}</th>" for name in names) + "</tr>"]
     for result in results.points:
         cells = [result.point.name, f"{len(result.curves)} of {len(results.study.seeds)}"]
-        cells += [_text(measure(result)) for measure in MEASURES.values()]
-        cells += [_published(result)] if games else []
+        cells += [str(measure(result) or "–") for measure in MEASURES.values()]
+        if games:
+            score = DBA3C_SCORES.get(f"ALE/{result.point.name}-v5")
+            cells.append("not published" if score is None else f"{score:g}")
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     return "<table>" + "\n".join(rows) + "</table>"
-
-
-def _text(found: Estimate | TimeToGoal | None) -> str:
-    return "–" if found is None else str(found)
-
-
-def _published(result: PointResult) -> str:
-    score = DBA3C_SCORES.get(f"ALE/{result.point.name}-v5")
-    return "not published" if score is None else f"{score:g}"
-
-
-def _problems(problems: Sequence[str]) -> str:
-    if not problems:
-        return ""
-    return "<h2>Left out</h2><ul class=problems>" + "".join(f"<li>{escape(line)}</li>" for line in problems) + "</ul>"
 
 
 def _origins(results: StudyResults) -> str:
@@ -167,19 +153,18 @@ def draw(results: StudyResults, into: str | Path) -> list[Path]:
     return written
 
 
-def _pairs(results: StudyResults, measure: Callable[[Curve], float], what: str) -> Pairs:
+def _pairs(
+    results: StudyResults, measure: Callable[[Curve], float], what: str, above_zero: bool = False
+) -> list[tuple[float, Estimate]]:
+    """(x, estimate) of the points that have the measure; `above_zero`: that also can be divided by."""
     pairs = each(results.points, measure)
     if not pairs:
         raise UserError(f"no run has recorded {what}")
+    if above_zero:
+        pairs = [(x, estimate) for x, estimate in pairs if x > 0 and estimate.centre > 0]
+        if not pairs:
+            raise UserError("no point is above 0")
     return pairs
-
-
-def _ratios(pairs: Pairs) -> Pairs:
-    """Those that can be divided by, and stand on logarithmic axes."""
-    above_zero = [(x, estimate) for x, estimate in pairs if x > 0 and estimate.centre > 0]
-    if not above_zero:
-        raise UserError("no point is above 0")
-    return above_zero
 
 
 def against_axis(
@@ -188,8 +173,7 @@ def against_axis(
     """A quantity against the study's axis, on logarithmic axes beside a line in proportion where that is `ideal`."""
 
     def figure_of(results: StudyResults, path: Path) -> list[Path]:
-        pairs = _pairs(results, measure, what)
-        pairs = _ratios(pairs) if ideal else pairs
+        pairs = _pairs(results, measure, what, above_zero=ideal)
         x = [x for x, _ in pairs]
         figure, axes = new_figure()
         draw_measured(axes, pairs, what)
@@ -205,19 +189,15 @@ def against_axis(
 
 def efficiency(results: StudyResults, path: Path) -> list[Path]:
     """Data points per second and worker, as a share of the smallest point's."""
-    pairs = _ratios(_pairs(results, data_points_per_s, "data points per second"))
+    pairs = _pairs(results, data_points_per_s, "data points per second", above_zero=True)
     x0, one = pairs[0][0], pairs[0][1].centre
     share = [(x, e.times(x0 / x / one)) for x, e in pairs]
     figure, axes = new_figure()
     draw_measured(axes, share, "efficiency")
     axes.axhline(1.0, **IDEAL)
     axes.set_ylim(0, 1.2)
-    finish(
-        axes,
-        results.study.x_name,
-        f"data points/s per worker, {x0:g} worker{'s' if x0 > 1 else ''} = 1",
-        [x for x, _ in share],
-    )
+    y_name = f"data points/s per worker, {x0:g} worker{'s' if x0 > 1 else ''} = 1"
+    finish(axes, results.study.x_name, y_name, [x for x, _ in share])
     return save(figure, path)
 
 
@@ -274,7 +254,7 @@ FIGURES: dict[str, dict[str, Draw]] = {
     "parameter_servers": {"speed": speed},
     "stragglers": {
         "speed": speed,
-        "steps": against_axis(steps_per_s, "steps per second", "steps/s"),
+        "steps": against_axis(mean_of("speed/steps_per_s"), "steps per second", "steps/s"),
         "dropped": against_axis(dropped_share, "dropped gradients", "share of gradients"),
     },
     "learning_curves": {"scores": scores("frames"), "scores_by_hours": scores("hours")},

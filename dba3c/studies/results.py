@@ -56,15 +56,21 @@ class StudyResults:
 def read_results(folder: str | Path) -> StudyResults:
     """Reads a study's run folders, or the small ones that were committed in their place.
 
+    Of a point's runs those count that differ in nothing but their seeds, the largest group; the others cost a line.
+
     Raises UserError when there is no study, or nothing of it can be drawn.
     """
     study = load(folder)
     results = StudyResults(study)
     for point in study.points:
         found = [_curve_of(run, results) for run in study.runs(folder) if run.point.name == point.name]
-        alike = _of_one_configuration([curve for curve in found if curve is not None], results)
-        if alike:
-            results.points.append(PointResult(point, tuple(alike)))
+        alike = group_by_configuration([curve for curve in found if curve is not None]).values()
+        most, *others = sorted(alike, key=len, reverse=True) or [[]]
+        for group in others:
+            names = ", ".join(curve.name for curve in group)
+            results.leave_out(f"{names} left out: configured unlike the other {len(most)}")
+        if most:
+            results.points.append(PointResult(point, tuple(most)))
     if not results.points:
         raise UserError(f"nothing of the study in {folder} can be drawn")
     return results
@@ -77,21 +83,12 @@ def _curve_of(run: Run, results: StudyResults) -> Curve | None:
         if not run.folder.exists():
             raise UserError("this seed has not been run")
         curve = replace(load_curve(run.folder, warn=told), name=run.name)
-        if not np.nanmax(_column(curve, "progress/data_points"), initial=0) > 0:
+        if not np.nanmax(curve.recorded("progress/data_points"), initial=0) > 0:
             raise UserError("it ended before its first update")
     except UserError as error:
         told(str(error))
         return None
     return curve
-
-
-def _of_one_configuration(curves: list[Curve], results: StudyResults) -> list[Curve]:
-    """The largest group of runs that differ in nothing but their seeds; the others cost a line."""
-    groups = sorted(group_by_configuration(curves).values(), key=len, reverse=True)
-    for group in groups[1:]:
-        names = ", ".join(curve.name for curve in group)
-        results.leave_out(f"{names} left out: configured unlike the other {len(groups[0])}")
-    return groups[0] if groups else []
 
 
 def commit_into(
@@ -119,26 +116,28 @@ def commit_into(
 
 def data_points_per_s(curve: Curve) -> float:
     """Data points per second of wall clock, without the first tenth of the run (start-up)."""
-    return _per_s(curve, "progress/data_points")
-
-
-def steps_per_s(curve: Curve) -> float:
-    """Committed steps per second: the mean of the run, without its first tenth."""
-    return mean_of("speed/steps_per_s")(curve)
+    counts, hours = curve.recorded("progress/data_points"), curve.recorded("progress/hours")
+    if not counts.size or not hours.size:
+        return math.nan
+    known = np.isfinite(counts) & np.isfinite(hours)
+    counts, hours = counts[known], hours[known]
+    start = len(counts) // 10
+    if len(counts) < 2 or hours[-1] <= hours[start]:  # a run too short to leave anything out of it
+        return float(counts[-1] / (3600 * hours[-1])) if len(counts) and hours[-1] > 0 else math.nan
+    return float((counts[-1] - counts[start]) / (3600 * (hours[-1] - hours[start])))
 
 
 def dropped_share(curve: Curve) -> float:
     """Gradients dropped as stale among all: mean over the run."""
-    values = _column(curve, "cluster/dropped_share")
-    return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
+    return _mean(curve.recorded("cluster/dropped_share"))
 
 
 def best_mean_score(curve: Curve) -> float:
     """Best mean over consecutive games; the newest mean where there were too few games."""
-    best = _column(curve, "score/best_mean")
+    best = curve.recorded("score/best_mean")
     if np.isfinite(best).any():
         return float(np.nanmax(best))
-    means = _column(curve, "score/mean")
+    means = curve.recorded("score/mean")
     means = means[np.isfinite(means)]
     return float(means[-1]) if means.size else math.nan
 
@@ -148,7 +147,7 @@ def hours_to_stop_score(curve: Curve) -> tuple[float, bool] | None:
 
     None where it has no such score, or recorded no hours.
     """
-    stop, hours = curve.stop_score, _column(curve, "progress/hours")
+    stop, hours = curve.stop_score, curve.recorded("progress/hours")
     if stop is None or not np.isfinite(hours).any():
         return None
     row = curve.reached(stop)
@@ -161,27 +160,14 @@ def mean_of(chart: str) -> Callable[[Curve], float]:
     """A run's mean of any chart, without its first tenth."""
 
     def mean(curve: Curve) -> float:
-        values = _column(curve, chart)
-        late = values[len(values) // 10 :]
-        return float(np.nanmean(late)) if np.isfinite(late).any() else math.nan
+        values = curve.recorded(chart)
+        return _mean(values[len(values) // 10 :])
 
     return mean
 
 
-def _per_s(curve: Curve, chart: str) -> float:
-    counts, hours = _column(curve, chart), _column(curve, "progress/hours")
-    if not counts.size or not hours.size:
-        return math.nan
-    known = np.isfinite(counts) & np.isfinite(hours)
-    counts, hours = counts[known], hours[known]
-    start = len(counts) // 10
-    if len(counts) < 2 or hours[-1] <= hours[start]:  # a run too short to leave anything out of it
-        return float(counts[-1] / (3600 * hours[-1])) if len(counts) and hours[-1] > 0 else math.nan
-    return float((counts[-1] - counts[start]) / (3600 * (hours[-1] - hours[start])))
-
-
-def _column(curve: Curve, chart: str) -> NDArray[np.float64]:
-    return curve.columns.get(chart, np.empty(0))
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
 
 
 def each(points: Sequence[PointResult], measure: Callable[[Curve], float]) -> list[tuple[float, Estimate]]:
