@@ -7,7 +7,7 @@ which are tried at once write no common file.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,18 @@ class Run:
         return f"{self.point.name}/seed-{self.seed}"
 
     def state(self) -> str:
-        """ "missing", "live", "broken" or "stopped" (it can be resumed), "failed" (it noted that) or "finished"."""
+        """ "missing", "live", "broken" or "stopped" (it can be resumed), "failed" (it noted that) or "finished".
+
+        Of what cannot be read: "unreadable (why)".
+        """
         if not (self.folder / "config.json").exists():
             return "missing"
-        folder = RunFolder.open(self.folder)
-        state = folder.status()
-        how = folder.life()["ended"].get("outcome") if state == "finished" else None
+        try:
+            folder = RunFolder.open(self.folder)
+            state = folder.status()
+            how = folder.life()["ended"].get("outcome") if state == "finished" else None
+        except UserError as error:
+            return f"unreadable ({error})"
         return how if how in ("failed", "stopped") else state
 
 
@@ -101,7 +107,7 @@ class Study:
 
         More points or seeds of the same study are added to what is there.
         """
-        path = Path(folder) / STUDY_FILE
+        path, declared = Path(folder) / STUDY_FILE, self
         if path.exists():
             before = load(folder)
             shared = {point.name: point for point in before.points}
@@ -114,17 +120,11 @@ class Study:
             added = [point for point in before.points if point.name not in {mine.name for mine in self.points}]
             seeds = tuple(sorted({*before.seeds, *self.seeds}))
             points = tuple(sorted((*self.points, *added), key=lambda point: point.x))
-            replace(self, points=points, seeds=seeds)._write(path)
-        else:
-            self._write(path)
-
-    def _write(self, path: Path) -> None:
-        tree = asdict(self if self.search is None else replace(self, points=()))
+            declared = replace(self, points=points, seeds=seeds)
+        tree = asdict(declared if self.search is None else replace(self, points=()))
         if self.search is None:
             del tree["search"]
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(tree, indent=1) + "\n")
+        _write(path, tree)
 
 
 def load(folder: str | Path) -> Study:
@@ -136,7 +136,10 @@ def load(folder: str | Path) -> Study:
             raise UserError(
                 f"{path} declares a study of an unknown kind, {tree['kind']!r}; there are {', '.join(STUDIES)}, {SWEEP}"
             )
-        search = _search(tree.pop("search")) if tree.get("search") else None
+        search = tree.pop("search", None)
+        if search:
+            axes = tuple(tuple(map(str, axis)) for axis in search["axes"])
+            search = Search(trials=int(search["trials"]), words=tuple(map(str, search["words"])), axes=axes)
         trees = tree.pop("points")
         for trial in sorted(Path(folder).glob(f"*/{POINT_FILE}")) if search else ():
             trees.append(json.loads(trial.read_text(encoding="utf-8")))
@@ -151,19 +154,17 @@ def load(folder: str | Path) -> Study:
 
 def save_trial(point: Point, folder: str | Path) -> None:
     """Adds a point to the search that is declared in a folder."""
-    path = Path(folder) / point.name / POINT_FILE
+    _write(Path(folder) / point.name / POINT_FILE, asdict(point))
+
+
+def _write(path: Path, tree: dict[str, Any]) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(asdict(point), indent=1) + "\n")
-
-
-def _search(tree: dict[str, Any]) -> Search:
-    axes = tuple(tuple(str(word) for word in axis) for axis in tree["axes"])
-    return Search(trials=int(tree["trials"]), words=tuple(str(word) for word in tree["words"]), axes=axes)
+        write_atomically(path, json.dumps(tree, indent=1) + "\n")
 
 
 def _point(tree: dict[str, Any]) -> Point:
-    words, cluster_words = (tuple(str(word) for word in tree.pop(name, ())) for name in ("words", "cluster_words"))
+    words, cluster_words = (tuple(map(str, tree.pop(name, ()))) for name in ("words", "cluster_words"))
     x, nodes = tree.pop("x", 0.0), tree.pop("nodes", 1)
     if not isinstance(tree["name"], str) or not isinstance(x, (int, float)) or not isinstance(nodes, int):
         raise TypeError(f"of point {tree['name']!r}, x or nodes is no number")
@@ -188,64 +189,48 @@ DBA3C_SCORES: dict[str, float | None] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a built-in study can be told."""
+    """What a built-in study can be told; the options of `dba3c study` are these."""
 
     env: str = "ALE/Breakout-v5"
     """Environment or preset."""
     values: tuple[int, ...] = ()
-    """Workers (scaling), servers (parameter_servers) or backup workers (stragglers) to try; () for the study's own."""
+    """Workers (scaling), servers (parameter_servers) or backup workers (stragglers) to try."""
     workers: int = 8
-    """Workers where they are not what is varied."""
+    """Workers, where they are not what is varied."""
     servers: int = 2
-    """Servers where they are not what is varied."""
+    """Servers, where they are not what is varied."""
     seeds: int = 0
-    """Number of seeds: 0, 1, …; 0 for the study's own."""
-    words: tuple[str, ...] = ()
-    """Further options of `dba3c train`, for every run."""
+    """How many seeds; 0: the study's own number."""
 
 
-def _servers_point(name: str, x: int, shape: Shape, workers: int, servers: int, backup: int = 0) -> Point:
+def _servers_point(name: str, x: int, shape: Shape, backup: int = 0) -> Point:
     """Synchronous servers: dedicated ones, a node each on a cluster."""
-    extra = ("--backup-workers", str(backup), *shape.words)
-    here = (shape.env, "--exchange", "servers", "--workers", str(workers), "--servers", str(servers), *extra)
-    there = (shape.env, "--exchange", "servers", "--servers", str(servers), *extra)
-    return Point(name=name, x=x, words=here, nodes=workers + servers, cluster_words=there)
+    extra = ("--servers", str(shape.servers), "--backup-workers", str(backup))
+    here = (shape.env, "--exchange", "servers", "--workers", str(shape.workers), *extra)
+    there = (shape.env, "--exchange", "servers", *extra)
+    return Point(name=name, x=x, words=here, nodes=shape.workers + shape.servers, cluster_words=there)
 
 
-def _seeds(shape: Shape, own: int) -> tuple[int, ...]:
-    return tuple(range(shape.seeds or own))
-
-
-def scaling(shape: Shape) -> Study:
+def scaling(shape: Shape) -> list[Point]:
     """Time to the stop score and data points/s against the number of workers."""
-    points = [
-        _servers_point(f"workers-{n}", n, shape, workers=n, servers=min(n, MOST_SERVERS))
-        for n in shape.values or (1, 2, 4, 8, 16, 32, 64)
-    ]
-    return Study(kind="scaling", points=tuple(points), seeds=_seeds(shape, 3), x_name="workers")
+    tried = shape.values or (1, 2, 4, 8, 16, 32, 64)
+    return [_servers_point(f"workers-{n}", n, replace(shape, workers=n, servers=min(n, MOST_SERVERS))) for n in tried]
 
 
-def parameter_servers(shape: Shape) -> Study:
+def parameter_servers(shape: Shape) -> list[Point]:
     """Data points/s against the number of servers."""
-    points = [
-        _servers_point(f"servers-{k}", k, shape, workers=shape.workers, servers=k) for k in shape.values or (1, 2, 4, 8)
-    ]
-    return Study(kind="parameter_servers", points=tuple(points), seeds=_seeds(shape, 3), x_name="parameter servers")
+    return [_servers_point(f"servers-{k}", k, replace(shape, servers=k)) for k in shape.values or (1, 2, 4, 8)]
 
 
-def stragglers(shape: Shape) -> Study:
+def stragglers(shape: Shape) -> list[Point]:
     """Data points/s against the number of backup workers, all workers counted."""
-    points = [
-        _servers_point(f"backup-{b}", b, shape, workers=shape.workers, servers=shape.servers, backup=b)
-        for b in shape.values or tuple(b for b in (0, 1, 2, 4) if b < shape.workers)
-    ]
-    return Study(kind="stragglers", points=tuple(points), seeds=_seeds(shape, 3), x_name="backup workers")
+    tried = shape.values or tuple(b for b in (0, 1, 2, 4) if b < shape.workers)
+    return [_servers_point(f"backup-{b}", b, shape, backup=b) for b in tried]
 
 
-def learning_curves(shape: Shape) -> Study:
+def learning_curves(shape: Shape) -> list[Point]:
     """The live mean score of ten experiments."""
-    point = _servers_point("learning", 0, shape, workers=shape.workers, servers=shape.servers)
-    return Study(kind="learning_curves", points=(point,), seeds=_seeds(shape, 10))
+    return [_servers_point("learning", 0, shape)]
 
 
 NETWORK_SIZES = ("small", "nature", "resnet")
@@ -253,61 +238,63 @@ NETWORK_SIZES = ("small", "nature", "resnet")
 _ENVIRONMENTS, _UNROLL = 32, 5
 
 
-def architectures(shape: Shape) -> Study:
+def architectures(shape: Shape) -> list[Point]:
     """The same agent trained in four ways: sync servers, sync all-reduce, async servers, central inference.
 
     For each size of network the same environments in the same number, unrolls of one length, and (but for async, where
     each worker's gradient is an update) the same number of samples in an update.
     """
-    n = shape.workers
+    n, k = shape.workers, shape.servers
     each = max(4, _ENVIRONMENTS // n)
-    of_workers = ("--envs-per-worker", str(each), "--rollout-length", str(_UNROLL))
-    of_actors = ("--envs-per-actor", str(each), "--unroll-length", str(_UNROLL), "--batch-unrolls", str(n * each))
-    workers, k = ("--workers", str(n)), ("--servers", str(shape.servers))
-    ranks = n + shape.servers
-    sync, majority, free = (("--exchange", name) for name in ("servers", "allreduce", "async"))
-    central = ("--mode", "central", *of_actors)
-    made: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
-        "sync-servers": ((*sync, *workers, *k, *of_workers), (*sync, *k, *of_workers), ranks),
-        "sync-allreduce": ((*majority, *workers, *of_workers), (*majority, *of_workers), n),
-        "async-servers": ((*free, *workers, *k, *of_workers), (*free, *k, *of_workers), ranks),
-        "central": ((*central, "--actors", str(n)), central, n + 1),
+    workers, servers = f"--workers {n} ", f"--servers {k} "
+    of_workers = f"--envs-per-worker {each} --rollout-length {_UNROLL}"
+    central = f"--mode central --envs-per-actor {each} --unroll-length {_UNROLL} --batch-unrolls {n * each}"
+    made = {
+        "sync-servers": ("--exchange servers ", workers, servers + of_workers, n + k),
+        "sync-allreduce": ("--exchange allreduce ", workers, of_workers, n),
+        "async-servers": ("--exchange async ", workers, servers + of_workers, n + k),
+        "central": (central, f" --actors {n}", "", n + 1),
     }
     points: list[Point] = []
     for network in NETWORK_SIZES:
-        for name, (here, there, nodes) in made.items():
-            words = (shape.env, "--network", network, *here, *shape.words)
-            cluster_words = (shape.env, "--network", network, *there, *shape.words)
-            point = Point(
-                name=f"{name}-{network}", x=len(points), words=words, nodes=nodes, cluster_words=cluster_words
+        for name, (first, on_this_machine, last, nodes) in made.items():
+            here, there = (
+                (shape.env, "--network", network, *said.split())
+                for said in (first + on_this_machine + last, first + last)
             )
+            point = Point(name=f"{name}-{network}", x=len(points), words=here, nodes=nodes, cluster_words=there)
             points.append(point)
-    return Study(kind="architectures", points=tuple(points), seeds=_seeds(shape, 3))
+    return points
 
 
-def games(shape: Shape) -> Study:
+def games(shape: Shape) -> list[Point]:
     """DBA3C's six games and Pong, with its scores beside ours."""
-    points = []
-    for place, game in enumerate(DBA3C_SCORES):
-        name = game.removeprefix("ALE/").removesuffix("-v5")
-        of_game = Shape(env=game, workers=shape.workers, servers=shape.servers, words=shape.words)
-        points.append(_servers_point(name, place, of_game, workers=shape.workers, servers=shape.servers))
-    return Study(kind="games", points=tuple(points), seeds=_seeds(shape, 3))
+    named = {game.removeprefix("ALE/").removesuffix("-v5"): game for game in DBA3C_SCORES}
+    return [_servers_point(name, x, replace(shape, env=game)) for x, (name, game) in enumerate(named.items())]
 
 
-STUDIES: dict[str, Callable[[Shape], Study]] = {
-    "scaling": scaling,
-    "parameter_servers": parameter_servers,
-    "stragglers": stragglers,
-    "learning_curves": learning_curves,
-    "architectures": architectures,
-    "games": games,
+STUDIES: dict[str, tuple[Callable[[Shape], list[Point]], str, int]] = {
+    "scaling": (scaling, "workers", 3),
+    "parameter_servers": (parameter_servers, "parameter servers", 3),
+    "stragglers": (stragglers, "backup workers", 3),
+    "learning_curves": (learning_curves, "", 10),
+    "architectures": (architectures, "", 3),
+    "games": (games, "", 3),
 }
+"""Of each its points, what `Point.x` is of them, and how many seeds it has of its own."""
 
 
-def build(name: str, shape: Shape) -> Study:
-    """The built-in study of a name. Raises UserError for an unknown one, naming those that there are."""
+def build(name: str, shape: Shape, words: Sequence[str] = ()) -> Study:
+    """The built-in study of a name; `words`: further options of `dba3c train`, for every run.
+
+    Raises UserError for an unknown one, naming those that there are.
+    """
     known = name.replace("-", "_")
     if known not in STUDIES:
         raise UserError(f"no study is called {name!r}; {did_you_mean(known, STUDIES)}")
-    return STUDIES[known](shape)
+    points_of, x_name, seeds = STUDIES[known]
+    points = tuple(
+        replace(point, words=(*point.words, *words), cluster_words=(*point.cluster_words, *words))
+        for point in points_of(shape)
+    )
+    return Study(kind=known, points=points, seeds=tuple(range(shape.seeds or seeds)), x_name=x_name)

@@ -48,7 +48,7 @@ class GridArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyArguments(GridArguments):
+class StudyArguments(Shape, GridArguments):
     """Run a study: dba3c study scaling --values 1 2 4 --seeds 3 -- --max-hours 0.5
 
     NAME is scaling, parameter_servers, stragglers, learning_curves, architectures or games. What follows -- goes to
@@ -59,21 +59,6 @@ class StudyArguments(GridArguments):
     name: Annotated[str, tyro.conf.Positional]
     """Which study."""
 
-    env: str = "ALE/Breakout-v5"
-    """Environment or preset."""
-
-    values: tuple[int, ...] = ()
-    """Workers (scaling), servers (parameter_servers) or backup workers (stragglers) to try."""
-
-    workers: int = 8
-    """Workers, where they are not what is varied."""
-
-    servers: int = 2
-    """Servers, where they are not what is varied."""
-
-    seeds: int = 0
-    """How many seeds; 0: the study's own number."""
-
 
 def study(words: Sequence[str]) -> int:
     """dba3c study NAME [OPTIONS] [-- TRAIN OPTIONS]"""
@@ -81,12 +66,8 @@ def study(words: Sequence[str]) -> int:
     split = words.index("--") if "--" in words else len(words)
     arguments = parse(StudyArguments, words[:split], "dba3c study")
     folder = arguments.into or Path("studies") / arguments.name
-    shape = Shape(
-        env=arguments.env, values=arguments.values, workers=arguments.workers, servers=arguments.servers,
-        seeds=arguments.seeds, words=tuple(words[split + 1 :]),
-    )  # fmt: skip
     exists = arguments.list or arguments.task is not None
-    declared = load(folder) if exists else declare(build(arguments.name, shape), folder)
+    declared = load(folder) if exists else declare(build(arguments.name, arguments, words[split + 1 :]), folder)
     return go_on(declared, folder, arguments, f"dba3c study {declared.kind}")
 
 
@@ -128,15 +109,15 @@ def check_points(points: Sequence[Point]) -> None:
 
 def list_runs(runs: Sequence[Run]) -> int:
     for number, run in enumerate(runs):
-        print(f"{number:4} {state_of(run):9} {run.name}")
-    done = sum(state_of(run) == "finished" for run in runs)
+        print(f"{number:4} {run.state():9} {run.name}")
+    done = sum(run.state() == "finished" for run in runs)
     print(f"{done} of {len(runs)} runs are finished")
     return 0
 
 
 def run_task(run: Run) -> int:
     """One task of the job array: this process becomes the Slurm job of that run."""
-    state = state_of(run)
+    state = run.state()
     if state in ("finished", "live"):
         print(f"{run.name}: {state}, left alone")
         return 0
@@ -171,14 +152,6 @@ def array_text(declared: Study, folder: Path, cpus_per_task: int, limit: str, co
     )
 
 
-def state_of(run: Run) -> str:
-    """See `Run.state`; what cannot be read says why."""
-    try:
-        return run.state()
-    except UserError as error:
-        return f"unreadable ({error})"
-
-
 def train(command: Sequence[str]) -> int:
     """Run it to its end. Stop signals are passed on to it; then the result is 128 + the first one's number.
 
@@ -210,7 +183,7 @@ def run_all(runs: Sequence[Run], train: Callable[[Sequence[str]], int] = train) 
     """The runs that are not finished, one after the other; one that fails costs a line. Exit 1 when any did."""
     failed, began_s, new = [], time.monotonic(), 0
     for number, run in enumerate(runs, start=1):
-        state = state_of(run)
+        state = run.state()
         if state in ("finished", "live") or state.startswith("unreadable"):
             print(f"[{number}/{len(runs)}] {run.name}: {state}, left alone", flush=True)
             failed += [run.name] if state.startswith("unreadable") else []

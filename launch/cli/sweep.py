@@ -26,7 +26,6 @@ from launch.cli.study import (
     list_runs,
     run_all,
     run_task,
-    state_of,
 )
 from launch.local.child import STOP_SIGNALS
 
@@ -175,7 +174,7 @@ def search(declared: Study, folder: Path, arguments: SweepArguments) -> int:
         code = run_all(runs) if arguments.task is None else next(filter(None, map(run_task, runs)), 0)
         if code - 128 in STOP_SIGNALS:
             return code
-        if code == 0 and any(state_of(run) != "finished" for run in runs):
+        if code == 0 and any(run.state() != "finished" for run in runs):
             return 0  # a job that was requeued: its next life goes on with this trial
         score = drawn.tell(number, runs)
         said = "no score" if score is None else f"best mean score {score:.4g}"

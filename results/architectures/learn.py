@@ -30,7 +30,7 @@ ENVIRONMENT = "ALE/Breakout-v5"
 
 def declared() -> Study:
     """The grid of `dba3c study architectures` on two cores, each run as long as it costs BUDGET_CORE_HOURS."""
-    built = build("architectures", Shape(env=ENVIRONMENT, values=(), workers=2, servers=2, seeds=1, words=("--track",)))
+    built = build("architectures", Shape(env=ENVIRONMENT, workers=2, servers=2, seeds=1), ("--track",))
     core_s = {
         f"{cost.architecture}-{cost.network}": cost.core_s_per_million_frames for cost in read_csv(HERE / "costs.csv")
     }

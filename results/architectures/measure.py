@@ -22,7 +22,7 @@ from costs import ARCHITECTURES, Cost, cost_of, plot_costs, read_csv, table, wri
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.page import made_by, renew
-from dba3c.studies.study import NETWORK_SIZES, Shape, build, load
+from dba3c.studies.study import NETWORK_SIZES, Shape, Study, build, load
 from launch.cli.study import run_all
 
 HERE = Path(__file__).parent
@@ -55,7 +55,7 @@ def main() -> int:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])  # the runs inherit it
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.runs or Path(temporary) / "study"
-        declared = build("architectures", shape_of(arguments))
+        declared = study_of(arguments)
         points = tuple(point for point in declared.points if is_measured(point.name.rpartition("-")[0], arguments))
         replace(declared, points=points).save(folder)
         code = run_all(list(load(folder).runs(folder)))
@@ -73,10 +73,11 @@ def main() -> int:
     return code
 
 
-def shape_of(arguments: Arguments) -> Shape:
-    """What `dba3c study architectures` is asked for."""
+def study_of(arguments: Arguments) -> Study:
+    """`dba3c study architectures`, as it is asked for."""
     words = ("--max-hours", f"{(START_S + arguments.seconds) / 3600:.6f}", "--track", "tensorboard", *arguments.train)
-    return Shape(env=arguments.env, values=(), workers=arguments.cores, servers=arguments.servers, seeds=1, words=words)
+    shape = Shape(env=arguments.env, workers=arguments.cores, servers=arguments.servers, seeds=1)
+    return build("architectures", shape, words)
 
 
 def is_measured(architecture: str, arguments: Arguments) -> bool:
