@@ -96,10 +96,10 @@ class Study:
         if twice or not (names or self.search) or not self.seeds:
             raise UserError(f"a study needs points and seeds, each point once; twice: {sorted(twice) or 'none'}")
 
-    def runs(self, folder: str | Path) -> Iterator[Run]:
-        """All runs: first every point with the first seed, so that a first picture is there early."""
+    def runs(self, folder: str | Path, points: Sequence[Point] | None = None) -> Iterator[Run]:
+        """All runs, or those of some points: first each with the first seed, so that a first picture is there early."""
         for seed in self.seeds:
-            for point in self.points:
+            for point in self.points if points is None else points:
                 yield Run(point=point, seed=seed, folder=Path(folder) / point.name / f"seed-{seed}")
 
     def save(self, folder: str | Path) -> None:

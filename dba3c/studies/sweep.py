@@ -113,13 +113,11 @@ def common_words(points: Sequence[Point]) -> tuple[str, ...]:
 
 
 class OptunaSearch:
-    """The trials of one study. Raises UserError where Optuna is not installed."""
+    """The trials of one search of a study, in the study's folder. Raises UserError where Optuna is not installed."""
 
-    def __init__(self, study: Study, folder: Path, optuna: ModuleType | None = None) -> None:
-        if study.search is None:
-            raise UserError(f"{folder} holds no search")
-        self._optuna: Any = optuna or installed()
-        self._study, self._search, self._folder = study, study.search, folder
+    def __init__(self, study: Study, search: Search, folder: Path) -> None:
+        self._optuna: Any = installed()
+        self._study, self._search, self._folder = study, search, folder
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         folder.mkdir(parents=True, exist_ok=True)
         backend = self._optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL_FILE))
@@ -131,33 +129,32 @@ class OptunaSearch:
         known = [point for point in self._study.points if point.name == name]
         if known:
             return known[0]
-        trials = self._trials(seed=number)
-        for lost in trials.get_trials(deepcopy=False):  # drawn by a life that ended before it could say what
-            if lost.user_attrs.get(TASK) == number and not lost.state.is_finished():
-                trials.tell(lost.number, state=self._optuna.trial.TrialState.FAIL)
-        trial = trials.ask()
+        self._end(number)  # one drawn by a life that ended before it could say what
+        trial = self._trials(seed=number).ask()
         trial.set_user_attr(TASK, number)
         values = [(option, _drawn(trial, option, possible)) for option, *possible in self._search.axes]
         point = point_of(self._search.words, values, x=number, name=name)
         save_trial(point, self._folder)
         return point
 
-    def runs(self, point: Point) -> list[Run]:
-        """Its runs, one a seed."""
-        return [Run(point=point, seed=s, folder=self._folder / point.name / f"seed-{s}") for s in self._study.seeds]
-
     def tell(self, number: int, runs: list[Run]) -> float | None:
         """Say how good trial `number` was: the mean over its seeds of the best mean score; None where one has none."""
+        try:
+            scores = [best_mean_score(load_curve(run.folder)) for run in runs]
+        except UserError:
+            scores = [math.nan]
+        mean = sum(scores) / len(scores)
+        value = None if math.isnan(mean) else mean
+        self._end(number, value)
+        return value
+
+    def _end(self, number: int, value: float | None = None) -> None:
+        """What has been drawn for trial `number` and is not finished had this value; None: it failed."""
+        state = self._optuna.trial.TrialState.FAIL if value is None else None
         trials = self._trials(seed=number)
-        scores = [_score(run) for run in runs]
-        value = sum(scores) / len(scores)
         for trial in trials.get_trials(deepcopy=False):
             if trial.user_attrs.get(TASK) == number and not trial.state.is_finished():
-                if math.isnan(value):
-                    trials.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
-                else:
-                    trials.tell(trial.number, value)
-        return None if math.isnan(value) else value
+                trials.tell(trial.number, value, state=state)
 
     def _trials(self, seed: int) -> Any:
         """Optuna's study. The same trials before give the same next one."""
@@ -186,13 +183,6 @@ def _drawn(trial: Any, option: str, possible: list[str]) -> str:
     return f"{trial.suggest_float(option, low, high, log=log):.3g}"
 
 
-def _score(run: Run) -> float:
-    try:
-        return best_mean_score(load_curve(run.folder))
-    except UserError:
-        return math.nan
-
-
 # -- what was found ----------------------------------------------------------------------------------------------------
 
 
@@ -208,11 +198,6 @@ def ranked(results: StudyResults) -> list[PointResult]:
     return sorted(results.points, key=merit, reverse=True)
 
 
-def best_command(result: PointResult) -> str:
-    """What trains with a point's options."""
-    return shlex.join(["dba3c", "train", *result.point.words])
-
-
 def told(results: StudyResults) -> list[str]:
     """Lines for people: a table of the points, the best first, and the best one's command."""
     order = ranked(results)
@@ -223,7 +208,8 @@ def told(results: StudyResults) -> list[str]:
         rows.append((label_of(result, results), runs, str(score or "–"), str(time or "–")))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [*lines, f"best: {label_of(order[0], results)}", f"    {best_command(order[0])}"]
+    command = shlex.join(["dba3c", "train", *order[0].point.words])
+    return [*lines, f"best: {label_of(order[0], results)}", f"    {command}"]
 
 
 def label_of(result: PointResult, results: StudyResults) -> str:

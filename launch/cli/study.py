@@ -82,7 +82,13 @@ def go_on(declared: Study, folder: Path, arguments: GridArguments, command: str)
     """List it, print its job array, do one of its runs, or all that are left. `command`: what reads --into again."""
     runs = list(declared.runs(folder))
     if arguments.list:
-        return list_runs(runs)
+        if declared.search is not None:
+            print(f"{len(declared.points)} of {declared.search.trials} trials were begun")
+        states = [run.state() for run in runs]
+        for number, (run, state) in enumerate(zip(runs, states, strict=True)):
+            print(f"{number:4} {state:9} {run.name}")
+        print(f"{states.count('finished')} of {len(runs)} runs are finished")
+        return 0
     if arguments.slurm:
         sys.stdout.write(array_text(declared, folder, arguments.cpus_per_task, arguments.time, command))
         return 0
@@ -105,14 +111,6 @@ def check_points(points: Sequence[Point]) -> None:
             parse_train(point.words).config(given_cores(os.environ))
         except UserError as error:
             raise UserError(f"point {point.name} ({shlex.join(point.words)}): {error}") from error
-
-
-def list_runs(runs: Sequence[Run]) -> int:
-    for number, run in enumerate(runs):
-        print(f"{number:4} {run.state():9} {run.name}")
-    done = sum(run.state() == "finished" for run in runs)
-    print(f"{done} of {len(runs)} runs are finished")
-    return 0
 
 
 def run_task(run: Run) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,17 +12,15 @@ from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import read_results
-from dba3c.studies.study import STUDY_FILE, Study, load
+from dba3c.studies.study import STUDY_FILE, Search, Study, load
 from dba3c.studies.sweep import RANGE, OptunaSearch, grid, installed, point_of, searched, told, words_of
 from launch.cli.options import parse
 from launch.cli.study import (
     GridArguments,
-    array_text,
     check_points,
     check_task,
     declare,
     go_on,
-    list_runs,
     run_all,
     run_task,
 )
@@ -71,19 +68,14 @@ def sweep(words: Sequence[str]) -> int:
         check_points([point_of(common, values, 0) for values in ends(axes)])
         declared.save(folder)
         declared = load(folder)
-    if declared.search is not None:
-        code = search(declared, folder, arguments)
-    else:
+    if declared.search is None or arguments.list or arguments.slurm:
         code = go_on(declared, folder, arguments, "dba3c sweep")
+    else:
+        code = search(declared, declared.search, folder, arguments.task)
     if not (arguments.list or arguments.slurm or arguments.task is not None or code - 128 in STOP_SIGNALS):
-        show(folder)
+        written = plot_study(folder)
+        print(*told(read_results(folder)), f"figure and page: {written[0]}, {written[-1]}", sep="\n")
     return code
-
-
-def show(folder: Path) -> None:
-    """Draw it, print the table, say which point was best."""
-    written = plot_study(folder)
-    print(*told(read_results(folder)), f"figure and page: {written[0]}, {written[-1]}", sep="\n")
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str], list[tuple[str, ...]]]:
@@ -154,24 +146,17 @@ def name_of(common: Sequence[str], axes: Sequence[tuple[str, ...]]) -> str:
 # -- a search ----------------------------------------------------------------------------------------------------------
 
 
-def search(declared: Study, folder: Path, arguments: SweepArguments) -> int:
+def search(declared: Study, drawn_from: Search, folder: Path, task: int | None) -> int:
     """All trials that are left, or one of them; see `launch.cli.study.go_on`."""
-    assert declared.search is not None
-    trials = declared.search.trials
-    if arguments.slurm:
-        sys.stdout.write(array_text(declared, folder, arguments.cpus_per_task, arguments.time, "dba3c sweep"))
-        return 0
-    if arguments.list:
-        print(f"{len(declared.points)} of {trials} trials were begun")
-        return list_runs(list(declared.runs(folder)))
-    if arguments.task is not None:
-        check_task(arguments.task, trials)
-    drawn, failed = OptunaSearch(declared, folder), 0
-    for number in range(trials) if arguments.task is None else (arguments.task,):
+    trials = drawn_from.trials
+    if task is not None:
+        check_task(task, trials)
+    drawn, failed = OptunaSearch(declared, drawn_from, folder), 0
+    for number in range(trials) if task is None else (task,):
         point = drawn.point(number)
-        runs = drawn.runs(point)
-        print(f"trial {number + 1} of {trials}: {words_of(point, declared.search.words)}", flush=True)
-        code = run_all(runs) if arguments.task is None else next(filter(None, map(run_task, runs)), 0)
+        runs = list(declared.runs(folder, [point]))
+        print(f"trial {number + 1} of {trials}: {words_of(point, drawn_from.words)}", flush=True)
+        code = run_all(runs) if task is None else next(filter(None, map(run_task, runs)), 0)
         if code - 128 in STOP_SIGNALS:
             return code
         if code == 0 and any(run.state() != "finished" for run in runs):
