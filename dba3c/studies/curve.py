@@ -165,7 +165,8 @@ def downsample(
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(curve.columns)
             for row in _kept(curve, rows):
-                writer.writerow(_cell(float(values[row])) for values in curve.columns.values())
+                cells = [float(values[row]) for values in curve.columns.values()]
+                writer.writerow("" if math.isnan(cell) else f"{cell:.7g}" for cell in cells)
         for name in ("config.json", "meta.json"):
             if (run.path / name).exists():
                 (folder / name).write_text((run.path / name).read_text(encoding="utf-8"), encoding="utf-8")
@@ -184,10 +185,6 @@ def _kept(curve: Curve, rows: int) -> NDArray[np.intp]:
 def _spread(places: NDArray[np.intp], count: int) -> NDArray[np.intp]:
     count = min(count, len(places))
     return places[np.unique(np.linspace(0, len(places) - 1, count).round().astype(int))] if count else places[:0]
-
-
-def _cell(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.7g}"
 
 
 def _read_csv(path: Path) -> list[dict[str, float]]:

@@ -109,15 +109,8 @@ def legend_below(axes: Axes, **look: Any) -> None:
     if handles:
         longest = max(map(len, handles)) + 8
         columns = max(1, min(len(handles), _LEGEND_LETTERS // longest))
-        figure.legend(
-            handles.values(),
-            handles.keys(),
-            loc="outside lower center",
-            ncols=columns,
-            frameon=False,
-            fontsize=8,
-            **look,
-        )
+        look = {"loc": "outside lower center", "ncols": columns, "frameon": False, "fontsize": 8, **look}
+        figure.legend(handles.values(), handles.keys(), **look)
 
 
 def save(figure: Figure, path: str | Path) -> list[Path]:
@@ -134,10 +127,9 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
     return written
 
 
-def draw_measured(axes: Axes, pairs: Pairs, label: str, index: int = 0) -> None:
+def draw_measured(axes: Axes, pairs: Pairs, label: str) -> None:
     """Marks at the interquartile mean over seeds, their spread as error bars (the legend says which), seeds as dots."""
-    colour = PALETTE[index % len(PALETTE)]
-    x, y = [x for x, _ in pairs], [e.centre for _, e in pairs]
+    colour, x, y = PALETTE[0], [x for x, _ in pairs], [e.centre for _, e in pairs]
     spread = [[e.centre - e.low for _, e in pairs], [e.high - e.centre for _, e in pairs]]
     label = f"{label} (measured, {_spread_names([len(e.values) for _, e in pairs])})"
     joined: dict[str, Any] = {"linestyle": "-" if len(x) > 2 else "none"}  # two points are no line
@@ -146,9 +138,9 @@ def draw_measured(axes: Axes, pairs: Pairs, label: str, index: int = 0) -> None:
         axes.plot([place] * len(estimate.values), estimate.values, ".", color=colour, alpha=0.35, markersize=4)
 
 
-def draw_times(axes: Axes, pairs: Sequence[tuple[float, TimeToGoal]], label: str, index: int = 0) -> None:
+def draw_times(axes: Axes, pairs: Sequence[tuple[float, TimeToGoal]], label: str) -> None:
     """Marks at the censored median, arrows where it or a seed is beyond the budget; each point says k of n reached."""
-    colour = PALETTE[index % len(PALETTE)]
+    colour = PALETTE[0]
     known = [(x, time) for x, time in pairs if math.isfinite(time.median)]
     label = f"{label} (measured: median of all seeds, {_spread_names([len(time.seen) for _, time in pairs])})"
     axes.plot(
@@ -368,10 +360,9 @@ def plot_runs(
 
     A run that cannot be read or drawn costs one line, the rest is drawn.
     """
-    curves = load_curves(paths)
-    warn = prefixed("left out", warn_on_stderr)
-    goal = common_goal(curves, y)
-    return plot_learning_curves(group_by_configuration(curves), into, x, y, statistic, goal, title, warn)
+    curves, warn = load_curves(paths), prefixed("left out", warn_on_stderr)
+    groups = group_by_configuration(curves)
+    return plot_learning_curves(groups, into, x, y, statistic, common_goal(curves, y), title, warn)
 
 
 def common_goal(curves: Iterable[Curve], y: str) -> float | None:

@@ -45,7 +45,7 @@ td:first-child,th:first-child{text-align:left}.problems{color:#8a3b00}"""
 
 
 def plot_study(folder: str | Path, into: str | Path | None = None) -> list[Path]:
-    """Draws a study's figures and its report.html; returns what was written.
+    """Draws a study's figures (one that cannot be drawn costs a line) and its report.html; returns what was written.
 
     Args:
         into: a folder; None for FOLDER/figures.
@@ -57,7 +57,12 @@ def plot_study(folder: str | Path, into: str | Path | None = None) -> list[Path]
     if results.study.kind == SWEEP:
         results.points = ranked(results)
     target = Path(folder) / "figures" if into is None else Path(into)
-    written = draw(results, target)
+    written: list[Path] = []
+    for name, figure in FIGURES[results.study.kind].items():
+        try:
+            written += figure(results, target / name)
+        except UserError as error:
+            results.leave_out(f"figure {name}: {error}")
     report = target / "report.html"
     with writing(report):
         target.mkdir(parents=True, exist_ok=True)
@@ -90,9 +95,11 @@ def plot_metric(folder: str | Path, y: str, x: str | None = None, into: str | Pa
 
 
 def report_text(results: StudyResults, figures: Sequence[Path], title: str) -> str:
-    """The whole page. `figures`: files as `draw` returned them; the SVGs are inlined."""
+    """The whole page. `figures`: files, of which the SVGs are inlined."""
     runs = sum(len(result.curves) for result in results.points)
     total = len(results.study.points) * len(results.study.seeds)
+    svgs = [path for path in figures if path.suffix == ".svg"]
+    images = [(path.stem, base64.b64encode(path.read_bytes()).decode()) for path in svgs]
     problems = "".join(f"<li>{escape(line)}</li>" for line in results.problems)
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>",
@@ -100,17 +107,12 @@ def report_text(results: StudyResults, figures: Sequence[Path], title: str) -> s
         f"{len(results.points)} of {len(results.study.points)} points. Centres are interquartile means over seeds "
         "(means below four), with [95 % bootstrap intervals], or [lowest to highest] of fewer than five seeds. Times "
         "are medians in which a seed that did not reach the score counts as later than it was seen.</p>",
-        *(_image(path) for path in figures if path.suffix == ".svg"),
+        *(f'<p><img alt="{escape(stem)}" src="data:image/svg+xml;base64,{data}"></p>' for stem, data in images),
         _table(results),
         f"<h2>Left out</h2><ul class=problems>{problems}</ul>" if problems else "",
         f"<h2>Made by</h2><pre>{escape(_origins(results))}</pre></html>",
     ]
     return "\n".join(part for part in parts if part) + "\n"
-
-
-def _image(path: Path) -> str:
-    data = base64.b64encode(path.read_bytes()).decode()
-    return f'<p><img alt="{escape(path.stem)}" src="data:image/svg+xml;base64,{data}"></p>'
 
 
 def _table(results: StudyResults) -> str:
@@ -140,17 +142,6 @@ def _origins(results: StudyResults) -> str:
 
 
 # -- the figures of each kind of study ---------------------------------------------------------------------------------
-
-
-def draw(results: StudyResults, into: str | Path) -> list[Path]:
-    """Every figure of a study, PNG and SVG. One that cannot be drawn costs a line in `results.problems`."""
-    folder, written = Path(into), []
-    for name, figure in FIGURES[results.study.kind].items():
-        try:
-            written += figure(results, folder / name)
-        except UserError as error:
-            results.leave_out(f"figure {name}: {error}")
-    return written
 
 
 def _pairs(
