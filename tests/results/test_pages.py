@@ -77,3 +77,11 @@ def test_a_page_of_two_measurements_says_of_each_where_it_was_made(tmp_path: Pat
     assert page.read_text() == f"{markdown(['a'], [[3]])}\n\n{now}\n\n{two}\n\n{before}\n"
     renew(page, now, markdown(["b"], [[4]]))
     assert page.read_text() == f"{markdown(['a'], [[3]])}\n\n{now}\n\n{markdown(['b'], [[4]])}\n\n{now}\n"
+
+
+@pytest.mark.parametrize("name", ["scaling", "servers"])
+def test_the_committed_table_of_the_simulator_is_what_the_model_says(name: str) -> None:
+    folder = RESULTS / "simulation"
+    rows = runpy.run_path(str(folder / "make_data.py"))[name](json.loads((folder / "config.json").read_text()))
+    lines = (folder / f"{name}.csv").read_text().splitlines()[1:]
+    assert [",".join(map(str, row)) for row in rows] == lines
