@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -24,7 +24,7 @@ from scipy.optimize import least_squares
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.reader import whole_run
 from dba3c.runs.folder import RunFolder
-from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
+from dba3c.simulation.cluster import Cluster, ComputeTimes, ExchangeKind, Setup, Work
 from dba3c.simulation.simulate import AgentCosts, simulate
 
 COMPUTE_SECTIONS = ("environment", "inference", "learning")
@@ -214,7 +214,7 @@ def read_points(path: str | Path, warn: Callable[[str], None] = warn_on_stderr) 
 
 
 def _point(row: dict[str, Any]) -> MeasuredPoint:
-    if row["exchange"] not in ("servers", "async", "allreduce", "majority"):
+    if row["exchange"] not in get_args(ExchangeKind):
         raise UserError(f"unknown exchange {row['exchange']!r}")
     if not row["rate_mbit"] > 0:
         raise UserError("its links had no limit (rate_mbit 0): then processors decide, which the model does not know")

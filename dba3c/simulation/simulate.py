@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,11 +146,6 @@ class AgentCosts:
     observation_bytes: float = 84 * 84
     """Sent for each agent step; frame stacks are made by the learner."""
 
-    @property
-    def total_s(self) -> float:
-        """All that a worker does for one agent step."""
-        return self.environment_s + self.inference_s + self.learning_s
-
 
 @dataclass(frozen=True, kw_only=True)
 class CentralSetup:
@@ -212,8 +208,7 @@ def central_steps_per_s(cluster: Cluster, costs: AgentCosts, setup: CentralSetup
     return (answered - warm[1]) / (now_s - warm[0]) if now_s > warm[0] else math.inf
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(NamedTuple):
     """The same cores used in two ways, in agent steps (= data points) per second."""
 
     workers_per_s: float
@@ -242,9 +237,10 @@ def compare(
     """
     if nodes < 2:
         raise UserError("central inference needs at least 2 nodes: one learner and one of actors")
-    compute = ComputeTimes(mean_s=batch * costs.total_s / cores)
+    step_s = costs.environment_s + costs.inference_s + costs.learning_s
+    compute = ComputeTimes(mean_s=batch * step_s / cores)
     work = Work(model_bytes=model_bytes, compute=compute, data_points=batch)
     workers = simulate(cluster, work, Setup(workers=nodes, servers=nodes, colocated=True), steps=5)
     setup = CentralSetup(actors=(nodes - 1) * cores, learner_speed=learner_speed, batch_points=batch * nodes)
     central = central_steps_per_s(cluster, costs, setup, rounds=10)
-    return Comparison(workers_per_s=workers.data_points_per_s, central_per_s=central)
+    return Comparison(workers.data_points_per_s, central)

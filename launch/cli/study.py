@@ -181,22 +181,21 @@ def run_all(runs: Sequence[Run], train: Callable[[Sequence[str]], int] = train) 
     """The runs that are not finished, one after the other; one that fails costs a line. Exit 1 when any did."""
     failed, began_s, new = [], time.monotonic(), 0
     for number, run in enumerate(runs, start=1):
-        state = run.state()
+        state, which = run.state(), f"[{number}/{len(runs)}] {run.name}"
         if state in ("finished", "live") or state.startswith("unreadable"):
-            print(f"[{number}/{len(runs)}] {run.name}: {state}, left alone", flush=True)
+            print(f"{which}: {state}, left alone", flush=True)
             failed += [run.name] if state.startswith("unreadable") else []
             continue
-        left = (
-            f", about {(time.monotonic() - began_s) / new * (len(runs) - number + 1) / 60:.0f} min left" if new else ""
-        )
-        print(f"[{number}/{len(runs)}] {run.name}: {'starts' if state == 'missing' else 'resumed'}{left}", flush=True)
+        left_s = (time.monotonic() - began_s) / max(1, new) * (len(runs) - number + 1)
+        left = f", about {left_s / 60:.0f} min left" if new else ""
+        print(f"{which}: {'starts' if state == 'missing' else 'resumed'}{left}", flush=True)
         code = train(train_command(run, resume=state != "missing"))
         new += 1
         if code - 128 in STOP_SIGNALS:
             print("interrupted: the same command goes on from here", flush=True)
             return code
         if code:
-            print(f"[{number}/{len(runs)}] {run.name}: failed with exit {code}, going on with the next", flush=True)
+            print(f"{which}: failed with exit {code}, going on with the next", flush=True)
             failed.append(run.name)
     if failed:
         print(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}", file=sys.stderr)
