@@ -113,9 +113,7 @@ def _rows(happened: Iterable[Point | Event]) -> list[dict[str, float]]:
     return [point.values for point in points]
 
 
-def load_curves(
-    paths: Iterable[str | Path], warn: Callable[[str], None] = warn_on_stderr, every_s: float = _POINTS_EVERY_S
-) -> list[Curve]:
+def load_curves(paths: Iterable[str | Path], warn: Callable[[str], None] = warn_on_stderr) -> list[Curve]:
     """The curves of several runs, named after their folders, with as many parents as tell them apart.
 
     A broken run costs one line; raises UserError when none is left.
@@ -125,7 +123,7 @@ def load_curves(
         try:
             if path in curves:
                 raise UserError(f"{path} is given twice")
-            curves[path] = load_curve(path, every_s, warn)
+            curves[path] = load_curve(path, warn=warn)
         except UserError as error:
             warn(f"left out: {error}")
     if not curves:

@@ -57,9 +57,9 @@ _GRID_POINTS = 200
 _FEW_POINTS = 5  # are marked: one alone would not be seen
 
 
-def new_figure(width_in: float = 6.4, height_in: float = 4.0) -> tuple[Figure, Axes]:
+def new_figure(height_in: float = 4.0) -> tuple[Figure, Axes]:
     """A figure with one pair of axes."""
-    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    figure = Figure(figsize=(6.4, height_in), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, color="#dddddd", linewidth=0.6)

@@ -91,19 +91,17 @@ def _curve_of(run: Run, results: StudyResults) -> Curve | None:
     return curve
 
 
-def commit_into(
-    folder: str | Path, into: str | Path, warn: Callable[[str], None] = warn_on_stderr, every_s: float = 5.0
-) -> int:
+def commit_into(folder: str | Path, into: str | Path, every_s: float = 5.0) -> int:
     """Copies what is worth committing of a study: study.json and its runs, downsampled; returns how many runs."""
     study, copied = load(folder), 0
     with writing(into):
         Path(into).mkdir(parents=True, exist_ok=True)
     for run in study.runs(folder):
         try:
-            downsample(run.folder, Path(into) / run.name, every_s=every_s, warn=prefixed(run.name, warn))
+            downsample(run.folder, Path(into) / run.name, every_s=every_s, warn=prefixed(run.name, warn_on_stderr))
             copied += 1
         except UserError as error:
-            warn(f"{run.name}: {error}")
+            warn_on_stderr(f"{run.name}: {error}")
     if not copied:
         raise UserError(f"nothing of the study in {folder} could be copied")
     with writing(Path(into) / STUDY_FILE):

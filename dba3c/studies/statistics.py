@@ -137,13 +137,13 @@ class Estimate:
         return f"{self.centre:.4g}{around}{told}"
 
 
-def estimate(values: Sequence[float], statistic: Statistic = interquartile_mean) -> Estimate | None:
-    """The statistic of the seeds that have a finite value, None where none has."""
+def estimate(values: Sequence[float]) -> Estimate | None:
+    """The interquartile mean of the seeds that have a finite value, None where none has."""
     known = np.array([value for value in values if math.isfinite(value)])
     if not known.size:
         return None
-    low, high = spread(known, statistic)
-    centre, few = float(statistic(known, axis=0)), known.size < FEWEST_FOR_BOOTSTRAP
+    low, high = spread(known, interquartile_mean)
+    centre, few = float(interquartile_mean(known)), known.size < FEWEST_FOR_BOOTSTRAP
     return Estimate(centre, float(low), float(high), tuple(known.tolist()), len(values), is_range=few)
 
 

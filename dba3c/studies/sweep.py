@@ -58,11 +58,8 @@ def grid(words: Sequence[str], axes: Sequence[tuple[str, ...]], seeds: int) -> S
     for name, *values in axes:
         if any(RANGE.fullmatch(value) for value in values):
             raise UserError(f"--{name} {' '.join(values)} is a range, which only a search can draw from (--search)")
-    names = [name for name, *_ in axes]
-    chosen = itertools.product(*(values for _, *values in axes))
-    points = tuple(
-        point_of(words, list(zip(names, values, strict=True)), number) for number, values in enumerate(chosen)
-    )
+    chosen = itertools.product(*([(name, value) for value in values] for name, *values in axes))
+    points = tuple(point_of(words, values, number) for number, values in enumerate(chosen))
     return Study(kind=SWEEP, points=points, seeds=tuple(range(seeds)))
 
 
