@@ -31,7 +31,7 @@ from launch.local.processes import first_incarnation, role_processes
 from launch.local.resources import bind_to_own_cores, given_cores, thread_environment
 from launch.local.run import refuse_unbuildable
 from launch.local.supervisor import Supervisor, say_to_stderr
-from launch.slurm import lost_nodes
+from launch.slurm import controller
 from param_servers.errors import ConfigError
 
 END_LOOK_S = 2.0
@@ -107,8 +107,8 @@ def run_rank(
                 code = supervisor.run()
             if place.is_chief:
                 note_end(folder, code, supervisor.cause)
-            elif place.launcher == "srun" and lost_nodes.first_node_is_lost(folder.path):
-                why = lost_nodes.requeue_without_first_node(folder.path, place.launch_id, os.environ)
+            elif place.launcher == "srun" and controller.first_node_is_lost(folder.path):
+                why = controller.requeue_without_first_node(folder.path, place.launch_id, os.environ)
                 metrics.record_event("first_node_lost", why)  # srun, which would pass on what is printed, is dead too
         except BaseException as error:
             if place.is_chief:  # else the others would wait for what it had to start
@@ -167,7 +167,7 @@ def _told_of_the_end(supervisor: Supervisor, folder: RunFolder, place: LaunchPla
     def look() -> None:
         looks_lost = 0
         while not left.wait(END_LOOK_S):
-            looks_lost = looks_lost + 1 if by_slurm and lost_nodes.first_node_is_lost(folder.path) else 0
+            looks_lost = looks_lost + 1 if by_slurm and controller.first_node_is_lost(folder.path) else 0
             if looks_lost >= FIRST_NODE_LOST_LOOKS:
                 supervisor.run_has_ended(well=False)
                 return

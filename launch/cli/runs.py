@@ -16,7 +16,7 @@ from dba3c.metrics import watch as live_view
 from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.folder import RunFolder
 from launch.cli.options import parse
-from launch.slurm import lost_nodes
+from launch.slurm import controller
 from launch.slurm.job import WARNING
 
 
@@ -45,7 +45,7 @@ def ask_to_end(run: str | os.PathLike[str]) -> str:
         what = f"{folder.path} is ending already: {folder.stop_reason()}"
         if not what.endswith(WARNING):
             return what
-    job = lost_nodes.next_life(folder.path)
+    job = controller.next_life(folder.path)
     raise UserError(f"{what}, but {job}" if job else what)
 
 

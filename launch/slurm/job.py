@@ -5,7 +5,10 @@
   Slurm's own business then.
 - The job's outcome is the run's, noted in its folder, not srun's: after a node's loss srun may hang, or report the lost
   rank of a run that went on well. So once the run has ended srun has only so long to follow.
-- A node that is lost is replaced (`launch.slurm.lost_nodes`); the loss of this first node is for the others to see.
+- A node that is lost is replaced (`LostNodes`); the loss of this first node is for the others to see.
+  Slurm takes a lost node out of a ``--no-kill`` job for good, and a running job cannot grow on most clusters. So the
+  script submits a job of one node of the same kind, which waits until one is free (the returned one, or another) and
+  joins the run as the next incarnation of the lost node's ranks. It ends with the run.
 - A run that failed prints who failed first, and that one's traceback, as the last thing in the job's output.
 """
 
@@ -15,11 +18,15 @@ import argparse
 import contextlib
 import os
 import queue
+import re
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dba3c.errors import UserError
@@ -27,8 +34,7 @@ from dba3c.runs.ending import failures, refusal
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import living_holder
 from launch.local.child import describe_exit, shell_code, taking_signals
-from launch.slurm import tools as slurm_tools
-from launch.slurm.lost_nodes import LostNodes, hold
+from launch.slurm import controller
 
 AT_THE_JOB = "at the Slurm job"
 WARNING = f"SIGUSR1 {AT_THE_JOB}"
@@ -38,6 +44,16 @@ SRUN_FOLLOWS_S = 60.0
 """How long srun may take to return when the run has ended."""
 CHIEF_DEAD_LOOKS = 5
 """Looks that must find the chief dead in a life that has not ended before the others are ended too."""
+NODES_LOOK_S = 10.0
+SUBMIT_TRIES = 5
+"""Looks at which a replacement that was refused is asked for: a busy controller, but also an account without hours."""
+PASSED_ON = {
+    "Account": "--account", "Partition": "--partition", "QOS": "--qos", "MinMemoryNode": "--mem",
+    "MinMemoryCPU": "--mem-per-cpu", "Features": "--constraint", "TresPerNode": "--gres",
+    "Reservation": "--reservation", "ExcNodeList": "--exclude",
+}  # fmt: skip
+"""What ``scontrol show job`` says of a job → what its replacements ask for too."""
+NOTHING = ("", "0", "(null)", "N/A")
 
 
 class SlurmJob:
@@ -62,7 +78,7 @@ class SlurmJob:
             f"{self._now()} life {int(self.environ.get('SLURM_RESTART_COUNT') or 0) + 1}: {' '.join(self.command)}",
             flush=True,
         )
-        lock = hold(self.run_dir, self.environ)
+        lock = controller.hold(self.run_dir, self.environ)
         try:
             with taking_signals(self._signals.put):
                 srun = subprocess.Popen(self.command, start_new_session=True)
@@ -120,8 +136,8 @@ class SlurmJob:
             RunFolder(self.run_dir).request_stop(self._stop_reason)
 
     def _requeue(self) -> int:
-        print(f"{self._now()} requeueing job {slurm_tools.job_name(self.environ)}", flush=True)
-        refusal = slurm_tools.requeue(self.environ)
+        print(f"{self._now()} requeueing job {controller.job_name(self.environ)}", flush=True)
+        refusal = controller.requeue(self.environ)
         if refusal:
             print(f"{self._now()} not requeued: {refusal}; resume the run folder by hand", flush=True)
         return 1 if refusal else 0
@@ -170,9 +186,135 @@ def give_back_nodes(environ: Mapping[str, str], nodes: int) -> None:
     """Shrink the job to its first ``nodes`` nodes, so that the others serve somebody else. Failing is no harm."""
     if nodes >= int(environ.get("SLURM_NNODES") or nodes):
         return
-    answer = slurm_tools.ask(["scontrol", "update", f"JobId={slurm_tools.job_name(environ)}", f"NumNodes={nodes}"])
+    answer = controller.ask(["scontrol", "update", f"JobId={controller.job_name(environ)}", f"NumNodes={nodes}"])
     if answer.returncode:
         print(f"the other nodes stay idle, Slurm does not take them back: {answer.stderr.strip()}", flush=True)
+
+
+class LostNodes:
+    """The nodes of a job, those it has lost, and the jobs that replace them.
+
+    Args:
+        environ: the batch script's.
+        train: what every rank runs.
+        nodes: how many of the job's nodes, from the first on, the run uses; None: all.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        run_dir: Path,
+        train: Sequence[str],
+        nodes: int | None = None,
+        say: Callable[[str], object] = print,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.environ, self.run_dir, self.train = environ, run_dir, list(train)
+        self.say, self._clock = say, clock
+        # A heterogeneous job is no matter of whole nodes with equal ranks: its lost actors stay lost.
+        self.nodes = [] if environ.get("SLURM_HET_SIZE") else names_of(environ.get("SLURM_JOB_NODELIST", ""))[:nodes]
+        self._tries: Counter[str] = Counter()
+        self._next_look_s = 0.0
+
+    def look(self) -> None:
+        """Replace what has been lost since the last look; does nothing before `NODES_LOOK_S` have passed.
+
+        Raises nothing: a controller that does not answer is asked again at the next look, and the run goes on. One
+        node a look: several slow refusals would keep signals waiting.
+        """
+        if not self.nodes or self._clock() < self._next_look_s:
+            return
+        self._next_look_s = self._clock() + NODES_LOOK_S
+        job = controller.job_name(self.environ)
+        shown = controller.ask(["squeue", "--noheader", f"--jobs={job}", "--format=%N|%L"]).stdout.split("\n")[:-1]
+        nodelist, _, time_left = shown[0].strip().partition("|") if len(shown) == 1 else ("", "", "")
+        left = names_of(nodelist)
+        if self.nodes[0] not in left:  # the node of this script: what is shown is not this job's, or cut short
+            return
+        lost = [node for node in self.nodes if node not in left and self._tries[node] < SUBMIT_TRIES]
+        with contextlib.suppress(UserError):  # a meta.json just being replaced on a slow file system
+            replaced = self._replacements() if lost else None
+            if replaced is not None and (lost := [node for node in lost if node not in replaced]):
+                self._replace(min(lost, key=lambda node: self._tries[node]), job, time_left)
+
+    def end(self) -> None:
+        """The run is over, and so are its replacements, begun or not."""
+        jobs = self._replacements() if self._tries else None
+        if jobs:
+            controller.ask(["scancel", *jobs.values()])
+
+    def _replacements(self) -> dict[str, str] | None:
+        """Node → the job that waits for its place or has it; None while Slurm does not say."""
+        answer = controller.ask(["squeue", "--noheader", "--me", "--format=%i %j"])
+        named = {name: job for job, _, name in (line.strip().partition(" ") for line in answer.stdout.splitlines())}
+        names = {node: replacement_name(self.environ, self.run_dir, node) for node in self.nodes}
+        return None if answer.returncode else {node: named[name] for node, name in names.items() if name in named}
+
+    def _replace(self, node: str, job: str, time_left: str) -> None:
+        """Submit a job in the node's place. One that Slurm does not confirm may be there anyhow: the next look sees."""
+        self._tries[node] += 1
+        answer = controller.ask(["scontrol", "show", "job", "--oneliner", job])
+        if answer.returncode == 0:
+            options = sbatch_options(self.environ, self.run_dir, node, time_left, answer.stdout)
+            environ = rank_environment(self.environ, self.run_dir, self.nodes.index(node), len(self.nodes))
+            srun = shlex.join(controller.srun_command(self.environ, self.train))
+            answer = controller.ask(["sbatch", "--parsable", *options, f"--wrap=exec {srun}"], environ=environ)
+        if answer.returncode:
+            tries = f"try {self._tries[node]} of {SUBMIT_TRIES}"
+            self.say(f"node {node} is lost and cannot be replaced ({tries}): {answer.stderr.strip()}")
+        else:
+            number = answer.stdout.split()[0].split(";")[0]
+            self.say(f"node {node} is lost; job {number} takes its place as soon as a node is free")
+
+
+def names_of(nodelist: str) -> list[str]:
+    """The nodes of a compressed list, n[1-3,7]; [] where Slurm cannot say."""
+    return controller.ask(["scontrol", "show", "hostnames", nodelist]).stdout.split() if nodelist else []
+
+
+def replacement_name(environ: Mapping[str, str], run_dir: Path, node: str) -> str:
+    """The name of the job that replaces a node, by which it is found again: no other has it.
+
+    Not even one of this job's earlier life: a launch has a name of its own.
+    """
+    launch_id = RunFolder(run_dir).life().get("launch_id", "")
+    return f"{environ.get('SLURM_JOB_NAME', 'dba3c')}-{launch_id}-{node}"
+
+
+def sbatch_options(environ: Mapping[str, str], run_dir: Path, node: str, time_left: str, job: str = "") -> list[str]:
+    """One node like the lost one, for as long as the job may still run; ``job`` is what scontrol shows of it."""
+    options = [
+        f"--job-name={replacement_name(environ, run_dir, node)}",
+        "--nodes=1",
+        f"--ntasks-per-node={controller.tasks_per_node(environ)}",
+        f"--time={time_left or 'UNLIMITED'}",
+        f"--output={run_dir.absolute() / 'logs' / f'replacement-of-{node}.out'}",
+        "--open-mode=append",
+        "--no-requeue",
+        "--export=ALL",  # whom it replaces stands there; a site's default may be NONE
+        *([f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}"] if environ.get("SLURM_CPUS_PER_TASK") else []),
+    ]
+    shown = dict(re.findall(r"(?:^| )(\w+)=(\S*)", job))
+    asked = {option: re.sub(r"^gres[:/]", "", shown.get(name, "")) for name, option in PASSED_ON.items()}
+    return options + [f"{option}={value}" for option, value in asked.items() if value not in NOTHING]
+
+
+def rank_environment(environ: Mapping[str, str], run_dir: Path, number: int, nodes: int) -> dict[str, str]:
+    """Tells the ranks of a replacement whom they replace (`launch.cluster.launchers`): node ``number`` of ``nodes``.
+
+    Nothing of this job's own remains: what it was given is not what the replacement is.
+    """
+    tasks, folder = controller.tasks_per_node(environ), RunFolder(run_dir)
+    server = folder.published("server-0") or {}
+    of_job = {name for name in environ if name.startswith(("SLURM_", "SBATCH_")) and name != "SLURM_CONF"}
+    return {
+        **{name: value for name, value in environ.items() if name not in of_job},
+        "DBA3C_REPLACES_RANK": str(number * tasks),
+        "DBA3C_WORLD_SIZE": str(nodes * tasks),
+        "DBA3C_LOCAL_WORLD_SIZE": str(tasks),
+        "DBA3C_LAUNCH_ID": str(folder.life().get("launch_id", "")),
+        "DBA3C_CHIEF_ADDRESS": str(server.get("host") or socket.gethostname()),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -190,7 +332,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         train.append("--resume")
     if arguments.nodes is not None:
         give_back_nodes(os.environ, arguments.nodes)
-    command = slurm_tools.srun_command(os.environ, train, arguments.nodes)
+    command = controller.srun_command(os.environ, train, arguments.nodes)
     lost_nodes = LostNodes(os.environ, arguments.run_dir, train, arguments.nodes, lambda line: print(line, flush=True))
     try:
         return SlurmJob(arguments.run_dir, command, os.environ, lost_nodes).run()

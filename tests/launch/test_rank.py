@@ -17,7 +17,7 @@ from launch.cli.options import parse_train
 from launch.cli.train import fit_config, run_dir_of_launch, train_as_rank
 from launch.cluster.launchers import LaunchPlace
 from launch.local.processes import first_incarnation
-from launch.slurm import lost_nodes
+from launch.slurm import controller
 from param_servers.errors import ConfigError
 
 
@@ -132,13 +132,13 @@ def test_a_contradiction_is_said_by_one_rank_only() -> None:
 def test_only_the_death_of_both_script_and_chief_is_the_loss_of_the_first_node(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     chief = RunFolder.create(run_dir, {})
-    assert not lost_nodes.first_node_is_lost(run_dir)  # no script of ours
-    script = lost_nodes.hold(run_dir, {"SLURM_JOB_ID": "7"})
-    assert not lost_nodes.first_node_is_lost(run_dir)
-    die(run_dir / lost_nodes.FOLDER)
-    assert not lost_nodes.first_node_is_lost(run_dir)  # srun's own affair: the chief lives
+    assert not controller.first_node_is_lost(run_dir)  # no script of ours
+    script = controller.hold(run_dir, {"SLURM_JOB_ID": "7"})
+    assert not controller.first_node_is_lost(run_dir)
+    die(run_dir / controller.FOLDER)
+    assert not controller.first_node_is_lost(run_dir)  # srun's own affair: the chief lives
     die(run_dir)
-    assert lost_nodes.first_node_is_lost(run_dir)
+    assert controller.first_node_is_lost(run_dir)
     chief.release()
     script.release()
 

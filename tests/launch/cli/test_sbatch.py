@@ -11,8 +11,8 @@ import pytest
 
 from dba3c.errors import UserError
 from launch.cli.sbatch import SlurmShape, sbatch, script_text
-from launch.slurm.lost_nodes import sbatch_options
-from launch.slurm.tools import srun_command
+from launch.slurm.controller import srun_command
+from launch.slurm.job import sbatch_options
 
 SCRIPTS = sorted((Path(__file__).resolve().parents[3] / "slurm").glob("*.sh"))
 

@@ -10,7 +10,7 @@ import pytest
 
 from dba3c.runs.folder import RunFolder
 from launch.cluster.launchers import detect
-from launch.slurm.lost_nodes import LOOK_S, SUBMIT_TRIES, LostNodes, rank_environment, sbatch_options
+from launch.slurm.job import NODES_LOOK_S, SUBMIT_TRIES, LostNodes, rank_environment, sbatch_options
 
 JOB = {
     "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_NTASKS_PER_NODE": "2", "SLURM_CPUS_PER_TASK": "4",
@@ -36,7 +36,7 @@ class FakeSlurm:
     """Answers as Slurm would; the first look finds all nodes there."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run_dir: Path, environ: Mapping[str, str] = JOB) -> None:
-        monkeypatch.setattr("launch.slurm.tools.ask", self.ask)
+        monkeypatch.setattr("launch.slurm.controller.ask", self.ask)
         self.now_s, self.looked = 0.0, "n[1-3]|1:02:03\n"
         self.named, self.submit = "", (0, "8\n")
         self.said: list[str] = []
@@ -65,7 +65,7 @@ class FakeSlurm:
     def look(self) -> list[str]:
         """The programs that one look asks."""
         before = len(self.asked)
-        self.now_s += LOOK_S
+        self.now_s += NODES_LOOK_S
         self.nodes.look()
         return [command[0] for command in self.asked[before:]]
 

@@ -11,11 +11,9 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
 from launch.cli.runs import stop
+from launch.slurm import controller
 from launch.slurm import job as slurm_job
-from launch.slurm import lost_nodes
-from launch.slurm import tools as slurm_tools
-from launch.slurm.job import SlurmJob, give_back_nodes
-from launch.slurm.lost_nodes import LostNodes
+from launch.slurm.job import LostNodes, SlurmJob, give_back_nodes
 
 TASK = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
 """The task of an array that started last: its number is the array's."""
@@ -46,7 +44,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     programs = tmp_path / "bin"
     programs.mkdir()
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    monkeypatch.setattr(slurm_tools, "REQUEUE_PAUSE_S", 0.0)
+    monkeypatch.setattr(controller, "REQUEUE_PAUSE_S", 0.0)
 
     def write(name: str, body: str) -> None:
         (programs / name).write_text(f'#!/bin/bash\necho "{name} $*" >> {tmp_path}/asked\n{body}\n')
@@ -64,7 +62,7 @@ def asked(tmp_path: Path) -> list[str]:
 def test_a_slow_or_absent_squeue_does_not_end_a_run_and_the_warning_is_heard_while_it_blocks(
     tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], squeue: str | None
 ) -> None:
-    monkeypatch.setattr(slurm_tools, "LOOK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(controller, "LOOK_TIMEOUT_S", 0.5)
     warning = tmp_path / "warning"
     if squeue is None:
         warning.touch()
@@ -87,47 +85,47 @@ def test_a_slow_or_absent_squeue_does_not_end_a_run_and_the_warning_is_heard_whi
 
 def test_a_requeue_is_asked_for_until_the_controller_answers(tmp_path: Path, fake: Fake) -> None:
     fake("scontrol", f'[ "$(wc -l < {tmp_path}/asked)" -ge 3 ] || {{ echo "no controller" >&2; exit 1; }}')
-    assert slurm_tools.requeue(TASK) == ""
+    assert controller.requeue(TASK) == ""
     assert asked(tmp_path) == ["scontrol requeue 7_2"] * 3
 
 
 def test_a_controller_that_never_answers_is_named_after_a_bounded_number_of_tries(
     tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_tools, "ACT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(controller, "ACT_TIMEOUT_S", 0.2)
     fake("scontrol", "exec sleep 60")
-    assert slurm_tools.requeue(TASK) == "scontrol has not answered within 0.2 s"
-    assert len(asked(tmp_path)) == slurm_tools.REQUEUE_TRIES
+    assert controller.requeue(TASK) == "scontrol has not answered within 0.2 s"
+    assert len(asked(tmp_path)) == controller.REQUEUE_TRIES
 
 
 def test_a_program_that_is_not_installed_is_a_refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    answer = slurm_tools.ask(["scontrol", "ping"])
+    answer = controller.ask(["scontrol", "ping"])
     assert (answer.returncode, answer.stderr) == (127, "scontrol cannot be run: No such file or directory")
 
 
 def test_a_task_of_an_array_never_means_the_whole_array(tmp_path: Path, fake: Fake) -> None:
-    assert slurm_tools.job_name({"SLURM_JOB_ID": "7"}) == "7"
-    assert slurm_tools.job_name(TASK) == "7_2"
-    assert slurm_tools.job_name({**TASK, "SLURM_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "0"}) == "7_0"
+    assert controller.job_name({"SLURM_JOB_ID": "7"}) == "7"
+    assert controller.job_name(TASK) == "7_2"
+    assert controller.job_name({**TASK, "SLURM_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "0"}) == "7_0"
     fake("scontrol", '[ "$1" = update ]')
     fake("scancel", "exit 0")
     give_back_nodes({**TASK, "SLURM_NNODES": "4"}, 2)
-    (tmp_path / "run" / lost_nodes.FOLDER).mkdir(parents=True)
-    said = lost_nodes.requeue_without_first_node(tmp_path / "run", "7-0", TASK)
+    (tmp_path / "run" / controller.FOLDER).mkdir(parents=True)
+    said = controller.requeue_without_first_node(tmp_path / "run", "7-0", TASK)
     assert "job 7_2 is not requeued" in said
     everything = asked(tmp_path)
     assert everything[0] == "scontrol update JobId=7_2 NumNodes=2"
-    assert everything[1:] == ["scontrol requeue 7_2"] * slurm_tools.REQUEUE_TRIES + ["scancel 7_2"]
+    assert everything[1:] == ["scontrol requeue 7_2"] * controller.REQUEUE_TRIES + ["scancel 7_2"]
 
 
 def test_the_first_node_s_loss_is_told_even_where_slurm_cannot_be_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_tools, "REQUEUE_PAUSE_S", 0.0)
+    monkeypatch.setattr(controller, "REQUEUE_PAUSE_S", 0.0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "run" / lost_nodes.FOLDER).mkdir(parents=True)
-    said = lost_nodes.requeue_without_first_node(tmp_path / "run", "7-0", {"SLURM_JOB_ID": "7"})
+    (tmp_path / "run" / controller.FOLDER).mkdir(parents=True)
+    said = controller.requeue_without_first_node(tmp_path / "run", "7-0", {"SLURM_JOB_ID": "7"})
     assert "scontrol cannot be run" in said
     assert "cannot be ended" in said
 
@@ -139,7 +137,7 @@ def test_a_script_outside_of_slurm_says_so_in_one_line(monkeypatch: pytest.Monke
 
 def test_stopping_a_run_whose_job_waits_for_its_next_life_says_how_to_end_the_job(tmp_path: Path, fake: Fake) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, launch_id="7-0")
-    lost_nodes.hold(folder.path, TASK).release()
+    controller.hold(folder.path, TASK).release()
     folder.request_stop(slurm_job.WARNING)
     fake("squeue", "echo RUNNING")
     with pytest.raises(

@@ -1,4 +1,10 @@
-"""Slurm's own programs, asked so that a controller that is slow or away costs an answer, never the run."""
+"""Slurm's controller, asked by its own programs: one that is slow or away costs an answer, never the run.
+
+And what follows from its answers for a job's next life. The first node holds the job's script and the run's chief. When
+it is lost Slurm lets the other ranks run, without a script that would ever end them. So the script holds a lock in the
+run folder, like the chief; a rank that finds both of them dead stops its processes, and one rank asks Slurm to requeue
+the job, which resumes from the newest checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,10 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dba3c.runs.atomic_files import write_atomically, write_once
+from dba3c.runs.lock import LOCK_NAME, RunLock, living_holder
 
 LOOK_TIMEOUT_S = 5.0
 """For what is only looked at: it is asked again soon, and whoever waits for it does not hear signals."""
@@ -16,6 +26,8 @@ REQUEUE_PAUSE_S = 5.0
 """Together with the timeout at most 95 s: a checkpoint and this fit into the scripts' warning of 180 s."""
 MAX_RESTARTS = 100
 """Lives of one job; more would mean that a life is too short to get anywhere."""
+FOLDER = ".slurm"
+JOB = "job"
 
 
 def job_name(environ: Mapping[str, str]) -> str:
@@ -88,3 +100,54 @@ def requeue(environ: Mapping[str, str]) -> str:
         if further:
             time.sleep(REQUEUE_PAUSE_S)
     return answer.stderr.strip() or f"scontrol ended with exit code {answer.returncode}"
+
+
+def hold(run_dir: Path, environ: Mapping[str, str]) -> RunLock:
+    """The script's lock, which dies with its node, and the job's name beside it, which stays.
+
+    Raises:
+        UserError: another job's script holds it.
+    """
+    (run_dir / FOLDER).mkdir(parents=True, exist_ok=True)
+    lock = RunLock.acquire(run_dir / FOLDER)
+    write_atomically(run_dir / FOLDER / JOB, job_name(environ) + "\n")
+    return lock
+
+
+def next_life(run_dir: Path) -> str:
+    """Of a run that is not live: its job, if that may have a further life, and how to end it; "" where it has none."""
+    try:
+        job = (run_dir / FOLDER / JOB).read_text().strip()
+    except FileNotFoundError:
+        return ""
+    answer = ask(["squeue", "--noheader", f"--jobs={job}", "--format=%T"])
+    states = "/".join(sorted(set(answer.stdout.split())))
+    if answer.returncode == 0:
+        goes_on = "goes on" if states == "PENDING" else "may go on"
+        return states and f"job {job} is {states} and {goes_on} with it in a next life: scancel {job} ends that too"
+    if "Invalid job id" in answer.stderr:  # Slurm has forgotten it
+        return ""
+    return f"whether job {job} has a next life is not known ({answer.stderr.strip()}): scancel {job} would end that too"
+
+
+def first_node_is_lost(run_dir: Path) -> bool:
+    """Whether the script and the chief are both dead without having ended the run; false where no script of ours is."""
+    if not (run_dir / FOLDER / LOCK_NAME).exists():
+        return False
+    return living_holder(run_dir / FOLDER) is None and living_holder(run_dir) is None
+
+
+def requeue_without_first_node(run_dir: Path, launch_id: str, environ: Mapping[str, str]) -> str:
+    """Have Slurm start the job again, or end it where it may not; of many ranks that ask the first one does it.
+
+    Returns what was done, for the run's metrics.
+    """
+    if not write_once(run_dir / FOLDER / f"requeued-{launch_id}", "the first node was lost\n"):
+        return "the first node is lost; another rank has asked for the requeue"
+    job = job_name(environ)
+    refusal = requeue(environ)
+    if not refusal:
+        return f"the first node is lost, and with it the run's chief: job {job} is requeued"
+    answer = ask(["scancel", job])
+    ended = "ended" if answer.returncode == 0 else f"and cannot be ended ({answer.stderr.strip()})"
+    return f"the first node is lost and job {job} is not requeued ({refusal}): {ended}; resume the run folder by hand"
