@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import queue
 import re
@@ -28,6 +29,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dba3c.errors import UserError
 from dba3c.runs.ending import failures, refusal
@@ -42,6 +44,8 @@ WARNING = f"SIGUSR1 {AT_THE_JOB}"
 LOOK_S = 1.0
 SRUN_FOLLOWS_S = 60.0
 """How long srun may take to return when the run has ended."""
+END_TIMEOUT_S = 10.0
+"""Of srun, after SIGTERM and after SIGKILL."""
 CHIEF_DEAD_LOOKS = 5
 """Looks that must find the chief dead in a life that has not ended before the others are ended too."""
 NODES_LOOK_S = 10.0
@@ -62,22 +66,16 @@ class SlurmJob:
     def __init__(
         self, run_dir: Path, command: Sequence[str], environ: Mapping[str, str], lost_nodes: LostNodes
     ) -> None:
-        self.run_dir = run_dir
-        self.lost_nodes = lost_nodes
-        self.command = list(command)
-        self.environ = environ
+        self.run_dir, self.command, self.environ, self.lost_nodes = run_dir, list(command), environ, lost_nodes
         self.requeue = False
         self._stop_reason = ""
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._lives_before = self._lives()
+        self._lives_before = len(self._lives())
 
     def run(self) -> int:
         """Start the ranks, wait for the run's end, requeue if that is due."""
         started_s = time.time()
-        print(
-            f"{self._now()} life {int(self.environ.get('SLURM_RESTART_COUNT') or 0) + 1}: {' '.join(self.command)}",
-            flush=True,
-        )
+        _say(f"life {int(self.environ.get('SLURM_RESTART_COUNT') or 0) + 1}: {' '.join(self.command)}")
         lock = controller.hold(self.run_dir, self.environ)
         try:
             with taking_signals(self._signals.put):
@@ -89,8 +87,8 @@ class SlurmJob:
                     self.lost_nodes.end()
         finally:
             lock.release()
-        ended = self._ended()
-        print(f"{self._now()} srun: {describe_exit(code)}; run: {ended or 'left no word'}", flush=True)
+        ended = self._life().get("ended")
+        _say(f"srun: {describe_exit(code)}; run: {ended or 'left no word'}")
         if self.requeue and (not ended or ended["reason"] == self._stop_reason):
             return self._requeue()
         if ended:
@@ -104,70 +102,62 @@ class SlurmJob:
 
     def _wait(self, srun: subprocess.Popen[bytes]) -> int:
         """srun's exit code; when the run has ended and srun has not within a minute, it is ended."""
-        follow_until_s = float("inf")
-        dead_looks = 0
+        follow_until_s, dead_looks = math.inf, 0
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return srun.wait(timeout=LOOK_S)
             with contextlib.suppress(queue.Empty):
                 self._signalled(signal.Signals(self._signals.get_nowait()))
-            self._ask_to_stop()
-            begun, ended = self._lives() > self._lives_before, self._ended()
-            if begun and not ended:
+            life = self._life()
+            if life and self._stop_reason:  # what was asked before, the beginning life would have cleared away
+                RunFolder(self.run_dir).request_stop(self._stop_reason)
+            goes_on = bool(life) and "ended" not in life
+            if goes_on:
                 self.lost_nodes.look()
-            dead_looks = dead_looks + 1 if begun and not ended and living_holder(self.run_dir) is None else 0
+            dead_looks = dead_looks + 1 if goes_on and living_holder(self.run_dir) is None else 0
             if dead_looks >= CHIEF_DEAD_LOOKS:
-                print(f"{self._now()} the run's chief has died: ending the others", flush=True)
+                _say("the run's chief has died: ending the others")
                 return _end(srun)
-            if follow_until_s == float("inf") and ended:
-                follow_until_s = time.monotonic() + SRUN_FOLLOWS_S
+            if "ended" in life:
+                follow_until_s = min(follow_until_s, time.monotonic() + SRUN_FOLLOWS_S)
             if time.monotonic() > follow_until_s:
-                print(f"{self._now()} the run has ended, srun has not: ending it", flush=True)
+                _say("the run has ended, srun has not: ending it")
                 return _end(srun)
 
     def _signalled(self, signum: signal.Signals) -> None:
         self.requeue = self.requeue or signum == signal.SIGUSR1
-        print(f"{self._now()} {signum.name}: asking the run to end with a checkpoint", flush=True)
+        _say(f"{signum.name}: asking the run to end with a checkpoint")
         self._stop_reason = WARNING if signum == signal.SIGUSR1 else f"{signum.name} {AT_THE_JOB}"
 
-    def _ask_to_stop(self) -> None:
-        """Once this life has begun: what was asked before that, the beginning life would have cleared away."""
-        if self._stop_reason and self._lives() > self._lives_before:
-            RunFolder(self.run_dir).request_stop(self._stop_reason)
-
     def _requeue(self) -> int:
-        print(f"{self._now()} requeueing job {controller.job_name(self.environ)}", flush=True)
+        _say(f"requeueing job {controller.job_name(self.environ)}")
         refusal = controller.requeue(self.environ)
         if refusal:
-            print(f"{self._now()} not requeued: {refusal}; resume the run folder by hand", flush=True)
+            _say(f"not requeued: {refusal}; resume the run folder by hand")
         return 1 if refusal else 0
 
-    def _lives(self) -> int:
-        with contextlib.suppress(UserError):
-            return len(RunFolder(self.run_dir).meta().get("lives", []))
-        return 0
+    def _life(self) -> dict[str, Any]:
+        """What the chief has noted of this life, empty while it has not begun."""
+        lives = self._lives()
+        return lives[-1] if len(lives) > self._lives_before else {}
 
-    def _ended(self) -> dict[str, str] | None:
-        """What the chief noted about this life's end; None while it has not."""
+    def _lives(self) -> list[dict[str, Any]]:
         with contextlib.suppress(UserError):  # meta.json may just be replaced on a slow file system
-            lives = RunFolder(self.run_dir).meta().get("lives", [])
-            if len(lives) > self._lives_before:
-                ended: dict[str, str] | None = lives[-1].get("ended")
-                return ended
-        return None
+            return list(RunFolder(self.run_dir).meta().get("lives", []))
+        return []
 
-    @staticmethod
-    def _now() -> str:
-        return time.strftime("%H:%M:%S")
+
+def _say(line: str) -> None:
+    print(time.strftime("%H:%M:%S"), line, flush=True)
 
 
 def _end(srun: subprocess.Popen[bytes]) -> int:
     """End srun, and with it the step: politely, then not; returns its code. Harmless when it is gone."""
-    for signum, timeout_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+    for signum in (signal.SIGTERM, signal.SIGKILL):
         if srun.poll() is None:
             srun.send_signal(signum)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                srun.wait(timeout_s)
+                srun.wait(END_TIMEOUT_S)
     return srun.returncode if srun.returncode is not None else -int(signal.SIGKILL)
 
 
@@ -206,11 +196,9 @@ class LostNodes:
         run_dir: Path,
         train: Sequence[str],
         nodes: int | None = None,
-        say: Callable[[str], object] = print,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.environ, self.run_dir, self.train = environ, run_dir, list(train)
-        self.say, self._clock = say, clock
+        self.environ, self.run_dir, self.train, self._clock = environ, run_dir, list(train), clock
         # A heterogeneous job is no matter of whole nodes with equal ranks: its lost actors stay lost.
         self.nodes = [] if environ.get("SLURM_HET_SIZE") else names_of(environ.get("SLURM_JOB_NODELIST", ""))[:nodes]
         self._tries: Counter[str] = Counter()
@@ -239,82 +227,79 @@ class LostNodes:
 
     def end(self) -> None:
         """The run is over, and so are its replacements, begun or not."""
-        jobs = self._replacements() if self._tries else None
-        if jobs:
+        if self._tries and (jobs := self._replacements()):
             controller.ask(["scancel", *jobs.values()])
 
     def _replacements(self) -> dict[str, str] | None:
         """Node → the job that waits for its place or has it; None while Slurm does not say."""
         answer = controller.ask(["squeue", "--noheader", "--me", "--format=%i %j"])
         named = {name: job for job, _, name in (line.strip().partition(" ") for line in answer.stdout.splitlines())}
-        names = {node: replacement_name(self.environ, self.run_dir, node) for node in self.nodes}
-        return None if answer.returncode else {node: named[name] for node, name in names.items() if name in named}
+        prefix = self._name("")
+        found = {node: named[prefix + node] for node in self.nodes if prefix + node in named}
+        return None if answer.returncode else found
+
+    def _name(self, node: str) -> str:
+        """Of the job that replaces it, by which it is found again: no other has it, not even in this job's next life,
+        for a launch has a name of its own."""
+        return f"{self.environ.get('SLURM_JOB_NAME', 'dba3c')}-{self._launch_id()}-{node}"
+
+    def _launch_id(self) -> str:
+        return str(RunFolder(self.run_dir).life().get("launch_id", ""))
 
     def _replace(self, node: str, job: str, time_left: str) -> None:
         """Submit a job in the node's place. One that Slurm does not confirm may be there anyhow: the next look sees."""
         self._tries[node] += 1
         answer = controller.ask(["scontrol", "show", "job", "--oneliner", job])
         if answer.returncode == 0:
-            options = sbatch_options(self.environ, self.run_dir, node, time_left, answer.stdout)
-            environ = rank_environment(self.environ, self.run_dir, self.nodes.index(node), len(self.nodes))
+            options = self.options(node, time_left, answer.stdout)
             srun = shlex.join(controller.srun_command(self.environ, self.train))
-            answer = controller.ask(["sbatch", "--parsable", *options, f"--wrap=exec {srun}"], environ=environ)
+            command = ["sbatch", "--parsable", *options, f"--wrap=exec {srun}"]
+            answer = controller.ask(command, environ=self.environment(node))
         if answer.returncode:
             tries = f"try {self._tries[node]} of {SUBMIT_TRIES}"
-            self.say(f"node {node} is lost and cannot be replaced ({tries}): {answer.stderr.strip()}")
+            print(f"node {node} is lost and cannot be replaced ({tries}): {answer.stderr.strip()}", flush=True)
         else:
             number = answer.stdout.split()[0].split(";")[0]
-            self.say(f"node {node} is lost; job {number} takes its place as soon as a node is free")
+            print(f"node {node} is lost; job {number} takes its place as soon as a node is free", flush=True)
+
+    def options(self, node: str, time_left: str, job: str) -> list[str]:
+        """One node like the lost one, for as long as the job may still run; ``job`` is what scontrol shows of it."""
+        shown = dict(re.findall(r"(?:^| )(\w+)=(\S*)", job))
+        asked = {option: re.sub(r"^gres[:/]", "", shown.get(name, "")) for name, option in PASSED_ON.items()}
+        asked["--cpus-per-task"] = self.environ.get("SLURM_CPUS_PER_TASK", "")
+        return [
+            f"--job-name={self._name(node)}",
+            "--nodes=1",
+            f"--ntasks-per-node={controller.tasks_per_node(self.environ)}",
+            f"--time={time_left or 'UNLIMITED'}",
+            f"--output={self.run_dir.absolute() / 'logs' / f'replacement-of-{node}.out'}",
+            "--open-mode=append",
+            "--no-requeue",
+            "--export=ALL",  # whom it replaces stands there; a site's default may be NONE
+            *(f"{option}={value}" for option, value in asked.items() if value not in NOTHING),
+        ]
+
+    def environment(self, node: str) -> dict[str, str]:
+        """Tells the ranks of a replacement whom they replace (`launch.cluster.launchers`).
+
+        Nothing of this job's own remains: what it was given is not what the replacement is.
+        """
+        tasks = controller.tasks_per_node(self.environ)
+        server = RunFolder(self.run_dir).published("server-0") or {}
+        of_job = {name for name in self.environ if name.startswith(("SLURM_", "SBATCH_")) and name != "SLURM_CONF"}
+        return {
+            **{name: value for name, value in self.environ.items() if name not in of_job},
+            "DBA3C_REPLACES_RANK": str(self.nodes.index(node) * tasks),
+            "DBA3C_WORLD_SIZE": str(len(self.nodes) * tasks),
+            "DBA3C_LOCAL_WORLD_SIZE": str(tasks),
+            "DBA3C_LAUNCH_ID": self._launch_id(),
+            "DBA3C_CHIEF_ADDRESS": str(server.get("host") or socket.gethostname()),
+        }
 
 
 def names_of(nodelist: str) -> list[str]:
     """The nodes of a compressed list, n[1-3,7]; [] where Slurm cannot say."""
     return controller.ask(["scontrol", "show", "hostnames", nodelist]).stdout.split() if nodelist else []
-
-
-def replacement_name(environ: Mapping[str, str], run_dir: Path, node: str) -> str:
-    """The name of the job that replaces a node, by which it is found again: no other has it.
-
-    Not even one of this job's earlier life: a launch has a name of its own.
-    """
-    launch_id = RunFolder(run_dir).life().get("launch_id", "")
-    return f"{environ.get('SLURM_JOB_NAME', 'dba3c')}-{launch_id}-{node}"
-
-
-def sbatch_options(environ: Mapping[str, str], run_dir: Path, node: str, time_left: str, job: str = "") -> list[str]:
-    """One node like the lost one, for as long as the job may still run; ``job`` is what scontrol shows of it."""
-    options = [
-        f"--job-name={replacement_name(environ, run_dir, node)}",
-        "--nodes=1",
-        f"--ntasks-per-node={controller.tasks_per_node(environ)}",
-        f"--time={time_left or 'UNLIMITED'}",
-        f"--output={run_dir.absolute() / 'logs' / f'replacement-of-{node}.out'}",
-        "--open-mode=append",
-        "--no-requeue",
-        "--export=ALL",  # whom it replaces stands there; a site's default may be NONE
-        *([f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}"] if environ.get("SLURM_CPUS_PER_TASK") else []),
-    ]
-    shown = dict(re.findall(r"(?:^| )(\w+)=(\S*)", job))
-    asked = {option: re.sub(r"^gres[:/]", "", shown.get(name, "")) for name, option in PASSED_ON.items()}
-    return options + [f"{option}={value}" for option, value in asked.items() if value not in NOTHING]
-
-
-def rank_environment(environ: Mapping[str, str], run_dir: Path, number: int, nodes: int) -> dict[str, str]:
-    """Tells the ranks of a replacement whom they replace (`launch.cluster.launchers`): node ``number`` of ``nodes``.
-
-    Nothing of this job's own remains: what it was given is not what the replacement is.
-    """
-    tasks, folder = controller.tasks_per_node(environ), RunFolder(run_dir)
-    server = folder.published("server-0") or {}
-    of_job = {name for name in environ if name.startswith(("SLURM_", "SBATCH_")) and name != "SLURM_CONF"}
-    return {
-        **{name: value for name, value in environ.items() if name not in of_job},
-        "DBA3C_REPLACES_RANK": str(number * tasks),
-        "DBA3C_WORLD_SIZE": str(nodes * tasks),
-        "DBA3C_LOCAL_WORLD_SIZE": str(tasks),
-        "DBA3C_LAUNCH_ID": str(folder.life().get("launch_id", "")),
-        "DBA3C_CHIEF_ADDRESS": str(server.get("host") or socket.gethostname()),
-    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -333,7 +318,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.nodes is not None:
         give_back_nodes(os.environ, arguments.nodes)
     command = controller.srun_command(os.environ, train, arguments.nodes)
-    lost_nodes = LostNodes(os.environ, arguments.run_dir, train, arguments.nodes, lambda line: print(line, flush=True))
+    lost_nodes = LostNodes(os.environ, arguments.run_dir, train, arguments.nodes)
     try:
         return SlurmJob(arguments.run_dir, command, os.environ, lost_nodes).run()
     except UserError as error:

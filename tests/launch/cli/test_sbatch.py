@@ -12,7 +12,7 @@ import pytest
 from dba3c.errors import UserError
 from launch.cli.sbatch import SlurmShape, sbatch, script_text
 from launch.slurm.controller import srun_command
-from launch.slurm.job import sbatch_options
+from launch.slurm.job import LostNodes
 
 SCRIPTS = sorted((Path(__file__).resolve().parents[3] / "slurm").glob("*.sh"))
 
@@ -80,4 +80,4 @@ def test_srun_gets_the_cores_of_a_task_and_the_first_nodes_only() -> None:
 def test_ranks_get_the_script_s_environment_whatever_the_job_got_of_its_submitter_s() -> None:
     none = {"SLURM_EXPORT_ENV": "NONE", "SLURM_JOB_ID": "17"}  # what `sbatch --export=NONE` sets
     assert "--export=ALL" in srun_command(none, ["dba3c", "train"])
-    assert "--export=ALL" in sbatch_options(none, Path("run"), "node2", "1:00:00")
+    assert "--export=ALL" in LostNodes(none, Path("run"), []).options("node2", "1:00:00", "")

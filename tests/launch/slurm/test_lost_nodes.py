@@ -10,7 +10,7 @@ import pytest
 
 from dba3c.runs.folder import RunFolder
 from launch.cluster.launchers import detect
-from launch.slurm.job import NODES_LOOK_S, SUBMIT_TRIES, LostNodes, rank_environment, sbatch_options
+from launch.slurm.job import NODES_LOOK_S, SUBMIT_TRIES, LostNodes
 
 JOB = {
     "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_NTASKS_PER_NODE": "2", "SLURM_CPUS_PER_TASK": "4",
@@ -35,15 +35,26 @@ SHOWN = (
 class FakeSlurm:
     """Answers as Slurm would; the first look finds all nodes there."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, run_dir: Path, environ: Mapping[str, str] = JOB) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        run_dir: Path,
+        environ: Mapping[str, str] = JOB,
+    ) -> None:
         monkeypatch.setattr("launch.slurm.controller.ask", self.ask)
         self.now_s, self.looked = 0.0, "n[1-3]|1:02:03\n"
         self.named, self.submit = "", (0, "8\n")
-        self.said: list[str] = []
+        self._said: list[str] = []
+        self._capsys = capsys
         self.asked: list[list[str]] = []
         self.environ: Mapping[str, str] = {}
-        train = ["dba3c", "train", "x y"]
-        self.nodes = LostNodes(environ, run_dir, train, say=self.said.append, clock=lambda: self.now_s)
+        self.nodes = LostNodes(environ, run_dir, ["dba3c", "train", "x y"], clock=lambda: self.now_s)
+
+    @property
+    def said(self) -> list[str]:
+        self._said += self._capsys.readouterr().out.splitlines()
+        return self._said
 
     def ask(
         self, command: Sequence[str], *, environ: Mapping[str, str] | None = None
@@ -74,8 +85,8 @@ class FakeSlurm:
 
 
 @pytest.fixture
-def slurm(monkeypatch: pytest.MonkeyPatch, run_dir: Path) -> FakeSlurm:
-    return FakeSlurm(monkeypatch, run_dir)
+def slurm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run_dir: Path) -> FakeSlurm:
+    return FakeSlurm(monkeypatch, capsys, run_dir)
 
 
 def test_a_lost_node_is_replaced_once_and_its_replacement_ends_with_the_run(slurm: FakeSlurm) -> None:
@@ -92,16 +103,16 @@ def test_a_lost_node_is_replaced_once_and_its_replacement_ends_with_the_run(slur
     assert slurm.asked[-1] == ["scancel", "8"]
 
 
-def test_a_replacement_is_told_whose_place_it_takes(run_dir: Path) -> None:
-    environ = rank_environment(JOB, run_dir, number=2, nodes=3)
+def test_a_replacement_is_told_whose_place_it_takes(slurm: FakeSlurm) -> None:
+    environ = slurm.nodes.environment("n3")
     second_task = {**environ, "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
     place = detect(second_task)
     assert (place.rank, place.world_size, place.tasks_per_node) == (5, 6, (2, 2, 2))
     assert (place.launch_id, place.address) == ("7-0", "10.0.0.1")
 
 
-def test_a_replacement_is_a_node_of_the_same_kind_for_the_time_that_is_left(run_dir: Path) -> None:
-    options = sbatch_options(JOB, run_dir, "n3", "1:02:03", SHOWN)
+def test_a_replacement_is_a_node_of_the_same_kind_for_the_time_that_is_left(slurm: FakeSlurm) -> None:
+    options = slurm.nodes.options("n3", "1:02:03", SHOWN)
     wanted = {"--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=4", "--time=1:02:03", "--partition=short"}
     wanted |= {"--qos=normal", "--mem=4G", "--constraint=a|b", "--gres=gpu:2", "--reservation=ours"}
     assert wanted | {"--exclude=n[8-9]"} <= set(options)
@@ -109,10 +120,10 @@ def test_a_replacement_is_a_node_of_the_same_kind_for_the_time_that_is_left(run_
 
 
 def test_an_array_s_task_asks_for_itself_and_believes_one_line_only(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task = {**JOB, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}  # the last task has the array's own number
-    slurm = FakeSlurm(monkeypatch, run_dir, task)
+    slurm = FakeSlurm(monkeypatch, capsys, run_dir, task)
     slurm.looked = "n[1-3]|1:00\nn4|1:00\n"
     slurm.look()
     assert "--jobs=7_2" in slurm.asked[0]
