@@ -24,11 +24,11 @@ from dba3c.metrics.watch import watched
 from dba3c.own_code import name_of
 from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.folder import RunFolder
+from launch import running
 from launch.cli.options import said_of_samples, words_of
 from launch.cli.runs import ask_to_end
 from launch.cli.train import run_dir_of
 from launch.cluster.launchers import detect
-from launch.local import run as local
 from launch.local.resources import given_cores
 from param_servers.errors import CheckpointError, ConfigError, RunBroken
 
@@ -149,7 +149,7 @@ def _train(
     def supervise(beside: Beside) -> Run:
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # roles import what we do
         try:
-            code = local.train(
+            code = running.train(
                 config, run_dir, resume=goes_on, command=command, beside=beside, environ=environ, told=told
             )
         except (ConfigError, CheckpointError) as error:

@@ -1,25 +1,33 @@
-"""One process of a run: ``python -m launch.role --run-dir RUN --role worker --rank 3``."""
+"""One process of a run: ``python -m launch.role --run-dir RUN --role worker --rank 3``.
+
+And before there is any, one that builds what they will build (`check`).
+"""
 
 from __future__ import annotations
 
 import argparse
 import errno
 import os
+import shutil
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from dba3c import roles
+from dba3c.assembly.model import check_buildable
 from dba3c.config import TrainConfig, replace_options
 from dba3c.environments.protocol import EnvironmentFailed
-from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT, UserError
+from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT, UserError, warn_on_stderr
 from dba3c.roles import ROLES, RunProcess
 from dba3c.runs.ending import TRAINING_ROLES
 from dba3c.runs.folder import RunFolder
+from dba3c.workers.own_code_check import check_own_code
 from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port
 from launch.local.child import exit_with_parent
 from launch.local.resources import given_cores
@@ -28,6 +36,13 @@ from param_servers.errors import CheckpointError, ConfigError, LaneLost, LastSte
 
 FOLDER_TIMEOUT_S = 30.0
 """Longest wait for the launcher's run folder to appear (a shared file system may be slow)."""
+COPIES_OF_A_CHECKPOINT = 3
+"""In parameters' sizes: they and two moments."""
+SPARE_BYTES = 64_000_000
+"""For everything else in a run's folder."""
+MATRIX, PRODUCTS = 512, 5
+SLOWER = 1.2
+"""So many times as long in bfloat16 as in float32 is worth a line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,6 +142,59 @@ def stop_on_signal(folder: RunFolder, name: str) -> None:
 
     signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def check(words: Sequence[str]) -> int:
+    """Build once what the roles of a run will build, before it is started, so that what cannot be is one line.
+
+    Words: the configuration as JSON, the run's folder, "resume" or "". Prints why not, last.
+    """
+    text, run_dir, goes_on = words
+    config = TrainConfig.from_json(text)
+    torch.set_num_threads(1)
+    try:
+        parameters = check_buildable(config, Path(run_dir) / "checkpoints" if goes_on else None)
+        check_own_code(config)
+        check_disk(Path(run_dir), parameters, config.exchange.keep_checkpoints)
+        if config.network.precision == "bfloat16":
+            warn_where_it_is_slow()
+    except (UserError, ConfigError, CheckpointError) as error:
+        print(error, file=sys.stderr)
+        return USER_ERROR_EXIT
+    except ParamServersError as error:
+        print(error, file=sys.stderr)
+        return RUN_BROKEN_EXIT
+    return 0
+
+
+def warn_where_it_is_slow() -> None:
+    """Processors that compute in bfloat16 are twice as fast in it; on others, and in some virtual machines, it is
+    slower than float32."""
+    ratio = _product_s(torch.bfloat16) / _product_s(torch.float32)
+    if ratio > SLOWER:
+        warn_on_stderr(f"bfloat16 takes {ratio:.1f} times as long as float32 on this processor: --precision float32")
+
+
+def _product_s(dtype: torch.dtype) -> float:
+    """Of two matrices; the quickest, since what else is busy can only slow it."""
+    matrix, took_s = torch.ones(MATRIX, MATRIX, dtype=dtype), []
+    for _ in range(PRODUCTS):
+        start_s = time.perf_counter()
+        matrix @ matrix
+        took_s.append(time.perf_counter() - start_s)
+    return min(took_s)
+
+
+def check_disk(run_dir: Path, parameters: int, keep: int) -> None:
+    """Raise UserError where there is no room for as many checkpoints as are kept, and one that is being written."""
+    there = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
+    checkpoint = 4 * parameters * COPIES_OF_A_CHECKPOINT
+    needed, free = (keep + 1) * checkpoint + SPARE_BYTES, shutil.disk_usage(there).free
+    if free < needed:
+        raise UserError(
+            f"{there} has {free / 1e6:,.0f} MB left, the run may need {needed / 1e6:,.0f}: {keep} + 1 checkpoints of "
+            f"{checkpoint / 1e6:,.1f} MB and {SPARE_BYTES / 1e6:.0f} MB for records; see --keep-checkpoints, --run-dir"
+        )
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ COMMANDS = {
 }
 """Each command's function."""
 
-HERE = "launch.local.run:train"
+HERE = "launch.running:train"
 """What `dba3c train` is where it is no rank of many."""
 
 HELP = """dba3c: synchronous data-parallel reinforcement learning on CPU clusters

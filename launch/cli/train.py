@@ -1,8 +1,7 @@
 """`dba3c train` and `dba3c resume`: which run it is, in which folder, and who runs it.
 
-Without a launcher all roles are processes of this machine (`launch.local.run`); with one each process is a rank
-(`launch.rank`), and the configuration is fitted to as many as there are: what the user counted must add up, what a
-preset counted gives way.
+Without a launcher all roles are processes of this machine; with one each process is a rank, and the configuration is
+fitted to as many as there are: what the user counted must add up, what a preset counted gives way.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from dba3c.config import TrainConfig, changed_on_resume, replace_options
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.runs.folder import RunFolder
-from launch import rank
+from launch import running
 from launch.cli.batch import shared_anew
 from launch.cli.main import HERE, loaded
 from launch.cli.options import TrainWords, parse_resume, parse_train, said_of_samples
@@ -54,7 +53,7 @@ def train(words: Sequence[str]) -> int:
     run, told = loaded(HERE), said_of_samples(said, config)
     if place.launcher in STARTS_RANKS_AGAIN and place.launch_id:
         run_dir = config.run.run_dir or run_dir_of_launch(config, place)
-        goes_on = said.resume or rank.returns(run_dir, place)
+        goes_on = said.resume or running.returns(run_dir, place)
         of_launch = {"launch_id": place.launch_id, "run_name": place.run_name}
         return run(config, run_dir, resume=goes_on, command=command, told=told, **of_launch)
     return run(config, run_dir_of(config, said.resume), resume=said.resume, command=command, told=told)
@@ -81,7 +80,7 @@ def train_as_rank(said: TrainWords, place: LaunchPlace, command: str) -> int:
         say_to_stderr(f"{topology.arithmetic()}; run folder: {run_dir}")
         for line in said_of_samples(said, config):
             say_to_stderr(line)
-    return rank.run_rank(config, place, topology, run_dir, resume=said.resume, command=command)
+    return running.run_rank(config, place, topology, run_dir, resume=said.resume, command=command)
 
 
 def run_dir_of_launch(config: TrainConfig, place: LaunchPlace) -> Path:

@@ -1,19 +1,30 @@
-"""The cores a process was given (by affinity, cgroup and Slurm), not those the machine has, and what they can multiply;
-threads and binding."""
+"""What this machine has for a run: the cores a process was given (by affinity, cgroup and Slurm), not those the machine
+has, and what they can multiply; threads and binding; and, before anything is started, whether what it needs is here."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import resource
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dba3c.config import TrainConfig
 from dba3c.errors import UserError
+from dba3c.metrics.sinks.sink import check_clients
+from param_servers.wire.tcp_sockets import listen_address
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 SELF_CGROUP = Path("/proc/self/cgroup")
 CPUINFO = Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 """Of /proc/cpuinfo, on x86 and on ARM."""
+
+FILES_OF_A_PROCESS = 64
+"""Of its own, beside its links: libraries, logs, metrics, event loops."""
+FILES_FOR_EACH_OTHER = 4
+"""That it may be linked to: two links, the one that takes its place, and the supervisor's pipe."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -147,3 +158,44 @@ def bind_to_own_cores(environ: Mapping[str, str], local_rank: int, local_world_s
     own = divide_cores(seen, local_world_size)[local_rank]
     os.sched_setaffinity(0, own)
     return own
+
+
+def check_machine(config: TrainConfig, processes: int) -> None:
+    """All but the disk, for a run whose processes are all here: so many.
+
+    Raises:
+        UserError: a tracker's client or a collective backend is not installed, `listen_host` is no address of this
+            host, or too few files may be open.
+    """
+    check_clients(config.run.track)
+    exchange = config.exchange
+    sums_by_mpi = exchange.exchange == "allreduce" and exchange.collective_backend == "mpi"
+    if sums_by_mpi and importlib.util.find_spec("mpi4py") is None:
+        raise UserError("--collective-backend mpi needs mpi4py: pip install 'dba3c[mpi]'")
+    check_listen_host(listen_address(exchange.listen_host, exchange.interface))
+    check_open_files(processes)
+
+
+def check_listen_host(host: str) -> None:
+    """Raise UserError where `host` is no address of this machine."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UserError(f"--listen-host {host} is no address of this host, {socket.gethostname()}: {why}") from error
+
+
+def check_open_files(processes: int) -> None:
+    """Raise the limit on open files to what one of so many processes may need; UserError where that may not be."""
+    needed = FILES_OF_A_PROCESS + FILES_FOR_EACH_OTHER * processes
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UserError(
+            f"{processes} processes may need {needed:,} open files each ({FILES_OF_A_PROCESS} + {FILES_FOR_EACH_OTHER} "
+            f"for each process), and no more than {hard:,} are allowed here: raise the hard limit (ulimit -Hn)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

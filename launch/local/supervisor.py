@@ -27,16 +27,59 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dba3c.errors import RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT, UserError
+from dba3c.errors import RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT, USER_ERROR_EXIT, UserError
 from dba3c.runs.ending import TRAINING_ROLES, note_failure
 from launch.local.child import Child, describe_exit, shell_code, taking_signals
 from launch.local.fork_server import ForkServer
-from launch.local.processes import FINAL_EXITS, RESTART_WINDOW_S, RoleProcess
 from param_servers.timeouts import Restarts
 
 RUNNING, ENDING, STOPPING, TERMINATING, KILLING = range(5)
 SAME_REQUEST_S = 1.0
 """Launchers repeat themselves: scancel tells srun and the tasks, which srun tells again. Only Ctrl-C counts at once."""
+
+
+FINAL_EXITS = (USER_ERROR_EXIT, RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT)
+RESTART_WINDOW_S = 3600.0
+DRAIN_TIMEOUT_S = 30.0
+"""Of a process that has nothing to do after the run's end; evaluators have their budget on top."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleProcess:
+    """A process to keep running, and what its loss means."""
+
+    role: str
+    rank: int
+    words: Callable[[int], Sequence[str]]
+    """Incarnation → what its `main` is called with."""
+    main: str = "launch.role:main"
+    max_restarts: int = 0
+    """How often within `RESTART_WINDOW_S` it is started again after it was lost; one of `FINAL_EXITS` is final."""
+    essential: bool = True
+    """Lost for good, it ends the run; otherwise the run goes on without it."""
+    decides: bool = True
+    """Its exit with 0 means that the run has ended."""
+    drain_timeout_s: float = DRAIN_TIMEOUT_S
+    """How long it may go on after the run has ended."""
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it trains: bad input to it is bad input to the run, which a monitor's or recorder's need not be."""
+        return self.role in TRAINING_ROLES
+
+    @property
+    def keeps_the_run(self) -> bool:
+        """Whether all that was learned is lost with it: the only learner, the chief of workers without servers."""
+        return self.essential or (self.decides and self.rank == 0)
+
+    @property
+    def only_reads(self) -> bool:
+        """What others write: when they are gone, it has nothing to wait for."""
+        return self.role == "monitor"
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.rank}"
 
 
 @dataclass

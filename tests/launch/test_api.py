@@ -20,8 +20,8 @@ import dba3c
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
+from launch import running
 from launch.cli.options import parse_train
-from launch.local import run as local
 from launch.local.resources import given_cores
 from param_servers.errors import CheckpointError, RunBroken
 from tests.integration import games
@@ -48,7 +48,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
             folder.end_life("failed" if told["code"] else "finished", "worker 0: it is full")
         return int(told["code"])
 
-    monkeypatch.setattr(local, "train", train)
+    monkeypatch.setattr(running, "train", train)
     monkeypatch.chdir(tmp_path)
     return told
 

@@ -13,10 +13,9 @@ import pytest
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
-from launch import rank
+from launch import running
 from launch.cli import train as commands
 from launch.cluster.launchers import LaunchPlace, detect
-from launch.local import run as local
 
 ROOT = Path(__file__).parents[3]
 SHELL = {  # of `srun --cpus-per-task=4 --pty bash`, Slurm 22.05
@@ -63,7 +62,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         told.update(options, config=config, run_dir=run_dir)
         return 0
 
-    monkeypatch.setattr(local, "train", train)
+    monkeypatch.setattr(running, "train", train)
     monkeypatch.chdir(tmp_path)
     return told
 
@@ -101,7 +100,7 @@ def test_colocated_servers_in_an_array_s_smallest_task_stay_in_its_rank(
 ) -> None:
     under(monkeypatch, SHELL)
     told: list[str] = []
-    monkeypatch.setattr(rank, "run_rank", lambda config, place, topology, *_, **__: told.append(topology.arithmetic()))
+    monkeypatch.setattr(running, "run_rank", lambda config, place, shape, *_, **__: told.append(shape.arithmetic()))
     commands.train(["breakout", "--servers", "1", "--colocated-servers"])
     assert told == ["1 = 1 worker (1 gradient + 0 backup), 1 server beside workers"]
     assert trained == {}
@@ -128,7 +127,7 @@ def test_what_sums_over_the_launcher_s_ranks_remains_a_rank(
     trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     under(monkeypatch, MPIRUN)
-    monkeypatch.setattr(rank, "run_rank", lambda *_, **__: 0)
+    monkeypatch.setattr(running, "run_rank", lambda *_, **__: 0)
     assert commands.train(["CartPole-v1", "--exchange", "allreduce", "--collective-backend", "mpi"]) == 0
     assert trained == {}
 
@@ -150,14 +149,14 @@ def test_torchrun_s_only_rank_started_again_goes_on_with_its_run(
 def test_a_restarted_launch_resumes_its_own_run_and_no_other(tmp_path: Path) -> None:
     world = {**TORCHRUN, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     first, second = (detect({**world, "TORCHELASTIC_RESTART_COUNT": count}) for count in "01")
-    assert not rank.returns(tmp_path / "run", second)  # the first life did not come as far
+    assert not running.returns(tmp_path / "run", second)  # the first life did not come as far
     folder = RunFolder.create(tmp_path / "run", {}, launch_id=first.launch_id, topology={"run_name": first.run_name})
     folder.end_life("failed", "worker 0 failed")
     folder.release()
-    assert rank.returns(tmp_path / "run", second)
-    assert not rank.returns(tmp_path / "run", first)
+    assert running.returns(tmp_path / "run", second)
+    assert not running.returns(tmp_path / "run", first)
     other = LaunchPlace(launcher="torchrun", world_size=2, launch_id="b-1", run_name="b", restart_count=1)
-    assert not rank.returns(tmp_path / "run", other)
+    assert not running.returns(tmp_path / "run", other)
 
 
 WHAT_TAKES_SECONDS = {"torch", "numpy", "gymnasium", "ale_py", "scipy", "matplotlib", "tensorboard"}
@@ -173,11 +172,11 @@ def test_the_first_line_says_what_is_waited_for_before_anything_that_takes_secon
 ) -> None:
     program = f"""
 import sys
-from launch.local import run
+from launch import running
 def said(*_):
     print(*sorted({WHAT_TAKES_SECONDS} & sys.modules.keys()), len(sys.modules) > 100)
     raise SystemExit
-run.check_machine = said  # what comes next
+running.check_machine = said  # what comes next
 {ASKED_FROM[place]}
 """
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 
 from launch.local.fork_server import ForkServer
-from launch.local.processes import RoleProcess
-from launch.local.supervisor import Supervisor
+from launch.local.supervisor import RoleProcess, Supervisor
 
 STAND_IN = "tests.launch.local.stand_in"
 LONG_S = 20.0

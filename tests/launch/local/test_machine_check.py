@@ -3,6 +3,7 @@
 import importlib.util
 import resource
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +11,14 @@ import torch
 
 from dba3c.assembly.model import check_buildable
 from dba3c.errors import UserError
+from launch import role
 from launch.cli.options import parse_train
-from launch.local import machine_check
-from launch.local.machine_check import check_disk, check_listen_host, check_open_files
+from launch.local import resources
+from launch.local.resources import check_listen_host, check_open_files
+from launch.role import check_disk
 from tests.integration.runs import refused
+
+WORDS = ["CartPole-v1", "--network", "mlp", "--precision"]
 
 
 @pytest.fixture
@@ -62,6 +67,28 @@ def test_the_limit_on_open_files_is_raised_or_the_run_refused(monkeypatch):
     check_open_files(9)
     assert now == [100, 1000]
     check_open_files(100)
-    assert now == [machine_check.FILES_OF_A_PROCESS + 100 * machine_check.FILES_FOR_EACH_OTHER, 1000]
+    assert now == [resources.FILES_OF_A_PROCESS + 100 * resources.FILES_FOR_EACH_OTHER, 1000]
     with pytest.raises(UserError, match="no more than 1,000 are allowed here"):
         check_open_files(1000)
+
+
+@pytest.mark.parametrize(
+    ("precision", "bfloat16_s", "said"),
+    [
+        ("bfloat16", 1.7, "bfloat16 takes 1.7 times as long as float32 on this processor: --precision float32"),
+        ("bfloat16", 0.5, ""),
+        ("float32", 1.7, ""),
+    ],
+)
+def test_only_who_computes_in_bfloat16_hears_that_it_is_the_slower_one_here(
+    precision: str,
+    bfloat16_s: float,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(role, "_product_s", lambda dtype: bfloat16_s if dtype == torch.bfloat16 else 1.0)
+    config = parse_train([*WORDS, precision]).config(1)
+    assert role.check([config.to_json(), str(tmp_path / "run"), ""]) == 0
+    assert capsys.readouterr().err.strip() == (f"dba3c: warning: {said}" if said else "")

@@ -13,8 +13,8 @@ import pytest
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.runs.ending import failures
-from launch.local.processes import role_processes
 from launch.local.supervisor import Supervisor
+from launch.running import role_processes
 from launch.slurm.job import report
 from param_servers.config import ExchangeConfig
 from tests.launch.local.supervised import Lab, wait_until

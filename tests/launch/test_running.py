@@ -12,11 +12,11 @@ from dba3c.errors import UserError
 from dba3c.runs.ending import REFUSED, outcome, telling_refusals
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import LOCK_NAME
-from launch import rank
+from launch import running
 from launch.cli.options import parse_train
 from launch.cli.train import fit_config, run_dir_of_launch, train_as_rank
 from launch.cluster.launchers import LaunchPlace
-from launch.local.processes import first_incarnation
+from launch.running import first_incarnation
 from launch.slurm import controller
 from param_servers.errors import ConfigError
 
@@ -112,13 +112,13 @@ def chief_of(launch_id: str) -> LaunchPlace:
 
 def test_a_chief_whose_pod_is_restarted_goes_on_with_its_run(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    assert not rank.returns(run_dir, chief_of("uid-1"))
+    assert not running.returns(run_dir, chief_of("uid-1"))
     folder = RunFolder.create(run_dir, {}, launch_id="uid-1")
     folder.release()
-    assert rank.returns(run_dir, chief_of("uid-1"))
-    assert not rank.returns(run_dir, chief_of("uid-2"))  # another Job into the same folder must say --resume
+    assert running.returns(run_dir, chief_of("uid-1"))
+    assert not running.returns(run_dir, chief_of("uid-2"))  # another Job into the same folder must say --resume
     folder.end_life("finished", "score reached")
-    assert not rank.returns(run_dir, chief_of("uid-1"))
+    assert not running.returns(run_dir, chief_of("uid-1"))
 
 
 def test_a_contradiction_is_said_by_one_rank_only() -> None:
@@ -197,7 +197,7 @@ def test_a_chief_tries_the_users_own_network_before_the_run_and_all_ranks_hear_w
 def test_a_chief_that_crashes_once_the_run_has_begun_has_noted_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank, "role_processes", crash)
+    monkeypatch.setattr(running, "role_processes", crash)
     words = ["CartPole-v1", "--servers", "1", "--run-dir", str(tmp_path / "run")]
     with pytest.raises(ZeroDivisionError):
         train_as_rank(parse_train(words), rank_of_three(0), "dba3c")
@@ -228,7 +228,7 @@ def test_a_refusal_of_a_launch_that_had_the_same_name_is_not_believed(tmp_path: 
     by_hand = "the environment"
     assert "already holds a run" in refused(run_dir, 0, launcher=by_hand)
     noted = json.loads((run_dir / REFUSED).read_text())
-    (run_dir / REFUSED).write_text(json.dumps({**noted, "time_s": noted["time_s"] - 2 * rank.REFUSAL_HOLDS_S}))
+    (run_dir / REFUSED).write_text(json.dumps({**noted, "time_s": noted["time_s"] - 2 * running.REFUSAL_HOLDS_S}))
     with pytest.raises(UserError, match="not a run folder of launch 17-0-0 after 1 s"):
         train_as_rank(parse_train(words), rank_of_three(1, by_hand), "dba3c")
     assert "already holds a run" in refused(run_dir, 1)  # srun names no two launches alike

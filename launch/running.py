@@ -1,4 +1,7 @@
-"""What one rank of srun, mpirun, torchrun, … does, once its configuration fits.
+"""A run, once its configuration fits: whole on this machine (`train`), or one rank of srun, mpirun, torchrun, …
+(`run_rank`). Every role is a process, under one supervisor.
+
+Of a rank:
 
 1. The chief (rank 0) makes or resumes the run folder; the others wait for the folder of this very launch.
 2. Each rank starts the processes that the topology deals it; the chief also the monitor.
@@ -7,32 +10,50 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
+import signal
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from dba3c.config import TrainConfig, has_own_code
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics.watch import PlainView, watched
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs.ending import TRAINING_ROLES, note_end, note_failure, refusal, telling_refusals
-from dba3c.runs.folder import RunFolder
+from dba3c.runs.atomic_files import write_atomically
+from dba3c.runs.ending import (
+    TRAINING_ROLES,
+    before_the_first_update,
+    note_end,
+    note_failure,
+    refusal,
+    telling_refusals,
+)
+from dba3c.runs.folder import RunFolder, checkpoint_steps
 from launch.cluster.launchers import REPLACEMENT, STARTS_RANKS_AGAIN, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.cluster.topology import Assignment, Topology
+from launch.local.child import Child, describe_exit
 from launch.local.fork_server import ForkServer
-from launch.local.machine_check import check_open_files
-from launch.local.processes import first_incarnation, role_processes
-from launch.local.resources import bind_to_own_cores, given_cores, thread_environment
-from launch.local.run import refuse_unbuildable
-from launch.local.supervisor import Supervisor, say_to_stderr
+from launch.local.resources import (
+    bind_to_own_cores,
+    check_machine,
+    check_open_files,
+    given_cores,
+    thread_environment,
+)
+from launch.local.supervisor import DRAIN_TIMEOUT_S, RoleProcess, Supervisor, say_to_stderr
 from launch.slurm import controller
-from param_servers.errors import ConfigError
+from param_servers.errors import ConfigError, RunBroken
 
 END_LOOK_S = 2.0
 FIRST_NODE_LOST_LOOKS = 3
@@ -41,6 +62,101 @@ REFUSAL_HOLDS_S = 60.0
 refused before that, was refused to the earlier one."""
 PROGRESS_EVERY_S = 30.0
 """Between lines in the output of a job."""
+CHECK_TIMEOUT_S = 600.0
+"""For building the network and an environment, and trying own code once: a shared file system may be slow."""
+RESTARTS = 5
+"""Of each process, within `RESTART_WINDOW_S`."""
+PER_START = 100
+"""Incarnations that one start of a rank may use up; more than any role is restarted by its supervisor."""
+
+
+@contextmanager
+def all_of_a_process(folder: RunFolder) -> Iterator[None]:
+    """Beside a run that its process is there for: it is shown, and the process ends when the folder is taken over."""
+    folder.end_process_when_lost(say_to_stderr)
+    with watched(folder):
+        yield
+
+
+def train(
+    config: TrainConfig,
+    run_dir: Path,
+    *,
+    resume: bool,
+    command: str,
+    launch_id: str = "",
+    run_name: str = "",
+    beside: Callable[[RunFolder], AbstractContextManager[None]] = all_of_a_process,
+    environ: Mapping[str, str] | None = None,
+    told: Sequence[str] = (),
+) -> int:
+    """Train until the run ends; returns the exit code.
+
+    Args:
+        launch_id, run_name: as in `LaunchPlace`, where a launcher started this and may start it again.
+        beside: entered while the roles run.
+        environ: of the roles; None: this process's.
+        told: lines about the run, printed once it is not refused.
+
+    Raises:
+        UserError: the run folder is in use, or holds another run.
+    """
+    RunFolder.refuse_launch(run_dir, resume)
+    env_id = config.environment.env_id
+    print(f"{env_id} in {run_dir}: looking whether it can be trained here, which takes seconds", flush=True)
+    check_machine(config, sum(topology_of(config).values()))
+    with ForkServer(environ=environ) as fork_server:
+        refuse_unbuildable(fork_server, config, run_dir, resume)
+        launch_id = launch_id or secrets.token_hex(4)
+        shape = {**topology_of(config), **({"run_name": run_name} if run_name else {})}
+        life = {"launcher": "local", "topology": shape, "launch_id": launch_id, "command": command}
+        with RunFolder.launch(run_dir, config.to_json(), resume, **life) as folder:
+            print("\n".join([f"run folder: {folder.path}", *told]), flush=True)
+            metrics = MetricsWriter(folder, "launcher", 0)
+            first = first_incarnation(folder.path, rank=0)
+            processes = role_processes(config, folder.path, launch_id, first)
+            supervisor = Supervisor(
+                fork_server, folder.path, processes, folder.request_stop,
+                on_event=metrics.record_event, stop_timeout_s=config.exchange.timeouts.stop_s,
+            )  # fmt: skip
+            code = 1
+            try:
+                with beside(folder):
+                    code = supervisor.run()
+            finally:
+                reason = note_end(folder, code, supervisor.cause)
+                metrics.close()
+            if code == 0 and not max(checkpoint_steps(folder.checkpoints), default=0):
+                reason += f", {before_the_first_update(config)}"
+            print(f"run {'ended' if code == 0 else 'failed'}: {reason}; folder: {folder.path}", flush=True)
+            return code
+
+
+def refuse_unbuildable(fork_server: ForkServer, config: TrainConfig, run_dir: Path, resume: bool) -> None:
+    """`launch.role.check`, in a process of its own: this one needs no torch.
+
+    Raises:
+        UserError: a network, environment or checkpoint that cannot be, or no room for checkpoints.
+        RunBroken: it may be well, but could not be looked at, or not within `CHECK_TIMEOUT_S`.
+    """
+    ended: Future[int] = Future()
+    with tempfile.TemporaryDirectory(prefix="dba3c-") as place:
+        words = [config.to_json(), str(run_dir), "resume" if resume else ""]
+        child = Child(fork_server, "launch.role:check", words, Path(place) / "said", ended.set_result, signal.SIGKILL)
+        try:
+            code = ended.result(CHECK_TIMEOUT_S)
+        except NotYet:
+            child.signal(signal.SIGKILL)
+            raise RunBroken(f"the check of what is to run did not end within {CHECK_TIMEOUT_S:g} s") from None
+        except BaseException:
+            child.signal(signal.SIGKILL)
+            raise
+        said = child.tail().splitlines()
+    why = "" if code == 0 else said.pop() if said else f"the check of what is to run ended: {describe_exit(code)}"
+    for warning in said:
+        print(warning, file=sys.stderr)
+    if why:
+        raise (UserError if code == USER_ERROR_EXIT else RunBroken)(why)
 
 
 def run_rank(
@@ -195,3 +311,63 @@ def returns(run_dir: Path, place: LaunchPlace) -> bool:
     if place.restart_count:
         return bool(place.run_name) and life.get("topology", {}).get("run_name") == place.run_name
     return bool(place.launch_id) and life.get("launch_id") == place.launch_id and "ended" not in life
+
+
+def role_processes(config: TrainConfig, run_dir: Path, launch_id: str, first: int = 0) -> list[RoleProcess]:
+    """The processes of a run on one machine, servers first; their incarnations count from ``first``."""
+
+    def process(role: str, rank: int, **what: object) -> RoleProcess:
+        def words(incarnation: int) -> list[str]:
+            return [
+                "--run-dir", str(run_dir), "--role", role, "--rank", str(rank),
+                "--incarnation", str(first + incarnation), "--launch-id", launch_id,
+            ]  # fmt: skip
+
+        made = RoleProcess(role=role, rank=rank, words=words, **what)  # type: ignore[arg-type]
+        return replace(made, drain_timeout_s=config.exchange.timeouts.drain_s) if made.decides else made
+
+    counts = topology_of(config)
+    servers = [process("server", i, max_restarts=RESTARTS) for i in range(counts["servers"])]
+    all_needed = config.exchange.exchange == "allreduce"  # nobody can take a lost rank's place in a collective
+    workers = [
+        process(role, i, max_restarts=0 if all_needed else RESTARTS, essential=all_needed, decides=not servers)
+        for role in ("worker", "learner")
+        for i in range(counts[f"{role}s"])
+    ]
+    actors = [
+        process("actor", i, max_restarts=RESTARTS, essential=False, decides=False) for i in range(counts["actors"])
+    ]
+    drain_timeout_s = DRAIN_TIMEOUT_S + (config.run.evaluation_budget_s if counts["evaluators"] else 0.0)
+    helpers = [
+        process(role, i, max_restarts=RESTARTS, essential=False, decides=False, drain_timeout_s=drain_timeout_s)
+        for role in ("evaluator", "recorder", "monitor")
+        for i in range(counts[f"{role}s"])
+    ]
+    return [*servers, *workers, *actors, *helpers]
+
+
+def topology_of(config: TrainConfig) -> dict[str, int]:
+    """How many processes of each role."""
+    has_servers = config.exchange.exchange in ("servers", "async")
+    central = config.central.mode == "central"
+    return {
+        "servers": config.exchange.num_servers if has_servers else 0,
+        "workers": 0 if central else config.exchange.num_workers,
+        "learners": config.exchange.num_workers if central else 0,
+        "actors": config.central.actors if central else 0,
+        "evaluators": config.run.evaluators,
+        "recorders": config.run.recorders,
+        "monitors": 1,
+    }
+
+
+def first_incarnation(run_dir: Path, rank: int) -> int:
+    """0 for the first start of a rank in this run folder, then 100, 200, …: counted in ``logs/rank-RANK.json``."""
+    path = run_dir / "logs" / f"rank-{rank}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        starts = int(json.loads(path.read_text())["starts"])
+    except FileNotFoundError:
+        starts = 0
+    write_atomically(path, json.dumps({"starts": starts + 1}) + "\n")
+    return starts * PER_START
