@@ -20,8 +20,8 @@ MAKE_WHAT_LASTS = ("train", "resume", "study", "sweep", "evaluate", "record")
 the others print is their work, so they end with their reader, and fail where it cannot be written."""
 
 COMMANDS = {
-    "train": "launch.cli.train:train",
-    "resume": "launch.cli.train:resume",
+    "train": "launch.cli.runs:train",
+    "resume": "launch.cli.runs:resume",
     "evaluate": "launch.cli.evaluate:evaluate",
     "record": "launch.cli.evaluate:record",
     "watch": "launch.cli.runs:watch",
@@ -93,7 +93,7 @@ def command(name: str) -> Callable[[Sequence[str]], int]:
 
 
 def loaded(name: str) -> Callable[..., int]:
-    """The function that a name like ``launch.cli.train:train`` means."""
+    """The function that a name like ``launch.cli.runs:train`` means."""
     module, function = name.split(":")
     found: Callable[..., int] = getattr(importlib.import_module(module), function)
     return found

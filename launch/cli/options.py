@@ -13,23 +13,19 @@ import itertools
 import os
 import re
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
 
 import tyro
 
-from dba3c.config import MAY_CHANGE, TrainConfig, option_names, refuse_unread, replace_options
-from dba3c.environments.atari.protocols import with_protocol
-from dba3c.environments.families import check_env_id
+from dba3c.config import MAY_CHANGE, TrainConfig, option_names
 from dba3c.errors import UserError, did_you_mean
-from launch.cli.batch import lanes_for, not_shown, samples_text
-from launch.cli.presets import PRESETS, fitting_preset, in_one_worker, preset, with_central_inference
+from launch.cli.fitting import TrainWords, words_of
 from launch.local.resources import given_cores
-from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError
 
 ALL_WORD = "--help-all"
@@ -42,90 +38,7 @@ COMMON = (
 )  # fmt: skip
 """Options that `dba3c train --help` shows."""
 UNKNOWN = "Unrecognized options: "
-WITH_BACKUP_WORKERS = ("servers", "majority")
-"""Exchanges that can have them."""
-WITHOUT_SERVERS = ("local", "allreduce", "majority")
-SEVERAL_WORKERS = {
-    "exchange", "collective_backend", "num_workers", "num_gradients", "num_backup_workers", "num_servers", "sharding",
-    "max_staleness", "when_workers_lost", "min_workers",
-}  # fmt: skip
-"""Options that speak of several workers, or of servers."""
-
 Parsed = TypeVar("Parsed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainWords:
-    """Train on an environment: dba3c train [ENV | PRESET] [OPTIONS].
-
-    ENV is any Gymnasium id, or package.module:function. The defaults shown are those of the preset that fits it.
-    """
-
-    given: Mapping[str, Any]
-    """The configuration's options that the words give, by the names of their fields."""
-
-    preset: str | None = None
-    """breakout, atari, breakout_cluster, dba3c_paper, classic, football, vizdoom, mujoco, impala, r2d2, sac or ppo;
-    without it the one that fits the environment."""
-
-    protocol: str | None = None
-    """Atari: how the game is played, which its score is quoted with: v5, v4-no-sticky or 2017; without it the
-    preset's."""
-
-    resume: bool = False
-    """Go on from the newest checkpoint of the run in --run-dir, or of this environment's newest run under runs/."""
-
-    colocated_servers: bool = False
-    """Of the ranks of srun, mpirun, torchrun, …: servers share theirs with workers. A matter of places only, so no part
-    of the configuration."""
-
-    def config(self, cores: int, without: Collection[str] = (), cores_per_worker: int | None = None) -> TrainConfig:
-        """The preset, changed as the words say.
-
-        Args:
-            cores: how many workers a preset counts on, if the words count none.
-            cores_per_worker: those of each rank. Without it all workers are on this machine and share `cores`; and
-                where the words speak of no more than one, there is one, with a lane for each core.
-            without: options that are left as the preset has them: see `launch.cli.train.fit_config`.
-
-        Raises:
-            UserError: anything that cannot be, in one line.
-        """
-        given = {name: value for name, value in self.given.items() if name not in without}
-        if given.get("num_servers") == 0 and given.get("exchange") in WITHOUT_SERVERS:
-            del given["num_servers"]  # it says what is so anyway
-        config = preset(self.preset, given.get("env_id"), cores)
-        if cores_per_worker is None and {config.central.mode, given.get("mode", "worker")} == {"worker"}:
-            alone = not given.keys() & SEVERAL_WORKERS
-            config = preset(self.preset, given.get("env_id"), 1 if alone else given.get("num_workers", cores))
-            config = in_one_worker(config) if alone else config
-        if given.get("mode") == "central":
-            config = with_central_inference(config, cores)
-        if self.protocol is not None:
-            config = replace(config, environment=with_protocol(config.environment, self.protocol))
-        workers = given.get("num_workers", config.exchange.num_workers)
-        lanes = lanes_for(config, given, cores_per_worker or max(1, cores // max(1, workers)), self.preset)
-        fitting = _backup_workers_that_can_be(config.exchange, given) | lanes
-        if given.get("num_servers", 1) < 1:
-            raise UserError("--servers must be at least 1; --exchange local, allreduce or majority has none")
-        config = replace_options(config, **(fitting | given))
-        refuse_unread(config, set(self.given) & (set(given) | set(without)))
-        return config
-
-
-def words_of(env_or_preset: str | None, given: Mapping[str, Any], **own: Any) -> TrainWords:
-    """What was said, by its first word and the options. `own`: those of `TrainWords` itself."""
-    if env_or_preset in PRESETS:
-        return TrainWords(given=given, **{"preset": env_or_preset, **own})
-    if env_or_preset is not None:
-        _refuse_mistyped_preset(env_or_preset)
-    return TrainWords(given=given if env_or_preset is None else {"env_id": env_or_preset, **given}, **own)
-
-
-def said_of_samples(said: TrainWords, config: TrainConfig) -> list[str]:
-    """Lines for people: the samples of an update, and whether it has been shown to learn from so many."""
-    name = said.preset or fitting_preset(config.environment.env_id)
-    return [line for line in (samples_text(config), not_shown(config, name)) if line]
 
 
 def parse_train(words: Sequence[str]) -> TrainWords:
@@ -144,15 +57,6 @@ def parse_train(words: Sequence[str]) -> TrainWords:
         text += f"\n\nThese are the common options; {ALL_WORD} shows all {len(option_names())}." if only else ""
         parse(_train_options(shown, only), ["--help"], "dba3c train", text)
     return read
-
-
-def _refuse_mistyped_preset(word: str) -> None:
-    """Raise UserError for what is no environment, but nearly a preset."""
-    if difflib.get_close_matches(word, PRESETS, cutoff=0.75):
-        try:
-            check_env_id(word)
-        except UserError:
-            raise UserError(f"no preset is called {word!r}; {did_you_mean(word, PRESETS)}") from None
 
 
 def _train_options(shown: TrainConfig | None = None, only: Collection[str] = ()) -> Any:
@@ -229,18 +133,6 @@ def docstrings_of_fields(kind: type) -> dict[str, str]:
         if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name)
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
     }
-
-
-def _backup_workers_that_can_be(exchange: ExchangeConfig, given: Mapping[str, Any]) -> dict[str, int | None]:
-    """A preset's backup workers, if nobody asked for them, give way to what the words say."""
-    backup = exchange.num_backup_workers
-    if not backup or "num_backup_workers" in given:
-        return {}
-    if "num_gradients" in given:
-        return {"num_backup_workers": None}  # all workers beyond these
-    too_few = given.get("num_workers", backup + 1) <= backup
-    possible = given.get("exchange", exchange.exchange) in WITH_BACKUP_WORKERS
-    return {} if possible and not too_few else {"num_backup_workers": 0}
 
 
 def parse(kind: type[Parsed], words: Sequence[str], program: str, description: str | None = None) -> Parsed:

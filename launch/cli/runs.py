@@ -1,8 +1,16 @@
-"""Commands on a run that exists: `dba3c stop` asks it to end, `watch` looks at it, `export` tells a tracker of it."""
+"""Commands on runs: `dba3c train` and `resume` (which run it is, in which folder, and who runs it), `stop`, `watch` and
+`export`.
+
+Without a launcher all roles are processes of this machine; with one each process is a rank, and the configuration is
+fitted to as many as there are: what the user counted must add up, what a preset counted gives way.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +18,110 @@ from typing import Annotated
 
 import tyro
 
-from dba3c.errors import UserError
+from dba3c.config import TrainConfig, changed_on_resume
+from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics import monitor as trackers
 from dba3c.metrics import watch as live_view
 from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.folder import RunFolder
-from launch.cli.options import parse
+from launch import running
+from launch.cli.fitting import TrainWords, fit_config, said_of_samples, sums_over_all_ranks
+from launch.cli.main import HERE, loaded
+from launch.cli.options import parse, parse_resume, parse_train
+from launch.cluster.launchers import PLAIN, STARTS_RANKS_AGAIN, LaunchPlace, detect
+from launch.local.resources import given_cores
+from launch.local.supervisor import say_to_stderr
 from launch.slurm import controller
 from launch.slurm.job import WARNING
+
+RUNS = Path("runs")
+
+
+def train(words: Sequence[str]) -> int:
+    """dba3c train [ENV] [OPTIONS], alone or as one rank of srun, mpirun, torchrun, …
+
+    The only rank of a launch (in a shell of ``srun --pty bash``, which is itself a step) trains as on one machine.
+    """
+    command = shlex.join(["dba3c", "train", *words])
+    said, place = parse_train(words), detect(os.environ)
+    if place.world_size > 1 or (place != PLAIN and said.colocated_servers):
+        return train_as_rank(said, place, command)
+    if said.colocated_servers:
+        raise UserError(
+            "--colocated-servers is for ranks (srun, mpirun, torchrun, …; docs/cluster.md): without a launcher "
+            "all servers and workers are processes of this machine anyway"
+        )
+    config = said.config(given_cores(os.environ))
+    if place != PLAIN and sums_over_all_ranks(config):
+        return train_as_rank(said, place, command)  # over the launcher's ranks, of which there is one
+    run, told = loaded(HERE), said_of_samples(said, config)
+    if place.launcher in STARTS_RANKS_AGAIN and place.launch_id:
+        run_dir = config.run.run_dir or run_dir_of_launch(config, place)
+        goes_on = said.resume or running.returns(run_dir, place)
+        of_launch = {"launch_id": place.launch_id, "run_name": place.run_name}
+        return run(config, run_dir, resume=goes_on, command=command, told=told, **of_launch)
+    return run(config, run_dir_of(config, said.resume), resume=said.resume, command=command, told=told)
+
+
+def resume(words: Sequence[str]) -> int:
+    """dba3c resume RUN [OPTIONS]"""
+    run, given = parse_resume(words)
+    folder = RunFolder.open(run)
+    config = changed_on_resume(TrainConfig.from_json(folder.config_text()), given)
+    return loaded(HERE)(config, folder.path, resume=True, command=shlex.join(["dba3c", "resume", *words]))
+
+
+def train_as_rank(said: TrainWords, place: LaunchPlace, command: str) -> int:
+    """What is said is the same in all ranks. Raises UserError: options that contradict the number of ranks."""
+    try:
+        config, topology = fit_config(said, place, given_cores(os.environ, place.local_world_size))
+        run_dir = config.run.run_dir or run_dir_of_launch(config, place)
+    except UserError:
+        if place.is_chief:
+            raise
+        return USER_ERROR_EXIT  # the same was said to every rank: the chief says it once
+    if place.is_chief:
+        say_to_stderr(f"{topology.arithmetic()}; run folder: {run_dir}")
+        for line in said_of_samples(said, config):
+            say_to_stderr(line)
+    return running.run_rank(config, place, topology, run_dir, resume=said.resume, command=command)
+
+
+def run_dir_of_launch(config: TrainConfig, place: LaunchPlace) -> Path:
+    """Where all ranks of a launch, and its next life (a requeued job's, torchrun's), look without --run-dir."""
+    name = os.environ.get("SLURM_JOB_ID") or place.run_name or place.launch_id
+    if not name:
+        raise UserError(f"{place.launcher} gives its ranks no common name: say --run-dir, the same for all")
+    return RUNS / f"{game_of(config)}-{re.sub(r'[^A-Za-z0-9.-]+', '-', name)}"
+
+
+def run_dir_of(config: TrainConfig, goes_on: bool) -> Path:
+    """--run-dir; without it a new folder, or that of this game's newest run. Raises UserError: there is none."""
+    return config.run.run_dir or (newest_run_dir(config) if goes_on else default_run_dir(config))
+
+
+def default_run_dir(config: TrainConfig) -> Path:
+    """runs/breakout-20171231-235959, for ALE/Breakout-v5."""
+    return RUNS / f"{game_of(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def newest_run_dir(config: TrainConfig) -> Path:
+    """The youngest of this game's runs under runs/.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = sorted(RUNS.glob(f"{game_of(config)}-[0-9]*-[0-9]*/config.json"))
+    if not found:
+        raise UserError(
+            f"nothing to resume: no run of {config.environment.env_id} under {RUNS}/; name one with --run-dir"
+        )
+    return found[-1].parent
+
+
+def game_of(config: TrainConfig) -> str:
+    """ "breakout" for ALE/Breakout-v5, "make_env" for package.module:make_env."""
+    return config.environment.env_id.split("/")[-1].split(":")[-1].rsplit("-v", 1)[0].lower()
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from functools import partial
 
 from dba3c.config import replace_options
 from dba3c.errors import UserError
-from launch.cli.batch import shared_anew
-from launch.cli.options import parse, parse_train, said_of_samples
+from launch.cli.fitting import said_of_samples, shared_anew
+from launch.cli.options import parse, parse_train
 from launch.cluster.topology import Topology, fit
 
 

@@ -9,10 +9,9 @@ from dba3c.environments.atari.protocols import protocol_name
 from dba3c.errors import UserError
 from dba3c.networks.torsos import ConvolutionalTorso, PerceptronTorso
 from launch.cli import presets
-from launch.cli.batch import samples_of, samples_text
-from launch.cli.options import parse_train, said_of_samples
+from launch.cli.fitting import fit_config, said_of_samples, samples_of, samples_text
+from launch.cli.options import parse_train
 from launch.cli.presets import dba3c_paper, fitting_preset, preset
-from launch.cli.train import fit_config
 from launch.cluster.launchers import LaunchPlace
 from param_servers.config import parse_schedule
 

@@ -14,7 +14,7 @@ from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
 from launch import running
-from launch.cli import train as commands
+from launch.cli import runs as commands
 from launch.cluster.launchers import LaunchPlace, detect
 
 ROOT = Path(__file__).parents[3]

@@ -174,7 +174,7 @@ def test_what_the_chief_refused_is_the_last_line_of_the_job(tmp_path: Path, capf
     RunFolder.create(run_dir, {}, launch_id="6-0").release()
     chief = """import sys
 from launch.cli.options import parse_train
-from launch.cli.train import train_as_rank
+from launch.cli.runs import train_as_rank
 from launch.cluster.launchers import LaunchPlace
 place = LaunchPlace(launcher="srun", world_size=2, tasks_per_node=(1, 1), address="localhost")
 train_as_rank(parse_train(sys.argv[1:]), place, "")
