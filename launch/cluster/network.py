@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from dba3c.errors import UserError
 from param_servers.wire import tcp_sockets
@@ -24,13 +24,9 @@ FIRST_PORT, LAST_PORT = 20_000, 31_999
 """Below Linux's ephemeral range (from 32768 on), so that no outgoing connection sits on a port we derive."""
 
 
-def candidate_ports(job: str, count: int = 32) -> Iterator[int]:
+def candidate_ports(job: str, count: int = 32) -> list[int]:
     """Ports to try for a job, the same in every process of it: jobs on shared nodes start at different places."""
-    span = LAST_PORT - FIRST_PORT + 1
-    start = zlib.crc32(job.encode()) % span
-    stride = 1 + 2 * (zlib.crc32(b"stride" + job.encode()) % 199)  # odd and small: visits `count` distinct ports
-    for attempt in range(count):
-        yield FIRST_PORT + (start + attempt * stride) % span
+    return random.Random(job).sample(range(FIRST_PORT, LAST_PORT + 1), count)
 
 
 def free_port(host: str, job: str, count: int = 32) -> int:
@@ -41,7 +37,7 @@ def free_port(host: str, job: str, count: int = 32) -> int:
     Raises:
         UserError: none of them; the message names the range that was tried.
     """
-    tried = list(candidate_ports(job, count))
+    tried = candidate_ports(job, count)
     for port in tried:
         with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -68,7 +64,8 @@ def address_towards(peer: str, wait_s: float = 0.0, say: Callable[[str], object]
             none or several addresses of it.
     """
     address = _resolved(peer, wait_s, say)
-    if address.startswith(LOOPBACK) and not _means_loopback(peer):
+    wants_one_machine = peer.split(".")[0] in ("127", "localhost")
+    if address.startswith(LOOPBACK) and not wants_one_machine:
         return routed_address(f"{peer} is {address} to itself (/etc/hosts)")
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         try:
@@ -76,11 +73,6 @@ def address_towards(peer: str, wait_s: float = 0.0, say: Callable[[str], object]
         except OSError as error:
             raise UserError(f"no way to {peer} from {socket.gethostname()}: {error.strerror or error}") from error
         return str(probe.getsockname()[0])
-
-
-def _means_loopback(peer: str) -> bool:
-    """Whether who said this wants all ranks on one machine."""
-    return peer.split(".")[0] in ("127", "localhost")
 
 
 def routed_address(why: str) -> str:
@@ -105,8 +97,7 @@ def routed_address(why: str) -> str:
 
 
 def _resolved(peer: str, wait_s: float, say: Callable[[str], object]) -> str:
-    give_up_s = time.monotonic() + wait_s
-    told = False
+    give_up_s, told = time.monotonic() + wait_s, False
     while True:
         try:
             return str(socket.getaddrinfo(peer, 9, socket.AF_INET, socket.SOCK_DGRAM)[0][4][0])

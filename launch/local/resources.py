@@ -4,10 +4,11 @@ has, and what they can multiply; threads and binding; and, before anything is st
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import resource
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from dba3c.config import TrainConfig
@@ -71,47 +72,29 @@ def slurm_cores_per_task(environ: Mapping[str, str]) -> int | None:
 
 
 def cgroup_quota_cores(root: Path = CGROUP_ROOT, self_cgroup: Path = SELF_CGROUP) -> float | None:
-    """CPU quota in cores of this process's control group and those above it, version 1 or 2; None without one."""
-    quotas = [_v2_quota(group) for group in _groups(root, self_cgroup, "")]
-    quotas += [
-        _v1_quota(group)
-        for controller in ("cpu", "cpu,cpuacct", "cpuacct,cpu")
-        for group in _groups(root / controller, self_cgroup, controller)
-    ]
-    found = [quota for quota in quotas if quota is not None]
-    return min(found) if found else None
-
-
-def _groups(mount: Path, self_cgroup: Path, controllers: str) -> list[Path]:
-    """Directories of this process's group and its ancestors under one mount, deepest first.
+    """CPU quota in cores of this process's control group and those above it, version 1 or 2; None without one.
 
     In a container the path in /proc/self/cgroup may be the host's, and not there: then only the mount itself counts.
     """
-    path = "/"
+    paths = {}
     for line in (_read(self_cgroup) or "").splitlines():
-        _, listed, where = [*line.split(":", 2), "", ""][:3]
-        if set(listed.split(",")) & set(controllers.split(",")):
-            path = where
-    deepest = mount / path.lstrip("/")
-    if not deepest.is_dir():
-        deepest = mount
-    groups = [deepest]
-    while groups[-1] != mount:
-        groups.append(groups[-1].parent)
-    return groups
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), path.lstrip("/"))
+    mounts = [(root, ""), *((root / name, "cpu") for name in ("cpu", "cpu,cpuacct", "cpuacct,cpu"))]
+    quotas = []
+    for mount, controller in mounts:
+        deepest = mount / paths.get(controller, "")
+        groups = [deepest, *deepest.parents] if deepest.is_dir() else [mount]
+        quotas += [_quota(group) for group in groups if group.is_relative_to(mount)]
+    least = min(quotas)
+    return None if least == math.inf else least
 
 
-def _v2_quota(group: Path) -> float | None:
-    words = (_read(group / "cpu.max") or "max").split()
-    if words[0] == "max" or len(words) != 2:
-        return None
-    return int(words[0]) / int(words[1])
-
-
-def _v1_quota(group: Path) -> float | None:
-    quota_us = int(_read(group / "cpu.cfs_quota_us") or "-1")
-    period_us = int(_read(group / "cpu.cfs_period_us") or "0")
-    return quota_us / period_us if quota_us > 0 and period_us > 0 else None
+def _quota(group: Path) -> float:
+    v1 = f"{_read(group / 'cpu.cfs_quota_us') or -1} {_read(group / 'cpu.cfs_period_us') or 0}"
+    quota_us, period_us = (_read(group / "cpu.max") or v1).split()
+    limited = quota_us != "max" and int(quota_us) > 0 and int(period_us) > 0
+    return int(quota_us) / int(period_us) if limited else math.inf
 
 
 def _read(path: Path) -> str | None:
@@ -119,20 +102,6 @@ def _read(path: Path) -> str | None:
         return path.read_text().strip() or None
     except OSError:
         return None
-
-
-def divide_cores(cores: Sequence[int], parts: int) -> list[list[int]]:
-    """Cores for each of ``parts`` processes: disjoint runs of neighbours while there are enough, else one each in turn.
-
-    ``divide_cores([0, 1, 2, 3, 4], 2)`` is ``[[0, 1, 2], [3, 4]]``; ``divide_cores([0, 1], 3)`` is ``[[0], [1], [0]]``.
-    """
-    if not cores or parts < 1:
-        raise UserError(f"cannot divide {len(cores)} cores among {parts} processes")
-    if parts > len(cores):
-        return [[cores[part % len(cores)]] for part in range(parts)]
-    small, larger = divmod(len(cores), parts)
-    starts = [part * small + min(part, larger) for part in range(parts + 1)]
-    return [list(cores[starts[part] : starts[part + 1]]) for part in range(parts)]
 
 
 def thread_environment(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
@@ -155,7 +124,7 @@ def bind_to_own_cores(environ: Mapping[str, str], local_rank: int, local_world_s
     seen, promised = affinity_cores(), slurm_cores_per_task(environ)
     if promised is None or local_world_size < 2 or len(seen) != promised * local_world_size:
         return []
-    own = divide_cores(seen, local_world_size)[local_rank]
+    own = seen[local_rank * promised : (local_rank + 1) * promised]
     os.sched_setaffinity(0, own)
     return own
 

@@ -12,7 +12,6 @@ from launch.local import resources
 from launch.local.resources import (
     bind_to_own_cores,
     cgroup_quota_cores,
-    divide_cores,
     given_cores,
     multiplies_bfloat16,
     thread_environment,
@@ -57,19 +56,6 @@ def test_the_least_of_what_was_given_counts(monkeypatch: pytest.MonkeyPatch) -> 
     assert given_cores({}, local_world_size=100) == 1
     with pytest.raises(UserError, match="SLURM_CPUS_PER_TASK should be a positive number, it is 'all'"):
         given_cores({"SLURM_CPUS_PER_TASK": "all"})
-
-
-@pytest.mark.parametrize(
-    ("cores", "parts", "divided"),
-    [
-        ([0, 1, 2, 3, 4], 2, [[0, 1, 2], [3, 4]]),
-        ([4, 5, 6, 7], 4, [[4], [5], [6], [7]]),
-        ([0, 1], 3, [[0], [1], [0]]),
-        ([3], 1, [[3]]),
-    ],
-)
-def test_cores_are_divided_among_processes(cores: list[int], parts: int, divided: list[list[int]]) -> None:
-    assert divide_cores(cores, parts) == divided
 
 
 def test_the_user_s_own_thread_variables_stay() -> None:
