@@ -5,6 +5,8 @@ The innermost launcher speaks: under ``srun torchrun`` a process is one of torch
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
 import socket
 from collections.abc import Mapping, Sequence
@@ -171,49 +173,62 @@ def detect(environ: Mapping[str, str]) -> LaunchPlace:
         present = [launcher for launcher in present if launcher.name != MPICH]
     if not present:
         return PLAIN
-    inner = present[0]
-    place = read_place(inner, environ)
+    inner, outer = present[0], present[1:]
+    place = _read_place(inner, environ)
     if inner.name == REPLACEMENT:  # what started it is a job of its own
         return place
-    for outer in present[1:]:
-        if outer.name != "the environment":
-            _refuse_contradiction(inner, place, outer, environ)
+    for launcher in outer:
+        if launcher.name != "the environment":
+            _refuse_contradiction(place, _read_place(launcher, environ))
     return place
 
 
-def read_place(launcher: Launcher, environ: Mapping[str, str]) -> LaunchPlace:
-    """What one launcher's variables say.
-
-    Raises:
-        UserError: as `detect`.
-    """
-    rank = _number(launcher, "rank", environ)
-    world_size = _number(launcher, "world_size", environ)
+def _read_place(launcher: Launcher, environ: Mapping[str, str]) -> LaunchPlace:
+    """What one launcher's variables say."""
+    rank = _number(launcher, launcher.rank, environ)
+    world_size = _number(launcher, launcher.world_size, environ)
     if rank is None or world_size is None:
         missing = launcher.rank if rank is None else launcher.world_size
         raise UserError(
             f"{launcher.name} set {launcher.sign}, but not {' or '.join(missing)}: this process has no place"
         )
+    local_rank = _number(launcher, launcher.local_rank, environ)
     if launcher.name == REPLACEMENT:  # its n-th task is the n-th rank of the lost node, whose first is named
-        rank += _number(launcher, "local_rank", environ) or 0
+        rank += local_rank or 0
     if not 0 <= rank < world_size:
         raise UserError(f"{launcher.name} says rank {rank} of {world_size}: ranks count from 0 to {world_size - 1}")
     tasks_per_node = _tasks_per_node(launcher, world_size, environ)
-    node = _node_of(rank, tasks_per_node)
-    _refuse_ranks_out_of_order(launcher, rank, tasks_per_node, environ)
+    ends = list(itertools.accumulate(tasks_per_node))
+    node = bisect.bisect_right(ends, rank)
+    number = rank - ends[node] + tasks_per_node[node]
+    node_rank = _number(launcher, launcher.node_rank, environ)
+    # Ranks that go round the nodes (srun's --distribution=cyclic) are not where roles are dealt to. Where each counts
+    # as a node of its own (mpirun on several nodes) they may: roles are dealt by rank alone. Nor need mpirun's local
+    # ranks be in the order of the ranks: Open MPI 5 maps more ranks than cores core by core.
+    if node_rank is not None and (node_rank != node or local_rank not in (None, number)):
+        raise UserError(
+            f"{launcher.name} put rank {rank} on node {node_rank} as its number {local_rank}, but filling nodes "
+            f"one after the other puts it on node {node} as number {number}: start ranks in blocks "
+            "(srun --distribution=block)"
+        )
     return LaunchPlace(
         launcher=launcher.name,
         rank=rank,
         world_size=world_size,
-        local_rank=_number(launcher, "local_rank", environ) or 0,
-        local_world_size=_number(launcher, "local_world_size", environ) or tasks_per_node[node],
+        local_rank=local_rank or 0,
+        local_world_size=_number(launcher, launcher.local_world_size, environ) or tasks_per_node[node],
         tasks_per_node=tasks_per_node,
         node_name=environ.get("SLURMD_NODENAME") or socket.gethostname(),
-        address=next((environ[name] for name in launcher.address if environ.get(name)), ""),
+        address=_first(environ, launcher.address) or "",
         launch_id=_joined(environ, launcher.launch_id),
         run_name=_joined(environ, [name for name in launcher.launch_id if name not in launcher.restart_count]),
-        restart_count=_number(launcher, "restart_count", environ) or 0,
+        restart_count=_number(launcher, launcher.restart_count, environ) or 0,
     )
+
+
+def _first(environ: Mapping[str, str], names: Sequence[str]) -> str | None:
+    """The first variable that is set; None where none is."""
+    return next((environ[name] for name in names if environ.get(name)), None)
 
 
 def _joined(environ: Mapping[str, str], names: Sequence[str]) -> str:
@@ -222,9 +237,8 @@ def _joined(environ: Mapping[str, str], names: Sequence[str]) -> str:
 
 def _is_srun_with_pmi(environ: Mapping[str, str]) -> bool:
     """Whether Slurm's own PMI (MpiDefault=pmi2) set MPICH's variables: they say the same as the step's."""
-    pairs = (("PMI_RANK", ("SLURM_PROCID",)), ("PMI_SIZE", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")))
-    step = [next((environ[name] for name in names if environ.get(name)), None) for _, names in pairs]
-    return "SLURM_STEP_ID" in environ and step == [environ.get(name) for name, _ in pairs]
+    step = _first(environ, ("SLURM_PROCID",)), _first(environ, ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
+    return "SLURM_STEP_ID" in environ and step == (environ.get("PMI_RANK"), environ.get("PMI_SIZE"))
 
 
 def _tasks_per_node(launcher: Launcher, world_size: int, environ: Mapping[str, str]) -> tuple[int, ...]:
@@ -237,72 +251,41 @@ def _tasks_per_node(launcher: Launcher, world_size: int, environ: Mapping[str, s
         for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
             if name in environ and sum(tasks := parse_tasks_per_node(environ[name])) == world_size:
                 return tuple(tasks)
-    local = _number(launcher, "local_world_size", environ)
+    local = _number(launcher, launcher.local_world_size, environ)
     if local and (local == world_size or (launcher.name == REPLACEMENT and world_size % local == 0)):
         return (local,) * (world_size // local)
-    nodes = _number(launcher, "num_nodes", environ)
+    nodes = _number(launcher, launcher.num_nodes, environ)
     if nodes and world_size % nodes == 0:
         return (world_size // nodes,) * nodes
     return (1,) * world_size
 
 
 def parse_tasks_per_node(text: str) -> list[int]:
-    """``2(x3),1`` → ``[2, 2, 2, 1]``.
-
-    Raises:
-        UserError: not of this form.
-    """
+    """``2(x3),1`` → ``[2, 2, 2, 1]``. Raises UserError: not of this form."""
     items = [re.fullmatch(r"(\d+)(?:\(x(\d{1,5})\))?", item.strip()) for item in text.split(",")]
     if None in items:
         raise UserError(f"tasks per node should look like 2(x3),1; got {text!r}")
     return [int(item[1]) for item in items if item for _ in range(int(item[2] or 1))]
 
 
-def _node_of(rank: int, tasks_per_node: tuple[int, ...]) -> int:
-    for node, tasks in enumerate(tasks_per_node):
-        if rank < tasks:
-            return node
-        rank -= tasks
-    raise AssertionError("a rank below the world size is on one of its nodes")
-
-
-def _refuse_ranks_out_of_order(
-    launcher: Launcher, rank: int, tasks_per_node: tuple[int, ...], environ: Mapping[str, str]
-) -> None:
-    """Ranks that go round the nodes (srun's ``--distribution=cyclic``) are not where roles are dealt to.
-
-    Where each counts as a node of its own (mpirun on several nodes) they may: roles are dealt by rank alone. Nor need
-    mpirun's local ranks be in the order of the ranks: Open MPI 5 maps more ranks than cores core by core.
-    """
-    node_rank, local_rank = (_number(launcher, field, environ) for field in ("node_rank", "local_rank"))
-    node = _node_of(rank, tasks_per_node)
-    expected = rank - sum(tasks_per_node[:node])
-    if node_rank is not None and (node_rank != node or local_rank not in (None, expected)):
-        raise UserError(
-            f"{launcher.name} put rank {rank} on node {node_rank} as its number {local_rank}, but filling nodes "
-            f"one after the other puts it on node {node} as number {expected}: start ranks in blocks "
-            "(srun --distribution=block)"
-        )
-
-
-def _refuse_contradiction(inner: Launcher, place: LaunchPlace, outer: Launcher, environ: Mapping[str, str]) -> None:
+def _refuse_contradiction(inner: LaunchPlace, outer: LaunchPlace) -> None:
     """``srun -N 4 torchrun`` without ``--nnodes 4`` makes four runs of one node each: surely not what was meant."""
-    started = read_place(outer, environ)
-    if started.world_size == 1 or started.world_size == place.world_size:
+    if outer.world_size in (1, inner.world_size):
         return
-    if inner.name == "torchrun" and place.world_size == started.world_size * place.local_world_size:
+    if inner.launcher == "torchrun" and inner.world_size == outer.world_size * inner.local_world_size:
         return
-    if inner.name in (MPIRUN, MPICH) and outer.name == SRUN:
+    if inner.launcher in (MPIRUN, MPICH) and outer.launcher == SRUN:
         return  # mpirun's own daemons are what srun started
     raise UserError(
-        f"{outer.name} started {started.world_size} ranks, but {inner.name} inside it counts {place.world_size}: "
-        f"tell {inner.name} of all {started.world_size}, or use {outer.name} alone"
+        f"{outer.launcher} started {outer.world_size} ranks, but {inner.launcher} inside it counts {inner.world_size}: "
+        f"tell {inner.launcher} of all {outer.world_size}, or use {outer.launcher} alone"
     )
 
 
-def _number(launcher: Launcher, field: str, environ: Mapping[str, str]) -> int | None:
-    for name in getattr(launcher, field):
-        if environ.get(name, "") != "":
+def _number(launcher: Launcher, names: Sequence[str], environ: Mapping[str, str]) -> int | None:
+    """The first of the launcher's variables that is set; None where none is."""
+    for name in names:
+        if environ.get(name):
             try:
                 return int(environ[name])
             except ValueError:

@@ -56,22 +56,19 @@ class Topology:
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.learners or self.actors:
-            self._check_central_inference()
+            if self.workers or self.backup_workers:
+                raise UserError("central inference has learners and actors, no workers")
+            if not self.learners or not self.actors:
+                raise UserError(
+                    f"central inference needs a learner and an actor, got {_count(self.learners, 'learner')} + "
+                    f"{_count(self.actors, 'actor')}"
+                )
         elif self.workers < 1:
             raise UserError(f"no rank is left for a worker: {self._sum_text()} = {self.ranks}")
         elif self.gradients < 1:
             raise UserError(f"{self.backup_workers} backup of {self.workers} workers leave no gradient for an update")
         if self.colocated_servers and self.servers > self.workers:
             raise UserError(f"{self.servers} servers beside {self.workers} workers: at most one beside each worker")
-
-    def _check_central_inference(self) -> None:
-        if self.workers or self.backup_workers:
-            raise UserError("central inference has learners and actors, no workers")
-        if not self.learners or not self.actors:
-            raise UserError(
-                f"central inference needs a learner and an actor, got {_count(self.learners, 'learner')} + "
-                f"{_count(self.actors, 'actor')}"
-            )
 
     @property
     def gradients(self) -> int:
@@ -121,29 +118,22 @@ class Topology:
                 f"{' + '.join(map(str, tasks))} = {sum(tasks)} tasks on {len(tasks)} nodes, but {self.arithmetic()}"
             )
         order = _round_robin(tasks)
-        dealt: dict[int, Assignment] = {}
-        spread = [a for a in self._assignments() if a.role in SPREAD]
-        for assignment, rank in zip(spread, order, strict=False):
-            dealt[rank] = assignment
-        rest = iter([a for a in self._assignments() if a.role not in SPREAD])
+        assignments = [Assignment(role, i) for role in self._dealt() for i in range(self.count(role))]
+        spread = [assignment for assignment in assignments if assignment.role in SPREAD]
+        rest = iter([assignment for assignment in assignments if assignment.role not in SPREAD])
+        dealt = dict(zip(order, spread, strict=False))
         ranks = [dealt[rank] if rank in dealt else next(rest) for rank in range(self.ranks)]
-        return self._with_colocated(ranks, order)
-
-    def _assignments(self) -> list[Assignment]:
-        return [Assignment(role, i) for role in self._dealt() for i in range(self.count(role))]
-
-    def _with_colocated(self, ranks: list[Assignment], order: list[int]) -> list[tuple[Assignment, ...]]:
+        beside: dict[int, list[Assignment]] = {}
         if self.colocated_actors:
-            return [(own, *self._actors_of(own)) for own in ranks]
-        if not self.colocated_servers:
-            return [(assignment,) for assignment in ranks]
-        hosts = [rank for rank in order if ranks[rank].role == "worker"][: self.servers]
-        beside = {rank: Assignment("server", i) for i, rank in enumerate(hosts)}
-        return [(own, beside[rank]) if rank in beside else (own,) for rank, own in enumerate(ranks)]
-
-    def _actors_of(self, own: Assignment) -> list[Assignment]:
-        mine = range(own.rank, self.actors, self.learners) if own.role == "learner" else ()
-        return [Assignment("actor", actor) for actor in mine]
+            beside = {
+                rank: [Assignment("actor", i) for i in range(own.rank, self.actors, self.learners)]
+                for rank, own in enumerate(ranks)
+                if own.role == "learner"
+            }
+        elif self.colocated_servers:
+            hosts = [rank for rank in order if ranks[rank].role == "worker"][: self.servers]
+            beside = {rank: [Assignment("server", i)] for i, rank in enumerate(hosts)}
+        return [(own, *beside.get(rank, ())) for rank, own in enumerate(ranks)]
 
 
 def fit(
@@ -170,24 +160,30 @@ def fit(
     Raises:
         UserError: the counts contradict each other or the number of ranks; the message is the arithmetic.
     """
-    others = (0 if colocated_servers else servers) + evaluators + recorders + learners
+    parts = {"server": 0 if colocated_servers else servers, "learner": learners}
+    parts |= {"evaluator": evaluators, "recorder": recorders}
+    others = sum(parts.values())
     left = world_size - others
-    parts = [(0 if colocated_servers else servers, "server"), (learners, "learner"), (evaluators, "evaluator")]
-    asked_sum = " + ".join(_count(n, role) for n, role in [*parts, (recorders, "recorder")] if n)
+    asked_sum = " + ".join(_count(number, role) for role, number in parts.items() if number)
     if actors and not learners:
         raise UserError(f"0 learners + {_count(actors, 'actor')}: actors need a learner (--mode central --learners 1)")
     if learners:
         for number, what in ((workers, "worker"), (gradients, "gradient"), (backup_workers, "backup worker")):
-            _refuse_without_workers(number, what, f"{_count(world_size, 'rank')} = {asked_sum}", left)
+            if number:
+                raise UserError(
+                    f"{_count(world_size, 'rank')} = {asked_sum} + {_count(left, 'actor')} leave no worker, "
+                    f"but the options ask for {_count(number, what)}"
+                )
         if actors is not None and actors != left:
             raise UserError(
                 f"{started_by} started {_count(world_size, 'rank')}, but the options ask for "
                 f"{asked_sum} + {_count(actors, 'actor')} = {others + actors}"
             )
         return Topology(servers=servers, learners=learners, actors=left, evaluators=evaluators, recorders=recorders)
-    if workers is None and left < 1:
-        raise UserError(f"{started_by} started {_count(world_size, 'rank')}, but {asked_sum} leave none for a worker")
     if workers is None:
+        if left < 1:
+            leave = f"{asked_sum} leave none for a worker"
+            raise UserError(f"{started_by} started {_count(world_size, 'rank')}, but {leave}")
         workers = left
     elif workers != left:
         asked = f"{asked_sum} + " if asked_sum else ""
@@ -214,13 +210,6 @@ def fit(
         recorders=recorders,
         colocated_servers=colocated_servers,
     )
-
-
-def _refuse_without_workers(number: int | None, what: str, sum_text: str, actors: int) -> None:
-    if number:
-        raise UserError(
-            f"{sum_text} + {_count(actors, 'actor')} leave no worker, but the options ask for {_count(number, what)}"
-        )
 
 
 def _round_robin(tasks_per_node: Sequence[int]) -> list[int]:

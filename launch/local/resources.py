@@ -76,7 +76,7 @@ def cgroup_quota_cores(root: Path = CGROUP_ROOT, self_cgroup: Path = SELF_CGROUP
 
     In a container the path in /proc/self/cgroup may be the host's, and not there: then only the mount itself counts.
     """
-    paths = {}
+    paths: dict[str, str] = {}
     for line in (_read(self_cgroup) or "").splitlines():
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path.lstrip("/"))
