@@ -35,9 +35,6 @@ COMMANDS = {
 }
 """Each command's function."""
 
-HERE = "launch.running:train"
-"""What `dba3c train` is where it is no rank of many."""
-
 HELP = """dba3c: synchronous data-parallel reinforcement learning on CPU clusters
 
 usage: dba3c COMMAND [OPTIONS]        (dba3c COMMAND --help lists a command's options; dba3c --version)
@@ -74,7 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        return command(arguments[0])(arguments[1:])
+        name, words = arguments[0], arguments[1:]
+        if name not in COMMANDS:
+            raise UserError(f"no command is called {name!r}; {did_you_mean(name, COMMANDS)}")
+        module, function = COMMANDS[name].split(":")
+        command: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
+        return command(words)
     except (UserError, ConfigError, CheckpointError) as error:
         print(f"dba3c: {error}", file=sys.stderr)
         return USER_ERROR_EXIT
@@ -83,20 +85,6 @@ def _run(arguments: Sequence[str]) -> int:
         return RUN_BROKEN_EXIT
     except BrokenPipeError:
         return 0
-
-
-def command(name: str) -> Callable[[Sequence[str]], int]:
-    """The function behind a command's name. Raises UserError: there is none; the close ones are named."""
-    if name not in COMMANDS:
-        raise UserError(f"no command is called {name!r}; {did_you_mean(name, COMMANDS)}")
-    return loaded(COMMANDS[name])
-
-
-def loaded(name: str) -> Callable[..., int]:
-    """The function that a name like ``launch.cli.runs:train`` means."""
-    module, function = name.split(":")
-    found: Callable[..., int] = getattr(importlib.import_module(module), function)
-    return found
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.folder import RunFolder
 from launch import running
 from launch.cli.fitting import TrainWords, fit_config, said_of_samples, sums_over_all_ranks
-from launch.cli.main import HERE, loaded
 from launch.cli.options import parse, parse_resume, parse_train
 from launch.cluster.launchers import PLAIN, STARTS_RANKS_AGAIN, LaunchPlace, detect
 from launch.local.resources import given_cores
@@ -54,13 +53,15 @@ def train(words: Sequence[str]) -> int:
     config = said.config(given_cores(os.environ))
     if place != PLAIN and sums_over_all_ranks(config):
         return train_as_rank(said, place, command)  # over the launcher's ranks, of which there is one
-    run, told = loaded(HERE), said_of_samples(said, config)
+    told = said_of_samples(said, config)
     if place.launcher in STARTS_RANKS_AGAIN and place.launch_id:
         run_dir = config.run.run_dir or run_dir_of_launch(config, place)
         goes_on = said.resume or running.returns(run_dir, place)
-        of_launch = {"launch_id": place.launch_id, "run_name": place.run_name}
-        return run(config, run_dir, resume=goes_on, command=command, told=told, **of_launch)
-    return run(config, run_dir_of(config, said.resume), resume=said.resume, command=command, told=told)
+        return running.train(
+            config, run_dir, resume=goes_on, command=command, told=told,
+            launch_id=place.launch_id, run_name=place.run_name,
+        )  # fmt: skip
+    return running.train(config, run_dir_of(config, said.resume), resume=said.resume, command=command, told=told)
 
 
 def resume(words: Sequence[str]) -> int:
@@ -68,7 +69,7 @@ def resume(words: Sequence[str]) -> int:
     run, given = parse_resume(words)
     folder = RunFolder.open(run)
     config = changed_on_resume(TrainConfig.from_json(folder.config_text()), given)
-    return loaded(HERE)(config, folder.path, resume=True, command=shlex.join(["dba3c", "resume", *words]))
+    return running.train(config, folder.path, resume=True, command=shlex.join(["dba3c", "resume", *words]))
 
 
 def train_as_rank(said: TrainWords, place: LaunchPlace, command: str) -> int:
@@ -96,21 +97,12 @@ def run_dir_of_launch(config: TrainConfig, place: LaunchPlace) -> Path:
 
 
 def run_dir_of(config: TrainConfig, goes_on: bool) -> Path:
-    """--run-dir; without it a new folder, or that of this game's newest run. Raises UserError: there is none."""
-    return config.run.run_dir or (newest_run_dir(config) if goes_on else default_run_dir(config))
-
-
-def default_run_dir(config: TrainConfig) -> Path:
-    """runs/breakout-20171231-235959, for ALE/Breakout-v5."""
-    return RUNS / f"{game_of(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def newest_run_dir(config: TrainConfig) -> Path:
-    """The youngest of this game's runs under runs/.
-
-    Raises:
-        UserError: there is none.
-    """
+    """--run-dir; without it a new folder (runs/breakout-20171231-235959, for ALE/Breakout-v5), or that of this game's
+    newest run. Raises UserError: there is none."""
+    if config.run.run_dir:
+        return config.run.run_dir
+    if not goes_on:
+        return RUNS / f"{game_of(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
     found = sorted(RUNS.glob(f"{game_of(config)}-[0-9]*-[0-9]*/config.json"))
     if not found:
         raise UserError(
