@@ -146,11 +146,6 @@ def sums_over_all_ranks(config: TrainConfig) -> bool:
     return config.exchange.exchange == "allreduce" and config.exchange.collective_backend in ("mpi", "horovod")
 
 
-def actors_beside_learners(config: TrainConfig) -> bool:
-    """Whether actors get no ranks of their own: in a sum over all ranks an actor has nothing to add."""
-    return config.central.mode == "central" and sums_over_all_ranks(config)
-
-
 def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[TrainConfig, Topology]:
     """The configuration and topology for as many ranks as there are: the counts that were said must fit them exactly.
 
@@ -175,7 +170,10 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
             name: counts[name] for name in ("num_gradients", "num_backup_workers") if name in counts
         }
         if config.environment.family == "atari" and not topology.colocated_actors:
-            given |= _games_of_an_actor(config, said, cores)
+            # an actor steps with a thread per core, and has at least one game for each in both of its groups
+            envs = max(config.central.envs_per_actor, config.central.actor_groups * cores)
+            of_actor = {"env_threads": cores, "envs_per_actor": envs}
+            given |= {name: number for name, number in of_actor.items() if name not in said.given}
         return replace_options(config, num_workers=topology.learners, actors=topology.actors, **given), topology
     if exchange.exchange == "local" and place.world_size > 1:
         raise UserError(f"exchange local is one process, but {place.launcher} started {place.world_size} ranks")
@@ -195,27 +193,26 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
         colocated_servers=said.colocated_servers,
         started_by=place.launcher,
     )
-    g_and_b: dict[str, int | None] = {
-        "num_gradients": topology.gradients,
-        "num_backup_workers": topology.backup_workers,
-    }
-    envs = {}
     if exchange.exchange == "async":
-        g_and_b = dict.fromkeys(g_and_b)
-    else:
-        envs = shared_anew(config, topology.gradients, said.given, said.preset)
-    return replace_options(config, num_workers=topology.workers, **g_and_b, **envs), topology
+        counted = replace_options(config, num_workers=topology.workers, num_gradients=None, num_backup_workers=None)
+        return counted, topology
+    return of_topology(config, topology, said), topology
 
 
-def _games_of_an_actor(config: TrainConfig, said: TrainWords, cores: int) -> dict[str, int]:
-    """An actor steps with a thread per core, and has at least one game for each in both of its groups."""
-    envs = max(config.central.envs_per_actor, config.central.actor_groups * cores)
-    return {name: n for name, n in (("env_threads", cores), ("envs_per_actor", envs)) if name not in said.given}
+def of_topology(config: TrainConfig, topology: Topology, said: TrainWords) -> TrainConfig:
+    """The configuration with so many workers and gradients, which share as many environments as it had for others."""
+    return replace_options(
+        config,
+        num_workers=topology.workers,
+        num_gradients=topology.gradients,
+        num_backup_workers=topology.backup_workers,
+        **shared_anew(config, topology.gradients, said),
+    )
 
 
 def _central_topology(config: TrainConfig, place: LaunchPlace, counts: Mapping[str, int], servers: int) -> Topology:
     run = config.run
-    if not actors_beside_learners(config):
+    if not sums_over_all_ranks(config):  # where an actor has nothing to add, and sits beside its learner
         return fit(
             place.world_size,
             servers=servers,
@@ -263,11 +260,11 @@ def shared(envs: float, lanes: int) -> int:
     return max(1, round(envs / lanes)) * lanes
 
 
-def shared_anew(config: TrainConfig, gradients: int, given: Mapping[str, Any], preset: str | None) -> dict[str, int]:
+def shared_anew(config: TrainConfig, gradients: int, said: TrainWords) -> dict[str, int]:
     """`envs_per_worker` where so many gradients make an update instead of those that `config` counts on: as many
     environments in all, of a preset whose size of an update was shown."""
-    name = preset or fitting_preset(config.environment.env_id)
-    if "envs_per_worker" in given or name not in SHOWN_SAMPLES or config.central.mode != "worker":
+    name = said.preset or fitting_preset(config.environment.env_id)
+    if "envs_per_worker" in said.given or name not in SHOWN_SAMPLES or config.central.mode != "worker":
         return {}
     in_all = config.environment.envs_per_worker * config.exchange.gradients_per_step
     return {"envs_per_worker": shared(in_all / gradients, config.environment.lanes)}

@@ -15,9 +15,15 @@ from functools import partial
 
 from dba3c.config import replace_options
 from dba3c.errors import UserError
-from launch.cli.fitting import said_of_samples, shared_anew
+from launch.cli.fitting import of_topology, said_of_samples
 from launch.cli.options import parse, parse_train
 from launch.cluster.topology import Topology, fit
+
+PRINTED = (
+    "learners", "learner_cpus", "tasks_per_node", "cpus_per_task", "backup_workers", "evaluators", "recorders", "time",
+    "warning_s", "colocated_servers", "scaling", "name",
+)  # fmt: skip
+"""Options that a script's second line repeats; account and partition stand in lines of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,27 +125,21 @@ class SlurmShape:
         )
 
 
+def words_for(shape: SlurmShape, names: Sequence[str]) -> list[str]:
+    """Those of these options that are not the default, as words of a command line."""
+    words = []
+    for name in names:
+        value = getattr(shape, name)
+        if value != getattr(SlurmShape, name):
+            words += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
+    return words
+
+
 def command_text(shape: SlurmShape) -> str:
     """The shell command that prints a shape's script."""
-    words = ["dba3c", "sbatch", shape.preset, "--nodes", str(shape.nodes)]
-    words += [] if shape.learners else ["--servers", str(shape.num_servers)]
-    for name in (
-        "learners",
-        "learner_cpus",
-        "tasks_per_node",
-        "cpus_per_task",
-        "backup_workers",
-        "evaluators",
-        "recorders",
-        "time",
-        "warning_s",
-    ):
-        if getattr(shape, name) != getattr(SlurmShape, name):
-            words += ["--" + name.replace("_", "-"), str(getattr(shape, name))]
-    words += ["--colocated-servers"] if shape.colocated_servers else []
-    words += ["--scaling"] if shape.scaling else []
-    words += ["--name", shape.name] if shape.name else []
-    return shlex.join(words)
+    servers = [] if shape.learners else ["--servers", str(shape.num_servers)]
+    words = ["dba3c", "sbatch", shape.preset, "--nodes", str(shape.nodes), *servers]
+    return shlex.join([*words, *words_for(shape, PRINTED)])
 
 
 def script_text(shape: SlurmShape) -> str:
@@ -201,14 +201,7 @@ def _arithmetic_lines(shape: SlurmShape) -> list[str]:
         return [topology.arithmetic()]
     said = parse_train([shape.preset])
     config = said.config(topology.ranks, cores_per_worker=shape.cpus_per_task)
-    config = replace_options(
-        config,
-        num_workers=topology.workers,
-        num_gradients=topology.gradients,
-        num_servers=topology.servers,
-        num_backup_workers=topology.backup_workers,
-        **shared_anew(config, topology.gradients, said.given, said.preset),
-    )
+    config = of_topology(replace_options(config, num_servers=topology.servers), topology, said)
     cores = f"{shape.nodes} nodes × {shape.tasks_per_node * shape.cpus_per_task} cores: "
     return [cores + topology.arithmetic(), *said_of_samples(said, config)]
 
@@ -236,10 +229,7 @@ def request_lines(
 
 
 def _start_lines(shape: SlurmShape) -> list[str]:
-    options = []
-    for name in ("backup_workers", "evaluators", "recorders"):
-        if getattr(shape, name):
-            options += ["--" + name.replace("_", "-"), str(getattr(shape, name))]
+    options = words_for(shape, ("backup_workers", "evaluators", "recorders"))
     servers = f"--servers {shape.num_servers}" + (" --colocated-servers" if shape.colocated_servers else "")
     roles = f"--mode central --learners {shape.learners}" if shape.learners else servers
     train = f'dba3c train "${{DBA3C_PRESET:-{shape.preset}}}"'
@@ -264,6 +254,5 @@ def sbatch(words: Sequence[str]) -> int:
     words = list(words)
     if words and not words[0].startswith("-"):
         words = ["--preset", *words]
-    text = script_text(parse(SlurmShape, words, "dba3c sbatch"))
-    sys.stdout.write(text)
+    sys.stdout.write(script_text(parse(SlurmShape, words, "dba3c sbatch")))
     return 0
