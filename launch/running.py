@@ -22,8 +22,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dba3c.config import TrainConfig, has_own_code
 from dba3c.errors import USER_ERROR_EXIT, UserError
@@ -176,14 +178,15 @@ def run_rank(
     with telling_refusals(run_dir, place.launch_id) if place.is_chief else nullcontext():
         listen_host = _listen_host(config, place, mine[0], run_dir)
         if place.is_chief:
+            goes_on = resume or returns(run_dir, place)
             if has_own_code(config):  # a mistake in it would be a traceback of every rank
                 with ForkServer() as fork_server:
-                    refuse_unbuildable(fork_server, config, run_dir, resume or returns(run_dir, place))
+                    refuse_unbuildable(fork_server, config, run_dir, goes_on)
             shape = {**asdict(topology), "nodes": len(place.tasks_per_node), "restart_count": place.restart_count}
             folder = RunFolder.launch(
                 run_dir,
                 config.to_json(),
-                resume or returns(run_dir, place),
+                goes_on,
                 topology={**shape, "run_name": place.run_name},
                 cores=cores * place.world_size,
                 launcher=place.launcher,
@@ -204,11 +207,8 @@ def run_rank(
         metrics = MetricsWriter(folder, "launcher", place.rank)
         try:
             first = first_incarnation(folder.path, place.rank)
-            processes = [
-                process
-                for process in role_processes(config, folder.path, place.launch_id, first)
-                if Assignment(process.role, process.rank) in mine
-            ]
+            of_run = role_processes(config, folder.path, place.launch_id, first)
+            processes = [process for process in of_run if Assignment(process.role, process.rank) in mine]
             supervisor = Supervisor(
                 fork_server,
                 folder.path,
@@ -316,34 +316,28 @@ def returns(run_dir: Path, place: LaunchPlace) -> bool:
 def role_processes(config: TrainConfig, run_dir: Path, launch_id: str, first: int = 0) -> list[RoleProcess]:
     """The processes of a run on one machine, servers first; their incarnations count from ``first``."""
 
-    def process(role: str, rank: int, **what: object) -> RoleProcess:
-        def words(incarnation: int) -> list[str]:
-            return [
-                "--run-dir", str(run_dir), "--role", role, "--rank", str(rank),
-                "--incarnation", str(first + incarnation), "--launch-id", launch_id,
-            ]  # fmt: skip
+    def words(role: str, rank: int, incarnation: int) -> list[str]:
+        return [
+            "--run-dir", str(run_dir), "--role", role, "--rank", str(rank),
+            "--incarnation", str(first + incarnation), "--launch-id", launch_id,
+        ]  # fmt: skip
 
-        made = RoleProcess(role=role, rank=rank, words=words, **what)  # type: ignore[arg-type]
-        return replace(made, drain_timeout_s=config.exchange.timeouts.drain_s) if made.decides else made
-
-    counts = topology_of(config)
-    servers = [process("server", i, max_restarts=RESTARTS) for i in range(counts["servers"])]
+    counts, drain_s = topology_of(config), config.exchange.timeouts.drain_s
     all_needed = config.exchange.exchange == "allreduce"  # nobody can take a lost rank's place in a collective
-    workers = [
-        process(role, i, max_restarts=0 if all_needed else RESTARTS, essential=all_needed, decides=not servers)
-        for role in ("worker", "learner")
-        for i in range(counts[f"{role}s"])
+    server: dict[str, Any] = {"max_restarts": RESTARTS, "drain_timeout_s": drain_s}
+    trains = {"max_restarts": 0 if all_needed else RESTARTS, "essential": all_needed, "drain_timeout_s": drain_s}
+    if counts["servers"]:  # which decide, and write the last checkpoint
+        trains |= {"decides": False, "drain_timeout_s": DRAIN_TIMEOUT_S}
+    helps: dict[str, Any] = {"max_restarts": RESTARTS, "essential": False, "decides": False}
+    budget_s = config.run.evaluation_budget_s if counts["evaluators"] else 0.0
+    reads = {**helps, "drain_timeout_s": DRAIN_TIMEOUT_S + budget_s}
+    kinds = {"server": server, "worker": trains, "learner": trains, "actor": helps}
+    kinds |= dict.fromkeys(("evaluator", "recorder", "monitor"), reads)
+    return [
+        RoleProcess(role=role, rank=rank, words=partial(words, role, rank), **what)
+        for role, what in kinds.items()
+        for rank in range(counts[f"{role}s"])
     ]
-    actors = [
-        process("actor", i, max_restarts=RESTARTS, essential=False, decides=False) for i in range(counts["actors"])
-    ]
-    drain_timeout_s = DRAIN_TIMEOUT_S + (config.run.evaluation_budget_s if counts["evaluators"] else 0.0)
-    helpers = [
-        process(role, i, max_restarts=RESTARTS, essential=False, decides=False, drain_timeout_s=drain_timeout_s)
-        for role in ("evaluator", "recorder", "monitor")
-        for i in range(counts[f"{role}s"])
-    ]
-    return [*servers, *workers, *actors, *helpers]
 
 
 def topology_of(config: TrainConfig) -> dict[str, int]:

@@ -36,8 +36,6 @@ from param_servers.timeouts import Restarts
 RUNNING, ENDING, STOPPING, TERMINATING, KILLING = range(5)
 SAME_REQUEST_S = 1.0
 """Launchers repeat themselves: scancel tells srun and the tasks, which srun tells again. Only Ctrl-C counts at once."""
-
-
 FINAL_EXITS = (USER_ERROR_EXIT, RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT)
 RESTART_WINDOW_S = 3600.0
 DRAIN_TIMEOUT_S = 30.0
@@ -101,7 +99,6 @@ class _Process:
 
 
 def say_to_stderr(line: str) -> None:
-    """The default `say`."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -134,12 +131,8 @@ class Supervisor:
         terminate_timeout_s: float = 5.0,
         refused_timeout_s: float = 3.0,
     ) -> None:
-        self.fork_server = fork_server
-        self.run_dir = run_dir
-        self.processes = list(processes)
-        self.request_stop = request_stop
-        self.on_event = on_event
-        self.say = say
+        self.fork_server, self.run_dir, self.processes = fork_server, run_dir, list(processes)
+        self.request_stop, self.on_event, self.say = request_stop, on_event, say
         self.whole_run = whole_run
         self.stop_timeout_s = stop_timeout_s
         self.terminate_timeout_s = terminate_timeout_s
@@ -171,9 +164,8 @@ class Supervisor:
                 while self._live:
                     self._handle_next()
             finally:
-                if (
-                    self._live
-                ):  # an error of the supervisor itself, which is what is told: a checkpoint where one can be
+                if self._live:
+                    # An error of the supervisor itself, which is what is told: a checkpoint where one can be.
                     self.say = lambda line: None
                     self.on_event = lambda event, message: None
                     self._stop("the supervisor failed")
@@ -184,11 +176,9 @@ class Supervisor:
     def _exit_code(self) -> int:
         """Says what failed, with the end of its log."""
         if failed := self._decisive:
-            child = failed.child
-            self.say(
-                f"dba3c: {failed.spec.name} failed ({describe_exit(failed.code)}); the end of its log {child.log}:"
-            )
-            self.say(child.tail())
+            how = f"failed ({describe_exit(failed.code)}); the end of its log {failed.child.log}:"
+            self.say(f"dba3c: {failed.spec.name} {how}")
+            self.say(failed.child.tail())
             return shell_code(failed.code)
         if self._ended_well:  # whoever had to be terminated after that was only slow to leave
             return 0
@@ -213,8 +203,6 @@ class Supervisor:
         """From any thread: the run is over, as its chief knows; who has not heard of it has `drain_timeout_s` left."""
         self._happened.put(("ended", "", int(well)))
 
-    # -- starting ------------------------------------------------------------------------------------------------
-
     def _start(self, spec: RoleProcess, incarnation: int) -> None:
         name = spec.name
         child = Child(
@@ -227,8 +215,6 @@ class Supervisor:
             orphan_signal=signal.SIGTERM if self.whole_run or spec.keeps_the_run else signal.SIGKILL,
         )
         self._live[name] = _Process(spec, child, incarnation)
-
-    # -- what happens --------------------------------------------------------------------------------------------
 
     def _handle_next(self) -> None:
         left_s = None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
@@ -309,17 +295,14 @@ class Supervisor:
             self._stop(f"{failed.spec.name} failed ({describe_exit(failed.code)})")
 
     def _stop(self, reason: str) -> None:
-        self._ask_to_stop(reason)
-        self._enter(STOPPING, self.refused_timeout_s if self._nothing_to_save else self.stop_timeout_s)
-        self._tell("stopping", f"{reason}; ending the run" + ("" if self._nothing_to_save else " with a checkpoint"))
-
-    def _ask_to_stop(self, reason: str) -> None:
         try:
             self.request_stop(reason)
         except (UserError, OSError) as error:
             for running in self._live.values():
                 running.child.ask_to_end()
             self.say(f"{error}; asked the processes of this machine alone to end")
+        self._enter(STOPPING, self.refused_timeout_s if self._nothing_to_save else self.stop_timeout_s)
+        self._tell("stopping", f"{reason}; ending the run" + ("" if self._nothing_to_save else " with a checkpoint"))
 
     def _signalled(self, signum: signal.Signals) -> None:
         at_once = time.monotonic() - self._signalled_s < SAME_REQUEST_S
