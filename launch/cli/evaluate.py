@@ -18,7 +18,7 @@ from launch.local.resources import given_cores
 
 @dataclass(frozen=True)
 class CheckpointArguments:
-    """Which checkpoint plays, and how."""
+    """Which checkpoint plays, and how. Fields are named as arguments of `dba3c.evaluate` and `dba3c.record`."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """The run's folder, or one of its checkpoints; of a folder of seeds the first."""
@@ -58,14 +58,7 @@ class RecordArguments(CheckpointArguments):
 def evaluate(words: Sequence[str]) -> int:
     """dba3c evaluate RUN [OPTIONS]"""
     arguments = parse(EvaluateArguments, words, "dba3c evaluate")
-    evaluation = games.evaluate(
-        arguments.run,
-        arguments.games,
-        step=arguments.step,
-        actions=arguments.actions,
-        seed_index=arguments.seed_index,
-        env_threads=given_cores(os.environ),
-    )
+    evaluation = games.evaluate(**vars(arguments), env_threads=given_cores(os.environ))
     print(f"step {evaluation.checkpoint_step}, {evaluation.protocol}: {evaluation.summary}")
     if evaluation.human_normalised is not None:
         print(f"mean: {evaluation.human_normalised:.0%} of the way from random actions to a person")
@@ -76,15 +69,7 @@ def evaluate(words: Sequence[str]) -> int:
 def record(words: Sequence[str]) -> int:
     """dba3c record RUN [OPTIONS]"""
     arguments = parse(RecordArguments, words, "dba3c record")
-    path, game = games.record(
-        arguments.run,
-        arguments.output,
-        step=arguments.step,
-        overlay=arguments.overlay,
-        gif=arguments.gif,
-        actions=arguments.actions,
-        seed_index=arguments.seed_index,
-    )
+    path, game = games.record(**vars(arguments))
     print(f"step {game.checkpoint_step}, {game.protocol}: {game.score:g} points in {game.length_steps} steps")
     print("\n".join(str(file) for file in (path, arguments.gif) if file is not None))
     return 0
