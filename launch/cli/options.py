@@ -39,6 +39,8 @@ COMMON = (
 """Options that `dba3c train --help` shows."""
 UNKNOWN = "Unrecognized options: "
 Parsed = TypeVar("Parsed")
+_TYPED_DICT: Any = TypedDict  # made at run time, which type checkers do not follow
+_POSITION: Any = tyro.conf.Positional
 
 
 def parse_train(words: Sequence[str]) -> TrainWords:
@@ -66,10 +68,8 @@ def _train_options(shown: TrainConfig | None = None, only: Collection[str] = ())
         shown: whose values the help shows as defaults; without it there are no help texts either.
         only: these options of the configuration; without any: all.
     """
-    typed_dict: Any = TypedDict
     docs, kinds = docstrings_of_fields(TrainWords), get_type_hints(TrainWords)
-    position: Any = tyro.conf.Positional
-    env = Annotated[str, position, tyro.conf.arg(metavar="ENV|PRESET", help="What to train.", help_behavior_hint="")]
+    env = Annotated[str, _POSITION, tyro.conf.arg(metavar="ENV|PRESET", help="What to train.", help_behavior_hint="")]
     options: dict[str, Any] = {"env_or_preset": env}
     for own in fields(TrainWords)[1:]:
         if only and own.name not in only:
@@ -77,7 +77,7 @@ def _train_options(shown: TrainConfig | None = None, only: Collection[str] = ())
         kind = bool if kinds[own.name] is bool else str
         options[own.name] = Annotated[kind, tyro.conf.arg(help=docs[own.name], help_behavior_hint="")]
     options |= _groups(shown, shown is not None, only)
-    return typed_dict("TrainOptions", options, total=False)
+    return _TYPED_DICT("TrainOptions", options, total=False)
 
 
 def _groups(shown: TrainConfig | None = None, described: bool = False, only: Collection[str] = ()) -> dict[str, Any]:
@@ -88,7 +88,6 @@ def _groups(shown: TrainConfig | None = None, described: bool = False, only: Col
         described: with help texts.
         only: these options; without any: all.
     """
-    typed_dict: Any = TypedDict
     groups: dict[str, Any] = {}
     for name, kind in get_type_hints(TrainConfig).items():
         docs, kinds = docstrings_of_fields(kind) if described else {}, get_type_hints(kind)
@@ -101,7 +100,7 @@ def _groups(shown: TrainConfig | None = None, described: bool = False, only: Col
             leaf_help = tyro.conf.arg(aliases=short, help=docs.get(leaf.name), help_behavior_hint=default)
             leaves[leaf.name] = Annotated[kinds[leaf.name], leaf_help]
         if leaves:
-            groups[name] = Annotated[typed_dict(kind.__name__, leaves, total=False), tyro.conf.arg(help=kind.__doc__)]
+            groups[name] = Annotated[_TYPED_DICT(kind.__name__, leaves, total=False), tyro.conf.arg(help=kind.__doc__)]
     return groups
 
 
@@ -111,13 +110,11 @@ def parse_resume(words: Sequence[str]) -> tuple[Path, dict[str, Any]]:
     Raises:
         UserError: what tyro refuses, in one line.
     """
-    typed_dict: Any = TypedDict
-    position: Any = tyro.conf.Positional
-    run = {"folder": Annotated[Path, position, tyro.conf.arg(help="The run's folder.", help_behavior_hint="")]}
+    run = {"folder": Annotated[Path, _POSITION, tyro.conf.arg(help="The run's folder.", help_behavior_hint="")]}
     if set(words) & set(HELP_WORDS):
-        kind = typed_dict("ResumeOptions", {**run, **_groups(described=True, only=MAY_CHANGE)}, total=False)
+        kind = _TYPED_DICT("ResumeOptions", {**run, **_groups(described=True, only=MAY_CHANGE)}, total=False)
         parse(kind, ["--help"], "dba3c resume", "Go on with a run from its newest checkpoint. These may change.")
-    said = parse(typed_dict("ResumeOptions", {**run, **_groups()}, total=False), words, "dba3c resume")
+    said = parse(_TYPED_DICT("ResumeOptions", {**run, **_groups()}, total=False), words, "dba3c resume")
     if "folder" not in said:
         raise UserError("PATH is missing: The run's folder.")
     return said.pop("folder"), {name: value for group in said.values() for name, value in group.items()}
@@ -185,13 +182,10 @@ def _one_line(complaint: str, kind: type) -> str:
         sentences = (row for row in rows if not row.startswith(("--", "(", "For full helptext", "Argument helptext")))
         return " ".join([*sentences][:2]) or "bad options"
     if is_dataclass(kind):
-        positions = [name for name, hint in get_type_hints(kind, include_extras=True).items() if _is_position(hint)]
-        names = ["--" + each.name.replace("_", "-") for each in fields(kind) if each.name not in positions]
+        kinds = get_type_hints(kind, include_extras=True)
+        options = [name for name, hint in kinds.items() if _POSITION not in getattr(hint, "__metadata__", ())]
+        names = ["--" + name.replace("_", "-") for name in options]
         return f"unknown option {unknown}; {did_you_mean(unknown, names)}"
     names = [word.rstrip(",") for row in rows if row.startswith("--") for word in row.split() if word.startswith("--")]
     close = difflib.get_close_matches(unknown, names) or names[:3]
     return f"unknown option {unknown}" + (f"; did you mean {' or '.join(close)}?" if close else "")
-
-
-def _is_position(hint: Any) -> bool:
-    return tyro.conf.Positional in getattr(hint, "__metadata__", ())
