@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import threading
@@ -14,14 +13,12 @@ from types import FrameType
 from typing import BinaryIO
 
 from dba3c.errors import warn_on_stderr
-from launch.local.fork_server import PARENT_VARIABLE, ForkServer
+from launch.local.fork_server import LIBC, PARENT_VARIABLE, PR_SET_PDEATHSIG, ForkServer
 from param_servers.timeouts import Timeouts
 
 ORPHAN_GRACE_S = Timeouts().stop_s
 """What an orphan may use for its checkpoint before it is killed."""
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec is no place to load libraries
 _ORPHAN_LOOK_S = 1.0
 _TAIL_BYTES = 64 * 1024
 
@@ -93,7 +90,7 @@ def before_exec(parent: int, orphan_signal: signal.Signals) -> Callable[[], None
     die = int(orphan_signal)
 
     def prepare() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, die, 0, 0, 0)
+        LIBC.prctl(PR_SET_PDEATHSIG, die, 0, 0, 0)
         if os.getppid() != parent:  # the parent died before the line above
             os._exit(1)
 

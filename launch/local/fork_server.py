@@ -44,8 +44,8 @@ IMPORT_TIMEOUT_S = 600.0
 FORK_TIMEOUT_S = 60.0
 CLOSE_S = 5.0
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
-_LIBC = ctypes.CDLL(None, use_errno=True)
+PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
+LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec is no place to load libraries
 _MOST_BYTES = 1 << 17
 _COMMAND_BYTES = 1024
 """Room for the command line of a role, as `ps` shows it."""
@@ -154,12 +154,12 @@ class ForkServer:
 def _adopting() -> Iterator[None]:
     """Inside, a process whose parent has gone becomes a child of this one, if it descends from it."""
     before = ctypes.c_int()
-    _LIBC.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    LIBC.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         yield
     finally:
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+        LIBC.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
 def serve(link: socket.socket, imports: Sequence[str]) -> Callable[[], int]:
@@ -199,7 +199,7 @@ def _forked(link: socket.socket, request: Mapping[str, Any], output: int) -> Cal
     while os.getppid() == between:
         os.sched_yield()
     os.setsid()
-    _LIBC.prctl(_PR_SET_PDEATHSIG, request["orphan_signal"], 0, 0, 0)
+    LIBC.prctl(PR_SET_PDEATHSIG, request["orphan_signal"], 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
     for standard in (1, 2):
@@ -222,7 +222,7 @@ def _end_without_taking_apart(code: list[int]) -> None:
         sys.stderr.flush()
     except (OSError, ValueError):  # a full disk: what Python itself ends with then
         code[0] = code[0] or 120
-    _LIBC.fflush(None)  # what extensions have printed
+    LIBC.fflush(None)  # what extensions have printed
     if "mpi4py.MPI" not in sys.modules:  # which is finalised by the end that is left out here
         os._exit(code[0])
 
