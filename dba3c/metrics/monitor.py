@@ -18,8 +18,9 @@ from dba3c.metrics.charts import ChartInterval, Event, Point, points_of
 from dba3c.metrics.reader import Record, RunReader
 from dba3c.metrics.registry import tracker_name
 from dba3c.metrics.run_facts import RunFacts
-from dba3c.metrics.sinks.sink import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun, make_sinks
+from dba3c.metrics.sinks import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun
 from dba3c.metrics.summary import RunSummary, Scores, idle_cores
+from dba3c.metrics.trackers import make_sinks
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.ending import RunEnd

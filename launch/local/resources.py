@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
-from dba3c.metrics.sinks.sink import check_clients
+from dba3c.metrics.trackers import check_clients
 from param_servers.wire.tcp_sockets import listen_address
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")

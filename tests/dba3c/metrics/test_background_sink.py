@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.metrics.sinks.sink import BackgroundSink, TrackedRun, make_sinks
+from dba3c.metrics.sinks import BackgroundSink, TrackedRun
+from dba3c.metrics.trackers import make_sinks
 
 RUN = TrackedRun("run", "abc", {}, {}, (), Path("."))
 

@@ -15,7 +15,7 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.metrics.monitor import Monitor, export
 from dba3c.metrics.registry import PER_WORKER_CHARTS, charts, tracker_name
-from dba3c.metrics.sinks.sink import make_sinks
+from dba3c.metrics.trackers import make_sinks
 from dba3c.metrics.writer import MetricsWriter
 from tests.dba3c.metrics.made_up_run import START_S, set_lives
 
@@ -249,13 +249,13 @@ def test_exporting_leaves_the_rest_of_the_run_as_it_is(make_up_run, tmp_path):
 
 
 def test_the_clients_do_not_import_torch_into_the_monitor():
-    code = "import sys, dba3c.metrics.monitor, dba3c.metrics.sinks.tensorboard; print('torch' in sys.modules)"
+    code = "import sys, dba3c.metrics.monitor, dba3c.metrics.trackers; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
 
 
 def test_mlflows_small_client_without_a_server_says_what_it_needs(make_up_run, monkeypatch):
     pytest.importorskip("mlflow.tracking", reason="the mlflow client is not installed")
-    monkeypatch.setattr("dba3c.metrics.sinks.mlflow.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("dba3c.metrics.trackers.importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="mlflow-skinny has no local store: set MLFLOW_TRACKING_URI"):
         export(make_up_run(seconds=2).path, "mlflow")

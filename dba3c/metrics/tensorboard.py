@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.metrics.run_facts import flat_names
-from dba3c.metrics.sinks.sink import TrackedRun, client
+from dba3c.metrics.sinks import TrackedRun, client
 
 FLUSH_S = 2
 LAYOUT = {

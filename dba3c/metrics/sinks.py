@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,13 +17,6 @@ from dba3c.errors import UserError
 from dba3c.metrics.run_facts import flat_names
 from dba3c.runs.folder import RunFolder
 
-SINKS = {
-    "tensorboard": ("dba3c.metrics.sinks.tensorboard", "TensorBoardSink"),
-    "neptune": ("dba3c.metrics.sinks.neptune", "NeptuneSink"),
-    "mlflow": ("dba3c.metrics.sinks.mlflow", "MLflowSink"),
-    "wandb": ("dba3c.metrics.sinks.wandb", "WandbSink"),
-}
-"""Name (as in --track) to where the adapter is; a client is imported only when its sink is opened."""
 QUEUE_LENGTH = 256
 RETRY_OPEN_S = 60.0
 CLOSE_TIMEOUT_S = 30.0
@@ -96,24 +88,6 @@ def client(package: str, extra: str) -> ModuleType:
         return importlib.import_module(package)
     except ImportError as error:
         raise UserError(f"tracking with {extra} needs its client: pip install 'dba3c[{extra}]' ({error})") from error
-
-
-def check_clients(names: Iterable[str]) -> None:
-    """Raise UserError where a tracker's client is not installed; nothing is imported."""
-    for name in names:
-        if importlib.util.find_spec(name) is None:  # all are called as their trackers
-            raise UserError(f"tracking with {name} needs its client: pip install 'dba3c[{name}]'")
-
-
-def make_sinks(names: Iterable[str]) -> list[Sink]:
-    """The sinks of these names, not yet opened. Raises UserError for a name that is none of `SINKS`."""
-    sinks: list[Sink] = []
-    for name in dict.fromkeys(names):
-        if name not in SINKS:
-            raise UserError(f"unknown tracker {name!r}; known: {', '.join(SINKS)}")
-        module, adapter = SINKS[name]
-        sinks.append(getattr(importlib.import_module(module), adapter)())
-    return sinks
 
 
 class BackgroundSink:
