@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from dba3c.assembly.model import initial_parameters
-from dba3c.metrics.exchange_records import to_event_records, to_server_records
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.ending import StopRule
@@ -114,8 +113,8 @@ def _state_and_duties(
         "exchange_config": process.config.exchange,
         "checkpoint_dir": process.folder.checkpoints,
         "should_stop": StopRule(process.folder, process.config),
-        "on_report": to_server_records(metrics),
-        "on_event": to_event_records(metrics),
+        "on_report": metrics.record_report,
+        "on_event": metrics.record_told,
     }
 
 
@@ -153,8 +152,8 @@ def server(process: RunProcess) -> str:
             audit_path=folder.audit / "commits.jsonl",
             life=folder.life_number(),
             should_stop=StopRule(folder, config),
-            on_report=to_server_records(metrics),
-            on_event=to_event_records(metrics),
+            on_report=metrics.record_report,
+            on_event=metrics.record_told,
         ).run()
     finally:
         metrics.close()

@@ -132,6 +132,12 @@ class MetricsWriter:
         """
         self._reduce("server", step, values, sections_s or {}, window_s)
 
+    def record_report(self, figures: Mapping[str, Any]) -> None:
+        """An exchange's ``on_report``: of its figures those that the registry knows."""
+        known = metric_registry.of_kind("server")
+        values = {name: value for name, value in figures.items() if name in known}
+        self.record_server(figures["step"], values, figures.get("sections_s"), window_s=figures.get("window_s"))
+
     def record_episode(self, step: int, episode: Episode) -> None:
         """One finished game."""
         told = {name: getattr(episode, name) for name in ("length_steps", "terminated", "truncated")}
@@ -160,6 +166,10 @@ class MetricsWriter:
                 {"event": event, "message": message} | ({"film": film} if film else {}),
             )
             self._flush()
+
+    def record_told(self, event: Mapping[str, Any]) -> None:
+        """An exchange's ``on_event``: of what it tells the line for people."""
+        self.record_event(event["event"], event["message"], event.get("step"))
 
     def flush(self) -> None:
         """Writes what is waiting, the unfinished windows too."""

@@ -12,7 +12,6 @@ from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics import writer as metrics
-from dba3c.metrics.exchange_records import to_server_records
 from dba3c.metrics.writer import MetricsWriter, Sections
 
 
@@ -71,13 +70,13 @@ def test_a_window_that_is_not_over_waits_for_flush(tmp_path, clock):
 
 def test_what_is_reported_keeps_the_seconds_that_it_was_counted_over(tmp_path, clock):
     writer = MetricsWriter(tmp_path, "server", 0, window_s=1.0)
-    report = to_server_records(writer)
     for step, window_s in ((5, 1.25), (9, 0.5)):
         clock.now_s += 0.4
-        report({"step": step, "commits": 5, "window_s": window_s, "sections_s": {"applying": 0.1}, "term": 1})
+        figures = {"commits": 5, "window_s": window_s, "sections_s": {"applying": 0.1}, "term": 1}
+        writer.record_report({"step": step, **figures})
     writer.record_event("left", "worker 2 left", step=9)
     clock.now_s += 0.002
-    report({"step": 19, "commits": 10, "window_s": 0.75})
+    writer.record_report({"step": 19, "commits": 10, "window_s": 0.75})
     writer.close()
     found = [line for line in lines(tmp_path / "metrics" / "server-0.jsonl") if line["kind"] == "server"]
     assert [(line["commits"], line["window_s"]) for line in found] == [(10, 1.75), (10, 0.75)]
