@@ -17,8 +17,7 @@ from dba3c.central.vtrace import ActorCriticTrainer
 from dba3c.central.wire import group_shape
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Experience, worker_seed
-from dba3c.metrics.exchange_records import GradientRecorder
-from dba3c.metrics.writer import MetricsWriter, Sections
+from dba3c.metrics.writer import GradientRecorder, MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
 from dba3c.roles import RunProcess
 from dba3c.runs.ending import before_the_first_update

@@ -22,8 +22,7 @@ from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import EnvironmentFailed, VectorEnvironment, worker_seed
 from dba3c.errors import UserError, warn_on_stderr
-from dba3c.metrics.exchange_records import GradientRecorder
-from dba3c.metrics.writer import MetricsWriter, Sections
+from dba3c.metrics.writer import GradientRecorder, MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
 from dba3c.roles import RunProcess
 from dba3c.workers.collector import Collector
