@@ -1,12 +1,20 @@
-"""What the processes of a run are: who one is, and the one table of what each role does."""
+"""What the processes of a run are: who one is, how it finds the others, and the one table of what each role does.
+
+They find each other through small files in the run folder, rewritten at each start.
+"""
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
 from dba3c.config import TrainConfig
+from dba3c.runs import host_facts
 from dba3c.runs.folder import RunFolder
+from param_servers.errors import ConfigError, RunBroken, RunStopped
+from param_servers.wire.tcp_sockets import LOOPBACK
 
 ROLES = {
     "server": "dba3c.assembly.exchanges:server",  # hold one shard of the parameters
@@ -35,6 +43,59 @@ class RunProcess:
     def secret(self) -> bytes:
         """What proves that a peer belongs to this run."""
         return self.folder.secret().encode()
+
+    def publisher(self, kind: str) -> Callable[[str, int], None]:
+        """What it calls with the host and port that it listens on; kind: "server", "rank", "learner"."""
+
+        def publish(host: str, port: int) -> None:
+            address: dict[str, str | int] = {"host": host, "port": port, "incarnation": self.incarnation}
+            if host.startswith(LOOPBACK):
+                address |= {"only_on": socket.gethostname(), "only_in": host_facts.namespace("net")}
+            self.folder.publish(f"{kind}-{self.rank}", address)
+
+        return publish
+
+    def address_of(self, kind: str) -> Callable[[int], tuple[str, int] | None]:
+        """Rank → where the process of this kind listens now; None while it has not said so.
+
+        Raises (when called):
+            ConfigError: it listens on the loopback of another host, where this one would dial itself.
+        """
+
+        here = host_facts.namespace("net")
+
+        def resolve(rank: int) -> tuple[str, int] | None:
+            address = self.folder.published(f"{kind}-{rank}")
+            if address is None:
+                return None
+            if address.get("only_in", here) != here:
+                raise ConfigError(
+                    f"{kind} {rank} listens on {address['host']}, which is loopback on {address.get('only_on')}: "
+                    f"{socket.gethostname()} cannot reach it there; say which interface others see (--interface)"
+                )
+            return str(address["host"]), int(address["port"])
+
+        return resolve
+
+    def address_until_the_end(self, kind: str) -> Callable[[int], tuple[str, int] | None]:
+        """As `address_of`, for those who join or look for a lost peer: nobody comes back once the run has ended.
+
+        Raises (when called):
+            RunStopped: the run was asked to end.
+            RunBroken: it ended because it could not go on.
+        """
+        address_of = self.address_of(kind)
+
+        def resolve(rank: int) -> tuple[str, int] | None:
+            reason = self.folder.stop_reason()
+            if reason is not None:
+                raise RunStopped(reason)
+            ended = self.folder.life().get("ended")
+            if ended is not None:
+                raise RunBroken(f"the run has ended ({ended['outcome']}): {ended['reason']}")
+            return address_of(rank)
+
+        return resolve
 
 
 def play(role: str, process: RunProcess) -> str:

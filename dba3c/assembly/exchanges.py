@@ -11,7 +11,6 @@ from dba3c.assembly.model import initial_parameters
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.ending import StopRule
-from dba3c.runs.rendezvous import Rendezvous
 from param_servers.allreduce.collective import Collective, TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
 from param_servers.exchange import GradientExchange
@@ -39,7 +38,7 @@ def _servers(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: 
         incarnation=process.incarnation,
         plan=plan,
         exchange_config=process.config.exchange,
-        resolve=Rendezvous(process.folder).address_until_the_end("server"),
+        resolve=process.address_until_the_end("server"),
         secret=process.secret,
     )
 
@@ -57,25 +56,24 @@ def _allreduce(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics
 
 
 def _majority(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
-    rendezvous = Rendezvous(process.folder)
     return MajorityExchange(
         rank=process.rank,
         incarnation=process.incarnation,
         secret=process.secret,
-        resolve=rendezvous.address_of("rank"),
-        publish_address=rendezvous.publisher("rank", process.rank, process.incarnation),
+        resolve=process.address_of("rank"),
+        publish_address=process.publisher("rank"),
         **_state_and_duties(process, plan, parameters, metrics),
     )
 
 
 def _sums_by_torch(process: RunProcess) -> Collective:
-    exchange, rendezvous = process.config.exchange, Rendezvous(process.folder)
+    exchange = process.config.exchange
     return TorchCollective.join(
         process.rank,
         exchange.num_workers,
         secret=process.secret,
-        publish=rendezvous.publisher("rank", process.rank, process.incarnation),
-        resolve=rendezvous.address_of("rank"),
+        publish=process.publisher("rank"),
+        resolve=process.address_of("rank"),
         host=exchange.listen_host,
         port=exchange.port,
         interface=exchange.interface,
@@ -136,7 +134,7 @@ def server(process: RunProcess) -> str:
     """Hold one shard of the parameters."""
     config, folder = process.config, process.folder
     plan, parameters = initial_parameters(config)
-    rendezvous, metrics = Rendezvous(folder), MetricsWriter.of(process, "server")
+    metrics = MetricsWriter.of(process, "server")
     try:
         return ParameterServer(
             shard=process.rank,
@@ -144,8 +142,8 @@ def server(process: RunProcess) -> str:
             initial_parameters=parameters,
             optimizer_config=config.optimizer,
             exchange_config=config.exchange,
-            resolve=rendezvous.address_of("server"),
-            publish_address=rendezvous.publisher("server", process.rank, process.incarnation),
+            resolve=process.address_of("server"),
+            publish_address=process.publisher("server"),
             secret=process.secret,
             incarnation=process.incarnation,
             checkpoint_dir=folder.checkpoints,

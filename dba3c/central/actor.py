@@ -22,7 +22,6 @@ from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Episode, Experience, Transition, VectorEnvironment, worker_seed
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.roles import RunProcess
-from dba3c.runs.rendezvous import Rendezvous
 from param_servers.errors import BadMessage, PeerLost, Refused
 from param_servers.timeouts import Redial
 from param_servers.wire.frames import Event, Joined, Left, Message
@@ -58,7 +57,7 @@ def actor(process: RunProcess) -> str:
             keeper.at(version)
             metrics.record_step(version, experience._asdict(), sections)
 
-        address_of = Rendezvous(process.folder).address_of("learner")
+        address_of = process.address_of("learner")
         reason = Actor(
             rank=process.rank,
             incarnation=process.incarnation,

@@ -21,7 +21,6 @@ from dba3c.metrics.writer import GradientRecorder, MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
 from dba3c.roles import RunProcess
 from dba3c.runs.ending import before_the_first_update
-from dba3c.runs.rendezvous import Rendezvous
 from param_servers.exchange import GradientExchange, RunStopped
 from param_servers.wire.tcp_sockets import listen_address
 
@@ -46,7 +45,7 @@ def learner(process: RunProcess) -> str:
             # Other exchanges listen themselves on the port that was chosen, in this process or beside it.
             port = config.exchange.port if config.exchange.exchange == "local" else 0
             address = serving.service.hub.listen(host, port)
-            Rendezvous(process.folder).publisher("learner", process.rank, process.incarnation)(*address)
+            process.publisher("learner")(*address)
             exchange = connect(process, model.plan, model.parameters, metrics)
             try:
                 return run_learner(config, trainer, serving, exchange, metrics)

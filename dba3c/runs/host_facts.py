@@ -41,6 +41,15 @@ def _git(where: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
 
+def namespace(kind: str) -> str:
+    """Equal in the processes that share this kernel's boot and, in it, the namespace: of "pid"s, or of the "net"."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink(f'/proc/self/ns/{kind}')}"
+    except OSError:
+        return socket.gethostname()
+
+
 def usable_cores() -> int:
     """Cores that this process may run on (its affinity), not the machine's."""
     return len(os.sched_getaffinity(0))

@@ -36,6 +36,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dba3c.errors import UserError, writing
+from dba3c.runs import host_facts
 
 LOCK_NAME = "lock.json"
 HEARTBEAT_S = 5.0
@@ -59,7 +60,7 @@ class Holder:
     @classmethod
     def this_process(cls, launch_id: str = "") -> Holder:
         started, token = _process_started(os.getpid()), secrets.token_hex(8)
-        return cls(socket.gethostname(), os.getpid(), started, _pid_space(), token, launch_id)
+        return cls(socket.gethostname(), os.getpid(), started, host_facts.namespace("pid"), token, launch_id)
 
 
 def _process_started(pid: int) -> str:
@@ -70,14 +71,6 @@ def _process_started(pid: int) -> str:
         return ""
     fields = stat.rpartition(")")[2].split()
     return "" if fields[0] in "ZX" else fields[19]  # a zombie is dead, though its number is not free yet
-
-
-def _pid_space() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return socket.gethostname()
 
 
 def _filesystem_now_s(folder: Path) -> float:
@@ -118,7 +111,7 @@ def living_holder(folder: Path) -> Holder | None:
     holder = _read(path)
     if holder is None:
         return None
-    if holder.pid_space == _pid_space():
+    if holder.pid_space == host_facts.namespace("pid"):
         try:
             os.kill(holder.pid, 0)
         except ProcessLookupError:

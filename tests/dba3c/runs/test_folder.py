@@ -206,7 +206,7 @@ def test_refreshes_that_fail_for_a_while_let_nobody_in_and_do_not_end_the_holder
             for _ in range(5):
                 assert beats.acquire(timeout=10)
         with monkeypatch.context() as elsewhere:  # as another host sees it, by its heartbeat alone
-            elsewhere.setattr(run_lock, "_pid_space", lambda: "another boot")
+            elsewhere.setattr(run_lock.host_facts, "namespace", lambda kind: "another boot")
             with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
                 RunFolder.resume(run.path)
         assert run.lock.look() is None

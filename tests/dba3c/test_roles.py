@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from dba3c.config import TrainConfig
+from dba3c.roles import RunProcess
+from dba3c.runs import host_facts
 from dba3c.runs.folder import RunFolder
-from dba3c.runs.rendezvous import Rendezvous
 from param_servers.errors import ConfigError, RunBroken, RunStopped
 
 
@@ -17,33 +19,36 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
+def process_of(folder: RunFolder, rank: int = 0) -> RunProcess:
+    return RunProcess(folder, TrainConfig(), rank, incarnation=0)
+
+
 def test_an_address_is_known_once_it_is_published(folder: RunFolder) -> None:
-    rendezvous = Rendezvous(folder)
-    resolve = rendezvous.address_until_the_end("server")
+    resolve = process_of(folder).address_until_the_end("server")
     assert resolve(0) is None
-    rendezvous.publisher("server", 0, 0)("127.0.0.1", 4000)
+    process_of(folder).publisher("server")("127.0.0.1", 4000)
     assert resolve(0) == ("127.0.0.1", 4000)
 
 
 def test_who_joins_a_run_that_was_stopped_hears_the_reason(folder: RunFolder) -> None:
     folder.request_stop("score 300 reached")
     with pytest.raises(RunStopped, match="score 300 reached"):
-        Rendezvous(folder).address_until_the_end("server")(0)
+        process_of(folder).address_until_the_end("server")(0)
 
 
 def test_who_joins_a_run_that_broke_hears_why(folder: RunFolder) -> None:
     folder.end_life("failed", "server 1 did not come within 30 s")
     with pytest.raises(RunBroken, match=r"ended \(failed\): server 1 did not come"):
-        Rendezvous(folder).address_until_the_end("server")(0)
+        process_of(folder).address_until_the_end("server")(0)
 
 
 def test_a_loopback_address_of_another_host_is_refused_not_dialled(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Rendezvous(folder).publisher("server", 0, 0)("127.0.0.1", 7000)
-    Rendezvous(folder).publisher("server", 1, 0)("10.0.0.1", 7000)
-    assert Rendezvous(folder).address_of("server")(0) == ("127.0.0.1", 7000)
-    monkeypatch.setattr("dba3c.runs.rendezvous.network_space", lambda: "another boot of another host")
-    assert Rendezvous(folder).address_of("server")(1) == ("10.0.0.1", 7000)
+    process_of(folder).publisher("server")("127.0.0.1", 7000)
+    process_of(folder, 1).publisher("server")("10.0.0.1", 7000)
+    assert process_of(folder).address_of("server")(0) == ("127.0.0.1", 7000)
+    monkeypatch.setattr(host_facts, "namespace", lambda kind: "another boot of another host")
+    assert process_of(folder).address_of("server")(1) == ("10.0.0.1", 7000)
     with pytest.raises(ConfigError, match=r"server 0 listens on 127.0.0.1, which is loopback on .* \(--interface\)"):
-        Rendezvous(folder).address_until_the_end("server")(0)
+        process_of(folder).address_until_the_end("server")(0)
