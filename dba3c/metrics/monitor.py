@@ -6,19 +6,20 @@ run afterwards (`dba3c export RUN --to NAME`), through the same reader and sinks
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from dba3c.config import RunConfig
 from dba3c.errors import UserError, warn_on_stderr, writing
-from dba3c.metrics.charts import ChartInterval, Event, Point, points_of
+from dba3c.metrics.charts import ChartInterval, Point, points_of
 from dba3c.metrics.reader import Record, RunReader
-from dba3c.metrics.registry import tracker_name
 from dba3c.metrics.run_facts import RunFacts
-from dba3c.metrics.sinks import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun
+from dba3c.metrics.sinks import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun, first_line, give
 from dba3c.metrics.summary import RunSummary, Scores, idle_cores
 from dba3c.metrics.trackers import make_sinks
 from dba3c.metrics.writer import MetricsWriter
@@ -28,32 +29,9 @@ from dba3c.runs.folder import RunFolder
 
 CORES_LOOK_S = 90.0
 """In a life's time: when it is looked once whether its cores are used; training has long begun then."""
+POINTS_EVERY_S = 4.0
+EXPORTED_EVERY_S = 10.0
 _LEAST_CLOSE_S = 2.0  # for each sink, even when another has used the time up
-
-
-@dataclass(frozen=True)
-class ScoreRule:
-    """The limits that only the records show (`dba3c.runs.ending` has the others); None is no limit."""
-
-    stop_score: float | None = None
-    """Mean score of the last `stop_games` finished games to reach."""
-    stop_games: int = 50
-    max_core_hours: float | None = None
-    """Processor time of all processes, over all lives."""
-
-    def reason(self, scores: Scores, cpu_hours: float) -> str | None:
-        """One line that says why the run should end now, None while it should go on."""
-        mean = scores.mean
-        if self.stop_score is not None and scores.full and mean is not None and mean >= self.stop_score:
-            return f"mean score {mean:.1f} of the last {self.stop_games} games reached {self.stop_score:g}"
-        if self.max_core_hours is not None and cpu_hours >= self.max_core_hours:
-            return f"{cpu_hours:.2f} core-hours were used, {self.max_core_hours:g} were allowed"
-        return None
-
-
-def _sleep(longest_s: float) -> bool:
-    time.sleep(longest_s)
-    return False
 
 
 class Monitor:
@@ -62,23 +40,22 @@ class Monitor:
     Args:
         run: the folder.
         sinks: trackers, not yet opened; each gets its own thread.
-        rule: when to write stop.json. Only games that ended in this life of the run count: those before a crash may
-            have been played by parameters that were lost with it, and a run that is resumed was asked to go on.
-        points_every_s: seconds between two points of a chart.
+        limits: when to write stop.json, of the limits those that only the records show (`dba3c.runs.ending` has the
+            others). Only games that ended in this life of the run count: those before a crash may have been played by
+            parameters that were lost with it, and a run that is resumed was asked to go on.
         warn: takes one line about what does not work.
-        on_stop: takes the reason when the rule ends the run.
+        on_stop: takes the reason when a limit ends the run.
         again: another monitor was here before in this life of the run; what it has drawn is not drawn again.
 
     Attributes:
-        stop_reason: why the rule ended the run, None when it did not.
+        stop_reason: why a limit ended the run, None when it did not.
     """
 
     def __init__(
         self,
         run: RunFolder,
         sinks: Sequence[Sink] = (),
-        rule: ScoreRule | None = None,
-        points_every_s: float = 4.0,
+        limits: RunConfig | None = None,
         warn: Callable[[str], None] = warn_on_stderr,
         on_stop: Callable[[str], None] = lambda reason: None,
         again: bool = False,
@@ -93,9 +70,8 @@ class Monitor:
         self.stop_reason: str | None = None
         self._reader = RunReader(run, warn)
         self._interval = ChartInterval(self.summary)
-        self._rule = rule or ScoreRule()
-        self._scores = Scores(self._rule.stop_games)  # of this life
-        self._points_every_s = points_every_s
+        self._limits = limits or RunConfig()
+        self._scores = Scores(self._limits.stop_games)  # of this life
         self._next_point_s = 0.0
         self._warn = warn
         self._on_stop = on_stop
@@ -106,27 +82,26 @@ class Monitor:
             self._take_in()
             self._interval.take(self.summary.newest_s)
 
-    def follow(self, wait: Callable[[float], bool] = _sleep, poll_s: float = 1.0) -> None:
-        """Look and wait until the run is over (`RunEnd`); then a last look.
-
-        Args:
-            wait: for at most so many seconds; whether somebody has said meanwhile that the run is over.
+    def follow(self, told_to_end: queue.SimpleQueue[None] | None = None, poll_s: float = 1.0) -> None:
+        """Look and wait until the run is over (`RunEnd`), or something is put into `told_to_end`; then a last look.
 
         Raises:
             RunBroken: the folder cannot be read any more.
         """
-        run_end, told = RunEnd(self.run, look_s=0.0), False
+        run_end, told, told_to_end = RunEnd(self.run, look_s=0.0), False, told_to_end or queue.SimpleQueue()
         while True:
             # asked before the look: what was written until then is read
             over = told or run_end.nothing_more_comes(silent_s=time.monotonic() - self._news_s)
             self.look(time.time())
             if over:
                 break
-            told = wait(poll_s)
+            with contextlib.suppress(queue.Empty):
+                told_to_end.get(timeout=poll_s)
+                told = True
         self.close()
 
     def look(self, now_s: float) -> None:
-        """Reads what is new; draws a point when one is due; stops the run when its rule says so."""
+        """Reads what is new; draws a point when one is due; stops the run when a limit is reached."""
         self._take_in()
         if now_s >= self._next_point_s:
             self._draw(now_s)
@@ -134,8 +109,16 @@ class Monitor:
             self._told_of_cores = True
             if line := idle_cores(self.summary, now_s):
                 self._warn(line)
-        if self.stop_reason is None and (reason := self._rule.reason(self._scores, self.summary.cpu_hours)) is not None:
+        if self.stop_reason is None and (reason := self._limit_reached()) is not None:
             self._stop(reason)
+
+    def _limit_reached(self) -> str | None:
+        limits, scores, used_hours = self._limits, self._scores, self.summary.cpu_hours
+        if limits.stop_score is not None and scores.full and (scores.mean or 0.0) >= limits.stop_score:
+            return f"mean score {scores.mean:.1f} of the last {limits.stop_games} games reached {limits.stop_score:g}"
+        if limits.max_core_hours is not None and used_hours >= limits.max_core_hours:
+            return f"{used_hours:.2f} core-hours were used, {limits.max_core_hours:g} were allowed"
+        return None
 
     def close(self) -> None:
         """The last point, then the trackers' farewell; what one did not get is warned of."""
@@ -147,12 +130,12 @@ class Monitor:
 
     def _draw(self, now_s: float) -> None:
         """Gives the trackers one point, from all that came in since the last one."""
-        self._next_point_s = now_s + self._points_every_s
+        self._next_point_s = now_s + POINTS_EVERY_S
         point = self._interval.take(now_s)
         if self.summary.newest_s < self._since_s or not point:
             return
         for sink in self._sinks:
-            _hand_over(Point(point, self.summary.step, now_s), self.run.path, sink)
+            sink.give(Point(point, self.summary.step, now_s))
 
     def _take_in(self) -> None:
         for record in self._reader.poll():
@@ -166,7 +149,7 @@ class Monitor:
         if happened is None or happened.time_s < self._since_s:
             return
         for sink in self._sinks:  # events and evaluations go to the trackers one by one
-            _hand_over(happened, self.run.path, sink)
+            sink.give(happened)
 
     def _stop(self, reason: str) -> None:
         try:
@@ -181,17 +164,6 @@ class Monitor:
             self._on_stop(reason)
 
 
-def _hand_over(happened: Point | Event, folder: Path, sink: Sink | BackgroundSink) -> None:
-    if isinstance(happened, Point):
-        values = {tracker_name(chart): value for chart, value in happened.values.items()}
-        sink.point(values, happened.step, happened.time_s)
-        return
-    sink.event(happened.message, happened.step, happened.time_s)
-    film = folder / happened.film
-    if happened.film and film.is_file():
-        sink.film(film, happened.step, happened.time_s)
-
-
 def monitor(process: RunProcess) -> str:
     """The role's whole life: feeds the trackers and applies the limits until the run is over; why it ended.
 
@@ -203,13 +175,6 @@ def monitor(process: RunProcess) -> str:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: told_to_end.put(None))
 
-    def wait(longest_s: float) -> bool:
-        try:
-            told_to_end.get(timeout=longest_s)
-        except queue.Empty:
-            return False
-        return True
-
     limits, metrics = process.config.run, MetricsWriter.of(process, "monitor")
 
     def warn(message: str) -> None:
@@ -220,12 +185,12 @@ def monitor(process: RunProcess) -> str:
         followed = Monitor(
             process.folder,
             make_sinks(limits.track),
-            ScoreRule(limits.stop_score, limits.stop_games, limits.max_core_hours),
+            limits,
             warn=warn,
             on_stop=lambda reason: metrics.record_event("stopping", reason),
             again=process.incarnation > 0,
         )
-        followed.follow(wait)
+        followed.follow(told_to_end)
         return followed.stop_reason or "the run has ended"
     finally:
         metrics.close()
@@ -235,7 +200,6 @@ def export(
     path: str | Path,
     to: str,
     into: str | Path | None = None,
-    points_every_s: float = 10.0,
     warn: Callable[[str], None] = warn_on_stderr,
 ) -> int:
     """Gives the whole run to one tracker and returns the number of points.
@@ -243,7 +207,6 @@ def export(
     Args:
         to: a tracker's name, as in --track.
         into: where a tracker that writes files puts them; RUN/exports by default. Nothing else of the run changes.
-        points_every_s: seconds of the run between two points.
         warn: is told which files had lines that are not records: nothing is skipped silently here.
 
     Raises:
@@ -258,15 +221,14 @@ def export(
     try:
         # Not the live run's identity: its points would stand there twice.
         sink.open(replace(tracked, identity=f"{tracked.identity}-export", folder=folder, resumed=False))
-        for happened in points_of(run, points_every_s, warn=warn):
-            _hand_over(happened, run.path, sink)
+        for happened in points_of(run, EXPORTED_EVERY_S, warn=warn):
+            give(sink, happened, run.path)
             points += isinstance(happened, Point) and not happened.of_evaluation
         sink.close()
     except UserError:
         raise
     except Exception as error:  # a foreign client raises anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        raise UserError(f"{to} failed after {points} points: {reason}") from error
+        raise UserError(f"{to} failed after {points} points: {first_line(error)}") from error
     if not points:
         raise UserError(f"{run.path} has no records to export")
     return points

@@ -14,14 +14,14 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from dba3c.errors import UserError
+from dba3c.metrics.charts import Event, Point
+from dba3c.metrics.registry import tracker_name
 from dba3c.metrics.run_facts import flat_names
 from dba3c.runs.folder import RunFolder
 
 QUEUE_LENGTH = 256
 RETRY_OPEN_S = 60.0
 CLOSE_TIMEOUT_S = 30.0
-
-_Call = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -90,22 +90,26 @@ def client(package: str, extra: str) -> ModuleType:
         raise UserError(f"tracking with {extra} needs its client: pip install 'dba3c[{extra}]' ({error})") from error
 
 
+def give(sink: Sink, happened: Point | Event, folder: Path) -> None:
+    """Hands one thing that happened to a sink; `folder`: the run's, in which films are."""
+    if isinstance(happened, Point):
+        values = {tracker_name(chart): value for chart, value in happened.values.items()}
+        sink.point(values, happened.step, happened.time_s)
+        return
+    sink.event(happened.message, happened.step, happened.time_s)
+    film = folder / happened.film
+    if happened.film and film.is_file():
+        sink.film(film, happened.step, happened.time_s)
+
+
 class BackgroundSink:
     """Drives one sink from a thread of its own, behind a bounded queue: slow or broken, it holds nobody up.
 
-    Points that do not fit, or that the sink refuses, are counted; its first failure is warned of.
-
-    A sink that cannot be opened is tried again every `retry_open_s`: its server may only be late.
+    Points that do not fit, or that the sink refuses, are counted; its first failure is warned of. A sink that cannot be
+    opened is tried again every RETRY_OPEN_S: its server may only be late.
     """
 
-    def __init__(
-        self,
-        sink: Sink,
-        run: TrackedRun,
-        warn: Callable[[str], None],
-        queue_length: int = QUEUE_LENGTH,
-        retry_open_s: float = RETRY_OPEN_S,
-    ) -> None:
+    def __init__(self, sink: Sink, run: TrackedRun, warn: Callable[[str], None]) -> None:
         self.sink = sink
         self.dropped = 0  # the queue was full
         self.failed = 0  # the sink raised
@@ -113,65 +117,57 @@ class BackgroundSink:
         self._warn = warn
         self._warned = False
         self._is_open = False
-        self._retry_open_s = retry_open_s
         self._next_open_s = 0.0
-        self._calls: queue.Queue[_Call | None] = queue.Queue(queue_length)
+        self._waiting: queue.Queue[Point | Event | None] = queue.Queue(QUEUE_LENGTH)
         self._thread = threading.Thread(target=self._work, name=f"sink-{sink.name}", daemon=True)
         self._thread.start()
 
-    def point(self, values: Mapping[str, float], step: int, time_s: float) -> None:
-        """Hands over one point, or counts it as dropped; returns at once."""
-        self._offer(lambda: self.sink.point(values, step, time_s))
-
-    def event(self, message: str, step: int, time_s: float) -> None:
-        """Hands over one event, or counts it as dropped; returns at once."""
-        self._offer(lambda: self.sink.event(message, step, time_s))
-
-    def film(self, path: Path, step: int, time_s: float) -> None:
-        """Hands over one film, or counts it as dropped; returns at once."""
-        self._offer(lambda: self.sink.film(path, step, time_s))
+    def give(self, happened: Point | Event) -> None:
+        """Hands it over, or counts it as dropped; returns at once."""
+        try:
+            self._waiting.put_nowait(happened)
+        except queue.Full:
+            self.dropped += 1
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Lets the sink finish for at most `timeout_s`; says in one line what it did not get. True: it got all."""
         deadline_s = time.monotonic() + timeout_s
         try:
-            self._calls.put(None, timeout=timeout_s)
+            self._waiting.put(None, timeout=timeout_s)
             self._thread.join(max(0.0, deadline_s - time.monotonic()))
         except queue.Full:
             pass  # said below
-        left = self._calls.qsize()
+        left = self._waiting.qsize()
         if self._thread.is_alive():
             self._warn(f"{self.sink.name} did not finish within {timeout_s:.0f} s; {left} points are left behind")
         if self.dropped or self.failed:
             self._warn(f"{self.sink.name} missed {self.dropped + self.failed} points; export them with `dba3c export`")
         return not (self._thread.is_alive() or self.dropped or self.failed)
 
-    def _offer(self, call: _Call) -> None:
-        try:
-            self._calls.put_nowait(call)
-        except queue.Full:
-            self.dropped += 1
-
     def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            if not (self._opened() and self._attempt(call)):
+        while (happened := self._waiting.get()) is not None:
+            if not (self._opened() and self._attempt(give, self.sink, happened, self._run.folder)):
                 self.failed += 1
         if self._is_open and not self._attempt(self.sink.close):
             self.failed += 1
 
     def _opened(self) -> bool:
         if not self._is_open and time.monotonic() >= self._next_open_s:
-            self._is_open = self._attempt(lambda: self.sink.open(self._run))
-            self._next_open_s = time.monotonic() + self._retry_open_s
+            self._is_open = self._attempt(self.sink.open, self._run)
+            self._next_open_s = time.monotonic() + RETRY_OPEN_S
         return self._is_open
 
-    def _attempt(self, call: _Call) -> bool:
+    def _attempt(self, call: Callable[..., None], *arguments: object) -> bool:
         try:
-            call()
+            call(*arguments)
         except Exception as error:
             if not self._warned:
                 self._warned = True
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-                self._warn(f"{self.sink.name} fails ({reason}); the run and its other trackers go on")
+                self._warn(f"{self.sink.name} fails ({first_line(error)}); the run and its other trackers go on")
             return False
         return True
+
+
+def first_line(error: Exception) -> str:
+    """What a foreign client raised, which may be anything, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -1,12 +1,13 @@
 """A slow or broken tracker costs its own points only."""
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from dba3c.errors import UserError
+from dba3c.metrics import sinks
+from dba3c.metrics.charts import Event, Point
 from dba3c.metrics.sinks import BackgroundSink, TrackedRun
 from dba3c.metrics.trackers import make_sinks
 
@@ -46,20 +47,21 @@ class RecordingSink:
 def test_points_and_events_arrive_in_order_and_the_sink_is_closed():
     sink, warnings = RecordingSink(), []
     background = BackgroundSink(sink, RUN, warnings.append)
-    background.point({"a": 1.0}, 1, 0.0)
-    background.event("hello", 1, 0.0)
-    background.point({"a": 1.0}, 2, 0.0)
+    background.give(Point({}, 1, 0.0))
+    background.give(Event("hello", 1, 0.0))
+    background.give(Point({}, 2, 0.0))
     assert background.close() and sink.calls == [1, "hello", 2] and sink.closed and warnings == []
 
 
-def test_a_slow_sink_drops_points_instead_of_holding_anyone_up():
+def test_a_slow_sink_drops_points_instead_of_holding_anyone_up(monkeypatch):
+    monkeypatch.setattr(sinks, "QUEUE_LENGTH", 2)
     sink, warnings = RecordingSink(), []
     sink.go_on.clear()
-    background = BackgroundSink(sink, RUN, warnings.append, queue_length=2)
-    background.point({}, 0, 0.0)
+    background = BackgroundSink(sink, RUN, warnings.append)
+    background.give(Point({}, 0, 0.0))
     assert sink.busy.wait(timeout=30)
     for step in range(1, 10):
-        background.point({}, step, 0.0)
+        background.give(Point({}, step, 0.0))
     assert background.dropped == 7
     sink.go_on.set()
     assert not background.close()
@@ -71,7 +73,7 @@ def test_a_sink_that_never_returns_is_left_behind_with_one_line():
     sink, warnings = RecordingSink(), []
     sink.go_on.clear()
     background = BackgroundSink(sink, RUN, warnings.append)
-    background.point({}, 0, 0.0)
+    background.give(Point({}, 0, 0.0))
     assert sink.busy.wait(timeout=30)
     assert not background.close(timeout_s=0.05)
     assert "recording did not finish within 0 s" in warnings[0]
@@ -82,27 +84,28 @@ def test_failures_are_warned_of_once_and_counted():
     sink, warnings = RecordingSink(fails={1, 2, 3}), []
     background = BackgroundSink(sink, RUN, warnings.append)
     for step in range(5):
-        background.point({}, step, 0.0)
+        background.give(Point({}, step, 0.0))
     assert not background.close()
     assert sink.calls == [0, 4] and background.failed == 3
     assert warnings[0] == "recording fails (step 1 refused); the run and its other trackers go on"
     assert len(warnings) == 2
 
 
-def test_a_tracker_that_is_away_at_first_is_tried_again():
+def test_a_tracker_that_is_away_at_first_is_tried_again(monkeypatch):
+    monkeypatch.setattr(sinks, "RETRY_OPEN_S", 0.0)
     sink, warnings = RecordingSink(open_fails=1), []
-    background = BackgroundSink(sink, RUN, warnings.append, retry_open_s=0.0)
-    background.point({}, 0, 0.0)
-    background.point({}, 1, 0.0)
+    background = BackgroundSink(sink, RUN, warnings.append)
+    background.give(Point({}, 0, 0.0))
+    background.give(Point({}, 1, 0.0))
     background.close()
     assert sink.calls == [1] and "(no such host)" in warnings[0]
 
 
 def test_a_tracker_that_is_away_is_not_tried_at_every_point():
     sink = RecordingSink(open_fails=1000)
-    background = BackgroundSink(sink, RUN, lambda message: None, retry_open_s=3600.0)
+    background = BackgroundSink(sink, RUN, lambda message: None)
     for step in range(10):
-        background.point({}, step, 0.0)
+        background.give(Point({}, step, 0.0))
     background.close()
     assert sink.open_fails == 999 and background.failed == 10 and not sink.closed
 
@@ -112,7 +115,7 @@ def test_one_broken_sink_does_not_touch_another():
     backgrounds = [BackgroundSink(sink, RUN, lambda message: None) for sink in (broken, good)]
     for step in range(3):
         for background in backgrounds:
-            background.point({}, step, time.time())
+            background.give(Point({}, step, 0.0))
     assert [background.close() for background in backgrounds] == [False, True]
     assert good.calls == [0, 1, 2]
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from dba3c.config import RunConfig, TrainConfig
-from dba3c.metrics.monitor import Monitor, ScoreRule
+from dba3c.metrics.monitor import Monitor
 from dba3c.metrics.monitor import monitor as monitor_role
 from dba3c.metrics.run_facts import RunFacts
 from dba3c.metrics.writer import MetricsWriter
@@ -60,7 +60,7 @@ def test_a_point_holds_every_chart_and_events_and_evaluations_come_through(make_
 
 def test_the_stop_score_writes_stop_json_once_with_its_reason(make_up_run):
     run, told = make_up_run(seconds=60, finished=False, score=lambda second: 100.0), []
-    monitor = Monitor(run, rule=ScoreRule(stop_score=100.0), warn=no_warning, on_stop=told.append)
+    monitor = Monitor(run, limits=RunConfig(stop_score=100.0), warn=no_warning, on_stop=told.append)
     for now_s in (START_S + 60, START_S + 61):
         monitor.look(now_s)
     assert told == ["mean score 100.0 of the last 50 games reached 100"] == [run.stop_reason()]
@@ -69,17 +69,17 @@ def test_the_stop_score_writes_stop_json_once_with_its_reason(make_up_run):
 
 
 @pytest.mark.parametrize(
-    ("rule", "reason"),
+    ("limits", "reason"),
     [
-        (ScoreRule(stop_score=100.1), None),
-        (ScoreRule(stop_score=50.0, stop_games=200), None),
-        (ScoreRule(max_core_hours=4 * 31 / 3600), None),  # two workers and two servers
-        (ScoreRule(max_core_hours=0.03), "0.03 core-hours were used, 0.03 were allowed"),
+        (RunConfig(stop_score=100.1), None),
+        (RunConfig(stop_score=50.0, stop_games=200), None),
+        (RunConfig(max_core_hours=4 * 31 / 3600), None),  # two workers and two servers
+        (RunConfig(max_core_hours=0.03), "0.03 core-hours were used, 0.03 were allowed"),
     ],
 )
-def test_each_limit_holds_exactly(make_up_run, rule, reason):
+def test_each_limit_holds_exactly(make_up_run, limits, reason):
     run = make_up_run(seconds=30, score=lambda second: 100.0)
-    monitor = Monitor(run, rule=rule, warn=no_warning)
+    monitor = Monitor(run, limits=limits, warn=no_warning)
     monitor.look(START_S + 30)
     assert monitor.stop_reason == reason == run.stop_reason()
     monitor.close()
@@ -88,7 +88,7 @@ def test_each_limit_holds_exactly(make_up_run, rule, reason):
 def test_games_of_an_earlier_life_do_not_stop_a_resumed_run_nor_are_they_drawn_again(make_up_run):
     run, sink = make_up_run(seconds=60, score=lambda second: 100.0), PointSink()
     set_lives(run, (START_S, START_S + 60, 2), (START_S + 100, None, 2))
-    monitor = Monitor(run, [sink], rule=ScoreRule(stop_score=100.0), warn=no_warning)
+    monitor = Monitor(run, [sink], limits=RunConfig(stop_score=100.0), warn=no_warning)
     monitor.look(START_S + 101)
     monitor.close()
     assert run.stop_reason() is None and sink.points == [] and sink.events == []
@@ -108,7 +108,7 @@ def test_what_a_resumed_life_has_written_before_its_monitor_came_does_not_break_
 
 def test_a_monitor_that_was_started_again_draws_nothing_twice_and_still_stops_the_run_at_its_score(make_up_run):
     run, sink = make_up_run(seconds=60, finished=False, score=lambda second: 100.0), PointSink()
-    monitor = Monitor(run, [sink], ScoreRule(stop_score=100.0), warn=no_warning, again=True)
+    monitor = Monitor(run, [sink], RunConfig(stop_score=100.0), warn=no_warning, again=True)
     monitor.look(START_S + 61)
     monitor.close()
     assert sink.points == [] and sink.events == []
@@ -131,7 +131,7 @@ def test_a_full_disk_delays_the_stop_and_does_not_end_the_monitor(make_up_run, m
     from dba3c.errors import UserError
 
     run, warnings = make_up_run(seconds=30, score=lambda second: 100.0), []
-    monitor = Monitor(run, rule=ScoreRule(stop_score=100.0, stop_games=10), warn=warnings.append)
+    monitor = Monitor(run, limits=RunConfig(stop_score=100.0, stop_games=10), warn=warnings.append)
 
     def full(reason, finished=False):
         raise UserError("cannot write stop.json: No space left on device")
