@@ -18,9 +18,8 @@ from dba3c.config import RunConfig
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics.charts import ChartInterval, Point, points_of
 from dba3c.metrics.reader import Record, RunReader
-from dba3c.metrics.run_facts import RunFacts
 from dba3c.metrics.sinks import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun, first_line, give
-from dba3c.metrics.summary import RunSummary, Scores, idle_cores
+from dba3c.metrics.summary import RunFacts, RunSummary, Scores, idle_cores
 from dba3c.metrics.trackers import make_sinks
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess

@@ -7,7 +7,7 @@ import importlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from dba3c.errors import UserError
 from dba3c.metrics.charts import Event, Point
 from dba3c.metrics.registry import tracker_name
-from dba3c.metrics.run_facts import flat_names
 from dba3c.runs.folder import RunFolder
 
 QUEUE_LENGTH = 256
@@ -54,6 +53,15 @@ class TrackedRun:
     def parameters(self) -> dict[str, str | int | float | bool]:
         """Config and facts as flat names, e.g. "optimizer/learning_rate", for trackers that know no trees."""
         return {**dict(flat_names(self.config)), **dict(flat_names(self.facts, "facts/"))}
+
+
+def flat_names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str | int | float | bool]]:
+    """(name, value) of each option in a tree, e.g. "optimizer/learning_rate"; what is no plain value is text."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flat_names(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, (str, int, float, bool)) else str(value)
 
 
 class Sink(Protocol):

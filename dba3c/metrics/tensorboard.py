@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dba3c.metrics.run_facts import flat_names
-from dba3c.metrics.sinks import TrackedRun, client
+from dba3c.metrics.sinks import TrackedRun, client, flat_names
 
 FLUSH_S = 2
 LAYOUT = {

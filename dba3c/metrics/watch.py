@@ -26,8 +26,7 @@ from rich.text import Text
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.reader import Record, RunReader
 from dba3c.metrics.registry import SECTIONS
-from dba3c.metrics.run_facts import RunFacts
-from dba3c.metrics.summary import ProcessState, RunSummary, dropped_share, event_line, waited_for
+from dba3c.metrics.summary import ProcessState, RunFacts, RunSummary, dropped_share, event_line, waited_for
 from dba3c.runs.folder import RunFolder
 
 _COLOURS = {

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.charts import Event, Point, points_of
-from dba3c.metrics.run_facts import RunFacts, stop_score
+from dba3c.metrics.summary import RunFacts, stop_score
 from dba3c.runs.folder import CURVE_FILE, RunFolder
 
 _POINTS_EVERY_S = 5.0

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dba3c.errors import UserError, prefixed, warn_on_stderr, writing
 from dba3c.metrics import registry as metric_registry
-from dba3c.metrics.run_facts import flat_names
+from dba3c.metrics.sinks import flat_names
 from dba3c.studies.curve import Curve, check_chart, load_curves
 from dba3c.studies.statistics import (
     FEWEST_OF_IQM,

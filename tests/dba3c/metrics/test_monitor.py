@@ -12,7 +12,7 @@ import pytest
 from dba3c.config import RunConfig, TrainConfig
 from dba3c.metrics.monitor import Monitor
 from dba3c.metrics.monitor import monitor as monitor_role
-from dba3c.metrics.run_facts import RunFacts
+from dba3c.metrics.summary import RunFacts
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder

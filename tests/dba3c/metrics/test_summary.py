@@ -3,8 +3,7 @@
 import pytest
 
 from dba3c.metrics.charts import ChartInterval, Point
-from dba3c.metrics.run_facts import Life, RunFacts
-from dba3c.metrics.summary import RecentSums, RunSummary
+from dba3c.metrics.summary import Life, RecentSums, RunFacts, RunSummary
 
 FACTS = RunFacts("run", stop_games=3, lives=(Life(0.0, 8.0),))
 
