@@ -73,7 +73,8 @@ class TensorBoardSink:
         if not self._begun:
             self._begin(step, time_s)
         pb = self._pb
-        self._add([pb.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()], step, time_s)
+        scalars = [pb.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._add(pb.Summary(value=scalars), step, time_s)
         if "score/evaluation_mean" in values:
             cells = [f"{values.get(f'score/evaluation_{name}', float('nan')):.4g}" for name in EVALUATED]
             self._evaluations.append(" | ".join([str(step), *cells]))
@@ -93,6 +94,7 @@ class TensorBoardSink:
     def _layout(self, step: int, time_s: float) -> None:
         layout_pb = client("tensorboard.plugins.custom_scalar.layout_pb2", self.name)
         metadata = client("tensorboard.plugins.custom_scalar.metadata", self.name)
+        tensors = client("tensorboard.util.tensor_util", self.name)
         categories = []
         for title, charts in LAYOUT.items():
             drawn = {
@@ -100,36 +102,33 @@ class TensorBoardSink:
             }
             charts_pb = [layout_pb.Chart(title=name, multiline=content) for name, content in drawn.items()]
             categories.append(layout_pb.Category(title=title, chart=charts_pb))
-        content = layout_pb.Layout(category=categories).SerializeToString()
-        told = metadata.create_summary_metadata()
-        self._bytes(metadata.CONFIG_SUMMARY_TAG, content, told, step, time_s)
+        told = self._pb.Summary.Value(
+            tag=metadata.CONFIG_SUMMARY_TAG,
+            metadata=metadata.create_summary_metadata(),
+            tensor=tensors.make_tensor_proto(layout_pb.Layout(category=categories).SerializeToString()),
+        )
+        self._add(self._pb.Summary(value=[told]), step, time_s)
 
     def _hyperparameters(self, step: int, time_s: float) -> None:
         """The configuration in the table that compares runs: options whose value is a number, a word or yes or no."""
         api_pb = client("tensorboard.plugins.hparams.api_pb2", self.name)
         data_pb = client("tensorboard.plugins.hparams.plugin_data_pb2", self.name)
         metadata = client("tensorboard.plugins.hparams.metadata", self.name)
+        hparams = client("tensorboard.plugins.hparams.summary_v2", self.name)
         options = {name: value for name, value in flat_names(self._run.config) if value not in ("None", "")}
-        session = data_pb.SessionStartInfo(group_name=self._run.identity, start_time_secs=time_s)
-        kinds = {}
-        for name, value in options.items():
-            if isinstance(value, bool):
-                session.hparams[name].bool_value, kinds[name] = value, api_pb.DATA_TYPE_BOOL
-            elif isinstance(value, str):
-                session.hparams[name].string_value, kinds[name] = value, api_pb.DATA_TYPE_STRING
-            else:
-                session.hparams[name].number_value, kinds[name] = value, api_pb.DATA_TYPE_FLOAT64
+        kinds = {bool: api_pb.DATA_TYPE_BOOL, str: api_pb.DATA_TYPE_STRING}
         experiment = api_pb.Experiment(
-            hparam_infos=[api_pb.HParamInfo(name=name, type=kind) for name, kind in kinds.items()],
+            hparam_infos=[
+                api_pb.HParamInfo(name=name, type=kinds.get(type(value), api_pb.DATA_TYPE_FLOAT64))
+                for name, value in options.items()
+            ],
             metric_infos=[api_pb.MetricInfo(name=api_pb.MetricName(tag=tag)) for tag in JUDGED_BY],
             time_created_secs=time_s,
         )
-        for tag, content in (
-            (metadata.EXPERIMENT_TAG, data_pb.HParamsPluginData(experiment=experiment)),
-            (metadata.SESSION_START_INFO_TAG, data_pb.HParamsPluginData(session_start_info=session)),
-        ):
-            told = metadata.create_summary_metadata(content)
-            self._add([self._pb.Summary.Value(tag=tag, metadata=told, tensor=metadata.NULL_TENSOR)], step, time_s)
+        told = metadata.create_summary_metadata(data_pb.HParamsPluginData(experiment=experiment))
+        columns = self._pb.Summary.Value(tag=metadata.EXPERIMENT_TAG, metadata=told, tensor=metadata.NULL_TENSOR)
+        self._add(self._pb.Summary(value=[columns]), step, time_s)
+        self._add(hparams.hparams_pb(options, self._run.identity, time_s), step, time_s)
 
     def event(self, message: str, step: int, time_s: float) -> None:
         self._text("events", message, step, time_s)
@@ -138,23 +137,13 @@ class TensorBoardSink:
         encoded = path.read_bytes()
         width, height = (int.from_bytes(encoded[at : at + 2], "little") for at in (6, 8))  # where a GIF has them
         image = self._pb.Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
-        self._add([self._pb.Summary.Value(tag="film", image=image)], step, time_s)
+        self._add(self._pb.Summary(value=[self._pb.Summary.Value(tag="film", image=image)]), step, time_s)
 
     def close(self) -> None:
         self._writer.close()
 
     def _text(self, tag: str, text: str, step: int, time_s: float) -> None:
-        plugin = self._pb.SummaryMetadata.PluginData(plugin_name="text")
-        self._bytes(tag, text.encode(), self._pb.SummaryMetadata(plugin_data=plugin), step, time_s)
+        self._add(client("tensorboard.plugins.text.summary_v2", self.name).text_pb(tag, text), step, time_s)
 
-    def _bytes(self, tag: str, content: bytes, told: Any, step: int, time_s: float) -> None:
-        tensor_pb = client("tensorboard.compat.proto.tensor_pb2", self.name)
-        types_pb = client("tensorboard.compat.proto.types_pb2", self.name)
-        shape_pb = client("tensorboard.compat.proto.tensor_shape_pb2", self.name)
-        one = shape_pb.TensorShapeProto(dim=[shape_pb.TensorShapeProto.Dim(size=1)])
-        tensor = tensor_pb.TensorProto(dtype=types_pb.DT_STRING, string_val=[content], tensor_shape=one)
-        self._add([self._pb.Summary.Value(tag=tag, metadata=told, tensor=tensor)], step, time_s)
-
-    def _add(self, values: Any, step: int, time_s: float) -> None:
-        summary = self._pb.Summary(value=values)
+    def _add(self, summary: Any, step: int, time_s: float) -> None:
         self._writer.add_event(self._event_pb.Event(summary=summary, step=step, wall_time=time_s))
