@@ -12,15 +12,15 @@ import html
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from dba3c.errors import UserError, warn_on_stderr
@@ -46,15 +46,18 @@ _ROWS = 20
 _LAST_LOOK_S = 10.0
 
 
-class View(Protocol):
+class View:
     """Shows a run to a person."""
 
-    def show(self, summary: RunSummary, now_s: float) -> None: ...
+    def show(self, summary: RunSummary, now_s: float) -> None:
+        """The run as it is; `now_s` decides what counts as silent, so a finished run is shown as it ended."""
+        raise NotImplementedError
 
-    def close(self, summary: RunSummary) -> None: ...
+    def close(self, summary: RunSummary) -> None:
+        """What was shown last stays."""
 
 
-class PlainView:
+class PlainView(View):
     """One line every `every_s`, and each event on a line of its own: for files, pipes and CI."""
 
     def __init__(self, every_s: float = 10.0, out: TextIO | None = None, since_s: float = float("-inf")) -> None:
@@ -66,14 +69,15 @@ class PlainView:
         self._told: tuple[float, ...] = ()
 
     def show(self, summary: RunSummary, now_s: float) -> None:
-        for event in list(summary.events):
+        for event in summary.events:
             if event["time_s"] > self._last_event_s:
                 self._print(event_line(event))
         self._last_event_s = max([self._last_event_s, *(event["time_s"] for event in summary.events)])
         if summary.evaluation is not self._evaluation and summary.evaluation is not None:
             self._evaluation = summary.evaluation
             if self._evaluation["time_s"] > self._since_s:
-                self._print(evaluation_line(self._evaluation))
+                step = number(self._evaluation.get("checkpoint_step"))
+                self._print(f"evaluation of step {step}: {evaluation_text(self._evaluation)}")
         if self._next_s is None:
             self._next_s = now_s + self._every_s / 2  # the first line soon, the others in their rhythm
         elif now_s >= self._next_s:
@@ -97,14 +101,13 @@ def _state(summary: RunSummary) -> tuple[float, ...]:
     return (summary.step, summary.frames, summary.scores.count, len(summary.processes))
 
 
-def evaluation_line(record: Record) -> str:
-    """An evaluation as one line: evaluation of step 2,000: mean 12.5, IQM 12 [9 to 14] of 50 full games."""
+def evaluation_text(record: Record) -> str:
+    """An evaluation's figures: mean 12.5, IQM 12 [9 to 14] of 50 full games."""
     low_high = record.get("interval_95")
     around = f" [{number(low_high[0])} to {number(low_high[1])}]" if low_high else ""
-    games = f"{record.get('games')} full games"
-    told = f"mean {number(record.get('mean'))}, IQM {number(record.get('iqm'))}{around} of {games}"
     left = f"; {record['unfinished']} had not ended, which favours short games" if record.get("unfinished") else ""
-    return f"evaluation of step {number(record.get('checkpoint_step'))}: {told}{left}"
+    figures = f"mean {number(record.get('mean'))}, IQM {number(record.get('iqm'))}{around}"
+    return f"{figures} of {record.get('games')} full games{left}"
 
 
 def terminal_view(out: TextIO | None = None, every_s: float = 10.0, since_s: float = float("-inf")) -> View:
@@ -162,26 +165,21 @@ def cores_text(summary: RunSummary, now_s: float) -> str:
     return number(summary.per_second(now_s, "cpu_s")) + (f" of {given:g}" if given else "")
 
 
-class RichView:
-    """Redraws the run in place. `now_s` decides what counts as silent, so a finished run is shown as it ended."""
+class RichView(View):
+    """Redraws the run in place."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._live = Live(console=console or Console(), auto_refresh=False, transient=False)
-        self._started = False
 
     def show(self, summary: RunSummary, now_s: float) -> None:
-        if not self._started:
-            self._live.start()
-            self._started = True
+        self._live.start()  # does nothing from the second time on
         self._live.update(render(summary, now_s), refresh=True)
 
     def close(self, summary: RunSummary) -> None:
-        if self._started:
-            self._live.update(render(summary, summary.newest_s), refresh=True)
-            self._live.stop()
+        self._live.stop()
 
 
-class NotebookView:
+class NotebookView(View):
     """One line with a bar below the cell, renewed in place; how far it is, is known where the frames are bounded."""
 
     def __init__(self) -> None:
@@ -194,9 +192,6 @@ class NotebookView:
         done = f' value="{summary.frames / total:.3f}"' if total else ""
         bar = f'<progress style="width: 20em"{done}></progress>'
         self._below.update(self._html(f"{bar} <code>{html.escape(status_line(summary, now_s))}</code>"))
-
-    def close(self, summary: RunSummary) -> None:
-        self.show(summary, summary.newest_s)
 
 
 def render(summary: RunSummary, now_s: float) -> RenderableType:
@@ -211,46 +206,32 @@ def render(summary: RunSummary, now_s: float) -> RenderableType:
 
 
 def _head(summary: RunSummary, now_s: float) -> RenderableType:
-    frames_per_s = summary.per_second(now_s, "frames")
+    points_s, frames_s = summary.per_second(now_s, "data_points"), summary.per_second(now_s, "frames")
+    lags = [process.latest["staleness_max"] for process in summary.workers() if "staleness_max" in process.latest]
     grid = Table.grid(padding=(0, 3))
     grid.add_row("score", Text(score_text(summary), style="bold"), "best game", number(summary.scores.best))
-    grid.add_row(
-        "data points/s", number(summary.per_second(now_s, "data_points"), 0), "frames/s", number(frames_per_s, 0)
-    )
+    grid.add_row("data points/s", number(points_s, 0), "frames/s", number(frames_s, 0))
     grid.add_row("step", number(summary.step), "frames", number(summary.frames))
     grid.add_row("time", duration(summary.hours()[0]), "core-hours", f"{summary.cpu_hours:.2f}")
-    lag = _worst(summary, "staleness_max")
-    grid.add_row("workers", str(summary.active_workers(now_s)), "staleness (max)", number(lag))
+    workers, staleness = str(summary.active_workers(now_s)), number(max(lags, default=None))
+    grid.add_row("workers", workers, "staleness (max)", staleness)
     grid.add_row("cores", cores_text(summary, now_s), "", "")
     if summary.evaluation is not None:
-        seen = summary.evaluation
-        told = f"mean {number(seen.get('mean'))}, IQM {number(seen.get('iqm'))} of {seen.get('games')} games"
-        grid.add_row("evaluation", told, "of step", number(seen.get("checkpoint_step")))
+        step = number(summary.evaluation.get("checkpoint_step"))
+        grid.add_row("evaluation", evaluation_text(summary.evaluation), "of step", step)
     if summary.not_finite:
         worst = ", ".join(f"{name} {count}×" for name, count in sorted(summary.not_finite.items()))
         grid.add_row("not finite", Text(worst, style="red"))
     return Panel(grid, title=summary.facts.name, title_align="left", expand=False)
 
 
-def _worst(summary: RunSummary, name: str) -> float | None:
-    return max((p.latest[name] for p in summary.workers() if name in p.latest), default=None)
-
-
 def _processes(summary: RunSummary, now_s: float) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading, side in (
-        ("process", "left"),
-        ("frames/s", "right"),
-        ("cores", "right"),
-        ("score", "right"),
-        ("dropped", "right"),
-    ):
-        table.add_column(heading, justify=side)  # type: ignore[arg-type]
-    table.add_column("a step's time", justify="left", no_wrap=True)
-    table.add_column("")
+    figures = [Column(heading, justify="right") for heading in ("frames/s", "cores", "score", "dropped")]
+    timed = Column("a step's time", no_wrap=True)
+    table = Table("process", *figures, timed, "", box=None, padding=(0, 2, 0, 0), header_style="dim")
     shown = [*summary.of_roles("server"), *sorted(summary.workers(), key=lambda p: _interest(p, now_s))]
     for process in shown[:_ROWS]:
-        table.add_row(*_row(process, summary, now_s))
+        table.add_row(*_row(process, now_s))
     if len(shown) > _ROWS:
         table.add_row(f"… {len(shown) - _ROWS} more")
     return table
@@ -262,18 +243,17 @@ def _interest(process: ProcessState, now_s: float) -> tuple[bool, float, int]:
     return (not silent, -round(process.dropped_share(now_s), 2), process.rank)
 
 
-def _row(process: ProcessState, summary: RunSummary, now_s: float) -> list[RenderableType]:
+def _row(process: ProcessState, now_s: float) -> list[RenderableType]:
     silent_s = now_s - process.last_time_s
     note = Text(f"silent for {silent_s:.0f} s", style="red") if silent_s > _SILENT_AFTER_S else Text("")
     name = process.name + (f" (incarnation {process.incarnation})" if process.incarnation else "")
-    cores = number(process.recent.per_second(now_s, "cpu_s"))
+    cores, bar = number(process.recent.per_second(now_s, "cpu_s")), _bar(process.section_shares(now_s))
     if process.role == "server":
-        counts = f"{number(process.totals.get('stale'))} stale" if process.totals.get("stale") else ""
-        return [name, "", cores, "", counts, _bar(process.section_shares(now_s)), note]
-    frames_per_s = process.recent.per_second(now_s, "frames")
+        stale = process.totals.get("stale")
+        return [name, "", cores, "", f"{number(stale)} stale" if stale else "", bar, note]
+    frames_s = number(process.recent.per_second(now_s, "frames"), 0)
     dropped = f"{number(process.totals.get('dropped', 0.0))} ({process.dropped_share(now_s):.0%})"
-    score = number(process.scores.mean)
-    return [name, number(frames_per_s, 0), cores, score, dropped, _bar(process.section_shares(now_s)), note]
+    return [name, frames_s, cores, number(process.scores.mean), dropped, bar, note]
 
 
 def _bar(parts: dict[str, float]) -> Text:
@@ -298,15 +278,15 @@ def _legend() -> Text:
 
 
 class Watcher:
-    """Shows a run: each `look` reads what is new and redraws. What cannot be read goes to `warn`, once for each file.
+    """Shows a run: each `look` reads what is new and redraws. What cannot be read is said once for each file.
 
     Raises UserError when the folder is a broken one.
     """
 
-    def __init__(self, run: RunFolder, view: View | None = None, warn: Callable[[str], None] = warn_on_stderr) -> None:
+    def __init__(self, run: RunFolder, view: View | None = None) -> None:
         self.run = run
         self._summary = RunSummary(RunFacts.of(run))
-        self._reader = RunReader(run, warn)
+        self._reader = RunReader(run, warn_on_stderr)
         self._view = view or terminal_view()
 
     def look(self, now_s: float | None = None) -> None:
@@ -330,13 +310,11 @@ def watch(path: str | Path, view: View | None = None, poll_s: float = 1.0) -> st
     run = RunFolder.open(path)
     if run.is_committed:
         raise UserError(f"{run.path} is a committed run, whose records are a curve: dba3c plot draws it")
-    watcher = Watcher(run, view)
-    status = run.status()
+    watcher, status = Watcher(run, view), "live"
     try:
-        while status == "live":
+        while (status := run.status()) == "live":
             watcher.look(time.time())
             time.sleep(poll_s)
-            status = run.status()
     except KeyboardInterrupt:
         pass  # the run goes on, its watcher leaves
     finally:

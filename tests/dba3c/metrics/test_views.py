@@ -26,7 +26,7 @@ def test_the_live_view_shows_score_speed_sections_and_dropped_gradients_by_worke
     assert status == "finished"
     for expected in (
         "17 of 300 (last 50 games, max 29)", "12,800", "environment 50%", "waiting 80%", "30 (10%)",
-        "evaluation", "IQM 2.5 of 10 games", "checkpoint of step 300 written", "0:00:30",
+        "evaluation", "IQM 2.5 [1 to 4] of 10 full games", "checkpoint of step 300 written", "0:00:30",
     ):  # fmt: skip
         assert expected in text
 
