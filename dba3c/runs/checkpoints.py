@@ -95,20 +95,6 @@ def load_policy(checkpoint: Path) -> Policy:
     )
 
 
-def newest_policy(checkpoints: Path, on_skip: Callable[[str], None]) -> Policy | None:
-    """The newest valid checkpoint's policy, None when there is none; each torn one is named through `on_skip`.
-
-    Raises:
-        CheckpointUnreadable: one that may be the newest valid one cannot be read.
-    """
-    for step in reversed(checkpoint_steps(checkpoints)):
-        try:
-            return load_policy(checkpoints / f"step-{step}")
-        except CheckpointError as error:
-            on_skip(f"skipped: {error}")
-    return None
-
-
 def keep_policy(run: RunFolder, into: Path, on_skip: Callable[[str], None]) -> Path:
     """Writes the newest whole checkpoint's parameters, one float32 file without optimizer state, where a folder that is
     worth committing (config.json, meta.json, a curve) keeps them: INTO/checkpoints/step-N. Returns that.
@@ -133,7 +119,7 @@ def keep_policy(run: RunFolder, into: Path, on_skip: Callable[[str], None]) -> P
 
 
 def find_policy(checkpoints: Path, step: int | None, on_skip: Callable[[str], None]) -> Policy:
-    """The policy of one step, or the newest valid one without a step.
+    """The policy of one step, or the newest valid one without a step; torn ones are then named through `on_skip`.
 
     Raises:
         UserError: there is no checkpoint (yet), none of them is whole, no such step (the steps there are are named), or
@@ -143,17 +129,16 @@ def find_policy(checkpoints: Path, step: int | None, on_skip: Callable[[str], No
     steps = checkpoint_steps(checkpoints)
     if not steps:
         raise UserError(f"{checkpoints.parent} has no checkpoint yet")
-    if step is None:
-        policy = newest_policy(checkpoints, on_skip)
-        if policy is None:
-            raise UserError(f"{checkpoints.parent}: every checkpoint is torn ({_named(steps)})")
-        return policy
-    if step not in steps:
+    if step is not None and step not in steps:
         raise UserError(f"{checkpoints.parent} has no checkpoint of step {step}; there are {_named(steps)}")
-    try:
-        return load_policy(checkpoints / f"step-{step}")
-    except CheckpointError as error:
-        raise UserError(f"{error}; there are {_named(steps)}") from error
+    for tried in reversed(steps) if step is None else [step]:
+        try:
+            return load_policy(checkpoints / f"step-{tried}")
+        except CheckpointError as error:
+            if step is not None:
+                raise UserError(f"{error}; there are {_named(steps)}") from error
+            on_skip(f"skipped: {error}")
+    raise UserError(f"{checkpoints.parent}: every checkpoint is torn ({_named(steps)})")
 
 
 def run_and_step(path: str | os.PathLike[str]) -> tuple[RunFolder, int | None]:

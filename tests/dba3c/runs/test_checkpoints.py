@@ -9,7 +9,7 @@ from dba3c.assembly.model import build_module, initial_parameters, plan_of, spac
 from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
-from dba3c.runs.checkpoints import find_policy, load_policy, newest_policy, open_policy
+from dba3c.runs.checkpoints import find_policy, load_policy, open_policy
 from dba3c.runs.folder import checkpoint_steps
 from param_servers.errors import CheckpointError
 
@@ -57,8 +57,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(make_run, write_c
     tear(write_checkpoint(run, CARTPOLE, step=20))
     (run.checkpoints / "step-30.tmp").mkdir()
     lines = []
-    policy = newest_policy(run.checkpoints, lines.append)
-    assert policy is not None and policy.step == 10
+    assert find_policy(run.checkpoints, None, lines.append).step == 10
     assert len(lines) == 1 and "step-20 is torn" in lines[0]
     assert checkpoint_steps(run.checkpoints) == [10, 20]
     with pytest.raises(CheckpointError, match="step-20"):
