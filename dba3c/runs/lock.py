@@ -37,6 +37,7 @@ from pathlib import Path
 
 from dba3c.errors import UserError, writing
 from dba3c.runs import host_facts
+from dba3c.runs.atomic_files import write_atomically, write_once
 
 LOCK_NAME = "lock.json"
 HEARTBEAT_S = 5.0
@@ -185,9 +186,7 @@ class RunLock:
         with writing(path), _takeover_guard(folder):
             refuse_held(folder)
             last = _read(path)
-            temporary = folder / f".{LOCK_NAME}-{mine.token}"
-            temporary.write_text(json.dumps(asdict(mine)))
-            os.replace(temporary, path)
+            write_atomically(path, json.dumps(asdict(mine)))
         if last is not None and last.pid_space != mine.pid_space:
             time.sleep(2 * HEARTBEAT_S)  # rule 4
         winner = _read(path)
@@ -221,7 +220,8 @@ class RunLock:
             if self.look() is not None:
                 return
             if self._keeps:
-                with contextlib.suppress(OSError):  # a full or absent file system: the next beat tries again
+                # a full or absent file system: the next beat tries again
+                with contextlib.suppress(OSError, UserError):
                     self._refresh()
 
     def _refresh(self) -> None:
@@ -229,13 +229,8 @@ class RunLock:
         try:
             os.utime(path)
         except FileNotFoundError:
-            temporary = self.folder / f".{LOCK_NAME}-{self.holder.token}"
-            temporary.write_text(json.dumps(asdict(self.holder)))
-            try:
-                if not self._released.is_set():
-                    os.link(temporary, path)  # fails where another launch was faster
-            finally:
-                temporary.unlink(missing_ok=True)
+            if not self._released.is_set():
+                write_once(path, json.dumps(asdict(self.holder)))  # unless another launch was faster
 
     def release(self) -> None:
         """Gives the folder back; harmless when done twice or after the lock was lost."""

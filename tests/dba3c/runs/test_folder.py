@@ -323,6 +323,6 @@ def test_a_disk_that_is_full_at_launch_is_one_clear_line(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(run_lock.Path, "write_text", full)
+    monkeypatch.setattr(run_lock.os, "fsync", full)
     with pytest.raises(UserError, match=r"cannot write .*lock.json: No space left on device"):
         RunFolder.create(tmp_path / "run", CONFIG)
