@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dba3c.errors import RUN_TAKEN_OVER_EXIT, UserError, warn_on_stderr
+from dba3c.errors import RUN_TAKEN_OVER_EXIT, UserError, warn_on_stderr, writing
 from dba3c.runs import host_facts
 from dba3c.runs.atomic_files import write_atomically, write_once
 from dba3c.runs.lock import Holder, RunLock, living_holder, refuse_held
@@ -70,14 +70,16 @@ class RunFolder:
         """`create` or `resume`, holding the folder's lock; `config` is JSON text or a mapping, None to keep it."""
         cls.refuse_launch(path, resume)
         folder = Path(path).expanduser().resolve()
-        _make_directory(folder)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         lock = RunLock.acquire(folder, life.get("launch_id", ""))
         try:
             _refuse_what_is_there(folder, resume)
             run = cls(folder, lock)
-            for name in FOLDERS:
-                _make_directory(folder / name)
-            check_writable(run.checkpoints)
+            with writing(folder):
+                for name in FOLDERS:
+                    (folder / name).mkdir(exist_ok=True)
+            _check_writable(run.checkpoints)
             run.secret()
             run._forget_last_life()
             if config is not None:
@@ -101,11 +103,9 @@ class RunFolder:
     def refuse_unusable(cls, path: str | os.PathLike[str]) -> None:
         """Raise UserError where `launch` would, as far as anybody can see it who shares the folder."""
         folder = Path(path).expanduser().resolve()
-        _make_directory(folder)
-        _refuse_strangers(folder)
-        probe = folder / f".{socket.gethostname()}-{os.getpid()}"
-        write_atomically(probe, "")
-        probe.unlink(missing_ok=True)
+        if folder.is_dir():
+            _refuse_strangers(folder)
+        _check_writable(folder)
 
     @classmethod
     def open(
@@ -391,19 +391,10 @@ def _refuse_strangers(folder: Path) -> None:
         raise UserError(f"{folder} is not a run folder and not empty ({min(strangers)}): choose another")
 
 
-def check_writable(folder: Path) -> None:
-    """Write a file there, and delete it. Raises UserError when that cannot be: rather now than after hours of work."""
-    probe = folder / f".probe-{os.getpid()}"
-    try:
-        write_atomically(probe, "x" * 4096)
-        probe.unlink()
-    except (UserError, OSError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error).rpartition(": ")[2]
-        raise UserError(f"nothing can be written in {folder}: {why}") from error
-
-
-def _make_directory(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {path}: {error.strerror}") from error
+def _check_writable(folder: Path) -> None:
+    """Make the folder, write a file there, delete it. Raises UserError where that cannot be: rather now than later."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
+    write_atomically(probe, "x" * 4096)
+    probe.unlink(missing_ok=True)

@@ -215,7 +215,7 @@ def test_where_the_chief_cannot_leave_word_each_rank_sees_why(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letters").write_text("")
-    for folder, why in ((tmp_path / "file" / "run", "cannot make the folder"), (tmp_path / "home", "not a run folder")):
+    for folder, why in ((tmp_path / "file" / "run", "Not a directory"), (tmp_path / "home", "not a run folder")):
         said = {refused(folder, rank) for rank in range(3)}
         assert len(said) == 1
         assert why in said.pop()

@@ -315,7 +315,7 @@ def test_a_published_address_is_read_back(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot make the folder"):
+    with pytest.raises(UserError, match="cannot write .*run: Not a directory"):
         RunFolder.create(tmp_path / "file" / "run", CONFIG)
 
 
