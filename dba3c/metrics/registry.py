@@ -89,89 +89,6 @@ def over_processes(parts: Sequence[Reduced]) -> float:
     return min(values) if reduction == "min" else max(values)
 
 
-Row = tuple[str, str, Reduction, str]
-"""name, unit, reduction, chart ("": not drawn)."""
-
-
-def _metrics(kind: Kind, *rows: Row) -> tuple[Metric, ...]:
-    return tuple(Metric(name, kind, unit, reduction, chart) for name, unit, reduction, chart in rows)
-
-
-_STEP = _metrics(
-    "step",
-    ("accepted", "gradients", "sum", ""),
-    ("dropped", "gradients", "sum", ""),
-    ("rejected", "gradients", "sum", ""),
-    ("agent_steps", "agent steps", "sum", ""),
-    ("frames", "frames", "sum", ""),
-    ("data_points", "data points", "sum", ""),
-    ("loss_total", "loss", "mean", "loss/total"),
-    ("loss_policy", "loss", "mean", "loss/policy"),
-    ("loss_value", "loss", "mean", "loss/value"),
-    ("loss_critic", "loss", "mean", "loss/critic"),
-    ("loss_temperature", "loss", "mean", "loss/temperature"),
-    ("entropy", "nats", "mean", "policy/entropy"),
-    ("temperature", "nats⁻¹", "mean", "policy/temperature"),
-    ("max_probability", "probability", "mean", "policy/max_probability"),
-    ("value_mean", "return", "mean", "value/predicted_reward"),
-    ("advantage_mean", "return", "mean", "value/advantage"),
-    ("reward_mean", "reward per agent step", "mean", "value/reward"),
-    ("importance_mean", "weight", "mean", "loss/importance_weight"),
-    ("td_error_mean", "|TD error|", "mean", "value/td_error"),
-    ("clip_fraction", "share", "mean", "policy/clip_fraction"),
-    ("kl_divergence", "nats", "mean", "policy/kl"),
-    ("priority_mean", "|TD error|", "mean", "replay/priority"),
-    ("active_relus", "share", "mean", "network/active_relus"),
-    ("gradient_norm", "L2 norm", "mean", "gradient/norm_before_clipping"),
-    ("gradient_norm_clipped", "L2 norm", "mean", "gradient/norm_after_clipping"),
-    ("learning_rate", "rate", "last", "schedule/learning_rate"),
-    ("entropy_cost", "factor", "last", "schedule/entropy_cost"),
-    ("staleness_mean", "steps", "mean", "gradient/delay_mean"),
-    ("staleness_min", "steps", "min", "gradient/delay_min"),
-    ("staleness_max", "steps", "max", "gradient/delay_max"),
-    ("policy_lag_mean", "steps", "mean", "policy/lag_mean"),
-    ("policy_lag_p50", "steps", "mean", "policy/lag_p50"),
-    ("policy_lag_p99", "steps", "max", "policy/lag_p99"),
-    ("policy_lag_max", "steps", "max", "policy/lag_max"),
-    ("inference_batch", "environments", "mean", "inference/batch"),
-    ("inference_occupancy", "share", "mean", "inference/occupancy"),
-    ("inference_latency_p50_ms", "ms", "mean", "inference/latency_p50_ms"),
-    ("inference_latency_p99_ms", "ms", "max", "inference/latency_p99_ms"),
-    ("unroll_queue", "unrolls", "mean", "inference/unroll_queue"),
-    *((f"inference_thread_{name}", "share", "mean", f"inference/thread_{name}") for name in INFERENCE_THREAD_SECTIONS),
-)
-_SERVER = _metrics(
-    "server",
-    ("active_workers", "workers", "last", ""),
-    ("num_gradients", "gradients", "last", "cluster/num_gradients"),
-    ("commits", "steps", "sum", ""),
-    ("stale", "gradients", "sum", ""),
-    ("rejected", "gradients", "sum", ""),
-    ("data_points_total", "data points", "last", ""),
-    ("update_norm", "L2 norm", "norm", "optimizer/update_norm"),
-    ("first_moment_norm", "L2 norm", "norm", "optimizer/m_norm"),
-    ("second_moment_norm", "L2 norm", "norm", "optimizer/v_norm"),
-    ("learning_rate", "rate", "last", "schedule/learning_rate"),
-    ("bytes_received", "bytes", "sum", ""),
-    ("bytes_sent", "bytes", "sum", ""),
-    ("collective_s", "s", "sum", ""),
-    ("applying_s", "s", "sum", ""),
-)
-_EPISODE = _metrics(
-    "episode",
-    ("score", "game points", "mean", ""),
-    ("length_steps", "agent steps", "mean", "game/length_steps"),
-)
-_EVALUATION = _metrics(
-    "evaluation",
-    ("checkpoint_step", "steps", "last", "evaluation/checkpoint_step"),
-    ("games", "games", "last", ""),
-    ("unfinished", "games", "last", ""),
-    ("mean", "game points", "last", "evaluation/mean"),
-    ("median", "game points", "last", "evaluation/median"),
-    ("iqm", "game points", "last", "evaluation/iqm"),
-    ("max", "game points", "last", "evaluation/max"),
-)
 _WORKER_SECTIONS = tuple(name for name in SECTIONS if name not in ("aggregating", "applying", "other"))
 _SERVER_SECTIONS = ("waiting", "aggregating", "applying", "other")
 _CHARTS = (
@@ -197,6 +114,84 @@ _CHARTS = (
     *((f"sections/worker_{name}", "share") for name in _WORKER_SECTIONS),
     *((f"sections/server_{name}", "share") for name in _SERVER_SECTIONS),
 )
+_ROWS: dict[Kind, tuple[tuple[str, str, Reduction, str], ...]] = {
+    "step": (
+        ("accepted", "gradients", "sum", ""),
+        ("dropped", "gradients", "sum", ""),
+        ("rejected", "gradients", "sum", ""),
+        ("agent_steps", "agent steps", "sum", ""),
+        ("frames", "frames", "sum", ""),
+        ("data_points", "data points", "sum", ""),
+        ("loss_total", "loss", "mean", "loss/total"),
+        ("loss_policy", "loss", "mean", "loss/policy"),
+        ("loss_value", "loss", "mean", "loss/value"),
+        ("loss_critic", "loss", "mean", "loss/critic"),
+        ("loss_temperature", "loss", "mean", "loss/temperature"),
+        ("entropy", "nats", "mean", "policy/entropy"),
+        ("temperature", "nats⁻¹", "mean", "policy/temperature"),
+        ("max_probability", "probability", "mean", "policy/max_probability"),
+        ("value_mean", "return", "mean", "value/predicted_reward"),
+        ("advantage_mean", "return", "mean", "value/advantage"),
+        ("reward_mean", "reward per agent step", "mean", "value/reward"),
+        ("importance_mean", "weight", "mean", "loss/importance_weight"),
+        ("td_error_mean", "|TD error|", "mean", "value/td_error"),
+        ("clip_fraction", "share", "mean", "policy/clip_fraction"),
+        ("kl_divergence", "nats", "mean", "policy/kl"),
+        ("priority_mean", "|TD error|", "mean", "replay/priority"),
+        ("active_relus", "share", "mean", "network/active_relus"),
+        ("gradient_norm", "L2 norm", "mean", "gradient/norm_before_clipping"),
+        ("gradient_norm_clipped", "L2 norm", "mean", "gradient/norm_after_clipping"),
+        ("learning_rate", "rate", "last", "schedule/learning_rate"),
+        ("entropy_cost", "factor", "last", "schedule/entropy_cost"),
+        ("staleness_mean", "steps", "mean", "gradient/delay_mean"),
+        ("staleness_min", "steps", "min", "gradient/delay_min"),
+        ("staleness_max", "steps", "max", "gradient/delay_max"),
+        ("policy_lag_mean", "steps", "mean", "policy/lag_mean"),
+        ("policy_lag_p50", "steps", "mean", "policy/lag_p50"),
+        ("policy_lag_p99", "steps", "max", "policy/lag_p99"),
+        ("policy_lag_max", "steps", "max", "policy/lag_max"),
+        ("inference_batch", "environments", "mean", "inference/batch"),
+        ("inference_occupancy", "share", "mean", "inference/occupancy"),
+        ("inference_latency_p50_ms", "ms", "mean", "inference/latency_p50_ms"),
+        ("inference_latency_p99_ms", "ms", "max", "inference/latency_p99_ms"),
+        ("unroll_queue", "unrolls", "mean", "inference/unroll_queue"),
+        *(
+            (f"inference_thread_{name}", "share", "mean", f"inference/thread_{name}")
+            for name in INFERENCE_THREAD_SECTIONS
+        ),
+    ),
+    "server": (
+        ("active_workers", "workers", "last", ""),
+        ("num_gradients", "gradients", "last", "cluster/num_gradients"),
+        ("commits", "steps", "sum", ""),
+        ("stale", "gradients", "sum", ""),
+        ("rejected", "gradients", "sum", ""),
+        ("data_points_total", "data points", "last", ""),
+        ("update_norm", "L2 norm", "norm", "optimizer/update_norm"),
+        ("first_moment_norm", "L2 norm", "norm", "optimizer/m_norm"),
+        ("second_moment_norm", "L2 norm", "norm", "optimizer/v_norm"),
+        ("learning_rate", "rate", "last", "schedule/learning_rate"),
+        ("bytes_received", "bytes", "sum", ""),
+        ("bytes_sent", "bytes", "sum", ""),
+        ("collective_s", "s", "sum", ""),
+        ("applying_s", "s", "sum", ""),
+    ),
+    "episode": (
+        ("score", "game points", "mean", ""),
+        ("length_steps", "agent steps", "mean", "game/length_steps"),
+    ),
+    "evaluation": (
+        ("checkpoint_step", "steps", "last", "evaluation/checkpoint_step"),
+        ("games", "games", "last", ""),
+        ("unfinished", "games", "last", ""),
+        ("mean", "game points", "last", "evaluation/mean"),
+        ("median", "game points", "last", "evaluation/median"),
+        ("iqm", "game points", "last", "evaluation/iqm"),
+        ("max", "game points", "last", "evaluation/max"),
+    ),
+    "chart": tuple((chart, unit, "last", chart) for chart, unit in _CHARTS),
+}
+"""By kind: (name, unit, reduction, chart), the chart "" where it is not drawn."""
 TRACKER_GROUPS = {
     "score": ("score", "evaluation", "game"),
     "speed": ("speed", "progress", "sections", "inference"),
@@ -207,19 +202,10 @@ TRACKER_GROUPS = {
 """Few groups are what people look through: a tracker's group, and whose charts stand in it. Beside them: workers."""
 PER_WORKER_CHARTS = ("score", "frames_per_s", "dropped_share", "loss_total", "waiting_share")
 """Drawn once for each worker, as ROLE-RANK/NAME, e.g. worker-3/score."""
-
-METRICS: tuple[Metric, ...] = (
-    *_STEP,
-    *_SERVER,
-    *_EPISODE,
-    *_EVALUATION,
-    *(Metric(chart, "chart", unit, "last", chart) for chart, unit in _CHARTS),
+METRICS = tuple(
+    Metric(name, kind, unit, reduction, chart) for kind, rows in _ROWS.items() for name, unit, reduction, chart in rows
 )
-_BY_KIND: dict[str, dict[str, Metric]] = {}
-for _metric in METRICS:
-    if _metric.name in _BY_KIND.setdefault(_metric.kind, {}):
-        raise ValueError(f"metric {_metric.kind}/{_metric.name} is defined twice")
-    _BY_KIND[_metric.kind][_metric.name] = _metric
+_BY_KIND = {kind: {metric.name: metric for metric in METRICS if metric.kind == kind} for kind in _ROWS}
 
 
 def of_kind(kind: Kind) -> dict[str, Metric]:

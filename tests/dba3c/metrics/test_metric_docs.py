@@ -29,6 +29,11 @@ def test_every_chart_has_a_name_of_its_own_in_one_of_six_groups_of_the_trackers(
     assert all(f"- `{group}/`: " in text for group in (*metric_registry.TRACKER_GROUPS, "workers"))
 
 
+def test_a_metric_is_defined_once():
+    names = [(metric.kind, metric.name) for metric in metric_registry.METRICS]
+    assert len(set(names)) == len(names)
+
+
 def test_a_chart_has_one_meaning_in_each_tracker():
     drawn = [(metric.chart, metric.unit) for metric in metric_registry.METRICS if metric.chart]
     units = dict(drawn)
