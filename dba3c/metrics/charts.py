@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from dba3c.errors import warn_on_stderr
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.reader import Record, whole_run
-from dba3c.metrics.registry import SECTIONS, Reduced, over_processes
-from dba3c.metrics.summary import ProcessState, RunFacts, RunSummary, dropped_share, event_line, shares
+from dba3c.metrics.registry import Reduced, over_processes
+from dba3c.metrics.summary import ProcessState, RunFacts, RunSummary, dropped_share, event_line, section_shares
 from dba3c.runs.folder import RunFolder
 
 _DRAWN = {
@@ -72,10 +72,8 @@ class ChartInterval:
         point: dict[str, float | None] = {
             chart: over_processes(list(of_processes.values())) for chart, of_processes in self._values.items()
         }
-        point.update(self._scores_now())
-        point.update(_progress(self.summary))
-        point.update(_speed(self.summary, now_s))
-        point.update(_sections(self.summary, now_s))
+        point |= self._scores_now() | _progress(self.summary)
+        point |= _speed(self.summary, now_s) | _sections(self.summary, now_s)
         if per_worker:
             for process in self.summary.workers():
                 point.update(_worker(process, now_s))
@@ -154,8 +152,7 @@ def _speed(summary: RunSummary, now_s: float) -> dict[str, float | None]:
 def _sections(summary: RunSummary, now_s: float) -> dict[str, float | None]:
     point: dict[str, float | None] = {}
     for group, processes in (("worker", summary.workers()), ("server", summary.of_roles("server"))):
-        recent = _recent(processes, now_s)
-        spent = shares({name: recent[f"section:{name}"] for name in SECTIONS if recent.get(f"section:{name}")})
+        spent = section_shares(_recent(processes, now_s))
         point.update({f"sections/{group}_{name}": share for name, share in spent.items()})
     return point
 

@@ -13,11 +13,13 @@ from typing import Any
 
 from dba3c.errors import UserError
 from dba3c.metrics.reader import Record
+from dba3c.metrics.registry import SECTIONS
 from dba3c.runs.folder import RunFolder
 
 WORKING = ("server", "learner", "worker", "actor")
 """Roles without which there is no update."""
 HEARD_OF_S = 10.0
+LEAST_HORIZON_S = 10.0
 MOST_NAMED = 6
 WAITS_MUCH = 0.4
 """From this share of its time on, it is the waiting that keeps a worker's cores idle."""
@@ -142,14 +144,14 @@ class Scores:
 class RecentSums:
     """Amounts that came in, by name, summed over the last `horizon_s` seconds."""
 
-    def __init__(self, horizon_s: float = 10.0) -> None:
-        self.horizon_s = self._least_s = horizon_s
+    def __init__(self) -> None:
+        self.horizon_s = LEAST_HORIZON_S
         self._entries: deque[tuple[float, float, Mapping[str, float]]] = deque()  # (end, beginning, amounts)
         self._sums: dict[str, float] = {}
 
     def add(self, time_s: float, amounts: Mapping[str, float], window_s: float = 0.0) -> None:
         """Amounts of the `window_s` seconds before `time_s`."""
-        self.horizon_s = max(self._least_s, 3.0 * window_s)  # long windows need a longer look, while they are long
+        self.horizon_s = max(LEAST_HORIZON_S, 3.0 * window_s)  # long windows need a longer look, while they are long
         self._entries.append((time_s, time_s - window_s, amounts))
         for name, amount in amounts.items():
             self._sums[name] = self._sums.get(name, 0.0) + amount
@@ -183,32 +185,26 @@ class ProcessState:
     last_time_s: float = 0.0
     stepped_s: float = 0.0
     """When it last trained or played."""
-    totals: dict[str, float] = field(default_factory=dict)
+    totals: dict[str, float] = field(default_factory=dict)  # since the run began; of sections as "section:NAME"
     recent: RecentSums = field(default_factory=RecentSums)
     latest: dict[str, float] = field(default_factory=dict)  # newest value of each number it records
     scores: Scores = field(default_factory=Scores)
-    sections_s: dict[str, float] = field(default_factory=dict)  # since the run began
 
     @property
     def name(self) -> str:
         return f"{self.role}-{self.rank}"
 
     def add(self, record: Record) -> None:
-        sections_s = record.get("sections_s") or {}
         amounts = {name: float(record[name]) for name in (*_COUNTS, "cpu_s") if record.get(name)}
+        amounts |= {f"section:{name}": seconds for name, seconds in (record.get("sections_s") or {}).items()}
         for name, amount in amounts.items():
             self.totals[name] = self.totals.get(name, 0.0) + amount
-        for name, seconds in sections_s.items():
-            self.sections_s[name] = self.sections_s.get(name, 0.0) + seconds
-        timed = {f"section:{name}": seconds for name, seconds in sections_s.items()}
-        self.recent.add(record["time_s"], {**amounts, **timed}, record.get("window_s", 0.0))
-        numbers = {name: value for name, value in record.items() if isinstance(value, (int, float))}
-        self.latest.update(numbers)
+        self.recent.add(record["time_s"], amounts, record.get("window_s", 0.0))
+        self.latest.update((name, value) for name, value in record.items() if isinstance(value, (int, float)))
 
     def section_shares(self, now_s: float) -> dict[str, float]:
         """Share of each section in the timed seconds of the horizon; of the whole run when it has been silent."""
-        recent = {name[8:]: s for name, s in self.recent.sums(now_s).items() if name.startswith("section:")}
-        return shares(recent) or shares(self.sections_s)
+        return section_shares(self.recent.sums(now_s)) or section_shares(self.totals)
 
     def dropped_share(self, now_s: float) -> float:
         return dropped_share(self.recent.sums(now_s))
@@ -217,9 +213,9 @@ class ProcessState:
 class RunSummary:
     """The state of a run after the records that were added to it."""
 
-    def __init__(self, facts: RunFacts, games: int | None = None) -> None:
+    def __init__(self, facts: RunFacts) -> None:
         self.facts = facts
-        self.scores = Scores(games or facts.stop_games)
+        self.scores = Scores(facts.stop_games)
         self.processes: dict[tuple[str, int], ProcessState] = {}
         self.step = 0
         self.newest_s = 0.0
@@ -353,10 +349,10 @@ def event_line(record: Record) -> str:
     return f"{record['role']}-{record['rank']}: {record.get('message') or record.get('event')}"
 
 
-def shares(amounts: dict[str, float]) -> dict[str, float]:
-    """Each amount's part of their sum; {} when there is nothing."""
-    total = sum(amounts.values())
-    return {name: amount / total for name, amount in amounts.items()} if total > 0 else {}
+def section_shares(amounts: Mapping[str, float]) -> dict[str, float]:
+    """Each section's part of the timed seconds ("section:NAME"); {} where nothing was timed."""
+    spent = {name: amounts[f"section:{name}"] for name in SECTIONS if amounts.get(f"section:{name}")}
+    return {name: seconds / sum(spent.values()) for name, seconds in spent.items()}
 
 
 def dropped_share(counts: dict[str, float]) -> float:

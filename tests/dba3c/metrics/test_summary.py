@@ -58,14 +58,14 @@ def test_rates_are_over_the_time_that_the_windows_cover():
 
 
 def test_windows_longer_than_the_horizon_still_give_a_rate():
-    recent = RecentSums(10.0)
+    recent = RecentSums()
     for time_s in (60.0, 120.0, 180.0):
         recent.add(time_s, {"agent_steps": 600.0}, window_s=60.0)
     assert recent.per_second(200.0, "agent_steps") == pytest.approx(1800 / 200)
 
 
 def test_one_long_window_does_not_slow_the_rates_down_for_ever():
-    recent = RecentSums(10.0)
+    recent = RecentSums()
     recent.add(60.0, {"commits": 1.0}, window_s=60.0)  # the wait for the workers
     for time_s in range(61, 81):
         recent.add(float(time_s), {"commits": 20.0}, window_s=1.0)
