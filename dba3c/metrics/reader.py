@@ -11,6 +11,7 @@ import heapq
 import json
 import math
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class RunReader:
         """
         try:
             files = sorted(self.run.metrics.glob("*.jsonl"))
-            yield from heapq.merge(*(self._new_records(path) for path in files), key=_time_s)
+            yield from heapq.merge(*(self._new_records(path) for path in files), key=itemgetter("time_s"))
         except OSError as error:  # a shared file system that is away: the next poll tries again
             self.unreadable[self.run.metrics.name] = error.strerror or str(error)
         for about, complaint in self.complaints().items():
@@ -110,10 +111,6 @@ def whole_run(run: RunFolder, warn: Callable[[str], None] = warn_on_stderr) -> I
         reader.bad_lines[name] = reader.bad_lines.get(name, 0) + 1
     for complaint in reader.complaints().values():
         warn(f"{run.path}: {complaint}")
-
-
-def _time_s(record: Record) -> float:
-    return float(record["time_s"])
 
 
 def _parsed(line: bytes) -> Record | None:

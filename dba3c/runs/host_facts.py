@@ -26,18 +26,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def git_commit(source: Path | None = None) -> dict[str, object]:
-    """{"commit": hash, "dirty": whether tracked files differ}; {} when the source is not a git checkout."""
-    where = source or Path(__file__).resolve().parent
+def git_commit() -> dict[str, object]:
+    """{"commit": hash, "dirty": whether tracked files differ}; {} when this is not a git checkout."""
     try:
-        head = _git(where, "rev-parse", "HEAD")
-        return {"commit": head, "dirty": bool(_git(where, "status", "--porcelain", "--untracked-files=no"))}
+        head = _git("rev-parse", "HEAD")
+        return {"commit": head, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
     except (OSError, subprocess.SubprocessError):
         return {}
 
 
-def _git(where: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(where), *arguments]
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).resolve().parent), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
 
