@@ -17,7 +17,7 @@ from pathlib import Path
 from dba3c.config import RunConfig
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics.charts import ChartInterval, Point, points_of
-from dba3c.metrics.reader import Record, RunReader
+from dba3c.metrics.reader import RunReader
 from dba3c.metrics.sinks import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun, first_line, give
 from dba3c.metrics.summary import RunFacts, RunSummary, Scores, idle_cores
 from dba3c.metrics.trackers import make_sinks
@@ -139,16 +139,12 @@ class Monitor:
     def _take_in(self) -> None:
         for record in self._reader.poll():
             self._news_s = time.monotonic()
-            self._take(record)
-
-    def _take(self, record: Record) -> None:
-        happened = self._interval.add(record)
-        if record["kind"] == "episode" and record.get("score") is not None and record["time_s"] >= self._life_s:
-            self._scores.add(record["score"])
-        if happened is None or happened.time_s < self._since_s:
-            return
-        for sink in self._sinks:  # events and evaluations go to the trackers one by one
-            sink.give(happened)
+            if record["kind"] == "episode" and record.get("score") is not None and record["time_s"] >= self._life_s:
+                self._scores.add(record["score"])
+            happened = self._interval.add(record)
+            if happened is not None and happened.time_s >= self._since_s:
+                for sink in self._sinks:  # events and evaluations go to the trackers one by one
+                    sink.give(happened)
 
     def _stop(self, reason: str) -> None:
         try:

@@ -40,7 +40,11 @@ class MLflowSink:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.folder / 'mlflow.db'}"
         if uri.startswith("sqlite:"):
-            _check_local_store()
+            if importlib.util.find_spec("sqlalchemy") is None:  # mlflow-skinny, without what the extra adds
+                raise UserError(
+                    "mlflow-skinny has no local store: set MLFLOW_TRACKING_URI to a server, "
+                    "or pip install 'dba3c[mlflow]'"
+                )
             self._artifacts = (run.folder / "mlflow-artifacts").as_uri()  # else ./mlruns, wherever that is
         self._client = tracking.MlflowClient(uri)
         self._run_id = self._find(run) or self._create(run)
@@ -82,14 +86,6 @@ class MLflowSink:
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
-
-
-def _check_local_store() -> None:
-    """The client alone (mlflow-skinny without what the extra adds) can only talk to a server."""
-    if importlib.util.find_spec("sqlalchemy") is None:
-        raise UserError(
-            "mlflow-skinny has no local store: set MLFLOW_TRACKING_URI to a server, or pip install 'dba3c[mlflow]'"
-        )
 
 
 class NeptuneSink:
