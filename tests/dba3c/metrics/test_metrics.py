@@ -13,6 +13,7 @@ from dba3c.errors import UserError
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics import writer as metrics
 from dba3c.metrics.writer import MetricsWriter, Sections
+from tests.dba3c.metrics.made_up_run import Clock
 
 
 def lines(path):
@@ -23,22 +24,7 @@ def lines(path):
 def clock(monkeypatch):
     """A clock that only moves when told to."""
 
-    class Clock:
-        now_s = 100.0
-
-        def monotonic(self):
-            return self.now_s
-
-        def perf_counter(self):
-            return self.now_s
-
-        def time(self):
-            return 1e9 + self.now_s
-
-        def process_time(self):
-            return self.now_s / 2
-
-    clock = Clock()
+    clock = Clock(100.0)
     monkeypatch.setattr(metrics, "time", clock)
     return clock
 
@@ -53,8 +39,8 @@ def test_steps_of_a_window_become_one_record_reduced_by_each_metrics_rule(tmp_pa
     writer.record_step(9, second, {"environment": 0.3, "waiting": 0.1})
     (record,) = lines(tmp_path / "metrics" / "worker-3.jsonl")
     assert record == {
-        "kind": "step", "time_s": 1e9 + 102, "step": 9, "role": "worker", "rank": 3, "incarnation": 1,
-        "window_s": 2.0, "cpu_s": 1.0, "count": 2, "accepted": 1, "dropped": 1, "loss_total": 2.5,
+        "kind": "step", "time_s": 102.0, "step": 9, "role": "worker", "rank": 3, "incarnation": 1,
+        "window_s": 2.0, "cpu_s": 2.0, "count": 2, "accepted": 1, "dropped": 1, "loss_total": 2.5,
         "staleness_min": 0, "staleness_max": 2, "sections_s": {"environment": 0.5, "waiting": 0.1},
     }  # fmt: skip
 
