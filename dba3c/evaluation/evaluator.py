@@ -114,7 +114,7 @@ def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str
     say = say or (lambda line: print(f"evaluator {rank}: {line}", flush=True))
     metrics = MetricsWriter.of(process, "evaluator")
     run_end = RunEnd(folder, look_s=look_s)
-    overtime = Overtime(folder, config, run_end, look_s)
+    overtime = Overtime(folder, config, run_end)
 
     def tell(line: str) -> None:
         say(line)

@@ -119,7 +119,7 @@ class RunEnd:
         self.reason: str | None = None
         self.finished = False
         self._folder = folder
-        self._look_s = look_s
+        self.look_s = look_s
         self._gone_after_s = gone_after_s
         self._status = "live"
         budget_s = (folder.config().get("run") or {}).get("evaluation_budget_s") or 0.0
@@ -161,7 +161,7 @@ class RunEnd:
         now_s = time.monotonic()
         if now_s < self._next_look_s:
             return
-        self._next_look_s = now_s + self._look_s
+        self._next_look_s = now_s + self.look_s
         try:
             reason, self.finished = self._folder.stop_reason(), self._folder.has_finished()
             self._status = self._folder.status()
@@ -189,7 +189,7 @@ class Overtime:
         step: of the checkpoint that is played with.
     """
 
-    def __init__(self, folder: RunFolder, config: TrainConfig, run_end: RunEnd, look_s: float = LOOK_S) -> None:
+    def __init__(self, folder: RunFolder, config: TrainConfig, run_end: RunEnd) -> None:
         exchange = config.exchange
         if exchange.exchange in ("servers", "async"):
             role, count = "server", exchange.num_servers
@@ -197,7 +197,7 @@ class Overtime:
             role, count = "learner" if config.central.mode == "central" else "worker", exchange.num_workers
         self.step = 0
         self.budget_s = config.run.evaluation_budget_s
-        self._folder, self._run_end, self._look_s = folder, run_end, look_s
+        self._folder, self._run_end = folder, run_end
         self._awaited = [(role, rank) for rank in range(count)]
         self._write_s = exchange.checkpoint_timeout_s
         self._next_look_s = 0.0
@@ -223,7 +223,7 @@ class Overtime:
         """Whether the last checkpoint is there. Asked after the run's end; true at last, whoever says nothing."""
         now_s = time.monotonic()
         if self._ended_s is None and now_s >= self._next_look_s:
-            self._next_look_s = now_s + self._look_s
+            self._next_look_s = now_s + self._run_end.look_s
             self._asked_s = self._asked_s or now_s
             ended = sum(self._folder.has_left(*process) for process in self._awaited)
             if ended and self._first_ended_s is None:
