@@ -38,7 +38,7 @@ _OURS = {*FOLDERS, "observations", "secret", "stop.json", "meta.json", "lock.jso
 
 
 class RunFolder:
-    """One run's folder. `create`, `resume` and `launch` take its lock; `open` is for its roles and for viewers."""
+    """One run's folder. `launch` takes its lock; `open` is for its roles and for viewers."""
 
     def __init__(self, path: Path, lock: RunLock | None = None) -> None:
         self.path = path
@@ -55,19 +55,22 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], config: str | Mapping[str, Any], **life: Any) -> RunFolder:
-        """A new run in an absent or empty folder. `life`: see `begin_life`. Raises UserError when it holds a run."""
+        """A new run in an absent or empty folder: `launch` that resumes nothing."""
         return cls.launch(path, config, resume=False, **life)
-
-    @classmethod
-    def resume(cls, path: str | os.PathLike[str], **life: Any) -> RunFolder:
-        """A further life of a finished or broken run, with the configuration it has."""
-        return cls.launch(path, None, resume=True, **life)
 
     @classmethod
     def launch(
         cls, path: str | os.PathLike[str], config: str | Mapping[str, Any] | None, resume: bool, **life: Any
     ) -> RunFolder:
-        """`create` or `resume`, holding the folder's lock; `config` is JSON text or a mapping, None to keep it."""
+        """A new run, or a further life of a finished or broken one (`resume`), holding the folder's lock.
+
+        Args:
+            config: JSON text or a mapping; None: the one that is there.
+            life: see `begin_life`.
+
+        Raises:
+            UserError: it holds a run, none to resume, or other things; somebody has it; it cannot be written.
+        """
         cls.refuse_launch(path, resume)
         folder = Path(path).expanduser().resolve()
         with writing(folder):

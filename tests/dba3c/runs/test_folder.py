@@ -74,7 +74,7 @@ def test_a_finished_run_is_resumed_only_when_asked(tmp_path):
     assert finished_run(tmp_path / "run").status() == "finished"
     with pytest.raises(UserError, match="already holds a run"):
         RunFolder.create(tmp_path / "run", CONFIG)
-    with RunFolder.resume(tmp_path / "run") as run:
+    with RunFolder.launch(tmp_path / "run", None, resume=True) as run:
         assert run.config() == CONFIG
         assert len(run.meta()["lives"]) == 2 and run.status() == "live"
 
@@ -85,7 +85,7 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
     assert RunFolder.open(tmp_path / "run").status() == "broken"
     with pytest.raises(UserError, match="already holds a run"):
         RunFolder.create(tmp_path / "run", CONFIG)
-    with RunFolder.resume(tmp_path / "run") as run:
+    with RunFolder.launch(tmp_path / "run", None, resume=True) as run:
         assert run.status() == "live"
 
 
@@ -101,17 +101,17 @@ def test_a_lock_of_another_host_counts_while_its_heartbeat_is_fresh(tmp_path, mo
     run = finished_run(tmp_path / "run")
     pretend_held_elsewhere(run.path, age_s=5)
     with pytest.raises(UserError, match="in use by process 42 on node17"):
-        RunFolder.resume(run.path)
+        RunFolder.launch(run.path, None, resume=True)
     pretend_held_elsewhere(run.path, age_s=run_lock.HEARTBEAT_LOST_S + 5)
     monkeypatch.setattr(run_lock, "HEARTBEAT_S", 0.01)  # two of them are left to whoever may live after all
-    RunFolder.resume(run.path).release()
+    RunFolder.launch(run.path, None, resume=True).release()
 
 
 def test_a_torn_lock_counts_while_its_heartbeat_is_fresh(tmp_path):
     run = finished_run(tmp_path / "run")
     (run.path / "lock.json").write_text('{"host": "no')
     with pytest.raises(UserError, match="an unknown host"):
-        RunFolder.resume(run.path)
+        RunFolder.launch(run.path, None, resume=True)
 
 
 def test_a_holder_that_was_taken_over_names_the_successor_and_writes_nothing_more(tmp_path, monkeypatch):
@@ -166,7 +166,7 @@ def test_what_asks_before_the_next_beat_is_not_written_either(tmp_path):
 def test_a_launch_whose_successor_has_already_left_has_lost_the_folder_too(tmp_path):
     with RunFolder.create(tmp_path / "run", CONFIG) as first:
         first.path.joinpath("lock.json").unlink()  # as one that was frozen for long finds it: taken, used, given back
-        RunFolder.resume(first.path).release()
+        RunFolder.launch(first.path, None, resume=True).release()
         assert first.lock.look() is not None
         with pytest.raises(UserError, match="was taken over"):
             first.end_life("finished", "")
@@ -182,7 +182,7 @@ def test_a_lock_file_that_somebody_deleted_is_put_back(tmp_path, monkeypatch):
             time.sleep(0.01)
         assert run.lock.look() is None
         with pytest.raises(UserError, match="in use by process"):
-            RunFolder.resume(run.path)
+            RunFolder.launch(run.path, None, resume=True)
 
 
 def test_refreshes_that_fail_for_a_while_let_nobody_in_and_do_not_end_the_holder(tmp_path, monkeypatch):
@@ -208,7 +208,7 @@ def test_refreshes_that_fail_for_a_while_let_nobody_in_and_do_not_end_the_holder
         with monkeypatch.context() as elsewhere:  # as another host sees it, by its heartbeat alone
             elsewhere.setattr(run_lock.host_facts, "namespace", lambda kind: "another boot")
             with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
-                RunFolder.resume(run.path)
+                RunFolder.launch(run.path, None, resume=True)
         assert run.lock.look() is None
         run.end_life("finished", "and it could still write")
 
@@ -220,7 +220,7 @@ def test_of_many_launches_at_once_exactly_one_gets_the_folder(tmp_path):
     def launch():
         barrier.wait(timeout=30)
         try:
-            won.append(RunFolder.resume(tmp_path / "run"))
+            won.append(RunFolder.launch(tmp_path / "run", None, resume=True))
         except UserError as error:
             refused.append(str(error))
 
@@ -242,7 +242,7 @@ def test_a_folder_of_other_things_is_not_made_a_run(tmp_path):
 
 def test_resuming_nothing_is_refused(tmp_path):
     with pytest.raises(UserError, match="nothing to resume"):
-        RunFolder.resume(tmp_path / "run")
+        RunFolder.launch(tmp_path / "run", None, resume=True)
 
 
 def test_a_broken_config_is_named(tmp_path):
@@ -256,7 +256,7 @@ def test_opening_waits_for_the_launch_it_belongs_to(tmp_path):
     finished_run(tmp_path / "run")
     with pytest.raises(UserError, match="of launch job-7"):
         RunFolder.open(tmp_path / "run", wait_s=0.05, launch_id="job-7")
-    with RunFolder.resume(tmp_path / "run", launch_id="job-7"):
+    with RunFolder.launch(tmp_path / "run", None, resume=True, launch_id="job-7"):
         assert RunFolder.open(tmp_path / "run", launch_id="job-7").life()["launch_id"] == "job-7"
 
 
@@ -301,7 +301,7 @@ def test_a_resumed_run_forgets_why_it_was_stopped_and_who_listened(tmp_path):
     run = finished_run(tmp_path / "run")
     run.request_stop("enough")
     run.publish("server-0", {"host": "a", "port": 1})
-    with RunFolder.resume(run.path) as again:
+    with RunFolder.launch(run.path, None, resume=True) as again:
         assert again.stop_reason() is None and again.published("server-0") is None
         assert again.meta()["lives"][0]["stop_reason"] == "enough"
 
