@@ -16,7 +16,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from dba3c.errors import warn_on_stderr
@@ -77,7 +76,6 @@ class MetricsWriter:
     """Writes one process's records. Thread-safe, and the disk never makes it raise: what it refuses is counted.
 
     Args:
-        folder: the run's folder.
         role, rank, incarnation: who writes; the file is metrics/ROLE-RANK.jsonl, whatever the incarnation.
         lane: which of a worker's processes; the others than the first write metrics/ROLE-RANK.LANE.jsonl.
         window_s: step and server records are reduced over windows of this length, and lines written together.
@@ -86,19 +84,18 @@ class MetricsWriter:
 
     def __init__(
         self,
-        folder: RunFolder | str | Path,
+        run: RunFolder,
         role: str,
         rank: int,
         incarnation: int = 0,
         window_s: float = 1.0,
-        warn: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] = warn_on_stderr,
         lane: int = 0,
     ) -> None:
-        run = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
         self._run = run
         self._identity = {"role": role, "rank": rank, "incarnation": incarnation}
         self._window_s = window_s
-        self._file = LineFile(run.metrics_file(role, rank, lane), warn or warn_on_stderr)
+        self._file = LineFile(run.metrics_file(role, rank, lane), warn)
         self._windows = {"step": Window("step"), "server": Window("server")}
         self._waiting: list[dict[str, Any]] = []
         self._step = 0

@@ -81,20 +81,13 @@ def _filesystem_now_s(folder: Path) -> float:
     """
     measured_s, ahead_s = _clock_ahead_s.get(folder, (-math.inf, 0.0))
     if time.monotonic() - measured_s > _CLOCK_VALID_S:
-        ahead_s = _measure_clock(folder) - time.time()
+        ahead_s, probe = 0.0, folder / f".now-{secrets.token_hex(4)}"
+        with contextlib.suppress(OSError):
+            probe.touch(exist_ok=False)
+            ahead_s = probe.stat().st_mtime - time.time()
+            probe.unlink()
         _clock_ahead_s[folder] = (time.monotonic(), ahead_s)
     return time.time() + ahead_s
-
-
-def _measure_clock(folder: Path) -> float:
-    probe = folder / f".now-{secrets.token_hex(4)}"
-    try:
-        probe.touch(exist_ok=False)
-        now_s = probe.stat().st_mtime
-        probe.unlink()
-    except OSError:
-        return time.time()
-    return now_s
 
 
 def _read(path: Path) -> Holder | None:

@@ -13,6 +13,7 @@ from dba3c.errors import UserError
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics import writer as metrics
 from dba3c.metrics.writer import MetricsWriter, Sections
+from dba3c.runs.folder import RunFolder
 from tests.dba3c.metrics.made_up_run import Clock
 
 
@@ -30,7 +31,7 @@ def clock(monkeypatch):
 
 
 def test_steps_of_a_window_become_one_record_reduced_by_each_metrics_rule(tmp_path, clock):
-    writer = MetricsWriter(tmp_path, "worker", 3, incarnation=1, window_s=1.0)
+    writer = MetricsWriter(RunFolder(tmp_path), "worker", 3, incarnation=1, window_s=1.0)
     writer.record_step(
         7, {"accepted": 1, "loss_total": 1.0, "staleness_min": 0, "staleness_max": 0}, {"environment": 0.2}
     )
@@ -46,7 +47,7 @@ def test_steps_of_a_window_become_one_record_reduced_by_each_metrics_rule(tmp_pa
 
 
 def test_a_window_that_is_not_over_waits_for_flush(tmp_path, clock):
-    writer = MetricsWriter(tmp_path, "worker", 0, window_s=1.0)
+    writer = MetricsWriter(RunFolder(tmp_path), "worker", 0, window_s=1.0)
     writer.record_step(1, {"accepted": 1})
     writer.record_episode(1, Episode(3.0, 10, True, False))
     assert not (tmp_path / "metrics" / "worker-0.jsonl").exists()
@@ -55,7 +56,7 @@ def test_a_window_that_is_not_over_waits_for_flush(tmp_path, clock):
 
 
 def test_what_is_reported_keeps_the_seconds_that_it_was_counted_over(tmp_path, clock):
-    writer = MetricsWriter(tmp_path, "server", 0, window_s=1.0)
+    writer = MetricsWriter(RunFolder(tmp_path), "server", 0, window_s=1.0)
     for step, window_s in ((5, 1.25), (9, 0.5)):
         clock.now_s += 0.4
         figures = {"commits": 5, "window_s": window_s, "sections_s": {"applying": 0.1}, "term": 1}
@@ -70,7 +71,7 @@ def test_what_is_reported_keeps_the_seconds_that_it_was_counted_over(tmp_path, c
 
 
 def test_a_line_for_people_does_not_shorten_the_window_of_the_steps_around_it(tmp_path, clock):
-    writer = MetricsWriter(tmp_path, "worker", 0, window_s=1.0)
+    writer = MetricsWriter(RunFolder(tmp_path), "worker", 0, window_s=1.0)
     clock.now_s += 3.0
     writer.record_event("checkpoint", "checkpoint of step 1 written", step=1)
     clock.now_s += 0.5
@@ -80,13 +81,13 @@ def test_a_line_for_people_does_not_shorten_the_window_of_the_steps_around_it(tm
 
 
 def test_an_event_is_written_at_once(tmp_path, clock):
-    MetricsWriter(tmp_path, "server", 0).record_event("joined", "worker 2 joined at step 5", step=5)
+    MetricsWriter(RunFolder(tmp_path), "server", 0).record_event("joined", "worker 2 joined at step 5", step=5)
     (record,) = lines(tmp_path / "metrics" / "server-0.jsonl")
     assert (record["event"], record["message"], record["step"]) == ("joined", "worker 2 joined at step 5", 5)
 
 
 def test_numbers_that_are_not_finite_become_null_and_are_counted(tmp_path):
-    writer = MetricsWriter(tmp_path, "worker", 0)
+    writer = MetricsWriter(RunFolder(tmp_path), "worker", 0)
     writer.record_step(1, {"loss_total": math.nan, "entropy": math.inf})
     writer.record_step(2, {"loss_total": 3.0, "entropy": -math.inf})
     writer.record_episode(2, Episode(math.nan, 1, True, False))
@@ -99,11 +100,11 @@ def test_numbers_that_are_not_finite_become_null_and_are_counted(tmp_path):
 
 def test_an_unknown_metric_is_refused_naming_the_nearest(tmp_path):
     with pytest.raises(UserError, match="unknown step metric 'loss_totl'; did you mean loss_total"):
-        MetricsWriter(tmp_path, "worker", 0).record_step(1, {"loss_totl": 1.0})
+        MetricsWriter(RunFolder(tmp_path), "worker", 0).record_step(1, {"loss_totl": 1.0})
 
 
 def test_an_evaluation_has_its_interval(tmp_path):
-    writer = MetricsWriter(tmp_path, "evaluator", 0)
+    writer = MetricsWriter(RunFolder(tmp_path), "evaluator", 0)
     scores = {"mean": 1.5, "median": 1.0, "iqm": 1.25, "max": 4.0}
     writer.record_evaluation(90, checkpoint_step=80, games=4, interval_95=(1.0, 2.0), **scores)
     (record,) = lines(tmp_path / "metrics" / "evaluator-0.jsonl")
@@ -112,14 +113,16 @@ def test_an_evaluation_has_its_interval(tmp_path):
 
 FULL_DISK = """
 import resource, sys, json
+from pathlib import Path
 from dba3c.environments.protocol import Episode
 from dba3c.metrics.writer import MetricsWriter
+from dba3c.runs.folder import RunFolder
 from param_servers import line_file
 line_file.BACKLOG_LINES = 20
 soft, hard = 4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 warnings = []
-writer = MetricsWriter(sys.argv[1], "worker", 0, window_s=0.0, warn=warnings.append)
+writer = MetricsWriter(RunFolder(Path(sys.argv[1])), "worker", 0, window_s=0.0, warn=warnings.append)
 for step in range(200):
     writer.record_episode(step, Episode(float(step), 1, True, False))
 print(json.dumps(warnings))
@@ -149,7 +152,7 @@ def test_a_full_disk_costs_one_warning_and_nothing_that_was_on_disk(tmp_path):
 def test_a_folder_that_cannot_be_written_never_stops_training(tmp_path):
     (tmp_path / "metrics").write_text("a file where the folder should be")
     warnings = []
-    writer = MetricsWriter(tmp_path, "worker", 0, window_s=0.0, warn=warnings.append)
+    writer = MetricsWriter(RunFolder(tmp_path), "worker", 0, window_s=0.0, warn=warnings.append)
     for step in range(10):
         writer.record_step(step, {"accepted": 1})
     assert len(warnings) == 1
