@@ -72,23 +72,14 @@ class ChartInterval:
         point: dict[str, float | None] = {
             chart: over_processes(list(of_processes.values())) for chart, of_processes in self._values.items()
         }
-        point |= self._scores_now() | _progress(self.summary)
-        point |= _speed(self.summary, now_s) | _sections(self.summary, now_s)
+        point |= _whole_run(self.summary, now_s) | _sections(self.summary, now_s)
+        if self._scores:
+            point["score/online"] = sum(self._scores) / len(self._scores)
         if per_worker:
             for process in self.summary.workers():
                 point.update(_worker(process, now_s))
         self._clear()
         return {chart: value for chart, value in point.items() if value is not None}
-
-    def _scores_now(self) -> dict[str, float | None]:
-        scores, new = self.summary.scores, self._scores
-        return {
-            "score/online": sum(new) / len(new) if new else None,
-            "score/mean": scores.mean,
-            "score/max": scores.max,
-            "score/best": scores.best,
-            "score/best_mean": scores.best_mean,
-        }
 
 
 def points_of(
@@ -123,29 +114,27 @@ def _evaluation_point(record: Record) -> Point:
     return Point(values, int(record.get("checkpoint_step") or record["step"]), record["time_s"], of_evaluation=True)
 
 
-def _progress(summary: RunSummary) -> dict[str, float | None]:
-    hours, core_hours = summary.hours()
+def _whole_run(summary: RunSummary, now_s: float) -> dict[str, float | None]:
+    scores, (hours, core_hours) = summary.scores, summary.hours()
     return {
-        "progress/games": summary.scores.count,
+        "score/mean": scores.mean,
+        "score/max": scores.max,
+        "score/best": scores.best,
+        "score/best_mean": scores.best_mean,
+        "progress/games": scores.count,
         "progress/frames": summary.frames,
         "progress/data_points": summary.data_points,
         "progress/hours": hours,
         "progress/core_hours": core_hours,
         "progress/cpu_hours": summary.cpu_hours,
-        "cluster/dropped": summary.total("dropped"),
-        "cluster/rejected": summary.total("rejected"),
-    }
-
-
-def _speed(summary: RunSummary, now_s: float) -> dict[str, float | None]:
-    recent = _recent(summary.workers(), now_s)
-    return {
         "speed/data_points_per_s": summary.per_second(now_s, "data_points"),
         "speed/frames_per_s": summary.per_second(now_s, "frames"),
         "speed/steps_per_s": summary.per_second(now_s, "commits"),
         "speed/cpu_cores": summary.per_second(now_s, "cpu_s"),
         "cluster/active_workers": summary.active_workers(now_s),
-        "cluster/dropped_share": dropped_share(recent),
+        "cluster/dropped_share": dropped_share(_recent(summary.workers(), now_s)),
+        "cluster/dropped": summary.total("dropped"),
+        "cluster/rejected": summary.total("rejected"),
     }
 
 
