@@ -71,23 +71,18 @@ class Sink(Protocol):
 
     def open(self, run: TrackedRun) -> None:
         """Connects. Raises UserError when the client is not installed."""
-        ...
 
     def point(self, values: Mapping[str, float], step: int, time_s: float) -> None:
         """Chart (`dba3c.metrics.registry.tracker_name`) to value, at one committed step and unix time."""
-        ...
 
     def event(self, message: str, step: int, time_s: float) -> None:
         """One line about something that happened."""
-        ...
 
     def film(self, path: Path, step: int, time_s: float) -> None:
         """A game of the checkpoint of a step, as a GIF."""
-        ...
 
     def close(self) -> None:
         """Everything that was given is where it belongs when this returns."""
-        ...
 
 
 def client(package: str, extra: str) -> ModuleType:

@@ -115,12 +115,11 @@ class RunEnd:
         finished: it has had what it was to have, and nobody has stopped it.
     """
 
-    def __init__(self, folder: RunFolder, *, look_s: float = LOOK_S, gone_after_s: float = GONE_AFTER_S) -> None:
+    def __init__(self, folder: RunFolder, *, look_s: float = LOOK_S) -> None:
         self.reason: str | None = None
         self.finished = False
         self._folder = folder
         self.look_s = look_s
-        self._gone_after_s = gone_after_s
         self._status = "live"
         budget_s = (folder.config().get("run") or {}).get("evaluation_budget_s") or 0.0
         self._evaluators_s = max(SETTLED_S, budget_s + LOADING_S)
@@ -135,17 +134,18 @@ class RunEnd:
             RunBroken: the launch is gone without a word, or the folder could not be read for a minute.
         """
         self._look()
-        if self.reason is None and self._status == "broken" and time.monotonic() - self._alive_s > self._gone_after_s:
-            waited = f"nobody has held its lock for {self._gone_after_s:.0f} s"
-            raise RunBroken(f"the launch of {self._folder.path} is gone: {waited}")
+        if self.reason is None and self._status == "broken" and time.monotonic() - self._alive_s > GONE_AFTER_S:
+            raise RunBroken(
+                f"the launch of {self._folder.path} is gone: nobody has held its lock for {GONE_AFTER_S:.0f} s"
+            )
         return self.reason
 
     def nothing_more_comes(self, silent_s: float) -> bool:
         """Whether all that the run writes is there: its launch is over, or it was asked to end and went silent.
 
         The launch waits for its monitor before it notes the end, hence the silence; where it has started all processes,
-        it tells its monitor that they are gone. Evaluators of a finished run may be
-        silent for longer, within their budget.
+        it tells its monitor that they are gone. Evaluators of a finished run may be silent for longer, within their
+        budget.
 
         Args:
             silent_s: seconds since the last new record.

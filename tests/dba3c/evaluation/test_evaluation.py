@@ -15,7 +15,7 @@ from dba3c.evaluation.evaluator import evaluate, evaluator
 from dba3c.evaluation.full_games import GamesAbandoned, evaluated_policies
 from dba3c.evaluation.players import protocol_for, stream_seeds
 from dba3c.roles import RunProcess
-from dba3c.runs import checkpoints
+from dba3c.runs import checkpoints, ending
 from dba3c.runs.checkpoints import CheckpointWatch, load_policy
 from dba3c.runs.ending import Overtime, RunEnd
 from param_servers.errors import CheckpointUnreadable, RunBroken
@@ -337,8 +337,9 @@ def test_a_checkpoint_that_cannot_be_read_now_is_looked_at_again(cartpole, monke
     assert watch.newest_unseen().step == 10
 
 
-def test_a_launch_that_is_gone_without_a_word_is_not_waited_for(cartpole):
+def test_a_launch_that_is_gone_without_a_word_is_not_waited_for(cartpole, monkeypatch):
+    monkeypatch.setattr(ending, "GONE_AFTER_S", -1.0)
     run, _ = cartpole
     run.release()
     with pytest.raises(RunBroken, match="nobody has held its lock"):
-        CheckpointWatch(run.checkpoints, RunEnd(run, look_s=0.0, gone_after_s=-1.0), say=print, look_s=0.0).wait()
+        CheckpointWatch(run.checkpoints, RunEnd(run, look_s=0.0), say=print, look_s=0.0).wait()
