@@ -55,7 +55,7 @@ class RunFacts:
         for name in ("run", "environment"):
             if not isinstance(config.get(name, {}), dict):
                 raise UserError(f"{run.path / 'config.json'}: {name} should be an object")
-        limits = _section(config, "run")
+        limits = config.get("run", {})
         return cls(
             name=run.path.name,
             stop_score=stop_score(config),
@@ -80,7 +80,7 @@ class RunFacts:
 
 def stop_score(config: Mapping[str, Any]) -> float | None:
     """The mean score that a configuration asks for, None where it asks for none."""
-    return _number(_section(config, "run").get("stop_score"))
+    return _number((config.get("run") or {}).get("stop_score"))
 
 
 def _lives(listed: Sequence[Mapping[str, Any]]) -> tuple[Life, ...]:
@@ -97,11 +97,6 @@ def _lives(listed: Sequence[Mapping[str, Any]]) -> tuple[Life, ...]:
 def _counts(topology: object) -> dict[str, int]:
     named = {role: topology.get(f"{role}s") for role in WORKING} if isinstance(topology, dict) else {}
     return {role: count for role, count in named.items() if isinstance(count, int) and count > 0}
-
-
-def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = tree.get(name)
-    return section if isinstance(section, dict) else {}
 
 
 def _number(value: object) -> float | None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from dba3c.errors import UserError
 
 
-def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Writes a file so that a reader, or a crash, sees the old content or the new, never a part."""
-    temporary = _temporary_beside(path, text, mode)
+    temporary = _temporary_beside(path, text, 0o644)
     try:
         os.replace(temporary, path)
     finally:
