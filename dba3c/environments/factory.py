@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import gymnasium
+from gymnasium.error import Error
 
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.families import FAMILIES
@@ -16,7 +17,7 @@ from dba3c.environments.normalization import NormalizedObservations
 from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError
-from dba3c.own_code import find
+from dba3c.own_code import find, module_of
 
 View = Literal["training", "evaluation"]
 
@@ -76,3 +77,17 @@ def custom_maker(config: EnvironmentConfig, view: str) -> MakeEnv:
         return env
 
     return make_env
+
+
+def registered_maker(config: EnvironmentConfig, view: str) -> MakeEnv:
+    """What makes any environment of Gymnasium's registry, in which importing the module of "module:Id-v0" puts one."""
+    if ":" in config.env_id:  # Gymnasium's own module:Id-v0, which would not look where the command was started
+        module_of(config.env_id)
+
+    def make_registered() -> gymnasium.Env[Any, Any]:
+        try:
+            return gymnasium.make(config.env_id, disable_env_checker=True)  # what it looks at, the codecs refuse
+        except (Error, ImportError) as error:
+            raise UserError(f"{config.env_id} cannot be made: {' '.join(str(error).split())}") from error
+
+    return make_registered

@@ -26,9 +26,8 @@ from typing import Any, NamedTuple
 
 from dba3c.errors import UserError
 
-_REGISTERED = "dba3c.environments.registered"
 _LEGACY_ATARI = re.compile(r"^(?P<game>[A-Z]\w*?)(?P<suffix>NoFrameskip|Deterministic)?-v(?P<version>[04])$")
-ATARI_STOP_SCORES: dict[str, float] = {
+STOP_SCORES = {
     "ALE/Breakout-v5": 300.0,
     "ALE/Pong-v5": 10.0,
     "ALE/Riverraid-v5": 4000.0,
@@ -36,8 +35,6 @@ ATARI_STOP_SCORES: dict[str, float] = {
     "ALE/SpaceInvaders-v5": 700.0,
     "ALE/BeamRider-v5": 14900.0,
     "ALE/Boxing-v5": 98.0,
-}
-OTHER_STOP_SCORES: dict[str, float] = {
     "football/academy_empty_goal_close": 0.9,
     "vizdoom/basic": 75.0,
 }
@@ -59,7 +56,7 @@ FAMILIES = {
     "vizdoom": Family("dba3c.environments.vizdoom:vizdoom_maker", prefix="vizdoom", frame_skip=4),
     "football": Family("dba3c.environments.football:football_maker", prefix="football"),
     "custom": Family("dba3c.environments.factory:custom_maker"),
-    "gymnasium": Family(f"{_REGISTERED}:registered_maker"),
+    "gymnasium": Family("dba3c.environments.factory:registered_maker"),
 }
 
 
@@ -82,11 +79,11 @@ def check_env_id(env_id: str) -> None:
     family = family_of(env_id)
     if family == "atari" and env_id not in atari_games():
         raise UserError(f"unknown Atari game {env_id}{close_names(env_id, list(atari_games()))}")
-    if family == "gymnasium" and not _names_module_to_import(env_id) and env_id not in _registered().ids():
+    if family == "gymnasium" and not _names_module_to_import(env_id) and env_id not in _registry():
         legacy = _LEGACY_ATARI.match(env_id)
         if legacy and f"ALE/{legacy['game']}-v5" in atari_games():
             raise UserError(_legacy_line(env_id, legacy["game"], legacy["suffix"], legacy["version"]))
-        known = [*_registered().ids(), *atari_games()]
+        known = [*_registry(), *atari_games()]
         raise UserError(f"unknown environment {env_id}{close_names(env_id, known)}")
     if family == "custom" and not re.fullmatch(r"[\w.]+:[\w.]+", env_id):
         raise UserError(f"an environment of your own is written package.module:function, not {env_id}")
@@ -102,9 +99,10 @@ def atari_games() -> dict[str, str]:
     return {f"ALE/{rom.title().replace('_', '')}-v5": rom for rom in roms if rom not in no_single_player_mode}
 
 
-def _registered() -> Any:
-    """The module that knows Gymnasium's registry."""
-    return importlib.import_module(_REGISTERED)
+def _registry() -> dict[str, Any]:
+    """Gymnasium's environments by id, but the Atari ones that importing ale-py may have added: another family."""
+    registry = importlib.import_module("gymnasium").registry
+    return {name: spec for name, spec in registry.items() if not str(spec.entry_point).startswith("ale_py")}
 
 
 def close_names(name: str, known: list[str], prefix: str = "") -> str:
@@ -125,7 +123,11 @@ def _legacy_line(env_id: str, game: str, suffix: str | None, version: str) -> st
 
 def stop_score(env_id: str) -> float | None:
     """The score at which a run of this environment may stop; None where none is known."""
-    known: dict[str, float | None] = {**ATARI_STOP_SCORES, **OTHER_STOP_SCORES}
-    if family_of(env_id) == "gymnasium" and env_id not in known:
-        known[env_id] = _registered().reward_threshold(env_id)
-    return known.get(env_id)
+    if family_of(env_id) != "gymnasium":
+        return STOP_SCORES.get(env_id)
+    gymnasium = importlib.import_module("gymnasium")
+    try:
+        threshold = gymnasium.spec(env_id).reward_threshold
+    except gymnasium.error.Error:
+        return None
+    return None if threshold is None else float(threshold)
