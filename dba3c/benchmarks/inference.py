@@ -164,9 +164,7 @@ class Actors:
 
     def __init__(self, name: str, num_envs: int, count: int, port: int, secret: bytes, seconds: float) -> None:
         context = get_context("forkserver")  # what they import is imported once
-        context.set_forkserver_preload(
-            ["dba3c.central.service", "dba3c.central.actor", "dba3c.environments.atari.consoles"]
-        )
+        context.set_forkserver_preload(["dba3c.central.service", "dba3c.central.actor", "dba3c.environments.atari"])
         self._told, self._begin = context.Queue(), context.Barrier(count + 1)
         self._processes = [
             context.Process(

@@ -1,4 +1,4 @@
-"""Which game is played and how: one frozen dataclass. The named Atari protocols are in `atari.protocols`."""
+"""Which game is played and how: one frozen dataclass. The named Atari protocols are in `atari_protocols`."""
 
 from __future__ import annotations
 

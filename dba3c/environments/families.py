@@ -52,7 +52,7 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "atari": Family("dba3c.environments.atari.view:make_atari", prefix="ALE", frame_skip=4),
+    "atari": Family("dba3c.environments.atari:make_atari", prefix="ALE", frame_skip=4),
     "vizdoom": Family("dba3c.environments.vizdoom:vizdoom_maker", prefix="vizdoom", frame_skip=4),
     "football": Family("dba3c.environments.football:football_maker", prefix="football"),
     "custom": Family("dba3c.environments.factory:custom_maker"),

@@ -21,7 +21,7 @@ from dba3c.algorithms.policies import Actions
 from dba3c.algorithms.policies import Policy as Player
 from dba3c.assembly.model import R2D2_EVALUATION_EPSILON, Spaces, build_model, build_policy
 from dba3c.config import TrainConfig
-from dba3c.environments.atari.protocols import protocol_name
+from dba3c.environments.atari_protocols import protocol_name
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.normalization import use_statistics
 from dba3c.environments.protocol import MAX_SEED, VectorEnvironment

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import tyro
 
-from dba3c.environments.atari.protocols import atari_2017, atari_v5
+from dba3c.environments.atari_protocols import atari_2017, atari_v5
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment, maker_of
 from dba3c.environments.families import atari_games

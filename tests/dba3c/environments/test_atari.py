@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky
+from dba3c.environments.atari_protocols import atari_2017, atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError

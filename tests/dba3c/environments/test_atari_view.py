@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from dba3c.environments.atari.consoles import ConsoleStep
-from dba3c.environments.atari.view import AtariVectorEnvironment
+from dba3c.environments.atari import AtariVectorEnvironment, ConsoleStep
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.protocol import Experience
 from dba3c.errors import UserError

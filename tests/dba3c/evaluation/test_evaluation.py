@@ -8,7 +8,7 @@ import torch
 
 from dba3c.assembly.model import initial_parameters
 from dba3c.config import NetworkConfig, TrainConfig, replace_options
-from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky
+from dba3c.environments.atari_protocols import atari_2017, atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate, evaluator

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dba3c.environments.atari.protocols import atari_2017, atari_v4_no_sticky, atari_v5
+from dba3c.environments.atari_protocols import atari_2017, atari_v4_no_sticky, atari_v5
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import EnvironmentFailed

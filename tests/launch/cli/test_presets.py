@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dba3c.assembly.model import Spaces, build_module
-from dba3c.environments.atari.protocols import protocol_name
+from dba3c.environments.atari_protocols import protocol_name
 from dba3c.errors import UserError
 from dba3c.networks.torsos import ConvolutionalTorso, PerceptronTorso
 from launch.cli import presets
