@@ -32,8 +32,7 @@ from ale_py import Action, ALEInterface, LoggerMode, roms
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.spaces import Box, Discrete, Space
 
-from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.families import atari_games
+from dba3c.environments.config import EnvironmentConfig, atari_games
 from dba3c.environments.protocol import Games, Transition, environment_seeds
 from dba3c.errors import UserError
 

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import gymnasium
 from gymnasium.error import Error
 
-from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.families import FAMILIES
+from dba3c.environments.config import FAMILIES, EnvironmentConfig
 from dba3c.environments.gymnasium_vector import LoopVectorEnvironment, MakeEnv
 from dba3c.environments.normalization import NormalizedObservations
 from dba3c.environments.process_env import ProcessEnv

@@ -24,8 +24,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from dba3c.environments.config import FOOTBALL_FRAMES, EnvironmentConfig
-from dba3c.environments.families import close_names
+from dba3c.environments.config import FOOTBALL_FRAMES, EnvironmentConfig, close_names
 from dba3c.errors import UserError
 
 MAP_SIZES = {"small": (96, 72), "medium": (120, 90), "large": (144, 108)}  # (width, height) in cells

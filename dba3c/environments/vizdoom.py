@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.families import close_names
+from dba3c.environments.config import EnvironmentConfig, close_names
 from dba3c.errors import UserError
 
 HEIGHT, WIDTH = 72, 96

@@ -29,9 +29,8 @@ from dba3c.environments.atari import (
     RandomSkipConsoles,
     rom_path,
 )
-from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.config import EnvironmentConfig, atari_games
 from dba3c.environments.factory import custom_maker, make_vector_environment, with_normalization
-from dba3c.environments.families import atari_games
 from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
 from dba3c.environments.protocol import EnvironmentFailed, VectorEnvironment, environment_seeds
 from dba3c.errors import UserError

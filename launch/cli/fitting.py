@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dba3c.config import TrainConfig, refuse_unread, replace_options
-from dba3c.environments.atari.protocols import with_protocol
-from dba3c.environments.families import check_env_id
+from dba3c.environments.atari_protocols import with_protocol
+from dba3c.environments.config import check_env_id
 from dba3c.errors import UserError, did_you_mean, warn_on_stderr
 from launch.cli.presets import PRESETS, fitting_preset, in_one_worker, preset, with_central_inference
 from launch.cluster.launchers import LaunchPlace

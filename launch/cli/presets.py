@@ -14,8 +14,7 @@ from typing import Literal
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.atari_protocols import atari_2017, atari_v4_no_sticky, atari_v5
-from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.families import stop_score
+from dba3c.environments.config import EnvironmentConfig, stop_score
 from dba3c.errors import UserError, did_you_mean
 from launch.local.resources import multiplies_bfloat16
 from param_servers.config import ExchangeConfig, OptimizerConfig

@@ -27,9 +27,8 @@ import torch
 import tyro
 
 from dba3c.environments.atari_protocols import atari_2017, atari_v5
-from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.config import EnvironmentConfig, atari_games
 from dba3c.environments.factory import make_vector_environment, maker_of
-from dba3c.environments.families import atari_games
 from dba3c.environments.protocol import environment_seeds
 from dba3c.errors import UserError
 from dba3c.studies.page import facts, made_by, markdown, renew

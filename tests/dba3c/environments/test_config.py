@@ -7,8 +7,7 @@ import gymnasium
 import pytest
 
 from dba3c.environments.atari_protocols import atari_2017, atari_v4_no_sticky, atari_v5, protocol_name
-from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.families import atari_games, stop_score
+from dba3c.environments.config import EnvironmentConfig, atari_games, stop_score
 from dba3c.errors import UserError
 
 
