@@ -15,7 +15,7 @@ from dba3c.algorithms.policies import Actions
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.evaluation import evaluator
-from dba3c.evaluation.full_games import Evaluation
+from dba3c.evaluation.evaluator import Evaluation
 from dba3c.recording.recorder import RecordedGame, record_game
 from dba3c.runs.checkpoints import open_policy
 from dba3c.runs.folder import RunFolder

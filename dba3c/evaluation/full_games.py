@@ -1,39 +1,97 @@
-"""Playing full games with a policy, several at once, without favouring short ones.
+"""Full games with a checkpoint's policy: who plays and how (a score without its protocol means nothing), and playing
+several at once without favouring short ones.
+
+The player is a checkpoint's policy, whatever algorithm trained it. Its games:
+
+| protocol   | games                                                   | actions | source                            |
+|------------|---------------------------------------------------------|---------|-----------------------------------|
+| `2017`     | 40,000 agent steps at most, FIRE after 30 equal actions | greedy  | the 2017 system's evaluation node |
+| all others | whole, to the environment's own limit                   | sampled | as A3C and IMPALA evaluated       |
+
+Either kind of actions can be asked for; the name says which were taken.
 
 Counting the first N games to *finish* in a vector of environments favours short games: while one environment plays a
 long, good game, its neighbours finish several short ones. So every environment has a fixed quota: which games count is
-settled before any is played, and each of them is played to its end. What they found is written down as
-
-    evaluations/step-N-ACTIONS.json      protocol, seed, hashes, every game's score and length, and their summary
-    evaluations/step-N-ACTIONS-I.json    games of the stream of seeds I, where that is not 0: evaluator I's share
-
-beside `checkpoints/`, not in it: a checkpoint's files are those of its manifest, and old ones are deleted.
+settled before any is played, and each of them is played to its end.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from dba3c.algorithms.policies import Actions, Asked, Decision
 from dba3c.algorithms.policies import Policy as Player
-from dba3c.environments.protocol import Episode, Experience, Transition, VectorEnvironment
+from dba3c.assembly.model import R2D2_EVALUATION_EPSILON, Spaces, build_model, build_policy
+from dba3c.config import TrainConfig
+from dba3c.environments.atari_protocols import protocol_name
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.normalization import use_statistics
+from dba3c.environments.protocol import MAX_SEED, Episode, Experience, Transition, VectorEnvironment
 from dba3c.errors import UserError
 from dba3c.networks import reset_state
-from dba3c.runs.atomic_files import write_atomically
-from dba3c.runs.folder import RunFolder
-from dba3c.studies.statistics import ScoreSummary, human_normalised, summarise
+from dba3c.runs.checkpoints import Policy
 
-FOLDER = "evaluations"
+LIMIT_2017_STEPS = 40_000
 LONGEST_GAME_STEPS = 250_000
 """No game is waited for longer (agent steps). Atari is cut by its own limit well before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationProtocol:
+    """The environment as it is evaluated, and how actions are chosen from the policy."""
+
+    name: str
+    environment: EnvironmentConfig
+    actions: Actions
+
+
+def protocol_for(config: TrainConfig, actions: Actions | None = None) -> EvaluationProtocol:
+    """The protocol that fits the run's environment; `actions` overrides its choice.
+
+    The 2017 limit is set in frames, as consoles count them: 40,000 steps of its mean frame skip of 3 (the frame skip
+    is drawn at random, so a game is cut within 1 % of 40,000 steps).
+    """
+    environment = config.environment
+    name = protocol_name(environment)
+    is_2017 = name.split(" ")[0] == "2017"
+    if is_2017:
+        frames = round(LIMIT_2017_STEPS * environment.frames_per_step)
+        environment = replace(environment, max_episode_frames=frames)
+        name += f", at most {LIMIT_2017_STEPS:,} steps a game"
+    actions = actions or ("greedy" if is_2017 else "sampled")
+    chosen = f"{actions} actions"
+    if config.algorithm.algorithm == "r2d2" and actions == "sampled":
+        chosen = f"greedy actions but for {R2D2_EVALUATION_EPSILON:.1%} random ones"
+    return EvaluationProtocol(name=f"{name}, {chosen}", environment=environment, actions=actions)
+
+
+def stream_seeds(run_seed: int, purpose: str, index: int) -> tuple[int, int]:
+    """(seed of the environments, seed of the actions): functions of (run seed, purpose, index) alone."""
+    words = np.random.SeedSequence([run_seed, zlib.crc32(purpose.encode()), index]).generate_state(2, dtype=np.uint64)
+    return int(words[0] % MAX_SEED), int(words[1] >> np.uint64(1))
+
+
+def make_player(
+    config: TrainConfig, environments: VectorEnvironment, policy: Policy, actions: Actions, seed: int
+) -> Player:
+    """The player that the run's algorithm trained, with a checkpoint's parameters, for environments of the evaluation
+    view, which from now on normalise as that checkpoint did.
+
+    Raises:
+        UserError: the checkpoint is of another network, or its run kept no statistics of observations.
+    """
+    use_statistics(environments, policy.observation_statistics, f"checkpoint step-{policy.step}")
+    of = Spaces(environments.observation_space, environments.action_space)
+    network = build_model(config, of).network
+    player = build_policy(config, network, of, seed, actions)
+    player.load(policy.parameters_for(network.layout), policy.step)
+    return player
 
 
 class GamesAbandoned(Exception):
@@ -122,85 +180,3 @@ def _check_that_games_end(running_steps: np.ndarray, counting: np.ndarray) -> No
             f"environment {endless[0]} has played {LONGEST_GAME_STEPS} steps without ending its game: "
             "give the environment a time limit"
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """The full games of one checkpoint. Lists are in the order of the games' fixed numbers."""
-
-    checkpoint_step: int
-    data_points: int
-    env_id: str
-    protocol: str
-    actions: Actions
-    seed: int
-    """The run's."""
-    seed_index: int
-    """Which of the run's streams of evaluation seeds; the same index plays the same games."""
-    num_envs: int
-    config_sha256: str
-    parameters_sha256: str
-    scores: list[float]
-    """Unclipped, of whole games."""
-    lengths_steps: list[int]
-    truncated: list[bool]
-    """Whether a time limit ended the game."""
-    summary: ScoreSummary
-    unfinished: int
-    """Games that had not ended when there was no more time; long ones are among them."""
-    environment_failures: list[str]
-    agent_steps: int
-    wall_s: float
-
-    @property
-    def human_normalised(self) -> float | None:
-        """The mean score, 0 for random actions' and 1 for a person's; None where a person's is not known."""
-        return human_normalised(self.env_id, self.summary.mean)
-
-    def path(self, folder: RunFolder) -> Path:
-        """Where `save` puts it."""
-        stream = f"-{self.seed_index}" if self.seed_index else ""
-        return folder.path / FOLDER / f"step-{self.checkpoint_step}-{self.actions}{stream}.json"
-
-    def save(self, folder: RunFolder) -> Path:
-        """Write it atomically into the run's folder; one of the same step, actions and stream is replaced."""
-        path = self.path(folder)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot make the folder {path.parent}: {error.strerror}") from error
-        fields = dataclasses.asdict(self)
-        fields["summary"]["interval_95_of"] = "iqm"
-        write_atomically(path, json.dumps(fields, indent=1, allow_nan=False) + "\n")
-        return path
-
-
-def together(folder: RunFolder, share: Evaluation, evaluators: int) -> tuple[ScoreSummary, int]:
-    """(summary, unfinished games) of all evaluators' shares of a checkpoint that are there by now, `share` among them.
-
-    Each evaluator writes its share before it looks for the others', so whoever comes last sees all of them.
-    """
-    scores, unfinished = list(share.scores), share.unfinished
-    for index in set(range(evaluators)) - {share.seed_index}:
-        fields = _read(dataclasses.replace(share, seed_index=index).path(folder))
-        if fields.get("parameters_sha256") == share.parameters_sha256:
-            scores += [float(score) for score in fields["scores"]]
-            unfinished += int(fields["unfinished"])
-    return summarise(scores), unfinished
-
-
-def evaluated_policies(folder: RunFolder, games: int, seed_index: int = 0) -> set[str]:
-    """SHA-256 of the parameters with which so many games of a stream were played, in this life of the run or before."""
-    found = map(_read, sorted((folder.path / FOLDER).glob("step-*.json")))
-    whole = (one for one in found if one.get("seed_index") == seed_index and not one.get("unfinished"))
-    return {str(one["parameters_sha256"]) for one in whole if len(one["scores"]) >= games}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """An evaluation's fields; {} where there is none, or none of ours: then it is played again."""
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        ours = {"parameters_sha256": str(fields["parameters_sha256"]), "unfinished": int(fields.get("unfinished", 0))}
-        return {**ours, "seed_index": fields["seed_index"], "scores": list(map(float, fields["scores"]))}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}

@@ -19,8 +19,7 @@ from dba3c.algorithms.policies import Actions, Decision
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Transition
 from dba3c.errors import UserError, writing
-from dba3c.evaluation.full_games import GamesAbandoned, play_full_games
-from dba3c.evaluation.players import make_player, protocol_for, stream_seeds
+from dba3c.evaluation.full_games import GamesAbandoned, make_player, play_full_games, protocol_for, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.recording.cameras import make_camera
 from dba3c.recording.videos import FILM_PANEL, GIF_PANEL, GifWriter, Mp4Writer, Overlay, enlarge, shrink

@@ -138,7 +138,7 @@ def test_an_evaluation_normalises_by_the_statistics_of_its_checkpoint(
         use_statistics(environments, stored, checkpoint)
         used.append(environments.statistics)
 
-    monkeypatch.setattr("dba3c.evaluation.players.use_statistics", spy)
+    monkeypatch.setattr("dba3c.evaluation.full_games.use_statistics", spy)
     config = TrainConfig.from_json(folder.config_text())
     evaluate(config, policy, games=2, num_envs=2)
     assert used[0].to_dict() == at_checkpoint  # and 400 steps later it is still the same

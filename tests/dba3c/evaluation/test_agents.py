@@ -13,7 +13,7 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError
 from dba3c.evaluation.agents import load
-from dba3c.evaluation.players import make_player
+from dba3c.evaluation.full_games import make_player
 from dba3c.runs.checkpoints import load_policy
 
 

@@ -11,9 +11,8 @@ from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments.atari_protocols import atari_2017, atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
-from dba3c.evaluation.evaluator import evaluate, evaluator
-from dba3c.evaluation.full_games import GamesAbandoned, evaluated_policies
-from dba3c.evaluation.players import protocol_for, stream_seeds
+from dba3c.evaluation.evaluator import evaluate, evaluated_policies, evaluator
+from dba3c.evaluation.full_games import GamesAbandoned, protocol_for, stream_seeds
 from dba3c.roles import RunProcess
 from dba3c.runs import checkpoints, ending
 from dba3c.runs.checkpoints import CheckpointWatch, load_policy

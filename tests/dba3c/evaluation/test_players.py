@@ -12,7 +12,7 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate
-from dba3c.evaluation.players import make_player, protocol_for
+from dba3c.evaluation.full_games import make_player, protocol_for
 from dba3c.runs.checkpoints import Policy
 
 CARTPOLE = EnvironmentConfig(env_id="CartPole-v1")
