@@ -19,34 +19,21 @@ from typing import Any
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 
-_SHARED: dict[str, Any] = {
+_V5: dict[str, Any] = {
     "frame_stack": 4,
     "screen_size": 84,
     "full_action_space": False,
     "max_episode_frames": 108_000,
     "fire_on_life_loss": False,
     "stuck_guard_steps": 0,
-}
-_V5: dict[str, Any] = {
     "repeat_action_probability": 0.25,
     "frame_skip": 4,
     "grayscale": True,
     "noop_max": 30,
     "fire_on_reset": True,
 }
-_2017: dict[str, Any] = {
-    "repeat_action_probability": 0.25,
-    "frame_skip": (2, 4),
-    "grayscale": False,
-    "noop_max": 0,
-    "fire_on_reset": False,
-    "stuck_guard_steps": 30,
-}
-ATARI_PROTOCOLS: dict[str, dict[str, Any]] = {
-    "2017": _SHARED | _2017,
-    "v5": _SHARED | _V5,
-    "v4-no-sticky": _SHARED | _V5 | {"repeat_action_probability": 0.0},
-}
+_2017 = {"frame_skip": (2, 4), "grayscale": False, "noop_max": 0, "fire_on_reset": False, "stuck_guard_steps": 30}
+ATARI_PROTOCOLS = {"2017": _V5 | _2017, "v5": _V5, "v4-no-sticky": _V5 | {"repeat_action_probability": 0.0}}
 
 
 def atari_2017(config: EnvironmentConfig) -> EnvironmentConfig:

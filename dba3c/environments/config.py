@@ -26,7 +26,7 @@ import math
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from dba3c.errors import UserError
 from param_servers.config import option, refusal_of_unread
@@ -34,6 +34,8 @@ from param_servers.config import option, refusal_of_unread
 FOOTBALL_FRAMES = 4
 """Of which football's map is made."""
 _LEGACY_ATARI = re.compile(r"^(?P<game>[A-Z]\w*?)(?P<suffix>NoFrameskip|Deterministic)?-v(?P<version>[04])$")
+_MODULE_AND_ID = re.compile(r"[\w.]+:[\w./-]+-v\d+")
+"""Gymnasium's own "module:Id-v0": import the module, which registers the id."""
 STOP_SCORES = {
     "ALE/Breakout-v5": 300.0,
     "ALE/Pong-v5": 10.0,
@@ -51,7 +53,7 @@ class Family(NamedTuple):
     """What is the same of all games of a family."""
 
     makes: str
-    """"module:function" of (config, view), which gives what makes one environment; Atari's makes the whole vector."""
+    """"module:function" of (config), which gives what makes one environment; Atari's makes the whole vector."""
     prefix: str | None = None
     """Of its ids; None where there is none."""
     frame_skip: int | None = None
@@ -73,12 +75,7 @@ def family_of(env_id: str) -> str:
     for name, family in FAMILIES.items():
         if slash and prefix == family.prefix:
             return name
-    return "custom" if ":" in env_id and not _names_module_to_import(env_id) else "gymnasium"
-
-
-def _names_module_to_import(env_id: str) -> bool:
-    """Gymnasium's own "module:Id-v0": import the module, which registers the id."""
-    return re.fullmatch(r"[\w.]+:[\w./-]+-v\d+", env_id) is not None
+    return "custom" if ":" in env_id and not _MODULE_AND_ID.fullmatch(env_id) else "gymnasium"
 
 
 def check_env_id(env_id: str) -> None:
@@ -86,14 +83,22 @@ def check_env_id(env_id: str) -> None:
     family = family_of(env_id)
     if family == "atari" and env_id not in atari_games():
         raise UserError(f"unknown Atari game {env_id}{close_names(env_id, list(atari_games()))}")
-    if family == "gymnasium" and not _names_module_to_import(env_id) and env_id not in _registry():
-        legacy = _LEGACY_ATARI.match(env_id)
-        if legacy and f"ALE/{legacy['game']}-v5" in atari_games():
-            raise UserError(_legacy_line(env_id, legacy["game"], legacy["suffix"], legacy["version"]))
-        known = [*_registry(), *atari_games()]
-        raise UserError(f"unknown environment {env_id}{close_names(env_id, known)}")
     if family == "custom" and not re.fullmatch(r"[\w.]+:[\w.]+", env_id):
         raise UserError(f"an environment of your own is written package.module:function, not {env_id}")
+    if family == "gymnasium" and not _MODULE_AND_ID.fullmatch(env_id):
+        registry = importlib.import_module("gymnasium").registry  # with Atari games, where something imported ale-py
+        registered = [name for name, spec in registry.items() if not str(spec.entry_point).startswith("ale_py")]
+        if env_id in registered:
+            return
+        legacy = _LEGACY_ATARI.match(env_id)
+        if legacy and f"ALE/{legacy['game']}-v5" in atari_games():
+            sticky = "0.25" if legacy["version"] == "0" else "0"
+            skip = {None: "2 4", "NoFrameskip": "1", "Deterministic": "4"}[legacy["suffix"]]
+            raise UserError(
+                f"{env_id} is a legacy id: write ALE/{legacy['game']}-v5 and say the protocol with "
+                f"--frame-skip {skip} --repeat-action-probability {sticky}"
+            )
+        raise UserError(f"unknown environment {env_id}{close_names(env_id, [*registered, *atari_games()])}")
 
 
 @functools.lru_cache(maxsize=1)
@@ -106,26 +111,11 @@ def atari_games() -> dict[str, str]:
     return {f"ALE/{rom.title().replace('_', '')}-v5": rom for rom in roms if rom not in no_single_player_mode}
 
 
-def _registry() -> dict[str, Any]:
-    """Gymnasium's environments by id, but the Atari ones that importing ale-py may have added: another family."""
-    registry = importlib.import_module("gymnasium").registry
-    return {name: spec for name, spec in registry.items() if not str(spec.entry_point).startswith("ale_py")}
-
-
 def close_names(name: str, known: list[str], prefix: str = "") -> str:
     """ ": did you mean A or B?" for the ids closest to `name`, or what else to do."""
     by_lower = {candidate.lower(): candidate for candidate in known}
     close = [prefix + by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
     return f": did you mean {' or '.join(close)}?" if close else " (an id of your own is package.module:function)"
-
-
-def _legacy_line(env_id: str, game: str, suffix: str | None, version: str) -> str:
-    sticky = "0.25" if version == "0" else "0"
-    skip = {None: "2 4", "NoFrameskip": "1", "Deterministic": "4"}[suffix]
-    return (
-        f"{env_id} is a legacy id: write ALE/{game}-v5 and say the protocol with "
-        f"--frame-skip {skip} --repeat-action-probability {sticky}"
-    )
 
 
 def stop_score(env_id: str) -> float | None:
@@ -233,7 +223,9 @@ class EnvironmentConfig:
         if isinstance(self.frame_skip, list):  # JSON knows no tuples
             object.__setattr__(self, "frame_skip", tuple(self.frame_skip))
         check_env_id(self.env_id)
-        self._check_choices()
+        for name, kind in get_type_hints(type(self)).items():  # JSON and Python do not check
+            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
+                raise UserError(f"{name} must be {' or '.join(get_args(kind))}, not {getattr(self, name)}")
         changed = [each for each in fields(self) if getattr(self, each.name) != each.default]
         if refusal := refusal_of_unread(changed, {"family": self.family}):
             raise UserError(refusal)
@@ -275,12 +267,6 @@ class EnvironmentConfig:
             return FOOTBALL_FRAMES
         return self.frame_stack if self.family == "atari" else 1
 
-    def _check_choices(self) -> None:
-        """A field that is one of a few words is none of them (JSON and Python do not check)."""
-        for name, kind in get_type_hints(type(self)).items():
-            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
-                raise UserError(f"{name} must be {' or '.join(get_args(kind))}, not {getattr(self, name)}")
-
     def _check_ranges(self) -> None:
         for name in ("envs_per_worker", "lanes", "env_threads", "frame_stack", "screen_size", "max_episode_frames"):
             if getattr(self, name) < 1:
@@ -299,13 +285,11 @@ class EnvironmentConfig:
 
     def _check_combinations(self) -> None:
         if self.envs_per_worker % self.lanes:
-            fitting = [
-                self.envs_per_worker // self.lanes * self.lanes,
-                -(-self.envs_per_worker // self.lanes) * self.lanes,
-            ]
+            fewer = self.envs_per_worker // self.lanes * self.lanes
+            fitting = [str(number) for number in (fewer, fewer + self.lanes) if number]
             raise UserError(
                 f"{self.envs_per_worker} environments of a worker cannot be shared evenly by {self.lanes} lanes; "
-                f"{' or '.join(str(number) for number in fitting if number)} can"
+                f"{' or '.join(fitting)} can"
             )
         if self.fire_on_life_loss and not self.episodic_life:
             raise UserError("fire_on_life_loss needs episodic_life: its FIRE step must fall between two episodes")
