@@ -2,12 +2,10 @@
 
 Needs: what the id needs (`gymnasium[mujoco]`, `gymnasium[box2d]`). Observes: see `spaces`. Frame skip: 1 (as
 registered). Score: the sum of rewards, or of `info["score_reward"]` where an environment with a shaped reward gives it.
-Stop score: the registry's reward threshold.
 
-Why not `gymnasium.vector.SyncVectorEnv`: it copies every batch once more, and one environment that breaks takes all
-others with it without saying which it was. Here an environment that raises, returns NaN, or a wrong shape or dtype, is
-named with its index, seed and step, and started anew a bounded number of times; the broken step is
-`truncated` (so the steps before it bootstrap from the last good observation) and not `valid`.
+An environment that raises, returns NaN, or a wrong shape or dtype, is named with its index, seed and step, and started
+anew a bounded number of times; the broken step is `truncated` (so the steps before it bootstrap from the last good
+observation) and not `valid`. In `gymnasium.vector.SyncVectorEnv` it would take all others with it, unnamed.
 """
 
 from __future__ import annotations
@@ -43,11 +41,9 @@ class LoopVectorEnvironment:
         env_id = config.env_id
         self._copies = RestartableEnvironments(env_id, make_env, num_envs, seed, config.environment_restarts)
         try:
-            first = self._copies.make_another()  # one first: when it cannot be made, one error says so
+            first = self._copies.make_all()
             self._observations = ObservationCodec(env_id, first.observation_space)
             self._actions = ActionCodec(env_id, first.action_space)
-            for _ in range(num_envs - 1):
-                self._copies.make_another()
         except Exception as error:
             self.close()
             if isinstance(error, UserError):
@@ -81,10 +77,11 @@ class LoopVectorEnvironment:
         broken: dict[int, Exception] = {}
         failures: list[str] = []
         resetting = self._resetting
-        self._send_ahead(actions)
+        taken = self._actions.read_all(actions)
+        self._send_ahead(taken)
         shown: list[Any] = [None] * self.num_envs
         at_reset = resetting.tolist()
-        for index, (env, action) in enumerate(zip(self._copies.envs, self._actions.read_all(actions), strict=True)):
+        for index, (env, action) in enumerate(zip(self._copies.envs, taken, strict=True)):
             if at_reset[index]:
                 shown[index] = observation[index]
                 self._reset_one(index, shown[index], failures)
@@ -123,7 +120,7 @@ class LoopVectorEnvironment:
         """Close every environment."""
         self._copies.close()
 
-    def _send_ahead(self, actions: np.ndarray | None) -> None:
+    def _send_ahead(self, actions: list[Any] | None) -> None:
         """Let environments that are processes start on this step, or without actions on their reset, all at once."""
         for index, env in enumerate(self._copies.envs):
             if not isinstance(env, ProcessEnv):
@@ -131,7 +128,7 @@ class LoopVectorEnvironment:
             if actions is None or self._resetting[index]:
                 env.send_reset(self._copies.seed_for_reset(index))
             else:
-                env.send_step(self._actions.read(actions, index))
+                env.send_step(actions[index])
 
     def _new_batch(self) -> np.ndarray:
         return np.empty((self.num_envs, *self._observations.space.shape), dtype=self._observations.space.dtype)
@@ -150,14 +147,11 @@ class LoopVectorEnvironment:
         self, observation: np.ndarray, rewards: np.ndarray, raw: list[float], broken: dict[int, Exception]
     ) -> None:
         """Add to `broken` whose observation, reward or score is no finite number; one look at all of them."""
-        if not math.isfinite(rewards.sum()):
-            for index in range(self.num_envs):
-                if not math.isfinite(rewards[index]):
-                    broken.setdefault(index, ValueError(f"reward {rewards[index]}"))
-        if not math.isfinite(sum(raw)):
-            for index in range(self.num_envs):
-                if not math.isfinite(raw[index]):
-                    broken.setdefault(index, ValueError(f"score_reward {raw[index]}"))
+        for what, numbers, total in (("reward", rewards, rewards.sum()), ("score_reward", raw, sum(raw))):
+            if not math.isfinite(total):
+                for index, number in enumerate(numbers):
+                    if not math.isfinite(number):
+                        broken.setdefault(index, ValueError(f"{what} {number}"))
         if self._observations.may_be_broken(observation):
             for index in range(self.num_envs):
                 try:
@@ -182,25 +176,25 @@ class RestartableEnvironments:
     """The environments themselves: `envs`, what they are to be seeded with, and who takes a broken one's place.
 
     Args:
-        num_envs: B. None is made here: see `make_another`.
+        num_envs: B. None is made here: see `make_all`.
         seed: of them all, e.g. `worker_seed(run_seed, worker, incarnation)`.
         allowed: restarts of each environment within `RESTART_WINDOW_S`.
     """
 
     def __init__(self, env_id: str, make_env: MakeEnv, num_envs: int, seed: int, allowed: int) -> None:
         self.seed = seed
-        self.envs: list[gymnasium.Env[Any, Any]] = []
+        self.envs: list[Any] = []  # None where nobody has taken a broken one's place
         self.unseeded = np.ones(num_envs, dtype=bool)  # whose next reset takes a seed
         self.life_steps = np.zeros(num_envs, dtype=np.int64)  # since each was made, for failure lines
         self._env_id = env_id
         self._make_env = make_env
         self._restarts = [Restarts(allowed, RESTART_WINDOW_S) for _ in range(num_envs)]
-        self._closed: set[int] = set()  # broken ones whose place nobody has taken
 
-    def make_another(self) -> gymnasium.Env[Any, Any]:
-        """The next one of the first B. Raises what `make_env` raises: nothing was played yet, so that is no restart."""
-        self.envs.append(self._make_env())
-        return self.envs[-1]
+    def make_all(self) -> gymnasium.Env[Any, Any]:
+        """Make them; the first. Raises what `make_env` raises: nothing was played yet, so that is no restart."""
+        for _ in self._restarts:
+            self.envs.append(self._make_env())
+        return self.envs[0]
 
     def begin(self, seed: int | None) -> None:
         """Every environment starts anew, with the seeds of `seed` or else of the last one."""
@@ -224,23 +218,22 @@ class RestartableEnvironments:
         `EnvironmentFailed` when no attempt is left.
         """
         self._count(index, error, failures)
+        broken, self.envs[index] = self.envs[index], None
         try:
-            self.envs[index].close()
+            broken.close()
         except Exception as close_error:  # it is broken already; the line says that it did not close
             failures[-1] += f" (closing it raised {type(close_error).__name__})"
-        self._closed.add(index)
-        while index in self._closed:
+        while self.envs[index] is None:
             self.unseeded[index], self.life_steps[index] = True, 0
             try:
                 self.envs[index] = self._make_env()
-                self._closed.remove(index)
             except Exception as making:  # whatever a stranger's constructor raises is named and bounded
                 self._count(index, making, failures)
 
     def close(self) -> None:
         """Close every environment."""
-        for index, env in enumerate(self.envs):
-            if index not in self._closed:
+        for env in self.envs:
+            if env is not None:
                 env.close()
         self.envs = []
 

@@ -127,20 +127,21 @@ class ObservationCodec:
 
 
 class ActionCodec:
-    """Turns the agent's actions into one environment's: `space`, and `read(actions, index)`."""
+    """Turns the agent's actions into one environment's: `space`, and `read_all(actions)`."""
 
     def __init__(self, env_id: str, original: spaces.Space[Any]) -> None:
         self.space = original
-        self._read_all: Callable[[np.ndarray], list[Any]]
+        self.read_all: Callable[[np.ndarray], list[Any]]
+        """The actions [B, ...] one by one, as the environments take them."""
         if isinstance(original, spaces.Discrete):
             start = int(original.start)
             # not as Python's int: Discrete.contains, which many environments ask, takes twice as long for one
-            self._read_all = lambda actions: list((actions + start).astype(original.dtype, copy=False))
+            self.read_all = lambda actions: list((actions + start).astype(original.dtype, copy=False))
         elif isinstance(original, spaces.MultiDiscrete) and len(original.shape) == 1:
-            self._read_all = lambda actions: list(actions.astype(original.dtype) + original.start)
+            self.read_all = lambda actions: list(actions.astype(original.dtype) + original.start)
         elif isinstance(original, spaces.Box) and len(original.shape) == 1 and original.dtype.kind == "f":
             low, high = original.low, original.high
-            self._read_all = lambda actions: list(np.clip(actions, low, high).astype(original.dtype, copy=False))
+            self.read_all = lambda actions: list(np.clip(actions, low, high).astype(original.dtype, copy=False))
         else:
             raise UserError(
                 f"{env_id}: actions {original} are not supported; Discrete, MultiDiscrete [K] and float Box [A] are"
@@ -155,14 +156,6 @@ class ActionCodec:
             wanted = "floats" if kinds == "f" else "integers"
             raise UserError(f"actions must be {wanted} {list(shape)}, not {actions.dtype} {list(actions.shape)}")
         return actions
-
-    def read_all(self, actions: np.ndarray) -> list[Any]:
-        """The actions [B, ...] one by one, as the environments take them."""
-        return self._read_all(actions)
-
-    def read(self, actions: np.ndarray, index: int) -> Any:
-        """The action of environment `index`, as that environment takes it."""
-        return self._read_all(actions[index : index + 1])[0]
 
 
 def is_image(space: spaces.Space[Any]) -> bool:

@@ -151,18 +151,18 @@ def test_an_unsupported_observation_is_refused_with_what_is_supported(space, lin
 
 def test_discrete_actions_start_where_the_environment_starts_them():
     codec = ActionCodec("game", Discrete(3, start=-1))
-    assert [codec.read(np.array([0, 1, 2]), i) for i in range(3)] == [-1, 0, 1]
+    assert codec.read_all(np.array([0, 1, 2])) == [-1, 0, 1]
 
 
 def test_multi_discrete_actions_are_one_row_per_environment():
     codec = ActionCodec("game", MultiDiscrete([2, 3]))
     actions = codec.check(np.array([[1, 2], [0, 1]]), num_envs=2)
-    assert codec.read(actions, 0).tolist() == [1, 2]
+    assert [one.tolist() for one in codec.read_all(actions)] == [[1, 2], [0, 1]]
 
 
 def test_box_actions_are_clipped_to_their_bounds():
     codec = ActionCodec("game", Box(-2, 2, (1,), np.float32))
-    assert codec.read(codec.check(np.array([[5.0]], np.float32), 1), 0).tolist() == [2.0]
+    assert codec.read_all(codec.check(np.array([[5.0]], np.float32), 1))[0].tolist() == [2.0]
 
 
 @pytest.mark.parametrize("space", [MultiBinary(3), Box(0, 1, (2, 2)), Dict(a=Discrete(2)), image(3)])
