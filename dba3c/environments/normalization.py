@@ -92,16 +92,13 @@ class NormalizedObservations:
         self._learns = view == "training"
 
     def reset(self, seed: int | None = None) -> np.ndarray:
-        """See `VectorEnvironment.reset`."""
         return self._normalized(self._envs.reset(seed))
 
     def step(self, actions: np.ndarray) -> Transition:
-        """See `VectorEnvironment.step`."""
         transition = self._envs.step(actions)
         return transition._replace(observation=self._normalized(transition.observation))
 
     def close(self) -> None:
-        """Close the environments."""
         self._envs.close()
 
     def _normalized(self, observation: np.ndarray) -> np.ndarray:
@@ -132,11 +129,15 @@ def use_statistics(environments: VectorEnvironment, stored: Stored | None, check
     Raises:
         UserError: they do, and the run kept no statistics.
     """
-    if not isinstance(environments, NormalizedObservations):
-        return
+    if isinstance(environments, NormalizedObservations):
+        environments.statistics.merge(kept(stored, checkpoint))
+
+
+def kept(stored: Stored | None, checkpoint: str) -> Stored:
+    """The statistics. Raises UserError where the run of the checkpoint kept none."""
     if stored is None:
         raise UserError(f"{checkpoint}: its run kept no observation statistics, which its observations need")
-    environments.statistics.merge(stored)
+    return stored
 
 
 def read_snapshots(path: Path) -> dict[int, Stored] | None:

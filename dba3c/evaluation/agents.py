@@ -13,7 +13,7 @@ from dba3c.algorithms.policies import Asked
 from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import maker_of
-from dba3c.environments.normalization import RunningStatistics
+from dba3c.environments.normalization import RunningStatistics, kept
 from dba3c.environments.spaces import ActionCodec, ObservationCodec
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.networks import State, reset_state
@@ -51,7 +51,10 @@ class Agent:
         self.observation_space, self.action_space = own = _spaces_as_made(config)
         self._observations = ObservationCodec(config.environment.env_id, own.observation)
         self._actions = ActionCodec(config.environment.env_id, own.action)
-        self._statistics = _statistics(config, policy, self._observations)
+        self._statistics: RunningStatistics | None = None
+        if config.environment.normalize_observations:
+            self._statistics = RunningStatistics(self._observations.space.shape[0])
+            self._statistics.merge(kept(policy.observation_statistics, f"checkpoint step-{policy.step}"))
         spaces = Spaces(self._observations.space, own.action)
         network = build_model(config, spaces).network
         self._drawn, self._greedy = (
@@ -124,14 +127,3 @@ def _spaces_as_made(config: TrainConfig) -> Spaces:
         return Spaces(env.observation_space, env.action_space)
     finally:
         env.close()
-
-
-def _statistics(config: TrainConfig, policy: Policy, codec: ObservationCodec) -> RunningStatistics | None:
-    """What its observations are normalised by, None where they are not."""
-    if not config.environment.normalize_observations:
-        return None
-    if policy.observation_statistics is None:
-        raise UserError(f"checkpoint step-{policy.step}: its run kept no observation statistics")
-    statistics = RunningStatistics(codec.space.shape[0])
-    statistics.merge(policy.observation_statistics)
-    return statistics

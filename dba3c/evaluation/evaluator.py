@@ -21,7 +21,7 @@ from dba3c.algorithms.policies import Actions
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Episode
-from dba3c.errors import UserError
+from dba3c.errors import UserError, writing
 from dba3c.evaluation.full_games import GamesAbandoned, make_player, play_full_games, protocol_for, quotas, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
@@ -76,10 +76,8 @@ class Evaluation:
     def save(self, folder: RunFolder) -> Path:
         """Write it atomically into the run's folder; one of the same step, actions and stream is replaced."""
         path = self.path(folder)
-        try:
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot make the folder {path.parent}: {error.strerror}") from error
         fields = dataclasses.asdict(self)
         fields["summary"]["interval_95_of"] = "iqm"
         write_atomically(path, json.dumps(fields, indent=1, allow_nan=False) + "\n")
@@ -216,10 +214,8 @@ def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str
             )
             while not overtime.training_has_ended() and overtime() is None:
                 time.sleep(look_s)
-            last = watch.newest_unseen()
-            while last is None and watch.unreadable is not None and overtime() is None:
+            while (last := watch.newest_unseen()) is None and watch.unreadable is not None and overtime() is None:
                 time.sleep(look_s)
-                last = watch.newest_unseen()
             if last is None:
                 unread = "" if watch.unreadable is None else f" and could be read; {by_hand(folder, watch.unreadable)}"
                 tell(f"there is no checkpoint that was not played with{unread}")
