@@ -23,8 +23,7 @@ Facts about ale-py 0.12 this file rests on (its src/ale/vector), each held by a 
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,14 +34,6 @@ from gymnasium.spaces import Box, Discrete, Space
 from dba3c.environments.config import EnvironmentConfig, atari_games
 from dba3c.environments.protocol import Games, Transition, environment_seeds
 from dba3c.errors import UserError
-
-
-def rom_path(env_id: str) -> Path:
-    """The ROM file of an ALE/<Game>-v5 id."""
-    path = roms.get_rom_path(atari_games()[env_id])
-    if path is None:
-        raise UserError(f"ale-py has no ROM of {env_id}")
-    return Path(path)
 
 
 class ConsoleStep(NamedTuple):
@@ -56,61 +47,59 @@ class ConsoleStep(NamedTuple):
     frames: np.ndarray  # int: emulator frames that an action ran; where the step was a reset, of no meaning
 
 
-class Consoles(Protocol):
-    """B Atari games stepped together, full games only."""
+def console(config: EnvironmentConfig, seed: int = 0) -> ALEInterface:
+    """One console with its game in it."""
+    ALEInterface.setLoggerMode(LoggerMode.Error)
+    ale = ALEInterface()
+    ale.setInt("random_seed", seed)
+    ale.setFloat("repeat_action_probability", config.repeat_action_probability)
+    rom_path = roms.get_rom_path(atari_games()[config.env_id])
+    assert rom_path is not None  # `atari_games` names those that there are
+    ale.loadROM(rom_path)
+    return ale
 
-    num_actions: int
-    fire_action: int | None  # FIRE's index in the action set
-    observation_shape: tuple[int, ...]  # [C, H, W]
 
-    def reset(self, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(observations [B, C, H, W], lives [B])."""
-        ...
-
-    def step(self, actions: np.ndarray) -> ConsoleStep:
-        """Actions int32 [B], already checked."""
-        ...
-
-    def close(self) -> None: ...
+def native_consoles(config: EnvironmentConfig, num_envs: int, **others: int) -> AtariVectorEnv:
+    """ale-py's vector environment of whole games and raw rewards, played as configured but for `others`."""
+    options: dict[str, Any] = {
+        "num_threads": min(config.env_threads, num_envs),
+        "max_num_frames_per_episode": config.max_episode_frames,
+        "repeat_action_probability": config.repeat_action_probability,
+        "full_action_space": config.full_action_space,
+        "img_height": config.screen_size,
+        "img_width": config.screen_size,
+        "grayscale": config.grayscale,
+        "stack_num": config.frame_stack,
+        "frameskip": config.frame_skip_range[0],
+        "noop_max": config.noop_max,
+        "use_fire_reset": config.fire_on_reset,
+        "reward_clipping": False,
+    }
+    return AtariVectorEnv(atari_games()[config.env_id], num_envs, **options | others)
 
 
 class AleConsoles:
-    """`Consoles` on ale-py's vector environment."""
+    """B games stepped together by ale-py's vector environment, full games only.
+
+    Attributes:
+        actions: the action set.
+        observation_shape: [C, H, W] of one game.
+    """
 
     def __init__(self, config: EnvironmentConfig, num_envs: int) -> None:
-        self._native = AtariVectorEnv(
-            atari_games()[config.env_id],
-            num_envs,
-            num_threads=min(config.env_threads, num_envs),
-            max_num_frames_per_episode=config.max_episode_frames,
-            repeat_action_probability=config.repeat_action_probability,
-            full_action_space=config.full_action_space,
-            img_height=config.screen_size,
-            img_width=config.screen_size,
-            grayscale=config.grayscale,
-            stack_num=config.frame_stack,
-            frameskip=config.frame_skip_range[0],
-            noop_max=config.noop_max,
-            use_fire_reset=config.fire_on_reset,
-            episodic_life=False,
-            life_loss_info=False,
-            reward_clipping=False,
-        )
-        actions = self._native.ale.get_action_set()
-        self.num_actions = len(actions)
-        self.fire_action = actions.index(Action.FIRE) if Action.FIRE in actions else None
-        channels = config.frame_stack * (1 if config.grayscale else 3)
-        self.observation_shape: tuple[int, ...] = (channels, config.screen_size, config.screen_size)
+        self._native = native_consoles(config, num_envs)
         self._grayscale = config.grayscale
+        self.actions: list[Action] = self._native.ale.get_action_set()
+        self.observation_shape = _observation_shape(config)
 
     def reset(self, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `Consoles.reset`."""
+        """(observations [B, C, H, W], lives [B]) of new games on `seeds` int32 [B]."""
         observation, info = self._native.reset(seed=seeds)
         self._at_frame = info["episode_frame_number"]
         return self._channels_first(observation), info["lives"]
 
     def step(self, actions: np.ndarray) -> ConsoleStep:
-        """See `Consoles.step`."""
+        """One agent step of every game. `actions` int32 [B], already checked."""
         observation, reward, game_over, cut, info = self._native.step(actions)
         before, self._at_frame = self._at_frame, info["episode_frame_number"]
         frames = self._at_frame - before
@@ -129,7 +118,7 @@ class AleConsoles:
 
 
 class RandomSkipConsoles:
-    """`Consoles` on single ALE interfaces: a frame skip drawn anew at every agent step, the 2017 protocol.
+    """As `AleConsoles`, with a frame skip drawn anew at every agent step: the 2017 protocol.
 
     Gym's <Game>-v0 repeated each action for 2, 3 or 4 frames, equally likely, showed the last one without max-pooling,
     and repeated the previous action with probability 0.25 per frame; the 2017 system resized its RGB screen bilinearly
@@ -138,42 +127,28 @@ class RandomSkipConsoles:
     """
 
     def __init__(self, config: EnvironmentConfig, num_envs: int) -> None:
-        ALEInterface.setLoggerMode(LoggerMode.Error)
         self._config = config
-        self._rom_path = rom_path(config.env_id)
-        self._consoles = [ALEInterface() for _ in range(num_envs)]
-        for ale in self._consoles:
-            ale.setFloat("repeat_action_probability", config.repeat_action_probability)
-            ale.loadROM(self._rom_path)
-        first = self._consoles[0]
-        self._actions = list(first.getLegalActionSet() if config.full_action_space else first.getMinimalActionSet())
-        self.num_actions = len(self._actions)
-        self.fire_action = self._actions.index(Action.FIRE) if Action.FIRE in self._actions else None
-        self._channels = 1 if config.grayscale else 3
-        height, width = first.getScreenDims()
-        self._screens = np.zeros((num_envs, height, width, self._channels), dtype=np.uint8)
-        self.observation_shape: tuple[int, ...] = (
-            self._channels * config.frame_stack,
-            config.screen_size,
-            config.screen_size,
+        any_console = console(config)
+        self.actions: list[Action] = list(
+            any_console.getLegalActionSet() if config.full_action_space else any_console.getMinimalActionSet()
         )
+        self._channels = 1 if config.grayscale else 3
+        self._screens = np.zeros((num_envs, *any_console.getScreenDims(), self._channels), dtype=np.uint8)
+        self.observation_shape = _observation_shape(config)
 
     def reset(self, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `Consoles.reset`."""
+        """See `AleConsoles.reset`."""
         self._generators = [np.random.default_rng(int(seed)) for seed in seeds]
-        for ale, seed in zip(self._consoles, seeds, strict=True):
-            ale.setInt("random_seed", int(seed))
-            ale.loadROM(self._rom_path)
-        everywhere = np.ones(len(self._consoles), dtype=bool)
-        for index in range(len(self._consoles)):
+        self._consoles = [console(self._config, int(seed)) for seed in seeds]
+        for index in range(len(seeds)):
             self._start_game(index)
-        self._frames = np.zeros(len(self._consoles), dtype=np.int64)
-        self._over = np.zeros(len(self._consoles), dtype=bool)
-        self._stack = np.zeros((len(self._consoles), *self.observation_shape), dtype=np.uint8)
-        return self._observe(everywhere), self._lives()
+        self._frames = np.zeros(len(seeds), dtype=np.int64)
+        self._over = np.zeros(len(seeds), dtype=bool)
+        self._stack = np.zeros((len(seeds), *self.observation_shape), dtype=np.uint8)
+        return self._observe(np.ones(len(seeds), dtype=bool)), self._lives()
 
     def step(self, actions: np.ndarray) -> ConsoleStep:
-        """See `Consoles.step`."""
+        """See `AleConsoles.step`."""
         started, before = self._over.copy(), self._frames.copy()
         reward = np.zeros(len(actions), dtype=np.float32)
         game_over = np.zeros(len(actions), dtype=bool)
@@ -182,14 +157,15 @@ class RandomSkipConsoles:
                 self._start_game(index)
                 self._frames[index] = 0
             else:
-                reward[index], game_over[index] = self._play(index, self._actions[action])
+                reward[index], game_over[index] = self._play(index, self.actions[action])
         cut = (self._frames >= self._config.max_episode_frames) & ~game_over
         self._over = game_over | cut
         return ConsoleStep(self._observe(started), reward, game_over, cut, self._lives(), self._frames - before)
 
-    def screen(self, index: int) -> np.ndarray:
-        """What the screen of console `index` shows now, in its own size: uint8 [H, W, 3]."""
-        return self._consoles[index].getScreenRGB()
+    @property
+    def pictures(self) -> list[np.ndarray]:
+        """What the first console's screen shows now, in its own size: uint8 [H, W, 3]."""
+        return [self._consoles[0].getScreenRGB()]
 
     def close(self) -> None:
         """Let go of the consoles."""
@@ -210,7 +186,7 @@ class RandomSkipConsoles:
         """A new game as ale-py's vector environment starts it: FIRE for a frame, then 0 to noop_max - 1 no-ops."""
         ale = self._consoles[index]
         ale.reset_game()
-        fires = self._config.fire_on_reset and self.fire_action is not None
+        fires = self._config.fire_on_reset and Action.FIRE in self.actions
         if fires:
             ale.act(Action.FIRE)
         for _ in range(int(self._generators[index].integers(max(self._config.noop_max, 1))) - fires):
@@ -239,21 +215,27 @@ class RandomSkipConsoles:
         return np.array([ale.lives() for ale in self._consoles], dtype=np.int32)
 
 
+def _observation_shape(config: EnvironmentConfig) -> tuple[int, int, int]:
+    return config.frame_stack * (1 if config.grayscale else 3), config.screen_size, config.screen_size
+
+
 class AtariVectorEnvironment:
     """A `VectorEnvironment` of one Atari game; see the module's docstring for what each view is."""
 
-    def __init__(self, config: EnvironmentConfig, consoles: Consoles, seeds: np.ndarray, view: str) -> None:
+    def __init__(
+        self, config: EnvironmentConfig, consoles: AleConsoles | RandomSkipConsoles, seeds: np.ndarray, view: str
+    ) -> None:
         training = view == "training"
         self.num_envs = len(seeds)
         self.observation_space: Space[Any] = Box(0, 255, consoles.observation_shape, np.uint8)
-        self.action_space: Space[Any] = Discrete(consoles.num_actions)
+        self.action_space: Space[Any] = Discrete(len(consoles.actions))
         self._consoles = consoles
-        self._num_actions = consoles.num_actions
+        self._num_actions = len(consoles.actions)
         self._seeds = seeds
         self._clip_reward, self._reward_scale = config.clips_reward, config.reward_scale
         self._episodic_life = config.episodic_life and training
-        self._fire = np.int32(consoles.fire_action or 0)
-        has_fire = consoles.fire_action is not None
+        has_fire = Action.FIRE in consoles.actions
+        self._fire = np.int32(consoles.actions.index(Action.FIRE) if has_fire else 0)
         self._fire_on_life_loss = config.fire_on_life_loss and has_fire
         self._stuck_guard_steps = 0 if training or not has_fire else config.stuck_guard_steps
         self._fire_is_agents = not training  # an evaluation has no use for `valid`: its games are whole
@@ -330,9 +312,5 @@ class AtariVectorEnvironment:
 def make_atari(config: EnvironmentConfig, num_envs: int, seed: int, view: str) -> AtariVectorEnvironment:
     """The Atari environment `config` asks for, on the console that can play its protocol."""
     low, high = config.frame_skip_range
-    consoles: Consoles
-    if low != high:
-        consoles = RandomSkipConsoles(config, num_envs)
-    else:
-        consoles = AleConsoles(config, num_envs)
+    consoles = AleConsoles(config, num_envs) if low == high else RandomSkipConsoles(config, num_envs)
     return AtariVectorEnvironment(config, consoles, environment_seeds(seed, num_envs), view)

@@ -22,40 +22,39 @@ View = Literal["training", "evaluation"]
 
 
 def make_vector_environment(
-    config: EnvironmentConfig, num_envs: int, seed: int, view: View = "training"
+    config: EnvironmentConfig, num_envs: int, seed: int, view: View = "training", make_env: MakeEnv | None = None
 ) -> VectorEnvironment:
     """B = `num_envs` copies of the environment that `config` names.
 
-    `seed`: of the whole vector, e.g. `worker_seed(run_seed, worker, incarnation)`; every copy gets its own from it.
-    `view`: "training" (lost lives as configured) or "evaluation" (full games). Rewards are the same in both.
-    Raises `UserError` with one line where the environment cannot be made or is not supported.
+    Args:
+        seed: of the whole vector, e.g. `worker_seed(run_seed, worker, incarnation)`; every copy gets its own from it.
+        view: "training" (lost lives as configured) or "evaluation" (full games). Rewards are the same in both.
+        make_env: makes each of them, in this process; None: as their family does. Not for Atari.
+
+    Raises:
+        UserError: the environment cannot be made or is not supported, in one line.
     """
     if num_envs < 1:
         raise UserError(f"a vector environment needs at least 1 environment, not {num_envs}")
     if view not in ("training", "evaluation"):
         raise UserError(f"view must be training or evaluation, not {view}")
-    return with_normalization(config, _make(config, num_envs, seed, view), view)
-
-
-def with_normalization(config: EnvironmentConfig, envs: VectorEnvironment, view: str) -> VectorEnvironment:
-    """The environments, normalising their observations where `config` says so."""
-    if not config.normalize_observations:
-        return envs
-    return NormalizedObservations(config.env_id, envs, view)
-
-
-def _make(config: EnvironmentConfig, num_envs: int, seed: int, view: str) -> VectorEnvironment:
+    environments: VectorEnvironment
     if config.family == "atari":
-        return _function(FAMILIES["atari"].makes)(config, num_envs, seed, view)
-    make_env = maker_of(config, view)  # also where processes make them: what is missing is said here, once
-    if config.environment_processes:
-        make_env = functools.partial(ProcessEnv, config, view)
-    return LoopVectorEnvironment(config, make_env, num_envs, seed)
+        environments = _function(FAMILIES["atari"].makes)(config, num_envs, seed, view)
+    else:
+        if make_env is None:
+            make_env = maker_of(config)  # also where processes make them: what is missing is said here, once
+            if config.environment_processes:
+                make_env = functools.partial(ProcessEnv, config)
+        environments = LoopVectorEnvironment(config, make_env, num_envs, seed)
+    if config.normalize_observations:
+        return NormalizedObservations(config.env_id, environments, view)
+    return environments
 
 
-def maker_of(config: EnvironmentConfig, view: str) -> MakeEnv:
+def maker_of(config: EnvironmentConfig) -> MakeEnv:
     """What makes one environment of any family but Atari."""
-    return _function(FAMILIES[config.family].makes)(config, view)
+    return _function(FAMILIES[config.family].makes)(config)
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -64,7 +63,7 @@ def _function(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), function)
 
 
-def custom_maker(config: EnvironmentConfig, view: str) -> MakeEnv:
+def custom_maker(config: EnvironmentConfig) -> MakeEnv:
     """The function that `package.module:function` names; raises `UserError` with one line when it cannot be used."""
     env_id = config.env_id
     function = find(env_id)
@@ -78,7 +77,7 @@ def custom_maker(config: EnvironmentConfig, view: str) -> MakeEnv:
     return make_env
 
 
-def registered_maker(config: EnvironmentConfig, view: str) -> MakeEnv:
+def registered_maker(config: EnvironmentConfig) -> MakeEnv:
     """What makes any environment of Gymnasium's registry, in which importing the module of "module:Id-v0" puts one."""
     if ":" in config.env_id:  # Gymnasium's own module:Id-v0, which would not look where the command was started
         module_of(config.env_id)

@@ -86,7 +86,7 @@ class FootballEnv(gymnasium.Env[np.ndarray, np.int64]):
         self._env.close()
 
 
-def football_maker(config: EnvironmentConfig, view: str) -> Callable[[], FootballEnv]:
+def football_maker(config: EnvironmentConfig) -> Callable[[], FootballEnv]:
     """What makes one game of the scenario that `config` names; `UserError` where there is none."""
     try:
         scenarios = _import_quietly("gfootball.scenarios")

@@ -3,7 +3,7 @@
 `LoopVectorEnvironment` sends every process its action before it waits for the first answer. The two ends of a socket
 pair are the worker's and its own process's, nobody else's:
 
-    worker → process   the configuration and the view (JSON), then RESET and a seed, or STEP and the action's bytes
+    worker → process   the configuration (JSON), then RESET and a seed (JSON), or STEP and the action's bytes
     process → worker   its two spaces (JSON), then numbers and the observation's bytes, or as its last word a line
 
 Nothing is pickled: what an environment returns is written as `ObservationCodec` writes it, in the process.
@@ -42,9 +42,7 @@ _CLOSE_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _RESET, _STEP, _ANSWER, _RAISED, _USER_ERROR = (bytes([kind]) for kind in range(5))
-_SEED = struct.Struct("<?Q")  # whether there is one
 _PLAYED = struct.Struct("<dd??")  # reward, score_reward, terminated, truncated
-_LARGEST_WORDS = 1 << 20  # bytes of what is no observation
 _CHILD = "from dba3c.environments import factory, process_env; process_env.serve({}, factory.maker_of)"
 
 
@@ -59,7 +57,7 @@ class EnvironmentDied(RuntimeError):
 class ProcessEnv(gymnasium.Env[Any, Any]):
     """The worker's end. It starts the process and waits for it only when something is asked."""
 
-    def __init__(self, config: EnvironmentConfig, view: str) -> None:
+    def __init__(self, config: EnvironmentConfig) -> None:
         self._timeout_s = config.environment_timeout_s
         self._pipe, theirs = Pipe()
         paths = os.pathsep.join(path for path in sys.path if path)
@@ -71,18 +69,13 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
                 env={**os.environ, "PYTHONPATH": paths},
             )
         self._unanswered = 0
-        self._ask(json.dumps({"config": asdict(config), "view": view}).encode())
+        self._ask(json.dumps(asdict(config)).encode())
 
     @cached_property
-    def _spaces(self) -> tuple[spaces.Box, Space[Any]]:
+    def _spaces(self) -> tuple[Any, Space[Any]]:
         """(observation space, action space), which are the process's first answer."""
-        described = json.loads(self._answer(_LARGEST_WORDS))
-        action = _space(described["action"])
-        if "images" in described:
-            return MixedSpace([tuple(image) for image in described["images"]], described["vector_size"]), action
-        shape, dtype = described["observation"]
-        low, high = (0, 255) if dtype == "uint8" else (-np.inf, np.inf)
-        return spaces.Box(low, high, tuple(shape), np.dtype(dtype).type), action
+        observation, action = map(_space, json.loads(self._answer()))
+        return observation, action
 
     @property
     def observation_space(self) -> Space[Any]:  # type: ignore[override]
@@ -96,7 +89,7 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
 
     def send_reset(self, seed: int | None) -> None:
         """Ask for a new game and do not wait."""
-        self._ask(_RESET + _SEED.pack(seed is not None, seed or 0))
+        self._ask(_RESET + json.dumps(seed).encode())
 
     def send_step(self, action: Any) -> None:
         """Ask for a step and do not wait."""
@@ -126,11 +119,7 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
             self._process.wait(timeout=_KILL_TIMEOUT_S)
 
     def _played(self) -> tuple[np.ndarray, tuple[Any, ...]]:
-        space = self._spaces[0]
-        size = _PLAYED.size + int(np.prod(space.shape)) * space.dtype.itemsize
-        answer = self._answer(size)
-        if len(answer) != size:
-            raise EnvironmentDied(f"it answered with {len(answer)} bytes instead of {size}")
+        space, answer = self._spaces[0], self._answer()
         observation = np.frombuffer(answer, dtype=space.dtype, offset=_PLAYED.size).reshape(space.shape)
         return observation, _PLAYED.unpack_from(answer)
 
@@ -139,19 +128,17 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer says that it died
             self._pipe.send_bytes(question)
 
-    def _answer(self, largest: int) -> bytes:
+    def _answer(self) -> bytes:
         """What has come, or comes within the timeout. Not one deadline for all of it: a socket holds the beginning of a
         large answer, and who was in time can send the rest only while it is read, which may be after somebody else's.
         """
         try:
             if not self._pipe.poll(max(self._asked_s + self._timeout_s - time.monotonic(), 0.0)):
                 raise EnvironmentHangs(f"no answer within {self._timeout_s:g} s; its process is ended")
-            message = self._pipe.recv_bytes(max(largest, _LARGEST_WORDS) + 1)
+            message = self._pipe.recv_bytes()
         except (EOFError, ConnectionResetError):
             code = self._process.wait(timeout=_KILL_TIMEOUT_S)
             raise EnvironmentDied(f"its process ended with exit code {code}") from None
-        except OSError as error:  # larger than anything that it may say; nothing of it has been read
-            raise EnvironmentDied(f"it answered with too large a message ({error})") from None
         self._unanswered -= 1
         if message[:1] != _ANSWER:
             line = message[1:].decode()
@@ -160,54 +147,50 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
 
 
 def _described(space: Space[Any]) -> dict[str, Any]:
-    """A space of actions, which `ActionCodec` took, as JSON."""
+    """A space that `ObservationCodec` made or `ActionCodec` took, as JSON: its kind, and what it is made with."""
+    if isinstance(space, MixedSpace):
+        return {"kind": "MixedSpace", "images": space.images, "vector_size": space.vector_size}
     dtype = str(space.dtype)
     if isinstance(space, spaces.Discrete):
-        return {"dtype": dtype, "n": int(space.n), "start": int(space.start)}
+        return {"kind": "Discrete", "dtype": dtype, "n": int(space.n), "start": int(space.start)}
     if isinstance(space, spaces.MultiDiscrete):
-        return {"dtype": dtype, "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+        return {"kind": "MultiDiscrete", "dtype": dtype, "nvec": space.nvec.tolist(), "start": space.start.tolist()}
     assert isinstance(space, spaces.Box)
-    return {"dtype": dtype, "low": space.low.tolist(), "high": space.high.tolist()}
+    return {"kind": "Box", "dtype": dtype, "low": space.low.tolist(), "high": space.high.tolist()}
 
 
 def _space(described: dict[str, Any]) -> Space[Any]:
     """What `_described` described."""
-    dtype = np.dtype(described["dtype"])
-    if "n" in described:
-        # before 1.2.2 Gymnasium knew int64 alone and took no dtype
-        chosen = {} if dtype == np.int64 else {"dtype": dtype.type}
-        return spaces.Discrete(described["n"], start=described["start"], **chosen)
-    if "nvec" in described:
-        return spaces.MultiDiscrete(described["nvec"], dtype.type, start=described["start"])
-    low, high = (np.asarray(described[bound], dtype) for bound in ("low", "high"))
-    return spaces.Box(low, high, dtype=dtype.type)
+    kind = described.pop("kind")
+    if kind == "MixedSpace":
+        return MixedSpace(**described)
+    dtype = np.dtype(described.pop("dtype"))
+    if kind == "Box":
+        described = {bound: np.array(values, dtype) for bound, values in described.items()}
+    return getattr(spaces, kind)(**described, dtype=dtype.type)
 
 
-def serve(descriptor: int, maker_of: Callable[[EnvironmentConfig, str], Callable[[], gymnasium.Env[Any, Any]]]) -> None:
+def serve(descriptor: int, maker_of: Callable[[EnvironmentConfig], Callable[[], gymnasium.Env[Any, Any]]]) -> None:
     """The environment's end: play what is asked until the worker closes its own."""
     # A hung environment must not outlive its worker; Ctrl-C reaches the worker, which closes us.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Connection(descriptor) as pipe:
         try:
-            first = json.loads(pipe.recv_bytes())
-            config = EnvironmentConfig(**first["config"])
-            _play(pipe, config.env_id, maker_of(config, first["view"])())
+            config = EnvironmentConfig(**json.loads(pipe.recv_bytes()))
+            _play(pipe, config.env_id, maker_of(config)())
         except Exception as error:  # whatever a stranger's environment raises is named by the worker
             is_user_error = isinstance(error, UserError)
             line = " ".join((str(error) if is_user_error else f"{type(error).__name__}: {error}").split())
             with contextlib.suppress(OSError):  # the worker is gone and wants no answer
-                pipe.send_bytes((_USER_ERROR if is_user_error else _RAISED) + line.encode()[:_LARGEST_WORDS])
+                pipe.send_bytes((_USER_ERROR if is_user_error else _RAISED) + line.encode())
 
 
 def _play(pipe: Connection, env_id: str, env: gymnasium.Env[Any, Any]) -> None:
     """Until the worker wants no more."""
     observations, actions = ObservationCodec(env_id, env.observation_space), ActionCodec(env_id, env.action_space).space
     row = np.empty(observations.space.shape, observations.space.dtype)
-    described: dict[str, Any] = {"observation": (row.shape, str(row.dtype)), "action": _described(actions)}
-    if isinstance(observations.space, MixedSpace):
-        described |= {"images": observations.space.images, "vector_size": observations.space.vector_size}
-    pipe.send_bytes(_ANSWER + json.dumps(described).encode())
+    pipe.send_bytes(_ANSWER + json.dumps([_described(observations.space), _described(actions)]).encode())
     while True:
         try:
             question = pipe.recv_bytes()
@@ -215,8 +198,7 @@ def _play(pipe: Connection, env_id: str, env: gymnasium.Env[Any, Any]) -> None:
             env.close()
             return
         if question[:1] == _RESET:
-            given, seed = _SEED.unpack_from(question, 1)
-            observation, _ = env.reset(seed=seed if given else None)
+            observation, _ = env.reset(seed=json.loads(question[1:]))
             played = _PLAYED.pack(0.0, 0.0, False, False)
         else:
             # an array that may be written to, or where it has no dimension its number

@@ -108,7 +108,7 @@ class VizdoomEnv(gymnasium.Env[np.ndarray, np.int64]):
         return self._screen
 
 
-def vizdoom_maker(config: EnvironmentConfig, view: str) -> Callable[[], VizdoomEnv]:
+def vizdoom_maker(config: EnvironmentConfig) -> Callable[[], VizdoomEnv]:
     """What makes one game of the scenario that `config` names; `UserError` where there is none."""
     try:
         import vizdoom

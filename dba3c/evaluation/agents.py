@@ -122,7 +122,7 @@ def _spaces_as_made(config: TrainConfig) -> Spaces:
     """Of one environment, as it says them itself."""
     if config.environment.family == "atari":
         return spaces_of(config)
-    env = maker_of(config.environment, "evaluation")()
+    env = maker_of(config.environment)()
     try:
         return Spaces(env.observation_space, env.action_space)
     finally:

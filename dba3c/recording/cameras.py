@@ -1,10 +1,10 @@
 """One environment played in the evaluation view, and the pictures that people see of it.
 
-| environment                     | picture|
-|--------------------------------|------------------------------------------------------------------------------------|
-| Atari                           | the console's own screen in colour (mostly 160×210), never the agent's 84×84 view|
-| with `render_mode="rgb_array"`  | its `render()`|
-| whose observation is an image   | the observation|
+| environment                     | picture                                                                          |
+|---------------------------------|----------------------------------------------------------------------------------|
+| Atari                           | the console's own screen in colour (mostly 160×210), never the agent's 84×84 view |
+| with `render_mode="rgb_array"`  | its `render()`                                                                   |
+| whose observation is an image   | the observation                                                                  |
 
 ale-py's vector environment, which makes the agent's observations, cannot show its screens. But a game is a function of
 its seed and actions (tested: observation, reward, lives, frame by frame), so a second one runs in lock step with half
@@ -15,23 +15,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import gymnasium
 import numpy as np
-from ale_py import ALEInterface, LoggerMode
-from ale_py.vector_env import AtariVectorEnv
 
 from dba3c.environments.atari import (
     AleConsoles,
     AtariVectorEnvironment,
     ConsoleStep,
     RandomSkipConsoles,
-    rom_path,
+    console,
+    native_consoles,
 )
-from dba3c.environments.config import EnvironmentConfig, atari_games
-from dba3c.environments.factory import custom_maker, make_vector_environment, with_normalization
-from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment, maker_of
 from dba3c.environments.protocol import EnvironmentFailed, VectorEnvironment, environment_seeds
 from dba3c.errors import UserError
 
@@ -39,7 +38,8 @@ CONSOLE_FRAMES_PER_S = 60.0
 _DEFAULT_PICTURES_PER_S = 30.0
 
 
-class Camera(Protocol):
+@dataclass(frozen=True)
+class Camera:
     """One environment, and what it looks like."""
 
     environments: VectorEnvironment
@@ -48,10 +48,8 @@ class Camera(Protocol):
     """For play at the game's own speed."""
     action_names: list[str]
     """Of a Discrete action space, else empty."""
-
-    def pictures(self, observation: np.ndarray) -> list[np.ndarray]:
-        """What the last reset or step showed: uint8 [H, W, 3] each. `observation` [1, ...] is what it returned."""
-        ...
+    pictures: Callable[[np.ndarray], list[np.ndarray]]
+    """What the last reset or step showed: uint8 [H, W, 3] each; given what it returned, the observation [1, ...]."""
 
 
 def make_camera(config: EnvironmentConfig, seed: int) -> Camera:
@@ -61,56 +59,27 @@ def make_camera(config: EnvironmentConfig, seed: int) -> Camera:
         UserError: there is nothing to look at, or what draws it is not installed.
     """
     if config.family == "atari":
-        return AtariCamera(config, seed)
-    if config.family not in ("custom", "gymnasium"):
-        return EnvironmentCamera(config.env_id, make_vector_environment(config, 1, seed, view="evaluation"))
-    make_env = custom_maker(config, "evaluation") if config.family == "custom" else lambda: _make_drawn(config.env_id)
+        return _of_console(config, seed)
     made: list[gymnasium.Env[Any, Any]] = []
 
     def make_and_keep() -> gymnasium.Env[Any, Any]:
-        made[:] = [make_env()]  # a broken one is replaced: the newest is the one that plays
-        return made[0]
+        made[:] = [maker_of(config)() if config.family == "custom" else _make_drawn(config.env_id)]
+        return made[0]  # a broken one is replaced: the newest is the one that plays
 
-    environments = LoopVectorEnvironment(config, make_and_keep, 1, seed)
-    return EnvironmentCamera(
-        config.env_id, with_normalization(config, environments, "evaluation"), drawn=lambda: made[0]
+    can_draw = config.family in ("custom", "gymnasium")
+    environments = make_vector_environment(config, 1, seed, "evaluation", make_and_keep if can_draw else None)
+    draws = can_draw and made[0].render_mode == "rgb_array"
+    if not draws:
+        _check_is_picture(environments, config.env_id)
+    fps = made[0].metadata.get("render_fps") if can_draw else None
+    actions = environments.action_space
+    numbered = range(int(actions.n)) if isinstance(actions, gymnasium.spaces.Discrete) else ()
+    return Camera(
+        environments,
+        pictures_per_s=float(fps or _DEFAULT_PICTURES_PER_S),
+        action_names=[str(action) for action in numbered],
+        pictures=(lambda observation: [_rendered(config.env_id, made[0])]) if draws else _as_picture,
     )
-
-
-class EnvironmentCamera:
-    """An environment that draws itself, or else one whose observation is what there is to see.
-
-    Args:
-        environments: of one environment, evaluation view.
-        drawn: gives the environment that plays; None where only observations can be seen.
-    """
-
-    def __init__(
-        self, env_id: str, environments: VectorEnvironment, drawn: Callable[[], gymnasium.Env[Any, Any]] | None = None
-    ) -> None:
-        self.environments = environments
-        self._env_id = env_id
-        self._drawn = drawn if drawn is not None and drawn().render_mode == "rgb_array" else None
-        fps = drawn().metadata.get("render_fps") if drawn is not None else None
-        self.pictures_per_s = float(fps or _DEFAULT_PICTURES_PER_S)
-        actions = environments.action_space
-        numbered = range(int(actions.n)) if isinstance(actions, gymnasium.spaces.Discrete) else ()
-        self.action_names = [str(action) for action in numbered]
-        if self._drawn is None:
-            _check_is_picture(environments, env_id)
-
-    def pictures(self, observation: np.ndarray) -> list[np.ndarray]:
-        """See `Camera.pictures`."""
-        if self._drawn is None:  # [1, C, H, W] with one or three channels → [H, W, 3]
-            picture = np.moveaxis(observation[0], 0, -1)
-            return [np.ascontiguousarray(np.broadcast_to(picture, (*picture.shape[:2], 3)))]
-        try:
-            picture = np.asarray(self._drawn().render())
-        except (gymnasium.error.Error, ImportError) as error:
-            raise UserError(f"{self._env_id} cannot be drawn: {_why(error)}") from error
-        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
-            raise UserError(f"{self._env_id}: render() gave {picture.dtype} {list(picture.shape)}, not uint8 [H, W, 3]")
-        return [picture]
 
 
 def _make_drawn(env_id: str) -> gymnasium.Env[Any, Any]:
@@ -119,6 +88,22 @@ def _make_drawn(env_id: str) -> gymnasium.Env[Any, Any]:
         return gymnasium.make(env_id, render_mode="rgb_array")
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         raise UserError(f"{env_id} cannot be filmed: {_why(error)}") from error
+
+
+def _rendered(env_id: str, env: gymnasium.Env[Any, Any]) -> np.ndarray:
+    try:
+        picture = np.asarray(env.render())
+    except (gymnasium.error.Error, ImportError) as error:
+        raise UserError(f"{env_id} cannot be drawn: {_why(error)}") from error
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+        raise UserError(f"{env_id}: render() gave {picture.dtype} {list(picture.shape)}, not uint8 [H, W, 3]")
+    return picture
+
+
+def _as_picture(observation: np.ndarray) -> list[np.ndarray]:
+    """[1, C, H, W] with one or three channels → [H, W, 3]."""
+    picture = np.moveaxis(observation[0], 0, -1)
+    return [np.ascontiguousarray(np.broadcast_to(picture, (*picture.shape[:2], 3)))]
 
 
 def _why(error: Exception) -> str:
@@ -137,77 +122,50 @@ def _check_is_picture(environments: VectorEnvironment, env_id: str) -> None:
         )
 
 
-class AtariCamera:
-    """A `Camera` on the console's own screen."""
-
-    def __init__(self, config: EnvironmentConfig, seed: int) -> None:
-        low, high = config.frame_skip_range
-        self._consoles: TwinConsoles | RandomSkipConsoles
-        if low == high:
-            self._consoles = TwinConsoles(config)
-            self.pictures_per_s = self._consoles.pictures_per_s
-        else:
-            self._consoles = RandomSkipConsoles(config, 1)
-            self.pictures_per_s = CONSOLE_FRAMES_PER_S / config.frames_per_step
-        self.environments: VectorEnvironment = AtariVectorEnvironment(
-            config, self._consoles, environment_seeds(seed, 1), "evaluation"
-        )
-        ale = _console_of(config)
-        actions = ale.getLegalActionSet() if config.full_action_space else ale.getMinimalActionSet()
-        self.action_names = [action.name for action in actions]
-
-    def pictures(self, observation: np.ndarray) -> list[np.ndarray]:
-        """See `Camera.pictures`."""
-        if isinstance(self._consoles, TwinConsoles):
-            return self._consoles.pictures
-        return [self._consoles.screen(0)]
+def _of_console(config: EnvironmentConfig, seed: int) -> Camera:
+    low, high = config.frame_skip_range
+    consoles: TwinConsoles | RandomSkipConsoles
+    if low == high:
+        consoles = TwinConsoles(config)
+        frames_per_picture: float = consoles.picture_frames
+    else:
+        consoles = RandomSkipConsoles(config, 1)
+        frames_per_picture = config.frames_per_step
+    return Camera(
+        AtariVectorEnvironment(config, consoles, environment_seeds(seed, 1), "evaluation"),
+        pictures_per_s=CONSOLE_FRAMES_PER_S / frames_per_picture,
+        action_names=[action.name for action in consoles.actions],
+        pictures=lambda observation: consoles.pictures,
+    )
 
 
-class TwinConsoles:
-    """`Consoles` of one game, and the same game again with its screens in colour."""
+class TwinConsoles(AleConsoles):
+    """One game, and the same game again: `pictures` are its screens in colour since the last reset or step."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        self._agents = AleConsoles(config, 1)
-        self.num_actions = self._agents.num_actions
-        self.fire_action = self._agents.fire_action
-        self.observation_shape = self._agents.observation_shape
+        super().__init__(config, 1)
         frame_skip = config.frame_skip_range[0]
-        picture_frames = 2 if frame_skip % 2 == 0 else 1
-        self.pictures_per_s = CONSOLE_FRAMES_PER_S / picture_frames
+        self.picture_frames = 2 if frame_skip % 2 == 0 else 1
         self.pictures: list[np.ndarray] = []
-        self._pictures_per_step = frame_skip // picture_frames
+        self._pictures_per_step = frame_skip // self.picture_frames
         self._over = False
-        height, width = _console_of(config).getScreenDims()
-        self._screens = AtariVectorEnv(
-            atari_games()[config.env_id],
-            1,
-            num_threads=1,
-            max_num_frames_per_episode=config.max_episode_frames,
-            repeat_action_probability=config.repeat_action_probability,
-            full_action_space=config.full_action_space,
-            img_height=height,
-            img_width=width,
-            grayscale=False,
-            stack_num=1,
-            frameskip=picture_frames,
-            noop_max=config.noop_max,
-            use_fire_reset=config.fire_on_reset,
-            reward_clipping=False,
-        )
+        height, width = console(config).getScreenDims()
+        colour = {"img_height": height, "img_width": width, "grayscale": False, "stack_num": 1}
+        self._screens = native_consoles(config, 1, frameskip=self.picture_frames, **colour)
 
     def reset(self, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `Consoles.reset`."""
+        """See `AleConsoles.reset`."""
         screen, _ = self._screens.reset(seed=seeds)
         self.pictures, self._over = [screen[0, 0]], False
-        return self._agents.reset(seeds)
+        return super().reset(seeds)
 
     def step(self, actions: np.ndarray) -> ConsoleStep:
-        """See `Consoles.step`.
+        """See `AleConsoles.step`.
 
         Raises:
             EnvironmentFailed: the two games are no longer the same one.
         """
-        stepped = self._agents.step(actions)
+        stepped = super().step(actions)
         self.pictures, reward = [], 0.0
         for _ in range(1 if self._over else self._pictures_per_step):  # autoreset is one step in both
             screen, points, game_over, cut, info = self._screens.step(actions)
@@ -224,12 +182,5 @@ class TwinConsoles:
 
     def close(self) -> None:
         """Join the C++ threads of both."""
-        self._agents.close()
+        super().close()
         self._screens.close()
-
-
-def _console_of(config: EnvironmentConfig) -> ALEInterface:
-    ALEInterface.setLoggerMode(LoggerMode.Error)
-    ale = ALEInterface()
-    ale.loadROM(rom_path(config.env_id))
-    return ale

@@ -69,7 +69,7 @@ def native(config: EnvironmentConfig, num_envs: int, seed: int) -> Stepper:
     seeds = [int(each) for each in environment_seeds(seed, num_envs)]
     envs: Any
     if config.family != "atari":
-        envs = gymnasium.vector.SyncVectorEnv([maker_of(config, "training")] * num_envs)
+        envs = gymnasium.vector.SyncVectorEnv([maker_of(config)] * num_envs)
         envs.reset(seed=seeds)
     else:
         envs = _ale(config, num_envs)

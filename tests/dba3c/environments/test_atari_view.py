@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from ale_py import Action
 
 from dba3c.environments.atari import AtariVectorEnvironment, ConsoleStep
 from dba3c.environments.config import EnvironmentConfig
@@ -14,8 +15,7 @@ NOOP, FIRE, RIGHT = 0, 1, 2
 class ScriptedConsoles:
     """One console whose steps are given as (reward, game_over, cut, lives)."""
 
-    num_actions = 3
-    fire_action = FIRE
+    actions = [Action.NOOP, Action.FIRE, Action.RIGHT]  # noqa: RUF012
     observation_shape = (1, 1, 1)
 
     def __init__(self, lives, script):

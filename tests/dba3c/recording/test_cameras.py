@@ -97,7 +97,7 @@ def test_pictures_that_come_apart_from_the_game_are_an_error(opened):
     camera = make_camera(GAMES["v4"], 0)
     opened.append(camera.environments)
     camera.environments.reset()
-    camera._consoles._screens.reset(seed=np.array([99], np.int32))  # another game
+    camera.environments._consoles._screens.reset(seed=np.array([99], np.int32))  # another game
     with pytest.raises(EnvironmentFailed, match="came apart"):
         for _ in range(500):
             camera.environments.step(np.ones(1, int))
