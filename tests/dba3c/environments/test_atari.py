@@ -7,7 +7,6 @@ import pytest
 
 from dba3c.environments.atari_protocols import atari_2017, atari_v4_no_sticky
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError
 
 NO_STICKY = atari_v4_no_sticky(EnvironmentConfig())
@@ -17,20 +16,6 @@ FIRE = 1
 def play(envs, steps, action=0):
     actions = np.full(envs.num_envs, action)
     return [envs.step(actions) for _ in range(steps)]
-
-
-@pytest.fixture
-def made():
-    """make_vector_environment, and everything it made closed."""
-    environments = []
-
-    def make(*args, **kwargs):
-        environments.append(make_vector_environment(*args, **kwargs))
-        return environments[-1]
-
-    yield make
-    for envs in environments:
-        envs.close()
 
 
 def test_a_lost_life_neither_resets_the_game_nor_costs_a_step(made):

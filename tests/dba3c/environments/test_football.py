@@ -17,20 +17,6 @@ IDLE, RIGHT, SHOT, SPRINT = 0, 5, 12, 13
 SEEDED = ("game_engine_random_seed", "reverse_team_processing")
 
 
-@pytest.fixture
-def made():
-    """make_vector_environment, and everything it made closed."""
-    environments = []
-
-    def make(*args, **kwargs):
-        environments.append(make_vector_environment(*args, **kwargs))
-        return environments[-1]
-
-    yield make
-    for envs in environments:
-        envs.close()
-
-
 def play_until_games_end(envs, games, action_at):
     """Steps until `games` ended; returns the transitions."""
     transitions, episodes = [], []

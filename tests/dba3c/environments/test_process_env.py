@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import UserError
 
@@ -94,20 +93,6 @@ def config(tmp_path, monkeypatch):
         env_id=f"process_games:{name}", environment_processes=True, **options
     )
     sys.modules.pop("process_games", None)
-
-
-@pytest.fixture
-def made():
-    """make_vector_environment, and everything it made closed."""
-    environments = []
-
-    def make(*args, **kwargs):
-        environments.append(make_vector_environment(*args, **kwargs))
-        return environments[-1]
-
-    yield make
-    for envs in environments:
-        envs.close()
 
 
 def test_processes_play_the_same_games_as_the_loop(made):

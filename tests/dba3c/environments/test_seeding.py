@@ -8,7 +8,6 @@ import pytest
 
 from dba3c.environments.atari_protocols import atari_2017
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import environment_seed, environment_seeds, worker_seed
 
 NUM_ENVS, STEPS = 4, 250
@@ -26,17 +25,21 @@ FAMILIES = {
 NEEDS = {"mujoco": "mujoco", "vizdoom": "vizdoom", "football": "gfootball"}
 
 
-def observations(config, seed, steps=STEPS):
-    """A hash of the first 4 × steps observations and rewards under a fixed stream of actions."""
-    envs = make_vector_environment(config, NUM_ENVS, seed)
+def games_after_reset(envs, seed=None, steps=25):
+    """A hash of the first B × steps observations and rewards from a reset on, under a fixed stream of actions."""
     envs.action_space.seed(0)
-    digest = hashlib.sha256(envs.reset().tobytes())
+    digest = hashlib.sha256(envs.reset(seed=seed).tobytes())
     for _ in range(steps - 1):
-        transition = envs.step(np.stack([envs.action_space.sample() for _ in range(NUM_ENVS)]))
+        transition = envs.step(np.stack([envs.action_space.sample() for _ in range(envs.num_envs)]))
         digest.update(transition.observation.tobytes())
         digest.update(transition.reward.tobytes())
-    envs.close()
     return digest.hexdigest()
+
+
+@pytest.fixture
+def observations(made):
+    """observations(config, seed, steps): of NUM_ENVS environments just made."""
+    return lambda config, seed, steps=STEPS: games_after_reset(made(config, NUM_ENVS, seed), steps=steps)
 
 
 @pytest.fixture
@@ -52,39 +55,26 @@ def installed():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_same_seed_gives_the_same_first_thousand_observations(family, installed):
+def test_the_same_seed_gives_the_same_first_thousand_observations(family, installed, observations):
     config = installed(family)
     assert observations(config, 11) == observations(config, 11)
     assert observations(config, 11, steps=25) != observations(config, 12, steps=25)
 
 
-def test_the_number_of_threads_does_not_change_the_games():
+def test_the_number_of_threads_does_not_change_the_games(observations):
     config = EnvironmentConfig()
     assert observations(config, 3, steps=100) == observations(replace(config, env_threads=2), 3, steps=100)
 
 
-def games_after_reset(envs, seed):
-    """A hash of 25 observations and rewards from a reset on, under a fixed stream of actions."""
-    envs.action_space.seed(0)
-    digest = hashlib.sha256(envs.reset(seed=seed).tobytes())
-    for _ in range(24):
-        actions = np.stack([envs.action_space.sample() for _ in range(envs.num_envs)])
-        transition = envs.step(actions)
-        digest.update(transition.observation.tobytes())
-        digest.update(transition.reward.tobytes())
-    return digest.hexdigest()
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_seed_given_to_reset_replaces_the_first(family, installed):
+def test_a_seed_given_to_reset_replaces_the_first(family, installed, made):
     # normalised observations depend on all that was seen before, whatever the games
     config = replace(installed(family), normalize_observations=False)
-    envs = make_vector_environment(config, 2, seed=1)
-    first = games_after_reset(envs, None)
+    envs = made(config, 2, seed=1)
+    first = games_after_reset(envs)
     assert games_after_reset(envs, 12) != first
     assert games_after_reset(envs, 1) == first
-    assert games_after_reset(envs, None) == first
-    envs.close()
+    assert games_after_reset(envs) == first
 
 
 def test_run_worker_index_and_incarnation_all_change_the_seed():
