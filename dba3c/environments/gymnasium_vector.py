@@ -32,33 +32,43 @@ MakeEnv = Callable[[], "gymnasium.Env[Any, Any]"]
 
 
 class LoopVectorEnvironment:
-    """A `VectorEnvironment` that steps B `gymnasium.Env` objects one after the other in this thread."""
+    """A `VectorEnvironment` that steps B `gymnasium.Env` objects one after the other in this thread.
+
+    Args:
+        seed: of them all, e.g. `worker_seed(run_seed, worker, incarnation)`.
+    """
 
     def __init__(self, config: EnvironmentConfig, make_env: MakeEnv, num_envs: int, seed: int) -> None:
         self.num_envs = num_envs
         self._clip_reward, self._reward_scale = config.clips_reward, config.reward_scale
         self._frames_per_step = config.frame_skip_range[0]
-        env_id = config.env_id
-        self._copies = RestartableEnvironments(env_id, make_env, num_envs, seed, config.environment_restarts)
+        self._env_id, self._make_env, self._seed = config.env_id, make_env, seed
+        self._envs: list[Any] = []  # None where nobody has taken a broken one's place
+        self._restarts = [Restarts(config.environment_restarts, RESTART_WINDOW_S) for _ in range(num_envs)]
+        self._unseeded = np.ones(num_envs, dtype=bool)  # whose next reset takes a seed: once in each one's life
+        self._life_steps = np.zeros(num_envs, dtype=np.int64)  # since each was made, for failure lines
         try:
-            first = self._copies.make_all()
-            self._observations = ObservationCodec(env_id, first.observation_space)
-            self._actions = ActionCodec(env_id, first.action_space)
+            for _ in range(num_envs):
+                self._envs.append(make_env())
+            self._observations = ObservationCodec(self._env_id, self._envs[0].observation_space)
+            self._actions = ActionCodec(self._env_id, self._envs[0].action_space)
         except Exception as error:
             self.close()
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"{env_id} cannot be made: {one_line(error)}") from error
+            raise UserError(f"{self._env_id} cannot be made: {one_line(error)}") from error
         self.observation_space: Space[Any] = self._observations.space
+        self._batch_shape = (num_envs, *self._observations.space.shape)
         self.action_space = self._actions.space
         self._last: np.ndarray | None = None  # the last good observations [B, ...]
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """First observations [B, ...]; see `VectorEnvironment.reset`."""
-        self._copies.begin(seed)
+        self._seed = self._seed if seed is None else seed
+        self._unseeded[:], self._life_steps[:] = True, 0
         self._games = Games(self.num_envs)
         self._resetting = np.zeros(self.num_envs, dtype=bool)
-        observation = self._new_batch()
+        observation = np.empty(self._batch_shape, self._observations.space.dtype)
         self._send_ahead(None)
         for index in range(self.num_envs):
             self._reset_one(index, observation[index], failures=[])
@@ -70,9 +80,8 @@ class LoopVectorEnvironment:
         if self._last is None:
             raise RuntimeError("reset() must come before step()")
         actions = self._actions.check(actions, self.num_envs)
-        observation = self._new_batch()
-        reward = [0.0] * self.num_envs
-        raw = [0.0] * self.num_envs  # what counts as score
+        observation = np.empty(self._batch_shape, self._observations.space.dtype)
+        reward, raw = [0.0] * self.num_envs, [0.0] * self.num_envs  # raw: what counts as score
         terminated, truncated = [False] * self.num_envs, [False] * self.num_envs
         broken: dict[int, Exception] = {}
         failures: list[str] = []
@@ -81,7 +90,7 @@ class LoopVectorEnvironment:
         self._send_ahead(taken)
         shown: list[Any] = [None] * self.num_envs
         at_reset = resetting.tolist()
-        for index, (env, action) in enumerate(zip(self._copies.envs, taken, strict=True)):
+        for index, (env, action) in enumerate(zip(self._envs, taken, strict=True)):
             if at_reset[index]:
                 shown[index] = observation[index]
                 self._reset_one(index, shown[index], failures)
@@ -94,14 +103,14 @@ class LoopVectorEnvironment:
                 broken[index], shown[index] = error, self._last[index]
         self._write(shown, observation, broken)
         valid = ~resetting
-        self._copies.life_steps += valid
+        self._life_steps += valid
         rewards = np.array(reward, dtype=np.float32)
         self._name_broken_numbers(observation, rewards, raw, broken)
         for index, why in broken.items():
             terminated[index], truncated[index], rewards[index], raw[index] = False, True, 0.0, 0.0
             observation[index] = self._last[index]
             valid[index] = False
-            self._copies.restart(index, why, failures)
+            self._restart(index, why, failures)
         gained = np.array(raw, dtype=np.float64)
         self._games.count(gained, valid)
         ended, cut = np.array(terminated, dtype=bool), np.array(truncated, dtype=bool)
@@ -118,20 +127,20 @@ class LoopVectorEnvironment:
 
     def close(self) -> None:
         """Close every environment."""
-        self._copies.close()
+        for env in self._envs:
+            if env is not None:
+                env.close()
+        self._envs = []
 
     def _send_ahead(self, actions: list[Any] | None) -> None:
         """Let environments that are processes start on this step, or without actions on their reset, all at once."""
-        for index, env in enumerate(self._copies.envs):
+        for index, env in enumerate(self._envs):
             if not isinstance(env, ProcessEnv):
                 return
             if actions is None or self._resetting[index]:
-                env.send_reset(self._copies.seed_for_reset(index))
+                env.send_reset(self._seed_for_reset(index))
             else:
                 env.send_step(actions[index])
-
-    def _new_batch(self) -> np.ndarray:
-        return np.empty((self.num_envs, *self._observations.space.shape), dtype=self._observations.space.dtype)
 
     def _write(self, shown: list[Any], observation: np.ndarray, broken: dict[int, Exception]) -> None:
         """Put what was shown into `observation` [B, ...], and add to `broken` whose does not fit."""
@@ -163,84 +172,44 @@ class LoopVectorEnvironment:
         """Start a new game; an environment that cannot is restarted while it may be."""
         while True:
             try:
-                observation, _ = self._copies.envs[index].reset(seed=self._copies.seed_for_reset(index))
+                observation, _ = self._envs[index].reset(seed=self._seed_for_reset(index))
                 self._observations.write(observation, row)
                 self._observations.check_finite(row)
-                self._copies.unseeded[index] = False
+                self._unseeded[index] = False
                 return
             except Exception as error:  # as in step
-                self._copies.restart(index, error, failures)
+                self._restart(index, error, failures)
 
+    def _seed_of(self, index: int) -> int:
+        """Another one after each restart."""
+        return environment_seed(self._seed, index, self._restarts[index].total)
 
-class RestartableEnvironments:
-    """The environments themselves: `envs`, what they are to be seeded with, and who takes a broken one's place.
+    def _seed_for_reset(self, index: int) -> int | None:
+        return self._seed_of(index) if self._unseeded[index] else None
 
-    Args:
-        num_envs: B. None is made here: see `make_all`.
-        seed: of them all, e.g. `worker_seed(run_seed, worker, incarnation)`.
-        allowed: restarts of each environment within `RESTART_WINDOW_S`.
-    """
-
-    def __init__(self, env_id: str, make_env: MakeEnv, num_envs: int, seed: int, allowed: int) -> None:
-        self.seed = seed
-        self.envs: list[Any] = []  # None where nobody has taken a broken one's place
-        self.unseeded = np.ones(num_envs, dtype=bool)  # whose next reset takes a seed
-        self.life_steps = np.zeros(num_envs, dtype=np.int64)  # since each was made, for failure lines
-        self._env_id = env_id
-        self._make_env = make_env
-        self._restarts = [Restarts(allowed, RESTART_WINDOW_S) for _ in range(num_envs)]
-
-    def make_all(self) -> gymnasium.Env[Any, Any]:
-        """Make them; the first. Raises what `make_env` raises: nothing was played yet, so that is no restart."""
-        for _ in self._restarts:
-            self.envs.append(self._make_env())
-        return self.envs[0]
-
-    def begin(self, seed: int | None) -> None:
-        """Every environment starts anew, with the seeds of `seed` or else of the last one."""
-        if seed is not None:
-            self.seed = seed
-        self.unseeded[:] = True
-        self.life_steps[:] = 0
-
-    def seed_for_reset(self, index: int) -> int | None:
-        """What `reset` is to be given: a seed once in each environment's life."""
-        return self.seed_of(index) if self.unseeded[index] else None
-
-    def seed_of(self, index: int) -> int:
-        """The seed of environment `index`, another one after each restart."""
-        return environment_seed(self.seed, index, self._restarts[index].total)
-
-    def restart(self, index: int, error: Exception, failures: list[str]) -> None:
+    def _restart(self, index: int, error: Exception, failures: list[str]) -> None:
         """Replace an environment that broke by `error` by a new one with the next seed.
 
         One line for each attempt is added to `failures`: that a new one cannot be made is one more failure. Raises
         `EnvironmentFailed` when no attempt is left.
         """
         self._count(index, error, failures)
-        broken, self.envs[index] = self.envs[index], None
+        broken, self._envs[index] = self._envs[index], None
         try:
             broken.close()
         except Exception as close_error:  # it is broken already; the line says that it did not close
             failures[-1] += f" (closing it raised {type(close_error).__name__})"
-        while self.envs[index] is None:
-            self.unseeded[index], self.life_steps[index] = True, 0
+        while self._envs[index] is None:
+            self._unseeded[index], self._life_steps[index] = True, 0
             try:
-                self.envs[index] = self._make_env()
+                self._envs[index] = self._make_env()
             except Exception as making:  # whatever a stranger's constructor raises is named and bounded
                 self._count(index, making, failures)
-
-    def close(self) -> None:
-        """Close every environment."""
-        for env in self.envs:
-            if env is not None:
-                env.close()
-        self.envs = []
 
     def _count(self, index: int, error: Exception, failures: list[str]) -> None:
         """One restart more for environment `index`, or `EnvironmentFailed`; the line counts the reset as step 0."""
         restarts, who = self._restarts[index], f"{self._env_id} environment {index}"
-        line = f"{who} (seed {self.seed_of(index)}, step {self.life_steps[index]}): {one_line(error)}"
+        line = f"{who} (seed {self._seed_of(index)}, step {self._life_steps[index]}): {one_line(error)}"
         if not restarts.take():
             raise EnvironmentFailed(f"{line}; given up after {restarts.most} restarts") from error
         failures.append(f"{line}; restart {restarts}")
