@@ -1,9 +1,9 @@
 """ViZDoom: 3-D scenarios that anyone can install, headless. Ids: `vizdoom/basic`, `vizdoom/health_gathering`, …
 
 Needs: the extra `vizdoom` (`pip install "dba3c[vizdoom]"`; wheels, no display). Each game is a process of its own.
-Observes: RGB uint8 [3, 72, 96], one frame, without the status bar. Actions: do
-nothing, or hold one of the scenario's buttons. Frame skip: 4 tics (35 tics are a second). Score: the scenario's reward,
-e.g. basic gives 101 for the monster, −5 for a missed shot and −1 a tic.
+Observes: RGB uint8 [3, 72, 96], one frame, without the status bar. Actions: do nothing, or hold one of the scenario's
+buttons. Frame skip: 4 tics (35 tics are a second). Score: the scenario's reward, e.g. basic gives 101 for the monster,
+−5 for a missed shot and −1 a tic.
 
 The time limit is kept here, not by the engine, whose last screen is gone once it has ended a game: so a game that ran
 out of time is `truncated` and its last observation is the true one.
@@ -53,7 +53,6 @@ class VizdoomEnv(gymnasium.Env[np.ndarray, np.int64]):
         self._game.set_available_buttons(buttons)
         self._holds = [[0] * len(buttons), *np.eye(len(buttons), dtype=int).tolist()]
         self.action_space = Discrete(len(self._holds))
-        self._running = False
         self._screen = np.zeros(self.observation_space.shape, dtype=np.uint8)
 
     def reset(
@@ -64,11 +63,10 @@ class VizdoomEnv(gymnasium.Env[np.ndarray, np.int64]):
         A running engine takes a seed too, but what it has played already changes the games that follow.
         """
         if seed is not None:
-            self._stop()
+            self._game.close()
             self._game.set_seed(seed)
-        if not self._running:
+        if not self._game.is_running():
             self._game.init()
-            self._running = True
         self._game.new_episode()
         self._tics = 0
         return self._observe(), {}
@@ -86,15 +84,10 @@ class VizdoomEnv(gymnasium.Env[np.ndarray, np.int64]):
 
     def close(self) -> None:
         """End the engine's process."""
-        self._stop()
+        self._game.close()
         self._scratch.cleanup()
         with contextlib.suppress(OSError):  # the engine also makes this empty folder in the current directory
             os.rmdir("_vizdoom")
-
-    def _stop(self) -> None:
-        if self._running:
-            self._game.close()
-            self._running = False
 
     def _observe(self) -> np.ndarray:
         """The screen, resized; after the end, which shows none, the last one."""
