@@ -3,14 +3,11 @@
 Needs: `ale-py` (its wheel holds the ROMs). Observes: uint8 [frame_stack, 84, 84] gray, or [3 × frame_stack, 84, 84]
 RGB (frame by frame, oldest first). Frame skip: 4. Score: the game's own points, whole game.
 
-The consoles (ale-py's, or our own with the random frame skip) step full games and give raw rewards and lives; whatever
-differs between training and evaluation is decided in `AtariVectorEnvironment`, once, in NumPy on [B] arrays:
-
-- reward scaling and clipping, so that raw scores stay known;
-- a lost life as `terminated` (`episodic_life`). ale-py's own episodic mode is off: it starts a new game at every lost
-  life. Here the game simply goes on: the step after a lost life is an ordinary, valid step;
-- FIRE in place of the agent's action after a lost life (`fire_on_life_loss`), with `valid` False for that step;
-- the evaluation's guard against a player stuck on one action.
+The consoles (ale-py's, or our own with the random frame skip) step full games and give raw rewards and lives. Whatever
+differs between training and evaluation, `AtariVectorEnvironment` decides, once, in NumPy on [B] arrays: rewards are
+scaled and clipped; a lost life is `terminated` (`episodic_life`), but the game simply goes on; the step after it may be
+a FIRE that is not the agent's (`fire_on_life_loss`), with `valid` False; an evaluation may guard against a player stuck
+on one action.
 
 Facts about ale-py 0.12 this file rests on (its src/ale/vector), each held by a test:
 - every `recv` allocates new arrays and hands them over, so observations may be kept without a copy;

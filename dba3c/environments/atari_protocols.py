@@ -1,14 +1,8 @@
-"""The named ways Atari is played, so that a score always says its protocol.
+"""The named ways Atari is played, so that a score always says its protocol: a table in docs/environments.md.
 
-| name           | repeat probability | frame skip    | frames     | no-ops | FIRE on reset | source          |
-|----------------|--------------------|---------------|------------|--------|---------------|-----------------|
-| `2017`         | 0.25               | 2–4 at random | RGB 84×84  | 0      | no            | Gym's <Game>-v0 |
-| `v5`           | 0.25               | 4             | gray 84×84 | 0–29   | yes           | ALE/<Game>-v5   |
-| `v4-no-sticky` | 0                  | 4             | gray 84×84 | 0–29   | yes           | Mnih et al.     |
-
-`2017` is what DBA3C played (it evaluates with a guard of 30 steps against a stuck player). The sticky actions of `v5`
-are Machado et al.'s (2018, arXiv 1709.06009); `v4-no-sticky` is Mnih et al.'s (2015) preprocessing.
-Every protocol cuts a game after 108,000 frames (30 minutes of play) and uses the game's own action set.
+`2017` is what DBA3C played, Gym's <Game>-v0 (it evaluates with a guard of 30 steps against a stuck player). The sticky
+actions of `v5`, ALE/<Game>-v5, are Machado et al.'s (2018, arXiv 1709.06009); `v4-no-sticky` is Mnih et al.'s (2015)
+preprocessing. Every protocol cuts a game after 108,000 frames (30 minutes of play).
 """
 
 from __future__ import annotations

@@ -1,19 +1,7 @@
 """Which game is played and how: one frozen dataclass, and what an id means: its family, its stop score, close ids.
 
-The named Atari protocols are in `atari_protocols`.
-
-Mean scores at which a game counts as solved, over 50 consecutive games unless said otherwise:
-
-| game | stop score | from |
-| --- | --- | --- |
-| Breakout, Pong, Riverraid, Seaquest, SpaceInvaders | 300, 10, 4000, 1830, 700 | the 2017 system's own |
-| BeamRider, Boxing | 14900, 98 | the scores it published |
-| football/academy_empty_goal_close | 0.9 goals a game | ours: nine games of ten scored |
-| vizdoom/basic | 75 | ours: a scripted player who walks until he faces the monster and shoots has 76 |
-| CartPole-v1, LunarLander-v3, Acrobot-v1, MountainCar-v0 | Gymnasium's `reward_threshold` | its registry |
-
-Every command reads ids, so this imports neither ale-py nor, where another family has the id, Gymnasium: people would
-wait for them before the first line.
+The named Atari protocols are in `atari_protocols`. Every command reads ids, so this imports neither ale-py nor, where
+another family has the id, Gymnasium: people would wait for them before the first line.
 """
 
 from __future__ import annotations
@@ -36,17 +24,18 @@ FOOTBALL_FRAMES = 4
 _LEGACY_ATARI = re.compile(r"^(?P<game>[A-Z]\w*?)(?P<suffix>NoFrameskip|Deterministic)?-v(?P<version>[04])$")
 _MODULE_AND_ID = re.compile(r"[\w.]+:[\w./-]+-v\d+")
 """Gymnasium's own "module:Id-v0": import the module, which registers the id."""
-STOP_SCORES = {
+STOP_SCORES = {  # of the 2017 system, but for:
     "ALE/Breakout-v5": 300.0,
     "ALE/Pong-v5": 10.0,
     "ALE/Riverraid-v5": 4000.0,
     "ALE/Seaquest-v5": 1830.0,
     "ALE/SpaceInvaders-v5": 700.0,
-    "ALE/BeamRider-v5": 14900.0,
+    "ALE/BeamRider-v5": 14900.0,  # the scores it published
     "ALE/Boxing-v5": 98.0,
-    "football/academy_empty_goal_close": 0.9,
-    "vizdoom/basic": 75.0,
+    "football/academy_empty_goal_close": 0.9,  # ours: nine games of ten scored
+    "vizdoom/basic": 75.0,  # ours: a scripted player who walks until he faces the monster and shoots has 76
 }
+"""Mean scores of 50 consecutive games at which a game counts as solved."""
 
 
 class Family(NamedTuple):
@@ -119,7 +108,7 @@ def close_names(name: str, known: list[str], prefix: str = "") -> str:
 
 
 def stop_score(env_id: str) -> float | None:
-    """The score at which a run of this environment may stop; None where none is known."""
+    """The score at which a run may stop, of Gymnasium's ids their `reward_threshold`; None where none is known."""
     if family_of(env_id) != "gymnasium":
         return STOP_SCORES.get(env_id)
     gymnasium = importlib.import_module("gymnasium")

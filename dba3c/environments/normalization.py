@@ -3,16 +3,13 @@
     x' = clip((x − mean) / sqrt(variance + 1e-8), −10, 10)
 
 as in OpenAI Baselines' VecNormalize, with mean and variance over every observation of the training view so far, merged
-batch by batch (Chan, Golub & LeVeque 1979). The statistics belong to the policy: `statistics` gives and takes them, so
-that a checkpoint can hold them and an evaluation can use them; an evaluation never changes them.
-
-They lie beside the checkpoints, saved by those who gather them, merged by those who evaluate:
+batch by batch (Chan, Golub & LeVeque 1979). They belong to the policy and lie beside the checkpoints:
 
 observations/worker-0.json    {"2000": {"count": …, "mean": […], "squares": […]}, …}: by the checkpoint's step
 
 Every worker (or actor) normalises by what its own environments have shown, and keeps a snapshot for each checkpoint's
-step. A resumed worker goes on from its own; an evaluation, a film and a worker that was not there before take those of
-all, merged as if one had seen everything (`RunningStatistics.merge`).
+step. A resumed worker goes on from its own; an evaluation and a film, which never change them, and a worker that was
+not there before take those of all, merged as if one had seen everything.
 """
 
 from __future__ import annotations

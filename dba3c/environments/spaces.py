@@ -1,16 +1,5 @@
-"""Which observations and actions training understands, and how an environment's own are turned into them.
-
-| the environment's observation                                   | what the network gets                            |
-|------------------------------------------------------------------|--------------------------------------------------|
-| Box uint8 [H, W], [H, W, C] or [C, H, W], C in 1, 3, 4 or a stack | uint8 [C, H, W]                                  |
-| Box of numbers, any other shape                                   | float32 [D], flattened                           |
-| Discrete, MultiDiscrete, MultiBinary                              | float32 [D], one-hot                             |
-| Dict or Tuple of the non-image ones                               | float32 [D], concatenated in the space's order   |
-| Dict or Tuple with images, nested or not                          | `MixedSpace`: those images, and one float32 [D]  |
-
-The space's order is that of its leaves: what is nested stands where its Dict or Tuple does, and a Dict has its keys'
-own order, which Gymnasium sorts where it was given a plain dict.
-Actions: Discrete, MultiDiscrete (one-dimensional) and Box (float, one-dimensional, clipped to its bounds).
+"""Which observations and actions training understands (docs/environments.md, "What is supported"), and how an
+environment's own are turned into them: images uint8 [C, H, W], a vector float32 [D], or both as a `MixedSpace`.
 """
 
 from __future__ import annotations
@@ -25,7 +14,6 @@ from gymnasium import spaces
 
 from dba3c.errors import UserError
 
-BROKEN_NUMBERS = "observation with NaN or infinite numbers"
 _MOST_CHANNELS = 64  # between a stack of frames and the side of a small image
 
 
@@ -58,8 +46,7 @@ class ObservationCodec:
     """Turns one environment's observations into what networks take: `space`, and `write(observation, row)`."""
 
     def __init__(self, env_id: str, original: spaces.Space[Any]) -> None:
-        self._original = original
-        self._is_box = isinstance(original, spaces.Box)
+        self._original, self._is_box = original, isinstance(original, spaces.Box)
         shape: Any = original.shape
         self._shape, self._dtype = shape, original.dtype
         self._channels_last = False
@@ -70,11 +57,8 @@ class ObservationCodec:
             self._channels_last, channels_first = _channels_first(shape)
             self.space = spaces.Box(0, 255, channels_first, np.uint8)
         else:
-            images, vector_size = _parts(env_id, original, "observation")
-            if images:
-                self.space = MixedSpace(images, vector_size)
-            else:
-                self.space = spaces.Box(-np.inf, np.inf, (vector_size,), np.float32)
+            images, size = _parts(env_id, original, "observation")
+            self.space = MixedSpace(images, size) if images else spaces.Box(-np.inf, np.inf, (size,), np.float32)
         self._is_float = self.space.dtype == np.float32
         self._at_once = (
             self._is_box and self._shape == self.space.shape and np.dtype(self._dtype).kind == self.space.dtype.kind
@@ -117,7 +101,7 @@ class ObservationCodec:
         """Raise ValueError where `row` holds NaN or infinite numbers."""
         numbers = self._numbers(row)
         if numbers is not None and not np.isfinite(numbers).all():
-            raise ValueError(BROKEN_NUMBERS)
+            raise ValueError("observation with NaN or infinite numbers")
 
     def _numbers(self, observations: np.ndarray) -> np.ndarray | None:
         """What of them could be no number."""
@@ -173,17 +157,14 @@ def _parts(env_id: str, space: spaces.Space[Any], where: str) -> tuple[list[tupl
     """The images [C, H, W] of a space's leaves, in order, and how many numbers the others are. Raises UserError."""
     if where != "observation" and is_image(space):
         return [_channels_first(space.shape or ())[1]], 0
-    if isinstance(space, spaces.Dict):
-        parts: list[tuple[Any, spaces.Space[Any]]] = list(space.spaces.items())
-    elif isinstance(space, spaces.Tuple):
-        parts = list(enumerate(space.spaces))
-    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+    if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         return [], spaces.flatdim(space)
-    else:
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         raise UserError(
             f"{env_id}: {where} of type {type(space).__name__} is not supported; Box, Discrete, MultiDiscrete, "
             "MultiBinary and Dict or Tuple of these are"
         )
+    parts: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
     images: list[tuple[int, int, int]] = []
     numbers = 0
     for key, part in parts:
