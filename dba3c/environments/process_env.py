@@ -1,7 +1,6 @@
 """One environment in a process of its own: it runs beside the others, and when it hangs it can be ended.
 
-`LoopVectorEnvironment` sends every process its action before it waits for the first answer. The two ends of a socket
-pair are the worker's and its own process's, nobody else's:
+`LoopVectorEnvironment` sends every process its action before it waits for the first answer. On a socket pair:
 
     worker → process   the configuration (JSON), then RESET and a seed (JSON), or STEP and the action's bytes
     process → worker   its two spaces (JSON), then numbers and the observation's bytes, or as its last word a line
@@ -72,20 +71,13 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         self._ask(json.dumps(asdict(config)).encode())
 
     @cached_property
-    def _spaces(self) -> tuple[Any, Space[Any]]:
-        """(observation space, action space), which are the process's first answer."""
+    def _spaces(self) -> tuple[Space[Any], Space[Any]]:
+        """Of observations, as `ObservationCodec` made it, and of actions: the process's first answer."""
         observation, action = map(_space, json.loads(self._answer()))
         return observation, action
 
-    @property
-    def observation_space(self) -> Space[Any]:  # type: ignore[override]
-        """What `ObservationCodec` makes of the environment's own."""
-        return self._spaces[0]
-
-    @property
-    def action_space(self) -> Space[Any]:  # type: ignore[override]
-        """The environment's own."""
-        return self._spaces[1]
+    observation_space = property(lambda self: self._spaces[0])  # type: ignore[assignment]
+    action_space = property(lambda self: self._spaces[1])  # type: ignore[assignment]
 
     def send_reset(self, seed: int | None) -> None:
         """Ask for a new game and do not wait."""

@@ -149,11 +149,9 @@ def evaluate(
 def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str], None] | None = None) -> str:
     """The evaluation node's whole life: play with each new checkpoint until the run ends, then with its last one.
 
-    Several evaluators share the `evaluation_games` of each checkpoint: each plays games of its own stream of seeds and
-    writes them to its own file; the statistics are of all shares that are there. A checkpoint that comes while another
-    is played waits; of several that wait the newest is taken and the others are named. When the mean of at least
-    `stop_games` games reaches the stop score, the run is asked to end.
-
+    Several evaluators share the `evaluation_games` of each checkpoint, each with its own stream of seeds and its own
+    file; the statistics are of all shares that are there. Of several checkpoints that wait the newest is taken and the
+    others are named. When the mean of at least `stop_games` games reaches the stop score, the run is asked to end.
     After the end there is `Overtime`, none when the run was stopped: games that have not ended then are counted.
 
     Returns:

@@ -139,7 +139,7 @@ def play_full_games(
     """
     quota = quotas(games, environments.num_envs)
     played = np.zeros_like(quota)
-    done: list[tuple[int, int, Episode]] = []
+    done: dict[tuple[int, int], Episode] = {}  # by its number in the environment, and the environment
     failures: list[str] = []
     running_steps = np.zeros_like(quota)
     steps = 0
@@ -157,26 +157,21 @@ def play_full_games(
         for episode in transition.episodes:
             index = episode.environment
             if played[index] < quota[index]:
-                done.append((int(played[index]), index, episode))
+                done[int(played[index]), index] = episode
                 played[index] += 1
                 on_game(episode)
         # the step that is not valid was a reset: what it returned is a new game's first observation
         state = reset_state(decision.state, torch.from_numpy(~transition.valid))
         running_steps = np.where(transition.valid, running_steps + 1, 0)
-        _check_that_games_end(running_steps, played < quota)
+        endless = np.flatnonzero((running_steps > LONGEST_GAME_STEPS) & (played < quota))
+        if endless.size:
+            raise UserError(
+                f"environment {endless[0]} has played {LONGEST_GAME_STEPS} steps without ending its game: "
+                "give the environment a time limit"
+            )
         reason = should_stop()
         if reason is not None:
             if not done:
                 raise GamesAbandoned(reason)
             break
-    in_order = sorted(done, key=lambda game: game[:2])
-    return PlayedGames([episode for _, _, episode in in_order], steps, failures, games - len(done))
-
-
-def _check_that_games_end(running_steps: np.ndarray, counting: np.ndarray) -> None:
-    endless = np.flatnonzero((running_steps > LONGEST_GAME_STEPS) & counting)
-    if endless.size:
-        raise UserError(
-            f"environment {endless[0]} has played {LONGEST_GAME_STEPS} steps without ending its game: "
-            "give the environment a time limit"
-        )
+    return PlayedGames([done[number] for number in sorted(done)], steps, failures, games - len(done))

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from dba3c.algorithms.policies import Decision
-from dba3c.errors import UserError
+from dba3c.errors import UserError, writing
 
 _QUALITY = 7  # of imageio-ffmpeg's 1 … 10: no blocks to be seen in pixel graphics
 _FFMPEG_END_S = 120.0
@@ -37,18 +37,13 @@ _TAKEN = (230, 159, 0)
 
 
 class Mp4Writer:
-    """Writes an mp4; use it with `with`. An exception inside leaves no file.
-
-    Args:
-        path: the file, in an existing folder.
-        pictures_per_s: for playing at the game's own speed.
-    """
+    """Writes an mp4 at `path`, in an existing folder; use it with `with`. An exception inside leaves no file."""
 
     def __init__(self, path: Path, pictures_per_s: float) -> None:
         self.path = path
         self.pictures = 0
         self._pictures_per_s = pictures_per_s
-        self._temporary = path.with_name(f".{path.stem}-{os.getpid()}-{secrets.token_hex(4)}.mp4")
+        self._temporary = _beside(path, ".mp4")
         self._ffmpeg: Generator[None, Any, None] | None = None
 
     def add(self, picture: np.ndarray) -> None:
@@ -143,16 +138,15 @@ class GifWriter:
         """
         if not self._kept:
             raise UserError(f"no pictures for {path}")
-        temporary = path.with_name(f".{path.stem}-{os.getpid()}-{secrets.token_hex(4)}.gif")
+        temporary = _beside(path, ".gif")
         try:
-            while self._encode(temporary) > limit_bytes and self._kept[0].width > 1:
-                if len(self._kept) >= 2 * _GIF_LEAST_PICTURES:
-                    self._thin_out()
-                else:
-                    self._kept = [image.reduce(2) for image in self._kept]
-            os.replace(temporary, path)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+            with writing(path):
+                while self._encode(temporary) > limit_bytes and self._kept[0].width > 1:
+                    if len(self._kept) >= 2 * _GIF_LEAST_PICTURES:
+                        self._thin_out()
+                    else:
+                        self._kept = [image.reduce(2) for image in self._kept]
+                os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         return len(self._kept)
@@ -172,6 +166,10 @@ class GifWriter:
             path, save_all=True, append_images=frames[1:], duration=round(1000 * duration_s), loop=0, optimize=False
         )
         return path.stat().st_size
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(f".{path.stem}-{os.getpid()}-{secrets.token_hex(4)}{suffix}")
 
 
 class PanelSize(NamedTuple):
