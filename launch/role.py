@@ -27,7 +27,7 @@ from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT
 from dba3c.roles import ROLES, RunProcess
 from dba3c.runs.ending import TRAINING_ROLES
 from dba3c.runs.folder import RunFolder
-from dba3c.workers.own_code_check import check_own_code
+from dba3c.workers.worker import check_own_code
 from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port
 from launch.local.child import exit_with_parent
 from launch.local.resources import given_cores

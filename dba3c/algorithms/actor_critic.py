@@ -12,7 +12,7 @@ their joint batch. Divided by the valid steps of each worker, those of a worker 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -20,7 +20,9 @@ from torch import Tensor
 
 from dba3c.algorithms.returns import Targets, lambda_returns, vtrace_targets
 from dba3c.algorithms.rollout import Rollout
+from dba3c.errors import UserError
 from dba3c.networks.distributions import Distribution, distribution
+from dba3c.own_code import calling, find
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,3 +131,33 @@ def actor_critic_loss(
         terms = {"loss_policy": loss_policy, "loss_value": loss_value, "entropy": entropy}
         numbers = terms | {name: (mean * shares).sum() for name, mean in means.items()}
     return Loss.of(loss_policy + loss_value - entropy_cost * entropy, numbers)
+
+
+def own_algorithm(name: str) -> Any:
+    """The class of a whole algorithm (``dba3c.workers.gradients.Gradients``, docs/own_algorithm.md) that is meant; None
+    where ``name`` means a loss, or is no name of the user's."""
+    found = find(name) if ":" in name else None
+    return found if hasattr(found, "parts") else None
+
+
+class OwnLoss(ActorCriticLoss):
+    """A loss of the user's own, "package.module:Loss", in mode worker and on-policy (docs/own_loss.md): what is made
+    of ``Loss(action_space, settings)`` is called with each rollout, ``loss(rollout, entropy_cost=0.01)``.
+
+    Raises:
+        UserError: it cannot be found or made; when it is called, it gave no loss.
+    """
+
+    def __init__(self, name: str, action_space: spaces.Space, settings: ActorCriticSettings) -> None:
+        super().__init__(action_space, settings)
+        self._name = name
+        with calling(name):
+            self._loss = find(name)(action_space, settings)
+
+    def __call__(self, rollout: Rollout, *, entropy_cost: float, behaviour_log_probs: Tensor | None = None) -> Loss:
+        loss = self._loss(rollout, entropy_cost=entropy_cost)
+        if not isinstance(loss, Loss):
+            raise UserError(f"{self._name} must give a dba3c.algorithms.actor_critic.Loss, not {type(loss).__name__}")
+        if loss.total.shape:
+            raise UserError(f"{self._name}: total must be a scalar, not of shape {list(loss.total.shape)}")
+        return loss

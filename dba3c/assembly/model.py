@@ -9,9 +9,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
+from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings, OwnLoss, own_algorithm
 from dba3c.algorithms.agent import Agent, FlatNetwork
-from dba3c.algorithms.own import OwnLoss, own_algorithm
 from dba3c.algorithms.policies import Actions, ActorCriticPolicy, Policy, R2d2Policy, SacPolicy
 from dba3c.algorithms.r2d2 import exploration_rate
 from dba3c.config import TrainConfig

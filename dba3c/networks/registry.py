@@ -1,16 +1,24 @@
-"""Networks by name. A name with ``_lstm`` behind it is the same torso with a memory."""
+"""Networks by name. A name with ``_lstm`` behind it is the same torso with a memory, "package.module:function" is the
+user's own (docs/own_network.md): a function that takes the spaces of one observation and one action, and returns in
+float32 one of two:
+
+- any module that remembers nothing: observations [B, *S] → policy_logits [B, P], value [B];
+- an ``ActorCriticNetwork``, which may remember: one that overrides ``initial_state``, ``forward`` and ``unroll``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
+from torch import Tensor, nn
 
 from dba3c.errors import UserError, did_you_mean
-from dba3c.networks.actor_critic import ActorCriticNetwork, Core, Heads, RecurrentNetwork
-from dba3c.networks.own import own_network
+from dba3c.networks.actor_critic import ActorCriticNetwork, Core, Heads, NetworkOutput, RecurrentNetwork, State
+from dba3c.networks.distributions import parameter_count
 from dba3c.networks.torsos import (
     PerceptronTorso,
     dba3c_torso,
@@ -21,6 +29,7 @@ from dba3c.networks.torsos import (
     small_torso,
     torso_for,
 )
+from dba3c.own_code import calling, find
 
 _TORSOS: dict[str, Callable[..., Any]] = {
     "dba3c": dba3c_torso,
@@ -37,9 +46,8 @@ def build_network(
 ) -> ActorCriticNetwork:
     """The network called ``name`` for single (unbatched) spaces; the same seed gives the same parameters.
 
-    "auto" is the one that fits the observations: "small" where they are images or have some, "mlp" for the rest;
-    "package.module:function" is the user's own (``dba3c.networks.own``). A network for images takes observations that
-    have some and a vector, too (``FusionTorso``).
+    "auto" is the one that fits the observations: "small" where they are images or have some, "mlp" for the rest. A
+    network for images takes observations that have some and a vector, too (``FusionTorso``).
 
     Raises UserError for an unknown name (naming the nearest), or spaces the network cannot serve.
     """
@@ -62,3 +70,60 @@ def build_network(
         core = Core(torso.features, lstm_size, generator)
         return RecurrentNetwork(torso, core, Heads(lstm_size, action_space, generator))
     return ActorCriticNetwork(torso, Heads(torso.features, action_space, generator, separate=separate))
+
+
+STEPS, BATCH = 2, 3
+"""T and B that a network is tried with."""
+
+
+class Forgetful(ActorCriticNetwork):
+    """Any module that gives policy and value of observations, as a network that looks at no state."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+
+    def forward(self, observation: Tensor, state: State = ()) -> NetworkOutput:
+        """See ``ActorCriticNetwork.forward``."""
+        logits, value = self.module(observation)
+        return NetworkOutput(logits, value, state)
+
+
+def own_network(
+    name: str, observation_space: spaces.Space, action_space: spaces.Space, *, seed: int
+) -> ActorCriticNetwork:
+    """What the function makes, tried on observations of zeros.
+
+    While it runs torch's global generator is seeded, so that each process of a run builds the same parameters.
+
+    Raises:
+        UserError: it cannot be found, called, or used: one line that says what is wrong.
+    """
+    function = find(name)
+    with calling(name), torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        module = function(observation_space, action_space)
+    if not isinstance(module, nn.Module):
+        raise UserError(f"{name} must return a torch.nn.Module, not {type(module).__name__}")
+    network = module if isinstance(module, ActorCriticNetwork) else Forgetful(module)
+    observations = torch.from_numpy(np.zeros((STEPS, BATCH, *(observation_space.shape or ())), observation_space.dtype))
+    with calling(name), torch.no_grad():
+        if network is not module:
+            given = module(observations[0])
+            if not isinstance(given, tuple) or len(given) != 2:
+                raise UserError(f"{name}: its module must give (policy_logits, value), not {type(given).__name__}")
+        state = network.initial_state(BATCH)
+        stepped = network(observations[0], state)
+        unrolled = network.unroll(observations, state, torch.zeros(STEPS, BATCH, dtype=torch.bool))
+    outputs = parameter_count(action_space)
+    for what, output, leading in (("", stepped, (BATCH,)), ("unrolled ", unrolled, (STEPS, BATCH))):
+        _check(f"{name}: {what}policy_logits", output.policy_logits, (*leading, outputs))
+        _check(f"{name}: {what}value", output.value, leading)
+    if [part.shape for part in state] != [part.shape for part in stepped.state]:
+        raise UserError(f"{name}: the state after a step must have the shapes of initial_state")
+    return network
+
+
+def _check(what: str, given: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(given.shape) != shape or given.dtype != torch.float32:
+        raise UserError(f"{what} must be float32 {list(shape)} here, not {str(given.dtype)[6:]} {list(given.shape)}")

@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
+from dba3c.algorithms.actor_critic import own_algorithm
 from dba3c.algorithms.agent import Agent
-from dba3c.algorithms.own import own_algorithm
 from dba3c.algorithms.ppo import (
     PpoBatch,
     PpoSettings,

@@ -22,13 +22,18 @@ from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import EnvironmentFailed, VectorEnvironment, worker_seed
 from dba3c.errors import UserError, warn_on_stderr
+from dba3c.metrics import registry
 from dba3c.metrics.writer import GradientRecorder, MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
+from dba3c.own_code import calling
 from dba3c.roles import RunProcess
 from dba3c.workers.collector import Collector
 from dba3c.workers.gradients import gradients_of
 from param_servers.exchange import GradientExchange, Pull, RunStopped
 from param_servers.lanes import ALONE, Lane, run_in_lanes
+
+CHECKED_ENVIRONMENTS = 2
+"""With which a user's own code is tried."""
 
 
 def worker(process: RunProcess) -> str:
@@ -148,3 +153,31 @@ class RolloutRandomness:
         """The generator for the rollout computed on the parameters of ``step``."""
         words = np.random.SeedSequence([*self._identity, step]).generate_state(2)
         return self._generator.manual_seed(int(words[0]) << 31 ^ int(words[1]))
+
+
+def check_own_code(config: TrainConfig) -> None:
+    """Before a run is started: do what a worker does until its first gradient, where something in it is the user's own,
+    so that mistakes are one line.
+
+    Raises:
+        UserError: what is wrong, and where.
+    """
+    own = [name for name in (config.network.network, config.algorithm.algorithm) if ":" in name]
+    if not own or config.central.mode != "worker":
+        return
+    name = own[-1]
+    environments = make_vector_environment(config.environment, CHECKED_ENVIRONMENTS, seed=0)
+    try:
+        agent = build_model(config, Spaces(environments.observation_space, environments.action_space)).network
+        with calling(name):
+            gradients, generator = gradients_of(config.algorithm, agent, CHECKED_ENVIRONMENTS), torch.Generator()
+            length, keep = config.algorithm.rollout_length, gradients.keeps_observations
+            rollout = Collector(environments, agent, length, 0, keep).collect(generator, Sections())
+            part, _ = next(iter(gradients.parts(rollout, generator)))
+            gradient, numbers = gradients.of(part, 0)
+    finally:
+        environments.close()
+    if not torch.isfinite(gradient).all():
+        raise UserError(f"{name}: the gradient of the first rollout has numbers that are not finite")
+    for metric in numbers:
+        registry.find("step", metric)

@@ -13,7 +13,7 @@ import pytest
 
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
-from dba3c.workers.own_code_check import check_own_code
+from dba3c.workers.worker import check_own_code
 from launch.cli.options import parse_train
 from tests.dba3c.workers.test_worker_learning import learn
 from tests.integration.test_environments_guide import ROOT, run_beside
