@@ -17,7 +17,6 @@ is kept beside the frames.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -95,60 +94,27 @@ def rebuild_stacks(frames: np.ndarray, depth: int, beginnings: Iterable[Beginnin
     return stacks
 
 
-@dataclass(frozen=True, kw_only=True)
-class SequenceReplaySettings:
-    """Sizes and exponents."""
+class Steps(NamedTuple):
+    """``stride`` steps of n environments: what was known when their actions were chosen."""
 
-    environments: int
-    """E: environments 0 … E−1 may be named."""
-    steps_per_environment: int
-    """C, a multiple of ``stride``."""
-    sequence_length: int
-    """L: burn-in plus training steps."""
-    stride: int
-    """Steps between the starts of sequences; less than L, they overlap."""
-    frame_stack: int = 1
-    """K; 1 stores whole observations and stacks nothing."""
-    priority_exponent: float = 0.9
-    """α."""
-    importance_exponent: float = 0.6
-    """β."""
-
-    @property
-    def history(self) -> int:
-        """Steps before a sequence that it looks at: older frames of its first stack, its previous action."""
-        return max(1, self.frame_stack - 1)
-
-    def __post_init__(self) -> None:
-        least = self.history + self.sequence_length + self.stride + 1
-        if self.steps_per_environment % self.stride or self.steps_per_environment < least:
-            raise ValueError(
-                f"steps_per_environment must be a multiple of the stride {self.stride} and at least {least}, "
-                f"got {self.steps_per_environment}"
-            )
-        if self.stride <= self.history:
-            raise ValueError(f"the stride must be longer than the history {self.history}, got {self.stride}")
-
-
-class Record(NamedTuple):
-    """What is known of n environments when their actions are chosen."""
-
-    frame: np.ndarray
-    """[n, *F]: the newest frame, or the whole observation when nothing is stacked."""
-    reward: np.ndarray
-    """[n] float32, of the step that led here."""
+    frames: np.ndarray
+    """[stride, n, *F]: the newest frames, or whole observations when nothing is stacked."""
+    rewards: np.ndarray
+    """[stride, n] float32, of the step that led here."""
     terminated: np.ndarray
-    """[n] bool, of the step that led here."""
+    """[stride, n] bool, of the step that led here."""
     truncated: np.ndarray
-    """[n] bool, of the step that led here."""
+    """[stride, n] bool, of the step that led here."""
     valid: np.ndarray
-    """[n] bool: whether the step that led here trains."""
+    """[stride, n] bool: whether the step that led here trains."""
     first: np.ndarray
-    """[n] bool: whether an episode begins here, because that step was a reset."""
-    action: np.ndarray
-    """[n] int64: chosen now."""
-    older: np.ndarray | None = None
-    """[R, K−1, *F]: the frames behind the newest of the R environments marked ``first``, oldest first; None: zeros."""
+    """[stride, n] bool: whether an episode, or a stream of steps, begins here."""
+    actions: np.ndarray
+    """[stride, n] int64: chosen now."""
+    older: list[np.ndarray]
+    """[K−1, *F] behind each frame marked ``first``, in order of time, oldest first; [] when nothing is stacked."""
+    state: tuple[np.ndarray, ...]
+    """[n, H] each, before the first observation."""
 
 
 class Sample(NamedTuple):
@@ -168,31 +134,56 @@ class SequenceReplay:
 
     Memory: E·C·(frame + 16 bytes) + E·C/stride·state, and K−1 frames of each episode's beginning, taken from the system
     as it fills.
+
+    Args:
+        environments: E; 0 … E−1 may be named.
+        steps_per_environment: C, a multiple of ``stride``.
+        sequence_length: L, burn-in plus training steps.
+        stride: steps between the starts of sequences; less than L, they overlap.
+        frame_stack: K; 1 stores whole observations and stacks nothing.
+        frame_shape, frame_dtype: of one frame; state_sizes: H of each part of the recurrent state.
+        priority_exponent, importance_exponent: α and β.
     """
 
     def __init__(
         self,
-        settings: SequenceReplaySettings,
+        *,
+        environments: int,
+        steps_per_environment: int,
+        sequence_length: int,
+        stride: int,
+        frame_stack: int = 1,
         frame_shape: tuple[int, ...],
         frame_dtype: np.dtype,
         state_sizes: tuple[int, ...],
+        priority_exponent: float = 0.9,
+        importance_exponent: float = 0.6,
     ) -> None:
-        self.settings = settings
-        rings = (settings.environments, settings.steps_per_environment)
+        history = max(1, frame_stack - 1)  # steps before a sequence that it looks at: older frames, its previous action
+        least = history + sequence_length + stride + 1
+        if steps_per_environment % stride or steps_per_environment < least:
+            raise ValueError(
+                f"steps_per_environment must be a multiple of the stride {stride} and at least {least}, "
+                f"got {steps_per_environment}"
+            )
+        if stride <= history:
+            raise ValueError(f"the stride must be longer than the history {history}, got {stride}")
+        self.stride, self.blocks = stride, steps_per_environment // stride
+        self._capacity, self._length, self._frame_stack = steps_per_environment, sequence_length, frame_stack
+        self._priority_exponent, self._importance_exponent = priority_exponent, importance_exponent
+        rings = (environments, steps_per_environment)
         self._frame = np.zeros((*rings, *frame_shape), dtype=frame_dtype)
         self._older: dict[tuple[int, int], np.ndarray] = {}
         """[K−1, *F] behind the frames that begin something, by their environment and their place in its ring."""
-        self._nothing = np.zeros((settings.frame_stack - 1, *frame_shape), dtype=frame_dtype)
         self._reward = np.zeros(rings, dtype=np.float32)
         self._terminated, self._truncated, self._valid, self._first = (np.zeros(rings, dtype=bool) for _ in range(4))
         self._action = np.zeros(rings, dtype=np.int64)
-        self._blocks = settings.steps_per_environment // settings.stride
-        self._states = [np.zeros((rings[0], self._blocks, size), dtype=np.float32) for size in state_sizes]
-        self._head = np.zeros(rings[0], dtype=np.int64)  # steps appended so far
-        self._stream_start = np.zeros(rings[0], dtype=np.int64)
-        self._births = np.full(rings[0] * self._blocks, -1, dtype=np.int64)  # first step of the leaf's sequence
-        self._used = np.zeros(rings[0] * self._blocks, dtype=bool)  # whether it has entered an update
-        self._tree = SumTree(rings[0] * self._blocks)
+        self._states = [np.zeros((environments, self.blocks, size), dtype=np.float32) for size in state_sizes]
+        self._head = np.zeros(environments, dtype=np.int64)  # steps appended so far
+        self._stream_start = np.zeros(environments, dtype=np.int64)
+        self._births = np.full(environments * self.blocks, -1, dtype=np.int64)  # first step of the leaf's sequence
+        self._used = np.zeros(environments * self.blocks, dtype=bool)  # whether it has entered an update
+        self._tree = SumTree(environments * self.blocks)
         self._held = 0
         self._max_weight = 1.0
 
@@ -200,30 +191,25 @@ class SequenceReplay:
         """Sequences that can be sampled."""
         return self._held
 
-    def restart(self, environments: np.ndarray) -> None:
-        """The streams of these environments [n] broke off: what is appended next belongs to a new incarnation."""
-        self._stream_start[environments] = self._head[environments]
-
-    def append(self, environments: np.ndarray, record: Record, state: tuple[np.ndarray, ...]) -> None:
-        """Add one step of environments [n] int, each named once; state: [n, H] each, before the observation.
+    def append(self, environments: np.ndarray, steps: Steps, *, continues: bool) -> None:
+        """Add ``stride`` steps of environments [n] int, each named once; continues: they follow those before them.
 
         A new sequence gets the largest priority seen so far, so that it is sampled soon.
         """
         head = self._head[environments]
-        self._evict(environments, head)
-        at = environments, head % self.settings.steps_per_environment
-        self._keep_older(*at, record)
-        self._frame[at], self._reward[at], self._action[at] = record.frame, record.reward, record.action
-        self._terminated[at], self._truncated[at] = record.terminated, record.truncated
-        self._valid[at] = record.valid
-        self._first[at] = record.first | (head == self._stream_start[environments])
-        begins = head % self.settings.stride == 0
-        if begins.any():
-            where = environments[begins], head[begins] // self.settings.stride % self._blocks
-            for stored, part in zip(self._states, state, strict=True):
-                stored[where] = part[begins]
-        self._complete(environments, head)
-        self._head[environments] = head + 1
+        if not continues:
+            self._stream_start[environments] = head
+        slots = (head + np.arange(self.stride)[:, None]) % self._capacity
+        at = environments, slots  # [stride, n]
+        self._keep_older(np.broadcast_to(environments, slots.shape), slots, steps)
+        self._frame[at], self._reward[at], self._action[at] = steps.frames, steps.rewards, steps.actions
+        self._terminated[at], self._truncated[at] = steps.terminated, steps.truncated
+        self._valid[at], self._first[at] = steps.valid, steps.first
+        for stored, part in zip(self._states, steps.state, strict=True):
+            stored[environments, head // self.stride % self.blocks] = part
+        self._head[environments] = head + self.stride
+        self._forget(environments, head + self.stride - self._capacity)
+        self._complete(environments, head - self._length // self.stride * self.stride)
 
     def sample(self, size: int, rng: np.random.Generator) -> Sample:
         """B = ``size`` sequences in proportion to p^α, one from each of ``size`` equal parts of the sum.
@@ -233,8 +219,8 @@ class SequenceReplay:
         total = self._tree.total
         leaves = self._tree.find((np.arange(size) + rng.random(size)) * (total / size))
         chances = self._tree.weights(leaves) / total
-        weights = (len(self) * chances) ** -self.settings.importance_exponent
-        environments, starts = leaves // self._blocks, self._births[leaves]
+        weights = (len(self) * chances) ** -self._importance_exponent
+        environments, starts = leaves // self.blocks, self._births[leaves]
         scaled = torch.from_numpy((weights / weights.max()).astype(np.float32))
         return Sample(self._sequences(environments, starts), scaled, leaves, starts)
 
@@ -242,7 +228,7 @@ class SequenceReplay:
         """Give sampled sequences their priorities p [B] ≥ 0; those overwritten since are left out."""
         same = self._births[sample.leaves] == sample.births
         # a sequence that is fully understood keeps a chance, however small
-        weights = np.maximum(priorities.double().numpy()[same], 1e-6) ** self.settings.priority_exponent
+        weights = np.maximum(priorities.double().numpy()[same], 1e-6) ** self._priority_exponent
         if weights.size:
             self._tree.set(sample.leaves[same], weights)
             self._max_weight = max(self._max_weight, float(weights.max()))
@@ -257,31 +243,30 @@ class SequenceReplay:
         """The sample has entered an update."""
         self._used[sample.leaves[self._births[sample.leaves] == sample.births]] = True
 
-    def _keep_older(self, environments: np.ndarray, slots: np.ndarray, record: Record) -> None:
+    def _keep_older(self, environments: np.ndarray, slots: np.ndarray, steps: Steps) -> None:
         """Of what begins here; what is overwritten here takes its own along."""
+        if self._frame_stack == 1:
+            return
         overwritten = self._first[environments, slots]
         for place in zip(environments[overwritten].tolist(), slots[overwritten].tolist(), strict=True):
-            self._older.pop(place, None)
-        if record.older is not None:
-            places = zip(environments[record.first].tolist(), slots[record.first].tolist(), strict=True)
-            self._older.update(zip(places, record.older, strict=True))
+            del self._older[place]
+        places = zip(environments[steps.first].tolist(), slots[steps.first].tolist(), strict=True)
+        self._older.update(zip(places, steps.older, strict=True))
 
     def _leaves(self, environments: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        return environments * self._blocks + starts // self.settings.stride % self._blocks
+        return environments * self.blocks + starts // self.stride % self.blocks
 
-    def _evict(self, environments: np.ndarray, head: np.ndarray) -> None:
-        """Forget sequences whose oldest needed step is about to be overwritten."""
-        starts = head - self.settings.steps_per_environment + self.settings.history
+    def _forget(self, environments: np.ndarray, starts: np.ndarray) -> None:
+        """The oldest steps that these sequences looked at were overwritten."""
         leaves = self._leaves(environments, starts)
-        gone = leaves[(starts % self.settings.stride == 0) & (starts >= 0) & (self._births[leaves] == starts)]
+        gone = leaves[(starts >= 0) & (self._births[leaves] == starts)]
         self._births[gone] = -1
         self._tree.set(gone, 0.0)
         self._held -= gone.size
 
-    def _complete(self, environments: np.ndarray, head: np.ndarray) -> None:
-        """Make those sequences available whose last observation has come."""
-        starts = head - self.settings.sequence_length
-        done = (starts % self.settings.stride == 0) & (starts >= self._stream_start[environments])
+    def _complete(self, environments: np.ndarray, starts: np.ndarray) -> None:
+        """The last observations of these sequences have come; of one stream, they can be sampled."""
+        done = starts >= self._stream_start[environments]
         leaves = self._leaves(environments[done], starts[done])
         self._births[leaves], self._used[leaves] = starts[done], False
         self._tree.set(leaves, self._max_weight)
@@ -289,11 +274,10 @@ class SequenceReplay:
 
     def _sequences(self, environments: np.ndarray, starts: np.ndarray) -> Sequences:
         """Read B sequences out of the rings."""
-        settings = self.settings
-        steps = starts[:, None] + np.arange(settings.sequence_length + 1)  # [B, L+1]
-        at = environments[:, None], steps % settings.steps_per_environment
-        before = environments, (starts - 1) % settings.steps_per_environment
-        block = environments, starts // settings.stride % self._blocks
+        steps = starts[:, None] + np.arange(self._length + 1)  # [B, L+1]
+        at = environments[:, None], steps % self._capacity
+        before = environments, (starts - 1) % self._capacity
+        block = environments, starts // self.stride % self.blocks
         return Sequences(
             observations=_tensor(self._observations(environments, steps)),
             actions=_tensor(self._action[at].T[:-1]),
@@ -310,14 +294,14 @@ class SequenceReplay:
 
     def _observations(self, environments: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """[L+1, B, K, *F], or [L+1, B, *F] when nothing is stacked."""
-        depth, size = self.settings.frame_stack, self.settings.steps_per_environment
+        depth, size = self._frame_stack, self._capacity
         if depth == 1:
             return self._frame[environments[:, None], steps % size].swapaxes(0, 1)
         older = steps[:, :1] + np.arange(1 - depth, 0)
         slots = np.concatenate((older, steps), axis=1) % size
         at = environments[:, None], slots
         beginnings = (
-            (b, t, self._older.get((int(environments[b]), int(slots[b, t])), self._nothing))
+            (b, t, self._older[int(environments[b]), int(slots[b, t])])
             for b, t in np.argwhere(self._first[at]).tolist()
         )
         return rebuild_stacks(self._frame[at], depth, beginnings)

@@ -15,7 +15,7 @@ import torch
 
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.r2d2 import R2d2Settings, Sequences, r2d2_loss
-from dba3c.algorithms.sequence_replay import Record, Sample, SequenceReplay, SequenceReplaySettings
+from dba3c.algorithms.sequence_replay import Sample, SequenceReplay, Steps
 from dba3c.central.algorithm import ReplayDebt, Trainer, Update
 from dba3c.central.unrolls import Unroll
 from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of
@@ -39,17 +39,18 @@ class R2d2Trainer(Trainer):
         stride, envs = central.unroll_length, len(actors) * central.envs_per_actor
         length = replay.burn_in + stride
         least = -(-(length + 2 * stride + shape.frame_stack) // stride)
+        gray = shape.frame_stack > 1 and shape.frame_shape[0] == 1
+        # gray frames are stacked without their single channel
+        self._frame_shape = shape.frame_shape[1:] if gray else shape.frame_shape
         self._replay = SequenceReplay(
-            SequenceReplaySettings(
-                environments=envs,
-                steps_per_environment=max(least, replay.replay_capacity // envs // stride) * stride,
-                sequence_length=length,
-                stride=stride,
-                frame_stack=shape.frame_stack,
-            ),
-            self._frame_shape(shape),
-            np.dtype(shape.dtype),
-            (replay.memory_size, replay.memory_size),
+            environments=envs,
+            steps_per_environment=max(least, replay.replay_capacity // envs // stride) * stride,
+            sequence_length=length,
+            stride=stride,
+            frame_stack=shape.frame_stack,
+            frame_shape=self._frame_shape,
+            frame_dtype=np.dtype(shape.dtype),
+            state_sizes=(replay.memory_size, replay.memory_size),
         )
         self._debt = ReplayDebt(replay.replay_start, replay.replay_ratio, replay.replay_batch * stride)
         self._batch_size, self._target_every_steps = replay.replay_batch, replay.target_every_steps
@@ -57,12 +58,6 @@ class R2d2Trainer(Trainer):
         self._target_period = -1
         self._sample: Sample | None = None
         self._rng = np.random.default_rng(seed)
-
-    @staticmethod
-    def _frame_shape(shape: GroupShape) -> tuple[int, ...]:
-        """Gray frames are stacked without their single channel."""
-        gray = shape.frame_stack > 1 and shape.frame_shape[0] == 1
-        return shape.frame_shape[1:] if gray else shape.frame_shape
 
     @property
     def owes(self) -> bool:
@@ -72,27 +67,28 @@ class R2d2Trainer(Trainer):
     def take(self, unrolls: list[Unroll]) -> None:
         """See ``Trainer``."""
         for unroll in unrolls:
-            environments = self._places(unroll)
-            if not unroll.continues:
-                self._replay.restart(environments)
-            state = tuple(part.cpu().numpy() for part in unroll.initial_state[:2])
-            for t in range(unroll.length):
-                self._replay.append(environments, self._record(unroll, t), state)
+            self._replay.append(self._places(unroll), self._steps(unroll), continues=unroll.continues)
             self._debt.gathered(int((unroll.flags[1:] & VALID != 0).sum()))
 
-    def _record(self, unroll: Unroll, t: int) -> Record:
-        """Time t of an unroll; frames are views, and the older ones nobody writes to again."""
-        shape, row, flags = self._frame_shape(unroll.shape), unroll.history + t, unroll.flags[t]
-        older = unroll.frames.older(row)
-        return Record(
-            frame=unroll.frames.frames[row].reshape(self._size, *shape),
-            reward=unroll.rewards[t],
+    def _steps(self, unroll: Unroll) -> Steps:
+        """What an unroll shows before its last observation; frames are views, and older ones nobody writes to again."""
+        rows, flags = range(unroll.history, unroll.history + unroll.length), unroll.flags[: unroll.length]
+        frames = unroll.frames.frames[rows.start : rows.stop]
+        return Steps(
+            frames=frames.reshape(unroll.length, self._size, *self._frame_shape),
+            rewards=unroll.rewards[: unroll.length],
             terminated=flags & TERMINATED != 0,
             truncated=flags & TRUNCATED != 0,
             valid=flags & VALID != 0,
             first=first_of(flags),
-            action=unroll.actions[t],
-            older=None if older is None else older.reshape(*older.shape[:2], *shape),
+            actions=unroll.actions,
+            older=[
+                older.reshape(-1, *self._frame_shape)
+                for whole in unroll.frames.wholes
+                if whole.row in rows
+                for older in whole.older
+            ],
+            state=tuple(part.cpu().numpy() for part in unroll.initial_state[:2]),
         )
 
     def _places(self, unroll: Unroll) -> np.ndarray:

@@ -52,10 +52,6 @@ class FrameRows:
         if self.frame_stack > 1 and len(whole.environments):
             self.wholes.append(whole)
 
-    def older(self, row: int) -> np.ndarray | None:
-        """What lies behind the newest frames [R, K − 1, C, ...] of the stacks that begin at a row; None: none does."""
-        return next((whole.older for whole in self.wholes if whole.row == row), None)
-
     def stacks_into(self, row: int, out: np.ndarray) -> None:
         """The observations of one row, oldest frame first, into ``out`` [B, K·C, ...].
 

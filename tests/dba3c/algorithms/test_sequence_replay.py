@@ -10,129 +10,124 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dba3c.algorithms.sequence_replay import (
-    Record,
-    SequenceReplay,
-    SequenceReplaySettings,
-    SumTree,
-    rebuild_stacks,
-)
+from dba3c.algorithms.sequence_replay import SequenceReplay, Steps, SumTree, rebuild_stacks
 from tests.dba3c.algorithms.acted_stacks import FrameStacks
 
-STORED = ("reward", "terminated", "truncated", "valid", "action")
+STORED = ("rewards", "terminated", "truncated", "valid", "actions")
+ENVIRONMENTS, CAPACITY, LENGTH = 3, 24, 7
 
 
-def settings(**changes: object) -> SequenceReplaySettings:
-    base: dict = {"environments": 3, "steps_per_environment": 24, "sequence_length": 7, "stride": 4, "frame_stack": 3}
-    return SequenceReplaySettings(**(base | changes))
+def make_replay(**changes: object) -> SequenceReplay:
+    base: dict = {
+        "environments": ENVIRONMENTS, "steps_per_environment": CAPACITY, "sequence_length": LENGTH, "stride": 4,
+        "frame_stack": 3, "frame_shape": (2, 2), "frame_dtype": np.dtype(np.uint8), "state_sizes": (3,),
+    }  # fmt: skip
+    return SequenceReplay(**(base | changes))
 
 
 class Model:
     """A replay beside a list of everything that was ever appended, with stacks as they were acted on."""
 
-    def __init__(self, chosen: SequenceReplaySettings, seed: int) -> None:
-        self.settings = chosen
+    def __init__(self, seed: int, stride: int = 4, frame_stack: int = 3) -> None:
         self.rng = np.random.default_rng(seed)
-        self.replay = SequenceReplay(chosen, (2, 2), np.dtype(np.uint8), (3,))
-        self.stacks = FrameStacks(chosen.environments, chosen.frame_stack, (2, 2))
-        self.history: list[list[dict]] = [[] for _ in range(chosen.environments)]
-        self.streams = [0] * chosen.environments
-
-    def restart(self, environment: int) -> None:
-        self.replay.restart(np.array([environment]))
-        self.streams[environment] = len(self.history[environment])
+        self.stride, self.frame_stack = stride, frame_stack
+        self.replay = make_replay(stride=stride, frame_stack=frame_stack)
+        self.stacks = FrameStacks(ENVIRONMENTS, frame_stack, (2, 2))
+        self.history: list[list[dict]] = [[] for _ in range(ENVIRONMENTS)]
+        self.broken = np.ones(ENVIRONMENTS, bool)
 
     def append(self) -> None:
-        """One step of a random subset of the environments, in random order."""
-        count = self.rng.integers(1, self.settings.environments + 1)
-        environments = self.rng.permutation(self.settings.environments)[:count]
-        new = np.array([len(self.history[e]) == self.streams[e] for e in environments])
-        begins = self.rng.random(count) < 0.2
-        first = new | begins
-        behind = (int(first.sum()), self.settings.frame_stack - 1, 2, 2)
-        older = self.rng.integers(1, 255, behind, dtype=np.uint8) * (self.rng.random() < 0.8)
-        record = Record(
-            frame=self.rng.integers(1, 255, (count, 2, 2), dtype=np.uint8),
-            reward=self.rng.normal(size=count).astype(np.float32),
-            terminated=self.rng.random(count) < 0.2,
-            truncated=self.rng.random(count) < 0.2,
-            valid=self.rng.random(count) < 0.8,
-            first=first if older.any() else begins,  # a stream's first step need not be called one
-            action=self.rng.integers(0, 5, count),
-            older=older if older.any() else None,
+        """The next steps of a random subset of the environments, in random order."""
+        continues = not self.broken.any() or (self.rng.random() < 0.5 and not self.broken.all())
+        environments = self.rng.permutation(np.flatnonzero(self.broken != continues))
+        environments = environments[: self.rng.integers(1, len(environments) + 1)]
+        size = (self.stride, len(environments))
+        first = self.rng.random(size) < 0.2
+        first[0] |= not continues
+        older = self.rng.integers(1, 255, (int(first.sum()), self.frame_stack - 1, 2, 2), dtype=np.uint8)
+        steps = Steps(
+            frames=self.rng.integers(1, 255, (*size, 2, 2), dtype=np.uint8),
+            rewards=self.rng.normal(size=size).astype(np.float32),
+            terminated=self.rng.random(size) < 0.2,
+            truncated=self.rng.random(size) < 0.2,
+            valid=self.rng.random(size) < 0.8,
+            first=first,
+            actions=self.rng.integers(0, 5, size),
+            older=list(older),
+            state=(self.rng.normal(size=(len(environments), 3)).astype(np.float32),),
         )
-        state = self.rng.normal(size=(count, 3)).astype(np.float32)
-        stacks = self.stacks.push(environments, record.frame, first, older)
-        self.replay.append(environments, record, (state,))
-        for i, e in enumerate(environments):
-            step = {name: getattr(record, name)[i] for name in STORED}
-            step |= {"first": first[i], "stack": stacks[i], "state": state[i], "new": bool(new[i])}
-            self.history[e].append(step)
+        self.replay.append(environments, steps, continues=continues)
+        self.broken[environments] = False
+        behind = iter(older)
+        for t in range(self.stride):
+            new = np.array([next(behind) for _ in range(first[t].sum())]).reshape(-1, self.frame_stack - 1, 2, 2)
+            stacks = self.stacks.push(environments, steps.frames[t], first[t], new)
+            for i, e in enumerate(environments):
+                step = {name: getattr(steps, name)[t, i] for name in (*STORED, "first")}
+                step |= {"stack": stacks[i], "state": steps.state[0][i], "new": t == 0 and not continues}
+                self.history[e].append(step)
 
     def sequences(self) -> set[tuple[int, int]]:
         """(environment, start) of what may be sampled: complete, of one stream, not overwritten."""
         found = set()
         for e, history in enumerate(self.history):
-            oldest = len(history) - self.settings.steps_per_environment
-            for start in range(0, len(history), self.settings.stride):
-                end = start + self.settings.sequence_length
+            oldest = len(history) - CAPACITY
+            for start in range(0, len(history), self.stride):
+                end = start + LENGTH
                 unbroken = end < len(history) and not any(step["new"] for step in history[start + 1 : end + 1])
-                if unbroken and (start - self.settings.history >= oldest):
+                if unbroken and (start - max(1, self.frame_stack - 1) >= oldest):
                     found.add((e, start))
         return found
 
 
-@pytest.mark.parametrize("chosen", [settings(), settings(frame_stack=2), settings(stride=8)])
-def test_samples_are_what_was_appended_and_acted_on(chosen: SequenceReplaySettings) -> None:
+@pytest.mark.parametrize("changes", [{}, {"frame_stack": 2}, {"stride": 8}])
+def test_samples_are_what_was_appended_and_acted_on(changes: dict) -> None:
     for seed in range(6):
-        model = Model(chosen, seed)
-        for round_ in range(90):
+        model = Model(seed, **changes)
+        for round_ in range(60):
             model.append()
-            if model.rng.random() < 0.04:
-                model.restart(int(model.rng.integers(chosen.environments)))
+            if model.rng.random() < 0.1:
+                model.broken[model.rng.integers(ENVIRONMENTS)] = True
             assert len(model.replay) == len(model.sequences())
-            if round_ % 15 == 14 and len(model.replay):
+            if round_ % 6 == 5 and len(model.replay):
                 check_sample(model)
 
 
 def check_sample(model: Model) -> None:
     sample = model.replay.sample(16, model.rng)
-    blocks = model.settings.steps_per_environment // model.settings.stride
     for b, (leaf, start) in enumerate(zip(sample.leaves, sample.births, strict=True)):
-        environment = int(leaf) // blocks
+        environment = int(leaf) // model.replay.blocks
         assert (environment, int(start)) in model.sequences()
-        steps = model.history[environment][start : start + model.settings.sequence_length + 1]
+        steps = model.history[environment][start : start + LENGTH + 1]
         sequences = sample.sequences
         np.testing.assert_array_equal(sequences.observations[:, b], [step["stack"] for step in steps])
-        for name in ("reward", "terminated", "truncated", "valid"):
-            stored = getattr(sequences, "rewards" if name == "reward" else name)
-            np.testing.assert_array_equal(stored[:, b], [step[name] for step in steps[1:]])
-        np.testing.assert_array_equal(sequences.actions[:, b], [step["action"] for step in steps[:-1]])
+        for name in STORED:
+            stored = steps[:-1] if name == "actions" else steps[1:]
+            np.testing.assert_array_equal(getattr(sequences, name)[:, b], [step[name] for step in stored])
         np.testing.assert_array_equal(sequences.state[0][b], steps[0]["state"])
         np.testing.assert_array_equal(sequences.first[:, b], [step["first"] for step in steps])
-        assert sequences.previous_reward[b] == steps[0]["reward"]
+        assert sequences.previous_reward[b] == steps[0]["rewards"]
         if not steps[0]["first"]:
-            assert sequences.previous_action[b] == model.history[environment][start - 1]["action"]
+            assert sequences.previous_action[b] == model.history[environment][start - 1]["actions"]
 
 
 def filled(exponent: float = 0.9, importance: float = 0.6) -> SequenceReplay:
     """One environment, four sequences."""
-    chosen = settings(
-        environments=1, steps_per_environment=24, frame_stack=1, priority_exponent=exponent,
-        importance_exponent=importance,
+    replay = make_replay(
+        environments=1, frame_stack=1, frame_shape=(1,), frame_dtype=np.dtype(np.float32), state_sizes=(),
+        priority_exponent=exponent, importance_exponent=importance,
     )  # fmt: skip
-    replay = SequenceReplay(chosen, (1,), np.dtype(np.float32), ())
-    for step in range(20):
-        append_number(replay, step)
+    append_numbers(replay, 0, 20)
     return replay
 
 
-def append_number(replay: SequenceReplay, step: int) -> None:
-    one = np.zeros(1, dtype=bool)
-    record = Record(
-        np.full((1, 1), step, np.float32), np.zeros(1, np.float32), one, one, ~one, one, np.zeros(1, dtype=np.int64)
-    )
-    replay.append(np.array([0]), record, ())
+def append_numbers(replay: SequenceReplay, begin: int, end: int) -> None:
+    nothing = np.zeros((4, 1), dtype=bool)
+    for start in range(begin, end, 4):
+        numbers = np.arange(start, start + 4, dtype=np.float32).reshape(4, 1)
+        ends = (nothing, nothing, ~nothing, nothing)
+        steps = Steps(numbers[:, None], 0 * numbers, *ends, np.zeros((4, 1), np.int64), [], ())
+        replay.append(np.array([0]), steps, continues=start > 0)
 
 
 def prioritise(replay: SequenceReplay, priorities: dict[int, float]) -> None:
@@ -176,8 +171,7 @@ def test_importance_weights_make_the_weighted_mean_unbiased() -> None:
 def test_a_new_sequence_gets_the_largest_priority_seen() -> None:
     replay = filled(1.0)
     prioritise(replay, {0: 1.0, 4: 1.0, 8: 7.0, 12: 1.0})
-    for step in range(20, 24):
-        append_number(replay, step)  # the sequence of 16 is complete, and that of 0 makes room
+    append_numbers(replay, 20, 24)  # the sequence of 16 is complete, and that of 0 makes room
     counts = Counter(replay.sample(16_000, np.random.default_rng(0)).births.tolist())
     assert counts[16] / 16_000 == pytest.approx(7 / 16, abs=0.01)
 
@@ -185,8 +179,7 @@ def test_a_new_sequence_gets_the_largest_priority_seen() -> None:
 def test_priorities_of_a_sequence_that_was_overwritten_are_dropped() -> None:
     replay = filled()
     sample = replay.sample(8, np.random.default_rng(0))
-    for step in range(20, 60):
-        append_number(replay, step)
+    append_numbers(replay, 20, 60)
     total = len(replay)
     replay.update_priorities(sample, torch.full((8,), 1e9))
     counts = Counter(replay.sample(100 * total, np.random.default_rng(0)).births.tolist())
@@ -201,22 +194,22 @@ def test_a_priority_of_zero_keeps_a_chance() -> None:
 
 
 def test_older_frames_are_kept_for_no_longer_than_the_steps_they_belong_to() -> None:
-    model = Model(settings(), seed=0)
-    for _ in range(300):
+    model = Model(seed=0)
+    for _ in range(100):
         model.append()
-    begun = [step for history in model.history for step in history[-model.settings.steps_per_environment :]]
+    begun = [step for history in model.history for step in history[-CAPACITY:]]
     assert 0 < len(model.replay._older) <= sum(step["first"] for step in begun)
 
 
 @pytest.mark.parametrize("changes", [{"steps_per_environment": 22}, {"steps_per_environment": 12}, {"stride": 2}])
 def test_sizes_that_cannot_work_are_refused(changes: dict) -> None:
     with pytest.raises(ValueError, match="stride"):
-        settings(**changes)
+        make_replay(**changes)
 
 
 def test_an_empty_replay_says_so() -> None:
     with pytest.raises(ValueError, match="no weight"):
-        SequenceReplay(settings(), (1,), np.dtype(np.uint8), ()).sample(1, np.random.default_rng(0))
+        make_replay().sample(1, np.random.default_rng(0))
 
 
 @given(st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e3)), min_size=1, max_size=40), st.integers(0, 2**32 - 1))

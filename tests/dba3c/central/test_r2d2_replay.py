@@ -81,10 +81,9 @@ class Acting:
         """(stacks replayed, stacks acted on [L + 1, K·C, H, W], first [L + 1]) of many sequences."""
         replay, shown, found = self.trainer._replay, np.stack(self.policy.shown), []
         sample = replay.sample(4 * len(replay), np.random.default_rng(1))
-        blocks = replay.settings.steps_per_environment // replay.settings.stride
         for b, (leaf, start) in enumerate(zip(sample.leaves, sample.births, strict=True)):
             first = sample.sequences.first[:, b].numpy()
-            acted = shown[start : start + len(first), leaf // blocks]
+            acted = shown[start : start + len(first), leaf // replay.blocks]
             # a stack of colour frames is one image while acting
             found.append((sample.sequences.observations[:, b].numpy().reshape(acted.shape), acted, first))
         return found

@@ -135,11 +135,10 @@ def test_r2d2_keeps_a_place_for_every_environment_and_no_sequence_goes_on_across
             tell(store, GroupKey(actor, incarnation, group), times)
         trainer.take(store.take(store.ready))
     sample = trainer._replay.sample(400, np.random.default_rng(0))
-    blocks = trainer._replay.settings.steps_per_environment // trainer._replay.settings.stride
     found = set()
     for leaf, shown in zip(sample.leaves, sample.sequences.observations[:, :, 0].T, strict=True):
         assert torch.equal(shown.diff(), torch.ones(6))  # one environment's, of one life, without a gap
-        place, (environment, time) = leaf // blocks, divmod(int(shown[0]), 1000)
+        place, (environment, time) = leaf // trainer._replay.blocks, divmod(int(shown[0]), 1000)
         found.add((place, environment, time >= 100))
     assert found == {(environment, environment, life) for environment in range(8) for life in (False, True)}
     assert trainer.owes
