@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dba3c.algorithms.agent import FlatNetwork
-from dba3c.algorithms.r2d2 import R2d2Settings, Sequences, r2d2_loss
+from dba3c.algorithms.r2d2 import Sequences, r2d2_loss
 from dba3c.algorithms.sequence_replay import Sample, SequenceReplay, Steps
 from dba3c.central.algorithm import ReplayDebt, Trainer, Update
 from dba3c.central.unrolls import Unroll
@@ -35,7 +35,7 @@ class R2d2Trainer(Trainer):
     def __init__(self, config: TrainConfig, network: FlatNetwork, shape: GroupShape, actors: range, seed: int) -> None:
         replay, central, self._network = config.replay, config.central, network
         self._size, self._groups, self._actors = shape.num_envs, central.actor_groups, actors
-        self._settings = R2d2Settings(discount=config.algorithm.discount, n_step=replay.n_step, burn_in=replay.burn_in)
+        self._discount, self._n_step, self._burn_in = config.algorithm.discount, replay.n_step, replay.burn_in
         stride, envs = central.unroll_length, len(actors) * central.envs_per_actor
         length = replay.burn_in + stride
         least = -(-(length + 2 * stride + shape.frame_stack) // stride)
@@ -103,14 +103,22 @@ class R2d2Trainer(Trainer):
         device = self._network.device
         sequences = _on_device(sample.sequences, device)
         weights = sample.weights.to(device)
-        result = r2d2_loss(self._network.network, self._target, sequences, weights, self._settings)
-        gradient = self._network.gradient_of(result.loss.total)
-        self._replay.update_priorities(sample, result.priorities.cpu())
-        numbers = result.loss.metrics | {"priority_mean": float(result.priorities.mean())}
+        loss, priorities = r2d2_loss(
+            self._network.network,
+            self._target,
+            sequences,
+            weights,
+            discount=self._discount,
+            n_step=self._n_step,
+            burn_in=self._burn_in,
+        )
+        gradient = self._network.gradient_of(loss.total)
+        self._replay.update_priorities(sample, priorities.cpu())
+        numbers = loss.metrics | {"priority_mean": float(priorities.mean())}
         self._debt.paid()
         self._sample = sample
         # sequences begin a stride apart and train on their last stride: no step is trained on by two of them
-        trained = sample.sequences.valid[self._settings.burn_in :]
+        trained = sample.sequences.valid[self._burn_in :]
         return Update(gradient, int(trained[:, self._replay.fresh(sample)].sum()), numbers)
 
     def answered(self, accepted: bool) -> None:

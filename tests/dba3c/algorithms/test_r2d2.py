@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dba3c.algorithms.r2d2 import (
-    R2d2Settings,
     Sequences,
     exploration_rate,
     n_step_targets,
@@ -108,11 +107,10 @@ def small_network(seed: int) -> RecurrentQNetwork:
 @pytest.mark.parametrize("burn_in", [0, 3])
 def test_the_loss_and_priorities_are_those_of_a_slow_loop(burn_in: int) -> None:
     online, target = small_network(1), small_network(2)
-    settings = R2d2Settings(discount=0.9, n_step=3, burn_in=burn_in)
     weights = torch.tensor([1.0, 0.5, 0.25, 0.1])
     for seed in range(5):
         batch = sequences(seed, online)
-        result = r2d2_loss(online, target, batch, weights, settings)
+        loss, priorities = r2d2_loss(online, target, batch, weights, discount=0.9, n_step=3, burn_in=burn_in)
         with torch.no_grad():
             q_online, q_target = slow_q_values(online, batch).numpy(), slow_q_values(target, batch).numpy()
         total = 0.0
@@ -128,16 +126,17 @@ def test_the_loss_and_priorities_are_those_of_a_slow_loop(burn_in: int) -> None:
                 errors.append(wanted - q_online[t, b, batch.actions[t, b]])
             total += weights[b].item() * 0.5 * np.sum(np.square(errors))
             expected = 0.9 * np.max(np.abs(errors)) + 0.1 * np.mean(np.abs(errors))
-            assert result.priorities[b].item() == pytest.approx(expected, rel=1e-3)
-        assert result.loss.total.item() == pytest.approx(total / 4, rel=1e-3)  # a sum over time, a mean over sequences
-        assert result.loss.metrics["importance_mean"] == pytest.approx((1.0 + 0.5 + 0.25 + 0.1) / 4)
+            assert priorities[b].item() == pytest.approx(expected, rel=1e-3)
+        assert loss.total.item() == pytest.approx(total / 4, rel=1e-3)  # a sum over time, a mean over sequences
+        assert loss.metrics["importance_mean"] == pytest.approx((1.0 + 0.5 + 0.25 + 0.1) / 4)
 
 
 def test_the_burn_in_and_the_target_network_give_no_gradient() -> None:
     online, target = small_network(1), small_network(2)
     batch = sequences(3, online)
     batch = batch._replace(valid=torch.ones_like(batch.valid), observations=batch.observations.requires_grad_())
-    r2d2_loss(online, target, batch, torch.ones(4), R2d2Settings(burn_in=4)).loss.total.backward()
+    loss, _ = r2d2_loss(online, target, batch, torch.ones(4), discount=0.99, n_step=5, burn_in=4)
+    loss.total.backward()
     assert not batch.observations.grad[:4].any() and batch.observations.grad[4].any()
     assert all(parameter.grad is None for parameter in target.parameters())
     assert all(parameter.grad is not None for parameter in online.parameters())
