@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from dba3c.networks.distributions import parameter_count
-from dba3c.networks.layers import leaving_the_global_generator, linear
+from dba3c.networks.torsos import leaving_the_global_generator, linear
 
 State = tuple[Tensor, ...]
 _FORGET_BIAS = 1.0

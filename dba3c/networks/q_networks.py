@@ -16,8 +16,7 @@ from torch.nn import functional
 
 from dba3c.errors import UserError
 from dba3c.networks.actor_critic import Core, State
-from dba3c.networks.layers import linear
-from dba3c.networks.torsos import PerceptronTorso, nature_torso, sees_images, torso_for
+from dba3c.networks.torsos import PerceptronTorso, linear, nature_torso, sees_images, torso_for
 
 NO_ACTION = -1
 """The previous action of an episode's first observation: its one-hot is all zeros."""

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from dba3c.errors import UserError
 from dba3c.networks.distributions import TanhGaussian
-from dba3c.networks.layers import linear
-from dba3c.networks.torsos import as_vector, perceptron, vector_size
+from dba3c.networks.torsos import as_vector, linear, perceptron, vector_size
 
 _LOG_STD_MIN, _LOG_STD_MAX = -5.0, 2.0
 

@@ -1,5 +1,6 @@
 """Torsos: from observations to features. Convolutions and residual blocks for images, perceptrons for the rest, and for
-observations of both kinds one beside the other.
+observations of both kinds one beside the other. Before them the layers that all networks are made of, orthogonally
+initialised from one generator.
 
 Legend: B batch, C channels (colours of stacked frames), H height, W width, D inputs, F features. Counts of
 convolutional torsos are on 84×84 with four gray frames, and, with A = 4 actions, of the whole network.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -19,10 +21,55 @@ from torch.nn import functional
 
 from dba3c.environments.spaces import MixedSpace, is_image
 from dba3c.errors import UserError
-from dba3c.networks.layers import TANH_GAIN, convolution, convolve_pixels, linear
 
+RELU_GAIN = 2.0**0.5
+TANH_GAIN = 2.0**0.5
 _BRANCH_GAIN = 0.5
 """Small, so that features do not grow with depth: at first each block is nearly the identity."""
+
+
+def leaving_the_global_generator() -> AbstractContextManager[None]:
+    """Around torch's own layers, which fill themselves from it: two processes that build a network from the same seed
+    hold the same parameters, whatever they drew before. (`skip_init` imports SymPy: half a second of a core.)
+
+    Without a generator of their own, networks are filled from it: it is seeded while a user's own is built.
+    """
+    return torch.random.fork_rng(devices=())
+
+
+def linear(inputs: int, outputs: int, generator: torch.Generator | None, gain: float = RELU_GAIN) -> nn.Linear:
+    """A fully connected layer, orthogonal with ``gain``, zero bias; ``inputs·outputs + outputs`` parameters."""
+    with leaving_the_global_generator():
+        layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def convolution(
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    generator: torch.Generator,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    bias: bool = True,
+    gain: float = RELU_GAIN,
+) -> nn.Conv2d:
+    """A square convolution, orthogonal with ``gain``, zero bias; ``inputs·outputs·kernel² (+ outputs)`` parameters."""
+    with leaving_the_global_generator():
+        layer = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, bias=bias)
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def convolve_pixels(layer: nn.Conv2d, pixels: Tensor) -> Tensor:
+    """The layer on pixels [B, C, H, W] of 0…255 as if they were 0…1: few weights are scaled, not many pixels."""
+    weight = layer.weight * (1 / 255)
+    return functional.conv2d(pixels, weight, layer.bias, layer.stride, layer.padding)
 
 
 class ImageShape(NamedTuple):
