@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -151,6 +152,17 @@ class InferenceReport:
         }
 
 
+@dataclass
+class _Group:
+    """One group of environments of an actor that is here."""
+
+    state: State
+    numbers: np.ndarray
+    """Of its environments, in the whole run."""
+    sequence: int = 0
+    """The number that its next observation must bear."""
+
+
 class InferenceService:
     """Answers the actors of one learner.
 
@@ -186,11 +198,7 @@ class InferenceService:
         self._incarnations: dict[int, int] = {}
         """The newest incarnation of every actor that was ever here."""
         self._present: set[int] = set()
-        self._states: dict[GroupKey, State] = {}
-        self._sequences: dict[GroupKey, int] = {}
-        """The number that the group's next observation must bear."""
-        self._numbers: dict[GroupKey, np.ndarray] = {}
-        """Of its environments, in the whole run."""
+        self._groups: dict[GroupKey, _Group] = {}
         self._batch = np.empty((0,), np.uint8)
         self._most_actors = most_actors
 
@@ -258,12 +266,10 @@ class InferenceService:
         self._present.add(hello.rank)
         now_s, size = time.monotonic(), self.store.shape.num_envs
         for key in self._keys(hello.rank):
-            self._states[key] = self.policy.initial_state(size)
-            self.store.begin(key, self._states[key])
-            self._batcher.join(key, size, now_s)
-            self._sequences[key] = 0
             first = (key.actor * self._groups_per_actor + key.group) * size
-            self._numbers[key] = np.arange(first, first + size)
+            group = self._groups[key] = _Group(self.policy.initial_state(size), np.arange(first, first + size))
+            self.store.begin(key, group.state)
+            self._batcher.join(key, size, now_s)
         self.hub.expect(hello.peer, HEADER_BYTES + self.store.shape.fixed_bytes)  # one wake-up for a whole message
         self._on_event("joined", f"actor {hello.rank} (incarnation {hello.incarnation})")
 
@@ -272,18 +278,17 @@ class InferenceService:
         for key in self._keys(actor):
             self.store.drop(key)
             self._batcher.leave(key)
-            self._states.pop(key, None)
-            self._sequences.pop(key, None)
-            self._numbers.pop(key, None)
+            self._groups.pop(key, None)
         self._on_event("left", f"actor {actor}: {reason}")
 
     def _receive_into(self, peer: Peer, header: Header) -> memoryview:
         """The next row of the group's unroll, or BadMessage: no memory is taken on an actor's word."""
         key = GroupKey(peer.rank, header.incarnation, header.term)
-        if header.kind != CentralKind.OBSERVATION or key not in self._sequences:
+        group = self._groups.get(key)
+        if header.kind != CentralKind.OBSERVATION or group is None:
             raise BadMessage(f"an unexpected {header.kind.name} of group {header.term}")
-        if self._batcher.waits(key) or header.sequence != self._sequences[key]:
-            raise BadMessage(f"observation {header.sequence} out of turn, {self._sequences[key]} is awaited")
+        if self._batcher.waits(key) or header.sequence != group.sequence:
+            raise BadMessage(f"observation {header.sequence} out of turn, {group.sequence} is awaited")
         return self.store.of(key).place(header.length)
 
     def _hear(self, message: Message) -> None:
@@ -291,13 +296,14 @@ class InferenceService:
         if header.kind != CentralKind.OBSERVATION or header.length == 0:
             raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
         key = GroupKey(message.peer.rank, header.incarnation, header.term)
-        if key not in self._sequences:
+        group = self._groups.get(key)
+        if group is None:
             return  # its actor broke the rules earlier in the same poll
         unroll = self.store.of(key)
-        if self._states[key]:
+        if group.state:
             first = torch.from_numpy(first_of(unroll.flags[unroll.time]))
-            self._states[key] = reset_state(self._states[key], first)
-        self._episodes += self.store.arrived(key, header.length, self._states[key])
+            group.state = reset_state(group.state, first)
+        self._episodes += self.store.arrived(key, header.length, group.state)
         self._batcher.offer(key, time.monotonic())
 
     # -- what is answered ----------------------------------------------------------------------------------------
@@ -306,19 +312,23 @@ class InferenceService:
         queued = self._batcher.queued
         waited_s = self._batcher.take(now_s)
         keys, size = list(waited_s), self.store.shape.num_envs
-        unrolls = [self.store.of(key) for key in keys]
+        unrolls, groups = [self.store.of(key) for key in keys], [self._groups[key] for key in keys]
         decision = self.policy.act(
             Asked(
                 observation=self._observations(unrolls),
-                state=stack_states([self._states[key] for key in keys]),
+                state=stack_states([group.state for group in groups]),
                 reward=_joined([unroll.reward for unroll in unrolls]),
-                environments=_joined([self._numbers[key] for key in keys]),
+                environments=_joined([group.numbers for group in groups]),
             )
         )
-        for i, (key, unroll) in enumerate(zip(keys, unrolls, strict=True)):
-            part = slice(i * size, (i + 1) * size)
-            self._states[key] = tuple(whole[part] for whole in decision.state)
-            self._send(key, unroll, decision.actions[part], decision.log_probs[part])
+        for i, (key, unroll, group) in enumerate(zip(keys, unrolls, groups, strict=True)):
+            part, at, version = slice(i * size, (i + 1) * size), unroll.time, self.policy.version
+            group.state = tuple(whole[part] for whole in decision.state)
+            unroll.answer(decision.actions[part], decision.log_probs[part], version)
+            header = Header(CentralKind.ACTION, self._rank, 0, key.group, version, group.sequence)
+            group.sequence += 1
+            # the unroll keeps the actions' bytes as they are until long after they are sent
+            self.hub.send(Peer(CentralRole.ACTOR, key.actor), header, unroll.actions[at].data.cast("B"))
         took_s = time.monotonic() - now_s
         self.report.batch(queued, self._batcher.environments, [wait_s + took_s for wait_s in waited_s.values()])
 
@@ -332,14 +342,6 @@ class InferenceService:
         for i, unroll in enumerate(unrolls):
             unroll.observation_into(self._batch[i * size : (i + 1) * size])
         return self._batch[: len(unrolls) * size]
-
-    def _send(self, key: GroupKey, unroll: Unroll, actions: np.ndarray, log_probs: np.ndarray) -> None:
-        time_, sequence = unroll.time, self._sequences[key]
-        unroll.answer(actions, log_probs, self.policy.version)
-        self._sequences[key] = sequence + 1
-        header = Header(CentralKind.ACTION, self._rank, 0, key.group, self.policy.version, sequence)
-        # the unroll keeps the actions' bytes as they are until long after they are sent
-        self.hub.send(Peer(CentralRole.ACTOR, key.actor), header, unroll.actions[time_].data.cast("B"))
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
