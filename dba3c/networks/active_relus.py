@@ -15,15 +15,30 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-EVERY_S = 1.0
 
+class ActiveRelus(TorchFunctionMode):
+    """Watches the first of each ``every_s`` seconds' steps.
 
-class _Counter(TorchFunctionMode):
-    """Counts what ReLUs let through inside its ``with``."""
+    ::
 
-    def __init__(self) -> None:
+        with relus.watch():
+            ...  # forward passes
+        numbers |= relus.take()
+    """
+
+    def __init__(self, every_s: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self.active = self.units = 0
+        self._every_s, self._clock = every_s, clock
+        self._due_s = clock()
+        self._active = self._units = 0
+
+    def watch(self) -> AbstractContextManager[object]:
+        """Around forward passes; watches if it is time."""
+        now_s = self._clock()
+        if now_s < self._due_s:
+            return nullcontext()
+        self._due_s = now_s + self._every_s
+        return self
 
     def __torch_function__(
         self,
@@ -34,36 +49,12 @@ class _Counter(TorchFunctionMode):
     ) -> Any:
         output = function(*args, **(kwargs or {}))
         if function is functional.relu:
-            self.active += int(torch.count_nonzero(output.detach()))
-            self.units += output.numel()
+            self._active += int(torch.count_nonzero(output.detach()))
+            self._units += output.numel()
         return output
-
-
-class ActiveRelus:
-    """Watches the first of each ``every_s`` seconds' steps.
-
-    ::
-
-        with relus.watch():
-            ...  # forward passes
-        numbers |= relus.take()
-    """
-
-    def __init__(self, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every_s, self._clock = every_s, clock
-        self._due_s = clock()
-        self._counter: _Counter | None = None
-
-    def watch(self) -> AbstractContextManager[object]:
-        """Around forward passes; watches if it is time."""
-        now_s = self._clock()
-        if now_s < self._due_s:
-            return nullcontext()
-        self._due_s = now_s + self._every_s
-        self._counter = _Counter()
-        return self._counter
 
     def take(self) -> dict[str, float]:
         """{"active_relus": share in [0, 1]} once after each watched step that had ReLUs, else {}."""
-        counter, self._counter = self._counter, None
-        return {"active_relus": counter.active / counter.units} if counter is not None and counter.units else {}
+        active, units = self._active, self._units
+        self._active = self._units = 0
+        return {"active_relus": active / units} if units else {}
