@@ -76,12 +76,10 @@ class ActorCriticPolicy(Policy):
         self._generator = torch.Generator().manual_seed(seed)
 
     def initial_state(self, num_envs: int) -> State:
-        """See ``Policy``."""
         return self._agent.initial_state(num_envs)
 
     @torch.no_grad()
     def act(self, asked: Asked) -> Decision:
-        """See ``Policy``."""
         output = self._agent.forward(asked.observation, asked.state)
         policy = self._agent.policy(output.policy_logits.cpu())  # the sampler's generator lives on the CPU
         actions = policy.mode() if self._greedy else policy.sample(self._generator)
@@ -107,13 +105,11 @@ class R2d2Policy(Policy):
         self._rng = np.random.default_rng(seed)
 
     def initial_state(self, num_envs: int) -> State:
-        """See ``Policy``."""
         hidden, memory = self._network.network.initial_state(num_envs)
         return hidden, memory, torch.zeros(num_envs, 1, device=hidden.device)
 
     @torch.no_grad()
     def act(self, asked: Asked) -> Decision:
-        """See ``Policy``."""
         network, device = self._network.network, self._network.device
         hidden, memory, before = asked.state
         previous_action = before.squeeze(-1).long() - 1
@@ -148,7 +144,6 @@ class SacPolicy(Policy):
 
     @torch.no_grad()
     def act(self, asked: Asked) -> Decision:
-        """See ``Policy``."""
         sac, size, value = self._network.network, len(asked.observation), None
         if self._actions is None and self.version <= 0:
             shape = (size, len(self._scaling.centre))

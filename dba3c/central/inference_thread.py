@@ -79,7 +79,6 @@ class SharedThread(Serving):
     """The service takes its turns while the learner waits for unrolls. Its policy must be the learner's agent."""
 
     def publish(self, parameters: Tensor, step: int) -> None:
-        """See ``Serving``."""
         self.service.policy.load(parameters, step)
 
     def _wait_for(self, count: int, sections: Sections) -> None:
@@ -111,14 +110,12 @@ class OwnThread(Serving):
         self._thread = threading.Thread(target=self._serve, name="inference", daemon=True)
 
     def publish(self, parameters: Tensor, step: int) -> None:
-        """See ``Serving``."""
         self._network.load(parameters)
         self._weights = (parameters.clone(), step)  # the exchange's own buffer changes with its next pull
         if self._thread.ident is None:
             self._thread.start()
 
     def collect(self, count: int, sections: Sections) -> list[Unroll]:
-        """See ``Serving``."""
         taken = super().collect(count, sections)
         with self._changed:
             self._changed.notify_all()
@@ -132,13 +129,11 @@ class OwnThread(Serving):
             raise self._failure
 
     def thread_shares(self) -> dict[str, float]:
-        """See ``Serving``."""
         spent_s = self.sections.take()
         total_s = sum(spent_s.values())
         return {f"inference_thread_{name}": s / total_s for name, s in spent_s.items()} if total_s else {}
 
     def close(self, reason: str | None) -> None:
-        """See ``Serving``."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

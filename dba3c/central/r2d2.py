@@ -61,11 +61,9 @@ class R2d2Trainer(Trainer):
 
     @property
     def owes(self) -> bool:
-        """See ``Trainer``."""
         return self._debt.owes and len(self._replay) > 0
 
     def take(self, unrolls: list[Unroll]) -> None:
-        """See ``Trainer``."""
         for unroll in unrolls:
             self._replay.append(self._places(unroll), self._steps(unroll), continues=unroll.continues)
             self._debt.gathered(int((unroll.flags[1:] & VALID != 0).sum()))
@@ -122,7 +120,6 @@ class R2d2Trainer(Trainer):
         return Update(gradient, int(trained[:, self._replay.fresh(sample)].sum()), numbers)
 
     def answered(self, accepted: bool) -> None:
-        """See ``Trainer``."""
         if accepted and self._sample is not None:
             self._replay.used(self._sample)
 

@@ -38,11 +38,9 @@ class SacTrainer(Trainer):
 
     @property
     def owes(self) -> bool:
-        """See ``Trainer``."""
         return self._debt.owes
 
     def take(self, unrolls: list[Unroll]) -> None:
-        """See ``Trainer``."""
         batch = batch_of(unrolls)
         observations = batch.observation.numpy()
         steps = len(batch.rewards)
@@ -70,7 +68,6 @@ class SacTrainer(Trainer):
         return Update(gradient, self._replay.fresh(self._sample), numbers)
 
     def answered(self, accepted: bool) -> None:
-        """See ``Trainer``."""
         if accepted and self._sample is not None:
             self._replay.used(self._sample)
 

@@ -28,15 +28,12 @@ class ActorCriticTrainer(Trainer):
 
     @property
     def owes(self) -> bool:
-        """See ``Trainer``."""
         return self._batch is not None
 
     def take(self, unrolls: list[Unroll]) -> None:
-        """See ``Trainer``."""
         self._batch = batch_of(unrolls)
 
     def update(self, pulled: Pull) -> Update:
-        """See ``Trainer``."""
         batch, self._batch = self._batch, None
         assert batch is not None
         cost = self._entropy_cost(pulled.data_points)

@@ -172,7 +172,6 @@ class RecurrentNetwork(ActorCriticNetwork):
         return NetworkOutput(logits, value, state)
 
     def unroll(self, observations: Tensor, state: State, reset: Tensor) -> NetworkOutput:
-        """See ``ActorCriticNetwork.unroll``."""
         features = self.torso(observations.flatten(0, 1)).float()
         outputs, state = self.core(features.unflatten(0, observations.shape[:2]), state, reset)
         logits, value = self.heads(outputs)

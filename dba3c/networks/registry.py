@@ -84,7 +84,6 @@ class Forgetful(ActorCriticNetwork):
         self.module = module
 
     def forward(self, observation: Tensor, state: State = ()) -> NetworkOutput:
-        """See ``ActorCriticNetwork.forward``."""
         logits, value = self.module(observation)
         return NetworkOutput(logits, value, state)
 

@@ -77,11 +77,9 @@ class OneGradient:
         self.keeps_observations = num_envs <= FEW_ENVIRONMENTS and not agent.initial_state(1)
 
     def parts(self, rollout: Rollout, generator: torch.Generator) -> Iterator[tuple[Rollout, int]]:
-        """See ``Gradients``."""
         yield rollout, rollout.data_points
 
     def of(self, part: Rollout, data_points: int) -> tuple[Tensor, dict[str, float]]:
-        """See ``Gradients``."""
         cost = self._entropy_cost(data_points)
         if part.observations is not None:
             length_and_envs = part.observations.shape[:2]
@@ -115,7 +113,6 @@ class PpoGradients:
         )
 
     def parts(self, rollout: Rollout, generator: torch.Generator) -> Iterator[tuple[PpoBatch, int]]:
-        """See ``Gradients``."""
         assert rollout.observations is not None
         policy = self._agent.policy(rollout.policy_logits)
         batch = ppo_batch(policy, rollout, rollout.observations, self._settings)
@@ -124,7 +121,6 @@ class PpoGradients:
             yield part, part.data_points if index < self._settings.minibatches else 0
 
     def of(self, part: PpoBatch, data_points: int) -> tuple[Tensor, dict[str, float]]:
-        """See ``Gradients``."""
         cost = self._entropy_cost(data_points)
         settings = replace(self._settings, policy_clip=self._policy_clip(data_points))
         output = self._agent.forward(part.observations, ())
