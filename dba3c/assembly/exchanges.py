@@ -49,7 +49,7 @@ def _local(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: Me
 
 def _allreduce(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
     return AllReduceExchange(
-        collective=COLLECTIVES[process.config.exchange.collective_backend](process),
+        collective=_collective(process),
         worker=process.rank,
         **_state_and_duties(process, plan, parameters, metrics),
     )
@@ -66,8 +66,17 @@ def _majority(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics:
     )
 
 
-def _sums_by_torch(process: RunProcess) -> Collective:
+def _collective(process: RunProcess) -> Collective:
     exchange = process.config.exchange
+    waits: dict[str, Any] = {"step_timeout_s": exchange.step_timeout_s, "join_timeout_s": exchange.join_timeout_s}
+    if exchange.collective_backend == "mpi":
+        from param_servers.allreduce.mpi import MpiCollective
+
+        return MpiCollective(**waits, first_survivor_s=exchange.timeouts.first_survivor_s)
+    if exchange.collective_backend == "horovod":
+        from param_servers.allreduce.horovod import HorovodCollective
+
+        return HorovodCollective(**waits)
     return TorchCollective.join(
         process.rank,
         exchange.num_workers,
@@ -77,27 +86,8 @@ def _sums_by_torch(process: RunProcess) -> Collective:
         host=exchange.listen_host,
         port=exchange.port,
         interface=exchange.interface,
-        step_timeout_s=exchange.step_timeout_s,
-        join_timeout_s=exchange.join_timeout_s,
+        **waits,
     )
-
-
-def _sums_by_mpi(process: RunProcess) -> Collective:
-    from param_servers.allreduce.mpi import MpiCollective
-
-    exchange = process.config.exchange
-    return MpiCollective(
-        step_timeout_s=exchange.step_timeout_s,
-        join_timeout_s=exchange.join_timeout_s,
-        first_survivor_s=exchange.timeouts.first_survivor_s,
-    )
-
-
-def _sums_by_horovod(process: RunProcess) -> Collective:
-    from param_servers.allreduce.horovod import HorovodCollective
-
-    exchange = process.config.exchange
-    return HorovodCollective(step_timeout_s=exchange.step_timeout_s, join_timeout_s=exchange.join_timeout_s)
 
 
 def _state_and_duties(
@@ -116,11 +106,6 @@ def _state_and_duties(
     }
 
 
-COLLECTIVES: dict[str, Callable[[RunProcess], Collective]] = {
-    "torch": _sums_by_torch,
-    "mpi": _sums_by_mpi,
-    "horovod": _sums_by_horovod,
-}
 EXCHANGES: dict[str, Callable[[RunProcess, ShardPlan, Tensor, MetricsWriter], GradientExchange]] = {
     "local": _local,
     "servers": _servers,
