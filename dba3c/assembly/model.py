@@ -18,7 +18,7 @@ from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError
 from dba3c.networks import ActorCriticNetwork, build_network
 from dba3c.networks.q_networks import build_q_network
-from dba3c.networks.sac_networks import ActionScaling, build_sac_network
+from dba3c.networks.sac_networks import ActionScaling, SacNetwork
 from param_servers.checkpoint.files import find_newest, load_checkpoint
 from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 
@@ -105,7 +105,7 @@ def build_module(config: TrainConfig, spaces: Spaces) -> nn.Module:
         )
     if algorithm == "sac":
         hidden = (replay.hidden_size, replay.hidden_size)
-        return build_sac_network(spaces.observation, spaces.action, seed=seed, hidden=hidden)
+        return SacNetwork(spaces.observation, spaces.action, seed=seed, hidden=hidden)
     return build_network(config.network.network, spaces.observation, spaces.action, seed=seed)
 
 

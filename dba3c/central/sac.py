@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 
@@ -31,7 +33,7 @@ class SacTrainer(Trainer):
         assert shape is not None and dtype is not None
         self._replay = UniformReplay(replay.replay_capacity, shape, dtype, len(self._scaling.centre))
         self._debt = ReplayDebt(replay.replay_start, replay.replay_ratio, replay.replay_batch)
-        self._target = network.network.make_target_critics()
+        self._target = copy.deepcopy(network.network.critics).requires_grad_(False)
         self._target_step = -1
         self._sample: UniformSample | None = None
         self._rng, self._generator = np.random.default_rng(seed), torch.Generator(network.device).manual_seed(seed)

@@ -5,7 +5,6 @@ Legend: B batch, O observation numbers, D action dimensions. Actions are in (−
 
 from __future__ import annotations
 
-import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -65,19 +64,21 @@ def _value_perceptron(inputs: int, hidden: tuple[int, ...], generator: torch.Gen
 class SacNetwork(nn.Module):
     """Actor, critics and log temperature: everything that SAC learns by gradient.
 
-    With hidden (256, 256), O = 3 and D = 1 (Pendulum): 201,989 parameters.
+    With hidden (256, 256), O = 3 and D = 1 (Pendulum): 201,989 parameters. For single spaces; raises UserError when the
+    actions are no bounded Box.
     """
 
     def __init__(
         self,
         observation_space: spaces.Space,
-        action_dimensions: int,
-        generator: torch.Generator,
+        action_space: spaces.Space,
         *,
+        seed: int = 0,
         hidden: tuple[int, ...] = (256, 256),
     ) -> None:
         super().__init__()
-        observations = vector_size(observation_space)
+        action_dimensions, observations = len(ActionScaling.of(action_space).centre), vector_size(observation_space)
+        generator = torch.Generator().manual_seed(seed)
         self.actor = nn.Sequential(
             perceptron([observations, *hidden], generator, nn.ReLU),
             linear(hidden[-1], 2 * action_dimensions, generator, gain=0.01),
@@ -94,21 +95,3 @@ class SacNetwork(nn.Module):
         mean, raw = self.actor(observation).chunk(2, -1)
         log_std = _LOG_STD_MIN + 0.5 * (_LOG_STD_MAX - _LOG_STD_MIN) * (torch.tanh(raw) + 1)
         return TanhGaussian(torch.cat((mean, log_std), -1))
-
-    def make_target_critics(self) -> TwinCritics:
-        """A frozen copy of the critics, to be moved by ``sac.move_targets``."""
-        target = copy.deepcopy(self.critics)
-        return target.requires_grad_(False)
-
-
-def build_sac_network(
-    observation_space: spaces.Space,
-    action_space: spaces.Space,
-    *,
-    seed: int = 0,
-    hidden: tuple[int, ...] = (256, 256),
-) -> SacNetwork:
-    """SAC's networks for single spaces. Raises UserError when the actions are no bounded Box."""
-    dimensions = len(ActionScaling.of(action_space).centre)
-    generator = torch.Generator().manual_seed(seed)
-    return SacNetwork(observation_space, dimensions, generator, hidden=hidden)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -9,14 +11,14 @@ from gymnasium import spaces
 
 from dba3c.algorithms.sac import Transitions, UniformReplay, critic_targets, move_targets, sac_loss
 from dba3c.errors import UserError
-from dba3c.networks.sac_networks import ActionScaling, SacNetwork, build_sac_network
+from dba3c.networks.sac_networks import ActionScaling, SacNetwork
 
 OBSERVATIONS = spaces.Box(-1, 1, (3,), np.float32)
 ACTIONS = spaces.Box(-2, 4, (2,), np.float32)
 
 
 def network(seed: int = 0) -> SacNetwork:
-    built = build_sac_network(OBSERVATIONS, ACTIONS, seed=seed, hidden=(8, 8))
+    built = SacNetwork(OBSERVATIONS, ACTIONS, seed=seed, hidden=(8, 8))
     torch.nn.init.constant_(built.log_temperature, np.log(0.3))
     return built
 
@@ -93,7 +95,7 @@ def test_the_temperature_rises_when_the_entropy_is_below_its_target() -> None:
 
 def test_target_critics_start_as_a_copy_and_follow_at_the_polyak_rate() -> None:
     agent = network(0)
-    target = agent.make_target_critics()
+    target = copy.deepcopy(agent.critics).requires_grad_(False)
     before = [parameter.clone() for parameter in target.parameters()]
     with torch.no_grad():
         for parameter in agent.critics.parameters():
@@ -115,11 +117,11 @@ def test_actions_are_mapped_to_the_box_and_back() -> None:
 def test_unbounded_or_discrete_actions_are_refused() -> None:
     for space in (spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(3)):
         with pytest.raises(UserError, match="bounded"):
-            build_sac_network(OBSERVATIONS, space)
+            SacNetwork(OBSERVATIONS, space)
 
 
 def test_the_parameter_count_is_the_docstrings() -> None:
-    pendulum = build_sac_network(OBSERVATIONS, spaces.Box(-2, 2, (1,)))
+    pendulum = SacNetwork(OBSERVATIONS, spaces.Box(-2, 2, (1,)))
     assert sum(parameter.numel() for parameter in pendulum.parameters()) == 201_989
 
 
