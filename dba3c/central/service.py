@@ -14,7 +14,6 @@ One thread owns all of this; it never blocks longer than it is told to.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -121,31 +120,21 @@ class InferenceReport:
     """Latencies and batch sizes since the last ``take``, which another thread may ask for."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._clear()
-
-    def _clear(self) -> None:
-        self._latencies_s: list[float] = []
-        self._batches: list[int] = []
-        self._occupancies: list[float] = []
+        self._batches: deque[tuple[int, float, list[float]]] = deque()
 
     def batch(self, size: int, environments: int, latencies_s: list[float]) -> None:
         """One batch of ``size`` of the ``environments`` here; each group's time from arrival to answer."""
-        with self._lock:
-            self._latencies_s += latencies_s
-            self._batches.append(size)
-            self._occupancies.append(size / max(environments, 1))
+        self._batches.append((size, size / max(environments, 1), latencies_s))
 
     def take(self) -> dict[str, float]:
         """Metrics by their names in the registry, {} when there was no batch."""
-        with self._lock:
-            latencies_s, batches, occupancies = self._latencies_s, self._batches, self._occupancies
-            self._clear()
+        batches = [self._batches.popleft() for _ in range(len(self._batches))]
         if not batches:
             return {}
-        p50, p99 = np.percentile(latencies_s, (50, 99)) * 1000
+        sizes, occupancies, latencies_s = zip(*batches, strict=True)
+        p50, p99 = np.percentile(np.concatenate(latencies_s), (50, 99)) * 1000
         return {
-            "inference_batch": float(np.mean(batches)),
+            "inference_batch": float(np.mean(sizes)),
             "inference_occupancy": float(np.mean(occupancies)),
             "inference_latency_p50_ms": float(p50),
             "inference_latency_p99_ms": float(p99),
