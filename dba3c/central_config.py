@@ -46,10 +46,9 @@ class CentralConfig:
     learns; shared: one thread does both in turn, which is slower but acts with the newest weights."""
 
     def __post_init__(self) -> None:
-        for name in ("actors", "envs_per_actor", "actor_groups", "unroll_length", "batch_unrolls"):
-            _at_least_one(name, getattr(self, name))
-        if self.inference_batch is not None:
-            _at_least_one("inference_batch", self.inference_batch)
+        at_least_one(
+            self, "actors", "envs_per_actor", "actor_groups", "unroll_length", "batch_unrolls", "inference_batch"
+        )
         if not 0 <= self.inference_timeout_ms < float("inf"):
             raise UserError(f"inference_timeout_ms must not be negative, got {self.inference_timeout_ms}")
         if self.envs_per_actor % self.actor_groups:
@@ -111,9 +110,8 @@ class ReplayConfig:
     """sac: units of both hidden layers of the actor and of the critics."""
 
     def __post_init__(self) -> None:
-        names = ("replay_capacity", "replay_start", "replay_batch", "n_step", "target_every_steps")
-        for name in (*names, "memory_size", "dueling_size", "hidden_size"):
-            _at_least_one(name, getattr(self, name))
+        at_least_one(self, "replay_capacity", "replay_start", "replay_batch", "n_step", "target_every_steps")
+        at_least_one(self, "memory_size", "dueling_size", "hidden_size")
         if self.burn_in < 0:
             raise UserError(f"burn_in must not be negative, got {self.burn_in}")
         if not 0 < self.replay_ratio < float("inf"):
@@ -122,6 +120,9 @@ class ReplayConfig:
             raise UserError(f"polyak must lie in (0, 1], got {self.polyak}")
 
 
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise UserError(f"{name} must be at least 1, got {value}")
+def at_least_one(config: object, *names: str) -> None:
+    """Raise UserError where one of these options is less than 1; one that may be None is not looked at then."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UserError(f"{name} must be at least 1, got {value}")

@@ -17,7 +17,7 @@ import cattrs
 from cattrs.errors import CattrsError, ForbiddenExtraKeysError
 from cattrs.preconf.json import make_converter
 
-from dba3c.central_config import CentralConfig, ReplayConfig
+from dba3c.central_config import CentralConfig, ReplayConfig, at_least_one
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError, did_you_mean
 from dba3c.own_code import name_of
@@ -92,12 +92,10 @@ class AlgorithmConfig:
             ":" in self.algorithm or self.algorithm in ALGORITHMS,
             f"no algorithm is called {self.algorithm!r}; {did_you_mean(self.algorithm, (*ALGORITHMS, OWN))}",
         )
-        _require(self.ppo_epochs >= 1, f"ppo_epochs must be at least 1, got {self.ppo_epochs}")
-        _require(self.ppo_minibatches >= 1, f"ppo_minibatches must be at least 1, got {self.ppo_minibatches}")
+        at_least_one(self, "ppo_epochs", "ppo_minibatches", "rollout_length")
         _require(
             parse_schedule(self.policy_clip)(0) > 0, f"policy_clip must begin greater than 0, got {self.policy_clip}"
         )
-        _require(self.rollout_length >= 1, f"rollout_length must be at least 1, got {self.rollout_length}")
         _require(0.0 <= self.discount <= 1.0, f"discount must lie in [0, 1], got {self.discount}")
         _require(0.0 <= self.trace_lambda <= 1.0, f"trace_lambda must lie in [0, 1], got {self.trace_lambda}")
         _require(self.value_cost >= 0.0, f"value_cost must not be negative, got {self.value_cost}")
@@ -154,9 +152,7 @@ class RunConfig:
     """Step records are summed over windows of this length before they are written."""
 
     def __post_init__(self) -> None:
-        for name in ("total_frames", "stop_games", "evaluation_games", "recording_every"):
-            value = getattr(self, name)
-            _require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
+        at_least_one(self, "total_frames", "stop_games", "evaluation_games", "recording_every")
         for name in ("max_hours", "max_core_hours"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"{name} must be greater than 0, got {value}")
@@ -288,8 +284,7 @@ def typed_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for said, value in options.items():
         name = names.get(said, said)
         if name not in leaves:
-            close = difflib.get_close_matches(said, [*leaves, *names])
-            raise UserError(f"unknown option {said!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+            raise _unknown(said, [*leaves, *names])
         if name in typed:
             raise UserError(f"{name} is given by two of its names")
         kind = get_type_hints(leaves[name][1])[name]
@@ -300,6 +295,11 @@ def typed_options(options: Mapping[str, Any]) -> dict[str, Any]:
             wanted = words or (kind.__name__ if isinstance(kind, type) else kind)
             raise UserError(f"{said} must be {wanted}, not {value!r}") from error
     return typed
+
+
+def _unknown(name: str, known: Iterable[str]) -> UserError:
+    close = difflib.get_close_matches(name, list(known))
+    return UserError(f"unknown option {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
 
 
 def refuse_unread(config: TrainConfig, given: Iterable[str]) -> None:
@@ -348,8 +348,7 @@ def replace_options(config: TrainConfig, **options: Any) -> TrainConfig:
     changed: dict[str, dict[str, Any]] = {}
     for name, value in options.items():
         if name not in groups:
-            close = difflib.get_close_matches(name, groups)
-            raise UserError(f"unknown option {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+            raise _unknown(name, groups)
         changed.setdefault(groups[name], {})[name] = value
     try:
         changed_groups = {g: replace(getattr(config, g), **values) for g, values in changed.items()}
