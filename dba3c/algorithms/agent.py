@@ -61,15 +61,7 @@ def _gradient_of(parameter: Tensor) -> Tensor:
 
 
 class Agent(FlatNetwork):
-    """Acts, and turns rollouts into flat gradients.
-
-    Args:
-        network: becomes this agent's own.
-        layout: where each of the network's parameters lies in the flat vector.
-        loss: of a rollout; it knows the action space.
-        precision: "float32" or "bfloat16", the torso's compute dtype.
-        device: where the network computes.
-    """
+    """Acts, and turns rollouts into flat gradients: a ``FlatNetwork`` with a loss that knows the action space."""
 
     network: ActorCriticNetwork
 
