@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dba3c.environments.normalization import FOLDER, NormalizedObservations, read_snapshots, statistics_of
+from dba3c.environments.normalization import (
+    FOLDER,
+    NormalizedObservations,
+    RunningStatistics,
+    read_snapshots,
+    statistics_of,
+)
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.roles import RunProcess
@@ -26,25 +32,25 @@ class StatisticsKeeper:
 
     def __init__(self, process: RunProcess, role: str, groups: list[VectorEnvironment]) -> None:
         normalized = [group for group in groups if isinstance(group, NormalizedObservations)]
-        self._shared = normalized[0].statistics if normalized else None
-        self._run, self._name = (
-            process.folder.path,
-            f"{role}-{process.rank}" + (f".{process.lane}" if process.lane else ""),
-        )
+        self._statistics = normalized[0].statistics if normalized else None
+        self._run = process.folder.path
+        self._name = f"{role}-{process.rank}" + (f".{process.lane}" if process.lane else "")
         self._every = process.config.exchange.checkpoint_every_steps
         self._saved_step: int | None = None
         self._warned = False
         self._step = 0
         for group in normalized:
             group.statistics = normalized[0].statistics
-        if self._shared is not None:
-            self._go_on()
+        newest = find_newest(self._run / "checkpoints") if normalized else None
+        if newest is not None:
+            step = int(newest.name.removeprefix("step-"))
+            stored = statistics_of(self._run, step, self._name) or statistics_of(self._run, step)
+            if stored is not None:
+                normalized[0].statistics.merge(stored)
 
     def at(self, step: int) -> None:
         """The process has parameters of `step`: a snapshot is due when a checkpoint's step was passed."""
         self._step = step
-        if self._shared is None:
-            return
         due = step - step % self._every if self._every else 0
         if self._saved_step is None:
             self._save(step)
@@ -53,35 +59,25 @@ class StatisticsKeeper:
 
     def finish(self) -> None:
         """The last snapshot, for the checkpoint that ends the run."""
-        if self._shared is not None:
-            self._save(self._step)
-
-    def _go_on(self) -> None:
-        assert self._shared is not None
-        newest = find_newest(self._run / "checkpoints")
-        if newest is None:
-            return
-        step = int(newest.name.removeprefix("step-"))
-        stored = statistics_of(self._run, step, self._name) or statistics_of(self._run, step)
-        if stored is not None:
-            self._shared.merge(stored)
+        self._save(self._step)
 
     def _save(self, step: int) -> None:
         self._saved_step = step  # also when the disk refuses: the next one is tried when it is due
+        if self._statistics is None:
+            return
         path = self._run / FOLDER / f"{self._name}.json"
         try:
             with writing(path):
-                self._add_snapshot(path, step)
+                self._add_snapshot(path, step, self._statistics)
         except UserError as error:
             if not self._warned:
                 warn_on_stderr(f"{error}; training goes on, evaluations normalise by an earlier snapshot")
             self._warned = True
 
-    def _add_snapshot(self, path: Path, step: int) -> None:
-        assert self._shared is not None
+    def _add_snapshot(self, path: Path, step: int, statistics: RunningStatistics) -> None:
         path.parent.mkdir(exist_ok=True)
         oldest = min(checkpoint_steps(self._run / "checkpoints"), default=0)
         snapshots = {s: stored for s, stored in (read_snapshots(path) or {}).items() if s <= step}
         needed = max((s for s in snapshots if s <= oldest), default=0)  # the oldest checkpoint's
         kept = {str(s): stored for s, stored in snapshots.items() if s >= needed}
-        write_atomically(path, json.dumps(kept | {str(step): self._shared.to_dict()}) + "\n")
+        write_atomically(path, json.dumps(kept | {str(step): statistics.to_dict()}) + "\n")
