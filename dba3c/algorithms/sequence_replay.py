@@ -1,7 +1,7 @@
 """Prioritized replay of overlapping sequences, for R2D2 (Kapturowski et al. 2019; priorities of Schaul et al. 2016).
 
 Legend: E environments, n of them in a call, C steps kept of each, L steps of a sequence (burn-in included), K stacked
-frames, B sequences of a sample, [*F] frame shape.
+frames, B sequences of a sample, [*F] frame shape, C channels first where frames are stacked.
 
 Each environment has a ring of C steps, so that a frame is stored once, whatever stacks and sequences it is part of.
 Every ``stride`` steps of it a sequence begins; it may be sampled once its L + 1 observations are there, until the first
@@ -9,19 +9,17 @@ of the frames that it needs is overwritten. Its priority is a leaf of the sum tr
 
     P(i) = p_i^α / Σ_j p_j^α          w_i = (M·P(i))^−β / max_j w_j          (M sequences held; j over the sample)
 
-Stacks are rebuilt from single frames, oldest first. Where a game begins, or a link to its environment, a stack is not
-made of the frames stored before it: what lay behind the newest frame then (zeros, copies of it, what was really seen)
-is kept beside the frames.
+Stacks are rebuilt from single frames, oldest first (`frame_rows`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from dba3c.algorithms.frame_rows import FrameRows, Whole
 from dba3c.algorithms.r2d2 import Sequences
 
 
@@ -71,27 +69,6 @@ class SumTree:
             rest = np.where(right, rest - left, rest)
             nodes = 2 * nodes + right
         return nodes - self._width
-
-
-Beginning = tuple[int, int, np.ndarray]
-"""A stack that is not made of the frames before it: its sequence b, its newest frame's time in [0, K−1+T), and what
-lies behind that frame [K−1, *F], oldest first."""
-
-
-def rebuild_stacks(frames: np.ndarray, depth: int, beginnings: Iterable[Beginning]) -> np.ndarray:
-    """Stacks [T, B, K, *F] of the last T of frames [B, K−1+T, *F]; a sequence's beginnings come in order of time.
-
-    What the frames before a beginning hold does not matter to the stacks from there on.
-    """
-    batch, length = frames.shape[:2]
-    wanted = np.arange(depth - 1, length)[:, None] + np.arange(1 - depth, 1)  # [T, K]
-    stacks = frames[np.arange(batch)[None, :, None], wanted[:, None]]
-    for sequence, time, older in beginnings:
-        for age in range(depth - 1):
-            row = time + age - (depth - 1)
-            if 0 <= row < len(stacks):
-                stacks[row, sequence, : depth - 1 - age] = older[age:]
-    return stacks
 
 
 class Steps(NamedTuple):
@@ -293,18 +270,21 @@ class SequenceReplay:
         )
 
     def _observations(self, environments: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """[L+1, B, K, *F], or [L+1, B, *F] when nothing is stacked."""
-        depth, size = self._frame_stack, self._capacity
-        if depth == 1:
-            return self._frame[environments[:, None], steps % size].swapaxes(0, 1)
-        older = steps[:, :1] + np.arange(1 - depth, 0)
-        slots = np.concatenate((older, steps), axis=1) % size
-        at = environments[:, None], slots
-        beginnings = (
-            (b, t, self._older[int(environments[b]), int(slots[b, t])])
-            for b, t in np.argwhere(self._first[at]).tolist()
-        )
-        return rebuild_stacks(self._frame[at], depth, beginnings)
+        """[L+1, B, K·C, …], stacked; frames as they are when nothing is."""
+        before = steps[:, :1] + np.arange(1 - self._frame_stack, 0)
+        slots = np.concatenate((before, steps), axis=1).T % self._capacity  # [K−1+L+1, B]
+        rows = FrameRows(self._frame[environments, slots], self._frame_stack)
+        if self._frame_stack == 1:
+            return rows.frames
+        for row, first in enumerate(self._first[environments, slots]):
+            if first.any():
+                places = zip(environments[first].tolist(), slots[row, first].tolist(), strict=True)
+                rows.mark_whole(Whole(row, np.flatnonzero(first), np.stack([self._older[place] for place in places])))
+        channels, *size = self._frame.shape[2:]
+        stacks = np.empty((*steps.T.shape, self._frame_stack * channels, *size), self._frame.dtype)
+        for t, stack in enumerate(stacks):
+            rows.stacks_into(self._frame_stack - 1 + t, stack)
+        return stacks
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

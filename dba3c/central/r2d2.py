@@ -39,16 +39,13 @@ class R2d2Trainer(Trainer):
         stride, envs = central.unroll_length, len(actors) * central.envs_per_actor
         length = replay.burn_in + stride
         least = -(-(length + 2 * stride + shape.frame_stack) // stride)
-        gray = shape.frame_stack > 1 and shape.frame_shape[0] == 1
-        # gray frames are stacked without their single channel
-        self._frame_shape = shape.frame_shape[1:] if gray else shape.frame_shape
         self._replay = SequenceReplay(
             environments=envs,
             steps_per_environment=max(least, replay.replay_capacity // envs // stride) * stride,
             sequence_length=length,
             stride=stride,
             frame_stack=shape.frame_stack,
-            frame_shape=self._frame_shape,
+            frame_shape=shape.frame_shape,
             frame_dtype=np.dtype(shape.dtype),
             state_sizes=(replay.memory_size, replay.memory_size),
         )
@@ -71,21 +68,15 @@ class R2d2Trainer(Trainer):
     def _steps(self, unroll: Unroll) -> Steps:
         """What an unroll shows before its last observation; frames are views, and older ones nobody writes to again."""
         rows, flags = range(unroll.history, unroll.history + unroll.length), unroll.flags[: unroll.length]
-        frames = unroll.frames.frames[rows.start : rows.stop]
         return Steps(
-            frames=frames.reshape(unroll.length, self._size, *self._frame_shape),
+            frames=unroll.frames.frames[rows.start : rows.stop],
             rewards=unroll.rewards[: unroll.length],
             terminated=flags & TERMINATED != 0,
             truncated=flags & TRUNCATED != 0,
             valid=flags & VALID != 0,
             first=first_of(flags),
             actions=unroll.actions,
-            older=[
-                older.reshape(-1, *self._frame_shape)
-                for whole in unroll.frames.wholes
-                if whole.row in rows
-                for older in whole.older
-            ],
+            older=[older for whole in unroll.frames.wholes if whole.row in rows for older in whole.older],
             state=tuple(part.cpu().numpy() for part in unroll.initial_state[:2]),
         )
 
@@ -132,10 +123,5 @@ class R2d2Trainer(Trainer):
 
 
 def _on_device(sequences: Sequences, device: torch.device) -> Sequences:
-    """Where the network is; a stack of colour frames [L+1, B, K, C, H, W] becomes one image."""
-    fields = sequences._asdict()
-    state = tuple(part.to(device) for part in fields.pop("state"))
-    moved = Sequences(**{name: tensor.to(device) for name, tensor in fields.items()}, state=state)
-    if moved.observations.dim() == 6:
-        return moved._replace(observations=moved.observations.flatten(2, 3))
-    return moved
+    *tensors, state = sequences
+    return Sequences(*(tensor.to(device) for tensor in tensors), tuple(part.to(device) for part in state))

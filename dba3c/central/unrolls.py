@@ -20,72 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dba3c.algorithms.frame_rows import FrameRows, Whole
 from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, WHOLE, GroupShape, first_of, unpack_extras
 from dba3c.environments.protocol import Episode
 from dba3c.networks import State
 
 _NOT_WHOLE = bytes(range(WHOLE))
 """Flags of environments where nothing begins; stripped from a row's, they leave nothing nearly always."""
-
-
-class Whole(NamedTuple):
-    """Environments whose stack at one row is not made of the rows before it."""
-
-    row: int
-    environments: np.ndarray  # int64 [R]
-    older: np.ndarray  # [R, K − 1, C, ...]: what lies behind the newest frame, oldest first
-
-
-class FrameRows:
-    """Frames [R, B, C, ...] of consecutive steps, and where stacks began anew.
-
-    frames: may be a view with strides; the owner writes to it, row by row.
-    """
-
-    def __init__(self, frames: np.ndarray, frame_stack: int) -> None:
-        self.frames = frames
-        self.frame_stack = frame_stack
-        self.wholes: list[Whole] = []
-
-    def mark_whole(self, whole: Whole) -> None:
-        """Stacks that begin at a row; rows must come in order."""
-        if self.frame_stack > 1 and len(whole.environments):
-            self.wholes.append(whole)
-
-    def stacks_into(self, row: int, out: np.ndarray) -> None:
-        """The observations of one row, oldest frame first, into ``out`` [B, K·C, ...].
-
-        The K − 1 rows before ``row`` must exist; what they hold does not matter where a whole stack covers it.
-        """
-        depth = self.frame_stack
-        if depth == 1:
-            np.copyto(out, self.frames[row])
-            return
-        parts = out.reshape(len(out), depth, *self.frames.shape[2:])  # a view: out is contiguous in its last dimensions
-        for k in range(depth):
-            np.copyto(parts[:, k], self.frames[row - depth + 1 + k])
-        for whole in self.wholes:
-            age = row - whole.row
-            if 0 <= age < depth - 1:
-                parts[whole.environments, : depth - 1 - age] = whole.older[:, age:]
-
-    def stacks_view(self, row: int) -> np.ndarray | None:
-        """The observations [B, K·C, ...] of one row as a view with strides, or None.
-
-        There is none for frames of several channels, nor while a stack is not made of the rows before it.
-        """
-        depth = self.frame_stack
-        if depth == 1:
-            return self.frames[row]
-        if self.frames.shape[2] != 1 or any(0 <= row - whole.row < depth - 1 for whole in self.wholes):
-            return None
-        return self.frames[row - depth + 1 : row + 1, :, 0].swapaxes(0, 1)
-
-    def carry_over(self, to: FrameRows, shift: int) -> None:
-        """Take along to ``to``, where this one's row r is r − ``shift``, the whole stacks that still matter there."""
-        for whole in self.wholes:
-            if whole.row - shift >= 0:
-                to.mark_whole(whole._replace(row=whole.row - shift))
 
 
 class GroupKey(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dba3c.algorithms.sequence_replay import SequenceReplay, Steps, SumTree, rebuild_stacks
+from dba3c.algorithms.sequence_replay import SequenceReplay, Steps, SumTree
 from tests.dba3c.algorithms.acted_stacks import FrameStacks
 
 STORED = ("rewards", "terminated", "truncated", "valid", "actions")
@@ -100,7 +100,8 @@ def check_sample(model: Model) -> None:
         assert (environment, int(start)) in model.sequences()
         steps = model.history[environment][start : start + LENGTH + 1]
         sequences = sample.sequences
-        np.testing.assert_array_equal(sequences.observations[:, b], [step["stack"] for step in steps])
+        stacks = np.array([step["stack"] for step in steps])
+        np.testing.assert_array_equal(sequences.observations[:, b].reshape(stacks.shape), stacks)
         for name in STORED:
             stored = steps[:-1] if name == "actions" else steps[1:]
             np.testing.assert_array_equal(getattr(sequences, name)[:, b], [step[name] for step in stored])
@@ -259,29 +260,3 @@ def test_a_weight_that_is_no_weight_is_refused(weight: float) -> None:
 def test_an_empty_tree_says_so() -> None:
     with pytest.raises(ValueError, match="no weight"):
         SumTree(2).find(np.array([0.0]))
-
-
-def test_an_episode_begins_with_what_lay_behind_its_first_frame() -> None:
-    frames = np.array([[1, 2, 3, 4, 5, 6]], dtype=np.uint8)
-    begins = (0, 3, np.array([70, 80]))
-    assert rebuild_stacks(frames, 3, [begins])[:, 0].tolist() == [[1, 2, 3], [70, 80, 4], [80, 4, 5], [4, 5, 6]]
-
-
-def test_an_episode_that_began_before_the_first_stack_still_shows_in_it() -> None:
-    frames = np.array([[1, 2, 3, 4]], dtype=np.uint8)
-    begins = (0, 1, np.array([70, 80]))
-    assert rebuild_stacks(frames, 3, [begins])[:, 0].tolist() == [[80, 2, 3], [2, 3, 4]]
-
-
-@pytest.mark.parametrize("depth", [1, 2, 4])
-def test_rebuilt_stacks_are_the_ones_that_were_acted_on(depth: int) -> None:
-    rng = np.random.default_rng(0)
-    length, batch = 30, 5
-    stored = rng.integers(1, 255, (batch, length, 2, 2), dtype=np.uint8)
-    first = rng.random((batch, length)) < 0.2
-    first[:, 0] = True
-    older = rng.integers(1, 255, (batch, length, depth - 1, 2, 2), dtype=np.uint8)
-    online, everybody = FrameStacks(batch, depth, (2, 2)), np.arange(batch)
-    acted = [online.push(everybody, stored[:, t], first[:, t], older[first[:, t], t]) for t in range(length)]
-    rebuilt = rebuild_stacks(stored, depth, [(b, t, older[b, t]) for b, t in np.argwhere(first)])
-    np.testing.assert_array_equal(rebuilt, acted[depth - 1 :])

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from dba3c.algorithms.frame_rows import FrameRows, Whole
 from dba3c.central.actor import ActorGroup
-from dba3c.central.unrolls import FrameRows, GroupKey, Unroll, UnrollStore, Whole, batch_of
+from dba3c.central.unrolls import GroupKey, Unroll, UnrollStore, batch_of
 from dba3c.central.wire import GroupShape, pack_step
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
