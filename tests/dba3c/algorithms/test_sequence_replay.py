@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dba3c.algorithms.sequence_replay import SequenceReplay, Steps, SumTree
-from tests.dba3c.algorithms.acted_stacks import FrameStacks
 
 STORED = ("rewards", "terminated", "truncated", "valid", "actions")
 ENVIRONMENTS, CAPACITY, LENGTH = 3, 24, 7
@@ -23,6 +22,25 @@ def make_replay(**changes: object) -> SequenceReplay:
         "frame_stack": 3, "frame_shape": (2, 2), "frame_dtype": np.dtype(np.uint8), "state_sizes": (3,),
     }  # fmt: skip
     return SequenceReplay(**(base | changes))
+
+
+class FrameStacks:
+    """The slow model: the present stack of each of N environments, pushed frame by frame as while acting."""
+
+    def __init__(self, environments: int, depth: int, frame_shape: tuple[int, ...]) -> None:
+        self._stacks = np.zeros((environments, depth, *frame_shape), dtype=np.uint8)
+
+    def push(self, environments: np.ndarray, frames: np.ndarray, first: np.ndarray, older: np.ndarray) -> np.ndarray:
+        """Stacks [n, K, *F] uint8 of environments [n] int after their new frames [n, *F].
+
+        Those of the R environments marked first [n] bool have older [R, K−1, *F] behind the new frame.
+        """
+        stacks = self._stacks[environments]
+        stacks[:, :-1] = stacks[:, 1:]
+        stacks[:, -1] = frames
+        stacks[first, :-1] = older
+        self._stacks[environments] = stacks
+        return stacks
 
 
 class Model:
