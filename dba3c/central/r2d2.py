@@ -123,5 +123,6 @@ class R2d2Trainer(Trainer):
 
 
 def _on_device(sequences: Sequences, device: torch.device) -> Sequences:
-    *tensors, state = sequences
-    return Sequences(*(tensor.to(device) for tensor in tensors), tuple(part.to(device) for part in state))
+    fields = sequences._asdict()
+    state = tuple(part.to(device) for part in fields.pop("state"))
+    return Sequences(**{name: tensor.to(device) for name, tensor in fields.items()}, state=state)
