@@ -1,25 +1,21 @@
 """A cluster that one machine stands for, by time dilation: computing and the network are slowed by the same factor D.
 
-    python -m param_servers.benchmarks.cluster --workers 64 --servers 4 --megabytes 2.7 --gbit 10 --compute-ms 27
-
-Root only: hosts are network namespaces whose links have the rate / D. Workers take their gradient after the time that
-a node of `CORES` lanes would need × D. Processes, sockets, bytes and the exchange are the real ones (`exchange.run`),
-and every time measured, divided by D, is the cluster's (Gupta et al., "To Infinity and Beyond: Time-Warped Network
-Emulation", NSDI 2006). What is not slowed is D times too cheap: the processors (hence `server_cores`, `worker_cores`:
-what the busiest process would need of a real host's), the switch's delay, and the kernel's timers.
+The lab of results/cluster, whose campaign asks it for one row after the other. Root only: hosts are network namespaces
+whose links have the rate / D. Workers take their gradient after the time that a node of `CORES` lanes would need × D.
+Processes, sockets, bytes and the exchange are the real ones (`exchange.run`), and every time measured, divided by D, is
+the cluster's (Gupta et al., "To Infinity and Beyond: Time-Warped Network Emulation", NSDI 2006). What is not slowed is
+D times too cheap: the processors (hence `server_cores`, `worker_cores`: what the busiest process would need of a real
+host's), the switch's delay, and the kernel's timers.
 
 D is chosen so that the machine will be at most 60 % busy while gradients are exchanged; a row whose processes took more
 than that on average says so (`refused`). They have real-time priority, so that whatever else runs here, which
-`busy_share` tells, waits for them and not they for it. One JSON object a line.
+`busy_share` tells, waits for them and not they for it.
 """
 
-import argparse
-import json
 import math
 import os
 import shutil
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +26,7 @@ from numpy.typing import NDArray
 
 from param_servers.benchmarks.exchange import Case, Measured, Others, Worked, dedicated_servers_s, ring_s, run
 from param_servers.benchmarks.faults import Fault
-from param_servers.errors import ConfigError, PeerLost, told
+from param_servers.errors import ConfigError, PeerLost
 
 CORES = 12
 """Lanes of a node: DBA3C's."""
@@ -304,51 +300,3 @@ def through(measured: Measured, fault: Fault, dilation: float) -> dict[str, Any]
         "through_ms": [[round(at_ms, 1), step] for at_ms, step in times],
         "ended": worker.ended,
     }
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--exchange", default="servers", choices=["servers", "async", "allreduce", "majority"])
-    parser.add_argument("--workers", type=int, default=4, help="n, backup workers included")
-    parser.add_argument("--backup", type=int, default=0, help="b")
-    parser.add_argument("--servers", type=int, default=1, help="k")
-    parser.add_argument("--colocated", action="store_true", help="servers on the workers' hosts")
-    parser.add_argument("--megabytes", type=float, default=1.33, help="M, bytes of the parameters / 1e6")
-    parser.add_argument("--gbit", type=float, default=10.0, help="per host and direction")
-    parser.add_argument("--compute-ms", type=float, nargs="+", default=[27.0], help="recorded: a lane's rollout")
-    parser.add_argument("--reduction-ms", type=float, default=0.0, help="to add up the lanes' gradients")
-    parser.add_argument("--tail", type=float, default=0.0, help="sigma of lognormal stragglers")
-    parser.add_argument("--points", type=int, default=CORES * 20, help="data points of a gradient")
-    parser.add_argument("--dilation", type=float, help="D; default: so that the machine is idle enough")
-    parser.add_argument("--seconds", type=float, default=20.0, help="that a row may take, without its start")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    try:
-        print(json.dumps(_row(options)), flush=True)
-    except (ConfigError, OSError) as error:
-        sys.exit(f"error: {told(error)}")
-
-
-def _row(options: argparse.Namespace) -> dict[str, Any]:
-    servers = options.servers if options.exchange in ("servers", "async") else 0
-    scene = Scene(
-        options.exchange, options.workers, options.backup, servers, options.colocated, options.megabytes, options.gbit
-    )
-    check_privileges()
-    if scene.workers <= scene.backup or scene.workers < 1:
-        raise ConfigError(f"{scene.backup} backup of {scene.workers} workers leave no gradient for an update")
-    if scene.colocated and scene.servers > scene.workers:
-        raise ConfigError(f"{scene.servers} servers cannot be on the hosts of {scene.workers} workers")
-    lane_s = np.array(options.compute_ms) / 1e3
-    times_s = node_times_s(lane_s, options.reduction_ms / 1e3, 200, scene.workers, options.seed, options.tail)
-    compute_s, cores = float(times_s.max(axis=1).mean()), os.cpu_count() or 1
-    dilation = options.dilation or choose_dilation(scene, compute_s, cores)
-    check_machine(scene, compute_s, dilation, cores, available_mb())
-    torch.set_num_threads(1)
-    take_priority()
-    steps = steps_within(options.seconds, compute_s + scene.bound_s, dilation)
-    return measure(scene, times_s, dilation, steps, options.points)
-
-
-if __name__ == "__main__":
-    main()

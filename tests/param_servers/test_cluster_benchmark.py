@@ -72,8 +72,8 @@ def test_what_the_machine_cannot_hold_is_refused_with_its_arithmetic(
 
 def test_without_root_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(SystemExit, match="error: network namespaces need root"):
-        cluster.main(["--workers", "2"])
+    with pytest.raises(ConfigError, match="network namespaces need root"):
+        cluster.check_privileges()
 
 
 def test_a_node_waits_for_the_slowest_of_its_lanes_and_keeps_its_times_when_others_join() -> None:
