@@ -19,7 +19,7 @@ from dba3c.simulation.cluster import Cluster
 from param_servers.benchmarks import cluster as lab
 from param_servers.benchmarks.cluster import QUEUE_BYTES, Scene
 from param_servers.benchmarks.exchange import Measured, Worked
-from param_servers.benchmarks.faults import Fault
+from param_servers.benchmarks.hosts import Fault
 from param_servers.errors import PeerLost
 
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "cluster"

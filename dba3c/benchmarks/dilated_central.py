@@ -30,8 +30,7 @@ from dba3c.metrics.writer import Sections
 from dba3c.simulation.cluster import Cluster
 from dba3c.simulation.simulate import AgentCosts, CentralSetup, central_steps_per_s
 from param_servers.benchmarks.cluster import CORES, MOST_BUSY, QUEUE_BYTES
-from param_servers.benchmarks.load import Load, Snapshot
-from param_servers.benchmarks.namespaces import Namespaces
+from param_servers.benchmarks.hosts import Load, Namespaces, Snapshot
 from param_servers.errors import ConfigError, PeerLost
 
 GROUPS = 2

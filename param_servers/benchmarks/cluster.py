@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from param_servers.benchmarks.exchange import Case, Measured, Others, Worked, dedicated_servers_s, ring_s, run
-from param_servers.benchmarks.faults import Fault
+from param_servers.benchmarks.hosts import Fault
 from param_servers.errors import ConfigError, PeerLost
 
 CORES = 12

@@ -33,10 +33,7 @@ import torch
 
 from param_servers.allreduce.collective import TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
-from param_servers.benchmarks import faults
-from param_servers.benchmarks.faults import Fault, Striking
-from param_servers.benchmarks.load import Load, Snapshot
-from param_servers.benchmarks.namespaces import Namespaces
+from param_servers.benchmarks.hosts import Fault, Load, Namespaces, Snapshot, Striking, options_of
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, ParamServersError, PeerLost, told
 from param_servers.exchange import GradientExchange, RunStopped
@@ -279,7 +276,7 @@ class _Bench:
             num_backup_workers=case.backup if case.exchange in ("servers", "majority") else None,
             num_servers=case.servers or 1,
             listen_host=self._address(host),
-            **({"step_timeout_s": case.step_timeout_s} | faults.options(self._fault)),
+            **({"step_timeout_s": case.step_timeout_s} | options_of(self._fault)),
         )
 
     def _training(self, host: int) -> dict[str, Any]:

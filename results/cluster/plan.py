@@ -17,7 +17,7 @@ from dba3c.benchmarks.dilated_central import CentralScene
 from dba3c.simulation.simulate import AgentCosts
 from param_servers.benchmarks.cluster import CORES, MOST_BUSY, QUEUE_BYTES, Scene, node_times_s
 from param_servers.benchmarks.exchange import WARM_UP_STEPS
-from param_servers.benchmarks.faults import Fault, FaultKind
+from param_servers.benchmarks.hosts import Fault, FaultKind
 
 HERE = Path(__file__).resolve().parent
 PARAMETERS = {"dba3c": 332_037, "small": 677_429, "nature": 1_686_693}

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from param_servers.benchmarks import cluster, namespaces
+from param_servers.benchmarks import cluster, hosts
 from param_servers.benchmarks.cluster import Scene, check_machine, choose_dilation, expected_busy, node_times_s
 from param_servers.benchmarks.exchange import Case, run
-from param_servers.benchmarks.faults import Fault
-from param_servers.benchmarks.load import Snapshot, machine_ticks
+from param_servers.benchmarks.hosts import Fault, Namespaces, Snapshot, machine_ticks
 from param_servers.errors import ConfigError, PeerLost
 
 SCENE = Scene("servers", 64, 0, 4, False, 2.7, 10.0)
@@ -102,13 +101,13 @@ def test_a_load_counts_the_time_of_the_processes_that_were_watched() -> None:
 def test_a_second_emulated_network_does_not_take_the_hosts_of_the_first_away(monkeypatch: Any) -> None:
     if shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None:
         pytest.skip("needs iproute2")
-    with namespaces.Namespaces(2, 100.0) as first:
-        monkeypatch.setattr(namespaces, "TURN_TIMEOUT_S", 0.0)
+    with Namespaces(2, 100.0) as first:
+        monkeypatch.setattr(hosts, "TURN_TIMEOUT_S", 0.0)
         with pytest.raises(ConfigError, match="another emulated network"):
-            namespaces.Namespaces(2, 100.0).__enter__()
+            Namespaces(2, 100.0).__enter__()
         first.set_rate(1, 50.0)  # its hosts are still there
     monkeypatch.undo()
-    with namespaces.Namespaces(1, 100.0):
+    with Namespaces(1, 100.0):
         pass
 
 
