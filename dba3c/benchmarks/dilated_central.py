@@ -8,15 +8,12 @@ many as it is worth.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from queue import Empty
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from gymnasium.spaces import Box, Discrete, Space
 
 from dba3c.algorithms.policies import Asked, Decision
@@ -30,8 +27,8 @@ from dba3c.metrics.writer import Sections
 from dba3c.simulation.cluster import Cluster
 from dba3c.simulation.simulate import AgentCosts, CentralSetup, central_steps_per_s
 from param_servers.benchmarks.cluster import CORES, MOST_BUSY, QUEUE_BYTES
-from param_servers.benchmarks.hosts import Load, Namespaces, Snapshot
-from param_servers.errors import ConfigError, PeerLost
+from param_servers.benchmarks.hosts import FORK, Load, Namespaces, Processes, Snapshot
+from param_servers.errors import ConfigError
 
 GROUPS = 2
 """Of an actor's environments: one is stepped while another is answered."""
@@ -44,7 +41,6 @@ DILATIONS = (1, 2, 5, 10, 20, 40)
 PATIENCE_S = 300.0
 _SIMULATED_UPDATES = 40
 _FRAME, _STACK = (84, 84), 4
-_FORK = multiprocessing.get_context("fork")
 
 
 class CentralScene(NamedTuple):
@@ -101,18 +97,8 @@ def measure(scene: CentralScene, costs: AgentCosts, dilation: float, updates: in
     began_s, rate_mbit = time.monotonic(), 1e3 * scene.gbit / dilation
     with Namespaces(1 + scene.actors, rate_mbit, QUEUE_BYTES) as hosts:
         bench = _Bench(scene, costs, dilation, updates, hosts)
-        processes = [_FORK.Process(target=bench.be, args=(number,)) for number in range(1 + scene.actors)]
-        for process in processes:
-            process.start()
-        try:
-            updated_s, load = _result(bench, processes)
-            for process in processes:
-                process.join(10)
-        finally:
-            for process in processes:
-                if process.is_alive():
-                    process.kill()
-                    process.join()
+        with bench.processes as processes:
+            updated_s, load = processes.result()
     step_s = (updated_s[-1] - updated_s[0]) / (len(updated_s) - 1) / dilation
     return {
         **scene._asdict(),
@@ -133,17 +119,6 @@ def measure(scene: CentralScene, costs: AgentCosts, dilation: float, updates: in
     }
 
 
-def _result(bench: _Bench, processes: list[Any]) -> tuple[list[float], Load]:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline_s:
-        try:
-            return bench.results.get(timeout=0.5)
-        except Empty:
-            if failed := [number for number, process in enumerate(processes) if process.exitcode]:
-                raise PeerLost(f"process {failed[0]} failed, and {len(failed) - 1} others (0: the learner)") from None
-    raise PeerLost(f"the learner did not end within {PATIENCE_S:g} s")
-
-
 class _Bench:
     """What forked processes share: 0 is the learner, then come the actors."""
 
@@ -152,25 +127,18 @@ class _Bench:
     ) -> None:
         self._scene, self._costs, self._dilation, self._updates, self._hosts = scene, costs, dilation, updates, hosts
         self._secret = os.urandom(32)
-        self._port = _FORK.Value("i", 0)
-        self._pids = _FORK.Array("i", 1 + scene.actors)
-        self.results: Any = _FORK.Queue()
+        self._port = FORK.Value("i", 0)
+        self.processes = Processes(1 + scene.actors, self._be)
         shape = (_STACK, *_FRAME)
         self._spaces = Box(0, 255, shape, np.uint8), Discrete(4)
         self._shape = GroupShape.of(*self._spaces, scene.envs_per_actor // GROUPS, _STACK)
 
-    def be(self, number: int) -> None:
-        """This process is the learner or an actor; it does not return."""
-        torch.set_num_threads(1)
-        self._pids[number] = os.getpid()
+    def _be(self, number: int, incarnation: int) -> tuple[list[float], Load] | None:
         self._hosts.enter(number)
         if number == 0:
-            self.results.put(self._learn())
-            self.results.close()
-            self.results.join_thread()
-        else:
-            self._act(number - 1)
-        os._exit(0)
+            return self._learn()
+        self._act(number - 1)
+        return None
 
     def _sleep(self, seconds: float) -> None:
         time.sleep(self._dilation * seconds)
@@ -212,9 +180,9 @@ class _Bench:
                 self._sleep(scene.points_per_update * (costs.inference_s + costs.learning_s) / speed)
                 updated_s.append(time.perf_counter())
             if began is None and len(updated_s) >= WARM_UP_UPDATES:
-                began = Snapshot.now(self._pids[:])
+                began = self.processes.snapshot()
         assert began is not None
-        load = Snapshot.now(self._pids[:]) - began
+        load = self.processes.snapshot() - began
         serving.close("measured")
         return updated_s[WARM_UP_UPDATES - 1 :], load
 

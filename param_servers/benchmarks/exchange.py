@@ -11,20 +11,16 @@ Other benchmarks make a `Case`, `run` it with workers that take their time, and 
 """
 
 import argparse
-import gc
 import itertools
 import json
-import multiprocessing
 import os
 import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
-from multiprocessing.queues import Queue
 from pathlib import Path
-from queue import Empty
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -33,9 +29,9 @@ import torch
 
 from param_servers.allreduce.collective import TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
-from param_servers.benchmarks.hosts import Fault, Load, Namespaces, Snapshot, Striking, options_of
+from param_servers.benchmarks.hosts import FORK, Fault, Load, Namespaces, Processes, Snapshot, Striking, options_of
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import ConfigError, ParamServersError, PeerLost, told
+from param_servers.errors import ConfigError, ParamServersError, told
 from param_servers.exchange import GradientExchange, RunStopped
 from param_servers.layout import FlatLayout, plan_shards
 from param_servers.majority.exchange import MajorityExchange
@@ -43,9 +39,7 @@ from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
 
 WARM_UP_STEPS = 3
-PATIENCE_S = 600.0
 STEP_TIMEOUT_S = 60.0
-_FORK = multiprocessing.get_context("fork")
 
 
 class Case(NamedTuple):
@@ -148,65 +142,33 @@ def run(
         others: None: one of this library's exchanges.
         fault: what happens meanwhile; then workers that end with an error have ended, too.
     """
+    if fault is not None:
+        fault.check(case.workers, case.servers, case.colocated)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     limited = Namespaces(case.hosts, case.rate_mbit, case.queue_bytes) if case.rate_mbit else nullcontext()
     shared = TemporaryDirectory() if fault is not None and fault.needs_checkpoints else nullcontext()
     with limited as hosts, shared as folder:
         values = torch.full((case.numel,), 1e-3) if gradient is None else gradient
         bench = _Bench(case, compute, values, others, hosts, fault, folder)
-        processes = {number: bench.process(number) for number in range(case.servers + case.workers)}
-        # as roles are forked: or all of them collect the parent's garbage in the same step, 0.1 s of a core each
-        gc.collect()
-        gc.freeze()
-        for process in processes.values():
-            process.start()
-        striking = _striking(fault, bench, processes, hosts) if fault is not None else None
-        try:
-            expected = case.workers - (fault.lost_workers if fault is not None else 0)
-            workers = sorted(_next_result(bench.results, processes, striking) for _ in range(expected))
-            if fault is not None and fault.lost_workers:
-                processes[max(processes)].kill()
-            for process in processes.values():
-                process.join(30)
-        finally:
-            for process in processes.values():
-                if process.is_alive():
-                    process.kill()
-                    process.join()
-            gc.unfreeze()
+        with bench.processes as processes:
+            striking = _striking(fault, bench, hosts) if fault is not None else None
+            look = striking.look if striking is not None else lambda: None
+            lost = fault.lost_workers if fault is not None else 0
+            workers = sorted(processes.result(look) for _ in range(case.workers - lost))
+            if lost:
+                processes.kill(case.servers + case.workers - 1)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     struck_s = striking.struck_s if striking is not None else None
     return Measured(workers, cpu_s, None if hosts is None else hosts.congestion_control, struck_s)
 
 
-def _next_result(results: "Queue[Worked]", processes: dict[int, Any], striking: Striking | None) -> Worked:
-    """Raises PeerLost when a process has failed (its trace is on stderr), or none ends in time."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline_s:
-        with suppress(Empty):
-            return results.get(timeout=1.0 if striking is None else 0.05)
-        victim = None
-        if striking is not None:
-            victim = striking.victim
-            striking.look()
-        if failed := [number for number, process in processes.items() if process.exitcode and number != victim]:
-            raise PeerLost(f"of the case's processes {failed[0]} failed, and {len(failed) - 1} others")
-    raise PeerLost(f"no worker ended within {PATIENCE_S:g} s")
-
-
-def _striking(fault: Fault, bench: "_Bench", processes: dict[int, Any], hosts: Namespaces | None) -> Striking:
+def _striking(fault: Fault, bench: "_Bench", hosts: Namespaces | None) -> Striking:
     case = bench.case
-    fault.check(case.workers, case.servers, case.colocated)
     if hosts is None:
         raise ConfigError("a fault needs hosts, and without --rate-mbit there are none")
     victim = case.servers - 1 if fault.kind == "dead server" else case.servers + case.workers - 1
-
-    def start() -> None:
-        processes[victim] = bench.process(victim, incarnation=1)
-        processes[victim].start()
-
-    return Striking(fault, hosts, (victim, bench.host(victim)), lambda: bench.reached, processes[victim].kill, start)
+    return Striking(fault, hosts, bench.processes, victim, bench.host(victim), lambda: bench.reached)
 
 
 class _Bench:
@@ -226,33 +188,23 @@ class _Bench:
         self._fault, self._folder = fault, Path(folder) if folder else None
         self._plan = plan_shards(FlatLayout.of({"w": (case.numel,)}), case.servers or 1)
         self._secret = os.urandom(32)
-        self._ports = _FORK.Array("i", case.servers or 1)
-        self._pids = _FORK.Array("i", case.servers + case.workers)
-        self._reached = _FORK.Value("q", -1)
-        self.results: Queue[Worked] = _FORK.Queue()
+        self._ports = FORK.Array("i", case.servers or 1)
+        self._reached = FORK.Value("q", -1)
+        self.processes = Processes(case.servers + case.workers, self._be)
 
     @property
     def reached(self) -> int:
         """The step that worker 0 has pulled last."""
         return int(self._reached.value)
 
-    def process(self, number: int, incarnation: int = 0) -> Any:
-        """Of this server or worker; it is not started yet."""
-        return _FORK.Process(target=self.be, args=(number, incarnation))
-
-    def be(self, number: int, incarnation: int) -> None:
-        """This process is this server or worker; it does not return."""
-        torch.set_num_threads(1)
-        self._pids[number] = os.getpid()
+    def _be(self, number: int, incarnation: int) -> Worked | None:
+        """This process is this server or worker."""
         if self._hosts is not None:
             self._hosts.enter(self.host(number))
-        if number < self.case.servers:
-            self._serve(number, incarnation)
-        else:
-            self.results.put(self._work(number - self.case.servers))
-        self.results.close()
-        self.results.join_thread()
-        os._exit(0)
+        if number >= self.case.servers:
+            return self._work(number - self.case.servers)
+        self._serve(number, incarnation)
+        return None
 
     def host(self, number: int) -> int:
         """Of this server or worker."""
@@ -324,7 +276,7 @@ class _Bench:
                 if rank == 0:
                     self._reached.value = pull.step
                 if rank == 0 and began is None and pull.step >= self.case.warm_up:
-                    began = Snapshot.now(self._pids[:])
+                    began = self.processes.snapshot()
                 self._compute(rank, pull.step)
                 accepted.append(exchange.push(self._gradient, pull.step, data_points=1).accepted)
         except RunStopped as stopped:
@@ -334,7 +286,7 @@ class _Bench:
                 raise
             ended = told(error)
         ended_s = time.perf_counter()
-        load = Snapshot.now(self._pids[:]) - began if began else None
+        load = self.processes.snapshot() - began if began else None
         moved = sum(exchange.bytes_moved) if isinstance(exchange, ServersExchange) else None
         exchange.close()
         return Worked(rank, pulls, accepted, ended_s, moved, ended, load)

@@ -13,16 +13,24 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import gc
+import multiprocessing
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, NamedTuple, get_args
+from queue import Empty
+from typing import Any, Literal, NamedTuple
 
-from param_servers.errors import ConfigError
+import torch
 
+from param_servers.errors import ConfigError, PeerLost
+
+PATIENCE_S = 600.0
+"""For the next result of a measurement."""
+FORK = multiprocessing.get_context("fork")
 _CLONE_NEWNET = 0x40000000
 _NET, _NAME, _SWITCH = "10.78.0", "dba3c", "dba3cswitch"
 _TURN = Path("/run/dba3c-emulated-network.lock")
@@ -64,9 +72,7 @@ class Namespaces:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def _end(self) -> None:
@@ -157,17 +163,86 @@ def _wait_for_our_turn() -> int:
             time.sleep(0.1)
 
 
+# -- the processes on them ---------------------------------------------------------------------------------------------
+
+
+class Processes:
+    """Forked processes 0, 1, … of a measurement, of which none is left behind. A context manager that starts them.
+
+    Args:
+        be: (number, incarnation), called in the process with one torch thread; what it returns, but None, is a result.
+    """
+
+    def __init__(self, count: int, be: Callable[[int, int], Any]) -> None:
+        self._be, self._pids, self._results = be, FORK.Array("i", count), FORK.Queue()
+        self._running: dict[int, Any] = {}
+
+    def __enter__(self) -> Processes:
+        # as roles are forked: or all of them collect the parent's garbage in the same step, 0.1 s of a core each
+        gc.collect()
+        gc.freeze()
+        for number in range(len(self._pids)):
+            self.start(number)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        gc.unfreeze()
+        for number in list(self._running):
+            self._running[number].join(0 if error else 30)
+            self.kill(number)
+
+    def start(self, number: int, incarnation: int = 0) -> None:
+        """Process `number`, or its successor."""
+        process = FORK.Process(target=self._main, args=(number, incarnation), daemon=True)
+        process.start()
+        self._running[number] = process
+
+    def kill(self, number: int) -> None:
+        """At once; nobody takes that for a failure."""
+        process = self._running.pop(number)
+        process.kill()
+        process.join()
+
+    def _main(self, number: int, incarnation: int) -> None:
+        torch.set_num_threads(1)
+        self._pids[number] = os.getpid()
+        result = self._be(number, incarnation)
+        if result is not None:
+            self._results.put(result)
+        self._results.close()
+        self._results.join_thread()
+        os._exit(0)
+
+    def snapshot(self) -> Snapshot:
+        """Of the machine, and of all processes by their numbers."""
+        return Snapshot.now(self._pids[:])
+
+    def result(self, look: Callable[[], None] = lambda: None) -> Any:
+        """The next one that comes. `look` is called 20 times a second meanwhile.
+
+        Raises:
+            PeerLost: a process has failed (its trace is on stderr), or no result comes in time.
+        """
+        deadline_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline_s:
+            with suppress(Empty):
+                return self._results.get(timeout=0.05)
+            look()
+            if failed := [number for number, process in self._running.items() if process.exitcode]:
+                raise PeerLost(f"of the case's processes {failed[0]} failed, and {len(failed) - 1} others")
+        raise PeerLost(f"no process had a result within {PATIENCE_S:g} s")
+
+
 # -- what befalls a host -----------------------------------------------------------------------------------------------
 
 
 FaultKind = Literal["slow host", "unplugged host", "dead server"]
-KINDS: tuple[str, ...] = get_args(FaultKind)
 _SLOWER = 10.0
 """A slow host's rate is divided by it."""
 
 
 class Fault(NamedTuple):
-    """One of `KINDS`: the last worker's host falls to a tenth of its rate, or loses its network; the host of the last
+    """The last worker's host falls to a tenth of its rate, or loses its network; the host of the last
     server dies and another takes its place, where the server goes on from a checkpoint.
 
     Times are of this machine, not dilated.
@@ -202,26 +277,18 @@ class Fault(NamedTuple):
 
 
 class Striking:
-    """Does one fault to the hosts of a case: `look` often, until the workers have ended. A context manager.
+    """Does one fault to a host of a case: `look` often, until the workers have ended.
 
     Args:
         reached: the step that worker 0 has pulled last.
-        victim: the last worker, or the last server: its process's number, and its host.
-        kill, start: end the victim's process, and start its successor there.
+        victim, host: the last worker, or the last server: its process's number, and its host.
     """
 
     def __init__(
-        self,
-        fault: Fault,
-        hosts: Namespaces,
-        victim: tuple[int, int],
-        reached: Callable[[], int],
-        kill: Callable[[], None],
-        start: Callable[[], None],
+        self, fault: Fault, hosts: Namespaces, processes: Processes, victim: int, host: int, reached: Callable[[], int]
     ) -> None:
-        self._fault, self._hosts, (self.victim, self._host) = fault, hosts, victim
-        self._reached, self._kill, self._start = reached, kill, start
-        self._replaced = False
+        self._fault, self._hosts, self._processes, self._reached = fault, hosts, processes, reached
+        self._victim, self._host, self._replaced = victim, host, False
         self.struck_s: float | None = None
         """When (time.perf_counter); None: not yet."""
 
@@ -235,7 +302,7 @@ class Striking:
         elif fault.kind == "dead server" and not self._replaced and now_s - self.struck_s >= fault.replaced_s:
             self._replaced = True
             self._hosts.plug(self._host)
-            self._start()
+            self._processes.start(self._victim, incarnation=1)
 
     def _strike(self) -> None:
         if self._fault.kind == "slow host":
@@ -243,7 +310,7 @@ class Striking:
             return
         self._hosts.unplug(self._host)
         if self._fault.kind == "dead server":
-            self._kill()
+            self._processes.kill(self._victim)
 
 
 def options_of(fault: Fault | None) -> dict[str, Any]:
