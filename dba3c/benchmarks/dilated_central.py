@@ -10,19 +10,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-from gymnasium.spaces import Box, Discrete, Space
-
-from dba3c.algorithms.policies import Asked, Decision
+from dba3c.benchmarks.inference import GROUPS, BlankEnvironment, ZeroPolicy, shape_of
 from dba3c.central.actor import Actor, ActorGroup
 from dba3c.central.inference_thread import SharedThread
 from dba3c.central.service import Batcher, InferenceService
 from dba3c.central.unrolls import UnrollStore
-from dba3c.central.wire import GroupShape
-from dba3c.environments.protocol import Transition
 from dba3c.metrics.writer import Sections
 from dba3c.simulation.cluster import Cluster
 from dba3c.simulation.simulate import AgentCosts, CentralSetup, central_steps_per_s
@@ -30,8 +24,6 @@ from param_servers.benchmarks.cluster import CORES, MOST_BUSY, QUEUE_BYTES
 from param_servers.benchmarks.hosts import FORK, Load, Namespaces, Processes, Snapshot
 from param_servers.errors import ConfigError
 
-GROUPS = 2
-"""Of an actor's environments: one is stepped while another is answered."""
 WARM_UP_UPDATES = 2
 INFERENCE_TIMEOUT_S = 0.01
 """Of the cluster; a batch is half of all environments."""
@@ -40,7 +32,7 @@ CPU_S_PER_GB = 12.0
 DILATIONS = (1, 2, 5, 10, 20, 40)
 PATIENCE_S = 300.0
 _SIMULATED_UPDATES = 40
-_FRAME, _STACK = (84, 84), 4
+_FRAME_BYTES = 84 * 84
 
 
 class CentralScene(NamedTuple):
@@ -62,7 +54,7 @@ class CentralScene(NamedTuple):
     @property
     def bound_s(self) -> float:
         """Least time of an update's observations on the learner's link: one new frame for each step."""
-        return self.points_per_update * _FRAME[0] * _FRAME[1] * 8 / (1e9 * self.gbit)
+        return self.points_per_update * _FRAME_BYTES * 8 / (1e9 * self.gbit)
 
 
 def predicted_points_per_s(scene: CentralScene, costs: AgentCosts) -> float:
@@ -85,7 +77,7 @@ def predicted_points_per_s(scene: CentralScene, costs: AgentCosts) -> float:
 
 def choose_dilation(scene: CentralScene, cores: int) -> int:
     """The smallest that leaves the machine idle enough while observations are on the wire. Raises ConfigError."""
-    cpu_s = scene.points_per_update * _FRAME[0] * _FRAME[1] / 1e9 * CPU_S_PER_GB
+    cpu_s = scene.points_per_update * _FRAME_BYTES / 1e9 * CPU_S_PER_GB
     for dilation in DILATIONS:
         if cpu_s / (cores * dilation * scene.bound_s) <= MOST_BUSY and scene.gbit * 1e3 / dilation <= 1000:
             return dilation
@@ -129,9 +121,7 @@ class _Bench:
         self._secret = os.urandom(32)
         self._port = FORK.Value("i", 0)
         self.processes = Processes(1 + scene.actors, self._be)
-        shape = (_STACK, *_FRAME)
-        self._spaces = Box(0, 255, shape, np.uint8), Discrete(4)
-        self._shape = GroupShape.of(*self._spaces, scene.envs_per_actor // GROUPS, _STACK)
+        self._shape = shape_of("blank", scene.envs_per_actor // GROUPS)
 
     def _be(self, number: int, incarnation: int) -> tuple[list[float], Load] | None:
         self._hosts.enter(number)
@@ -147,16 +137,20 @@ class _Bench:
         size = self._shape.num_envs
         step_s = size * self._costs.environment_s / CORES
         groups = [
-            ActorGroup(_Environments(size, self._spaces, lambda: self._sleep(step_s)), self._shape, seed=rank)
+            ActorGroup(BlankEnvironment(size, lambda: self._sleep(step_s)), self._shape, seed=rank)
             for _ in range(GROUPS)
         ]
-        waits: dict[str, Any] = {
-            "join_timeout_s": PATIENCE_S,
-            "answer_timeout_s": PATIENCE_S,
-            "reconnect_timeout_s": 1.0,
-        }
-        who: dict[str, Any] = {"rank": rank, "incarnation": 0, "learner": 0, "secret": self._secret}
-        Actor(groups=groups, resolve=self._address, **who, **waits).run()
+        Actor(
+            rank=rank,
+            incarnation=0,
+            learner=0,
+            groups=groups,
+            resolve=self._address,
+            secret=self._secret,
+            join_timeout_s=PATIENCE_S,
+            answer_timeout_s=PATIENCE_S,
+            reconnect_timeout_s=1.0,
+        ).run()
 
     def _address(self) -> tuple[str, int] | None:
         return (self._hosts.address(0), self._port.value) if self._port.value else None
@@ -167,7 +161,7 @@ class _Bench:
         batcher: Batcher[Any] = Batcher(
             scene.actors * scene.envs_per_actor // 2, self._dilation * INFERENCE_TIMEOUT_S, self._dilation
         )
-        policy: Any = _Policy(lambda size: self._sleep(size * costs.inference_s / speed))
+        policy = ZeroPolicy(lambda size: self._sleep(size * costs.inference_s / speed))
         store = UnrollStore(self._shape, scene.length_steps)
         service = InferenceService(self._secret, 0, policy, store, batcher, GROUPS)
         serving, sections = SharedThread(service, range(scene.actors), PATIENCE_S), Sections()
@@ -185,42 +179,3 @@ class _Bench:
         load = self.processes.snapshot() - began
         serving.close("measured")
         return updated_s[WARM_UP_UPDATES - 1 :], load
-
-
-class _Environments:
-    """See `VectorEnvironment`: nothing happens, in the time that games would take."""
-
-    def __init__(self, num_envs: int, spaces: tuple[Space[Any], Space[Any]], play: Callable[[], None]) -> None:
-        self.num_envs, self._play = num_envs, play
-        self.observation_space, self.action_space = spaces
-        self._shown = np.random.default_rng(0).integers(0, 256, (num_envs, _STACK, *_FRAME), np.uint8)
-
-    def reset(self, seed: int | None = None) -> np.ndarray:
-        return self._shown
-
-    def step(self, actions: np.ndarray) -> Transition:
-        self._play()
-        nothing = np.zeros(self.num_envs, bool)
-        reward = np.zeros(self.num_envs, np.float32)
-        frames = np.full(self.num_envs, 4, np.int64)
-        return Transition(self._shown, reward, nothing, nothing, ~nothing, [], reward.astype(np.float64), frames)
-
-    def close(self) -> None:
-        return
-
-
-class _Policy:
-    """See `Policy`: action 0, in the time that a forward pass of so many observations would take."""
-
-    version = 0
-
-    def __init__(self, think: Callable[[int], None]) -> None:
-        self._think = think
-
-    def initial_state(self, num_envs: int) -> tuple[()]:
-        return ()
-
-    def act(self, asked: Asked) -> Decision:
-        size = len(asked.observation)
-        self._think(size)
-        return Decision(np.zeros(size, np.int64), np.zeros(size, np.float32), ())

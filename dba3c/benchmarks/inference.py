@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -37,6 +38,7 @@ from dba3c.networks import State
 
 MOST_TURN_S = 0.05
 GROUPS = 2
+"""Of an actor's environments: one is stepped while another is answered."""
 JOIN_TIMEOUT_S = 60.0
 
 
@@ -61,10 +63,10 @@ class Arguments:
 
 
 class BlankEnvironment:
-    """Frames of Atari's size that are already there; no game ends."""
+    """Frames of Atari's size that are already there; no game ends. `play` is called for each step of all."""
 
-    def __init__(self, num_envs: int) -> None:
-        self.num_envs = num_envs
+    def __init__(self, num_envs: int, play: Callable[[], None] = lambda: None) -> None:
+        self.num_envs, self._play = num_envs, play
         self.observation_space: spaces.Space[Any] = spaces.Box(0, 255, (4, 84, 84), np.uint8)
         self.action_space: spaces.Space[Any] = spaces.Discrete(4)
         self._observation = np.random.default_rng(0).integers(0, 255, (num_envs, 4, 84, 84), dtype=np.uint8)
@@ -75,15 +77,14 @@ class BlankEnvironment:
         )
 
     def reset(self, seed: int | None = None) -> np.ndarray:
-        """The same frames as ever."""
         return self._observation
 
     def step(self, actions: np.ndarray) -> Transition:
-        """Nothing happens."""
+        self._play()
         return self._step
 
     def close(self) -> None:
-        """There is nothing to close."""
+        return
 
 
 def make_environments(name: str, num_envs: int, seed: int) -> VectorEnvironment:
@@ -196,24 +197,24 @@ class Actors:
 
 
 class ZeroPolicy(Policy):
-    """Answers 0."""
+    """Answers 0, when `think` (observations) has returned."""
 
     version = 0
 
-    def __init__(self) -> None:
+    def __init__(self, think: Callable[[int], None] = lambda observations: None) -> None:
+        self._think = think
         self.answered = 0
         """Environment steps."""
 
     def initial_state(self, num_envs: int) -> State:
-        """It remembers nothing."""
         return ()
 
     def load(self, parameters: Tensor, version: int) -> None:
-        """It learns nothing."""
+        return
 
     def act(self, asked: Asked) -> Decision:
-        """Zeros."""
         size = len(asked.observation)
+        self._think(size)
         self.answered += size
         return Decision(np.zeros(size, np.int64), np.zeros(size, np.float32), ())
 
