@@ -13,6 +13,7 @@ from dba3c.roles import RunProcess
 from dba3c.runs.ending import StopRule
 from param_servers.allreduce.collective import Collective, TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
+from param_servers.allreduce.launched import HorovodCollective, MpiCollective
 from param_servers.exchange import GradientExchange
 from param_servers.layout import ShardPlan
 from param_servers.majority.exchange import MajorityExchange
@@ -70,12 +71,8 @@ def _collective(process: RunProcess) -> Collective:
     exchange = process.config.exchange
     waits: dict[str, Any] = {"step_timeout_s": exchange.step_timeout_s, "join_timeout_s": exchange.join_timeout_s}
     if exchange.collective_backend == "mpi":
-        from param_servers.allreduce.mpi import MpiCollective
-
         return MpiCollective(**waits, first_survivor_s=exchange.timeouts.first_survivor_s)
     if exchange.collective_backend == "horovod":
-        from param_servers.allreduce.horovod import HorovodCollective
-
         return HorovodCollective(**waits)
     return TorchCollective.join(
         process.rank,

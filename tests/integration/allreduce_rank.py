@@ -20,6 +20,7 @@ from torch import Tensor
 
 from param_servers.allreduce.collective import Collective, TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
+from param_servers.allreduce.launched import HorovodCollective, MpiCollective
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ParamServersError
 from param_servers.exchange import GradientExchange
@@ -71,12 +72,8 @@ def join(arguments: argparse.Namespace) -> Collective:
     """The collective that the arguments name."""
     timeouts = {"step_timeout_s": arguments.timeout_s, "join_timeout_s": arguments.join_timeout_s}
     if arguments.backend == "mpi":
-        from param_servers.allreduce.mpi import MpiCollective
-
         return MpiCollective(**timeouts)
     if arguments.backend == "horovod":
-        from param_servers.allreduce.horovod import HorovodCollective
-
         return HorovodCollective(**timeouts)
     meeting = Path(arguments.meet) / "address.json"
 

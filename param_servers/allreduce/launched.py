@@ -1,17 +1,20 @@
-"""All-reduce over MPI (mpi4py), for fabrics where MPI is at home.
+"""All-reduce over what a launcher brings: MPI (mpi4py), for fabrics where it is at home, and Horovod.
 
-Calls are the non-blocking ones, polled: so a rank that is silent is found after a stated time instead of never. By
-default mpirun ends all ranks when one dies.
+MPI's calls are the non-blocking ones, polled: so a rank that is silent is found after a stated time instead of never.
+By default mpirun ends all ranks when one dies. Horovod runs under `horovodrun` or mpirun; it is dormant (its last
+version is 0.28.1 of 2023) and is built from source: see launch/install/horovod.sh.
 """
 
 import atexit
+import os
 import time
+from collections.abc import Callable
+from typing import Any
 
-from mpi4py import MPI
 from torch import Tensor
 
 from param_servers.allreduce.collective import describe_lost, first_line
-from param_servers.errors import PeerLost
+from param_servers.errors import ConfigError, PeerLost
 from param_servers.timeouts import Timeouts
 
 SPIN_S = 0.002
@@ -30,13 +33,15 @@ class MpiCollective:
 
     def __init__(
         self,
-        communicator: MPI.Comm | None = None,
+        communicator: Any = None,
         *,
         step_timeout_s: float = 60.0,
         join_timeout_s: float = 300.0,
         first_survivor_s: float = Timeouts().first_survivor_s,
     ) -> None:
-        self._comm = communicator if communicator is not None else MPI.COMM_WORLD
+        from mpi4py import MPI  # which begins MPI
+
+        self._mpi, self._comm = MPI, communicator if communicator is not None else MPI.COMM_WORLD
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size, self.lost = self._comm.Get_rank(), self._comm.Get_size(), set[int]()
         self._step_timeout_s, self._first_survivor_s = step_timeout_s, first_survivor_s
@@ -46,11 +51,11 @@ class MpiCollective:
 
     def all_reduce_sum_(self, tensor: Tensor) -> None:
         """See `Collective`. MPI knows no bfloat16."""
-        self._wait(self._comm.Iallreduce(MPI.IN_PLACE, tensor.numpy(), op=MPI.SUM), self._step_timeout_s)
+        self._wait(self._comm.Iallreduce(self._mpi.IN_PLACE, tensor.numpy(), op=self._mpi.SUM), self._step_timeout_s)
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
         """See `Collective`."""
-        self._wait(self._comm.Ibcast([tensor.numpy(), MPI.BYTE], root), self._step_timeout_s)
+        self._wait(self._comm.Ibcast([tensor.numpy(), self._mpi.BYTE], root), self._step_timeout_s)
 
     def close(self) -> None:
         """See `Collective`. MPI itself is finalised when the process ends."""
@@ -62,9 +67,9 @@ class MpiCollective:
         survivors = set(range(self.size)) - self.lost
         if self.rank != min(survivors, default=self.rank):
             time.sleep(self._first_survivor_s)  # it writes the last checkpoint
-        MPI.COMM_WORLD.Abort(1)
+        self._mpi.COMM_WORLD.Abort(1)
 
-    def _wait(self, request: MPI.Request, timeout_s: float) -> None:
+    def _wait(self, request: Any, timeout_s: float) -> None:
         start_s = time.monotonic()
         try:
             while not request.Test():
@@ -74,7 +79,7 @@ class MpiCollective:
                     self.lost = self._silent()
                     raise PeerLost(describe_lost(self.lost, self.size, f"no answer within {timeout_s:g} s"))
                 time.sleep(0 if waited_s < SPIN_S else _NAP_S)
-        except MPI.Exception as error:
+        except self._mpi.Exception as error:
             self._broken = True
             raise PeerLost(describe_lost((), self.size, first_line(error))) from error
 
@@ -92,3 +97,47 @@ class MpiCollective:
         for request in [*calls, *(answers[rank] for rank in silent)]:
             request.Free() if request in calls else request.Cancel()
         return silent
+
+
+class HorovodCollective:
+    """See `Collective`. One for each process.
+
+    Raises:
+        ConfigError: Horovod is not installed, or was built against another torch.
+        PeerLost: not all ranks came.
+    """
+
+    def __init__(self, *, step_timeout_s: float = 60.0, join_timeout_s: float = 300.0) -> None:
+        # Horovod reads these once, when it starts. Without them it would wait for a silent rank for ever.
+        os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, int(step_timeout_s // 2))))
+        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(max(2, int(step_timeout_s))))
+        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(max(1, int(join_timeout_s))))
+        os.environ.setdefault("HOROVOD_CYCLE_TIME", "0.1")  # milliseconds; the default of 1 is added to every step
+        try:
+            import horovod.torch as hvd
+        except (ImportError, OSError) as error:
+            raise ConfigError(
+                f"collective_backend horovod cannot be loaded ({first_line(error)}): run launch/install/horovod.sh"
+            ) from error
+        self._hvd = hvd
+        self.rank, self.size, self.lost = 0, 0, set[int]()
+        self._guarded(hvd.init)
+        self.rank, self.size = hvd.rank(), hvd.size()
+
+    def all_reduce_sum_(self, tensor: Tensor) -> None:
+        """See `Collective`."""
+        self._guarded(lambda: self._hvd.allreduce_(tensor, op=self._hvd.Sum, name="param_servers.sum"))
+
+    def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
+        """See `Collective`."""
+        self._guarded(lambda: self._hvd.broadcast_(tensor, root, name=f"param_servers.broadcast.{tensor.dtype}"))
+
+    def close(self) -> None:
+        """See `Collective`."""
+        self._hvd.shutdown()
+
+    def _guarded(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except (self._hvd.HorovodInternalError, RuntimeError, ValueError) as error:
+            raise PeerLost(describe_lost((), self.size, first_line(error))) from error
