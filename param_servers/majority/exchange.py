@@ -4,7 +4,7 @@ collectives, arXiv 1908.04207, there with late ranks' old gradients; here with z
     main thread   pull, compute, push: say "ready" and wait for the answer
     comm thread   on COMMIT: sum at once, with the own gradient if this rank is a member, else with zeros; divide by the
                   number of members; take the optimizer step; tell the main thread
-    chief         a thread of rank 0: which g ranks are the members of a step (see `coordinator`)
+    chief         a thread of rank 0: which g ranks are the members of a step (see `chief`)
 
 So a late rank holds up nobody: its comm thread sums while its main thread still computes, and when that is done it
 finds its gradient stale and goes on from the newest parameters. When a rank is lost the others form a new group and

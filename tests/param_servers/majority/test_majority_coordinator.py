@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from param_servers.config import ExchangeConfig
-from param_servers.majority.coordinator import (
+from param_servers.majority.chief import (
     MOST_FORMATIONS,
     FormGroup,
     LeaveGroup,
