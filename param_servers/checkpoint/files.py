@@ -16,6 +16,7 @@ renames the later ones, `step-12.damaged-1` or `step-12.undone-1`, for people to
 checkpoints are ever deleted, when enough newer ones are there.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -29,7 +30,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from param_servers.errors import CheckpointError, CheckpointUnreadable, ConfigError
@@ -94,14 +95,10 @@ def write_shard(
     """Write and flush one shard's file of checkpoint `step`; returns its entry for the manifest. Raises OSError."""
     folder = _unfinished(directory, step, term)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / shard_file(shard, num_shards)
-    tensors = {"parameters": parameters} | {f"optimizer.{name}": tensor for name, tensor in state.items()}
-    try:
-        save_file(tensors, path)
-    except SafetensorError as error:  # a full disk comes out as this
-        raise OSError(f"{path}: {error}") from error
-    _sync(path)
-    return {"file": path.name, "bytes": path.stat().st_size, "sha256": _sha256(path)}
+    name = shard_file(shard, num_shards)
+    content = save({"parameters": parameters} | {f"optimizer.{name}": tensor for name, tensor in state.items()})
+    _write(folder / name, content)
+    return {"file": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def publish(
@@ -128,7 +125,7 @@ def publish(
         "fingerprint": plan.fingerprint,
         "files": sorted(files, key=lambda entry: str(entry["file"])),
     }
-    _write_text(folder / "manifest.json", json.dumps(manifest, indent=1))
+    _write(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
     _sync(folder)
     if final.exists():  # a torn one, or one from before a roll-back
         _set_aside(final)
@@ -152,7 +149,7 @@ def set_aside_after(directory: Path, step: int) -> None:
 
 def _set_aside(path: Path) -> None:
     try:
-        _check(path)
+        _whole(path)
         what = "undone"
     except (CheckpointError, OSError):
         what = "damaged"
@@ -164,7 +161,7 @@ def _set_aside(path: Path) -> None:
 def _delete_if_whole(path: Path) -> None:
     """What is not is renamed; what cannot be read stays. The checkpoint just written is safe whatever happens here."""
     try:
-        _check(path)
+        _whole(path)
     except CheckpointError:
         _set_aside(path)
     except OSError:
@@ -220,7 +217,7 @@ def find_newest(directory: Path, on_skip: Callable[[str], None] = lambda line: N
 def _why_torn(path: Path) -> str:
     """ "" of a whole checkpoint. Raises CheckpointUnreadable."""
     try:
-        patiently(lambda: _check(path), path)
+        patiently(lambda: _whole(path), path)
     except CheckpointError as error:
         return str(error)
     return ""
@@ -248,12 +245,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def _load(path: Path) -> Checkpoint:
     """Raises CheckpointError, OSError."""
-    manifest = _manifest(path)
+    manifest, contents = _whole(path)
     try:
         layout = FlatLayout.of([(name, shape) for name, shape in manifest["layout"]])
-        entries = {entry["file"]: entry for entry in manifest["files"]}
-        names = [shard_file(shard, len(entries)) for shard in range(len(entries))]
-        shards = [load(_content(path / name, entries[name])) for name in names]
+        names = [shard_file(shard, len(contents)) for shard in range(len(contents))]
+        shards = [load(contents.pop(name)) for name in names]
         parameters = torch.cat([shard.pop("parameters") for shard in shards])
         layout.check(parameters)
         states = [{name.removeprefix("optimizer."): shard[name] for name in shard} for shard in shards]
@@ -279,33 +275,18 @@ def _manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {path.name} is torn: {type(error).__name__} in manifest.json") from error
 
 
-def _check(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are as it says. Raises CheckpointError, OSError."""
-    manifest = _manifest(path)
+def _whole(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The manifest of a checkpoint, and the contents of its files, which are as it says: what was hashed is what is
+    loaded, and no mapped file can fail under the tensors later. Raises CheckpointError, OSError."""
+    manifest, contents = _manifest(path), dict[str, bytes]()
     for entry in manifest["files"]:
-        file = path / str(entry["file"])
-        try:
-            fits = file.stat().st_size == entry["bytes"] and _sha256(file) == entry["sha256"]
-        except _NOT_THERE:
-            fits = False
-        if not fits:
-            raise _does_not_fit(file)
-    return manifest
-
-
-def _content(file: Path, entry: Mapping[str, Any]) -> bytes:
-    """What was hashed is what is loaded, and no mapped file can fail under the tensors later."""
-    try:
-        content = file.read_bytes()
-    except _NOT_THERE as error:
-        raise _does_not_fit(file) from error
-    if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise _does_not_fit(file)
-    return content
-
-
-def _does_not_fit(file: Path) -> CheckpointError:
-    return CheckpointError(f"checkpoint {file.parent.name} is torn: {file.name} does not fit the manifest")
+        name = str(entry["file"])
+        with contextlib.suppress(*_NOT_THERE):
+            contents[name] = (path / name).read_bytes()
+        content = contents.get(name)
+        if content is None or (len(content), hashlib.sha256(content).hexdigest()) != (entry["bytes"], entry["sha256"]):
+            raise CheckpointError(f"checkpoint {path.name} is torn: {name} does not fit the manifest")
+    return manifest, contents
 
 
 def _unfinished(directory: Path, step: int, term: int) -> Path:
@@ -323,19 +304,15 @@ def _found(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(step), path) for step, path in named if step.isdigit())
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _write_text(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+def _write(path: Path, content: bytes) -> None:
+    """Write and flush. Raises OSError, which names the path: that of a full disk does not."""
+    try:
+        with path.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _sync(path: Path) -> None:
