@@ -6,7 +6,7 @@
     4. rank 0 writes checkpoints, and says in its row when the run is to end: all end after the same step.
 
 The buffer that is summed is [gradient | rows]: one row for each rank, in which that rank alone is not zero, so that the
-sum hands every row to everybody. A row is whole numbers up to 255, which float32 holds exactly.
+sum hands every row to everybody. A row is whole numbers below 2^24, which float32 holds exactly.
 
 There is one collective a step. A lost rank ends the run, after the first surviving rank has written a checkpoint.
 """
@@ -31,9 +31,7 @@ COMPARE_EVERY_STEPS = 100
 _REASON_BYTES = 256
 START = {"mpi": "start it with mpirun -n {}", "horovod": "start it with horovodrun -np {}"}
 """By backend: what makes processes the ranks of one sum."""
-ROW_NUMBERS = 7
 MOST_DATA_POINTS = 2**24 - 1
-_REJECTED, _STOP = 1, 2
 
 
 class StepRow(NamedTuple):
@@ -49,6 +47,9 @@ class StepRow(NamedTuple):
     """Its step modulo 256."""
     digest: int
     """16 bits over its parameters, 0 in steps where they are not compared."""
+
+
+ROW_NUMBERS = len(StepRow._fields)
 
 
 class AllReduceExchange:
@@ -237,18 +238,13 @@ def write_rows(rows: Tensor, rank: int, own: StepRow) -> None:
     """
     if not 0 <= own.data_points <= MOST_DATA_POINTS:
         raise ParamServersError(f"one gradient over {own.data_points} data points; at most {MOST_DATA_POINTS} count")
-    low, middle, high = own.data_points & 255, own.data_points >> 8 & 255, own.data_points >> 16
-    flags = _REJECTED * own.rejected + _STOP * own.stop
     rows.zero_()
-    numbers = [low, middle, high, flags, own.step & 255, own.digest & 255, own.digest >> 8 & 255]
-    rows[rank] = torch.tensor(numbers, dtype=rows.dtype)
+    rows[rank] = torch.tensor([*own._replace(step=own.step % 256)], dtype=rows.dtype)
 
 
 def read_rows(rows: Tensor) -> list[StepRow]:
     """All ranks' rows from the summed `rows` [n, ROW_NUMBERS]."""
-    found = []
-    for low, middle, high, flags, step, digest_low, digest_high in rows.to(torch.int64).tolist():
-        data_points = low | middle << 8 | high << 16
-        digest = digest_low | digest_high << 8
-        found.append(StepRow(data_points, bool(flags & _REJECTED), bool(flags & _STOP), step, digest))
-    return found
+    return [
+        StepRow(data_points, bool(rejected), bool(stop), step, digest)
+        for data_points, rejected, stop, step, digest in rows.to(torch.int64).tolist()
+    ]
