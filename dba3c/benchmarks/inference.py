@@ -16,7 +16,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +34,7 @@ from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Experience, Transition, VectorEnvironment
 from dba3c.metrics.writer import Sections
 from dba3c.networks import State
+from param_servers.benchmarks.hosts import FORK, Processes
 
 MOST_TURN_S = 0.05
 GROUPS = 2
@@ -112,19 +112,21 @@ class Played(NamedTuple):
     wall_s: float
 
 
-def play(name: str, num_envs: int, rank: int, port: int, secret: bytes, seconds: float, told: Any, begin: Any) -> None:
-    """An actor's process, which begins when all are ready; port 0: no service, for so many seconds."""
+def play(name: str, num_envs: int, rank: int, service: tuple[int, bytes] | None, seconds: float, begin: Any) -> Played:
+    """An actor's process, which begins when all are ready: of a service (its port, its secret) until that ends, or for
+    so many seconds with nobody to ask."""
     size = num_envs // GROUPS
     shape = shape_of(name, size)
     groups = [ActorGroup(make_environments(name, size, rank * 10 + i), shape, rank * 10 + i) for i in range(GROUPS)]
     begin.wait(JOIN_TIMEOUT_S)
-    told.put(_through(port, rank, secret, groups) if port else _bare(groups, seconds))
+    played = _bare(groups, seconds) if service is None else _through(*service, rank, groups)
     for group in groups:
         group.environments.close()
+    return played
 
 
-def _through(port: int, rank: int, secret: bytes, groups: list[ActorGroup]) -> Played:
-    """As an actor of a service, from the first step to the service's end."""
+def _through(port: int, secret: bytes, rank: int, groups: list[ActorGroup]) -> Played:
+    """From the first step to the service's end."""
     steps, began_s, cpu_s = 0, 0.0, 0.0
 
     def count(version: int, experience: Experience, sections: dict[str, float]) -> None:
@@ -149,7 +151,6 @@ def _through(port: int, rank: int, secret: bytes, groups: list[ActorGroup]) -> P
 
 
 def _bare(groups: list[ActorGroup], seconds: float) -> Played:
-    """The same environments with nobody to ask."""
     for group in groups:
         group.environments.step(group.actions)
     steps, began_s, cpu_s = 0, time.perf_counter(), time.process_time()
@@ -158,39 +159,6 @@ def _bare(groups: list[ActorGroup], seconds: float) -> Played:
             group.environments.step(group.actions)
             steps += len(group.actions)
     return Played(steps, time.process_time() - cpu_s, time.perf_counter() - began_s)
-
-
-class Actors:
-    """Actor processes, which are not left behind whatever happens."""
-
-    def __init__(self, name: str, num_envs: int, count: int, port: int, secret: bytes, seconds: float) -> None:
-        context = get_context("forkserver")  # what they import is imported once
-        context.set_forkserver_preload(["dba3c.central.service", "dba3c.central.actor", "dba3c.environments.atari"])
-        self._told, self._begin = context.Queue(), context.Barrier(count + 1)
-        self._processes = [
-            context.Process(
-                target=play, args=(name, num_envs, rank, port, secret, seconds, self._told, self._begin), daemon=True
-            )
-            for rank in range(count)
-        ]
-
-    def __enter__(self) -> Actors:
-        for process in self._processes:
-            process.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.kill()
-            process.join(10)
-
-    def begin(self) -> None:
-        """Wait until all are ready, and let them begin."""
-        self._begin.wait(JOIN_TIMEOUT_S)
-
-    def played(self) -> list[Played]:
-        """What each of them did, when all have ended."""
-        return [self._told.get(timeout=JOIN_TIMEOUT_S + 60) for _ in self._processes]
 
 
 # -- the service -------------------------------------------------------------------------------------------------------
@@ -251,11 +219,12 @@ class Measurement(NamedTuple):
 
 def measure(name: str, actors: int, arguments: Arguments) -> Measurement:
     """Through the service, then without one."""
-    num_envs, seconds = arguments.envs_per_actor, arguments.seconds
+    num_envs = arguments.envs_per_actor
     served, acted = serve(name, actors, arguments)
-    with Actors(name, num_envs, actors, 0, b"", seconds) as alone:
-        alone.begin()
-        bare = alone.played()
+    processes, begin = actor_processes(name, actors, None, arguments)
+    with processes:
+        begin.wait(JOIN_TIMEOUT_S)
+        bare = [processes.result() for _ in range(actors)]
     return Measurement(
         environment=name,
         actors=actors,
@@ -270,6 +239,14 @@ def measure(name: str, actors: int, arguments: Arguments) -> Measurement:
     )
 
 
+def actor_processes(
+    name: str, actors: int, service: tuple[int, bytes] | None, arguments: Arguments
+) -> tuple[Processes, Any]:
+    """Each has a `Played` as its result; and the barrier at which they wait for each other and for the caller."""
+    begin, num_envs, seconds = FORK.Barrier(actors + 1), arguments.envs_per_actor, arguments.seconds
+    return Processes(actors, lambda rank, _: play(name, num_envs, rank, service, seconds, begin)), begin
+
+
 def serve(name: str, actors: int, arguments: Arguments) -> tuple[Served, list[Played]]:
     """One service for so many actors: what it used, what they did."""
     num_envs, secret = arguments.envs_per_actor, secrets.token_hex(16).encode()
@@ -279,8 +256,9 @@ def serve(name: str, actors: int, arguments: Arguments) -> tuple[Served, list[Pl
     policy = ZeroPolicy()
     service = InferenceService(secret, 0, policy, UnrollStore(shape, arguments.unroll_length), batcher, GROUPS)
     _, port = service.hub.listen("127.0.0.1")
-    with Actors(name, num_envs, actors, port, secret, arguments.seconds) as asking:
-        asking.begin()
+    processes, begin = actor_processes(name, actors, (port, secret), arguments)
+    with processes:
+        begin.wait(JOIN_TIMEOUT_S)
         _warm_up(service, actors)
         before, turns = policy.answered, 0
         began_s, cpu_s = time.perf_counter(), time.process_time()
@@ -292,7 +270,8 @@ def serve(name: str, actors: int, arguments: Arguments) -> tuple[Served, list[Pl
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
         report = service.report.take()
         service.close("measured")
-        return Served(max(1, policy.answered - before), turns, wall_s, cpu_s, report), asking.played()
+        played = [processes.result() for _ in range(actors)]
+    return Served(max(1, policy.answered - before), turns, wall_s, cpu_s, report), played
 
 
 def _warm_up(service: InferenceService, actors: int) -> None:
