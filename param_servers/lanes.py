@@ -64,6 +64,8 @@ class _Message(NamedTuple):
     first: int
     second: int
     text: bytes
+    descriptors: list[int]
+    """That came with it."""
 
 
 class Lane:
@@ -221,15 +223,7 @@ class _Link:
         except OSError:
             return  # lane 0 is gone too
 
-    def receive(self, *expected: _Kind) -> _Message:
-        return self._receive(expected)[0]
-
-    def receive_memory(self) -> tuple[_Message, int]:
-        """The message and the descriptor that came with it."""
-        message, descriptors = self._receive((_Kind.MEMORY,))
-        return message, descriptors[0]
-
-    def _receive(self, expected: Sequence[_Kind]) -> tuple[_Message, list[int]]:
+    def receive(self, expected: _Kind) -> _Message:
         deadline_s = self._clock.now_s() + self._timeout_s
         while not self._poll.poll(NAP_S * 1000):
             if self._clock.now_s() > deadline_s:
@@ -241,14 +235,14 @@ class _Link:
         if not packet:
             self._lost()
         kind, flag, first, second = _HEADER.unpack_from(packet)
-        message = _Message(_Kind(kind), flag, first, second, packet[_HEADER.size :])
+        message = _Message(_Kind(kind), flag, first, second, packet[_HEADER.size :], descriptors)
         if message.kind == _Kind.FAILED:
             raise LaneLost(f"{self._who} failed: {message.text.decode()}")
         if message.kind == _Kind.STOPPED:
             raise RunStopped(message.text.decode())
-        if message.kind not in expected:
-            raise RuntimeError(f"{self._who} said {message.kind.name} where {expected[0].name} was expected")
-        return message, descriptors
+        if message.kind != expected:
+            raise RuntimeError(f"{self._who} said {message.kind.name} where {expected.name} was expected")
+        return message
 
     def _lost(self) -> None:
         if self._process is None:
@@ -293,10 +287,10 @@ class _Memory:
 
     @classmethod
     def of_lane_0(cls, link: _Link, count: int, numel: int) -> "_Memory":
-        message, descriptor = link.receive_memory()
+        message = link.receive(_Kind.MEMORY)
         if message.first != numel:
             raise ConfigError(f"lane 0 has {message.first} parameters, this lane {numel}")
-        return cls(descriptor, count, numel)
+        return cls(message.descriptors[0], count, numel)
 
     def add_up(self, lane: int) -> None:
         """This lane's part of the mean, whose rows are added in the lanes' order."""
@@ -316,7 +310,6 @@ class _FirstLane:
         self._buffer = 0
 
     def pull(self) -> Pull:
-        """See `GradientExchange.pull`."""
         pulled = self._or_tell(self._inner.pull)
         self._buffer = (self._buffer + 1) % _BUFFERS
         self._memory.parameters[self._buffer] = pulled.parameters
@@ -338,7 +331,6 @@ class _FirstLane:
         return receipt
 
     def close(self) -> None:
-        """See `GradientExchange.close`."""
         self._inner.close()
 
     def _tell(self, kind: _Kind, flag: bool = False, first: int = 0, second: int = 0, text: bytes = b"") -> None:
@@ -362,7 +354,6 @@ class _OtherLane:
         self._lane, self._link, self._memory = lane, link, memory
 
     def pull(self) -> Pull:
-        """See `GradientExchange.pull`."""
         message = self._link.receive(_Kind.PULLED)
         return Pull(self._memory.parameters[int(message.flag)], message.first, message.second)
 
