@@ -119,18 +119,6 @@ def _private(store: Any, secret: bytes) -> Any:
     return PrefixStore(hmac.new(secret, b"torch store", hashlib.sha256).hexdigest(), store)
 
 
-def gloo_group(
-    store: Any, rank: int, size: int, host: str, interface: str | None, timeout_s: float
-) -> dist.ProcessGroupGloo:
-    """A group of `size` ranks that listens on `interface`, or on the address `host`."""
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    where = {"interface": interface} if interface else {"hostname": host}
-    options._devices = [dist.ProcessGroupGloo.create_device(**where)]
-    options._timeout = timedelta(seconds=timeout_s)
-    options._threads = 1
-    return dist.ProcessGroupGloo(store, rank, size, options)
-
-
 class TorchCollective:
     """See `Collective`.
 
@@ -178,7 +166,12 @@ class TorchCollective:
     def _build(self, host: str, interface: str | None, step_timeout_s: float) -> dist.ProcessGroupGloo:
         # Each rank has answered the roll call with its card.
         cards = [self._store.get(key).decode("ascii", "replace") for key in self._keys("here")]
-        group = gloo_group(self._store, self.rank, self.size, host, interface, step_timeout_s)
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        where = {"interface": interface} if interface else {"hostname": host}
+        options._devices = [dist.ProcessGroupGloo.create_device(**where)]
+        options._timeout = timedelta(seconds=step_timeout_s)
+        options._threads = 1
+        group = dist.ProcessGroupGloo(self._store, self.rank, self.size, options)
         self._check_peers(group, cards)
         return group
 
@@ -221,8 +214,8 @@ class TorchCollective:
         host: str = "127.0.0.1",
         port: int = 0,
         interface: str | None = None,
-        step_timeout_s: float = 60.0,
         join_timeout_s: float = 300.0,
+        step_timeout_s: float = 60.0,
     ) -> "TorchCollective":
         """Open the store, then the group. Raises PeerLost."""
         address = listen_address(host, interface)
@@ -231,29 +224,18 @@ class TorchCollective:
             publish(address, port)
         else:
             store = reach_store(*wait_for_address(resolve, 0, join_timeout_s), secret, join_timeout_s)
-        return cls(
-            rank,
-            size,
-            store,
-            secret=secret,
-            host=address,
-            interface=interface,
-            step_timeout_s=step_timeout_s,
-            join_timeout_s=join_timeout_s,
-        )
+        waits: dict[str, Any] = {"step_timeout_s": step_timeout_s, "join_timeout_s": join_timeout_s}
+        return cls(rank, size, store, secret=secret, host=address, interface=interface, **waits)
 
     def all_reduce_sum_(self, tensor: Tensor) -> None:
-        """See `Collective`."""
         self._call(lambda group: group.allreduce([tensor]).wait())
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
-        """See `Collective`."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         self._call(lambda group: group.broadcast([tensor], options).wait())
 
     def close(self) -> None:
-        """See `Collective`."""
         self._group = None
 
     def _call(self, call: Callable[[Any], object]) -> None:

@@ -118,7 +118,6 @@ class AllReduceExchange:
             raise ConfigError(f"ranks {others} were given another model (or order of tensors) than rank 0")
 
     def pull(self) -> Pull:
-        """See `GradientExchange.pull`."""
         if self._ended is not None:
             raise self._ended
         return self.replica.pull()
@@ -199,7 +198,6 @@ class AllReduceExchange:
         return self.replica.finish() if self._collective.rank == min(survivors, default=0) else ""
 
     def close(self) -> None:
-        """See `GradientExchange.close`."""
         self._report.maybe(last=True)
         self._collective.close()
         self.replica.close()

@@ -25,7 +25,7 @@ _ROLL_CALL_TAG = 7
 
 
 class MpiCollective:
-    """See `Collective`. The ranks are those of `communicator` (default: all of mpirun's).
+    """See `Collective`. The ranks are all of mpirun's.
 
     Raises:
         PeerLost: not all ranks came within the join timeout.
@@ -33,7 +33,6 @@ class MpiCollective:
 
     def __init__(
         self,
-        communicator: Any = None,
         *,
         step_timeout_s: float = 60.0,
         join_timeout_s: float = 300.0,
@@ -41,7 +40,7 @@ class MpiCollective:
     ) -> None:
         from mpi4py import MPI  # which begins MPI
 
-        self._mpi, self._comm = MPI, communicator if communicator is not None else MPI.COMM_WORLD
+        self._mpi, self._comm = MPI, MPI.COMM_WORLD
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size, self.lost = self._comm.Get_rank(), self._comm.Get_size(), set[int]()
         self._step_timeout_s, self._first_survivor_s = step_timeout_s, first_survivor_s
@@ -54,7 +53,6 @@ class MpiCollective:
         self._wait(self._comm.Iallreduce(self._mpi.IN_PLACE, tensor.numpy(), op=self._mpi.SUM), self._step_timeout_s)
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
-        """See `Collective`."""
         self._wait(self._comm.Ibcast([tensor.numpy(), self._mpi.BYTE], root), self._step_timeout_s)
 
     def close(self) -> None:
@@ -67,7 +65,7 @@ class MpiCollective:
         survivors = set(range(self.size)) - self.lost
         if self.rank != min(survivors, default=self.rank):
             time.sleep(self._first_survivor_s)  # it writes the last checkpoint
-        self._mpi.COMM_WORLD.Abort(1)
+        self._comm.Abort(1)
 
     def _wait(self, request: Any, timeout_s: float) -> None:
         start_s = time.monotonic()
@@ -125,15 +123,12 @@ class HorovodCollective:
         self.rank, self.size = hvd.rank(), hvd.size()
 
     def all_reduce_sum_(self, tensor: Tensor) -> None:
-        """See `Collective`."""
         self._guarded(lambda: self._hvd.allreduce_(tensor, op=self._hvd.Sum, name="param_servers.sum"))
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
-        """See `Collective`."""
         self._guarded(lambda: self._hvd.broadcast_(tensor, root, name=f"param_servers.broadcast.{tensor.dtype}"))
 
     def close(self) -> None:
-        """See `Collective`."""
         self._hvd.shutdown()
 
     def _guarded(self, call: Callable[[], object]) -> None:
