@@ -274,14 +274,12 @@ class LocalExchange:
         self._rejected_in_a_row = 0
 
     def pull(self) -> Pull:
-        """See `GradientExchange.pull`."""
         reason = self._should_stop(self.replica.step, self.replica.data_points)
         if reason is not None:
             raise how_it_ended(reason, self.replica.finish())
         return self.replica.pull()
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
-        """See `GradientExchange.push`."""
         reason = refusal(gradient, step, self.replica)
         if reason == "non-finite":
             self._report.rejected += 1
@@ -298,7 +296,6 @@ class LocalExchange:
         return Receipt(not reason, self.replica.step, reason)
 
     def close(self) -> None:
-        """See `GradientExchange.close`."""
         self._report.maybe(last=True)
         self.replica.finish()  # of a process that ends otherwise than asked (its environment failed) no step is lost
         self.replica.close()

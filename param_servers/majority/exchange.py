@@ -124,11 +124,9 @@ class MajorityExchange:
         self._comm.start(resolve)
 
     def pull(self) -> Pull:
-        """See `GradientExchange.pull`."""
         return self._shared.pull()
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
-        """See `GradientExchange.push`."""
         refused = self._shared.offer(gradient, step, data_points)
         if refused is not None:
             if refused.reason == "non-finite":
@@ -141,7 +139,6 @@ class MajorityExchange:
         return self._shared.answer(step)
 
     def close(self) -> None:
-        """See `GradientExchange.close`."""
         self._comm.close()
         if self._chief_thread is not None:
             # The chief stays until all have heard how the run ended, or at once if it has not.
