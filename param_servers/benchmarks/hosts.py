@@ -68,14 +68,11 @@ class Namespaces:
             for host in range(1, self.count + 1):
                 self._add(host)
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def _end(self) -> None:
         try:
             self._remove()
         finally:

@@ -17,6 +17,10 @@ from param_servers.benchmarks.hosts import Fault, Namespaces, Snapshot, machine_
 from param_servers.errors import ConfigError, PeerLost
 
 SCENE = Scene("servers", 64, 0, 4, False, 2.7, 10.0)
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None,
+    reason="needs root and iproute2",
+)
 
 
 def test_a_case_of_the_scene_has_its_rate_divided_by_the_dilation() -> None:
@@ -97,10 +101,8 @@ def test_a_load_counts_the_time_of_the_processes_that_were_watched() -> None:
     assert load.cpu_s[0] >= 0.03 and load.own_share > 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+@needs_namespaces
 def test_a_second_emulated_network_does_not_take_the_hosts_of_the_first_away(monkeypatch: Any) -> None:
-    if shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None:
-        pytest.skip("needs iproute2")
     with Namespaces(2, 100.0) as first:
         monkeypatch.setattr(hosts, "TURN_TIMEOUT_S", 0.0)
         with pytest.raises(ConfigError, match="another emulated network"):
@@ -128,12 +130,6 @@ def test_a_process_that_fails_ends_the_case_at_once() -> None:
 
     with pytest.raises(PeerLost, match="of the case's processes 1 failed"):
         run(Case("servers", 0.004, 1, 0, 1, 0.0, 3), fail)
-
-
-needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None,
-    reason="needs root and iproute2",
-)
 
 
 @needs_namespaces
