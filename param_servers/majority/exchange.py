@@ -120,8 +120,7 @@ class MajorityExchange:
             self._chief_thread = threading.Thread(target=chief.run, args=(self._given_up,), daemon=True)
             self._chief_thread.start()
             publish_address(*address)
-        self._comm = CommThread(rank, incarnation, config, secret, replica, self._shared, self._report, store)
-        self._comm.start(resolve)
+        self._comm = CommThread(rank, incarnation, config, secret, replica, self._shared, self._report, store, resolve)
 
     def pull(self) -> Pull:
         return self._shared.pull()
@@ -153,10 +152,7 @@ class CommThread:
     """One rank's: obeys the chief, sums with the others, takes the steps. Public methods are the main thread's.
 
     Args:
-        rank, incarnation, config, secret: see `MajorityExchange`.
-        replica: this rank's. Read here without a lock, for only this thread changes it, through `shared`.
-        shared: what the main thread sees of it.
-        report: told what was summed and applied.
+        replica: read here without a lock, for only this thread changes it, through `shared`.
         store: through which ranks find each other, where this process holds it itself.
     """
 
@@ -170,6 +166,7 @@ class CommThread:
         shared: SharedReplica,
         report: ReplicaReport,
         store: Any,
+        resolve: Resolve,
     ) -> None:
         self._rank, self._incarnation, self._config, self._secret = rank, incarnation, config, secret
         self._replica, self._shared, self._report, self._store = replica, shared, report, store
@@ -181,10 +178,6 @@ class CommThread:
         self._closing = False
         self._hub = WakeableHub(secret, small_payload, silence_timeout_s=config.timeouts.silence_s)
         self._chief_host, self._quiet_s = "", 0.0
-        self._thread: threading.Thread | None = None
-
-    def start(self, resolve: Resolve) -> None:
-        """Dial the chief, when `resolve` knows it, and obey."""
         self._thread = threading.Thread(target=self._main, args=(resolve, torch.get_num_threads()), daemon=True)
         self._thread.start()
 
@@ -196,8 +189,7 @@ class CommThread:
         """Leave the run, within a bounded time."""
         self._closing = True
         self._hub.wake()
-        if self._thread is not None:
-            self._thread.join(self._config.timeouts.comm_leave_s)
+        self._thread.join(self._config.timeouts.comm_leave_s)
 
     def _main(self, resolve: Resolve, threads: int) -> None:
         torch.set_num_threads(threads)  # torch keeps this number for each thread
