@@ -155,7 +155,7 @@ def _space(described: dict[str, Any]) -> Space[Any]:
     """What `_described` described."""
     kind = described.pop("kind")
     if kind == "MixedSpace":
-        return MixedSpace(**described)
+        return MixedSpace([tuple(image) for image in described["images"]], described["vector_size"])
     dtype = np.dtype(described.pop("dtype"))
     if kind == "Box":
         described = {bound: np.array(values, dtype) for bound, values in described.items()}
