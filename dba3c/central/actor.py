@@ -124,9 +124,7 @@ class Actor:
     """Args:
     rank, incarnation: of this actor; an older incarnation is turned away.
     learner: the rank of the learner that is dialled.
-    groups: environments.
     resolve: where the learner listens now, None while unknown; asked before every attempt.
-    secret: the run's secret.
     join_timeout_s: longest wait for the learner at the start.
     answer_timeout_s: for an answer of a learner that is connected, which may itself be waiting for its servers.
     reconnect_timeout_s: for a learner that was lost.

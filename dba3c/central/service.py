@@ -55,12 +55,8 @@ class Batcher(Generic[Key]):
         self._answered_s: dict[Key, float] = {}
         self._waiting: dict[Key, float] = {}
         """Arrival of each unanswered observation, oldest first."""
-        self._size = 0
-
-    @property
-    def queued(self) -> int:
+        self.queued = 0
         """Environments that wait for an answer."""
-        return self._size
 
     @property
     def environments(self) -> int:
@@ -75,7 +71,7 @@ class Batcher(Generic[Key]):
     def leave(self, key: Key) -> None:
         """A group is gone, with what it had in the batch. Harmless when it never was there."""
         if self._waiting.pop(key, None) is not None:
-            self._size -= self._sizes[key]
+            self.queued -= self._sizes[key]
         self._sizes.pop(key, None)
         self._answered_s.pop(key, None)
 
@@ -83,7 +79,7 @@ class Batcher(Generic[Key]):
         """An observation of a joined group is here. Raises KeyError for a stranger, ValueError for a second one."""
         if key in self._waiting:
             raise ValueError(f"{key} offers a second observation before the first is answered")
-        self._size += self._sizes[key]
+        self.queued += self._sizes[key]
         self._waiting[key] = now_s
 
     def waits(self, key: Key) -> bool:
@@ -94,7 +90,7 @@ class Batcher(Generic[Key]):
         """Seconds until a batch is due even if nothing more arrives; None when nothing waits."""
         if not self._waiting:
             return None
-        if self._size >= self.target or not self._expects_more(now_s):
+        if self.queued >= self.target or not self._expects_more(now_s):
             return 0.0
         oldest_s = next(iter(self._waiting.values()))
         return max(0.0, oldest_s + self.timeout_s - now_s)
@@ -107,7 +103,7 @@ class Batcher(Generic[Key]):
         for key in taken:
             self._answered_s[key] = now_s
         self._waiting.clear()
-        self._size = 0
+        self.queued = 0
         return taken
 
     def _expects_more(self, now_s: float) -> bool:
@@ -156,12 +152,8 @@ class InferenceService:
     """Answers the actors of one learner.
 
     Args:
-        secret: the run's secret, which actors must prove to know.
+        secret: the run's, which actors must prove to know.
         rank: of the learner.
-        policy: decides.
-        store: where unrolls grow.
-        batcher: says when to decide.
-        groups_per_actor: groups of environments of each actor.
         on_event: told (event, one line) of actors that come, leave or are turned away.
         silence_timeout_s: an actor's host that acknowledges no bytes for this long is gone.
         most_actors: only lower ranks are let in.
@@ -186,15 +178,11 @@ class InferenceService:
         self._lives = Lives()
         self._incarnations: dict[int, int] = {}
         """The newest incarnation of every actor that was ever here."""
-        self._present: set[int] = set()
+        self.actors: set[int] = set()
+        """Ranks of the actors that are here."""
         self._groups: dict[GroupKey, _Group] = {}
         self._batch = np.empty((0,), np.uint8)
         self._most_actors = most_actors
-
-    @property
-    def actors(self) -> set[int]:
-        """Ranks of the actors that are here."""
-        return self._present
 
     def take_episodes(self) -> list[Episode]:
         """Games that ended since this was last asked, perhaps by another thread."""
@@ -216,10 +204,10 @@ class InferenceService:
         """Tell every actor that the run is over and why; None only drops the links. Safe to call twice."""
         if reason is not None:
             text = memoryview(reason.encode())
-            for actor in sorted(self._present):
+            for actor in sorted(self.actors):
                 self.hub.send(Peer(CentralRole.ACTOR, actor), Header(Kind.STOP, self._rank), text)
             self.hub.drain(_LAST_WORDS_S)
-        self._present.clear()
+        self.actors.clear()
         self.hub.shut()
 
     # -- what arrives --------------------------------------------------------------------------------------------
@@ -252,7 +240,7 @@ class InferenceService:
 
     def _welcome(self, hello: Hello) -> None:
         self._incarnations[hello.rank] = hello.incarnation
-        self._present.add(hello.rank)
+        self.actors.add(hello.rank)
         now_s, size = time.monotonic(), self.store.shape.num_envs
         for key in self._keys(hello.rank):
             first = (key.actor * self._groups_per_actor + key.group) * size
@@ -263,7 +251,7 @@ class InferenceService:
         self._on_event("joined", f"actor {hello.rank} (incarnation {hello.incarnation})")
 
     def _forget(self, actor: int, reason: str) -> None:
-        self._present.discard(actor)
+        self.actors.discard(actor)
         for key in self._keys(actor):
             self.store.drop(key)
             self._batcher.leave(key)
