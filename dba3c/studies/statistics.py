@@ -190,6 +190,25 @@ def over_games(scores: Sequence[Sequence[float]], statistic: Statistic = interqu
     return Estimate(float(of_all(*games, axis=0)), float(low), float(high), tuple(every), every.size)
 
 
+def performance_profile(scores: Sequence[Sequence[float]], thresholds: ArrayLike) -> Floats:
+    """[T]: the share of all games' runs whose score is above each of the thresholds [T] (ibid., 4.2)."""
+    every = np.concatenate([np.asarray(seeds, dtype=np.float64) for seeds in scores])
+    return np.asarray((every[None] > np.asarray(thresholds)[:, None]).mean(axis=1))
+
+
+def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
+    """How probably a run of ours beats one of theirs at a game, equal ones half; the mean over games (ibid., 4.3).
+
+    Args:
+        ours, theirs: of the same games in the same order their seeds' scores.
+    """
+    shares = [
+        stats.mannwhitneyu(our, their).statistic / (len(our) * len(their))
+        for our, their in zip(ours, theirs, strict=True)
+    ]
+    return float(np.mean(shares))
+
+
 # -- time to a goal ----------------------------------------------------------------------------------------------------
 
 

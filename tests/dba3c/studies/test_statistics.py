@@ -10,6 +10,8 @@ from dba3c.studies.statistics import (
     estimate,
     human_normalised,
     over_games,
+    performance_profile,
+    probability_of_improvement,
     spread,
     summarise,
     time_to_goal,
@@ -107,6 +109,15 @@ def test_the_statistic_over_games_is_of_all_their_runs_and_its_interval_is_of_se
     assert over_games([[0, 1, 2, 3], [4, 5, 6, 100]]).centre == (2 + 3 + 4 + 5) / 4
     with pytest.raises(ValueError, match="every game needs two"):
         over_games([[1.0, 2.0], [3.0]])
+
+
+def test_a_profile_is_the_share_of_runs_above_each_threshold():
+    assert performance_profile([[0.0, 1.0], [2.0, 3.0]], [-1, 0, 1.5, 3]).tolist() == [1, 0.75, 0.5, 0]
+
+
+def test_the_probability_of_improvement_counts_pairs_within_games_and_ties_as_half():
+    # game 1: of four pairs 1 beats 0, 1 ties 1, 3 beats both: 3.5 of 4; game 2: none of ours beats 9
+    assert probability_of_improvement([[1, 3], [5, 6]], [[0, 1], [9]]) == pytest.approx((3.5 / 4 + 0) / 2)
 
 
 # -- time to a goal ----------------------------------------------------------------------------------------------------
