@@ -42,27 +42,29 @@ class RunReader:
         self.unfinished: set[str] = set()  # files that end within a line: being written, or torn
         self._offsets: dict[Path, int] = {}
 
-    def poll(self) -> Iterator[Record]:
+    def poll(self, last: bool = False) -> Iterator[Record]:
         """The records that are new since the last poll, merged by `time_s`; use the iterator up.
 
         Memory does not grow with the length of a run: at most one chunk per file is held.
+
+        Args:
+            last: nobody will poll again: a line without its end is torn, unless the run is still live.
         """
         try:
             files = sorted(self.run.metrics.glob("*.jsonl"))
             yield from heapq.merge(*(self._new_records(path) for path in files), key=itemgetter("time_s"))
         except OSError as error:  # a shared file system that is away: the next poll tries again
             self.unreadable[self.run.metrics.name] = error.strerror or str(error)
-        for about, complaint in self.complaints().items():
+        if last and self.unfinished and self.run.status() != "live":
+            for name in self.unfinished:
+                self.bad_lines[name] = self.bad_lines.get(name, 0) + 1
+        complaints = {name: f"{name} cannot be read ({why})" for name, why in self.unreadable.items()}
+        for name, count in self.bad_lines.items():
+            complaints[f"bad {name}"] = f"{name} has lines that are not records ({count}); they are skipped"
+        for about, complaint in complaints.items():
             if about not in self._told:
                 self._told.add(about)
                 self._warn(complaint)
-
-    def complaints(self) -> dict[str, str]:
-        """What could not be read so far, one line for each trouble: {what it is about: the line}."""
-        told = {name: f"{name} cannot be read ({why})" for name, why in self.unreadable.items()}
-        for name, count in self.bad_lines.items():
-            told[f"bad {name}"] = f"{name} has lines that are not records ({count}); they are skipped"
-        return told
 
     def _new_records(self, path: Path) -> Iterator[Record]:
         latest_s = -math.inf
@@ -100,17 +102,8 @@ class RunReader:
 
 
 def whole_run(run: RunFolder, warn: Callable[[str], None] = warn_on_stderr) -> Iterator[Record]:
-    """All records of a run, by time; what could not be read goes to `warn` after the last one, a line for each file.
-
-    A last line without its end is torn, unless the run is still live.
-    """
-    reader = RunReader(run)
-    yield from reader.poll()
-    torn = reader.unfinished if reader.unfinished and run.status() != "live" else ()
-    for name in torn:
-        reader.bad_lines[name] = reader.bad_lines.get(name, 0) + 1
-    for complaint in reader.complaints().values():
-        warn(f"{run.path}: {complaint}")
+    """All records of a run, by time; what could not be read goes to `warn` after the last one, a line for each file."""
+    yield from RunReader(run, lambda line: warn(f"{run.path}: {line}")).poll(last=True)
 
 
 def _parsed(line: bytes) -> Record | None:
