@@ -116,25 +116,16 @@ class MetricsWriter:
         """One gradient of a worker or learner, pushed or dropped. `step`: newest committed step known."""
         self._reduce("step", step, values, sections_s or {})
 
-    def record_server(
-        self,
-        step: int,
-        values: Mapping[str, SupportsFloat],
-        sections_s: Mapping[str, float] | None = None,
-        *,
-        window_s: float | None = None,
-    ) -> None:
-        """What a server, or the rank that speaks where there is none, has counted over `window_s` seconds.
-
-        None: over the time since the last record.
-        """
-        self._reduce("server", step, values, sections_s or {}, window_s)
-
     def record_report(self, figures: Mapping[str, Any]) -> None:
-        """An exchange's ``on_report``: of its figures those that the registry knows."""
+        """An exchange's ``on_report``: what a server, or the rank that speaks where there is none, has counted.
+
+        Args:
+            figures: ``step``, the metrics of kind server that it knows (others are left out), ``sections_s``, and
+                ``window_s``, the seconds that they were counted over; without it those since the last record.
+        """
         known = metric_registry.of_kind("server")
         values = {name: value for name, value in figures.items() if name in known}
-        self.record_server(figures["step"], values, figures.get("sections_s"), window_s=figures.get("window_s"))
+        self._reduce("server", figures["step"], values, figures.get("sections_s") or {}, figures.get("window_s"))
 
     def record_episode(self, step: int, episode: Episode) -> None:
         """One finished game."""

@@ -68,7 +68,7 @@ def made_up_run(path, monkeypatch, seconds=30, workers=2, servers=2, config=CONF
                     writer.record_episode(tick, Episode(score(tick // 10), 100, True, False))
             for writer in server_writers:
                 figures = {"active_workers": workers, "commits": 1, "data_points_total": tick * 300, "update_norm": 3.0}
-                writer.record_server(tick, figures, {"aggregating": 0.02, "waiting": 0.08})
+                writer.record_report({"step": tick, **figures, "sections_s": {"aggregating": 0.02, "waiting": 0.08}})
         worker_writers[0].record_event("checkpoint", f"checkpoint of step {tick} written", step=tick)
         scores = {"mean": 3.0, "median": 2.0, "iqm": 2.5, "max": 9.0}
         worker_writers[0].record_evaluation(tick, checkpoint_step=tick - 50, games=10, interval_95=(1.0, 4.0), **scores)
