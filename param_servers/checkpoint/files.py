@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from param_servers.errors import CheckpointError, CheckpointUnreadable, ConfigError
@@ -95,10 +95,15 @@ def write_shard(
     """Write and flush one shard's file of checkpoint `step`; returns its entry for the manifest. Raises OSError."""
     folder = _unfinished(directory, step, term)
     folder.mkdir(parents=True, exist_ok=True)
-    name = shard_file(shard, num_shards)
-    content = save({"parameters": parameters} | {f"optimizer.{name}": tensor for name, tensor in state.items()})
-    _write(folder / name, content)
-    return {"file": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    path = folder / shard_file(shard, num_shards)
+    tensors = {"parameters": parameters} | {f"optimizer.{name}": tensor for name, tensor in state.items()}
+    try:
+        save_file(tensors, path)  # `save` would keep the interpreter's lock twice as long
+    except SafetensorError as error:  # a full disk comes out as this
+        raise OSError(f"{path}: {error}") from error
+    _sync(path)
+    content = path.read_bytes()
+    return {"file": path.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def publish(
@@ -125,7 +130,8 @@ def publish(
         "fingerprint": plan.fingerprint,
         "files": sorted(files, key=lambda entry: str(entry["file"])),
     }
-    _write(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    _sync(folder / "manifest.json")
     _sync(folder)
     if final.exists():  # a torn one, or one from before a roll-back
         _set_aside(final)
@@ -302,17 +308,6 @@ def _found(directory: Path) -> list[tuple[int, Path]]:
         return []
     named = [(path.name.removeprefix("step-"), path) for path in paths if path.name.startswith("step-")]
     return sorted((int(step), path) for step, path in named if step.isdigit())
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write and flush. Raises OSError, which names the path: that of a full disk does not."""
-    try:
-        with path.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _sync(path: Path) -> None:
