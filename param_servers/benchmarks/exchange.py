@@ -29,7 +29,7 @@ import torch
 
 from param_servers.allreduce.collective import TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
-from param_servers.benchmarks.hosts import FORK, Fault, Load, Namespaces, Processes, Snapshot, Striking, options_of
+from param_servers.benchmarks.hosts import FORK, Fault, Load, Namespaces, Processes, Snapshot, Striking
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, ParamServersError, told
 from param_servers.exchange import GradientExchange, RunStopped
@@ -221,14 +221,15 @@ class _Bench:
         return (self._address(host), port) if port else None
 
     def _config(self, host: int) -> ExchangeConfig:
-        case = self.case
+        case, fault = self.case, self._fault
         return ExchangeConfig(
             exchange=case.exchange,  # type: ignore[arg-type]
             num_workers=case.workers,
             num_backup_workers=case.backup if case.exchange in ("servers", "majority") else None,
             num_servers=case.servers or 1,
             listen_host=self._address(host),
-            **({"step_timeout_s": case.step_timeout_s} | options_of(self._fault)),
+            step_timeout_s=case.step_timeout_s if fault is None else fault.step_timeout_s,
+            checkpoint_every_steps=fault.checkpoint_every_steps if fault is not None and fault.needs_checkpoints else 0,
         )
 
     def _training(self, host: int) -> dict[str, Any]:

@@ -310,14 +310,6 @@ class Striking:
             self._processes.kill(self._victim)
 
 
-def options_of(fault: Fault | None) -> dict[str, Any]:
-    """Of `ExchangeConfig`."""
-    if fault is None:
-        return {"checkpoint_every_steps": 0}
-    every = fault.checkpoint_every_steps if fault.needs_checkpoints else 0
-    return {"checkpoint_every_steps": every, "step_timeout_s": fault.step_timeout_s}
-
-
 # -- how busy the machine is, and who makes it so: differences of what Linux counts in /proc ---------------------------
 
 
