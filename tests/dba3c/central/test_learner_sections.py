@@ -14,6 +14,7 @@ from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.metrics.registry import INFERENCE_THREAD_SECTIONS
 from dba3c.metrics.writer import MetricsWriter
+from dba3c.runs.folder import RunFolder
 from param_servers.config import ExchangeConfig
 from param_servers.replica import LocalExchange
 from tests.dba3c.central.in_process import InProcessService
@@ -46,7 +47,7 @@ def learner_records(thread: str, folder: Path) -> list[dict[str, Any]]:
         should_stop=lambda step, data_points: "enough" if step >= 20 else None,
     )
     (folder / "metrics").mkdir()
-    metrics = MetricsWriter(folder, "learner", 0)
+    metrics = MetricsWriter(RunFolder(folder), "learner", 0)
     trainer = build_trainer(CARTPOLE, learning, spaces, range(1), seed=2)
     try:
         assert run_learner(CARTPOLE, trainer, serving, exchange, metrics) == "enough"
