@@ -25,7 +25,7 @@ from dba3c.own_code import name_of
 from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.folder import RunFolder
 from launch import running
-from launch.cli.fitting import said_of_samples, words_of
+from launch.cli.configuration import said_of_samples, words_of
 from launch.cli.runs import ask_to_end, run_dir_of
 from launch.cluster.launchers import detect
 from launch.local.resources import given_cores

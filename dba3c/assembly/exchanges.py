@@ -13,7 +13,7 @@ from dba3c.roles import RunProcess
 from dba3c.runs.ending import StopRule
 from param_servers.allreduce.collective import Collective, TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
-from param_servers.allreduce.launched import HorovodCollective, MpiCollective
+from param_servers.allreduce.mpi_horovod import HorovodCollective, MpiCollective
 from param_servers.exchange import GradientExchange
 from param_servers.layout import ShardPlan
 from param_servers.majority.exchange import MajorityExchange

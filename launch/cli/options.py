@@ -24,7 +24,7 @@ import tyro
 
 from dba3c.config import MAY_CHANGE, TrainConfig, option_names
 from dba3c.errors import UserError, did_you_mean
-from launch.cli.fitting import TrainWords, words_of
+from launch.cli.configuration import TrainWords, words_of
 from launch.local.resources import given_cores
 from param_servers.errors import ConfigError
 

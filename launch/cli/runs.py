@@ -25,7 +25,7 @@ from dba3c.metrics import watch as live_view
 from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.folder import RunFolder
 from launch import running
-from launch.cli.fitting import TrainWords, fit_config, said_of_samples, sums_over_all_ranks
+from launch.cli.configuration import TrainWords, fit_config, said_of_samples, sums_over_all_ranks
 from launch.cli.options import parse, parse_resume, parse_train
 from launch.cluster.launchers import PLAIN, STARTS_RANKS_AGAIN, LaunchPlace, detect
 from launch.local.resources import given_cores

@@ -15,7 +15,7 @@ from functools import partial
 
 from dba3c.config import replace_options
 from dba3c.errors import UserError
-from launch.cli.fitting import of_topology, said_of_samples
+from launch.cli.configuration import of_topology, said_of_samples
 from launch.cli.options import parse, parse_train
 from launch.cluster.topology import Topology, fit
 

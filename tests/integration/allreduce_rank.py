@@ -20,7 +20,7 @@ from torch import Tensor
 
 from param_servers.allreduce.collective import Collective, TorchCollective
 from param_servers.allreduce.exchange import AllReduceExchange
-from param_servers.allreduce.launched import HorovodCollective, MpiCollective
+from param_servers.allreduce.mpi_horovod import HorovodCollective, MpiCollective
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ParamServersError
 from param_servers.exchange import GradientExchange

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch.cli.fitting import fit_config
+from launch.cli.configuration import fit_config
 from launch.cli.options import parse_train
 from launch.cluster.launchers import detect
 from launch.cluster.topology import Assignment

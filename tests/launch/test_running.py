@@ -13,7 +13,7 @@ from dba3c.runs.ending import REFUSED, outcome, telling_refusals
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import LOCK_NAME
 from launch import running
-from launch.cli.fitting import fit_config
+from launch.cli.configuration import fit_config
 from launch.cli.options import parse_train
 from launch.cli.runs import run_dir_of_launch, train_as_rank
 from launch.cluster.launchers import LaunchPlace

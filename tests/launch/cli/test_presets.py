@@ -9,7 +9,7 @@ from dba3c.environments.atari_protocols import protocol_name
 from dba3c.errors import UserError
 from dba3c.networks.torsos import ConvolutionalTorso, PerceptronTorso
 from launch.cli import presets
-from launch.cli.fitting import fit_config, said_of_samples, samples_of, samples_text
+from launch.cli.configuration import fit_config, said_of_samples, samples_of, samples_text
 from launch.cli.options import parse_train
 from launch.cli.presets import dba3c_paper, fitting_preset, preset
 from launch.cluster.launchers import LaunchPlace
