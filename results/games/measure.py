@@ -45,8 +45,9 @@ MEAN_OF_GAMES = 50
 """In a mean score; before so many were played it is of fewer."""
 COLUMNS = (
     "game", "seed", "protocol", "agent_steps", "core_hours", "score_online_50", "score_evaluated_30",
-    "core_hours_to_target",
+    "core_hours_to_target", "processor", "precision",
 )  # fmt: skip
+"""The last two say what a core-hour was worth: processors that multiply bfloat16 play twice as much in one."""
 
 
 def name_of(env_id: str) -> str:
@@ -117,6 +118,7 @@ def row_of(run: Trained, before: Mapping[tuple[str, ...], str]) -> dict[str, str
     row["score_evaluated_30"] = known if known is not None else f"{evaluated(run):.2f}"
     to_goal = run.core_hours_to_goal
     row["core_hours_to_target"] = "" if to_goal is None else f"{to_goal:.3f}"
+    row |= {"processor": run.curve.meta["lives"][-1]["host"]["processor"], "precision": config.network.precision}
     return row
 
 
@@ -131,7 +133,7 @@ def table(rows: list[dict[str, str]]) -> str:
     """A line for each run, and for each game that has none."""
     columns = (
         "game", "goal", "protocol", "seed", "core-hours", "million agent steps", "mean of the last 50 games",
-        "30 full games", "human-normalised", "core-hours to the goal",
+        "30 full games", "human-normalised", "core-hours to the goal", "computed by",
     )  # fmt: skip
     lines: list[tuple[str, ...]] = []
     for env_id, goal in GOALS.items():
@@ -145,6 +147,7 @@ def table(rows: list[dict[str, str]]) -> str:
                     name, f"{goal:,.0f}", row["protocol"], row["seed"], f"{float(row['core_hours']):.2f}",
                     f"{int(row['agent_steps']) / 1e6:.2f}", f"{float(row['score_online_50']):,.1f}", f"{score:,.1f}",
                     "" if human is None else f"{human:.0%}", f"{row['core_hours_to_target'] or 'not reached'}",
+                    f"{row['processor']}, {row['precision']}",
                 )
             )  # fmt: skip
         if not its:
