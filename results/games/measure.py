@@ -47,7 +47,7 @@ COLUMNS = (
     "game", "seed", "protocol", "agent_steps", "core_hours", "score_online_50", "score_evaluated_30",
     "core_hours_to_target", "processor", "precision",
 )  # fmt: skip
-"""The last two say what a core-hour was worth: processors that multiply bfloat16 play twice as much in one."""
+"""The last two say whose core-hours they are."""
 
 
 def name_of(env_id: str) -> str:
