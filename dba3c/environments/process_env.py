@@ -42,6 +42,8 @@ _KILL_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _RESET, _STEP, _ANSWER, _RAISED, _USER_ERROR = (bytes([kind]) for kind in range(5))
 _PLAYED = struct.Struct("<dd??")  # reward, score_reward, terminated, truncated
+_MOST_BYTES = 1 << 28
+"""Of an answer: an observation, or spaces in words."""
 _CHILD = "from dba3c.environments import factory, process_env; process_env.serve({}, factory.maker_of)"
 
 
@@ -112,6 +114,9 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
 
     def _played(self) -> tuple[np.ndarray, tuple[Any, ...]]:
         space, answer = self._spaces[0], self._answer()
+        size = _PLAYED.size + int(np.prod(space.shape or ())) * np.dtype(space.dtype).itemsize
+        if len(answer) != size:
+            raise EnvironmentDied(f"it answered with {len(answer)} bytes instead of {size}")
         observation = np.frombuffer(answer, dtype=space.dtype, offset=_PLAYED.size).reshape(space.shape)
         return observation, _PLAYED.unpack_from(answer)
 
@@ -127,10 +132,12 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         try:
             if not self._pipe.poll(max(self._asked_s + self._timeout_s - time.monotonic(), 0.0)):
                 raise EnvironmentHangs(f"no answer within {self._timeout_s:g} s; its process is ended")
-            message = self._pipe.recv_bytes()
+            message = self._pipe.recv_bytes(_MOST_BYTES)
         except (EOFError, ConnectionResetError):
             code = self._process.wait(timeout=_KILL_TIMEOUT_S)
             raise EnvironmentDied(f"its process ended with exit code {code}") from None
+        except OSError as error:  # larger than anything that it may say; nothing of it has been read
+            raise EnvironmentDied(f"it answered with too large a message ({error})") from None
         self._unanswered -= 1
         if message[:1] != _ANSWER:
             line = message[1:].decode()
