@@ -5,7 +5,7 @@
 
 One run after the other, as in measure.py, until its processes have used CORE_HOURS of processor time, however many
 cores that were. A score is a full game's, unclipped, all lives: told by the emulator (full_games.py) where the system
-tells another. A curve is the mean of the last GAMES games, as ours are; ours are the runs of results/games.
+tells another. A curve is the mean of the last GAMES games, as ours are; ours are runs that lie in results/.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ FILE = HERE / "scores.jsonl"
 CORE_HOURS, GAMES, POINTS = 0.75, 50, 150
 GOALS = {"Breakout": 300.0, "Pong": 20.0}
 LOOK_S = 1.0
-OURS = "ours (preset atari)"
+OURS = {
+    "Breakout": {"ours, preset breakout": "breakout_lanes/nstep/seed-0", "ours, preset atari": "games/Breakout/seed-0"},
+    "Pong": {"ours, preset atari": "games/Pong/seed-0"},
+}
+"""Our runs of each game, from results/."""
 SYSTEMS = {
     "CleanRL PPO + EnvPool (4 epochs)": r"episodic_return=\[?(-?[\d.]+)",
     "Stable-Baselines3 PPO (4 epochs)": r"score (-?[\d.]+) steps",
@@ -130,10 +134,9 @@ def rows() -> list[dict[str, Any]]:
     return [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
 
 
-def ours(game: str) -> Curve | None:
-    """The preset for all games; None: not run yet."""
-    folder = HERE.parent / "games" / game / "seed-0"
-    return load_curve(folder) if folder.exists() else None
+def ours(game: str) -> dict[str, Curve]:
+    """The curves of our runs of a game."""
+    return {name: load_curve(HERE.parent / folder) for name, folder in OURS[game].items()}
 
 
 def page() -> None:
@@ -145,16 +148,20 @@ def page() -> None:
         return
     table = []
     for game, rows_ in played.items():
-        lines = [(row["system"], row["score"][-1], row["agent_steps"][-1], row["games"]) for row in rows_]
-        if (curve := ours(game)) is not None:
+        lines = [
+            (row["system"], row["score"][-1], row["agent_steps"][-1], row["games"], f"{row['processor']}, float32")
+            for row in rows_
+        ]
+        for name, curve in ours(game).items():
             at = int(np.searchsorted(curve.column("progress/cpu_hours"), CORE_HOURS)) - 1
             score, steps, games = (
-                float(curve.column(name)[at]) for name in ("score/mean", "progress/data_points", "progress/games")
+                float(curve.column(each)[at]) for each in ("score/mean", "progress/data_points", "progress/games")
             )
-            lines.append((OURS, score, steps, games))
-        for name, score, steps, games in sorted(lines, key=lambda line: -line[1]):
-            table.append([game, name, f"{score:,.1f}", f"{steps / 1e6:.2f}", f"{games:,.0f}"])
-    head = ["game", "system", f"score at {CORE_HOURS:g} core-hours", "million agent steps", "full games"]
+            processor, precision = curve.meta["lives"][-1]["host"]["processor"], curve.config["network"]["precision"]
+            lines.append((name, score, steps, games, f"{processor}, {precision}"))
+        for name, score, steps, games, computed_by in sorted(lines, key=lambda line: -line[1]):
+            table.append([game, name, f"{score:,.1f}", f"{steps / 1e6:.2f}", f"{games:,.0f}", computed_by])
+    head = ["game", "system", f"score at {CORE_HOURS:g} core-hours", "million agent steps", "full games", "computed by"]
     renew(HERE / "README.md", made_by(facts("python results/peers/scores.py run --cleanrl DIR")), markdown(head, table))
     draw(played)
 
@@ -163,14 +170,15 @@ def draw(played: dict[str, list[dict[str, Any]]]) -> None:
     """A panel for each game."""
     x_name, y_name = "core-hours of processor time", f"mean score of the last {GAMES} games"
     figure, panels = new_panels(len(played), max(2, len(played)), 3.6, x_name, y_name)
+    looks = {name: line_of(index) for index, name in enumerate([*OURS["Breakout"], *SYSTEMS])}
     lines = {}
     for axes, (game, rows_) in zip(panels, played.items(), strict=True):
-        if (curve := ours(game)) is not None:
+        for name, curve in ours(game).items():
             hours, score = curve.column("progress/cpu_hours"), curve.column("score/mean")
-            lines[OURS] = axes.plot(hours, score, linewidth=1.8, **line_of(0))[0]
+            lines[name] = axes.plot(hours, score, linewidth=1.8, **looks[name])[0]
             random_to(axes, curve, GOALS[game])
         for row in rows_:
-            look = line_of(1 + list(SYSTEMS).index(row["system"]))
+            look = looks[row["system"]]
             lines[row["system"]] = axes.plot(row["core_hours"], row["score"], linewidth=1.2, **look)[0]
         axes.set_xlim(0, CORE_HOURS)
         axes.axhline(GOALS[game], **IDEAL)
