@@ -13,6 +13,8 @@ LOOPBACK = ("127.", "::1", "localhost")
 """How the addresses begin that no other host has."""
 WILDCARDS = ("", "0", "0.0.0.0", "::", "*")
 UNSENT_BYTES = 16 << 10
+MOST_SILENCE_S = 3.0 * 32767
+"""27 hours: the kernel counts no more seconds between two of its looks, and refuses the socket that is told more."""
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
@@ -119,6 +121,7 @@ def _tune(sock: socket.socket, silence_timeout_s: float) -> None:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    silence_timeout_s = min(silence_timeout_s, MOST_SILENCE_S)
     for option, value in (
         (socket.TCP_KEEPIDLE, max(1, int(silence_timeout_s / 3))),
         (socket.TCP_KEEPINTVL, max(1, int(silence_timeout_s / 9))),

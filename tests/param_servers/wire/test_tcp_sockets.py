@@ -5,9 +5,10 @@ from contextlib import closing
 
 import pytest
 
+from param_servers.timeouts import LONGEST_S
 from param_servers.wire.frames import Frame
 from param_servers.wire.messages import Header, Kind
-from param_servers.wire.tcp_sockets import UNSENT_BYTES, hold_little_unsent
+from param_servers.wire.tcp_sockets import MOST_SILENCE_S, UNSENT_BYTES, hold_little_unsent
 from tests.param_servers.wire.hub_pair import SERVER, Pair
 
 _PAYLOAD = bytes(1 << 16)
@@ -66,3 +67,14 @@ def test_only_a_link_that_streams_is_told_so() -> None:
 
 def test_on_loopback_the_kernel_takes_what_it_likes() -> None:
     assert taken("127.0.0.1", little=True) > UNSENT_BYTES + len(_PAYLOAD) + (64 << 10)
+
+
+@pytest.mark.parametrize("silence_s", [1e-3, MOST_SILENCE_S, MOST_SILENCE_S + 3, LONGEST_S])
+def test_a_link_is_made_however_long_its_silence_is_borne(silence_s: float) -> None:
+    pair = Pair()
+    pair.server._silence_timeout_s = pair.worker._silence_timeout_s = silence_s
+    try:
+        pair.connect()
+    finally:
+        pair.worker.shut()
+        pair.server.shut()
