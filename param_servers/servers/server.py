@@ -315,8 +315,9 @@ class ParameterServer:
             servers = self._plan.num_shards
             if self.chief is None:
                 return "only server 0 takes servers"
-            return "" if 0 < hello.rank < servers else f"there is no {hello.peer} in this run of {servers} servers"
-        if hello.role is not Role.WORKER or hello.rank >= self._num_workers:
+            if not 0 < hello.rank < servers:
+                return f"there is no {hello.peer} in this run of {servers} servers"
+        elif hello.role is not Role.WORKER or hello.rank >= self._num_workers:
             return f"there is no {hello.peer} in this run of {self._num_workers} workers"
         return self._lives.admits(hello)
 

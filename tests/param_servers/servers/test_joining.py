@@ -225,6 +225,25 @@ def test_another_process_under_the_same_name_is_told_so_at_once() -> None:
         last.close()
 
 
+def test_an_earlier_life_of_a_server_does_not_take_the_place_of_its_successor() -> None:
+    """Its node was given up, and it was started again on another one; then the node was there again."""
+    plan = plan_shards(FlatLayout.of({"w": (8,)}), 2)
+    server = ParameterServer(
+        shard=0,
+        plan=plan,
+        initial_parameters=torch.zeros(8),
+        optimizer_config=OptimizerConfig(),
+        exchange_config=ExchangeConfig(exchange="servers", num_servers=2),
+        resolve=lambda shard: None,
+        secret=SECRET,
+    )
+    hello = Hello(Role.SERVER, 1, 0, 0, plan.fingerprint)
+    successor = hello._replace(incarnation=1)
+    assert [server.admits(each) for each in (hello, hello, successor, successor)] == [""] * 4
+    assert server.admits(hello) == "a newer incarnation of server 1 is here: 1; this is 0"
+    server.close()
+
+
 class OtherRole(IntEnum):
     SPECTATOR = 255
 
