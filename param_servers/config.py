@@ -173,6 +173,8 @@ class OptimizerConfig:
         _check_choice("optimizer", self.optimizer, OptimizerName)
         _check_choice("clip_rule", self.clip_rule, ClipRule)
         object.__setattr__(self, "learning_rate", str(parse_schedule(self.learning_rate)))
+        if min(value for _, value in self.schedule.points) < 0:  # it would climb
+            raise ConfigError(f"learning_rate must never be less than 0, got {self.learning_rate}")
         for name in ("beta1", "beta2", "decay", "momentum_coefficient"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 0 and less than 1, got {getattr(self, name)}")

@@ -60,6 +60,7 @@ def test_bad_exchange_settings_are_one_clear_line(settings, line):
     [
         ({"optimizer": "lion"}, "optimizer must be one of rmsprop, adam"),
         ({"learning_rate": "fast"}, "bad schedule 'fast'"),
+        ({"learning_rate": "linear:7e-4->-1e-9@20e6"}, "learning_rate must never be less than 0, got linear:0.0007->"),
         ({"beta2": 1.0}, "beta2 must be at least 0 and less than 1"),
         ({"epsilon": 0.0}, "epsilon must be greater than 0"),
     ],
