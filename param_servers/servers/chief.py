@@ -225,8 +225,8 @@ def _entry(payload: memoryview) -> dict[str, Any]:
     """
     try:
         entry = json.loads(bytes(payload))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadMessage("a checkpoint's entry that is no JSON") from error
-    if not isinstance(entry, dict):
+    if not isinstance(entry, dict) or not ("error" in entry or "file" in entry):
         raise BadMessage("a checkpoint's entry that is none")
     return entry

@@ -302,7 +302,9 @@ def test_a_gradient_over_impossibly_many_data_points_closes_its_link_and_harms_n
         (Header(Kind.ARRIVED, 1, data_points=1), pack_rows([Row(0, 0, 1, 99)]), "does not exist"),
         (Header(Kind.ARRIVED, 1, data_points=1), b"\0" * 17, "whole number of rows"),
         (Header(Kind.WRITTEN, 1), b"{", "no JSON"),
+        (Header(Kind.WRITTEN, 1), b"[" * 100_000, "no JSON"),
         (Header(Kind.WRITTEN, 1), b"[]", "that is none"),
+        (Header(Kind.WRITTEN, 1), b"{}", "that is none"),
     ],
 )
 def test_what_no_server_says_closes_its_link_only(header: Header, payload: bytes, line: str) -> None:
