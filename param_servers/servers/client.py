@@ -24,7 +24,16 @@ from param_servers.wire.even_push import EvenPush
 from param_servers.wire.frames import Event, Frame, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_life
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import MOST_CONTROL_BYTES, REASONS, Code, Dtype, Header, Kind, text_of
+from param_servers.wire.messages import (
+    MOST_CONTROL_BYTES,
+    REASONS,
+    Code,
+    Dtype,
+    Header,
+    Kind,
+    check_data_points,
+    text_of,
+)
 from param_servers.wire.tcp_sockets import LOOPBACK
 
 _DIAL_NAP_S = 0.05
@@ -239,6 +248,7 @@ class ServersExchange:
         """Offer a gradient [P] float32; see `GradientExchange.push`."""
         if gradient.dtype != torch.float32 or not gradient.is_contiguous():
             raise ConfigError(f"a gradient must be contiguous float32, got {gradient.dtype}")
+        check_data_points(data_points)  # servers close the link of whoever says otherwise, each time it is sent again
         self._turn(0.0)
         push = self.begin_push(gradient, step, data_points)
         heard_s = self._now_s()

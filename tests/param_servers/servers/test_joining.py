@@ -295,6 +295,17 @@ def test_a_gradient_over_impossibly_many_data_points_closes_its_link_and_harms_n
         worker.close()
 
 
+@pytest.mark.parametrize("data_points", [2**32 + 1, -1])
+def test_a_worker_does_not_send_for_ever_what_servers_close_its_link_for(data_points: int) -> None:
+    with Serving() as run:
+        worker = run.worker()
+        step = worker.pull().step
+        with pytest.raises(BadMessage, match=f"a gradient over {data_points} data points"):
+            worker.push(torch.ones(8), step, data_points)
+        assert run.trains(worker)
+        worker.close()
+
+
 @pytest.mark.parametrize(
     ("header", "payload", "line"),
     [
