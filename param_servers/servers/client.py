@@ -411,8 +411,5 @@ class ServersExchange:
             self.state.heard(header)
         elif header.kind == Kind.STOP:
             self.stopped = (text_of(payload), header.code == Code.FAILED)
-        elif header.kind == Kind.EXPELLED:
-            reason = text_of(payload)
-            if header.code == Code.FAILED:
-                raise Refused(f"worker {self.worker} was turned away by {self.servers[shard]}: {reason}")
-            self._redials[shard].last_reason = f"expelled: {reason}"
+        elif header.kind == Kind.EXPELLED and header.code == Code.FAILED:  # else the link closes, and is dialled again
+            raise Refused(f"worker {self.worker} was turned away by {self.servers[shard]}: {text_of(payload)}")
