@@ -53,7 +53,7 @@ class ParameterServer:
         optimizer_config, exchange_config: settings.
         resolve: where server j listens; shards other than 0 dial server 0.
         secret: at least 16 bytes that every process of the run knows.
-        incarnation: how many times this server has been started again.
+        incarnation: how many times this server has been started again: an earlier life finds its place taken.
         publish_address: called once with (host, port) when this server listens.
         checkpoint_dir: shared by all servers; None: no checkpoints, and a lost server costs all steps.
         audit_path: shard 0 appends every commit, roll-back and expulsion there.
@@ -158,7 +158,7 @@ class ParameterServer:
 
         Raises:
             RunBroken: it could not go on as declared (a last checkpoint was written where possible).
-            PeerLost: shard 0 is gone and did not come back.
+            PeerLost: shard 0 is gone and did not come back, or turned this server away.
             CheckpointError: a checkpoint to go back to cannot be loaded, or one that is undone not be set aside.
             CheckpointUnreadable: the file system does not let it be read.
             OSError: the address to listen on is taken.
