@@ -121,7 +121,7 @@ class Study:
             seeds = tuple(sorted({*before.seeds, *self.seeds}))
             points = tuple(sorted((*self.points, *added), key=lambda point: point.x))
             declared = replace(self, points=points, seeds=seeds)
-        tree = asdict(declared if self.search is None else replace(self, points=()))
+        tree = asdict(declared if self.search is None else replace(declared, points=()))
         if self.search is None:
             del tree["search"]
         _write(path, tree)

@@ -10,6 +10,7 @@ from dba3c.studies.curve import Curve
 from dba3c.studies.report import FIGURES, plot_study
 from dba3c.studies.results import best_mean_score, commit_into, data_points_per_s, hours_to_stop_score, read_results
 from dba3c.studies.study import STUDIES, Point, Shape, Study, build, load
+from dba3c.studies.sweep import searched
 from launch.cli.main import main
 from launch.cli.options import parse_train
 from tests.dba3c.metrics.made_up_run import CONFIG, made_up_run
@@ -56,6 +57,12 @@ def test_a_study_comes_back_as_it_was_declared_and_grows_but_does_not_change(tmp
         build("parameter_servers", Shape(values=(1,), workers=3)).save(tmp_path)
     with pytest.raises(UserError, match="already holds study parameter_servers"):
         build("stragglers", Shape()).save(tmp_path)
+
+
+def test_a_search_that_is_declared_again_with_fewer_seeds_keeps_those_that_it_has(tmp_path):
+    for seeds in (3, 1):
+        searched(("breakout",), [("learning-rate", "1e-4..1e-2")], seeds, trials=5).save(tmp_path)
+    assert load(tmp_path).seeds == (0, 1, 2)
 
 
 def test_a_broken_declaration_is_one_line(tmp_path):
