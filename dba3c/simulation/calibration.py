@@ -99,13 +99,16 @@ def _read(run: RunFolder, seen: _Seen) -> float:
         count, rank = int(record.get("count") or 0), record["rank"]
         sections = record.get("sections_s") or {}
         if record["kind"] == "step" and record["role"] == "worker" and count:
-            gradients += count
-            records_of[rank] += 1
+            is_gradient = "accepted" in record  # else another lane's part of one, which lane 0 counts and times
+            if is_gradient:
+                gradients += count
+                records_of[rank] += 1
             if records_of[rank] > _WARM_UP_RECORDS:
                 took_s = {name: sections.get(name, 0.0) for name in COMPUTE_SECTIONS}
-                seen.counts.append(count)
-                seen.means_s.append(sum(took_s.values()) / count)
-                seen.workers.append((str(run.path), rank))
+                if is_gradient:
+                    seen.counts.append(count)
+                    seen.means_s.append(sum(took_s.values()) / count)
+                    seen.workers.append((str(run.path), rank))
                 seen.agent_steps += record.get("agent_steps") or 0
                 seen.sections_s.update(took_s)
         elif record["kind"] == "server":

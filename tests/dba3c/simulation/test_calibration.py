@@ -63,6 +63,27 @@ def test_what_servers_do_is_calibrated_too(tmp_path, monkeypatch):
     assert found.aggregate_bytes_per_s == pytest.approx(2 * 600 * 1e6 / (2 * 600 * 0.02), rel=0.01)
 
 
+def test_the_lanes_of_a_worker_make_one_gradient_of_all_their_data_points(tmp_path, monkeypatch):
+    clock = Clock()
+    with monkeypatch.context() as patched, RunFolder.create(tmp_path / "run", CONFIG) as run:
+        patched.setattr(metrics, "time", clock)
+        lanes = [MetricsWriter(run, "worker", 0, lane=lane) for lane in range(2)]
+        server = MetricsWriter(run, "server", 0)
+        counted = {name: step_values()[name] for name in ("accepted", "dropped")}
+        values = [step_values(), {name: value for name, value in step_values().items() if name not in counted}]
+        for step in range(1, 401):
+            clock.now_s += 0.1
+            for writer, each in zip(lanes, values, strict=True):
+                writer.record_step(step, each, {"environment": 0.08, "waiting": 0.02})
+            server.record_report({"step": step, "bytes_received": 1e6, "sections_s": {"aggregating": 0.01}})
+        for writer in (*lanes, server):
+            writer.close()
+    found = calibrate([run.path])
+    assert found.work.data_points == pytest.approx(320, rel=0.02) and found.work.compute.mean_s == pytest.approx(0.08)
+    assert found.work.model_bytes == pytest.approx(1e6) and found.aggregate_bytes_per_s == pytest.approx(1e8)
+    assert found.costs.environment_s == pytest.approx(0.08 / 160)
+
+
 def test_a_run_that_cannot_calibrate_says_why(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"there is no folder"):
         calibrate([tmp_path / "nothing"])
