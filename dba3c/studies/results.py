@@ -14,7 +14,7 @@ from dba3c.errors import UserError, prefixed, warn_on_stderr, writing
 from dba3c.studies.curve import Curve, downsample, load_curve
 from dba3c.studies.figures import group_by_configuration
 from dba3c.studies.statistics import Estimate, TimeToGoal, estimate, time_to_goal
-from dba3c.studies.study import STUDY_FILE, Point, Run, Study, load
+from dba3c.studies.study import STUDY_FILE, Point, Run, Study, load, save_trial
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _curve_of(run: Run, results: StudyResults) -> Curve | None:
 
 
 def commit_into(folder: str | Path, into: str | Path, every_s: float = 5.0) -> int:
-    """Copies what is worth committing of a study: study.json and its runs, downsampled; returns how many runs."""
+    """Copies what is worth committing of a study: its declaration and its runs, downsampled; returns how many runs."""
     study, copied = load(folder), 0
     with writing(into):
         Path(into).mkdir(parents=True, exist_ok=True)
@@ -106,6 +106,8 @@ def commit_into(folder: str | Path, into: str | Path, every_s: float = 5.0) -> i
         raise UserError(f"nothing of the study in {folder} could be copied")
     with writing(Path(into) / STUDY_FILE):
         (Path(into) / STUDY_FILE).write_text((Path(folder) / STUDY_FILE).read_text(encoding="utf-8"), encoding="utf-8")
+    for trial in study.points if study.search else ():
+        save_trial(trial, into)
     return copied
 
 

@@ -9,7 +9,7 @@ from dba3c.errors import UserError
 from dba3c.studies.curve import Curve
 from dba3c.studies.report import FIGURES, plot_study
 from dba3c.studies.results import best_mean_score, commit_into, data_points_per_s, hours_to_stop_score, read_results
-from dba3c.studies.study import STUDIES, Point, Shape, Study, build, load
+from dba3c.studies.study import STUDIES, Point, Shape, Study, build, load, save_trial
 from dba3c.studies.sweep import searched
 from launch.cli.main import main
 from launch.cli.options import parse_train
@@ -166,6 +166,16 @@ def test_what_is_committed_is_small_and_draws_the_same_figures(study, tmp_path):
         )
     plot_study(small, tmp_path / "drawn")
     assert (tmp_path / "drawn" / "speed.svg").exists()
+
+
+def test_a_search_that_is_committed_has_its_trials(tmp_path, monkeypatch):
+    searched(("breakout",), [("learning-rate", "1e-4..1e-2")], 1, trials=5).save(tmp_path / "whole")
+    save_trial(Point(name="trial-000", words=("breakout", "--learning-rate", "1e-3")), tmp_path / "whole")
+    (run,) = load(tmp_path / "whole").runs(tmp_path / "whole")
+    made_up_run(run.folder, monkeypatch, seconds=5, workers=1)
+    assert commit_into(tmp_path / "whole", tmp_path / "small") == 1
+    assert load(tmp_path / "small") == load(tmp_path / "whole")
+    assert [len(result.curves) for result in read_results(tmp_path / "small").points] == [1]
 
 
 def test_any_metric_of_a_study_is_drawn_against_its_axis_or_over_time(study, tmp_path, capsys):
