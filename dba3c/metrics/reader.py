@@ -71,7 +71,7 @@ class RunReader:
         for line in self._new_lines(path):
             record = _parsed(line)
             if record is not None:
-                # A clock set back must not hold up the merge; the record itself keeps its own time.
+                # a clock set back must not hold up the merge: the record gets the time of the one before it
                 latest_s = record["time_s"] = max(latest_s, record["time_s"])
                 yield record
             elif line.strip():
@@ -123,14 +123,22 @@ def _well_typed(record: Record) -> bool:
     metrics = _METRICS[record["kind"]]
     for name, value in record.items():
         if name in metrics:
-            if value is not None and not _is_number(value):  # null: it was not finite
+            if not _or_null(value):
                 return False
         elif name in _BOOKKEEPING:
             if not _is_number(value):
                 return False
-        elif name in _SUMS and not (isinstance(value, dict) and all(map(_is_number, value.values()))):
+        elif name in _SUMS:
+            if not (isinstance(value, dict) and all(map(_is_number, value.values()))):
+                return False
+        elif name == "interval_95" and not (isinstance(value, list) and len(value) == 2 and all(map(_or_null, value))):
             return False
     return True
+
+
+def _or_null(value: object) -> bool:
+    """Whether it is a number, or null: it was not finite, or there was none."""
+    return value is None or _is_number(value)
 
 
 def _is_number(value: object) -> bool:

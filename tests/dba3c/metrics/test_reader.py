@@ -80,6 +80,8 @@ def test_lines_that_are_no_records_are_skipped_and_counted(tmp_path):
         {"kind": "episode", "score": float("nan")},
         {"kind": "episode", "score": 10**400},
         {"kind": "evaluation", "checkpoint_step": "newest"},
+        {"kind": "evaluation", "interval_95": 5.0},
+        {"kind": "evaluation", "interval_95": [1.0, "x"]},
         {"kind": ["step"]},
     ],
     ids=str,
