@@ -215,7 +215,8 @@ class RunSummary:
         self.step = 0
         self.newest_s = 0.0
         self.data_points_committed = 0.0  # as the servers count it: taken back when a run resumes from a checkpoint
-        self.events: deque[Record] = deque(maxlen=50)
+        self.events: deque[Record] = deque(maxlen=50)  # the newest
+        self.events_in_all = 0
         self.evaluation: Record | None = None
         self.not_finite: dict[str, int] = {}
         self._last_seen_s: list[float] = []
@@ -242,6 +243,7 @@ class RunSummary:
             process.scores.add(record["score"])
         elif kind == "event":
             self.events.append(record)
+            self.events_in_all += 1
         elif kind == "evaluation":
             self.evaluation = record
 

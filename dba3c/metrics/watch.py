@@ -64,15 +64,17 @@ class PlainView(View):
         self._every_s = every_s
         self._out = out or sys.stdout
         self._next_s: float | None = None
-        self._last_event_s = self._since_s = since_s
+        self._since_s = since_s
+        self._events = 0
+        """Told so far: not by their times, for one whose clock is behind comes after the others."""
         self._evaluation: Record | None = None
         self._told: tuple[float, ...] = ()
 
     def show(self, summary: RunSummary, now_s: float) -> None:
-        for event in summary.events:
-            if event["time_s"] > self._last_event_s:
+        for place, event in enumerate(summary.events, start=summary.events_in_all - len(summary.events)):
+            if place >= self._events and event["time_s"] > self._since_s:
                 self._print(event_line(event))
-        self._last_event_s = max([self._last_event_s, *(event["time_s"] for event in summary.events)])
+        self._events = summary.events_in_all
         if summary.evaluation is not self._evaluation and summary.evaluation is not None:
             self._evaluation = summary.evaluation
             if self._evaluation["time_s"] > self._since_s:

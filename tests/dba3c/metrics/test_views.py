@@ -9,6 +9,7 @@ from rich.console import Console
 from dba3c.errors import UserError
 from dba3c.metrics import watch as views
 from dba3c.metrics.registry import SECTIONS
+from dba3c.metrics.summary import RunFacts, RunSummary
 from dba3c.metrics.watch import PlainView, RichView, Watcher, duration, number, terminal_view, watch, watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
@@ -112,6 +113,17 @@ def test_before_the_first_update_it_is_said_who_is_waited_for(tmp_path):
         writer.close()
         watcher.close()
         assert "waiting" not in out.getvalue().splitlines()[-1]
+
+
+def test_an_event_that_comes_late_from_a_clock_that_is_behind_is_told_too():
+    out, summary = io.StringIO(), RunSummary(RunFacts("run"))
+    view = PlainView(out=out, since_s=START_S)
+    for role, time_s in (("worker", START_S + 5), ("server", START_S + 3), ("server", START_S - 1)):
+        event = {"kind": "event", "time_s": time_s, "step": 1, "role": role, "rank": 0, "event": "left"}
+        summary.add(event)
+        view.show(summary, START_S + 5)
+        view.show(summary, START_S + 5)
+    assert out.getvalue() == "worker-0: left\nserver-0: left\n"
 
 
 def test_the_last_line_is_not_said_twice(make_up_run):
