@@ -247,8 +247,8 @@ def go_on() -> int:
         if entry.run.state() != "finished":
             print(f"{entry.label}: {entry.run.state()} (exit {code}); the same command goes on from here", flush=True)
             return code or 1
-        downsample(entry.run.folder, entry.results, every_s=entry.window_s)
         shutil.rmtree(entry.results / "checkpoints", ignore_errors=True)  # of a budget before
+        downsample(entry.run.folder, entry.results, every_s=entry.window_s)
         keep_agent(entry)
         entry.packed.unlink(missing_ok=True)
     return 0
@@ -261,23 +261,32 @@ def keep_agent(entry: Entry) -> None:
 
 
 def unpack(entry: Entry) -> None:
+    part = entry.run.folder.with_name(f"{entry.run.folder.name}.part")  # half a run would begin anew
+    shutil.rmtree(part, ignore_errors=True)
     with tarfile.open(entry.packed) as archive:
-        archive.extractall(entry.run.folder, filter="data")
+        archive.extractall(part, filter="data")
+    part.rename(entry.run.folder)
 
 
 def save() -> int:
-    """What a run needs to be resumed elsewhere: configuration, records, its newest checkpoint."""
-    shutil.rmtree(UNDER_WAY, ignore_errors=True)
+    """What a run needs to be resumed elsewhere: configuration, records, its newest checkpoint.
+
+    Of a run that is not here its archive stays as it is.
+    """
     for entry in QUEUE:
         run = entry.run
-        if is_done(entry) or not (run.folder / "config.json").exists():
+        if is_done(entry):
+            entry.packed.unlink(missing_ok=True)
+            continue
+        if not (run.folder / "config.json").exists():
             continue
         if run.state() == "live":
             raise UserError(f"{entry.label} is live: stop it first (dba3c stop {run.folder})")
         checkpoints = RunFolder.open(run.folder).checkpoints
         newest = {f"step-{step}" for step in checkpoint_steps(checkpoints)[-1:]}
         UNDER_WAY.mkdir(exist_ok=True)
-        with tarfile.open(entry.packed, "w:xz") as archive:
+        part = entry.packed.with_suffix(".part")
+        with tarfile.open(part, "w:xz") as archive:
             for path in sorted(run.folder.iterdir()):
                 if path.name in ("tensorboard", "logs", "audit", "videos", "checkpoints"):
                     continue
@@ -285,6 +294,7 @@ def save() -> int:
             for path in sorted(checkpoints.iterdir()):
                 if path.name in newest or not path.name.startswith("step-"):
                     archive.add(path, f"checkpoints/{path.name}")
+        part.replace(entry.packed)
         print(f"{entry.label}: {entry.packed.stat().st_size / 1e6:.1f} MB")
     return 0
 

@@ -1,0 +1,52 @@
+"""The queue of long runs loses none of them."""
+
+import pytest
+import run_queue
+
+from dba3c.runs.folder import RunFolder
+
+
+@pytest.fixture
+def entries(tmp_path, monkeypatch):
+    """Two runs of a queue in a folder of its own."""
+    made = tuple(
+        run_queue.Entry(topic="t", name="n", seed=seed, core_hours=1.0, words=("breakout",)) for seed in (0, 1)
+    )
+    for name, value in (("RUNS", "runs"), ("UNDER_WAY", "under_way"), ("HERE", "results")):
+        monkeypatch.setattr(run_queue, name, tmp_path / value)
+    monkeypatch.setattr(run_queue, "QUEUE", made)
+    return made
+
+
+def begin(entry):
+    with RunFolder.create(entry.run.folder, {"run": {"seed": entry.seed}}) as run:
+        (run.checkpoints / "step-7").mkdir(parents=True)
+
+
+def test_what_is_packed_and_not_yet_unpacked_here_stays_packed_when_another_run_is(entries):
+    for entry in entries:
+        begin(entry)
+    assert run_queue.save() == 0
+    run_queue.shutil.rmtree(entries[0].run.folder)
+    assert run_queue.save() == 0
+    assert [run_queue.state(entry) for entry in entries] == ["packed", "broken"]
+    run_queue.unpack(entries[0])
+    assert (entries[0].run.folder / "checkpoints" / "step-7").is_dir()
+
+
+def test_an_unpacking_that_was_interrupted_is_done_again(entries, monkeypatch):
+    begin(entries[0])
+    run_queue.save()
+    run_queue.shutil.rmtree(entries[0].run.folder)
+    whole = run_queue.tarfile.TarFile.extractall
+
+    def interrupted(archive, path, **how):
+        whole(archive, path, members=[archive.getmember("config.json")], **how)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(run_queue.tarfile.TarFile, "extractall", interrupted)
+        run_queue.unpack(entries[0])
+    assert run_queue.state(entries[0]) == "packed"  # else it would begin anew, and its archive be deleted at its end
+    run_queue.unpack(entries[0])
+    assert (entries[0].run.folder / "checkpoints" / "step-7").is_dir()
