@@ -221,6 +221,11 @@ def _point(row: dict[str, Any]) -> MeasuredPoint:
         raise UserError(f"unknown exchange {row['exchange']!r}")
     if not row["rate_mbit"] > 0:
         raise UserError("its links had no limit (rate_mbit 0): then processors decide, which the model does not know")
+    for name in ("megabytes", "step_ms"):
+        if not 0 < row[name] < math.inf:
+            raise UserError(f"{name} must be greater than 0 and finite, got {row[name]}")
+    if not 0 <= row.get("compute_ms", 0.0) < math.inf:
+        raise UserError(f"compute_ms must be at least 0 and finite, got {row['compute_ms']}")
     setup = Setup(
         exchange=row["exchange"], workers=row["workers"], backup=row["backup"], servers=max(1, row["servers"])
     )

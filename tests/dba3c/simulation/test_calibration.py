@@ -103,6 +103,12 @@ def test_points_are_read_from_lines_and_bad_ones_cost_a_line(tmp_path):
     points = read_points(path, warnings.append)
     assert len(points) == 2 and points[0].step_s == 0.22 and points[0].bytes_per_s == 12.5e6
     assert len(warnings) == 4 and "line 5 left out: 'rate_mbit' is missing" in warnings[-1]
+    path.write_text(
+        "\n".join(json.dumps({**good, **bad}) for bad in ({"step_ms": 0}, {"megabytes": -1}, {"compute_ms": -1}))
+    )
+    with pytest.raises(UserError, match="holds no measured point"):
+        read_points(path, warnings.append)
+    assert "line 1 left out: step_ms must be greater than 0" in warnings[-3]
     path.write_text("hello\n")
     with pytest.raises(UserError, match="holds no measured point"):
         read_points(path, warnings.append)
