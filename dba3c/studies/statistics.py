@@ -226,8 +226,8 @@ class TimeToGoal:
 
     @property
     def budget(self) -> float:
-        """What an unknown median is surely beyond: half of the seeds were seen for so long."""
-        return sorted(self.seen)[len(self.seen) // 2]
+        """What an unknown median is surely beyond: the median if all had reached it when they were last seen."""
+        return float(np.median(self.seen))
 
     @property
     def told(self) -> str:
