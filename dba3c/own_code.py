@@ -47,7 +47,7 @@ def module_of(name: str) -> ModuleType:
         if error.name is not None and module_name.startswith(error.name):
             raise UserError(f"{name}: no module named {error.name} here ({here}) or installed") from error
         raise UserError(f"{name}: {module_name} needs the module {error.name}, which is not installed") from error
-    except Exception as error:  # importing a stranger's file can raise anything
+    except (Exception, SystemExit) as error:  # importing a stranger's file can raise anything; a script may exit
         raise UserError(f"{name}: importing {module_name} raised {type(error).__name__}: {error}") from error
 
 
@@ -70,7 +70,7 @@ def calling(name: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:  # a stranger's code can raise anything
+    except (Exception, SystemExit) as error:  # a stranger's code can raise anything
         frames = traceback.extract_tb(error.__traceback__)
         of_the_module = [frame for frame in frames if frame.filename == module_of(name).__file__]
         where = (of_the_module or frames)[-1]

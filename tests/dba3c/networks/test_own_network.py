@@ -49,6 +49,9 @@ NETS = """
     def no_module(observation_space, action_space):
         return None
 
+    def leaves(observation_space, action_space):
+        raise SystemExit(0)
+
     def wants_images(observation_space, action_space):
         return nn.Conv2d(observation_space.shape[2], 8, 3)
 """
@@ -57,6 +60,7 @@ NETS = """
 @pytest.fixture(autouse=True)
 def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "mynets.py").write_text(textwrap.dedent(NETS))
+    (tmp_path / "myscript.py").write_text("raise SystemExit(0)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
     yield
@@ -91,10 +95,12 @@ def test_a_plain_module_is_stepped_and_unrolled_as_ours_are() -> None:
     [
         ("mynet:Plain", "mynet:Plain: no module named mynet here"),
         ("mynets:Plan", "mynets has no Plan; it has .*Plain"),
+        ("myscript:net", "myscript:net: importing myscript raised SystemExit: 0"),
+        ("mynets:leaves", "mynets:leaves raised SystemExit: 0"),
         ("mynets:no_module", "mynets:no_module must return a torch.nn.Module, not NoneType"),
         ("mynets:OnlyLogits", r"its module must give \(policy_logits, value\), not Tensor"),
         ("mynets:broad_value", r"value must be float32 \[3\] here, not float32 \[3, 1\]"),
-        ("mynets:wants_images", r"raised IndexError: .*mynets.py:34\)"),
+        ("mynets:wants_images", r"raised IndexError: .*mynets.py:37\)"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line(name: str, line: str) -> None:
