@@ -34,7 +34,10 @@ class FlatNetwork:
         self.device = torch.device(device)
         if hasattr(network, "torso"):
             network.torso.to(dtype=COMPUTE_DTYPES[precision])
-        self.network = network.to(self.device, memory_format=torch.channels_last)
+        self.network = network.to(self.device)
+        for parameter in network.parameters():
+            if parameter.dim() == 4:  # those of a Conv3d have no such format
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         self.layout = layout
         self._gradient = torch.zeros(layout.numel)
         named = dict(network.named_parameters())

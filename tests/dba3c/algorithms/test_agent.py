@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
-from dba3c.algorithms.agent import Agent
+from dba3c.algorithms.agent import Agent, FlatNetwork
 from dba3c.environments.protocol import Episode, Transition
 from dba3c.metrics.writer import Sections
 from dba3c.networks import build_network
@@ -116,3 +116,21 @@ def test_a_bfloat16_torso_gives_a_float32_gradient_close_to_the_float32_one(netw
         assert output.value.dtype == torch.float32
     cosine = torch.nn.functional.cosine_similarity(*gradients, dim=0)
     assert cosine > 0.98
+
+
+def test_a_network_of_three_dimensional_convolutions_learns_as_any_other() -> None:
+    class Moving(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.motion, self.image = torch.nn.Conv3d(1, 2, (4, 8, 8), stride=8), torch.nn.Conv2d(2, 4, 10)
+
+        def forward(self, frames: torch.Tensor) -> torch.Tensor:
+            return self.image(self.motion(frames.float().unsqueeze(1)).squeeze(2))
+
+    network = Moving()
+    layout = FlatLayout.of_module(network)
+    flat = FlatNetwork(network, layout)
+    assert network.image.weight.is_contiguous(memory_format=torch.channels_last)
+    gradient = flat.gradient_of(network(torch.ones(2, 4, 84, 84, dtype=torch.uint8)).square().sum())
+    for name, part in layout.views(gradient).items():
+        torch.testing.assert_close(part, dict(network.named_parameters())[name].grad)
