@@ -170,7 +170,9 @@ def check_own_code(config: TrainConfig) -> None:
     try:
         agent = build_model(config, Spaces(environments.observation_space, environments.action_space)).network
         with calling(name):
-            gradients, generator = gradients_of(config.algorithm, agent, CHECKED_ENVIRONMENTS), torch.Generator()
+            # as many environments as in the run: whether the rollout holds observations or a graph depends on it
+            gradients = gradients_of(config.algorithm, agent, config.environment.envs_per_lane)
+            generator = torch.Generator()
             length, keep = config.algorithm.rollout_length, gradients.keeps_observations
             rollout = Collector(environments, agent, length, 0, keep).collect(generator, Sections())
             part, _ = next(iter(gradients.parts(rollout, generator)))

@@ -91,6 +91,14 @@ def test_a_wrong_loss_is_refused_before_anything_is_started(program: str, line: 
     assert "\n" not in str(refused.value)
 
 
+def test_a_loss_is_tried_on_such_rollouts_as_its_run_has(tmp_path: Path) -> None:
+    program = WRONG.replace('raise KeyError("entropy")', "return rollout.observations.sum()")
+    (tmp_path / "wrong.py").write_text("\n".join(row[4:] for row in program.splitlines()))
+    config = replace_options(config_of(PAGES[1]), algorithm="wrong:Wrong", envs_per_worker=16)
+    with pytest.raises(UserError, match="wrong:Wrong raised AttributeError: 'NoneType'"):
+        check_own_code(config)  # 16 environments' rollouts hold a graph, and no observations
+
+
 def test_central_inference_takes_a_network_of_ones_own_but_no_loss() -> None:
     words = ["CartPole-v1", "--mode", "central"]
     assert parse_train([*words, "--network", "my_nets:skip"]).config(2).network.network == "my_nets:skip"
