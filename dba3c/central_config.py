@@ -68,7 +68,9 @@ class CentralConfig:
         return -(-self.batch_unrolls // self.envs_per_group)
 
     def actors_of(self, learner: int, learners: int) -> range:
-        """The actors that dial this learner."""
+        """The actors that dial this learner. Raises UserError: there is none, so it would wait in vain."""
+        if learner >= self.actors:
+            raise UserError(f"{learners} learners need as many actors or more, got {self.actors} (--actors)")
         return range(learner, self.actors, learners)
 
 

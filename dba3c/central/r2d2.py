@@ -20,6 +20,7 @@ from dba3c.central.algorithm import ReplayDebt, Trainer, Update
 from dba3c.central.unrolls import Unroll
 from dba3c.central.wire import TERMINATED, TRUNCATED, VALID, GroupShape, first_of
 from dba3c.config import TrainConfig
+from dba3c.errors import UserError
 from param_servers.exchange import Pull
 
 
@@ -30,6 +31,9 @@ class R2d2Trainer(Trainer):
         shape: of an actor's group.
         actors: ranks of the learner's actors, whose environments have a place in the replay.
         seed: of the sampling.
+
+    Raises:
+        UserError: unrolls are too short.
     """
 
     def __init__(self, config: TrainConfig, network: FlatNetwork, shape: GroupShape, actors: range, seed: int) -> None:
@@ -37,6 +41,8 @@ class R2d2Trainer(Trainer):
         self._size, self._groups, self._actors = shape.num_envs, central.actor_groups, actors
         self._discount, self._n_step, self._burn_in = config.algorithm.discount, replay.n_step, replay.burn_in
         stride, envs = central.unroll_length, len(actors) * central.envs_per_actor
+        if stride < (shortest := max(2, shape.frame_stack)):  # so that a block holds all that lies before a sequence
+            raise UserError(f"r2d2 needs unrolls of {shortest} steps or more here, got {stride} (--unroll-length)")
         length = replay.burn_in + stride
         least = -(-(length + 2 * stride + shape.frame_stack) // stride)
         self._replay = SequenceReplay(

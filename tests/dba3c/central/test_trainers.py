@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from dba3c.central.wire import GroupShape, pack_step
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
+from dba3c.errors import UserError
 from dba3c.metrics.writer import Sections
 from param_servers.config import ExchangeConfig
 from param_servers.exchange import Pull
@@ -145,6 +147,23 @@ def test_r2d2_keeps_a_place_for_every_environment_and_no_sequence_goes_on_across
     update = trainer.update(Pull(network.layout.flatten(network.network), 0, 0))
     assert torch.isfinite(update.gradient).all() and update.gradient.abs().sum() > 0
     assert update.data_points > 0
+
+
+@pytest.mark.parametrize(("frames", "shortest"), [(1, 2), (4, 4)])
+def test_r2d2_says_in_one_line_that_unrolls_are_too_short(frames: int, shortest: int) -> None:
+    shape = GroupShape(2, frames, (frames,), "float32", (), "int64")
+    network = build_model(R2D2, Spaces(Box(-np.inf, np.inf, (frames,), np.float32), Discrete(2))).network
+    for steps in range(1, shortest + 1):
+        config = replace(R2D2, central=replace(R2D2.central, unroll_length=steps))
+        refused = pytest.raises(UserError, match=f"unrolls of {shortest} steps or more here, got {steps}")
+        with refused if steps < shortest else nullcontext():
+            R2d2Trainer(config, network, shape, range(2), seed=0)
+
+
+def test_a_learner_without_an_actor_says_so_and_does_not_wait() -> None:
+    assert [list(R2D2.central.actors_of(learner, 2)) for learner in (0, 1)] == [[0], [1]]
+    with pytest.raises(UserError, match="3 learners need as many actors or more, got 2"):
+        R2D2.central.actors_of(2, 3)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["accepted", "every_second_dropped"])
