@@ -42,8 +42,7 @@ _KILL_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _RESET, _STEP, _ANSWER, _RAISED, _USER_ERROR = (bytes([kind]) for kind in range(5))
 _PLAYED = struct.Struct("<dd??")  # reward, score_reward, terminated, truncated
-_MOST_BYTES = 1 << 28
-"""Of an answer: an observation, or spaces in words."""
+_LARGEST_WORDS = 1 << 20  # bytes of what is no observation
 _CHILD = "from dba3c.environments import factory, process_env; process_env.serve({}, factory.maker_of)"
 
 
@@ -75,7 +74,7 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
     @cached_property
     def _spaces(self) -> tuple[Space[Any], Space[Any]]:
         """Of observations, as `ObservationCodec` made it, and of actions: the process's first answer."""
-        observation, action = map(_space, json.loads(self._answer()))
+        observation, action = map(_space, json.loads(self._answer(_LARGEST_WORDS)))
         return observation, action
 
     observation_space = property(lambda self: self._spaces[0])  # type: ignore[assignment]
@@ -113,8 +112,9 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
             self._process.wait(timeout=_KILL_TIMEOUT_S)
 
     def _played(self) -> tuple[np.ndarray, tuple[Any, ...]]:
-        space, answer = self._spaces[0], self._answer()
+        space = self._spaces[0]
         size = _PLAYED.size + int(np.prod(space.shape or ())) * np.dtype(space.dtype).itemsize
+        answer = self._answer(size)
         if len(answer) != size:
             raise EnvironmentDied(f"it answered with {len(answer)} bytes instead of {size}")
         observation = np.frombuffer(answer, dtype=space.dtype, offset=_PLAYED.size).reshape(space.shape)
@@ -125,22 +125,22 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer says that it died
             self._pipe.send_bytes(question)
 
-    def _answer(self) -> bytes:
+    def _answer(self, largest: int) -> bytes:
         """What has come, or comes within the timeout. Not one deadline for all of it: a socket holds the beginning of a
         large answer, and who was in time can send the rest only while it is read, which may be after somebody else's.
         """
         try:
             if not self._pipe.poll(max(self._asked_s + self._timeout_s - time.monotonic(), 0.0)):
                 raise EnvironmentHangs(f"no answer within {self._timeout_s:g} s; its process is ended")
-            message = self._pipe.recv_bytes(_MOST_BYTES)
-        except (EOFError, ConnectionResetError):
+            message = self._pipe.recv_bytes(max(largest, _LARGEST_WORDS) + 1)
+        except (EOFError, OSError) as error:
+            if not self._pipe.readable:  # it is larger than anything that it may say; nothing of it has been read
+                raise EnvironmentDied(f"it answered with too large a message ({error})") from None
             code = self._process.wait(timeout=_KILL_TIMEOUT_S)
             raise EnvironmentDied(f"its process ended with exit code {code}") from None
-        except OSError as error:  # larger than anything that it may say; nothing of it has been read
-            raise EnvironmentDied(f"it answered with too large a message ({error})") from None
         self._unanswered -= 1
         if message[:1] != _ANSWER:
-            line = message[1:].decode()
+            line = message[1:].decode(errors="replace")
             raise UserError(line) if message[:1] == _USER_ERROR else RuntimeError(line)
         return message[1:]
 
@@ -155,7 +155,13 @@ def _described(space: Space[Any]) -> dict[str, Any]:
     if isinstance(space, spaces.MultiDiscrete):
         return {"kind": "MultiDiscrete", "dtype": dtype, "nvec": space.nvec.tolist(), "start": space.start.tolist()}
     assert isinstance(space, spaces.Box)
-    return {"kind": "Box", "dtype": dtype, "low": space.low.tolist(), "high": space.high.tolist()}
+    return {"kind": "Box", "dtype": dtype, "shape": space.shape, "low": _bound(space.low), "high": _bound(space.high)}
+
+
+def _bound(numbers: np.ndarray) -> list[float]:
+    """One number where all are the same, as of observations, of which there may be millions."""
+    different = np.unique(numbers)
+    return (different if len(different) < 2 else numbers).tolist()
 
 
 def _space(described: dict[str, Any]) -> Space[Any]:
@@ -165,7 +171,8 @@ def _space(described: dict[str, Any]) -> Space[Any]:
         return MixedSpace([tuple(image) for image in described["images"]], described["vector_size"])
     dtype = np.dtype(described.pop("dtype"))
     if kind == "Box":
-        described = {bound: np.array(values, dtype) for bound, values in described.items()}
+        shape = described.pop("shape")
+        described = {bound: np.full(shape, values, dtype) for bound, values in described.items()}
     return getattr(spaces, kind)(**described, dtype=dtype.type)
 
 
@@ -182,7 +189,7 @@ def serve(descriptor: int, maker_of: Callable[[EnvironmentConfig], Callable[[], 
             is_user_error = isinstance(error, UserError)
             line = " ".join((str(error) if is_user_error else f"{type(error).__name__}: {error}").split())
             with contextlib.suppress(OSError):  # the worker is gone and wants no answer
-                pipe.send_bytes((_USER_ERROR if is_user_error else _RAISED) + line.encode())
+                pipe.send_bytes((_USER_ERROR if is_user_error else _RAISED) + line.encode()[:_LARGEST_WORDS])
 
 
 def _play(pipe: Connection, env_id: str, env: gymnasium.Env[Any, Any]) -> None:

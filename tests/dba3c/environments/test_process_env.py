@@ -1,14 +1,20 @@
 """Environments in processes of their own: the same games, and an end to those that hang or die."""
 
+import os
+import struct
 import sys
 import textwrap
 from dataclasses import replace
+from multiprocessing.connection import Pipe
 
 import numpy as np
 import psutil
 import pytest
+from gymnasium.spaces import Box
 
+from dba3c.environments import process_env
 from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.process_env import EnvironmentDied, ProcessEnv
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import UserError
 
@@ -76,6 +82,10 @@ GAMES = """
     class Raising(Game):
         def at_two(self):
             raise ArithmeticError("two is too many")
+
+    class Verbose(Game):
+        def at_two(self):
+            raise ArithmeticError("ä" * (4 << 20))
 
     class Unmakable(Game):
         def __init__(self):
@@ -167,6 +177,43 @@ def test_actions_have_the_environment_s_dtype_and_may_be_written_to(made, config
 def test_a_game_that_cannot_be_made_is_one_line(made, config):
     with pytest.raises(UserError, match="process_games:Unmakable cannot be made: .*OSError: no such map"):
         made(config("Unmakable"), 2, seed=0)
+
+
+def test_a_line_of_any_length_is_cut_and_names_what_was_raised(made, config):
+    envs = made(config("Verbose"), 1, seed=0)
+    envs.reset()
+    envs.step(np.array([0]))
+    (line,) = envs.step(np.array([0])).failures
+    assert "ArithmeticError: ää" in line and len(line.encode()) < 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (struct.pack("!i", 2 << 20) + b"no answer has so many", "answered with too large a message"),
+        (struct.pack("!i", 100) + b"less than 100", "its process ended with exit code"),
+    ],
+    ids=["larger than its space", "died in the middle"],
+)
+def test_an_answer_that_cannot_be_one_is_named_and_not_waited_for(config, said, line):
+    env = ProcessEnv(config("Game"))
+    _ = env.observation_space
+    env._pipe.close()
+    env._pipe, theirs = Pipe()
+    env.send_reset(0)
+    theirs.recv_bytes()
+    os.write(theirs.fileno(), said)
+    theirs.close()
+    with pytest.raises(EnvironmentDied, match=line):
+        env.reset()
+    env.close()
+
+
+def test_the_spaces_of_a_large_image_are_few_words():
+    image = Box(0, 255, (3, 1024, 1024), np.uint8)
+    described = process_env._described(image)
+    assert len(str(described)) < 200
+    assert process_env._space(described) == image
 
 
 def test_closing_ends_every_process(made, config):
