@@ -212,8 +212,11 @@ class TrainConfig:
         """
         try:
             tree = json.loads(text)
+            groups = [group.name for group in fields(TrainConfig)]
+            if not isinstance(tree, dict) or not all(isinstance(tree.get(group, {}), dict) for group in groups):
+                raise UserError("bad configuration: it should be one JSON object, of one for each group of options")
             for group, name, value in RETIRED_OPTIONS:
-                if isinstance(tree, dict) and tree.get(group, {}).get(name, ...) == value:
+                if tree.get(group, {}).get(name, ...) == value:
                     del tree[group][name]
             return _converter.structure(tree, TrainConfig)
         except json.JSONDecodeError as error:

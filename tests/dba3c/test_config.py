@@ -51,6 +51,12 @@ def test_what_is_not_json_is_one_line() -> None:
         TrainConfig.from_json("{")
 
 
+@pytest.mark.parametrize("text", ["5", "[]", '{"environment": []}', '{"exchange": null}'])
+def test_json_that_is_no_configuration_is_one_line(text: str) -> None:
+    with pytest.raises(UserError, match="bad configuration: it should be one JSON object"):
+        TrainConfig.from_json(text)
+
+
 @pytest.mark.parametrize(
     "bad", [{"rollout_length": 0}, {"discount": 1.5}, {"trace_lambda": -0.1}, {"entropy_cost": "often"}]
 )
