@@ -60,10 +60,11 @@ def make_camera(config: EnvironmentConfig, seed: int) -> Camera:
     """
     if config.family == "atari":
         return _of_console(config, seed)
+    make_env = maker_of(config)  # of a registered one too: this has imported the module that registers it
     made: list[gymnasium.Env[Any, Any]] = []
 
     def make_and_keep() -> gymnasium.Env[Any, Any]:
-        made[:] = [maker_of(config)() if config.family == "custom" else _make_drawn(config.env_id)]
+        made[:] = [make_env() if config.family == "custom" else _make_drawn(config.env_id)]
         return made[0]  # a broken one is replaced: the newest is the one that plays
 
     can_draw = config.family in ("custom", "gymnasium")

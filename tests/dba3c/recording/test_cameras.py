@@ -180,6 +180,18 @@ def test_a_registered_environment_is_made_to_draw(opened):
     assert picture.shape == (400, 600, 3) and len(np.unique(picture)) > 2
 
 
+def test_an_environment_that_a_module_in_the_current_directory_registers_is_filmed(opened, tmp_path, monkeypatch):
+    (tmp_path / "here_registered.py").write_text(
+        "import gymnasium\ngymnasium.register('HereRegistered-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # without the current directory, as in a console script
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    camera = make_camera(EnvironmentConfig(env_id="here_registered:HereRegistered-v0"), 0)
+    opened.append(camera.environments)
+    assert camera.action_names == ["0", "1"]
+
+
 def test_what_cannot_be_filmed_without_pygame_says_which_extra_has_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pygame", None)
     camera = make_camera(EnvironmentConfig(env_id="CartPole-v1"), seed=0)
