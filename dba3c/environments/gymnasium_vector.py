@@ -48,10 +48,11 @@ class LoopVectorEnvironment:
         self._unseeded = np.ones(num_envs, dtype=bool)  # whose next reset takes a seed: once in each one's life
         self._life_steps = np.zeros(num_envs, dtype=np.int64)  # since each was made, for failure lines
         try:
-            for _ in range(num_envs):
-                self._envs.append(make_env())
+            self._envs.append(make_env())  # alone: what cannot be is said by one, which no others keep from its time
             self._observations = ObservationCodec(self._env_id, self._envs[0].observation_space)
             self._actions = ActionCodec(self._env_id, self._envs[0].action_space)
+            for _ in range(num_envs - 1):
+                self._envs.append(make_env())
         except Exception as error:
             self.close()
             if isinstance(error, UserError):
@@ -127,10 +128,13 @@ class LoopVectorEnvironment:
 
     def close(self) -> None:
         """Close every environment."""
-        for env in self._envs:
-            if env is not None:
-                env.close()
-        self._envs = []
+        envs, self._envs = self._envs, []
+        for index, env in enumerate(envs):
+            try:
+                if env is not None:
+                    env.close()
+            except Exception as error:  # a stranger's again: nothing more is wanted of it, and the others are closed
+                _LOG.warning(f"{self._env_id} environment {index} did not close: {one_line(error)}")
 
     def _send_ahead(self, actions: list[Any] | None) -> None:
         """Let environments that are processes start on this step, or without actions on their reset, all at once."""

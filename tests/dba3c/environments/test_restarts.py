@@ -2,12 +2,14 @@
 
 import re
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
 from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
 from dba3c.environments.protocol import EnvironmentFailed
+from dba3c.errors import UserError
 from tests.dba3c.environments.counting_game import CONFIG, FAULTS, Counting, loop, raising, unmakable
 
 
@@ -117,6 +119,35 @@ def test_environments_that_can_no_longer_be_made_are_given_up_and_closed_once():
         envs.step(np.array([0, 0]))
     envs.close()
     assert closed == [made[1], made[0]]
+
+
+def test_an_environment_that_cannot_be_played_is_refused_before_others_are_made():
+    class Text(Counting):
+        observation_space = gymnasium.spaces.Text(5)
+
+    made = []
+    with pytest.raises(UserError, match="Text is not supported"):
+        LoopVectorEnvironment(CONFIG, lambda: made.append(Text()) or made[-1], 4, 7)
+    assert len(made) == 1
+
+
+def test_one_that_cannot_be_closed_is_named_and_keeps_no_other_from_being_closed(caplog):
+    closed = []
+
+    class Closing(Counting):
+        def close(self):
+            closed.append(self)
+
+    class Stuck(Counting):
+        def close(self):
+            raise RuntimeError("the window is gone")
+
+    others = Closing(), Closing()
+    envs = loop(others[0], Stuck(), others[1])
+    envs.close()
+    envs.close()
+    assert sorted(map(id, closed)) == sorted(map(id, others))
+    assert caplog.messages == ["tests.game:make environment 1 did not close: RuntimeError: the window is gone"]
 
 
 def test_a_restarted_environment_has_another_seed():
