@@ -398,6 +398,6 @@ def _check_writable(folder: Path) -> None:
     """Make the folder, write a file there, delete it. Raises UserError where that cannot be: rather now than later."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
-    write_atomically(probe, "x" * 4096)
-    probe.unlink(missing_ok=True)
+        probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
+        write_atomically(probe, "x" * 4096)
+        probe.unlink(missing_ok=True)

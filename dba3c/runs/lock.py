@@ -232,7 +232,8 @@ class RunLock:
             self._thread.join(timeout=HEARTBEAT_S)
         holder = _read(self.folder / LOCK_NAME) if self._keeps else None
         if holder is not None and holder.token == self.holder.token:
-            (self.folder / LOCK_NAME).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a disk that refuses: the lock of a dead process holds nobody up
+                (self.folder / LOCK_NAME).unlink()
 
 
 def _holder_of_newest_life(folder: Path) -> Holder | None:

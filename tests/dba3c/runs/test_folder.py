@@ -97,6 +97,16 @@ def test_a_pid_given_to_a_later_process_is_not_the_holder(tmp_path):
     assert run_lock.living_holder(run.path) is None
 
 
+def test_giving_back_a_folder_that_has_become_read_only_does_not_fail(tmp_path, monkeypatch):
+    run = RunFolder.create(tmp_path / "run", CONFIG)
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    run.release()
+
+
 def test_a_lock_of_another_host_counts_while_its_heartbeat_is_fresh(tmp_path, monkeypatch):
     run = finished_run(tmp_path / "run")
     pretend_held_elsewhere(run.path, age_s=5)
