@@ -86,12 +86,16 @@ def load_policy(checkpoint: Path) -> Policy:
         CheckpointUnreadable: the file system does not let it be read.
     """
     loaded = load_checkpoint(checkpoint)
+    try:
+        statistics = statistics_of(checkpoint.parent.parent, loaded.step)
+    except OSError as error:
+        raise CheckpointUnreadable(f"observation statistics of {checkpoint}: {error.strerror}") from error
     return Policy(
         parameters=loaded.parameters,
         layout=loaded.layout,
         step=loaded.step,
         data_points=loaded.data_points,
-        observation_statistics=statistics_of(checkpoint.parent.parent, loaded.step),
+        observation_statistics=statistics,
     )
 
 
@@ -243,7 +247,8 @@ class CheckpointWatch:
     def _made(self) -> set[tuple[int, int]]:
         """(step, when its directory was made, ns) of every checkpoint: after a roll-back a step is made anew."""
         made = set()
-        for step in checkpoint_steps(self._checkpoints):
-            with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
-                made.add((step, (self._checkpoints / f"step-{step}").stat().st_mtime_ns))
+        with contextlib.suppress(OSError):  # away for a while: the next look sees them; `run_end` bounds the while
+            for step in checkpoint_steps(self._checkpoints):
+                with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                    made.add((step, (self._checkpoints / f"step-{step}").stat().st_mtime_ns))
         return made

@@ -1,7 +1,10 @@
 """Full games on real environments, and the evaluator's life beside a run."""
 
+import errno
 import json
+import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -333,6 +336,26 @@ def test_a_checkpoint_that_cannot_be_read_now_is_looked_at_again(cartpole, monke
         away.setattr(checkpoints, "load_policy", unreadable)
         assert watch.newest_unseen() is None and watch.newest_unseen() is None
     assert len(lines) == 1 and "step-10 cannot be read" in lines[0]
+    assert watch.newest_unseen().step == 10
+
+
+@pytest.mark.parametrize("asks", ["iterdir", "read_text"])
+def test_a_file_system_that_is_away_for_a_while_ends_no_evaluator(cartpole, monkeypatch, asks):
+    run, _ = cartpole
+    observations = run.path / "observations"
+    observations.mkdir()
+    (observations / "worker-0.json").write_text('{"0": {"count": 1.0, "mean": [0.0], "squares": [0.0]}}')
+    watch = CheckpointWatch(run.checkpoints, lambda: None, say=print)
+    original = getattr(Path, asks)
+
+    def away(path, *given, **options):
+        if path in (run.checkpoints, observations / "worker-0.json"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return original(path, *given, **options)
+
+    with monkeypatch.context() as while_away:
+        while_away.setattr(Path, asks, away)
+        assert watch.newest_unseen() is None
     assert watch.newest_unseen().step == 10
 
 
