@@ -94,7 +94,8 @@ class Mp4Writer:
                 written, _ = imageio_ffmpeg.count_frames_and_secs(str(self._temporary))
         if written != self.pictures or written == 0:
             raise UserError(f"cannot write {self.path}: {written} of {self.pictures} pictures were encoded")
-        os.replace(self._temporary, self.path)
+        with writing(self.path):
+            os.replace(self._temporary, self.path)
 
 
 def enlarge(picture: np.ndarray) -> np.ndarray:

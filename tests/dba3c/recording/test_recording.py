@@ -105,6 +105,16 @@ def test_an_mp4_of_nothing_is_an_error_and_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_mp4_that_cannot_take_its_place_is_one_line_and_no_file(tmp_path: Path) -> None:
+    (tmp_path / "film.mp4").mkdir()
+    with (
+        pytest.raises(UserError, match=r"cannot write .*film.mp4: Is a directory"),
+        Mp4Writer(tmp_path / "film.mp4", 30.0) as video,
+    ):
+        video.add(np.zeros((32, 32, 3), np.uint8))
+    assert [path.name for path in tmp_path.iterdir()] == ["film.mp4"]
+
+
 def test_a_gif_of_a_long_game_is_thinned_out_and_stays_below_its_limit(tmp_path: Path) -> None:
     gif, random = GifWriter(30.0), np.random.default_rng(0)
     for _ in range(2000):
