@@ -173,7 +173,7 @@ def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str
 
     evaluators = max(1, config.run.evaluators)
     games = int(quotas(config.run.evaluation_games, evaluators)[rank])
-    done = evaluated_policies(folder, games, seed_index=rank)
+    done = evaluated_policies(folder, games, protocol_for(config).actions, seed_index=rank)
     watch = CheckpointWatch(
         folder.checkpoints, run_end, is_done=lambda policy: policy.sha256 in done, say=tell, look_s=look_s
     )
@@ -238,9 +238,10 @@ def together(folder: RunFolder, share: Evaluation, evaluators: int) -> tuple[Sco
     return summarise(scores), unfinished
 
 
-def evaluated_policies(folder: RunFolder, games: int, seed_index: int = 0) -> set[str]:
-    """SHA-256 of the parameters with which so many games of a stream were played, in this life of the run or before."""
-    found = map(_read, sorted((folder.path / FOLDER).glob("step-*.json")))
+def evaluated_policies(folder: RunFolder, games: int, actions: Actions, seed_index: int = 0) -> set[str]:
+    """SHA-256 of the parameters with which so many games of a stream were played with such actions, in this life of the
+    run or before."""
+    found = map(_read, sorted((folder.path / FOLDER).glob(f"step-*-{actions}*.json")))
     whole = (one for one in found if one.get("seed_index") == seed_index and not one.get("unfinished"))
     return {str(one["parameters_sha256"]) for one in whole if len(one["scores"]) >= games}
 

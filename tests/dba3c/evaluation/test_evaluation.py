@@ -288,8 +288,15 @@ def test_two_evaluators_share_the_games_of_a_checkpoint_and_overwrite_nothing(ca
     told = [record for rank in (0, 1) for record in records(run, "evaluation", rank)]
     assert [record["games"] for record in told] == [3, 5]  # the second sees both
     assert told[1]["mean"] == sum(found[0]["scores"] + found[1]["scores"]) / 5
-    assert policy.sha256 in evaluated_policies(run, 2, seed_index=1)
-    assert policy.sha256 not in evaluated_policies(run, 3, seed_index=1)
+    assert policy.sha256 in evaluated_policies(run, 2, "sampled", seed_index=1)
+    assert policy.sha256 not in evaluated_policies(run, 3, "sampled", seed_index=1)
+
+
+def test_games_played_by_hand_with_other_actions_are_not_the_evaluator_s(cartpole):
+    run, policy = cartpole
+    evaluate(CARTPOLE, policy, games=2, actions="greedy").save(run)
+    assert evaluated_policies(run, 2, "sampled") == set()
+    assert evaluated_policies(run, 2, "greedy") == {policy.sha256}
 
 
 def test_more_evaluators_than_games_are_refused():
