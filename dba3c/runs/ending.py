@@ -225,13 +225,14 @@ class Overtime:
         if self._ended_s is None and now_s >= self._next_look_s:
             self._next_look_s = now_s + self._run_end.look_s
             self._asked_s = self._asked_s or now_s
-            ended = sum(self._folder.has_left(*process) for process in self._awaited)
-            if ended and self._first_ended_s is None:
-                self._first_ended_s = now_s
-            late = self._first_ended_s is not None and now_s - self._first_ended_s > LATE_S
-            if ended == len(self._awaited) or late or now_s - self._asked_s > self._write_s + LATE_S:
-                self._ended_s = now_s
-                self._last_step = max(checkpoint_steps(self._folder.checkpoints), default=0)
+            with contextlib.suppress(OSError):  # away for a while, which `RunEnd` bounds: the next look sees more
+                ended = sum(self._folder.has_left(*process) for process in self._awaited)
+                if ended and self._first_ended_s is None:
+                    self._first_ended_s = now_s
+                late = self._first_ended_s is not None and now_s - self._first_ended_s > LATE_S
+                if ended == len(self._awaited) or late or now_s - self._asked_s > self._write_s + LATE_S:
+                    self._last_step = max(checkpoint_steps(self._folder.checkpoints), default=0)
+                    self._ended_s = now_s
         return self._ended_s is not None
 
 

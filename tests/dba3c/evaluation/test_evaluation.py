@@ -366,6 +366,28 @@ def test_a_file_system_that_is_away_for_a_while_ends_no_evaluator(cartpole, monk
     assert watch.newest_unseen().step == 10
 
 
+@pytest.mark.parametrize("asks", ["exists", "iterdir"])
+def test_a_file_system_that_is_away_for_a_while_ends_no_overtime(cartpole, monkeypatch, asks):
+    run, _ = cartpole
+    run.request_stop("it has seen its frames", finished=True)
+    overtime = Overtime(run, CARTPOLE, RunEnd(run, look_s=0.0))
+    for process in overtime._awaited:
+        run.note_left(*process)
+    original = getattr(Path, asks)
+
+    def away(path):
+        if path == run.checkpoints or path.name.startswith("left-"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return original(path)
+
+    with monkeypatch.context() as while_away:
+        while_away.setattr(Path, asks, away)
+        assert overtime() is None and not overtime.training_has_ended()
+    assert overtime.training_has_ended()
+    overtime.step = 10
+    assert overtime() is None
+
+
 def test_a_launch_that_is_gone_without_a_word_is_not_waited_for(cartpole, monkeypatch):
     monkeypatch.setattr(ending, "GONE_AFTER_S", -1.0)
     run, _ = cartpole
