@@ -321,7 +321,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     lost_nodes = LostNodes(os.environ, arguments.run_dir, train, arguments.nodes)
     try:
         return SlurmJob(arguments.run_dir, command, os.environ, lost_nodes).run()
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"dba3c: {error}", file=sys.stderr)
         return 2
 

@@ -135,6 +135,15 @@ def test_a_script_outside_of_slurm_says_so_in_one_line(monkeypatch: pytest.Monke
     assert slurm_job.main(["--run-dir", "run", "--", "dba3c", "train"]) == 2
 
 
+def test_a_run_folder_that_the_system_refuses_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    (tmp_path / "file").touch()
+    assert slurm_job.main(["--run-dir", str(tmp_path / "file"), "--", "dba3c", "train"]) == 2
+    assert capsys.readouterr().err == f"dba3c: [Errno 20] Not a directory: '{tmp_path}/file/.slurm'\n"
+
+
 def test_stopping_a_run_whose_job_waits_for_its_next_life_says_how_to_end_the_job(tmp_path: Path, fake: Fake) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, launch_id="7-0")
     controller.hold(folder.path, TASK).release()
