@@ -85,6 +85,11 @@ def _run(arguments: Sequence[str]) -> int:
         return RUN_BROKEN_EXIT
     except BrokenPipeError:
         return 0
+    except OSError as error:  # a folder of somebody else, a name too long; without a file it is no user's mistake
+        if error.filename is None:
+            raise
+        print(f"dba3c: {error.filename}: {error.strerror}", file=sys.stderr)
+        return USER_ERROR_EXIT
 
 
 if __name__ == "__main__":

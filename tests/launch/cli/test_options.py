@@ -184,3 +184,11 @@ def test_a_run_goes_on_with_what_may_change_and_the_rest_is_refused_by_name() ->
     assert set(MAY_CHANGE) <= set(option_names()) and len(COMMON) <= 25
     documented = (Path(__file__).parents[3] / "docs" / "reliability.md").read_text().split("## Going on with other")[1]
     assert {name.replace("_", "-") for name in MAY_CHANGE} == set(re.findall(r"`--([a-z-]+)`", documented))
+
+
+@pytest.mark.parametrize("words", ["train CartPole-v1 --run-dir", "resume", "watch", "stop", "plot"])
+def test_a_path_that_the_system_refuses_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "x" * 300
+    assert main([*words.split(), name]) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"dba3c: \S*{name}\S*: File name too long\n", said)
