@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -90,6 +91,9 @@ def _run(arguments: Sequence[str]) -> int:
             raise
         print(f"dba3c: {error.filename}: {error.strerror}", file=sys.stderr)
         return USER_ERROR_EXIT
+    except KeyboardInterrupt:  # where nothing has begun that a checkpoint could save
+        print("dba3c: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

@@ -192,3 +192,14 @@ def test_a_path_that_the_system_refuses_is_one_line(words: str, capsys: pytest.C
     assert main([*words.split(), name]) == 2
     said = capsys.readouterr().err
     assert re.fullmatch(rf"dba3c: \S*{name}\S*: File name too long\n", said)
+
+
+def test_ctrl_c_where_there_is_nothing_to_save_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(words: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launch.cli.runs.train", interrupted)
+    assert main(["train", "CartPole-v1"]) == 130
+    assert capsys.readouterr().err == "dba3c: interrupted\n"
