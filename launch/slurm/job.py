@@ -110,7 +110,10 @@ class SlurmJob:
                 self._signalled(signal.Signals(self._signals.get_nowait()))
             life = self._life()
             if life and self._stop_reason:  # what was asked before, the beginning life would have cleared away
-                RunFolder(self.run_dir).request_stop(self._stop_reason)
+                try:
+                    RunFolder(self.run_dir).request_stop(self._stop_reason)
+                except UserError as error:  # a full disk: to raise would end the ranks now, and the job is not requeued
+                    _say(f"{error}; asking again")
             goes_on = bool(life) and "ended" not in life
             if goes_on:
                 self.lost_nodes.look()

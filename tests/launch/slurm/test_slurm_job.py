@@ -83,6 +83,27 @@ def test_a_slow_or_absent_squeue_does_not_end_a_run_and_the_warning_is_heard_whi
     assert asked(tmp_path)[-1] == "scontrol requeue 7_2"
 
 
+def test_a_disk_that_is_full_when_the_warning_comes_is_asked_again_and_the_job_goes_on(
+    tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake("scontrol", "exit 0")
+    refused = iter([UserError("cannot write stop.json: No space left on device")])
+    request_stop = RunFolder.request_stop
+
+    def ask(folder: RunFolder, reason: str) -> bool:
+        for error in refused:
+            raise error
+        return request_stop(folder, reason)
+
+    monkeypatch.setattr(RunFolder, "request_stop", ask)
+    run_dir, warning = tmp_path / "run", tmp_path / "warning"
+    warning.touch()
+    command = [sys.executable, "-c", TRAINING, str(run_dir), str(warning)]
+    assert SlurmJob(run_dir, command, TASK, LostNodes({}, run_dir, ["dba3c"])).run() == 0
+    assert "No space left on device; asking again" in capfd.readouterr().out
+    assert asked(tmp_path) == ["scontrol requeue 7_2"]
+
+
 def test_a_requeue_is_asked_for_until_the_controller_answers(tmp_path: Path, fake: Fake) -> None:
     fake("scontrol", f'[ "$(wc -l < {tmp_path}/asked)" -ge 3 ] || {{ echo "no controller" >&2; exit 1; }}')
     assert controller.requeue(TASK) == ""
