@@ -63,6 +63,10 @@ class Topology:
                     f"central inference needs a learner and an actor, got {_count(self.learners, 'learner')} + "
                     f"{_count(self.actors, 'actor')}"
                 )
+            if self.actors < self.learners:
+                raise UserError(
+                    f"{_count(self.learners, 'learner')} + {_count(self.actors, 'actor')}: each learner needs an actor"
+                )
         elif self.workers < 1:
             raise UserError(f"no rank is left for a worker: {self._sum_text()} = {self.ranks}")
         elif self.gradients < 1:

@@ -80,6 +80,11 @@ def test_learners_that_exchange_through_servers_share_the_ranks_with_them() -> N
         fit(6, learners=2, actors=8)
 
 
+def test_a_learner_without_an_actor_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UserError, match="3 learners \\+ 2 actors: each learner needs an actor"):
+        Topology(learners=3, actors=2)
+
+
 def test_actors_may_sit_beside_their_learners() -> None:
     topology = Topology(learners=2, actors=3, colocated_actors=True)
     assert topology.arithmetic() == "2 = 2 learners, 3 actors beside learners"
