@@ -4,7 +4,7 @@
     collective.broadcast_(tensor, root=0)
 
 No call waits for ever: each raises PeerLost, which names the ranks that are missing where the backend can tell. Other
-carriers are those of `launched`.
+carriers are those of `mpi_horovod`.
 
 **torch.distributed neither authenticates nor encrypts** (PyTorch's SECURITY.md): whoever can reach the store's port can
 list its keys, read, change and delete them, and whoever is on the path of the tensors can read and change those. The
