@@ -13,8 +13,9 @@ There is one collective a step. A lost rank ends the run, after the first surviv
 
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop,
 from param_servers.layout import FlatLayout
 from param_servers.replica import Replica, ReplicaReport, check_rejected, how_it_ended, refusal
 
+T = TypeVar("T")
 COMPARE_EVERY_STEPS = 100
 """Steps between comparisons of all ranks' parameters."""
 _REASON_BYTES = 256
@@ -149,13 +151,7 @@ class AllReduceExchange:
         own = StepRow(0 if reason else data_points, bool(reason), self._reason is not None, replica.step, digest)
         write_rows(self._rows, self._collective.rank, own)
         start_s = time.perf_counter()
-        try:
-            self._collective.all_reduce_sum_(self._buffer)
-        except PeerLost as error:
-            lost = self._save_before_the_end()
-            if lost:
-                raise PeerLost(f"{error}; {lost}") from error
-            raise
+        self._or_save(lambda: self._collective.all_reduce_sum_(self._buffer))
         self._report.collective_s += time.perf_counter() - start_s
         return read_rows(self._rows)
 
@@ -182,7 +178,7 @@ class AllReduceExchange:
 
     def _end(self) -> None:
         """Step 4: all ranks are here in the same step."""
-        reason = self._agree_on_reason(self._reason)
+        reason = self._or_save(lambda: self._agree_on_reason(self._reason))
         self._ended = how_it_ended(reason, self.replica.finish() if self._collective.rank == 0 else "")
 
     def _agree_on_reason(self, reason: str | None) -> str:
@@ -193,9 +189,18 @@ class AllReduceExchange:
         self._collective.broadcast_(text)
         return bytes(text.tolist()).rstrip(b"\0").decode("utf-8", "replace")
 
-    def _save_before_the_end(self) -> str:
-        survivors = set(range(self._collective.size)) - self._collective.lost
-        return self.replica.finish() if self._collective.rank == min(survivors, default=0) else ""
+    def _or_save(self, call: Callable[[], T]) -> T:
+        """What `call` returns; where it loses a rank, the first survivor writes a checkpoint before it raises."""
+        try:
+            return call()
+        except PeerLost as error:
+            rank, survivors = self._collective.rank, set(range(self._collective.size)) - self._collective.lost
+            if rank != min(survivors, default=0):
+                raise
+            self.replica.term += int(rank > 0)  # should rank 0 be alive, it writes under another name
+            if lost := self.replica.finish():
+                raise PeerLost(f"{error}; {lost}") from error
+            raise
 
     def close(self) -> None:
         self._report.maybe(last=True)

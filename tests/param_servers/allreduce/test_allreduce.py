@@ -191,6 +191,20 @@ def test_a_rank_that_leaves_is_named_and_a_survivor_writes_a_checkpoint(run_rank
     assert (tmp_path / "step-2").is_dir()
 
 
+def test_a_rank_that_is_lost_after_the_last_step_costs_no_step(run_ranks, tmp_path):
+    def body(collective):
+        stop = {"should_stop": lambda step, data_points: "3 steps" if step >= 2 else None}
+        worker = exchange(collective, checkpoint_dir=tmp_path, **(stop if collective.rank == 0 else {}))
+        train(worker, collective.rank, 2)
+        if collective.rank == 1:
+            worker._agree_on_reason = lambda reason: worker.close()  # dies between the sum and the reason
+        worker.push(gradient(collective.rank, 2), 2, 1)
+
+    error = run_ranks(2, body, step_timeout_s=2)[0]
+    assert isinstance(error, PeerLost) and "rank 1 of 2 lost" in str(error)
+    assert (tmp_path / "step-3").is_dir()
+
+
 def test_a_rank_that_waited_for_a_survivor_is_not_called_lost(run_ranks):
     leaves, has_left = threading.Event(), threading.Event()
 
