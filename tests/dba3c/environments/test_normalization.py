@@ -179,6 +179,16 @@ def test_a_worker_keeps_a_snapshot_for_each_checkpoint_and_groups_share_theirs(t
         assert list(json.loads((folder.path / "observations" / "actor-3.json").read_text())) == ["10", "20", "24", "30"]
 
 
+def test_a_resumed_process_that_ends_before_its_first_step_keeps_the_snapshots_of_earlier_checkpoints(tmp_path: Path):
+    config = config_of(total_frames=16 * 8 * 25)
+    folder = train(tmp_path / "run", config)
+    kept = folder.path / "observations" / "worker-0.json"
+    before = json.loads(kept.read_text())
+    environments = make_vector_environment(config.environment, 16, seed=9)
+    StatisticsKeeper(RunProcess(folder, config, rank=0, incarnation=1), "worker", [environments]).finish()
+    assert before.items() <= json.loads(kept.read_text()).items()
+
+
 def test_nothing_is_kept_where_observations_are_not_normalised(tmp_path: Path):
     config = replace_options(config_of(), normalize_observations=False)
     with RunFolder.create(tmp_path / "run", config.to_json()) as folder:
