@@ -23,7 +23,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -155,7 +155,7 @@ def set_aside_after(directory: Path, step: int) -> None:
 
 def _set_aside(path: Path) -> None:
     try:
-        _whole(path)
+        _check(path)
         what = "undone"
     except (CheckpointError, OSError):
         what = "damaged"
@@ -167,7 +167,7 @@ def _set_aside(path: Path) -> None:
 def _delete_if_whole(path: Path) -> None:
     """What is not is renamed; what cannot be read stays. The checkpoint just written is safe whatever happens here."""
     try:
-        _whole(path)
+        _check(path)
     except CheckpointError:
         _set_aside(path)
     except OSError:
@@ -223,7 +223,7 @@ def find_newest(directory: Path, on_skip: Callable[[str], None] = lambda line: N
 def _why_torn(path: Path) -> str:
     """ "" of a whole checkpoint. Raises CheckpointUnreadable."""
     try:
-        patiently(lambda: _whole(path), path)
+        patiently(lambda: _check(path), path)
     except CheckpointError as error:
         return str(error)
     return ""
@@ -251,11 +251,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def _load(path: Path) -> Checkpoint:
     """Raises CheckpointError, OSError."""
-    manifest, contents = _whole(path)
+    manifest = _manifest(path)
     try:
+        found = {name: load(content) for name, content in _contents(path, manifest)}
         layout = FlatLayout.of([(name, shape) for name, shape in manifest["layout"]])
-        names = [shard_file(shard, len(contents)) for shard in range(len(contents))]
-        shards = [load(contents.pop(name)) for name in names]
+        shards = [found[shard_file(shard, len(found))] for shard in range(len(found))]
         parameters = torch.cat([shard.pop("parameters") for shard in shards])
         layout.check(parameters)
         states = [{name.removeprefix("optimizer."): shard[name] for name in shard} for shard in shards]
@@ -281,18 +281,23 @@ def _manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {path.name} is torn: {type(error).__name__} in manifest.json") from error
 
 
-def _whole(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The manifest of a checkpoint, and the contents of its files, which are as it says: what was hashed is what is
-    loaded, and no mapped file can fail under the tensors later. Raises CheckpointError, OSError."""
-    manifest, contents = _manifest(path), dict[str, bytes]()
+def _contents(path: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Name and content of one file after the other, each as the manifest says: what was hashed is what is loaded, and
+    no mapped file can fail under the tensors later. Raises CheckpointError, OSError."""
     for entry in manifest["files"]:
-        name = str(entry["file"])
-        with contextlib.suppress(*_NOT_THERE):
-            contents[name] = (path / name).read_bytes()
-        content = contents.get(name)
-        if content is None or (len(content), hashlib.sha256(content).hexdigest()) != (entry["bytes"], entry["sha256"]):
+        name, content = str(entry["file"]), None
+        with contextlib.suppress(*_NOT_THERE), (path / name).open("rb") as file:
+            if os.fstat(file.fileno()).st_size == entry["bytes"]:  # before memory is taken for it
+                content = file.read()
+        if content is None or hashlib.sha256(content).hexdigest() != entry["sha256"]:
             raise CheckpointError(f"checkpoint {path.name} is torn: {name} does not fit the manifest")
-    return manifest, contents
+        yield name, content
+
+
+def _check(path: Path) -> None:
+    """The files of a checkpoint are as its manifest says. Raises CheckpointError, OSError."""
+    for _ in _contents(path, _manifest(path)):
+        pass
 
 
 def _unfinished(directory: Path, step: int, term: int) -> Path:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,31 @@ def test_the_newest_valid_checkpoint_is_found_and_torn_ones_are_named(tmp_path: 
     skipped: list[str] = []
     assert find_newest(tmp_path, skipped.append) == tmp_path / "step-10"
     assert ["step-12" in skipped[0], "step-11" in skipped[1], len(skipped)] == [True, True, 2]
+
+
+def test_a_file_of_another_size_than_the_manifest_says_is_torn_and_not_read(tmp_path: Path) -> None:
+    plan = plan_shards(LAYOUT, 1)
+    for step in (2, 4):
+        save(tmp_path, plan, step)
+    os.truncate(tmp_path / "step-4" / "shard-0-of-1.safetensors", 1 << 42)  # takes no room on the disk
+    assert find_newest(tmp_path) == tmp_path / "step-2"
+    with pytest.raises(CheckpointError, match="torn"):
+        load_checkpoint(tmp_path / "step-4")
+
+
+def test_checking_a_checkpoint_holds_one_file_at_a_time(tmp_path: Path) -> None:
+    plan = plan_shards(FlatLayout.of({"a": (1 << 20,)}), 8)
+    entries = [
+        write_shard(tmp_path, 2, 1, index, 8, torch.zeros(part.stop - part.start), {})
+        for index, part in enumerate(plan.slices)
+    ]
+    publish(tmp_path, 2, data_points=1, term=1, plan=plan, files=entries, keep=1)
+    tracemalloc.start()
+    try:
+        assert find_newest(tmp_path) == tmp_path / "step-2"
+        assert tracemalloc.get_traced_memory()[1] < 3 * (1 << 19)  # a file has 1 << 19 bytes
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"format": 3}', "[]", '{"format": "param_servers checkpoint 1"}'])
