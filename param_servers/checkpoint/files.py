@@ -139,8 +139,10 @@ def publish(
     _sync(directory)
     for _, old in _found(directory)[:-keep]:
         _delete_if_whole(old)
-    for abandoned in directory.glob("step-*.tmp"):
-        shutil.rmtree(abandoned, ignore_errors=True)
+    for abandoned in directory.glob("step-*.term-*.tmp"):
+        number = abandoned.stem.rpartition("-")[2]
+        if number.isdigit() and int(number) <= term:  # a later term's are of the writer that took this one's place
+            shutil.rmtree(abandoned, ignore_errors=True)
     return final
 
 

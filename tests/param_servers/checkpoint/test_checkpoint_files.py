@@ -107,6 +107,15 @@ def test_checking_a_checkpoint_holds_one_file_at_a_time(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+def test_a_slow_writer_of_an_older_term_leaves_the_files_of_a_newer_one_alone(tmp_path: Path) -> None:
+    plan = plan_shards(LAYOUT, 1)
+    (shard,) = trained(plan)
+    newer = [write_shard(tmp_path, 4, 2, 0, 1, shard.published(), shard.optimizer_state())]
+    save(tmp_path, plan, 2)  # in term 1
+    publish(tmp_path, 4, data_points=40, term=2, plan=plan, files=newer, keep=5)
+    assert load_checkpoint(tmp_path / "step-4").term == 2
+
+
 @pytest.mark.parametrize("damage", ["", "{", '{"format": 3}', "[]", '{"format": "param_servers checkpoint 1"}'])
 def test_a_damaged_manifest_is_one_clear_line(tmp_path: Path, damage: str) -> None:
     path = save(tmp_path, plan_shards(LAYOUT, 1), 1)
