@@ -196,6 +196,11 @@ def _end(processes: Sequence[ForkProcess]) -> None:
                 process.join(CLOSE_S)
 
 
+def _coded(line: str) -> bytes:
+    """What fits into a message, also of a line with a file's name that is no text."""
+    return line.encode(errors="backslashreplace")[: _MOST_BYTES // 2]
+
+
 class _Link:
     """One end between lane 0 and another lane; packets, so a message comes whole or not at all."""
 
@@ -219,7 +224,7 @@ class _Link:
     def last_word(self, line: str) -> None:
         """Of a lane that failed."""
         try:
-            self._end.send(_HEADER.pack(_Kind.FAILED, False, 0, 0) + line.encode()[: _MOST_BYTES // 2])
+            self._end.send(_HEADER.pack(_Kind.FAILED, False, 0, 0) + _coded(line))
         except OSError:
             return  # lane 0 is gone too
 
@@ -237,9 +242,9 @@ class _Link:
         kind, flag, first, second = _HEADER.unpack_from(packet)
         message = _Message(_Kind(kind), flag, first, second, packet[_HEADER.size :], descriptors)
         if message.kind == _Kind.FAILED:
-            raise LaneLost(f"{self._who} failed: {message.text.decode()}")
+            raise LaneLost(f"{self._who} failed: {message.text.decode(errors='replace')}")
         if message.kind == _Kind.STOPPED:
-            raise RunStopped(message.text.decode())
+            raise RunStopped(message.text.decode(errors="replace"))
         if message.kind != expected:
             raise RuntimeError(f"{self._who} said {message.kind.name} where {expected.name} was expected")
         return message
@@ -343,7 +348,7 @@ class _FirstLane:
             return ask()
         except RunStopped as stopped:
             with contextlib.suppress(LaneLost):  # it needs to hear nothing
-                self._tell(_Kind.STOPPED, text=stopped.reason.encode())
+                self._tell(_Kind.STOPPED, text=_coded(stopped.reason))
             raise
 
 

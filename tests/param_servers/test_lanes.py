@@ -139,6 +139,14 @@ def test_a_lane_that_raises_is_named_with_its_reason(tmp_path: Path):
     assert first_lane_hears(fail, tmp_path) == "lane 1 failed: ArithmeticError: a game that cannot count"
 
 
+@pytest.mark.parametrize("reason", ["file \udcff", "xx" + "é" * 40_000])
+def test_a_lane_s_reason_is_told_whatever_characters_it_has_and_however_many(tmp_path: Path, reason):
+    def fail(exchange):
+        raise ArithmeticError(reason)
+
+    assert first_lane_hears(fail, tmp_path).startswith(f"lane 1 failed: ArithmeticError: {reason[:4]}")
+
+
 def test_a_silent_lane_is_named_within_the_step_timeout_and_killed(tmp_path: Path):
     line = first_lane_hears(lambda exchange: signal.pause(), tmp_path, Timeouts(step_timeout_s=1))
     assert line == "lane 1 has been silent for 1 s"
