@@ -16,6 +16,9 @@ from typing import Any
 
 from dba3c.errors import UserError
 
+ANYTHING = (Exception, SystemExit)
+"""What a stranger's code can raise: a script may exit, with code 0."""
+
 
 def find(name: str) -> Any:
     """What "package.module:attribute" names, which can be called.
@@ -47,7 +50,7 @@ def module_of(name: str) -> ModuleType:
         if error.name is not None and module_name.startswith(error.name):
             raise UserError(f"{name}: no module named {error.name} here ({here}) or installed") from error
         raise UserError(f"{name}: {module_name} needs the module {error.name}, which is not installed") from error
-    except (Exception, SystemExit) as error:  # importing a stranger's file can raise anything; a script may exit
+    except ANYTHING as error:
         raise UserError(f"{name}: importing {module_name} raised {type(error).__name__}: {error}") from error
 
 
@@ -70,7 +73,7 @@ def calling(name: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (Exception, SystemExit) as error:  # a stranger's code can raise anything
+    except ANYTHING as error:
         frames = traceback.extract_tb(error.__traceback__)
         of_the_module = [frame for frame in frames if frame.filename == module_of(name).__file__]
         where = (of_the_module or frames)[-1]

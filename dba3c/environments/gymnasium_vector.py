@@ -24,6 +24,7 @@ from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import EnvironmentFailed, Games, Transition, environment_seed
 from dba3c.environments.spaces import ActionCodec, ObservationCodec
 from dba3c.errors import UserError
+from dba3c.own_code import ANYTHING
 from param_servers.timeouts import Restarts
 
 _LOG = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class LoopVectorEnvironment:
             self._actions = ActionCodec(self._env_id, self._envs[0].action_space)
             for _ in range(num_envs - 1):
                 self._envs.append(make_env())
-        except Exception as error:
+        except ANYTHING as error:
             self.close()
             if isinstance(error, UserError):
                 raise
@@ -84,7 +85,7 @@ class LoopVectorEnvironment:
         observation = np.empty(self._batch_shape, self._observations.space.dtype)
         reward, raw = [0.0] * self.num_envs, [0.0] * self.num_envs  # raw: what counts as score
         terminated, truncated = [False] * self.num_envs, [False] * self.num_envs
-        broken: dict[int, Exception] = {}
+        broken: dict[int, BaseException] = {}
         failures: list[str] = []
         resetting = self._resetting
         taken = self._actions.read_all(actions)
@@ -100,7 +101,7 @@ class LoopVectorEnvironment:
                 shown[index], gained, terminated[index], truncated[index], info = env.step(action)
                 reward[index] = gained = float(gained)
                 raw[index] = float(info["score_reward"]) if "score_reward" in info else gained
-            except Exception as error:  # whatever a stranger's environment raises is named and bounded
+            except ANYTHING as error:  # whatever a stranger's environment raises is named and bounded
                 broken[index], shown[index] = error, self._last[index]
         self._write(shown, observation, broken)
         valid = ~resetting
@@ -133,7 +134,7 @@ class LoopVectorEnvironment:
             try:
                 if env is not None:
                     env.close()
-            except Exception as error:  # a stranger's again: nothing more is wanted of it, and the others are closed
+            except ANYTHING as error:  # a stranger's again: nothing more is wanted of it, and the others are closed
                 _LOG.warning(f"{self._env_id} environment {index} did not close: {one_line(error)}")
 
     def _send_ahead(self, actions: list[Any] | None) -> None:
@@ -146,18 +147,18 @@ class LoopVectorEnvironment:
             else:
                 env.send_step(actions[index])
 
-    def _write(self, shown: list[Any], observation: np.ndarray, broken: dict[int, Exception]) -> None:
+    def _write(self, shown: list[Any], observation: np.ndarray, broken: dict[int, BaseException]) -> None:
         """Put what was shown into `observation` [B, ...], and add to `broken` whose does not fit."""
         if self._observations.write_all(shown, observation):
             return
         for index in np.flatnonzero(~self._resetting):
             try:
                 self._observations.write(shown[index], observation[index])
-            except Exception as error:  # as in step: a stranger's observation may be anything
+            except ANYTHING as error:  # as in step: a stranger's observation may be anything
                 broken.setdefault(int(index), error)
 
     def _name_broken_numbers(
-        self, observation: np.ndarray, rewards: np.ndarray, raw: list[float], broken: dict[int, Exception]
+        self, observation: np.ndarray, rewards: np.ndarray, raw: list[float], broken: dict[int, BaseException]
     ) -> None:
         """Add to `broken` whose observation, reward or score is no finite number; one look at all of them."""
         for what, numbers, total in (("reward", rewards, rewards.sum()), ("score_reward", raw, sum(raw))):
@@ -181,7 +182,7 @@ class LoopVectorEnvironment:
                 self._observations.check_finite(row)
                 self._unseeded[index] = False
                 return
-            except Exception as error:  # as in step
+            except ANYTHING as error:  # as in step
                 self._restart(index, error, failures)
 
     def _seed_of(self, index: int) -> int:
@@ -191,7 +192,7 @@ class LoopVectorEnvironment:
     def _seed_for_reset(self, index: int) -> int | None:
         return self._seed_of(index) if self._unseeded[index] else None
 
-    def _restart(self, index: int, error: Exception, failures: list[str]) -> None:
+    def _restart(self, index: int, error: BaseException, failures: list[str]) -> None:
         """Replace an environment that broke by `error` by a new one with the next seed.
 
         One line for each attempt is added to `failures`: that a new one cannot be made is one more failure. Raises
@@ -201,16 +202,16 @@ class LoopVectorEnvironment:
         broken, self._envs[index] = self._envs[index], None
         try:
             broken.close()
-        except Exception as close_error:  # it is broken already; the line says that it did not close
+        except ANYTHING as close_error:  # it is broken already; the line says that it did not close
             failures[-1] += f" (closing it raised {type(close_error).__name__})"
         while self._envs[index] is None:
             self._unseeded[index], self._life_steps[index] = True, 0
             try:
                 self._envs[index] = self._make_env()
-            except Exception as making:  # whatever a stranger's constructor raises is named and bounded
+            except ANYTHING as making:  # whatever a stranger's constructor raises is named and bounded
                 self._count(index, making, failures)
 
-    def _count(self, index: int, error: Exception, failures: list[str]) -> None:
+    def _count(self, index: int, error: BaseException, failures: list[str]) -> None:
         """One restart more for environment `index`, or `EnvironmentFailed`; the line counts the reset as step 0."""
         restarts, who = self._restarts[index], f"{self._env_id} environment {index}"
         line = f"{who} (seed {self._seed_of(index)}, step {self._life_steps[index]}): {one_line(error)}"
@@ -220,6 +221,6 @@ class LoopVectorEnvironment:
         _LOG.warning(failures[-1])
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """The error's type and the first line of what it says."""
     return f"{type(error).__name__}: {error}".splitlines()[0]

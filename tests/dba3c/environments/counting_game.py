@@ -47,8 +47,13 @@ def raising(observation, reward):
     raise RuntimeError("the physics exploded\nsecond line")
 
 
+def leaving(observation, reward):
+    raise SystemExit(0)
+
+
 FAULTS = {
     "RuntimeError: the physics exploded": raising,
+    "SystemExit: 0": leaving,
     "reward nan": lambda observation, reward: (observation, float("nan")),
     "observation with NaN": lambda observation, reward: (observation * np.nan, reward),
     "observation of shape (3,) instead of (2,)": lambda observation, reward: (np.zeros(3, np.float32), reward),
