@@ -98,7 +98,7 @@ class RunFolder:
     def refuse_launch(cls, path: str | os.PathLike[str], resume: bool) -> None:
         """Raise UserError where `launch` would for what is there, at once and without taking it."""
         folder = Path(path).expanduser().resolve()
-        if folder.exists():
+        if is_there(folder):
             refuse_held(folder)
         _refuse_what_is_there(folder, resume)
 
@@ -128,14 +128,14 @@ class RunFolder:
         deadline_s = time.monotonic() + wait_s
         while True:
             run = cls(folder)
-            if (folder / "config.json").exists() and (not launch_id or run.life().get("launch_id") == launch_id):
+            if is_there(folder / "config.json") and (not launch_id or run.life().get("launch_id") == launch_id):
                 run._follow(launch_id)
                 return run
             while_waiting()
             if time.monotonic() >= deadline_s:
                 waited = f" after {wait_s:.0f} s" if wait_s else ""
                 which = f" of launch {launch_id}" if launch_id else ""
-                if not folder.exists() and not launch_id:
+                if not is_there(folder) and not launch_id:
                     raise UserError(f"there is no folder {folder}{waited}")
                 raise UserError(f"{folder} is not a run folder{which}{waited}: config.json is missing or not its own")
             time.sleep(min(0.05, max(wait_s, 0.001)))
@@ -239,7 +239,7 @@ class RunFolder:
     @property
     def is_committed(self) -> bool:
         """Whether it is what was kept of a run that ended: configuration, curve, perhaps the parameters."""
-        return (self.path / CURVE_FILE).exists()
+        return is_there(self.path / CURVE_FILE)
 
     # -- content -------------------------------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class RunFolder:
 
     def meta(self) -> dict[str, Any]:
         """meta.json as plain data, {} when there is none. Raises UserError when its lives are not a list of objects."""
-        meta = self._parse("meta.json") if (self.path / "meta.json").exists() else {}
+        meta = self._parse("meta.json") if is_there(self.path / "meta.json") else {}
         lives = meta.get("lives", [])
         if not isinstance(lives, list) or not all(isinstance(life, dict) for life in lives):
             raise UserError(f"{self.path / 'meta.json'}: lives should be a list of objects")
@@ -272,7 +272,7 @@ class RunFolder:
         if from_environment:
             return from_environment
         path = self.path / "secret"
-        if not path.exists():
+        if not is_there(path):
             write_once(path, secrets.token_hex(32) + "\n", mode=0o600)
         if path.stat().st_mode & 0o077:
             raise UserError(f"{path} can be read by others: chmod 600 it, or set {SECRET_VARIABLE}")
@@ -342,7 +342,7 @@ class RunFolder:
     def published(self, name: str) -> dict[str, Any] | None:
         """What `publish(name)` wrote in this life, None when it has not yet."""
         path = self.rendezvous / f"{name}.json"
-        return self._parse(f"rendezvous/{name}.json") if path.exists() else None
+        return self._parse(f"rendezvous/{name}.json") if is_there(path) else None
 
     def _read(self, name: str) -> str:
         try:
@@ -358,6 +358,17 @@ class RunFolder:
         if not isinstance(value, dict):
             raise UserError(f"{self.path / name} should hold one JSON object")
         return value
+
+
+def is_there(path: Path) -> bool:
+    """Raises UserError: it cannot be looked at."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    return True
 
 
 def checkpoint_steps(checkpoints: Path) -> list[int]:
@@ -377,7 +388,7 @@ def taken_over(folder: Path, successor: Holder) -> str:
 
 
 def _refuse_what_is_there(folder: Path, resume: bool) -> None:
-    holds_run = (folder / "config.json").exists()
+    holds_run = is_there(folder / "config.json")
     if resume and not holds_run:
         raise UserError(f"nothing to resume: {folder} holds no run (no config.json)")
     if RunFolder(folder).is_committed:
@@ -390,7 +401,7 @@ def _refuse_what_is_there(folder: Path, resume: bool) -> None:
 
 def _refuse_strangers(folder: Path) -> None:
     strangers = {entry.name for entry in folder.iterdir()} - _OURS
-    if not (folder / "config.json").exists() and any(not name.startswith(".") for name in strangers):
+    if not is_there(folder / "config.json") and any(not name.startswith(".") for name in strangers):
         raise UserError(f"{folder} is not a run folder and not empty ({min(strangers)}): choose another")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from dba3c.errors import UserError, did_you_mean, writing
 from dba3c.runs.atomic_files import write_atomically
-from dba3c.runs.folder import RunFolder
+from dba3c.runs.folder import RunFolder, is_there
 
 STUDY_FILE = "study.json"
 POINT_FILE = "point.json"
@@ -55,9 +55,9 @@ class Run:
 
         Of what cannot be read: "unreadable (why)".
         """
-        if not (self.folder / "config.json").exists():
-            return "missing"
         try:
+            if not is_there(self.folder / "config.json"):
+                return "missing"
             folder = RunFolder.open(self.folder)
             state = folder.status()
             how = folder.life()["ended"].get("outcome") if state == "finished" else None

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs import lock as run_lock
 from dba3c.runs.folder import RunFolder
+from dba3c.studies.study import Point, Run
 
 CONFIG = {"environment": {"env_id": "CartPole-v1"}}
 
@@ -253,6 +255,19 @@ def test_a_folder_of_other_things_is_not_made_a_run(tmp_path):
 def test_resuming_nothing_is_refused(tmp_path):
     with pytest.raises(UserError, match="nothing to resume"):
         RunFolder.launch(tmp_path / "run", None, resume=True)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_one_line_and_not_taken_for_missing(tmp_path, monkeypatch):
+    run = RunFolder.create(tmp_path / "run", CONFIG)
+
+    def stale(path, **_):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Path, "stat", stale)
+    for look in (run.meta, lambda: run.published("server-0")):
+        with pytest.raises(UserError, match=r"cannot read .*json: Stale file handle"):
+            look()
+    assert "Stale file handle" in Run(point=Point(name="a", words=()), seed=0, folder=run.path).state()
 
 
 def test_a_broken_config_is_named(tmp_path):
