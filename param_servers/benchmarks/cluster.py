@@ -254,7 +254,7 @@ def found(
         if len(pulls) > 1:
             (first, began_s), (last, ended_s) = pulls[0], pulls[-1]
             means_s.append((ended_s - began_s) / (last - first))
-        answers = worker.accepted[-len(pulls) :]
+        answers = worker.accepted[len(worker.accepted) - len(pulls) :]
         dropped, pushed = dropped + answers.count(False), pushed + len(answers)
     step_s = statistics.median(means_s) / dilation
     load = measured.workers[0].load
