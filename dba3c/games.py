@@ -18,7 +18,7 @@ from dba3c.evaluation import evaluator
 from dba3c.evaluation.evaluator import Evaluation
 from dba3c.recording.recorder import RecordedGame, record_game
 from dba3c.runs.checkpoints import open_policy
-from dba3c.runs.folder import RunFolder
+from dba3c.runs.folder import RunFolder, check_writable
 from dba3c.runs.host_facts import usable_cores
 
 
@@ -47,9 +47,11 @@ def evaluate(
         IQM's 95 % bootstrap interval (None of a single game).
 
     Raises:
-        UserError: there is no such checkpoint, or its environment cannot be played here.
+        UserError: there is no such checkpoint, its environment cannot be played here, or its folder not be written.
     """
     folder, policy = open_policy(run, step, on_skip=warn_on_stderr)
+    into = folder_for_outputs(folder)
+    check_writable(into.path / evaluator.FOLDER)
     with _progress("game") as progress:
         task = progress.add_task(f"playing step {policy.step}", total=games)
         evaluation = evaluator.evaluate(
@@ -61,7 +63,7 @@ def evaluate(
             env_threads=env_threads or usable_cores(),
             on_game=lambda episode: progress.advance(task),
         )
-    evaluation.save(folder_for_outputs(folder))
+    evaluation.save(into)
     return evaluation
 
 

@@ -82,7 +82,7 @@ class RunFolder:
             with writing(folder):
                 for name in FOLDERS:
                     (folder / name).mkdir(exist_ok=True)
-            _check_writable(run.checkpoints)
+            check_writable(run.checkpoints)
             run.secret()
             run._forget_last_life()
             if config is not None:
@@ -108,7 +108,7 @@ class RunFolder:
         folder = Path(path).expanduser().resolve()
         if folder.is_dir():
             _refuse_strangers(folder)
-        _check_writable(folder)
+        check_writable(folder)
 
     @classmethod
     def open(
@@ -405,7 +405,7 @@ def _refuse_strangers(folder: Path) -> None:
         raise UserError(f"{folder} is not a run folder and not empty ({min(strangers)}): choose another")
 
 
-def _check_writable(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """Make the folder, write a file there, delete it. Raises UserError where that cannot be: rather now than later."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

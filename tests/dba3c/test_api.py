@@ -61,6 +61,15 @@ def test_a_run_is_taken_wherever_its_folder_is(make_run, write_checkpoint):
     assert repr(run) == f"Run('{folder.path}', stopped)"
 
 
+def test_games_are_not_played_whose_scores_could_not_be_kept(make_run, write_checkpoint, monkeypatch):
+    folder = make_run(CARTPOLE)
+    write_checkpoint(folder, CARTPOLE, step=10)
+    (folder.path / "evaluations").write_text("in the way")
+    monkeypatch.setattr("dba3c.evaluation.evaluator.evaluate", lambda *_, **__: pytest.fail("games were played"))
+    with pytest.raises(UserError, match=r"cannot write .*evaluations"):
+        dba3c.evaluate(folder.path, games=3)
+
+
 def test_a_committed_run_is_played_filmed_and_read_and_nothing_is_written_into_it(
     make_run, write_checkpoint, tmp_path, monkeypatch
 ):
