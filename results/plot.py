@@ -14,6 +14,7 @@ from architectures.costs import ARCHITECTURES, plot_costs, read_csv
 from cluster import headline
 from games import measure as seven_games
 from matplotlib.axes import Axes
+from peers import scores as peers_scores
 from simulation import validation
 
 from dba3c.benchmarks import batch_size, dilated_cluster
@@ -365,6 +366,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
         goal=475.0,
     ),
     "mujoco": learning({"learning_curve": "frames"}, {"PPO, 2 workers × 8 environments": "mujoco/seed_0"}),
+    "peers": peers_scores.draw,
     "r2d2_loss": r2d2_loss,
     "recipes": recipes,
     "scaling": scaling,

@@ -24,19 +24,21 @@ from typing import Any
 
 import numpy as np
 import psutil
-from measure import HERE, START_S, Peer, peers, started
 
 from dba3c.errors import UserError
 from dba3c.studies.curve import Curve, load_curve
 from dba3c.studies.figures import IDEAL, line_of, new_panels, random_to, save
 from dba3c.studies.page import facts, made_by, markdown, renew
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from peers.measure import HERE, START_S, Peer, peers, started
+
 FILE = HERE / "scores.jsonl"
 CORE_HOURS, GAMES, POINTS = 0.75, 50, 150
 GOALS = {"Breakout": 300.0, "Pong": 20.0}
 LOOK_S = 1.0
 OURS = {
-    "Breakout": {"ours, preset breakout": "breakout_lanes/nstep/seed-0", "ours, preset atari": "games/Breakout/seed-0"},
+    "Breakout": {"ours, preset breakout": "peers/breakout", "ours, preset atari": "games/Breakout/seed-0"},
     "Pong": {"ours, preset atari": "games/Pong/seed-0"},
 }
 """Our runs of each game, from results/."""
@@ -139,15 +141,16 @@ def ours(game: str) -> dict[str, Curve]:
     return {name: load_curve(HERE.parent / folder) for name, folder in OURS[game].items()}
 
 
-def page() -> None:
-    """The figure, and the table of where each was when its processor time was used."""
+def played() -> dict[str, list[dict[str, Any]]]:
+    """The rows of each game that has some."""
     found = {game: [row for row in rows() if row["game"] == game] for game in GOALS}
-    played = {game: rows for game, rows in found.items() if rows}
-    if not played:
-        print("nothing was run yet")
-        return
+    return {game: its for game, its in found.items() if its}
+
+
+def page() -> None:
+    """The table of where each was when its processor time was used, and the figure."""
     table = []
-    for game, rows_ in played.items():
+    for game, rows_ in played().items():
         lines = [
             (row["system"], row["score"][-1], row["agent_steps"][-1], row["games"], f"{row['processor']}, float32")
             for row in rows_
@@ -163,16 +166,17 @@ def page() -> None:
             table.append([game, name, f"{score:,.1f}", f"{steps / 1e6:.2f}", f"{games:,.0f}", computed_by])
     head = ["game", "system", f"score at {CORE_HOURS:g} core-hours", "million agent steps", "full games", "computed by"]
     renew(HERE / "README.md", made_by(facts("python results/peers/scores.py run --cleanrl DIR")), markdown(head, table))
-    draw(played)
+    draw(HERE)
 
 
-def draw(played: dict[str, list[dict[str, Any]]]) -> None:
+def draw(folder: Path) -> None:
     """A panel for each game."""
+    found = played()
     x_name, y_name = "core-hours of processor time", f"mean score of the last {GAMES} games"
-    figure, panels = new_panels(len(played), max(2, len(played)), 3.6, x_name, y_name)
+    figure, panels = new_panels(len(found), len(found), 4.0, x_name, y_name)
     looks = {name: line_of(index) for index, name in enumerate([*OURS["Breakout"], *SYSTEMS])}
     lines = {}
-    for axes, (game, rows_) in zip(panels, played.items(), strict=True):
+    for axes, (game, rows_) in zip(panels, found.items(), strict=True):
         for name, curve in ours(game).items():
             hours, score = curve.column("progress/cpu_hours"), curve.column("score/mean")
             lines[name] = axes.plot(hours, score, linewidth=1.8, **looks[name])[0]
@@ -183,8 +187,8 @@ def draw(played: dict[str, list[dict[str, Any]]]) -> None:
         axes.set_xlim(0, CORE_HOURS)
         axes.axhline(GOALS[game], **IDEAL)
         axes.set_title(f"{game}, sticky actions off, 1 seed each", fontsize=9)
-    figure.legend(lines.values(), lines, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    save(figure, HERE / "scores")
+    figure.legend(lines.values(), lines, loc="outside right center", frameon=False, fontsize=8)
+    save(figure, folder / "scores")
 
 
 def main() -> None:
