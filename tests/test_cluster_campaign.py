@@ -44,7 +44,7 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
     module.asked = []
     monkeypatch.setattr(module.lab, "measure", lambda scene, *given: module.asked.append((scene, *given)) or dict(ROW))
     yield module
-    for name in ("peers", "page", "plan"):
+    for name in ("other_systems", "page", "plan"):
         sys.modules.pop(name, None)
 
 

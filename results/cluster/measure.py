@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from headline import PPO_UPDATES
-from peers import PEERS
+from other_systems import PEERS
 from plan import (
     CALIBRATION,
     CALIBRATION_MBIT,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from headline import PPO_ENVIRONMENTS, PPO_LENGTH_STEPS, PPO_UPDATES
 from numpy.typing import NDArray
-from peers import PEERS
+from other_systems import PEERS
 
 from dba3c.benchmarks.dilated_central import CentralScene
 from dba3c.simulation.simulate import AgentCosts
