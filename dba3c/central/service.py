@@ -203,10 +203,10 @@ class InferenceService:
     def close(self, reason: str | None) -> None:
         """Tell every actor that the run is over and why; None only drops the links. Safe to call twice."""
         if reason is not None:
-            text = memoryview(reason.encode())
+            stop, text = Header(Kind.STOP, self._rank), memoryview(reason.encode())
             for actor in sorted(self.actors):
-                self.hub.send(Peer(CentralRole.ACTOR, actor), Header(Kind.STOP, self._rank), text)
-            self.hub.drain(_LAST_WORDS_S)
+                self.hub.send(Peer(CentralRole.ACTOR, actor), stop, text)
+            self.hub.drain(_LAST_WORDS_S, lambda peer: self.hub.send(peer, stop, text))
         self.actors.clear()
         self.hub.shut()
 

@@ -256,6 +256,8 @@ class MajorityChief:
         self._on_event, self._audit = on_event, audit
         self._timeouts, self._alive_s = config.timeouts, 0.0
         self._hub = Hub(secret, no_payload, admit=self._coordinator.admits, silence_timeout_s=self._timeouts.silence_s)
+        self._end: tuple[Header, bytes] | None = None
+        """What ranks are told when the run is over."""
 
     def listen(self, host: str, port: int) -> tuple[str, int]:
         """Open the door; returns the address."""
@@ -268,7 +270,7 @@ class MajorityChief:
                 self._decide(given_up)
             except BaseException as error:  # all ranks are told, not this thread
                 self._carry_out([Stop(f"rank 0 cannot decide any more: {told(error)}", failed=True)])
-            self._hub.drain(LAST_WORDS_S)
+            self._hub.drain(LAST_WORDS_S, self._tell_end)
         finally:
             self._hub.shut()
             if self._audit is not None:
@@ -339,7 +341,8 @@ class MajorityChief:
                 self._hub.close(Peer(Role.WORKER, decision.worker))
             elif isinstance(decision, Stop):
                 code = Code.FAILED if decision.failed else Code.NONE
-                self._send_all(Header(Kind.STOP, 0, code=code), decision.reason.encode())
+                self._end = Header(Kind.STOP, 0, code=code), decision.reason.encode()
+                self._send_all(*self._end)
             elif isinstance(decision, Note):
                 self._note(decision)
 
@@ -367,6 +370,10 @@ class MajorityChief:
     def _send(self, ranks: Iterable[int], header: Header, payload: bytes) -> None:
         for rank in ranks:
             self._hub.send(Peer(Role.WORKER, rank), header, memoryview(payload))
+
+    def _tell_end(self, late: Peer) -> None:
+        if self._end is not None:
+            self._send([late.rank], *self._end)
 
     def _note(self, note: Note) -> None:
         self._on_event({"event": note.event, "message": note.message})

@@ -172,7 +172,7 @@ class ParameterServer:
                     self.handle(event)
                 self.look_at_the_clock()
                 self._reporter.maybe(time.monotonic())
-            self._hub.drain(self._timeouts.last_words_s)
+            self._hub.drain(self._timeouts.last_words_s, self.node.tell_end)
         finally:
             self.close()
         reason, failed = self.node.ended
@@ -225,6 +225,9 @@ class ParameterServer:
                 self.node.obey(unpack_order(header, payload))
 
     def _joined(self, hello: Hello, peer: Peer) -> None:
+        if self.node.ended is not None:
+            self.node.tell_end(peer)
+            return
         if peer.role is Role.WORKER:
             self.node.joined(hello)
         if self.chief is not None:
@@ -305,8 +308,6 @@ class ParameterServer:
 
     def admits(self, hello: Hello) -> str:
         """ "" or one line why this peer may not join."""
-        if self.node.ended is not None:
-            return f"the run has ended: {self.node.ended[0]}"
         if hello.fingerprint != self._plan.fingerprint:
             return f"its layout is {hello.fingerprint}, this run's is {self._plan.fingerprint}"
         if self.chief is not None and hello.term > self.chief.coordinator.term + MOST_TERMS_AHEAD:

@@ -260,9 +260,14 @@ class ShardNode:
     def _stop(self, stop: Stop) -> None:
         self.cut_through.abort()
         self.ended = (stop.reason, stop.failed)
-        header = Header(Kind.STOP, self.index, code=Code.FAILED if stop.failed else Code.NONE)
-        for worker in list(self.workers):
-            self._hub.send(Peer(Role.WORKER, worker), header, memoryview(stop.reason.encode()))
+        for worker in self.workers:
+            self.tell_end(Peer(Role.WORKER, worker))
+
+    def tell_end(self, peer: Peer) -> None:
+        """Tell a worker, or another shard that dials shard 0 now, that the run is over and why."""
+        assert self.ended is not None
+        header, reason = pack_order(Stop(*self.ended))
+        self._hub.send(peer, header._replace(sender=self.index), memoryview(reason))
 
 
 def pack_order(order: Order) -> tuple[Header, bytes]:

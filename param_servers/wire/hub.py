@@ -320,13 +320,16 @@ class Hub:
         if link is not None:
             self._linger(link)
 
-    def drain(self, timeout_s: float) -> None:
-        """Close every link politely within `timeout_s`, then `shut`."""
+    def drain(self, timeout_s: float, tell: Callable[[Peer], object] = lambda peer: None) -> None:
+        """Close every link politely within `timeout_s`, then `shut`. `tell` says last words to those who still join."""
         for peer in list(self._links):
             self.close(peer)
         deadline_s = time.monotonic() + timeout_s
         while self._passing and time.monotonic() < deadline_s:
-            self.poll(0.05)
+            for event in self.poll(0.05):
+                if isinstance(event, Joined):
+                    tell(event.peer)
+                    self.close(event.peer)
         self.shut()
 
     def shut(self) -> None:

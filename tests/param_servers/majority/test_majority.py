@@ -91,7 +91,7 @@ class Run:
         exchange = self.ranks.pop(rank)
         comm = exchange._comm
         comm._closing = True
-        comm._hub.drain = lambda timeout_s: comm._hub.shut()
+        comm._hub.drain = lambda timeout_s, tell=None: comm._hub.shut()
         exchange.close()
 
     def close(self):

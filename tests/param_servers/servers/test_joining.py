@@ -1,9 +1,10 @@
 """Who may still join, where a server listens, and who finds nobody any more."""
 
+import socket
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, ConfigError, Refused, RunStopped
-from param_servers.layout import FlatLayout, plan_shards
+from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.majority.chief import check_standing
 from param_servers.majority.exchange import MajorityExchange
 from param_servers.servers.client import ServersExchange
@@ -25,22 +26,31 @@ from param_servers.wire.tcp_sockets import listen_address
 
 SECRET = b"s" * 32
 PLAN = plan_shards(FlatLayout.of({"w": (8,)}), 1)
+PLAN_OF_TWO = plan_shards(FlatLayout.of({"w": (8,)}), 2)
 
 
-def exchange(config: ExchangeConfig, resolve: Callable[[int], tuple[str, int] | None]) -> ServersExchange:
-    return ServersExchange(worker=0, plan=PLAN, exchange_config=config, resolve=resolve, secret=SECRET)
+def exchange(
+    config: ExchangeConfig, resolve: Callable[[int], tuple[str, int] | None], plan: ShardPlan = PLAN
+) -> ServersExchange:
+    return ServersExchange(worker=0, plan=plan, exchange_config=config, resolve=resolve, secret=SECRET)
 
 
-def serve(config: ExchangeConfig, addresses: dict[int, tuple[str, int]], end: threading.Event) -> ParameterServer:
+def serve(
+    config: ExchangeConfig,
+    addresses: dict[int, tuple[str, int]],
+    end: threading.Event,
+    plan: ShardPlan = PLAN,
+    shard: int = 0,
+) -> ParameterServer:
     return ParameterServer(
-        shard=0,
-        plan=PLAN,
+        shard=shard,
+        plan=plan,
         initial_parameters=torch.zeros(8),
         optimizer_config=OptimizerConfig(),
         exchange_config=config,
         resolve=addresses.get,
         secret=SECRET,
-        publish_address=lambda host, port: addresses.update({0: (host, port)}),
+        publish_address=lambda host, port: addresses.update({shard: (host, port)}),
         should_stop=lambda step, data_points: "enough" if end.is_set() else None,
     )
 
@@ -57,29 +67,35 @@ def test_a_worker_that_comes_after_the_end_leaves_at_once_with_the_reason() -> N
     worker.close()
 
 
-def test_a_server_that_has_ended_turns_newcomers_away() -> None:
-    config, addresses, end = ExchangeConfig(exchange="servers", join_timeout_s=300), {}, threading.Event()
-    server = serve(config, addresses, end)
+@pytest.fixture
+def ended() -> Iterator[dict[int, tuple[str, int]]]:
+    """The address of a server 0 (of two) that says its last words until the test is over."""
+    config = ExchangeConfig(exchange="servers", num_servers=2, join_timeout_s=300)
+    server = serve(config, {}, threading.Event(), PLAN_OF_TWO)
     address = server._hub.listen("127.0.0.1")
-    server.begin()
-    server.node.ended = ("enough", False)
-    newcomer = exchange(config, lambda shard: address)
-    stop = threading.Event()
-
-    def answer() -> None:
-        while not stop.is_set():
+    server.node.ended = ("score 300 reached", False)
+    with socket.create_connection(address):  # says nothing: the hub waits for it
+        while not server._hub._passing:
             server._hub.poll(0.01)
+        leaving = threading.Thread(target=server._hub.drain, args=(60.0, server.node.tell_end))
+        leaving.start()
+        yield {0: address}
+    leaving.join(60)
+    server.close()
+    assert not leaving.is_alive()
 
-    answering = threading.Thread(target=answer)
-    answering.start()
-    try:
-        with pytest.raises(Refused, match="the run has ended: enough"):
-            newcomer.pull()
-    finally:
-        stop.set()
-        answering.join()
-        server.close()
-        newcomer.close()
+
+def test_a_worker_that_dials_during_a_servers_last_words_hears_them(ended: dict[int, tuple[str, int]]) -> None:
+    worker = exchange(ExchangeConfig(exchange="servers", join_timeout_s=300), ended.get, PLAN_OF_TWO)
+    with pytest.raises(RunStopped, match="score 300 reached"):
+        worker.pull()
+    worker.close()
+
+
+def test_a_server_that_dials_during_server_0s_last_words_ends_as_the_run_did(ended: dict[int, tuple[str, int]]) -> None:
+    config = ExchangeConfig(exchange="servers", num_servers=2, join_timeout_s=300)
+    server = serve(config, ended, threading.Event(), PLAN_OF_TWO, shard=1)
+    assert server.run() == "score 300 reached"
 
 
 def test_a_server_listens_on_the_interface_that_was_chosen_and_announces_it() -> None:
