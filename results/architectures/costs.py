@@ -74,9 +74,12 @@ def cost_of(path: Path, architecture: str, network: str, seconds: float) -> Cost
         who: [record for record in records if end_s - seconds < record["time_s"] <= end_s]
         for who, records in by_process.items()
     }
-    stepped = [_steps(records) for (role, _), records in late.items() if role in STEPPING]
-    steps_per_s, frames_per_s = (sum(_rate(records, name) for records in stepped) for name in ("agent_steps", "frames"))
-    cores = sum(map(_cores, late.values()))
+    lanes = {"worker": config.environment.lanes}  # each writes windows of its own, at the same time
+    stepped = [(_steps(records), lanes.get(role, 1)) for (role, _), records in late.items() if role in STEPPING]
+    steps_per_s, frames_per_s = (
+        sum(count * _rate(records, name) for records, count in stepped) for name in ("agent_steps", "frames")
+    )
+    cores = sum(lanes.get(role, 1) * _cores(records) for (role, _), records in late.items())
     committed = sorted(record["step"] for records in late.values() for record in records)
     lag_p50, lag_p99 = _policy_lag(run, config, late)
     return Cost(

@@ -371,9 +371,9 @@ twelve that take turns on this machine's two need {crowded_ms:.0f} ms ([lanes](.
 {crowded:.1f} minutes."""
 
 _PEERS = """\
-Their code is `other_systems.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, compute \
-times and hosts. Straggler: worker 1 always computes {straggler:g} times as long; ours then have one backup worker, \
-which none of theirs knows. Data points/s, those cases first in which another is furthest ahead:"""
+Their code is `other_systems.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, \
+compute times and hosts. Straggler: worker 1 always computes {straggler:g} times as long; ours then have one backup \
+worker, which none of theirs knows. Data points/s, those cases first in which another is furthest ahead:"""
 
 _COLUMNS = """\
 *compute*: mean over steps of the slowest worker that a step waits for. *bound*: the wire's (BytePS, OSDI'20), headers \

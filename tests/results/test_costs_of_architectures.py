@@ -7,6 +7,7 @@ from architectures.costs import cost_of, plot_costs, read_csv, table, write_csv
 
 from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, TrainConfig
+from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
 from param_servers.config import ExchangeConfig
@@ -24,8 +25,9 @@ def written(path, config, **processes):
     with RunFolder.create(path, config.to_json()) as folder:
         folder.metrics.mkdir(exist_ok=True)
         for name, records in processes.items():
-            role, rank = name.split("_")
+            role, rank = name.split("_")  # rank.lane, but for the first lane
             with (folder.metrics / f"{role}-{rank}.jsonl").open("w") as file:
+                number = int(rank.partition(".")[0])
                 for second in range(21):
                     share = 0.1 if second <= 10 else 1.0
                     for kind, fields in records.items():
@@ -33,7 +35,7 @@ def written(path, config, **processes):
                         numbers = {
                             k: v * share if k in ("agent_steps", "frames", "cpu_s") else v for k, v in fields.items()
                         }
-                        file.write(json.dumps({**common, "rank": int(rank), "window_s": 1.0, **numbers}) + "\n")
+                        file.write(json.dumps({**common, "rank": number, "window_s": 1.0, **numbers}) + "\n")
         return folder
 
 
@@ -53,6 +55,16 @@ def test_steps_and_processor_time_are_those_of_the_last_seconds_of_all_processes
     assert cost.lag_p50 == 1 and 4 < cost.lag_p99 <= 5
     with pytest.raises(UserError, match="trained for 20 s, which is less than half of 45 s"):
         cost_of(folder.path, "async-servers", "small", seconds=45)
+
+
+def test_lanes_of_a_worker_add_up(tmp_path):
+    lane = {"step": {"agent_steps": 500, "frames": 2000, "cpu_s": 0.8}}
+    config = TrainConfig(
+        exchange=ExchangeConfig(exchange="allreduce", num_workers=2), environment=EnvironmentConfig(lanes=3, envs_per_worker=12)
+    )
+    names = [f"worker_{rank}" for rank in range(2)] + [f"worker_{rank}.{i}" for rank in range(2) for i in (1, 2)]
+    cost = cost_of(written(tmp_path / "run", config, **dict.fromkeys(names, lane)).path, "sync-allreduce", "small", 8)
+    assert cost.agent_steps_per_s == 6 * 500 and cost.cores_used == pytest.approx(6 * 0.8)
 
 
 def test_of_a_learner_and_its_actors_only_the_actors_count_steps_and_two_kinds_of_records_count_time_once(tmp_path):
