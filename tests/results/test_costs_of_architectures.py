@@ -60,7 +60,8 @@ def test_steps_and_processor_time_are_those_of_the_last_seconds_of_all_processes
 def test_lanes_of_a_worker_add_up(tmp_path):
     lane = {"step": {"agent_steps": 500, "frames": 2000, "cpu_s": 0.8}}
     config = TrainConfig(
-        exchange=ExchangeConfig(exchange="allreduce", num_workers=2), environment=EnvironmentConfig(lanes=3, envs_per_worker=12)
+        exchange=ExchangeConfig(exchange="allreduce", num_workers=2),
+        environment=EnvironmentConfig(lanes=3, envs_per_worker=12),
     )
     names = [f"worker_{rank}" for rank in range(2)] + [f"worker_{rank}.{i}" for rank in range(2) for i in (1, 2)]
     cost = cost_of(written(tmp_path / "run", config, **dict.fromkeys(names, lane)).path, "sync-allreduce", "small", 8)
