@@ -18,7 +18,8 @@ from dba3c.evaluation import evaluator
 from dba3c.evaluation.evaluator import Evaluation
 from dba3c.recording.recorder import RecordedGame, record_game
 from dba3c.runs.checkpoints import open_policy
-from dba3c.runs.folder import RunFolder, check_writable
+from dba3c.runs.files import check_writable
+from dba3c.runs.folder import RunFolder
 from dba3c.runs.host_facts import usable_cores
 
 

@@ -31,7 +31,6 @@ from dba3c.config import TrainConfig, has_own_code
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics.watch import PlainView, watched
 from dba3c.metrics.writer import MetricsWriter
-from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.ending import (
     TRAINING_ROLES,
     before_the_first_update,
@@ -40,6 +39,7 @@ from dba3c.runs.ending import (
     refusal,
     telling_refusals,
 )
+from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder, checkpoint_steps
 from launch.cluster.launchers import REPLACEMENT, STARTS_RANKS_AGAIN, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address

@@ -25,9 +25,9 @@ from dba3c.errors import UserError, writing
 from dba3c.evaluation.full_games import GamesAbandoned, make_player, play_full_games, protocol_for, quotas, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
-from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import LOOK_S, Overtime, RunEnd, evaluating
+from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.statistics import ScoreSummary, human_normalised, summarise
 

@@ -24,9 +24,9 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.recording.cameras import make_camera
 from dba3c.recording.videos import FILM_PANEL, GIF_PANEL, GifWriter, Mp4Writer, Overlay, enlarge, shrink
 from dba3c.roles import RunProcess
-from dba3c.runs.atomic_files import write_atomically
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import RunEnd
+from dba3c.runs.files import write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)

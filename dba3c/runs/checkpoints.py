@@ -21,7 +21,7 @@ from torch import Tensor
 from dba3c.environments.normalization import FOLDER as STATISTICS
 from dba3c.environments.normalization import statistics_of
 from dba3c.errors import UserError, writing
-from dba3c.runs.atomic_files import write_atomically
+from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder, checkpoint_steps
 from param_servers.checkpoint.files import load_checkpoint, publish, write_shard
 from param_servers.errors import CheckpointError, CheckpointUnreadable

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from dba3c.config import TrainConfig
 from dba3c.errors import USER_ERROR_EXIT, UserError, warn_on_stderr
-from dba3c.runs.atomic_files import write_atomically
+from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder, checkpoint_steps
 from param_servers.errors import ConfigError, RunBroken
 

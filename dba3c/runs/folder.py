@@ -18,7 +18,6 @@ import errno
 import json
 import os
 import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -27,7 +26,7 @@ from typing import Any
 
 from dba3c.errors import RUN_TAKEN_OVER_EXIT, UserError, warn_on_stderr, writing
 from dba3c.runs import host_facts
-from dba3c.runs.atomic_files import write_atomically, write_once
+from dba3c.runs.files import check_writable, is_there, write_atomically, write_once
 from dba3c.runs.lock import Holder, RunLock, living_holder, refuse_held
 
 CURVE_FILE = "curve.csv"
@@ -360,17 +359,6 @@ class RunFolder:
         return value
 
 
-def is_there(path: Path) -> bool:
-    """Raises UserError: it cannot be looked at."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    return True
-
-
 def checkpoint_steps(checkpoints: Path) -> list[int]:
     """Steps of the checkpoints in a run's `checkpoints` folder, oldest first, valid or not."""
     try:
@@ -403,12 +391,3 @@ def _refuse_strangers(folder: Path) -> None:
     strangers = {entry.name for entry in folder.iterdir()} - _OURS
     if not is_there(folder / "config.json") and any(not name.startswith(".") for name in strangers):
         raise UserError(f"{folder} is not a run folder and not empty ({min(strangers)}): choose another")
-
-
-def check_writable(folder: Path) -> None:
-    """Make the folder, write a file there, delete it. Raises UserError where that cannot be: rather now than later."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
-        write_atomically(probe, "x" * 4096)
-        probe.unlink(missing_ok=True)

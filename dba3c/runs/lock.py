@@ -37,7 +37,7 @@ from pathlib import Path
 
 from dba3c.errors import UserError, writing
 from dba3c.runs import host_facts
-from dba3c.runs.atomic_files import write_atomically, write_once
+from dba3c.runs.files import write_atomically, write_once
 
 LOCK_NAME = "lock.json"
 HEARTBEAT_S = 5.0

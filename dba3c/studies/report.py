@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dba3c.errors import UserError, prefixed, writing
 from dba3c.metrics import registry as metric_registry
-from dba3c.runs.atomic_files import write_atomically
+from dba3c.runs.files import write_atomically
 from dba3c.studies.curve import Curve, check_chart
 from dba3c.studies.figures import (
     IDEAL,

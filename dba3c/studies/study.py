@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.errors import UserError, did_you_mean, writing
-from dba3c.runs.atomic_files import write_atomically
-from dba3c.runs.folder import RunFolder, is_there
+from dba3c.runs.files import is_there, write_atomically
+from dba3c.runs.folder import RunFolder
 
 STUDY_FILE = "study.json"
 POINT_FILE = "point.json"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dba3c.runs.atomic_files import write_atomically, write_once
+from dba3c.runs.files import write_atomically, write_once
 from dba3c.runs.lock import LOCK_NAME, RunLock, living_holder
 
 LOOK_TIMEOUT_S = 5.0

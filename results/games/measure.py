@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dba3c import games
 from dba3c.config import TrainConfig
 from dba3c.environments.atari_protocols import protocol_name
-from dba3c.runs.atomic_files import write_atomically
+from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve, load_curve
 from dba3c.studies.page import made_by, markdown, renew

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.runs.atomic_files import write_atomically, write_once
+from dba3c.runs.files import write_atomically, write_once
 
 WRITERS = pytest.mark.parametrize("write", [write_atomically, write_once])
 

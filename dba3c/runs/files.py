@@ -1,4 +1,4 @@
-"""Small files that are there whole or not at all."""
+"""Small files that are there whole or not at all, and what can be said of a path without lying."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import errno
 import os
 import secrets
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from dba3c.errors import writing
+from dba3c.errors import UserError, writing
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -53,3 +54,23 @@ def _written_beside(path: Path, text: str, mode: int) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):  # a disk that refused the file refuses this too, and was named
             temporary.unlink()
+
+
+def is_there(path: Path) -> bool:
+    """Raises UserError: it cannot be looked at."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    return True
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder, write a file there, delete it. Raises UserError where that cannot be: rather now than later."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
+        write_atomically(probe, "x" * 4096)
+        probe.unlink(missing_ok=True)
