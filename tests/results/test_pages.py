@@ -45,6 +45,12 @@ def test_a_page_of_results_names_only_files_that_are_there(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page} names {target}"
 
 
+def test_no_script_has_the_name_of_a_folder() -> None:
+    """Both are on the path of a test process, and the first to be imported would hide the other."""
+    folders = {path.name for path in RESULTS.iterdir() if path.is_dir()}
+    assert [str(path) for path in RESULTS.rglob("*.py") if path.stem in folders] == []
+
+
 def test_every_study_is_in_the_gallery_once() -> None:
     gallery = (RESULTS / "README.md").read_text(encoding="utf-8")
     for folder in sorted(page.parent.name for page in PAGES if page.parent != RESULTS):
