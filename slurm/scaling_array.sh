@@ -27,4 +27,4 @@ nodes=$((1 << SLURM_ARRAY_TASK_ID))
 servers=$((nodes < 12 ? nodes : 12))
 run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_ARRAY_JOB_ID}/nodes-$nodes
 exec python -m launch.slurm.job --run-dir "$run_dir" --nodes "$nodes" -- \
-    dba3c train "${DBA3C_PRESET:-breakout_cluster}" --servers "$servers" --colocated-servers ${DBA3C_ARGS:-}
+    dba3c train "${DBA3C_PRESET:-breakout_cluster}" --servers "$servers" --colocated-servers --backup-workers 0 --evaluators 0 --recorders 0 ${DBA3C_ARGS:-}

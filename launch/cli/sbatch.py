@@ -229,15 +229,18 @@ def request_lines(
 
 
 def _start_lines(shape: SlurmShape) -> list[str]:
-    options = words_for(shape, ("backup_workers", "evaluators", "recorders"))
-    servers = f"--servers {shape.num_servers}" + (" --colocated-servers" if shape.colocated_servers else "")
-    roles = f"--mode central --learners {shape.learners}" if shape.learners else servers
+    # zeros are said, too: a preset may have some, also one that is chosen when the script is submitted
+    others = f"--evaluators {shape.evaluators} --recorders {shape.recorders}"
+    workers = f"--backup-workers {shape.backup_workers} {others}"
+    colocated = " --colocated-servers" if shape.colocated_servers else ""
+    servers = f"--servers {shape.num_servers}{colocated} {workers}"
+    roles = f"--mode central --learners {shape.learners} {others}" if shape.learners else servers
     train = f'dba3c train "${{DBA3C_PRESET:-{shape.preset}}}"'
     if not shape.scaling:
         return [
             "run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_JOB_ID}",
             'exec python -m launch.slurm.job --run-dir "$run_dir" -- \\',
-            f"    {train} {roles} {' '.join(options)}".rstrip() + " ${DBA3C_ARGS:-}",
+            f"    {train} {roles} ${{DBA3C_ARGS:-}}",
         ]
     return [
         "# Task i of the array runs on 2^i nodes and gives the others back at once.",
@@ -245,7 +248,7 @@ def _start_lines(shape: SlurmShape) -> list[str]:
         f"servers=$((nodes < {shape.num_servers} ? nodes : {shape.num_servers}))",
         "run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_ARRAY_JOB_ID}/nodes-$nodes",
         'exec python -m launch.slurm.job --run-dir "$run_dir" --nodes "$nodes" -- \\',
-        f'    {train} --servers "$servers" --colocated-servers ${{DBA3C_ARGS:-}}',
+        f'    {train} --servers "$servers" --colocated-servers {workers} ${{DBA3C_ARGS:-}}',
     ]
 
 

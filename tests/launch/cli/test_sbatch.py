@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from launch.cli.sbatch import SlurmShape, sbatch, script_text
+from launch.cli.configuration import fit_config
+from launch.cli.options import parse_train
+from launch.cli.sbatch import PRINTED, SlurmShape, sbatch, script_text, words_for
+from launch.cluster.launchers import LaunchPlace
 from launch.slurm.controller import srun_command
 from launch.slurm.job import LostNodes
 
@@ -61,6 +64,29 @@ def test_every_committed_script_is_there() -> None:
 def test_an_impossible_shape_prints_no_script(options: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         SlurmShape(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        SlurmShape(),
+        SlurmShape(nodes=16, backup_workers=2, evaluators=1),
+        SlurmShape(colocated_servers=True, servers=20),
+        SlurmShape(scaling=True, servers=12),
+        SlurmShape(preset="dba3c_paper", nodes=16),
+        SlurmShape(nodes=16, learners=1),
+    ],
+    ids=lambda shape: " ".join(words_for(shape, PRINTED)),
+)
+def test_the_command_of_a_script_makes_the_ranks_that_its_header_counts(shape: SlurmShape) -> None:
+    """Where nothing was said of backup workers, the preset's own were in the run and not in the header."""
+    command = script_text(shape).rpartition("dba3c train ")[2]
+    for name, value in (("${DBA3C_PRESET:-" + shape.preset + "}", shape.preset), ("$servers", str(shape.num_servers))):
+        command = command.replace(name, value)
+    ranks = shape.topology().ranks
+    place = LaunchPlace(launcher="srun", world_size=ranks, tasks_per_node=(1,) * ranks)
+    _, topology = fit_config(parse_train(shlex.split(command.replace("${DBA3C_ARGS:-}", ""))), place, cores=12)
+    assert topology.arithmetic() == shape.topology().arithmetic()
 
 
 def test_account_and_partition_are_filled_in_when_given() -> None:
