@@ -50,7 +50,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test-cluster: $(INSTALLED)  ## a real Slurm of 64 nodes on this machine (root only to install it and to start its daemons)
+test-cluster: $(INSTALLED)  ## a real Slurm of 71 nodes on this machine (root only to install it and to start its daemons)
 	tests/cluster/install_slurm.sh
 	DBA3C_TEST_CLUSTER=1 $(PYTEST) tests/cluster $(ARGS)
 

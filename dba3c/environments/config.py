@@ -152,7 +152,7 @@ class EnvironmentConfig:
 
     environment_restarts: int = 3
     """How often within an hour each environment that raises, or returns what it must not, is started anew. When that
-    does not do, its worker is started again, so often within an hour, too; then the run goes on without that worker."""
+    does not do, its worker is started again, up to 5 times an hour; then the run goes on without that worker."""
 
     environment_processes: bool = False
     """Each environment in a process of its own: they step in parallel, and one that hangs is noticed and ended. Not for

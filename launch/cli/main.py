@@ -40,7 +40,7 @@ HELP = """dba3c: synchronous data-parallel reinforcement learning on CPU cluster
 
 usage: dba3c COMMAND [OPTIONS]        (dba3c COMMAND --help lists a command's options; dba3c --version)
 
-  train ENV      train on an environment: dba3c train ALE/Pong-v5 --workers 4 --servers 2 --backup-workers 1
+  train ENV      train on an environment: dba3c train ALE/Pong-v5 --preset atari --workers 4 --servers 2
   resume RUN     go on with a run from its newest checkpoint
   evaluate RUN   play full games with a checkpoint: mean, median, IQM with its interval
   record RUN     film a game of a checkpoint
