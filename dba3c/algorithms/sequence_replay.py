@@ -5,7 +5,7 @@ frames, B sequences of a sample, [*F] frame shape, C channels first where frames
 
 Each environment has a ring of C steps, so that a frame is stored once, whatever stacks and sequences it is part of.
 Every ``stride`` steps of it a sequence begins; it may be sampled once its L + 1 observations are there, until the first
-of the frames that it needs is overwritten. Its priority is a leaf of the sum tree:
+of the frames that it needs is overwritten. It is drawn by its priority, a leaf's weight is p^α:
 
     P(i) = p_i^α / Σ_j p_j^α          w_i = (M·P(i))^−β / max_j w_j          (M sequences held; j over the sample)
 
@@ -21,54 +21,6 @@ import torch
 
 from dba3c.algorithms.frame_rows import FrameRows, Whole
 from dba3c.algorithms.r2d2 import Sequences
-
-
-class SumTree:
-    """N non-negative weights and the sums over them. Weights are set, never added to, so sums do not drift."""
-
-    def __init__(self, leaves: int) -> None:
-        self.leaves = leaves
-        self._width = 1 << max(0, leaves - 1).bit_length()  # the lowest level's, a power of two
-        self._sums = np.zeros(2 * self._width)
-
-    @property
-    def total(self) -> float:
-        """The sum of all weights."""
-        return float(self._sums[1])
-
-    def weights(self, leaves: np.ndarray) -> np.ndarray:
-        """[n] float64 weights of leaves [n] int."""
-        return self._sums[self._width + leaves]
-
-    def set(self, leaves: np.ndarray, weights: np.ndarray | float) -> None:
-        """Give leaves [n] int their weights [n]; where a leaf is named twice, the last one holds.
-
-        Raises ValueError for a weight that is negative or not finite.
-        """
-        values = np.broadcast_to(np.asarray(weights, dtype=np.float64), leaves.shape)
-        if not np.all(np.isfinite(values) & (values >= 0)):
-            raise ValueError(f"weights must be finite and not negative, got {values.min()} … {values.max()}")
-        self._sums[self._width + leaves] = values
-        nodes = np.unique((self._width + leaves) // 2)
-        while nodes.size and nodes[0] >= 1:
-            self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
-            nodes = np.unique(nodes // 2)
-
-    def find(self, sums: np.ndarray) -> np.ndarray:
-        """[n] int: the leaves at which the running sum of weights first exceeds sums [n] in [0, total).
-
-        Never a leaf of weight 0, whatever rounding does. Raises ValueError when all weights are 0.
-        """
-        if self.total <= 0:
-            raise ValueError("the tree holds no weight to sample from")
-        rest = np.array(sums, dtype=np.float64)
-        nodes = np.ones(rest.shape, dtype=np.int64)
-        for _ in range(self._width.bit_length() - 1):
-            left = self._sums[2 * nodes]
-            right = (rest >= left) & (self._sums[2 * nodes + 1] > 0)
-            rest = np.where(right, rest - left, rest)
-            nodes = 2 * nodes + right
-        return nodes - self._width
 
 
 class Steps(NamedTuple):
@@ -160,13 +112,12 @@ class SequenceReplay:
         self._stream_start = np.zeros(environments, dtype=np.int64)
         self._births = np.full(environments * self.blocks, -1, dtype=np.int64)  # first step of the leaf's sequence
         self._used = np.zeros(environments * self.blocks, dtype=bool)  # whether it has entered an update
-        self._tree = SumTree(environments * self.blocks)
-        self._held = 0
+        self._weights = np.zeros(environments * self.blocks)
         self._max_weight = 1.0
 
     def __len__(self) -> int:
         """Sequences that can be sampled."""
-        return self._held
+        return int(np.count_nonzero(self._births >= 0))
 
     def append(self, environments: np.ndarray, steps: Steps, *, continues: bool) -> None:
         """Add ``stride`` steps of environments [n] int, each named once; continues: they follow those before them.
@@ -193,21 +144,25 @@ class SequenceReplay:
 
         Raises ValueError when none is complete.
         """
-        total = self._tree.total
-        leaves = self._tree.find((np.arange(size) + rng.random(size)) * (total / size))
-        chances = self._tree.weights(leaves) / total
+        leaves = draw(self._weights, size, rng)
+        chances = self._weights[leaves] / self._weights.sum()
         weights = (len(self) * chances) ** -self._importance_exponent
         environments, starts = leaves // self.blocks, self._births[leaves]
         scaled = torch.from_numpy((weights / weights.max()).astype(np.float32))
         return Sample(self._sequences(environments, starts), scaled, leaves, starts)
 
     def update_priorities(self, sample: Sample, priorities: torch.Tensor) -> None:
-        """Give sampled sequences their priorities p [B] ≥ 0; those overwritten since are left out."""
+        """Give sampled sequences their priorities p [B] ≥ 0; those overwritten since are left out.
+
+        Raises ValueError for one that is not finite.
+        """
         same = self._births[sample.leaves] == sample.births
         # a sequence that is fully understood keeps a chance, however small
         weights = np.maximum(priorities.double().numpy()[same], 1e-6) ** self._priority_exponent
+        if not np.isfinite(weights).all():
+            raise ValueError("a priority is not finite")
         if weights.size:
-            self._tree.set(sample.leaves[same], weights)
+            self._weights[sample.leaves[same]] = weights
             self._max_weight = max(self._max_weight, float(weights.max()))
 
     def fresh(self, sample: Sample) -> torch.Tensor:
@@ -237,17 +192,14 @@ class SequenceReplay:
         """The oldest steps that these sequences looked at were overwritten."""
         leaves = self._leaves(environments, starts)
         gone = leaves[(starts >= 0) & (self._births[leaves] == starts)]
-        self._births[gone] = -1
-        self._tree.set(gone, 0.0)
-        self._held -= gone.size
+        self._births[gone], self._weights[gone] = -1, 0.0
 
     def _complete(self, environments: np.ndarray, starts: np.ndarray) -> None:
         """The last observations of these sequences have come; of one stream, they can be sampled."""
         done = starts >= self._stream_start[environments]
         leaves = self._leaves(environments[done], starts[done])
         self._births[leaves], self._used[leaves] = starts[done], False
-        self._tree.set(leaves, self._max_weight)
-        self._held += leaves.size
+        self._weights[leaves] = self._max_weight
 
     def _sequences(self, environments: np.ndarray, starts: np.ndarray) -> Sequences:
         """Read B sequences out of the rings."""
@@ -285,6 +237,19 @@ class SequenceReplay:
         for t, stack in enumerate(stacks):
             rows.stacks_into(self._frame_stack - 1 + t, stack)
         return stacks
+
+
+def draw(weights: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """[size] int: places of weights [N] ≥ 0, in proportion to them, one from each of ``size`` equal parts of their sum.
+
+    Raises ValueError when all weights are 0.
+    """
+    sums = np.cumsum(weights)
+    total = sums[-1]
+    if not total:
+        raise ValueError("the replay holds no weight to sample from")
+    at = np.minimum((np.arange(size) + rng.random(size)) * (total / size), np.nextafter(total, 0.0))
+    return np.searchsorted(sums, at, side="right")  # the first sum above it: never one of weight 0
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

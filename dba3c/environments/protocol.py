@@ -95,10 +95,6 @@ class Experience(NamedTuple):
         """From the `frames` of a transition [B], or of several."""
         return Experience(int(np.count_nonzero(frames)), int(frames.sum()))
 
-    def plus(self, other: Experience) -> Experience:
-        """Both together."""
-        return Experience(self.agent_steps + other.agent_steps, self.frames + other.frames)
-
 
 class VectorEnvironment(Protocol):
     """B copies of one environment, stepped together. Not thread-safe: one thread steps it."""
