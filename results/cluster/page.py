@@ -407,9 +407,9 @@ such links to be as unfair as those of dedicated servers, though the worker's ow
 and it let asynchronous workers begin all at once, and stay so (+45 %). **Corrected, \
 it was within 10 % for 59 of the 62 rows without central inference that there were (95 %)**, mean error 4.2 %. That is \
 after the fact, and two of the 59 are one worker's rows, which were 12 and 14 % off at D = 5 and were measured again \
-at D = 40, where the machine's own time counts less. **Of the 13 rows measured since, predicted by the corrected \
-model, 9 are within 10 %**: three of the others have a straggler and a backup worker (+12, -13 and -20 %), one is \
-6.7 MB with a server beside each of 64 workers (-12 %). All rows by today's model: \
+at D = 40, where the machine's own time counts less. **Of the 58 rows measured \
+since, predicted by the corrected model, 51 are within 10 %** (88 %): six of the others have a straggler and a backup \
+worker (-20 to +24 %), one is 6.7 MB with a server beside each of 64 workers (-12 %). All rows by today's model: \
 `python results/cluster/measure.py --judge`."""
 
 _QUEUES = """\
