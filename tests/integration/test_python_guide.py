@@ -35,4 +35,4 @@ def test_every_example_of_the_page_does_what_it_says(tmp_path: Path) -> None:
     for said in ("unknown option 'wrokers'; did you mean workers", "my_game:Catch my_nets:skip"):
         assert said in done.stdout
     statuses = {path.name: dba3c.read(path).status for path in (tmp_path / "runs").iterdir()}
-    assert statuses == {"cartpole": "finished", "catch": "finished", "background": "stopped"}
+    assert statuses == {"from_python": "finished", "catch": "finished", "background": "stopped"}
