@@ -236,6 +236,8 @@ def campaign(until_s: float, row_s: float, only: list[str]) -> None:
     """All rows that are missing and fit into the time."""
     torch.set_num_threads(1)
     clusters: dict[str, Cluster] = {}
+    made = facts("python results/cluster/measure.py")  # now: a campaign of hours outlives the commit it was begun at
+    here = {"commit": made["source"].get("commit"), "processor": made["host"]["processor"]}
     for row in missing(only):
         if row.part != "calibration" and not clusters:
             clusters = calibrate(newest(read(ROWS)))
@@ -253,9 +255,7 @@ def campaign(until_s: float, row_s: float, only: list[str]) -> None:
         except PeerLost as error:
             print(f"FAILED {row.key}: {told(error)}", flush=True)
             continue
-        made = facts("python results/cluster/measure.py")
         (HERE / "meta.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-        here = {"commit": made["source"].get("commit"), "processor": made["host"]["processor"]}
         line = {"key": row.key, "part": row.part, "network": row.network, **found, "date": made["date"], **here}
         if "predicted_ms" in line:
             line["error"] = round(line["predicted_ms"] / line["step_ms"] - 1, 4)
