@@ -24,7 +24,8 @@ set -eu
 source "${DBA3C_VENV:-.venv}/bin/activate"
 # Task i of the array runs on 2^i nodes and gives the others back at once.
 nodes=$((1 << SLURM_ARRAY_TASK_ID))
-servers=$((nodes < 12 ? nodes : 12))
+workers=$((nodes * 1))
+servers=$((workers < 12 ? workers : 12))
 run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_ARRAY_JOB_ID}/nodes-$nodes
 exec python -m launch.slurm.job --run-dir "$run_dir" --nodes "$nodes" -- \
-    dba3c train "${DBA3C_PRESET:-breakout_cluster}" --servers "$servers" --colocated-servers --backup-workers 0 --evaluators 0 --recorders 0 ${DBA3C_ARGS:-}
+    dba3c train "${DBA3C_PRESET:-breakout_cluster}" --workers "$workers" --servers "$servers" --colocated-servers --backup-workers 0 --evaluators 0 --recorders 0 ${DBA3C_ARGS:-}

@@ -12,6 +12,7 @@ import html
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -46,14 +47,14 @@ _ROWS = 20
 _LAST_LOOK_S = 10.0
 
 
-class View:
+class View(ABC):
     """Shows a run to a person."""
 
+    @abstractmethod
     def show(self, summary: RunSummary, now_s: float) -> None:
         """The run as it is; `now_s` decides what counts as silent, so a finished run is shown as it ended."""
-        raise NotImplementedError
 
-    def close(self, summary: RunSummary) -> None:
+    def close(self, summary: RunSummary) -> None:  # noqa: B027 (most have nothing to do)
         """What was shown last stays."""
 
 

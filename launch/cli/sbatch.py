@@ -245,10 +245,12 @@ def _start_lines(shape: SlurmShape) -> list[str]:
     return [
         "# Task i of the array runs on 2^i nodes and gives the others back at once.",
         "nodes=$((1 << SLURM_ARRAY_TASK_ID))",
-        f"servers=$((nodes < {shape.num_servers} ? nodes : {shape.num_servers}))",
+        f"workers=$((nodes * {shape.tasks_per_node}))",
+        f"servers=$((workers < {shape.num_servers} ? workers : {shape.num_servers}))",
         "run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_ARRAY_JOB_ID}/nodes-$nodes",
         'exec python -m launch.slurm.job --run-dir "$run_dir" --nodes "$nodes" -- \\',
-        f'    {train} --servers "$servers" --colocated-servers {workers} ${{DBA3C_ARGS:-}}',
+        # workers are said, too: a single rank would make one of each of its cores, and not one of all its lanes
+        f'    {train} --workers "$workers" --servers "$servers" --colocated-servers {workers} ${{DBA3C_ARGS:-}}',
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -73,6 +74,7 @@ def test_an_impossible_shape_prints_no_script(options: dict[str, int], message: 
         SlurmShape(nodes=16, backup_workers=2, evaluators=1),
         SlurmShape(colocated_servers=True, servers=20),
         SlurmShape(scaling=True, servers=12),
+        SlurmShape(scaling=True, servers=12, nodes=8, tasks_per_node=2),
         SlurmShape(preset="dba3c_paper", nodes=16),
         SlurmShape(nodes=16, learners=1),
     ],
@@ -80,13 +82,28 @@ def test_an_impossible_shape_prints_no_script(options: dict[str, int], message: 
 )
 def test_the_command_of_a_script_makes_the_ranks_that_its_header_counts(shape: SlurmShape) -> None:
     """Where nothing was said of backup workers, the preset's own were in the run and not in the header."""
-    command = script_text(shape).rpartition("dba3c train ")[2]
-    for name, value in (("${DBA3C_PRESET:-" + shape.preset + "}", shape.preset), ("$servers", str(shape.num_servers))):
-        command = command.replace(name, value)
     ranks = shape.topology().ranks
     place = LaunchPlace(launcher="srun", world_size=ranks, tasks_per_node=(1,) * ranks)
-    _, topology = fit_config(parse_train(shlex.split(command.replace("${DBA3C_ARGS:-}", ""))), place, cores=12)
+    _, topology = fit_config(parse_train(train_words(shape, shape.nodes)), place, cores=12)
     assert topology.arithmetic() == shape.topology().arithmetic()
+
+
+def test_the_smallest_run_of_a_scaling_array_is_one_worker_of_all_lanes_as_on_the_others_nodes() -> None:
+    config = parse_train(train_words(SlurmShape(scaling=True, servers=12), nodes=1)).config(cores=12)
+    assert (config.exchange.num_workers, config.environment.lanes) == (1, 12)
+    assert (config.exchange.num_servers, config.exchange.backup_workers) == (1, 0)
+
+
+def train_words(shape: SlurmShape, nodes: int) -> list[str]:
+    """What `dba3c train` is given by a script, in the task of its array that has so many nodes."""
+    lines = script_text(shape).partition('bin/activate"\n')[2]
+    shell = lines.replace("exec python ", "printf '%s\\n' ").replace("\\\n    dba3c train", "")
+    environ = {"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": str(nodes.bit_length() - 1)}
+    environ |= dict.fromkeys(("SLURM_JOB_NAME", "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID"), "1")
+    said = subprocess.run(
+        ["bash", "-euc", shell], env=environ, capture_output=True, text=True, check=True
+    ).stdout.split()
+    return said[said.index("--") + 1 :]
 
 
 def test_account_and_partition_are_filled_in_when_given() -> None:
