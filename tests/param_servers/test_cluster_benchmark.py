@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 from param_servers.benchmarks import cluster, hosts
 from param_servers.benchmarks.cluster import Scene, check_machine, choose_dilation, expected_busy, node_times_s
 from param_servers.benchmarks.exchange import Case, run
-from param_servers.benchmarks.hosts import Fault, Namespaces, Snapshot, machine_ticks
+from param_servers.benchmarks.hosts import FORK, Fault, Load, Namespaces, Processes, Snapshot, machine_ticks
 from param_servers.errors import ConfigError, PeerLost
 
 SCENE = Scene("servers", 64, 0, 4, False, 2.7, 10.0)
@@ -99,6 +101,37 @@ def test_a_load_counts_the_time_of_the_processes_that_were_watched() -> None:
         math.factorial(2000)
     load = Snapshot.now([os.getpid()]) - before
     assert load.cpu_s[0] >= 0.03 and load.own_share > 0
+
+
+def test_a_process_that_ends_before_the_measurement_is_counted_as_watched_not_as_another() -> None:
+    there, begun, ended, looks = FORK.Event(), FORK.Event(), FORK.Event(), FORK.Value("i", 0)
+
+    def be(number: int, incarnation: int) -> Load | None:
+        if number == 1:
+            there.set()
+            assert begun.wait(60)
+            spent_s = time.process_time()
+            while time.process_time() < spent_s + 0.3:
+                math.factorial(2000)
+            return None
+        assert there.wait(60)
+        before = processes.snapshot()
+        begun.set()
+        assert ended.wait(60)
+        return processes.snapshot() - before
+
+    def look() -> None:
+        """Some times after it has ended: whoever looks after it might reap it."""
+        stat = Path(f"/proc/{processes._running[1].pid}/stat")
+        looks.value += not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+        if looks.value == 3:
+            ended.set()
+
+    processes = Processes(2, be)
+    with processes:
+        load = processes.result(look)
+    assert load.cpu_s[1] >= 0.25
+    assert load.others_share < 0.5 * load.own_share
 
 
 @needs_namespaces
