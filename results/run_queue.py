@@ -207,7 +207,7 @@ QUEUE: tuple[Entry, ...] = (
     damped("1e-4", 1e-3),
     batch(480, sqrt_rule(480)),
     batch(1920, sqrt_rule(1920)),
-    breakout(2),
+    breakout(2, core_hours=2.0),
     recipe("nstep", "Pong"),
     recipe("nstep", "Boxing"),
     batch(7200, sqrt_rule(7200)),
