@@ -18,6 +18,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -61,6 +62,7 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
     def __init__(self, config: EnvironmentConfig) -> None:
         self._timeout_s = config.environment_timeout_s
         self._pipe, theirs = Pipe()
+        _bound_reads(self._pipe, self._timeout_s)
         paths = os.pathsep.join(path for path in sys.path if path)
         with theirs:
             self._process = subprocess.Popen(
@@ -134,6 +136,8 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
             if not self._pipe.poll(max(self._asked_s + self._timeout_s - time.monotonic(), 0.0)):
                 raise EnvironmentHangs(f"no answer within {self._timeout_s:g} s; its process is ended")
             message = self._pipe.recv_bytes(max(largest, _LARGEST_WORDS) + 1)
+        except BlockingIOError:  # see `_bound_reads`
+            raise EnvironmentHangs(f"nothing more of its answer within {self._timeout_s:g} s") from None
         except (EOFError, OSError) as error:
             if not self._pipe.readable:  # it is larger than anything that it may say; nothing of it has been read
                 raise EnvironmentDied(f"it answered with too large a message ({error})") from None
@@ -144,6 +148,13 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
             line = message[1:].decode(errors="replace")
             raise UserError(line) if message[:1] == _USER_ERROR else RuntimeError(line)
         return message[1:]
+
+
+def _bound_reads(pipe: Connection, timeout_s: float) -> None:
+    """No byte of a message for so long raises BlockingIOError: its process was stopped while it sent it."""
+    seconds = struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+    with socket.socket(fileno=os.dup(pipe.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
 
 
 def _described(space: Space[Any]) -> dict[str, Any]:

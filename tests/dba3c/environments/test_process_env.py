@@ -14,7 +14,7 @@ from gymnasium.spaces import Box
 
 from dba3c.environments import process_env
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.process_env import EnvironmentDied, ProcessEnv
+from dba3c.environments.process_env import EnvironmentDied, EnvironmentHangs, ProcessEnv
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import UserError
 
@@ -47,16 +47,16 @@ GAMES = """
             time.sleep(3600)
 
     class LargeAndSometimesHanging(Game):
-        observation_space = gymnasium.spaces.Box(0, 255, (16, 72, 96), np.uint8)
+        observation_space = gymnasium.spaces.Box(0, 255, (64, 72, 96), np.uint8)
 
         def reset(self, *, seed=None, options=None):
             super().reset(seed=seed)
-            return np.zeros((16, 72, 96), np.uint8), {}
+            return np.zeros((64, 72, 96), np.uint8), {}
 
         def step(self, action):
             if action == 7:
                 time.sleep(3600)
-            return np.full((16, 72, 96), action, np.uint8), 0.0, False, False, {}
+            return np.full((64, 72, 96), action, np.uint8), 0.0, False, False, {}
 
     class Picky(Game):
         def step(self, action):
@@ -207,6 +207,19 @@ def test_an_answer_that_cannot_be_one_is_named_and_not_waited_for(config, said, 
     with pytest.raises(EnvironmentDied, match=line):
         env.reset()
     env.close()
+
+
+def test_one_that_is_stopped_in_the_middle_of_its_answer_is_named_and_not_waited_for(config):
+    env = ProcessEnv(config("LargeAndSometimesHanging", environment_timeout_s=2.5))
+    env.reset()
+    (process,) = [child for child in psutil.Process().children() if child.pid == env._process.pid]
+    env.send_step(5)
+    assert env._pipe.poll(60)
+    process.suspend()  # a socket holds about half of its answer
+    with pytest.raises(EnvironmentHangs, match="nothing more of its answer within 2.5 s"):
+        env.step(5)
+    env.close()
+    assert not process.is_running()
 
 
 def test_the_spaces_of_a_large_image_are_few_words():
