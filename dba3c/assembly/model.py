@@ -53,18 +53,24 @@ class Model(NamedTuple):
     """The run's first [P] float32."""
 
 
-def build_model(config: TrainConfig, spaces: Spaces) -> Model:
+def build_model(config: TrainConfig, spaces: Spaces, *, only_plays: bool = False) -> Model:
     """All that a process which computes gradients, or chooses actions, needs of the network.
+
+    Args:
+        only_plays: it does not train, so where the run's device is missing the CPU does.
 
     Raises UserError: there is no such device here, or a network that cannot be.
     """
-    check_device(config.network.device)
+    device = config.network.device
+    if only_plays and not torch.cuda.is_available():
+        device = "cpu"
+    check_device(device)
     module = build_module(config, spaces)
     plan = plan_of(config, module)
     parameters = plan.layout.flatten(module)  # before the torso is cast to its precision
-    algorithm, device = config.algorithm, {"precision": config.network.precision, "device": config.network.device}
+    algorithm, where = config.algorithm, {"precision": config.network.precision, "device": device}
     if algorithm.algorithm in ("r2d2", "sac"):
-        return Model(FlatNetwork(module, plan.layout, **device), plan, parameters)
+        return Model(FlatNetwork(module, plan.layout, **where), plan, parameters)
     settings = ActorCriticSettings(
         discount=algorithm.discount,
         trace_lambda=algorithm.trace_lambda,
@@ -77,7 +83,7 @@ def build_model(config: TrainConfig, spaces: Spaces) -> Model:
     loss = ActorCriticLoss(spaces.action, settings)
     if ":" in algorithm.algorithm and own_algorithm(algorithm.algorithm) is None:
         loss = OwnLoss(algorithm.algorithm, spaces.action, settings)
-    return Model(Agent(module, plan.layout, loss, **device), plan, parameters)
+    return Model(Agent(module, plan.layout, loss, **where), plan, parameters)
 
 
 def build_policy(

@@ -56,7 +56,7 @@ class Agent:
             self._statistics = RunningStatistics(self._observations.space.shape[0])
             self._statistics.merge(kept(policy.observation_statistics, f"checkpoint step-{policy.step}"))
         spaces = Spaces(self._observations.space, own.action)
-        network = build_model(config, spaces).network
+        network = build_model(config, spaces, only_plays=True).network
         self._drawn, self._greedy = (
             build_policy(config, network, spaces, seed, actions) for actions in ("sampled", "greedy")
         )
@@ -73,7 +73,7 @@ class Agent:
 
         Args:
             greedy: the likeliest action instead of one drawn from the policy.
-            reward: of the steps that led here, one or [N]; only R2D2's network looks at it.
+            reward: the environment's own, of the steps that led here, one or [N]; only R2D2's network looks at it.
 
         Raises:
             UserError: an observation that does not fit, or another number of games than in the call before.
@@ -84,7 +84,10 @@ class Agent:
             if any(part.numel() for part in self._state):
                 raise UserError(f"the agent remembers {self._games} games, not {games}: call reset() before others")
             self._games, self._state = games, self._drawn.initial_state(games)
-        rewards = np.broadcast_to(np.asarray(reward, dtype=np.float32), games).copy()
+        environment = self.config.environment
+        rewards = np.broadcast_to(np.asarray(reward, np.float32), games) * np.float32(environment.reward_scale)
+        if environment.clips_reward:  # it is shown rewards as it was trained on them
+            rewards = np.clip(rewards, -1.0, 1.0)
         player = self._greedy if greedy else self._drawn
         decision = player.act(Asked(batch, self._state, rewards, np.arange(games)))
         self._state = decision.state

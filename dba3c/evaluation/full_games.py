@@ -29,7 +29,7 @@ from dba3c.algorithms.policies import Actions, Asked, Decision
 from dba3c.algorithms.policies import Policy as Player
 from dba3c.assembly.model import R2D2_EVALUATION_EPSILON, Spaces, build_model, build_policy
 from dba3c.config import TrainConfig
-from dba3c.environments.atari_protocols import protocol_name
+from dba3c.environments.atari_protocols import ATARI_PROTOCOLS, protocol_name
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.normalization import use_statistics
 from dba3c.environments.protocol import MAX_SEED, Episode, Experience, Transition, VectorEnvironment
@@ -60,7 +60,7 @@ def protocol_for(config: TrainConfig, actions: Actions | None = None) -> Evaluat
     environment = config.environment
     name = protocol_name(environment)
     is_2017 = name.split(" ")[0] == "2017"
-    if is_2017:
+    if is_2017 and environment.max_episode_frames == ATARI_PROTOCOLS["2017"]["max_episode_frames"]:
         frames = round(LIMIT_2017_STEPS * environment.frames_per_step)
         environment = replace(environment, max_episode_frames=frames)
         name += f", at most {LIMIT_2017_STEPS:,} steps a game"
@@ -88,7 +88,7 @@ def make_player(
     """
     use_statistics(environments, policy.observation_statistics, f"checkpoint step-{policy.step}")
     of = Spaces(environments.observation_space, environments.action_space)
-    network = build_model(config, of).network
+    network = build_model(config, of, only_plays=True).network
     player = build_policy(config, network, of, seed, actions)
     player.load(policy.parameters_for(network.layout), policy.step)
     return player

@@ -7,14 +7,19 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from dba3c.algorithms.policies import Asked
-from dba3c.config import NetworkConfig, TrainConfig
+from dba3c.algorithms.policies import Asked, R2d2Policy
+from dba3c.assembly.model import Spaces, build_model
+from dba3c.central_config import CentralConfig
+from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError
 from dba3c.evaluation.agents import load
 from dba3c.evaluation.full_games import make_player
 from dba3c.runs.checkpoints import load_policy
+from param_servers.config import ExchangeConfig
+
+ACT = R2d2Policy.act
 
 
 def config_of(env_id: str, network: str = "mlp", **environment: bool) -> TrainConfig:
@@ -109,6 +114,35 @@ def test_an_observation_that_does_not_fit_is_named(trained):
         agent.act(np.zeros(3, np.float32))
     with pytest.raises(UserError, match="NaN"):
         agent.act(np.full(4, np.nan, np.float32))
+
+
+def test_what_was_trained_on_a_gpu_plays_where_there_is_none(trained, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    config = TrainConfig(
+        environment=EnvironmentConfig(env_id="CartPole-v1"), network=NetworkConfig(network="mlp", device="cuda")
+    )
+    folder = trained(config)
+    agent = load(folder)
+    assert agent.act(np.zeros(4, np.float32)) in (0, 1)
+    policy = load_policy(folder / "checkpoints" / "step-10")
+    environments = make_vector_environment(config.environment, 1, 0)
+    make_player(config, environments, policy, "greedy", seed=0)
+    with pytest.raises(UserError, match="use --device cpu"):  # who trains is told
+        build_model(config, Spaces(environments.observation_space, environments.action_space))
+
+
+@pytest.mark.parametrize(("clip_reward", "seen"), [(False, [0.5, -2.0]), (True, [0.5, -1.0])])
+def test_rewards_are_shown_to_r2d2_as_it_was_trained_on_them(trained, monkeypatch, clip_reward, seen):
+    environment = EnvironmentConfig(env_id="CartPole-v1", reward_scale=0.1, clip_reward=clip_reward)
+    central, algorithm = CentralConfig(mode="central"), AlgorithmConfig(algorithm="r2d2")
+    exchange = ExchangeConfig(exchange="local")
+    agent = load(trained(TrainConfig(environment=environment, algorithm=algorithm, central=central, exchange=exchange)))
+    shown = []
+    monkeypatch.setattr(
+        R2d2Policy, "act", lambda player, asked: shown.append(asked.reward.tolist()) or ACT(player, asked)
+    )
+    agent.act(np.zeros((2, 4), np.float32), reward=[5.0, -20.0])
+    assert shown == [pytest.approx(seen)]
 
 
 def test_a_checkpoint_is_loaded_by_its_own_path_too(trained, make_run):

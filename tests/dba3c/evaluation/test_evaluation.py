@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,9 @@ def test_the_2017_protocol_is_greedy_with_its_step_limit_and_guard():
     assert protocol.name == "2017, at most 40,000 steps a game, greedy actions"
     assert protocol.environment.max_episode_frames == 120_000  # frame skip 2, 3 or 4
     assert protocol.environment.stuck_guard_steps == 30
+    shorter = protocol_for(TrainConfig(environment=replace(atari_2017(EnvironmentConfig()), max_episode_frames=20_000)))
+    assert shorter.environment.max_episode_frames == 20_000 and shorter.actions == "greedy"
+    assert shorter.name == "2017 but max_episode_frames=20000, greedy actions"
     sampled = protocol_for(TrainConfig(environment=atari_2017(EnvironmentConfig())), "sampled")
     assert sampled.actions == "sampled" and "sampled actions" in sampled.name
 

@@ -99,6 +99,17 @@ def test_r2d2_is_shown_rewards_as_it_was_trained(options, seen, monkeypatch):
     assert evaluation.scores == [float(evaluation.lengths_steps[0])]  # which is what CartPole pays, unscaled
 
 
+def test_r2d2_tells_what_it_expects_to_gain_in_the_unit_of_returns():
+    player = player_of(R2D2, "greedy")
+    network = player._network.network
+    observation, state = np.ones((1, 4), np.float32), player.initial_state(1)
+    asked = Asked(observation, state, np.zeros(1, np.float32), np.zeros(1, np.int64))
+    h = network(torch.from_numpy(observation), state[:2], torch.tensor([-1]), torch.zeros(1)).q_values.max().item()
+    x = float(player.act(asked).value)
+    rescaled = np.sign(x) * (np.sqrt(abs(x) + 1) - 1) + 1e-3 * x  # Kapturowski et al. 2019, section 2.3
+    assert rescaled == pytest.approx(h, rel=1e-3)
+
+
 def test_r2d2_sees_no_reward_before_a_game_s_first_action():
     observation, values = np.ones((1, 4), np.float32), {}
     for reward in (7.0, 1.0):
