@@ -42,7 +42,7 @@ class NetworkConfig:
     """One of dba3c.networks.NETWORKS: dba3c, nature, small, resnet, football, mlp, each also as <name>_lstm; auto is
     small where observations are images and mlp where they are not; or your own, package.module:function."""
 
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16"] = option("float32", algorithm=f"{POLICY_GRADIENT} r2d2")
     """Compute dtype of the torso; heads, losses, parameters and gradients that travel stay float32."""
 
     device: str = "cpu"
@@ -126,7 +126,8 @@ class RunConfig:
     """End after this many hours of wall clock in one life."""
 
     max_core_hours: float | None = None
-    """End after this much processor time of all the run's processes, over all its lives, in hours."""
+    """End after this much processor time of all the run's processes, over all its lives, in hours; environments that
+    are processes of their own are not counted."""
 
     track: tuple[str, ...] = ("tensorboard",)
     """Sinks beside the metrics files: tensorboard, neptune, mlflow, wandb."""

@@ -238,7 +238,9 @@ class RunSummary:
             self.step = record["step"] if self._life_begins else max(self.step, record["step"])
             self._life_begins = False
             self.data_points_committed = record.get("data_points_total") or self.data_points_committed
-        elif kind == "episode" and record.get("score") is not None:
+        elif spent_s := record.get("cpu_s"):  # those who only evaluate or film record no steps
+            process.totals["cpu_s"] = process.totals.get("cpu_s", 0.0) + spent_s
+        if kind == "episode" and record.get("score") is not None:
             self.scores.add(record["score"])
             process.scores.add(record["score"])
         elif kind == "event":

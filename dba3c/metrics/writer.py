@@ -137,7 +137,8 @@ class MetricsWriter:
     def record_evaluation(self, step: int, interval_95: Sequence[float] | None, **numbers: float) -> None:
         """One checkpoint's full games; `interval_95`: the bootstrap interval (low, high) of the IQM."""
         with self._lock:
-            self._append("evaluation", step, {**finite_or_null(numbers), "interval_95": interval_95 or [None, None]})
+            interval: dict[str, Any] = {"interval_95": interval_95 or [None, None]}
+            self._append("evaluation", step, {**finite_or_null(numbers), **interval, "cpu_s": self._spent_s()})
             self._flush()
 
     def record_event(self, event: str, message: str, step: int | None = None, film: str = "") -> None:
@@ -152,7 +153,7 @@ class MetricsWriter:
             self._append(
                 "event",
                 self._step if step is None else step,
-                {"event": event, "message": message} | ({"film": film} if film else {}),
+                {"event": event, "message": message, "cpu_s": self._spent_s()} | ({"film": film} if film else {}),
             )
             self._flush()
 
@@ -188,6 +189,11 @@ class MetricsWriter:
         if time.monotonic() - self._opened_s >= self._window_s:
             self._flush()
 
+    def _spent_s(self) -> float:
+        """Processor seconds since a record last had them, so that all records together have all of them."""
+        before_s, self._cpu_s = self._cpu_s, time.process_time()
+        return round(self._cpu_s - before_s, 3)
+
     def _append(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
         self._waiting.append({"kind": kind, "time_s": round(time.time(), 3), "step": step, **self._identity, **fields})
 
@@ -195,11 +201,10 @@ class MetricsWriter:
         now_s = time.monotonic()
         for kind, window in self._windows.items():
             if window.count:
-                cpu_s = time.process_time()
                 # not since the last flush: an event's or a game's may have come just before the first value
                 window_s = now_s - self._recorded_s[kind] if window.window_s is None else window.window_s
-                spans = {"window_s": round(window_s, 3), "cpu_s": round(cpu_s - self._cpu_s, 3)}
-                self._cpu_s, self._recorded_s[kind] = cpu_s, now_s
+                spans = {"window_s": round(window_s, 3), "cpu_s": self._spent_s()}
+                self._recorded_s[kind] = now_s
                 self._append(kind, self._step, {**spans, **window.record()})
                 window.clear()
         self._opened_s = now_s

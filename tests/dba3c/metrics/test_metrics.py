@@ -80,6 +80,20 @@ def test_a_line_for_people_does_not_shorten_the_window_of_the_steps_around_it(tm
     assert lines(tmp_path / "metrics" / "worker-0.jsonl")[1]["window_s"] == 3.5
 
 
+def test_records_together_have_all_of_the_processor_time(tmp_path, clock):
+    writer = MetricsWriter(RunFolder(tmp_path), "evaluator", 0, window_s=100.0)
+    clock.now_s += 3.0
+    writer.record_evaluation(5, None, score_mean=1.0)
+    clock.now_s += 2.0
+    writer.record_step(6, {"accepted": 1})
+    writer.record_event("note", "half way")
+    clock.now_s += 4.0
+    writer.record_step(7, {"accepted": 1})
+    writer.close()
+    told = [(record["kind"], record["cpu_s"]) for record in lines(tmp_path / "metrics" / "evaluator-0.jsonl")]
+    assert sum(seconds for _, seconds in told) == 9.0 and told[0] == ("evaluation", 3.0)
+
+
 def test_an_event_is_written_at_once(tmp_path, clock):
     MetricsWriter(RunFolder(tmp_path), "server", 0).record_event("joined", "worker 2 joined at step 5", step=5)
     (record,) = lines(tmp_path / "metrics" / "server-0.jsonl")

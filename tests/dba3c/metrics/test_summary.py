@@ -100,6 +100,16 @@ def test_core_hours_are_summed_over_lives_without_the_time_between_them():
     assert summary.hours() == pytest.approx((1.5, 1 * 4.0 + 0.5 * 8.0))
 
 
+def test_processor_time_is_of_all_processes_whatever_they_record():
+    summary = summary_of(
+        record("step", 1.0, cpu_s=1800.0),
+        record("evaluation", 2.0, role="evaluator", cpu_s=3600.0),
+        record("event", 3.0, role="recorder", message="filmed", cpu_s=900.0),
+        record("event", 4.0, message="joined", cpu_s=900.0),
+    )
+    assert summary.cpu_hours == 2.0
+
+
 def test_a_resumed_run_goes_on_from_its_checkpoints_step():
     facts = RunFacts("run", lives=(Life(0.0, 1.0), Life(50.0, 1.0)))
     summary = summary_of(record("step", 10.0, step=90), record("step", 11.0, step=80), facts=facts)

@@ -29,6 +29,10 @@ POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo or package.module:los
             f"entropy_cost, network: options of {POLICY_GRADIENT} only, and this run's algorithm is sac",
         ),
         (
+            "--preset sac --precision bfloat16",
+            f"precision: an option of {POLICY_GRADIENT} or r2d2 only, and this run's algorithm is sac",
+        ),
+        (
             "--preset sac --memory-size 64 --burn_in 7 --n-step 9",
             "burn_in, memory_size, n_step: options of algorithm r2d2 only, and this run's algorithm is sac",
         ),
