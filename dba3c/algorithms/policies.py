@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dba3c.algorithms.agent import Agent, FlatNetwork
+from dba3c.algorithms.r2d2 import unrescale
 from dba3c.networks import State
 from dba3c.networks.distributions import Categorical
 from dba3c.networks.sac_networks import ActionScaling
@@ -121,7 +122,7 @@ class R2d2Policy(Policy):
         explores = self._rng.random(len(actions)) < self._rates[asked.environments % len(self._rates)]
         actions = np.where(explores, self._rng.integers(network.num_actions, size=len(actions)), actions)
         after = torch.from_numpy(actions + 1).to(device, torch.float32).unsqueeze(-1)
-        state, value = (*output.state, after), output.q_values.amax(-1)
+        state, value = (*output.state, after), unrescale(output.q_values.amax(-1))
         return Decision(actions, np.zeros(len(actions), np.float32), state, value)
 
 

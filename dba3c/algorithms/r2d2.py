@@ -123,7 +123,7 @@ def r2d2_loss(
     points = valid.sum().clamp(min=1)
     total = (0.5 * errors.square().sum(0) * importance_weights).mean()
     numbers = {
-        "value_mean": (chosen * valid).sum() / points,
+        "value_mean": (unrescale(chosen.detach()) * valid).sum() / points,
         "td_error_mean": errors.abs().sum() / points,
         "importance_mean": importance_weights.mean(),
     }

@@ -73,11 +73,12 @@ def run_learner(
         ParamServersError: the exchange broke, or no actor came in time.
     """
     sections, recorder, service = Sections(), GradientRecorder(metrics), serving.service
-    relus, updates = ActiveRelus(), 0
+    relus, updates, step = ActiveRelus(), 0, 0
     try:
         while True:
             with sections("waiting"):
                 pulled = exchange.pull()
+                step = pulled.step
             serving.publish(pulled.parameters, pulled.step)
             if not trainer.owes:
                 unrolls = serving.collect(trainer.groups_per_batch, sections)
@@ -87,6 +88,7 @@ def run_learner(
                         recorder.stepped(pulled.step, Experience(), service.take_episodes())  # actors count their steps
                         service.store.release(unrolls)
                 if not trainer.owes:
+                    recorder.finish()  # games are told while there is no gradient, too
                     continue
             with sections("learning"), relus.watch():
                 update = trainer.update(pulled)
@@ -103,6 +105,7 @@ def run_learner(
             metrics.record_event("no_update", f"this life ended {before_the_first_update(config)}")
         return stopped.reason
     finally:
+        recorder.stepped(step, Experience(), service.take_episodes())
         recorder.finish()
 
 

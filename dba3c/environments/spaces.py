@@ -149,7 +149,7 @@ def is_image(space: spaces.Space[Any]) -> bool:
 
 def _channels_first(shape: tuple[int, ...]) -> tuple[bool, tuple[int, int, int]]:
     """Of an image [H, W], [H, W, C] or [C, H, W]: whether its channels are last, and [C, H, W]."""
-    last = len(shape) == 3 and shape[2] <= _MOST_CHANNELS and shape[2] < shape[0]
+    last = len(shape) == 3 and shape[2] <= _MOST_CHANNELS and shape[2] < min(shape[:2])
     return last, (shape[2], *shape[:2]) if last else (1, *shape)[-3:]  # type: ignore[return-value]
 
 

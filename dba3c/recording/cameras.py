@@ -14,6 +14,7 @@ the frame skip and no resizing: its screens are the game's, flicker removed by t
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment, maker_of
 from dba3c.environments.protocol import EnvironmentFailed, VectorEnvironment, environment_seeds
 from dba3c.errors import UserError
+from dba3c.own_code import ANYTHING
 
 CONSOLE_FRAMES_PER_S = 60.0
 _DEFAULT_PICTURES_PER_S = 30.0
@@ -87,14 +89,14 @@ def _make_drawn(env_id: str) -> gymnasium.Env[Any, Any]:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen, which nothing is shown on
     try:
         return gymnasium.make(env_id, render_mode="rgb_array")
-    except (gymnasium.error.Error, ImportError, TypeError) as error:
+    except ANYTHING as error:  # of a stranger's constructor
         raise UserError(f"{env_id} cannot be filmed: {_why(error)}") from error
 
 
 def _rendered(env_id: str, env: gymnasium.Env[Any, Any]) -> np.ndarray:
     try:
         picture = np.asarray(env.render())
-    except (gymnasium.error.Error, ImportError) as error:
+    except ANYTHING as error:  # a stranger's drawing, or its graphics library, may raise anything
         raise UserError(f"{env_id} cannot be drawn: {_why(error)}") from error
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
         raise UserError(f"{env_id}: render() gave {picture.dtype} {list(picture.shape)}, not uint8 [H, W, 3]")
@@ -107,9 +109,11 @@ def _as_picture(observation: np.ndarray) -> list[np.ndarray]:
     return [np.ascontiguousarray(np.broadcast_to(picture, (*picture.shape[:2], 3)))]
 
 
-def _why(error: Exception) -> str:
+def _why(error: BaseException) -> str:
     """What Gymnasium says of a package that is missing names an extra of its own, which ViZDoom's would not survive."""
-    said = " ".join(str(error).split())
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    if re.search("opengl|gladload|glfw", said, re.IGNORECASE) and "MUJOCO_GL" not in os.environ:
+        said += " (MuJoCo draws without a screen where MUJOCO_GL is egl or osmesa)"
     return "pygame is not installed: pip install 'dba3c[classic-control]'" if "pygame" in said else said
 
 

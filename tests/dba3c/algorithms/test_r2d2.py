@@ -113,7 +113,7 @@ def test_the_loss_and_priorities_are_those_of_a_slow_loop(burn_in: int) -> None:
         loss, priorities = r2d2_loss(online, target, batch, weights, discount=0.9, n_step=3, burn_in=burn_in)
         with torch.no_grad():
             q_online, q_target = slow_q_values(online, batch).numpy(), slow_q_values(target, batch).numpy()
-        total = 0.0
+        total, chosen = 0.0, []
         for b in range(4):
             errors = []
             best = q_online[:, b].argmax(-1)
@@ -123,11 +123,14 @@ def test_the_loss_and_priorities_are_those_of_a_slow_loop(burn_in: int) -> None:
                 if not batch.valid[t, b]:
                     continue
                 wanted = rescale(torch.tensor(slow_n_step(*flags, values, 0.9, 3, t))).item()
-                errors.append(wanted - q_online[t, b, batch.actions[t, b]])
+                chosen.append(q_online[t, b, batch.actions[t, b]])
+                errors.append(wanted - chosen[-1])
             total += weights[b].item() * 0.5 * np.sum(np.square(errors))
             expected = 0.9 * np.max(np.abs(errors)) + 0.1 * np.mean(np.abs(errors))
             assert priorities[b].item() == pytest.approx(expected, rel=1e-3)
         assert loss.total.item() == pytest.approx(total / 4, rel=1e-3)  # a sum over time, a mean over sequences
+        returns = unrescale(torch.tensor(np.array(chosen))).mean().item()
+        assert loss.metrics["value_mean"] == pytest.approx(returns, rel=1e-3, abs=1e-5)
         assert loss.metrics["importance_mean"] == pytest.approx((1.0 + 0.5 + 0.25 + 0.1) / 4)
 
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dba3c.assembly.model import build_model, build_policy, initial_parameters, spaces_of
 from dba3c.central.inference_thread import OwnThread, Serving, SharedThread
 from dba3c.central.learner import build_trainer, run_learner
-from dba3c.central_config import CentralConfig
+from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.protocol import Episode
 from dba3c.metrics.registry import INFERENCE_THREAD_SECTIONS
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from param_servers.config import ExchangeConfig
 from param_servers.replica import LocalExchange
-from tests.dba3c.central.in_process import InProcessService
+from tests.dba3c.central.in_process import InProcessService, InProcessServing
 
 CARTPOLE = TrainConfig(
     environment=EnvironmentConfig(env_id="CartPole-v1"),
@@ -71,3 +73,46 @@ def test_a_second_thread_s_time_is_told_in_shares_of_its_own(tmp_path: Path) -> 
     assert {"inference_thread_inference", "inference_thread_serving", "inference_thread_waiting"} <= told.keys()
     assert told.keys() <= {f"inference_thread_{name}" for name in INFERENCE_THREAD_SECTIONS}
     assert told["inference_thread_inference"] > 0
+
+
+def test_games_are_told_before_the_first_gradient_and_after_the_last(tmp_path: Path) -> None:
+    config = replace(
+        CARTPOLE,
+        algorithm=AlgorithmConfig(algorithm="r2d2"),
+        replay=ReplayConfig(replay_start=100_000, replay_capacity=100_000, memory_size=8, dueling_size=8),
+        central=replace(CARTPOLE.central, unroll_length=80),
+    )
+    spaces = spaces_of(config)
+    network = build_model(config, spaces).network
+    serving = InProcessServing(config, build_policy(config, network, spaces, seed=1))
+    plan, parameters = initial_parameters(config)
+    asked: list[int] = []
+    metrics_file = tmp_path / "metrics" / "learner-0.jsonl"
+    metrics_file.parent.mkdir()
+    told_before: list[int] = []
+
+    def stop(step: int, data_points: int) -> str | None:
+        asked.append(step)
+        metrics.flush()
+        told_before.append(metrics_file.read_text().count('"episode"') if metrics_file.exists() else 0)
+        serving.service.episodes += [Episode(7.0, 1, True, False)] if len(asked) == 6 else []
+        return "enough" if len(asked) == 6 else None
+
+    exchange = LocalExchange(
+        layout=plan.layout,
+        initial_parameters=parameters,
+        optimizer_config=config.optimizer,
+        exchange_config=config.exchange,
+        should_stop=stop,
+    )
+    metrics = MetricsWriter(RunFolder(tmp_path), "learner", 0)
+    trainer = build_trainer(config, network, spaces, range(1), seed=2)
+    try:
+        assert run_learner(config, trainer, serving, exchange, metrics) == "enough"
+    finally:
+        metrics.close()
+        exchange.close()
+        serving.close(None)
+    assert asked == [0] * 6 and told_before[-1] > 0
+    scores = [record["score"] for record in map(json.loads, metrics_file.open()) if record["kind"] == "episode"]
+    assert scores[-1] == 7.0

@@ -22,6 +22,8 @@ def image(*shape):
         (image(96, 96, 3), (3, 96, 96), np.uint8),
         (image(4, 84, 84), (4, 84, 84), np.uint8),
         (image(72, 96, 16), (16, 72, 96), np.uint8),
+        (image(12, 8, 8), (12, 8, 8), np.uint8),
+        (image(8, 8, 3), (3, 8, 8), np.uint8),
         (Box(-1, 1, (3, 2), np.float64), (6,), np.float32),
         (Box(0, 255, (128,), np.uint8), (128,), np.float32),
         (Discrete(16), (16,), np.float32),

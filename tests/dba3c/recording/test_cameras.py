@@ -130,6 +130,11 @@ class Undrawn(Drawn):
     mode = None
 
 
+class Undrawable(Drawn):
+    def render(self):
+        raise RuntimeError("an OpenGL platform library\nhas not been loaded")
+
+
 class Pictured(Undrawn):
     observation_space = gymnasium.spaces.Box(0, 255, (24, 32, 3), np.uint8)
 
@@ -170,6 +175,15 @@ def test_an_environment_whose_observation_is_a_picture_is_filmed_by_it(opened):
 def test_an_environment_with_nothing_to_see_is_refused_in_one_line():
     with pytest.raises(UserError, match="render_mode='rgb_array'"):
         make_camera(EnvironmentConfig(env_id="filmed_games:Undrawn"), 0)
+
+
+def test_whatever_an_environment_s_drawing_raises_is_one_line_that_says_what_may_help(opened, monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    camera = make_camera(EnvironmentConfig(env_id="filmed_games:Undrawable"), 0)
+    opened.append(camera.environments)
+    line = "Undrawable cannot be drawn: RuntimeError: an OpenGL platform library has not been loaded .*MUJOCO_GL is egl"
+    with pytest.raises(UserError, match=line):
+        camera.pictures(camera.environments.reset())
 
 
 def test_a_registered_environment_is_made_to_draw(opened):
