@@ -147,7 +147,7 @@ def run_in_lanes(
             if place != index:
                 ours.close()
         # lane 0 has the patience of its exchange, and then that of its own lanes
-        link = _Link("lane 0", pairs[index - 1][1], timeouts.answer_s + 2 * timeouts.step_s)
+        link = _Link("lane 0", pairs[index - 1][1], timeouts.lane_s)
         try:
             _settle(index, cores)
             main(Lane(index, count, (link,)))
@@ -239,10 +239,9 @@ class _Link:
             packet, descriptors = b"", []
         if not packet:
             self._lost()
+        self._check_not_failed(packet)
         kind, flag, first, second = _HEADER.unpack_from(packet)
         message = _Message(_Kind(kind), flag, first, second, packet[_HEADER.size :], descriptors)
-        if message.kind == _Kind.FAILED:
-            raise LaneLost(f"{self._who} failed: {message.text.decode(errors='replace')}")
         if message.kind == _Kind.STOPPED:
             raise RunStopped(message.text.decode(errors="replace"))
         if message.kind != expected:
@@ -253,7 +252,14 @@ class _Link:
         if self._process is None:
             raise LaneLost(f"{self._who} is gone")
         self._process.join(CLOSE_S)
+        with contextlib.suppress(OSError):  # the call that heard of the end was not the one that hears its last word
+            while packet := self._end.recv(_MOST_BYTES, socket.MSG_DONTWAIT):
+                self._check_not_failed(packet)
         raise LaneLost(f"{self._who} died (exit code {self._process.exitcode})")
+
+    def _check_not_failed(self, packet: bytes) -> None:
+        if packet[0] == _Kind.FAILED:
+            raise LaneLost(f"{self._who} failed: {packet[_HEADER.size :].decode(errors='replace')}")
 
 
 class _Memory:

@@ -89,6 +89,9 @@ class Timeouts:
         """For a word of server 0, or of the chief."""
         self.answer_s = max(self.join_s, self.step_s) + self.server_return_s + self.disk_s + MARGIN_S
         """Of a worker for parameters or an answer, on links that hold. Server 0 may use up all its waits in a row."""
+        self.lane_s = max(self.answer_s, self.other_start_s) + 2 * self.step_s
+        """Another lane of a worker: for a word of lane 0, which may be at its start or in any of its waits, and then in
+        those for the other lanes."""
         self.actor_answer_s = self.answer_s + MARGIN_S
         """Of an actor: its learner waits as a worker does, and answers nobody meanwhile."""
         self.first_survivor_s = self.disk_s + 2 * MARGIN_S

@@ -5,6 +5,7 @@ That the exchanges agree with one process whatever lanes a worker has is in test
 
 import os
 import signal
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from param_servers.lanes import ALONE, run_in_lanes
 from param_servers.layout import FlatLayout
 from param_servers.replica import LocalExchange
 from param_servers.timeouts import Timeouts
+from tests.integration.runs import wait_until
 from tests.shared_memory import named_memory
 
 NUMEL = 10
@@ -137,6 +139,33 @@ def test_a_lane_that_raises_is_named_with_its_reason(tmp_path: Path):
         raise ArithmeticError("a game that cannot count")
 
     assert first_lane_hears(fail, tmp_path) == "lane 1 failed: ArithmeticError: a game that cannot count"
+
+
+@pytest.mark.parametrize("pulls", ["unread", "unsent"])
+def test_a_lane_that_fails_between_two_pulls_is_named_with_its_reason(tmp_path: Path, pulls):
+    """As in PPO, where lane 0 pulls again before it hears of the others."""
+
+    def main(lane):
+        exchange = lane.exchange(lambda: local(stop_at=1000), NUMEL)
+        if lane.index:
+            if pulls == "unsent":
+                exchange.pull()
+                (tmp_path / "pulled").touch()
+            else:
+                wait_until((tmp_path / "told").exists, "lane 0 has told its pull")
+            raise ArithmeticError("a game that cannot count")
+        exchange.pull()
+        if pulls == "unsent":
+            wait_until((tmp_path / "pulled").exists, "lane 1 has pulled")
+            wait_until(lambda: "lane-1" not in [lane.name for lane in active_children()], "lane 1 is gone")
+            exchange.pull()
+        (tmp_path / "told").touch()
+        lane.total([1.0])
+        return "went on"
+
+    with pytest.raises(LaneLost) as lost:
+        run_in_lanes(2, main, timeouts=TIMEOUTS)
+    assert str(lost.value) == "lane 1 failed: ArithmeticError: a game that cannot count"
 
 
 @pytest.mark.parametrize("reason", ["file \udcff", "xx" + "é" * 40_000])
