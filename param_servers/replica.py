@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from param_servers.checkpoint.files import find_newest, load_checkpoint, read_manifest
+from param_servers.checkpoint.files import find_newest, load_checkpoint, read_manifest, set_aside_after
 from param_servers.checkpoint.writer import Checkpoints, steps_lost
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import LastStepsLost, RunBroken, RunStopped
+from param_servers.errors import CheckpointError, LastStepsLost, RunBroken, RunStopped
 from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, never, unread
 from param_servers.layout import FlatLayout, ShardPlan
 from param_servers.optim import State
@@ -106,7 +106,8 @@ class Replica:
         """Load the newest valid checkpoint, if there is one.
 
         Raises:
-            CheckpointError: it is of another model or optimizer, or there are some and none is whole.
+            CheckpointError: it is of another model or optimizer, or there are some and none is whole, or a damaged one
+                cannot be renamed.
             CheckpointUnreadable: the file system does not let them be read.
         """
         if self._directory is None:
@@ -117,6 +118,10 @@ class Replica:
             self.shard.load(*checkpoint.slice_for(self._plan, 0))
             self.step, self.data_points, self.term = checkpoint.step, checkpoint.data_points, checkpoint.term
             self._saved = self._safe = self.step
+            try:
+                set_aside_after(self._directory, self.step)  # what is later is damaged
+            except OSError as error:
+                raise CheckpointError(f"a damaged checkpoint cannot be renamed: {error}") from error
             self.note("restored", f"going on from checkpoint {path.name}")
 
     def checkpoint_when_due(self) -> None:

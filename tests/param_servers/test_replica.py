@@ -108,6 +108,18 @@ def test_a_process_that_fails_leaves_all_its_steps_to_the_next_one(tmp_path):
     assert exchange(checkpoint_dir=tmp_path).pull().step == 3
 
 
+def test_a_damaged_checkpoint_is_named_and_renamed_where_a_run_goes_on_from_the_one_before(tmp_path):
+    told = []
+    for steps in (2, 3):
+        local = exchange(checkpoint_dir=tmp_path)
+        train(local, steps)
+        local.close()
+    (tmp_path / "step-5" / "shard-0-of-1.safetensors").write_bytes(b"torn")
+    assert exchange(checkpoint_dir=tmp_path, on_event=told.append).pull().step == 2
+    assert [event["event"] for event in told] == ["checkpoint_skipped", "restored"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-5.damaged-1"]
+
+
 def test_a_last_checkpoint_that_cannot_be_written_is_told_with_what_is_lost(tmp_path):
     folder = tmp_path / "checkpoints"
     local = exchange(checkpoint_dir=folder, should_stop=lambda step, data_points: "enough" if step == 3 else None)

@@ -188,6 +188,15 @@ def test_old_ones_are_deleted_only_where_they_are_whole(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-2.damaged-1", "step-6"]
 
 
+def test_a_damaged_later_one_does_not_cost_the_one_that_was_just_written(tmp_path: Path) -> None:
+    plan = plan_shards(LAYOUT, 1)
+    for step in (10, 12):
+        save(tmp_path, plan, step)
+    tear(tmp_path / "step-12")
+    save(tmp_path, plan, 11, keep=1)
+    assert names(tmp_path) == ["step-11", "step-12"] and find_newest(tmp_path) == tmp_path / "step-11"
+
+
 def test_where_no_checkpoint_is_whole_the_run_does_not_begin_anew(tmp_path: Path) -> None:
     plan = plan_shards(LAYOUT, 1)
     for step in (2, 4):
