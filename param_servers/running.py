@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from param_servers.checkpoint.files import Checkpoint, find_newest, load_checkpoint
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import RunBroken, RunStopped
+from param_servers.errors import ConfigError, RunBroken, RunStopped
 from param_servers.exchange import GradientExchange, OnEvent, ShouldStop, unread
 from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.servers.client import ServersExchange
@@ -126,6 +126,11 @@ def _run_of(
 ) -> tuple[list[Address], ExchangeConfig, ShardPlan]:
     addresses = cast(list[Address], [address] if isinstance(address[0], str) else list(address))
     config = replace(config or ExchangeConfig(exchange="servers"), num_servers=len(addresses))
+    if config.sharding != "even_bytes":
+        raise ConfigError(
+            f"sharding {config.sharding} puts tensors into another order than module.parameters(), in which gradients "
+            "and parameters are here: use even_bytes"
+        )
     return addresses, config, plan_shards(FlatLayout.of_module(module), len(addresses), config.sharding)
 
 

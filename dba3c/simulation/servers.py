@@ -147,6 +147,7 @@ class ServerSimulation:
                 self.dropped += 1
                 return
             self._arrived += 1
+            self.dropped += self._arrived > self.setup.gradients  # complete, but not among the first g
         told_s = now_s + self._to_chief_s
         self._busy_until_s = max(self._busy_until_s, told_s) + self.cluster.message_s * self.setup.servers
         if self._asynchronous:

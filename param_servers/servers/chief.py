@@ -227,6 +227,9 @@ def _entry(payload: memoryview) -> dict[str, Any]:
         entry = json.loads(bytes(payload))
     except (ValueError, RecursionError) as error:
         raise BadMessage("a checkpoint's entry that is no JSON") from error
-    if not isinstance(entry, dict) or not ("error" in entry or "file" in entry):
+    kinds = {"file": str, "bytes": int, "sha256": str}
+    if not isinstance(entry, dict) or not (
+        isinstance(entry.get("error"), str) or all(isinstance(entry.get(name), kind) for name, kind in kinds.items())
+    ):
         raise BadMessage("a checkpoint's entry that is none")
     return entry

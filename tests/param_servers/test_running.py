@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import RunBroken
+from param_servers.errors import ConfigError, RunBroken
 from param_servers.layout import FlatLayout, plan_shards
-from param_servers.running import run_on_one_machine, train_on_one_machine
+from param_servers.running import connect, run_on_one_machine, train_on_one_machine
 
 INPUT = torch.arange(12.0).view(4, 3) / 12
 
@@ -73,6 +73,12 @@ def test_a_model_so_large_that_torch_shares_its_work_between_threads_learns(widt
         timeout=90,
     )
     assert "steps 3 learned True" in done.stdout, done.stderr
+
+
+def test_an_order_of_tensors_that_is_not_the_module_s_is_refused() -> None:
+    config = ExchangeConfig(exchange="servers", sharding="greedy_by_tensor")
+    with pytest.raises(ConfigError, match="sharding greedy_by_tensor puts tensors into another order"):
+        connect(torch.nn.Linear(3, 1), ("127.0.0.1", 1), exchange_config=config, secret=bytes(32))
 
 
 def test_a_server_that_hangs_is_named_and_killed() -> None:

@@ -135,6 +135,13 @@ def test_servers_and_majority_drop_the_same_gradients_when_the_wire_is_free():
     assert 0 < ours.dropped_share < 0.4
 
 
+def test_gradients_that_are_complete_before_the_commit_but_are_not_among_the_first_g_are_dropped():
+    slow_chief = Cluster(bytes_per_s=1e15, latency_s=0.0, message_s=0.01)  # all eight are there before it commits
+    work = Work(model_bytes=M, compute=ComputeTimes(mean_s=0.1))
+    found = simulate(slow_chief, work, Setup(workers=8, backup=2, servers=1, cut_through=False), steps=20)
+    assert found.dropped == 20 * 2
+
+
 def test_a_rank_that_is_free_while_a_step_is_summed_begins_with_the_next():
     cluster = Cluster(bytes_per_s=simulated_ring_s(Cluster(bytes_per_s=1.0, latency_s=0.0), NO_COMPUTE, 3) / 0.4)
     assert simulated_ring_s(cluster, NO_COMPUTE, 3) == pytest.approx(0.4, abs=1e-3)

@@ -332,6 +332,9 @@ def test_a_worker_does_not_send_for_ever_what_servers_close_its_link_for(data_po
         (Header(Kind.WRITTEN, 1), b"[" * 100_000, "no JSON"),
         (Header(Kind.WRITTEN, 1), b"[]", "that is none"),
         (Header(Kind.WRITTEN, 1), b"{}", "that is none"),
+        (Header(Kind.WRITTEN, 1), b'{"file": []}', "that is none"),
+        (Header(Kind.WRITTEN, 1), b'{"file": "shard-1-of-2.safetensors", "bytes": 9}', "that is none"),
+        (Header(Kind.WRITTEN, 1), b'{"error": 7}', "that is none"),
     ],
 )
 def test_what_no_server_says_closes_its_link_only(header: Header, payload: bytes, line: str) -> None:
