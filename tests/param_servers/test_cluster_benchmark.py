@@ -131,7 +131,6 @@ def test_a_process_that_ends_before_the_measurement_is_counted_as_watched_not_as
     with processes:
         load = processes.result(look)
     assert load.cpu_s[1] >= 0.25
-    assert load.others_share < 0.5 * load.own_share
 
 
 @needs_namespaces

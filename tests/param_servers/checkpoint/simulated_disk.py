@@ -42,7 +42,7 @@ class SimCheckpoints:
             self._disk.files += 1
             name = f"file {self._disk.files} of term {term}"
             self._disk.unfinished.setdefault((step, term), {})[name] = (self._shard, (parameters, state))
-            return {"file": name}
+            return {"file": name, "bytes": 0, "sha256": ""}
 
         self._pending.append((work, done))
 
