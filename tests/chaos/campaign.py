@@ -135,6 +135,8 @@ class Campaign:
         """In this life."""
         self._server_hit = False
         """Since steps were last seen to go on: an end now may be one at the newest checkpoint."""
+        self._hung_up_amid_faults = False
+        """This life's terminal went while a fault held, as a full disk, which takes no last checkpoint."""
 
     def say(self, line: str) -> None:
         self._say(f"{time.monotonic() - self.deadline_s + 60 * self.minutes:7.1f} s  {line}")
@@ -177,7 +179,7 @@ class Campaign:
         at_terminal, length_s, seed = rng.random() < 0.7, rng.uniform(*LIFE_S), rng.randrange(1 << 30)
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
         environ |= {FOLDER_VARIABLE: str(self.records), LIFE_VARIABLE: str(life)}
-        self._disk_was_full = False
+        self._disk_was_full = self._hung_up_amid_faults = False
         self.say(f"life {life} begins {'at a terminal' if at_terminal else 'with a pipe'}: dba3c {words[0]}")
         launch = Life(words, environ, self.folder / "terminal.log", at_terminal)
         try:
@@ -202,6 +204,7 @@ class Campaign:
         until_s = min(time.monotonic() + length_s, max(self.deadline_s, time.monotonic() + 10))
         while time.monotonic() < until_s and launch.process.poll() is None:
             self._do(victim, faults.draw(rng, self.without))
+            self._hung_up_amid_faults |= launch.hung_up and bool(self._undo)
             pause_until_s = time.monotonic() + rng.choice([0.2, 1.0, 3.0, 6.0])
             while time.monotonic() < pause_until_s:
                 self._undo_due()
@@ -252,7 +255,7 @@ class Campaign:
             ending = "no terminal"
         self.say(f"  ending: {ending}" if early is None else f"  it has ended with exit code {early}")
         if early is not None:
-            if launch.hung_up and (early == 0 or self._server_hit):
+            if launch.hung_up and (early == 0 or self._server_hit or self._hung_up_amid_faults):
                 return early
             raise Finding(f"it ended by itself with exit code {early}: {self._last_words()}")
         calm = not self._undo
