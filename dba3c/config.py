@@ -329,6 +329,26 @@ MAY_CHANGE = (
 """Options that a run may go on with other values of: when it ends, who watches it, on how many cores it is played."""
 
 
+FOLLOWS_THE_MACHINE = ("envs_per_worker", "environment_processes", "environment_timeout_s", "precision", "device")
+"""Options of what a run is that follow from the cores or ranks it goes on with."""
+WHAT_A_RUN_IS = ("environment", "network", "algorithm", "optimizer", "replay")
+"""Groups of options that make another run of it."""
+
+
+def refuse_another_run(config: TrainConfig, of_run: TrainConfig) -> None:
+    """Raise UserError, naming the options, where `train --resume` was told another run than the one that is there."""
+    other = [
+        f"--{name.replace('_', '-')} {old} (not {new})"
+        for group in WHAT_A_RUN_IS
+        for name, old in vars(getattr(of_run, group)).items()
+        if name not in (*MAY_CHANGE, *FOLLOWS_THE_MACHINE) and old != (new := getattr(getattr(config, group), name))
+    ]
+    if config.run.seed != of_run.run.seed:
+        other.append(f"--seed {of_run.run.seed} (not {config.run.seed})")
+    if other:
+        raise UserError(f"the run to resume has {', '.join(other)}: give the options that it began with")
+
+
 def changed_on_resume(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
     """The configuration of a run that goes on, with what was given.
 

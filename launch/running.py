@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dba3c.config import TrainConfig, has_own_code
+from dba3c.config import TrainConfig, has_own_code, refuse_another_run
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics.watch import PlainView, watched
 from dba3c.metrics.writer import MetricsWriter
@@ -50,6 +50,7 @@ from launch.local.resources import (
     bind_to_own_cores,
     check_machine,
     check_open_files,
+    cores_of_all_ranks,
     given_cores,
     thread_environment,
 )
@@ -104,6 +105,8 @@ def train(
         UserError: the run folder is in use, or holds another run.
     """
     RunFolder.refuse_launch(run_dir, resume)
+    if resume:
+        refuse_another_run(config, TrainConfig.from_json(RunFolder(run_dir).config_text()))
     env_id = config.environment.env_id
     print(f"{env_id} in {run_dir}: looking whether it can be trained here, which takes seconds", flush=True)
     check_machine(config, sum(topology_of(config).values()))
@@ -178,7 +181,9 @@ def run_rank(
     with telling_refusals(run_dir, place.launch_id) if place.is_chief else nullcontext():
         listen_host = _listen_host(config, place, mine[0], run_dir)
         if place.is_chief:
-            goes_on = resume or returns(run_dir, place)
+            if goes_on := resume or returns(run_dir, place):
+                RunFolder.refuse_launch(run_dir, resume=True)
+                refuse_another_run(config, TrainConfig.from_json(RunFolder(run_dir).config_text()))
             if has_own_code(config):  # a mistake in it would be a traceback of every rank
                 with ForkServer() as fork_server:
                     refuse_unbuildable(fork_server, config, run_dir, goes_on)
@@ -188,7 +193,7 @@ def run_rank(
                 config.to_json(),
                 goes_on,
                 topology={**shape, "run_name": place.run_name},
-                cores=cores * place.world_size,
+                cores=cores_of_all_ranks(os.environ, cores, place.world_size),
                 launcher=place.launcher,
                 launch_id=place.launch_id,
                 command=command,

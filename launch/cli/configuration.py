@@ -171,8 +171,9 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
         }
         if config.environment.family == "atari" and not topology.colocated_actors:
             # an actor steps with a thread per core, and has at least one game for each in both of its groups
-            envs = max(config.central.envs_per_actor, config.central.actor_groups * cores)
-            of_actor = {"env_threads": cores, "envs_per_actor": envs}
+            threads = said.given.get("env_threads", cores)
+            envs = max(config.central.envs_per_actor, config.central.actor_groups * threads)
+            of_actor = {"env_threads": threads, "envs_per_actor": envs}
             given |= {name: number for name, number in of_actor.items() if name not in said.given}
         return replace_options(config, num_workers=topology.learners, actors=topology.actors, **given), topology
     if exchange.exchange == "local" and place.world_size > 1:

@@ -67,6 +67,12 @@ def train(words: Sequence[str]) -> int:
 def resume(words: Sequence[str]) -> int:
     """dba3c resume RUN [OPTIONS]"""
     run, given = parse_resume(words)
+    place = detect(os.environ)
+    if place.world_size > 1:  # each rank would be the whole run
+        raise UserError(
+            f"dba3c resume is one process, but {place.launcher} started {place.world_size} ranks: let them run "
+            f"dba3c train with the options that the run began with, and --resume --run-dir {run}"
+        )
     folder = RunFolder.open(run)
     config = changed_on_resume(TrainConfig.from_json(folder.config_text()), given)
     return running.train(config, folder.path, resume=True, command=shlex.join(["dba3c", "resume", *words]))

@@ -89,6 +89,8 @@ class SlurmShape:
             raise UserError(
                 "a scaling array runs on 1, 2, 4, … nodes with servers and workers only; nodes is a power of 2"
             )
+        if self.servers == 0 and not self.learners:
+            raise UserError("--servers must be at least 1, got 0: a script without learners trains through servers")
         if self.scaling and self.learners:
             raise UserError("a scaling array has servers and workers, no learners")
         if self.learners and self.servers:
@@ -97,7 +99,7 @@ class SlurmShape:
                 "a heterogeneous job has learners and actors only"
             )
         if self.colocated_servers and not self.num_servers:
-            raise UserError("--colocated-servers without a server: a job with learners has none, and --servers 0 none")
+            raise UserError("--colocated-servers without a server: a job with learners has none")
         self.topology()
 
     @property
@@ -234,7 +236,11 @@ def _start_lines(shape: SlurmShape) -> list[str]:
     workers = f"--backup-workers {shape.backup_workers} {others}"
     colocated = " --colocated-servers" if shape.colocated_servers else ""
     servers = f"--servers {shape.num_servers}{colocated} {workers}"
-    roles = f"--mode central --learners {shape.learners} {others}" if shape.learners else servers
+    several = " --exchange allreduce" if shape.learners > 1 else ""
+    # the learner, which writes the configuration, has other cores than the actors
+    actors = '--env-threads "${SLURM_CPUS_PER_TASK_HET_GROUP_1:?}"'
+    central = f"--mode central --learners {shape.learners}{several} {actors} {others}"
+    roles = central if shape.learners else servers
     train = f'dba3c train "${{DBA3C_PRESET:-{shape.preset}}}"'
     if not shape.scaling:
         return [

@@ -10,7 +10,7 @@
 # (default ./runs/on-premise) is a folder that all machines share; DBA3C_ARGS holds further options of `dba3c train`, on
 # all machines the same. A worker has as many lanes as the chief has cores: where the workers' machines have more, say so
 # (DBA3C_ARGS="--lanes 12 --envs-per-worker 12"); the first lines say how many samples make an update. A further launch
-# into the same folder needs DBA3C_ARGS=--resume and another DBA3C_LAUNCH_ID.
+# into the same folder needs --resume in DBA3C_ARGS, beside what was there, and another DBA3C_LAUNCH_ID.
 set -euo pipefail
 usage() { sed -n '2s/^# //p' "$0" >&2; exit 2; }
 [ $# -ge 5 ] || usage

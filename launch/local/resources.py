@@ -34,14 +34,16 @@ def given_cores(environ: Mapping[str, str], local_world_size: int = 1) -> int:
     """Cores that this process may use: the least of what affinity, cgroup quota and Slurm give, at least 1.
 
     Args:
-        local_world_size: tasks that share this node's cores; their share is counted, unless Slurm gave each its own.
+        local_world_size: ranks that share this node's cores; their share is counted, unless Slurm gave each its own. It
+            did not where torchrun or mpirun started several in one of its tasks: it then has too few on this node.
     """
     affinity = len(affinity_cores())
     quota = cgroup_quota_cores()
     shared = affinity if quota is None else min(affinity, max(1, int(quota)))
-    per_task = slurm_cores_per_task(environ)
+    per_task = _slurm_number(environ, "SLURM_CPUS_PER_TASK")
     if per_task is not None:
-        return max(1, min(shared, per_task))
+        on_node = _slurm_number(environ, "SLURM_CPUS_ON_NODE") or per_task * local_world_size
+        return max(1, min(shared, per_task, on_node // max(1, local_world_size)))
     return max(1, shared // max(1, local_world_size))
 
 
@@ -57,17 +59,25 @@ def multiplies_bfloat16(cpuinfo: Path = CPUINFO) -> bool:
     return not BFLOAT16_FLAGS.isdisjoint(words)
 
 
-def slurm_cores_per_task(environ: Mapping[str, str]) -> int | None:
-    """Cores that Slurm promised each task of this step; None outside of Slurm or where it does not say.
+def cores_of_all_ranks(environ: Mapping[str, str], cores: int, world_size: int) -> int:
+    """Cores of all ranks, each with as many as this one; the parts of a heterogeneous job have their own."""
+    parts = range(_slurm_number(environ, "SLURM_HET_SIZE") or 0)
+    names = ("SLURM_NTASKS_HET_GROUP", "SLURM_CPUS_PER_TASK_HET_GROUP")
+    numbers = [[_slurm_number(environ, f"{name}_{part}") or 0 for name in names] for part in parts]
+    return sum(tasks * cores_of_task for tasks, cores_of_task in numbers) or cores * world_size
+
+
+def _slurm_number(environ: Mapping[str, str], name: str) -> int | None:
+    """A count in one of Slurm's variables; None outside of Slurm or where it does not say.
 
     Raises:
         UserError: the variable is not a number.
     """
-    text = environ.get("SLURM_CPUS_PER_TASK", "")
+    text = environ.get(name, "")
     if not text:
         return None
     if not text.isdigit() or int(text) < 1:
-        raise UserError(f"SLURM_CPUS_PER_TASK should be a positive number, it is {text!r}")
+        raise UserError(f"{name} should be a positive number, it is {text!r}")
     return int(text)
 
 
@@ -121,7 +131,7 @@ def bind_to_own_cores(environ: Mapping[str, str], local_rank: int, local_world_s
     fewer, Slurm has pinned each task itself; with more, other jobs may sit on any of them. Returns the cores, [] when
     nothing was done.
     """
-    seen, promised = affinity_cores(), slurm_cores_per_task(environ)
+    seen, promised = affinity_cores(), _slurm_number(environ, "SLURM_CPUS_PER_TASK")
     if promised is None or local_world_size < 2 or len(seen) != promised * local_world_size:
         return []
     own = seen[local_rank * promised : (local_rank + 1) * promised]

@@ -144,6 +144,8 @@ def test_central_inference_is_a_heterogeneous_job(cluster: Cluster, tmp_path: Pa
     job = cluster.submit("central_inference.sh", tmp_path, *sizes, args=args)
     job.wait_for_end()
     assert "5 = 1 learner + 4 actors" in job.output
+    assert job.lives()[0]["cores"] == 4 + 4 * 2
+    assert json.loads((job.run_dir / "config.json").read_text())["environment"]["env_threads"] == 2  # an actor's
     assert job.lives()[0].get("ended", {}).get("outcome") == "finished", job.output
 
 

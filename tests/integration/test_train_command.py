@@ -86,6 +86,10 @@ def test_a_live_run_is_its_own_ends_with_a_checkpoint_at_ctrl_c_and_resume_goes_
     assert code == 0, output
     first = json.loads((newest_checkpoint(folder) / "manifest.json").read_text())
     assert first["step"] > before
+    config = (folder / "config.json").read_text()
+    other = refused(capsys, *CORRIDOR, "--run-dir", str(folder), "--resume", "--learning-rate", "0.5", "--seed", "9")
+    assert "(not constant:0.5), --seed 0 (not 9): give the options that it began with" in other
+    assert (folder / "config.json").read_text() == config
     total_frames = first["data_points"] + 2000
     with started(folder, "--resume", "--total-frames", str(total_frames)) as run:
         code, output = run.wait()

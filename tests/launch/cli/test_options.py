@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from dba3c.config import MAY_CHANGE, TrainConfig, changed_on_resume, option_names
+from dba3c.config import (
+    MAY_CHANGE,
+    TrainConfig,
+    changed_on_resume,
+    option_names,
+    refuse_another_run,
+    replace_options,
+)
 from dba3c.errors import UserError
 from launch.cli.main import COMMANDS, main
 from launch.cli.options import COMMON, parse_resume, parse_train
@@ -188,6 +195,31 @@ def test_a_run_goes_on_with_what_may_change_and_the_rest_is_refused_by_name() ->
     assert set(MAY_CHANGE) <= set(option_names()) and len(COMMON) <= 25
     documented = (Path(__file__).parents[3] / "docs" / "reliability.md").read_text().split("## Going on with other")[1]
     assert {name.replace("_", "-") for name in MAY_CHANGE} == set(re.findall(r"`--([a-z-]+)`", documented))
+
+
+def test_train_resume_with_the_options_of_another_run_is_refused_by_name_and_other_ranks_are_not() -> None:
+    of_run = replace_options(TrainConfig(), exchange="servers")
+    refuse_another_run(of_run, of_run)
+    fitted = replace_options(
+        of_run, num_workers=7, num_servers=3, envs_per_worker=16, lanes=4, precision="bfloat16", total_frames=9
+    )
+    refuse_another_run(fitted, of_run)
+    other = replace_options(of_run, learning_rate="0.1", env_id="ALE/Pong-v5", seed=3)
+    with pytest.raises(
+        UserError, match=r"has --env-id ALE/Breakout-v5 \(not ALE/Pong-v5\), --learning-rate .* \(not constant:0.1\)"
+    ):
+        refuse_another_run(other, of_run)
+    with pytest.raises(UserError, match=r"--seed 0 \(not 3\): give the options that it began with"):
+        refuse_another_run(other, of_run)
+
+
+def test_resume_as_one_of_several_ranks_names_what_ranks_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["resume", "RUN"]) == 2
+    assert "mpirun started 4 ranks: let them run dba3c train" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ["train CartPole-v1 --run-dir", "resume", "watch", "stop", "plot"])

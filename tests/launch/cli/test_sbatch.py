@@ -51,6 +51,7 @@ def test_every_committed_script_is_there() -> None:
     [
         ({"nodes": 4}, "4 nodes × 1 started 4 ranks, but 4 servers leave none for a worker"),
         ({"nodes": 0}, "nodes must be at least 1"),
+        ({"servers": 0}, "--servers must be at least 1, got 0"),
         ({"scaling": True, "nodes": 48}, "a power of 2"),
         ({"scaling": True, "recorders": 1}, "servers and workers only"),
         (
@@ -77,6 +78,7 @@ def test_an_impossible_shape_prints_no_script(options: dict[str, int], message: 
         SlurmShape(scaling=True, servers=12, nodes=8, tasks_per_node=2),
         SlurmShape(preset="dba3c_paper", nodes=16),
         SlurmShape(nodes=16, learners=1),
+        SlurmShape(nodes=16, learners=2),
     ],
     ids=lambda shape: " ".join(words_for(shape, PRINTED)),
 )
@@ -84,8 +86,10 @@ def test_the_command_of_a_script_makes_the_ranks_that_its_header_counts(shape: S
     """Where nothing was said of backup workers, the preset's own were in the run and not in the header."""
     ranks = shape.topology().ranks
     place = LaunchPlace(launcher="srun", world_size=ranks, tasks_per_node=(1,) * ranks)
-    _, topology = fit_config(parse_train(train_words(shape, shape.nodes)), place, cores=12)
+    config, topology = fit_config(parse_train(train_words(shape, shape.nodes)), place, cores=24)
     assert topology.arithmetic() == shape.topology().arithmetic()
+    if shape.learners:  # whose chief has 24 cores, and the actors, for whom it says so, 12
+        assert (config.environment.env_threads, config.central.envs_per_actor % 12) == (12, 0)
 
 
 def test_the_smallest_run_of_a_scaling_array_is_one_worker_of_all_lanes_as_on_the_others_nodes() -> None:
@@ -99,6 +103,7 @@ def train_words(shape: SlurmShape, nodes: int) -> list[str]:
     lines = script_text(shape).partition('bin/activate"\n')[2]
     shell = lines.replace("exec python ", "printf '%s\\n' ").replace("\\\n    dba3c train", "")
     environ = {"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": str(nodes.bit_length() - 1)}
+    environ["SLURM_CPUS_PER_TASK_HET_GROUP_1"] = str(shape.cpus_per_task)
     environ |= dict.fromkeys(("SLURM_JOB_NAME", "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID"), "1")
     said = subprocess.run(
         ["bash", "-euc", shell], env=environ, capture_output=True, text=True, check=True

@@ -12,6 +12,7 @@ from launch.local import resources
 from launch.local.resources import (
     bind_to_own_cores,
     cgroup_quota_cores,
+    cores_of_all_ranks,
     given_cores,
     multiplies_bfloat16,
     thread_environment,
@@ -54,8 +55,19 @@ def test_the_least_of_what_was_given_counts(monkeypatch: pytest.MonkeyPatch) -> 
     assert given_cores({"SLURM_CPUS_PER_TASK": "6"}, local_world_size=4) == 6
     assert given_cores({"SLURM_CPUS_PER_TASK": "64"}) == 12
     assert given_cores({}, local_world_size=100) == 1
+    whole_task = {"SLURM_CPUS_PER_TASK": "12", "SLURM_CPUS_ON_NODE": "12"}
+    assert given_cores(whole_task, local_world_size=4) == 3  # srun torchrun --nproc-per-node 4
+    assert given_cores({**whole_task, "SLURM_CPUS_PER_TASK": "3"}, local_world_size=4) == 3
     with pytest.raises(UserError, match="SLURM_CPUS_PER_TASK should be a positive number, it is 'all'"):
         given_cores({"SLURM_CPUS_PER_TASK": "all"})
+
+
+def test_the_parts_of_a_heterogeneous_job_are_counted_with_their_own_cores() -> None:
+    tasks = {"SLURM_NTASKS_HET_GROUP_0": "1", "SLURM_NTASKS_HET_GROUP_1": "16"}
+    cores = {"SLURM_CPUS_PER_TASK_HET_GROUP_0": "24", "SLURM_CPUS_PER_TASK_HET_GROUP_1": "12"}
+    assert cores_of_all_ranks({"SLURM_HET_SIZE": "2", **tasks, **cores}, 24, 17) == 24 + 16 * 12
+    assert cores_of_all_ranks({"SLURM_HET_SIZE": "2"}, 24, 17) == 24 * 17
+    assert cores_of_all_ranks({}, 12, 64) == 768
 
 
 def test_the_user_s_own_thread_variables_stay() -> None:
