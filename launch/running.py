@@ -29,6 +29,7 @@ from typing import Any
 
 from dba3c.config import TrainConfig, has_own_code, refuse_another_run
 from dba3c.errors import USER_ERROR_EXIT, UserError
+from dba3c.metrics.trackers import check_clients
 from dba3c.metrics.watch import PlainView, watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import (
@@ -62,7 +63,7 @@ END_LOOK_S = 2.0
 FIRST_NODE_LOST_LOOKS = 3
 REFUSAL_HOLDS_S = 60.0
 """How much later than its chief a rank may begin to wait, where a launch may have the name of an earlier one: what was
-refused before that, was refused to the earlier one."""
+refused, or ended, before that, was the earlier one."""
 PROGRESS_EVERY_S = 30.0
 """Between lines in the output of a job."""
 CHECK_TIMEOUT_S = 600.0
@@ -181,6 +182,7 @@ def run_rank(
     with telling_refusals(run_dir, place.launch_id) if place.is_chief else nullcontext():
         listen_host = _listen_host(config, place, mine[0], run_dir)
         if place.is_chief:
+            check_clients(config.run.track)
             if goes_on := resume or returns(run_dir, place):
                 RunFolder.refuse_launch(run_dir, resume=True)
                 refuse_another_run(config, TrainConfig.from_json(RunFolder(run_dir).config_text()))
@@ -251,7 +253,7 @@ def _folder_of_the_chief(config: TrainConfig, place: LaunchPlace, run_dir: Path)
 
     RunFolder.refuse_unusable(run_dir)
     wait_s = config.exchange.join_timeout_s
-    return RunFolder.open(run_dir, wait_s=wait_s, launch_id=place.launch_id, while_waiting=look)
+    return RunFolder.open(run_dir, wait_s=wait_s, launch_id=place.launch_id, while_waiting=look, since_s=since_s)
 
 
 def _listen_host(config: TrainConfig, place: LaunchPlace, part: Assignment, run_dir: Path) -> str:

@@ -116,18 +116,19 @@ class RunFolder:
         wait_s: float = 0.0,
         launch_id: str = "",
         while_waiting: Callable[[], None] = lambda: None,
+        since_s: float = 0.0,
     ) -> RunFolder:
         """An existing run: for the processes of its launch, for viewers and for plots.
 
-        Waits up to `wait_s` for the launch to have made it; with `launch_id`, for that launch and not an earlier one,
-        whose lock is then followed.
+        Waits up to `wait_s` for the launch to have made it; with `launch_id`, for that launch and not an earlier one
+        (of the same name, where it ended before `since_s`), whose lock is then followed.
         `while_waiting` may raise, which ends the wait.
         """
         folder = Path(path).expanduser().resolve()
         deadline_s = time.monotonic() + wait_s
         while True:
             run = cls(folder)
-            if is_there(folder / "config.json") and (not launch_id or run.life().get("launch_id") == launch_id):
+            if is_there(folder / "config.json") and (not launch_id or run._is_in_life_of(launch_id, since_s)):
                 run._follow(launch_id)
                 return run
             while_waiting()
@@ -171,6 +172,10 @@ class RunFolder:
         meta = self.meta()
         meta.setdefault("lives", [{}])[-1]["ended"] = {"time_s": time.time(), "outcome": outcome, "reason": reason}
         self._write_meta(meta)
+
+    def _is_in_life_of(self, launch_id: str, since_s: float) -> bool:
+        life = self.life()
+        return life.get("launch_id") == launch_id and life.get("ended", {}).get("time_s", since_s) >= since_s
 
     def _follow(self, launch_id: str) -> None:
         holder = self.life().get("lock") if launch_id else None

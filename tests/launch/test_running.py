@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import time
 from pathlib import Path
@@ -235,6 +236,28 @@ def test_a_refusal_of_a_launch_that_had_the_same_name_is_not_believed(tmp_path: 
     assert "already holds a run" in refused(run_dir, 1)  # srun names no two launches alike
     with telling_refusals(run_dir, "17-0-0"):
         assert not (run_dir / REFUSED).exists()  # the chief is back
+
+
+def test_a_rank_does_not_join_a_life_that_ended_long_before_it_under_the_same_name(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    folder = RunFolder.create(run_dir, {}, launch_id="17-0-0")
+    folder.end_life("finished", "score reached")
+    now_s = time.time()
+    assert RunFolder.open(run_dir, launch_id="17-0-0", since_s=now_s - 60).path == run_dir  # it came late
+    with pytest.raises(UserError, match="not a run folder of launch 17-0-0"):
+        RunFolder.open(run_dir, launch_id="17-0-0", since_s=now_s + 1)
+    folder.release()
+    with RunFolder.launch(run_dir, {}, resume=True, launch_id="17-0-0"):
+        assert RunFolder.open(run_dir, launch_id="17-0-0", since_s=now_s + 1).path == run_dir
+
+
+def test_the_chief_refuses_a_tracker_whose_client_is_missing_before_there_is_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else found(name))
+    assert "pip install 'dba3c[wandb]'" in refused(tmp_path / "run", 0, "--track", "wandb")
+    assert not (tmp_path / "run" / "config.json").exists()
 
 
 def test_a_rank_that_can_listen_nowhere_ends_the_run_that_would_wait_for_it(tmp_path: Path) -> None:
