@@ -102,6 +102,8 @@ class Member:
     """Versions sent that the worker has not been seen to use yet."""
     waiting: bool = False
     """It asked for parameters while there were none to give."""
+    asked: bool = False
+    """It has asked for parameters, as only who is linked to every shard does."""
 
     def uses(self, step: int) -> None:
         self.given = [version for version in self.given if version > step]
@@ -219,6 +221,7 @@ class StepCommits:
         member = self._find(worker, incarnation)
         if member is None:
             return []
+        member.asked = True
         if used < 0:
             member.given = []
         elif term == self.term:
@@ -290,7 +293,7 @@ class StepCommits:
         kept = {key: push for key, push in self.pushes.items() if self._asynchronous and key not in members}
         self.pushes, self._complete = kept, [key for key in self._complete if key in kept]
         commit = Commit(self.term, step, before, self.data_points, tuple(sorted(rows.values())), staleness)
-        wanted = min(self._most_gradients, len(self._workers))
+        wanted = min(self._most_gradients, sum(member.asked for member in self._workers.values()))
         if wanted <= self.num_gradients:
             return [commit]
         self.num_gradients = wanted  # after a shrink: returned workers count again

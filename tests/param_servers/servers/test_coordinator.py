@@ -154,7 +154,10 @@ def test_silent_workers_are_expelled_by_name_and_g_shrinks() -> None:
     assert isinstance(commit, Commit) and members(commit) == [0]
     coordinator.worker_joined(1, 0, 1, 12.0)
     push(coordinator, 0, 3, 2)
-    assert coordinator.steps.num_gradients == 2  # the returned worker counts again from the next step on
+    assert coordinator.steps.num_gradients == 1  # it has reached shard 0, perhaps no other: nobody waits for it
+    coordinator.pulled(1, 0, 2, 1)
+    push(coordinator, 0, 4, 3)
+    assert coordinator.steps.num_gradients == 2  # it has reached all and counts again, from the next step on
 
 
 def test_the_policy_stop_ends_the_run_with_a_checkpoint() -> None:
