@@ -148,8 +148,9 @@ class ShardNode:
         payload = as_bytes(self.shard.published())
         for row in rows:
             if self.workers.get(row.worker) == row.incarnation:
-                header = self._version(Kind.PARAMETERS, row.worker, Dtype.FLOAT32)
-                self._hub.send(Peer(Role.WORKER, row.worker), header, payload)
+                peer, header = Peer(Role.WORKER, row.worker), self._version(Kind.PARAMETERS, row.worker, Dtype.FLOAT32)
+                self._hub.cancel(peer, Kind.PARAMETERS)  # older ones, on a way slower than its others: it wants these
+                self._hub.send(peer, header, payload)
 
     def _announce(self, sent: set[int]) -> None:
         for worker in self.workers:

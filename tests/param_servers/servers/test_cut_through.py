@@ -11,11 +11,13 @@ from param_servers.servers.cut_through import is_worthwhile, window_bytes
 from param_servers.servers.server import ParameterServer
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
-from param_servers.servers.step_commits import Commit, Restore
+from param_servers.servers.step_commits import Commit, Give, Restore
 from param_servers.wire.frames import Frame, Message
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.messages import MEMBER, RECIPIENT, Dtype, Header, Kind, Row
+from tests.param_servers.wire.hub_pair import Pair
 
+SGD = OptimizerConfig(optimizer="sgd", learning_rate="1")
 WORKER = Peer(Role.WORKER, 0)
 GRADIENT = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dtype.FLOAT32, length=8)
 
@@ -40,6 +42,9 @@ class OneWorker:
     def allow(self, peer: Peer, frame: Frame, size: int) -> None:
         pass
 
+    def cancel(self, peer: Peer, kind: Kind) -> None:
+        pass
+
     def tell(self, *what: Any) -> None:
         pass
 
@@ -48,8 +53,7 @@ class OneWorker:
 
 
 def running(hub: Any) -> ShardNode:
-    shard = Shard(torch.zeros(2), OptimizerConfig(optimizer="sgd", learning_rate="1"))
-    node = ShardNode(0, shard, hub, False, hub, hub.tell, all_needed=1)
+    node = ShardNode(0, Shard(torch.zeros(2), SGD), hub, False, hub, hub.tell, all_needed=1)
     node.joined(Hello(Role.WORKER, 0, 0, 0, ""))
     node.obey(Restore(1, 0, 0))
     return node
@@ -71,6 +75,21 @@ def test_an_update_is_streamed_while_it_arrives_and_sealed_by_the_commit() -> No
     commit(node)
     assert hub.sent == [Kind.PARAMETERS, Kind.SEALED]
     assert node.shard.parameters.tolist() == [-1.0, -2.0]
+
+
+def test_versions_do_not_pile_up_for_a_worker_whose_way_to_this_shard_is_slow() -> None:
+    """It hears of each from the others, and asks; of those that have not begun only the newest is worth its way."""
+    pair, numel = Pair(), 1 << 20
+    pair.connect()
+    node: Any = ShardNode(0, Shard(torch.zeros(numel), SGD), pair.server, False, OneWorker(), OneWorker().tell)
+    node.joined(Hello(Role.WORKER, 3, 0, 0, ""))
+    for step in range(40):
+        node.term, node.step = 1, step
+        node.obey(Give(1, step, (Row(3, 0, 0),)))
+        pair.server.poll(0.0)  # of 4 MiB each; the worker reads nothing yet
+    pair.until(lambda: any(event.header.step == 39 for event in pair.heard[pair.worker] if isinstance(event, Message)))
+    steps = [event.header.step for event in pair.heard[pair.worker] if isinstance(event, Message)]
+    assert steps == sorted(set(steps)) and len(steps) <= 10  # what the kernel's buffers took, and the newest
 
 
 def test_nothing_is_streamed_when_all_gradients_are_here_already() -> None:

@@ -28,6 +28,9 @@ class Recorder:
     def send(self, peer: Peer, header: Header, payload: Any = None) -> None:
         self.calls.append(("send", peer, header))
 
+    def cancel(self, peer: Peer, kind: Kind) -> None:
+        pass
+
     def flush(self) -> None:
         pass
 
