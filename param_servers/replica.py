@@ -198,9 +198,9 @@ class Replica:
 class ReplicaReport:
     """Counts, and about once a second calls `on_report` with what was counted since the last time.
 
-    Like a server's (`servers.server.Reporter`), but for the time.
+    Like a server's (`servers.server.Reporter`), but for the time and for stale gradients, which workers count.
 
-    Keys: step, term, data_points_total, active_workers, num_gradients, commits, stale, rejected, update_norm (L2, of
+    Keys: step, term, data_points_total, active_workers, num_gradients, commits, rejected, update_norm (L2, of
     one update, the first since the last report), first_moment_norm and second_moment_norm (L2, where the optimizer
     keeps them), learning_rate, collective_s and applying_s (seconds of the sums and of the updates; parts of what the
     process spends in `push`, so not sections of its time beside that), window_s.
@@ -213,7 +213,7 @@ class ReplicaReport:
         self._start()
 
     def _start(self) -> None:
-        self.commits = self.stale = self.rejected = 0
+        self.commits = self.rejected = 0
         self.collective_s = self.applying_s = 0.0
         self._since_s = time.monotonic()
         if self._is_read:
@@ -233,7 +233,6 @@ class ReplicaReport:
                 "active_workers": self.active_workers,
                 "num_gradients": self.num_gradients,
                 "commits": self.commits,
-                "stale": self.stale,
                 "rejected": self.rejected,
                 "update_norm": replica.shard.update_norm,
                 **replica.shard.moment_norms(),

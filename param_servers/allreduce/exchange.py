@@ -161,7 +161,7 @@ class AllReduceExchange:
         self._report.rejected += len(rows) - contributions
         if contributions == 0:
             self._rejected_in_a_row += 1
-            check_rejected(self._rejected_in_a_row, self.replica.step)
+            self._or_save(lambda: check_rejected(self._rejected_in_a_row, self.replica.step))
             return
         self._rejected_in_a_row = 0
         start_s = time.perf_counter()
@@ -190,16 +190,16 @@ class AllReduceExchange:
         return bytes(text.tolist()).rstrip(b"\0").decode("utf-8", "replace")
 
     def _or_save(self, call: Callable[[], T]) -> T:
-        """What `call` returns; where it loses a rank, the first survivor writes a checkpoint before it raises."""
+        """What `call` returns; where it loses a rank or ends the run, the first that is left writes a checkpoint."""
         try:
             return call()
-        except PeerLost as error:
+        except (PeerLost, RunBroken) as error:
             rank, survivors = self._collective.rank, set(range(self._collective.size)) - self._collective.lost
             if rank != min(survivors, default=0):
                 raise
             self.replica.term += int(rank > 0)  # should rank 0 be alive, it writes under another name
             if lost := self.replica.finish():
-                raise PeerLost(f"{error}; {lost}") from error
+                raise type(error)(f"{error}; {lost}") from error
             raise
 
     def close(self) -> None:

@@ -203,6 +203,8 @@ class CommThread:
                 for event in events:
                     self._handle(event)
                 self._announce()
+            if self._shared.ended is None and self._rank == 0 and (lost := self._replica.finish()):
+                self._replica.note("checkpoint_failed", f"rank 0 leaves; {lost}")  # none may be left to write one
         except (ParamServersError, RunStopped) as error:
             self._end(error)
         except BaseException as error:  # the main thread waits for this one: nothing may end it in silence

@@ -92,6 +92,7 @@ class Run:
         comm = exchange._comm
         comm._closing = True
         comm._hub.drain = lambda timeout_s, tell=None: comm._hub.shut()
+        comm._replica.finish = lambda: ""
         exchange.close()
 
     def close(self):
@@ -203,6 +204,16 @@ def test_the_loss_of_rank_0_is_told_by_the_others_and_the_next_one_writes_a_chec
     for error in run.together([1, 2]).values():
         assert isinstance(error, PeerLost) and "rank 0, which decides who takes part, is lost" in str(error)
     assert (tmp_path / "step-1").is_dir()
+
+
+def test_rank_0_left_alone_that_fails_by_itself_leaves_a_checkpoint(start, tmp_path):
+    run = start(2).start(0, 1, checkpoint_dir=tmp_path)
+    run.together([0, 1])
+    run.die(1)
+    run.together([0], steps=2)
+    run.newest(0, 3)
+    run.ranks.pop(0).close()  # its environment has failed, say
+    assert (tmp_path / "step-3").is_dir()
 
 
 def test_a_full_disk_costs_the_chief_its_log_and_no_rank_the_run(start):
