@@ -32,7 +32,9 @@ PATIENCE_S = 600.0
 """For the next result of a measurement."""
 FORK = multiprocessing.get_context("fork")
 _CLONE_NEWNET = 0x40000000
-_NET, _NAME, _SWITCH = "10.78.0", "dba3c", "dba3cswitch"
+HOST_PREFIX = "dba3c"
+"""Of the hosts' namespaces, which count from 1."""
+_NET, _SWITCH = "10.78.0", "dba3cswitch"
 _TURN = Path("/run/dba3c-emulated-network.lock")
 TURN_TIMEOUT_S = 120.0
 """For another emulated network on this machine to end: two of them would take each other's hosts away."""
@@ -85,7 +87,7 @@ class Namespaces:
 
     def enter(self, host: int) -> None:
         """Move the calling process into host 0, 1, …"""
-        descriptor = os.open(f"/var/run/netns/{_NAME}{host + 1}", os.O_RDONLY)
+        descriptor = os.open(f"/var/run/netns/{HOST_PREFIX}{host + 1}", os.O_RDONLY)
         try:
             if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), "setns failed: network namespaces need root")
@@ -95,7 +97,7 @@ class Namespaces:
     def set_rate(self, host: int, rate_mbit: float) -> None:
         """From now on host 0, 1, … has this rate, out and in."""
         bucket = self._bucket(rate_mbit)
-        _run("tc", "-n", f"{_NAME}{host + 1}", "qdisc", "change", "dev", "eth0", "root", "handle", "1:", *bucket)
+        _run("tc", "-n", f"{HOST_PREFIX}{host + 1}", "qdisc", "change", "dev", "eth0", "root", "handle", "1:", *bucket)
         _run("tc", "-n", _SWITCH, "qdisc", "change", "dev", f"port{host + 1}", "root", *bucket)
 
     def unplug(self, host: int) -> None:
@@ -111,7 +113,7 @@ class Namespaces:
         return ["tbf", "rate", f"{rate_mbit}mbit", "burst", "64k", *queue]
 
     def _add(self, host: int) -> None:
-        name, port = f"{_NAME}{host}", f"port{host}"
+        name, port = f"{HOST_PREFIX}{host}", f"port{host}"
         limit = self._bucket(self.rate_mbit)
         _ip("netns", "add", name)
         _ip("-n", _SWITCH, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
@@ -128,7 +130,7 @@ class Namespaces:
         _run("tc", "-n", _SWITCH, "qdisc", "add", "dev", port, "root", *limit)
 
     def _remove(self) -> None:
-        for name in (*(f"{_NAME}{host}" for host in range(1, self.count + 1)), _SWITCH):
+        for name in (*(f"{HOST_PREFIX}{host}" for host in range(1, self.count + 1)), _SWITCH):
             _run("ip", "netns", "del", name, check=False)  # and what is in it
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from param_servers.benchmarks.hosts import HOST_PREFIX, Namespaces
 from tests.cluster import leftovers
 
 HERE = Path(__file__).parent
@@ -20,8 +21,6 @@ ROOT = HERE.parent.parent
 NODES = 71
 SMALL = 5
 NAMESPACES = 8
-PREFIX = leftovers.prefix_of(os.getpid())
-"""Of namespaces and links: no one else's are touched."""
 PATIENCE_S = 1200.0
 """Bound of every wait: 64 ranks start in 2 minutes on two idle cores, and in 10 on busy ones."""
 
@@ -184,10 +183,5 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def slow_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """8 nodes, each in a network namespace of its own behind 100 Mbit/s."""
-    script = str(HERE / "netns.sh")
-    subprocess.run([script, "down", PREFIX, str(NAMESPACES + 1)], check=True, timeout=60)
-    subprocess.run([script, "up", PREFIX, str(NAMESPACES + 1), "100mbit"], check=True, timeout=60)
-    try:
-        yield from _lab(tmp_path_factory.mktemp("slow-lab"), NAMESPACES, PREFIX)
-    finally:
-        subprocess.run([script, "down", PREFIX, str(NAMESPACES + 1)], check=True, timeout=60)
+    with Namespaces(NAMESPACES + 1, rate_mbit=100):
+        yield from _lab(tmp_path_factory.mktemp("slow-lab"), NAMESPACES, HOST_PREFIX)

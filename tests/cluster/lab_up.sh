@@ -1,6 +1,6 @@
 #!/bin/bash
 # lab_up.sh NODES DIR [PREFIX]: starts a Slurm of NODES nodes of 12 cores on this machine and waits (4 min) until all are idle.
-# With PREFIX, node i lives in the network namespace PREFIXi at 10.78.0.i (netns.sh makes them), the controller in the
+# With PREFIX, node i lives in the network namespace PREFIXi at 10.78.0.i (Namespaces of param_servers.benchmarks.hosts), the controller in the
 # last one, PREFIX(NODES+1). Then: export SLURM_CONF=DIR/slurm.conf
 set -euo pipefail
 PATH=$PATH:/usr/sbin
