@@ -9,6 +9,7 @@ convolutional torsos are on 84×84 with four gray frames, and, with A = 4 action
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import pairwise
@@ -96,12 +97,20 @@ def pixels(observation: Tensor, dtype: torch.dtype, padding: int = 0) -> Tensor:
     """Uint8 [B, C, H, W] as channels_last [B, C + padding, H, W].
 
     Values stay 0…255, in ``dtype``; padding channels are zero. The bytes are interleaved before they are converted:
-    a third of the time of ``.to(dtype, memory_format=torch.channels_last)``, which does both element by element.
+    a third of the time of ``.to(dtype, memory_format=torch.channels_last)``, which does both element by element. Four
+    planes are the bytes of one integer for each pixel: two thirds of the time of a concatenation (16 images on a core:
+    108 against 170 μs).
     """
-    planes = list(observation.unsqueeze(-1).unbind(1))
-    if padding:
-        planes.append(observation.new_zeros((*planes[0].shape[:-1], padding)))
-    interleaved = planes[0] if len(planes) == 1 else torch.cat(planes, -1)
+    if observation.shape[1] == 4 and not padding and sys.byteorder == "little":
+        first, *others = (plane.to(torch.int32) for plane in observation.unbind(1))
+        for place, plane in enumerate(others, 1):
+            first.add_(plane, alpha=1 << 8 * place)
+        interleaved = first.unsqueeze(-1).view(torch.uint8)
+    else:
+        planes = list(observation.unsqueeze(-1).unbind(1))
+        if padding:
+            planes.append(observation.new_zeros((*planes[0].shape[:-1], padding)))
+        interleaved = planes[0] if len(planes) == 1 else torch.cat(planes, -1)
     return interleaved.to(dtype).permute(0, 3, 1, 2)
 
 

@@ -13,7 +13,7 @@ from dba3c.environments.spaces import MixedSpace
 from dba3c.errors import UserError
 from dba3c.networks import ActorCriticNetwork, build_network
 from dba3c.networks.q_networks import build_q_network
-from dba3c.networks.torsos import split
+from dba3c.networks.torsos import pixels, split
 
 GRAY = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 RGB = spaces.Box(0, 255, (12, 84, 84), np.uint8)
@@ -73,6 +73,17 @@ def nature_by_hand(network: ActorCriticNetwork, observation: torch.Tensor) -> to
 def test_pixels_are_scaled_to_0_1_and_frames_are_channels_in_order() -> None:
     network, observation = build_network("nature", GRAY, spaces.Discrete(4)), frames(GRAY, 3)
     torch.testing.assert_close(network(observation).policy_logits, nature_by_hand(network, observation))
+
+
+@pytest.mark.parametrize(("channels", "padding"), [(1, 0), (3, 0), (4, 0), (4, 2), (12, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_become_numbers_in_channels_last_one_by_one(channels: int, padding: int, dtype: torch.dtype) -> None:
+    images = frames(spaces.Box(0, 255, (channels, 6, 10), np.uint8), 3)
+    images[0, :, 0, 0], images[0, :, 0, 1] = 255, 0
+    seen = pixels(images[:, :, :, 1:], dtype, padding)  # also of a view
+    assert seen.dtype == dtype and seen.is_contiguous(memory_format=torch.channels_last)
+    np.testing.assert_array_equal(seen[:, :channels].float(), images[:, :, :, 1:])
+    assert not seen[:, channels:].any() and seen.shape[1] == channels + padding
 
 
 def test_a_single_gray_image_and_one_of_more_channels_than_columns_are_seen_too() -> None:
