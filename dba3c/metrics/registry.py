@@ -182,8 +182,8 @@ _ROWS: dict[Kind, tuple[tuple[str, str, Reduction, str], ...]] = {
     ),
     "evaluation": (
         ("checkpoint_step", "steps", "last", "evaluation/checkpoint_step"),
-        ("games", "games", "last", ""),
-        ("unfinished", "games", "last", ""),
+        ("games", "games", "last", "evaluation/games"),
+        ("unfinished", "games", "last", "evaluation/unfinished"),
         ("mean", "game points", "last", "evaluation/mean"),
         ("median", "game points", "last", "evaluation/median"),
         ("iqm", "game points", "last", "evaluation/iqm"),

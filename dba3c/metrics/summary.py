@@ -190,7 +190,9 @@ class ProcessState:
         return f"{self.role}-{self.rank}"
 
     def add(self, record: Record) -> None:
-        amounts = {name: float(record[name]) for name in (*_COUNTS, "cpu_s") if record.get(name)}
+        counted_in_steps = record["kind"] == "server" and self.role != "server"  # without servers a worker tells both
+        names = [name for name in (*_COUNTS, "cpu_s") if not (counted_in_steps and name == "rejected")]
+        amounts = {name: float(record[name]) for name in names if record.get(name)}
         amounts |= {f"section:{name}": seconds for name, seconds in (record.get("sections_s") or {}).items()}
         for name, amount in amounts.items():
             self.totals[name] = self.totals.get(name, 0.0) + amount

@@ -67,6 +67,7 @@ class StopRule:
         began_s = float(folder.life().get("started_s", time.time()))
         self._until_s = math.inf if self.max_hours is None else began_s + self.max_hours * 3600
         self._next_look_s = 0.0
+        self._readable_s = time.monotonic()
 
     def __call__(self, step: int, data_points: int) -> str | None:
         """Why the run should end now, None to go on."""
@@ -82,7 +83,14 @@ class StopRule:
         if not looks:
             return None
         self._next_look_s = now_s + LOOK_S
-        return self.folder.stop_reason()
+        try:
+            reason = self.folder.stop_reason()
+        except OSError as error:  # a shared file system that is away for a while is no end
+            if now_s - self._readable_s > UNREADABLE_S:
+                raise RunBroken(f"the run cannot be read for {UNREADABLE_S:g} s: {error}") from error
+            return None
+        self._readable_s = now_s
+        return reason
 
     def _frames_reached(self, data_points: int) -> str | None:
         frames = data_points * self.frames_per_point

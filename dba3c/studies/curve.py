@@ -40,15 +40,16 @@ class Curve:
     def reached(self, goal: float) -> int | None:
         """The row at which the mean over the games that the stop rule asks for first was the goal; None: it never was.
 
-        That mean is of the last games that were played in training, or of an evaluation's full games.
+        That mean is of the last games that were played in training, or of all games of an evaluation, to their ends.
         """
-        limits = self.config.get("run") or {}
-        games, enough = limits.get("evaluation_games"), limits.get("stop_games")
-        charts = ["score/best_mean"]
-        if isinstance(games, int) and isinstance(enough, int) and games >= enough:
-            charts.append("evaluation/mean")
-        rows = np.concatenate([np.flatnonzero(self.recorded(chart) >= goal) for chart in charts])
-        return int(rows.min()) if rows.size else None
+        reached = self.recorded("score/best_mean") >= goal
+        means, games, unfinished = (self.recorded(f"evaluation/{name}") for name in ("mean", "games", "unfinished"))
+        enough = (self.config.get("run") or {}).get("stop_games")
+        if isinstance(enough, int) and means.size and games.size:
+            whole = games >= enough if not unfinished.size else (games >= enough) & ~(unfinished > 0)
+            reached = (means >= goal) & whole | (reached if reached.size else False)
+        rows = np.flatnonzero(reached)
+        return int(rows[0]) if rows.size else None
 
     def recorded(self, chart: str) -> NDArray[np.float64]:
         """The values [N] of one chart; [0] where it was never recorded."""

@@ -114,13 +114,21 @@ def commit_into(folder: str | Path, into: str | Path, every_s: float = 5.0) -> i
 # -- measures of one run, NaN where it has none ------------------------------------------------------------------------
 
 
-def data_points_per_s(curve: Curve) -> float:
-    """Data points per second of wall clock, without the first tenth of the run (start-up)."""
+def _trained(curve: Curve) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Data points, and the hours at which there were so many, until the last were added: evaluators may play on."""
     counts, hours = curve.recorded("progress/data_points"), curve.recorded("progress/hours")
     if not counts.size or not hours.size:
-        return math.nan
+        return np.empty(0), np.empty(0)
     known = np.isfinite(counts) & np.isfinite(hours)
     counts, hours = counts[known], hours[known]
+    grew = np.flatnonzero(np.diff(counts) > 0)
+    end = grew[-1] + 2 if grew.size else len(counts)
+    return counts[:end], hours[:end]
+
+
+def data_points_per_s(curve: Curve) -> float:
+    """Data points per second of wall clock, without the first tenth of the run (start-up)."""
+    counts, hours = _trained(curve)
     start = len(counts) // 10
     if len(counts) < 2 or hours[-1] <= hours[start]:  # a run too short to leave anything out of it
         return float(counts[-1] / (3600 * hours[-1])) if len(counts) and hours[-1] > 0 else math.nan
@@ -152,7 +160,7 @@ def hours_to_stop_score(curve: Curve) -> tuple[float, bool] | None:
         return None
     row = curve.reached(stop)
     if row is None:
-        return float(np.nanmax(hours)), False
+        return float(np.max(_trained(curve)[1], initial=0.0) or np.nanmax(hours)), False
     return float(np.nanmax(hours[: row + 1], initial=0.0)), True
 
 

@@ -94,6 +94,12 @@ def test_dropped_gradients_and_section_shares_are_known_by_worker():
     assert summary.total("dropped") == 1 and summary.total("rejected") == 2
 
 
+def test_a_rejected_gradient_is_counted_once_where_a_worker_is_its_own_server():
+    told_twice = [record("step", 1.0, accepted=8, rejected=2), record("server", 1.0, commits=8, rejected=2)]
+    assert summary_of(*told_twice).total("rejected") == 2
+    assert summary_of(*told_twice).workers()[0].totals["commits"] == 8
+
+
 def test_core_hours_are_summed_over_lives_without_the_time_between_them():
     facts = RunFacts("run", lives=(Life(0.0, 4.0), Life(100_000.0, 8.0)))
     summary = summary_of(record("step", 3600.0), record("step", 101_800.0), facts=facts)
@@ -189,4 +195,5 @@ def test_a_rank_of_an_all_reduce_is_as_busy_as_its_steps_say_whatever_its_report
 def test_an_evaluation_is_drawn_at_the_step_of_its_checkpoint():
     evaluated = record("evaluation", 9.0, step=90, checkpoint_step=80, games=5, mean=3.0, iqm=None)
     point = ChartInterval(RunSummary(FACTS)).add(evaluated)
-    assert point == Point({"evaluation/mean": 3.0, "evaluation/checkpoint_step": 80}, 80, 9.0, of_evaluation=True)
+    drawn = {"evaluation/mean": 3.0, "evaluation/games": 5, "evaluation/checkpoint_step": 80}
+    assert point == Point(drawn, 80, 9.0, of_evaluation=True)

@@ -1,12 +1,18 @@
 """How a run ends: its limits, and who hears of it."""
 
+import errno
+import time
+from types import SimpleNamespace
+
 import pytest
 
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
+from dba3c.runs import ending
 from dba3c.runs import folder as folder_module
 from dba3c.runs.ending import STOP_COMMAND, RunEnd, StopRule, evaluating, note_failure, outcome
 from dba3c.runs.folder import RunFolder
+from param_servers.errors import RunBroken
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -42,6 +48,24 @@ def test_hours_are_those_of_the_life_whenever_its_coordinator_came(tmp_path):
         assert StopRule(run, replace_options(TrainConfig(), max_hours=0.51))(1, 1) is None
         assert StopRule(run, replace_options(TrainConfig(), max_hours=0.49))(1, 1) == "0.49 hours of this life are over"
         assert run.has_finished()
+
+
+def test_a_folder_that_cannot_be_read_for_a_while_ends_no_run_and_for_a_minute_it_does(tmp_path, monkeypatch):
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.request_stop("enough")
+        clock = iter([1000.0, 1001.0, 1050.0, 1062.0, 1063.0])
+        monkeypatch.setattr(ending, "time", SimpleNamespace(monotonic=lambda: next(clock), time=time.time))
+        rule = StopRule(run, TrainConfig())
+        with monkeypatch.context() as away:
+            away.setattr(RunFolder, "stop_reason", lambda self: _raise(OSError(errno.EIO, "Input/output error")))
+            assert [rule(1, 1), rule(1, 1)] == [None, None]
+            with pytest.raises(RunBroken, match="cannot be read for 60 s: .*Input/output error"):
+                rule(1, 1)
+        assert rule(1, 1) == "enough"
+
+
+def _raise(error):
+    raise error
 
 
 def test_who_stops_a_run_that_has_finished_waits_for_its_end_and_its_reason_stays(tmp_path):

@@ -107,12 +107,27 @@ def test_seeds_that_never_reached_the_stop_score_are_counted_in_table_and_figure
         assert "1 of 5 reached" in (tmp_path / "figures" / f"{figure}.svg").read_text(encoding="utf-8"), figure
 
 
-def test_a_score_that_only_an_evaluation_reached_was_reached():
-    columns = {"progress/hours": np.array([1.0, 2.0, 3.0]), "evaluation/mean": np.array([np.nan, 31.0, 40.0])}
-    limits = {"stop_score": 30.0, "stop_games": 50, "evaluation_games": 50}
+def test_a_score_that_only_an_evaluation_reached_was_reached_if_all_its_games_ended():
+    columns = {
+        "progress/hours": np.array([1.0, 2.0, 3.0]),
+        "evaluation/mean": np.array([np.nan, 31.0, 40.0]),
+        "evaluation/games": np.array([np.nan, 50.0, 50.0]),
+    }
+    limits = {"stop_score": 30.0, "stop_games": 50}
     assert hours_to_stop_score(Curve("run", columns, {"run": limits}, {})) == (2.0, True)
-    assert hours_to_stop_score(Curve("run", columns, {"run": {**limits, "evaluation_games": 9}}, {})) == (3.0, False)
+    few = {**columns, "evaluation/games": np.array([np.nan, 9.0, 49.0])}
+    assert hours_to_stop_score(Curve("run", few, {"run": limits}, {})) == (3.0, False)
+    cut_short = {**columns, "evaluation/unfinished": np.array([np.nan, 1.0, 0.0])}
+    assert hours_to_stop_score(Curve("run", cut_short, {"run": limits}, {})) == (3.0, True)
     assert hours_to_stop_score(Curve("run", columns, {}, {})) is None
+
+
+def test_what_evaluators_play_after_the_training_counts_neither_for_its_speed_nor_for_the_time_without_the_score():
+    hours = np.array([0.0, 0.05, 0.1, 0.2])
+    columns = {"progress/hours": hours, "progress/data_points": np.array([0.0, 18_000, 36_000, 36_000])}
+    curve = Curve("run", columns, {"run": {"stop_score": 30.0}}, {})
+    assert data_points_per_s(curve) == pytest.approx(100.0)
+    assert hours_to_stop_score(curve) == (0.1, False)
 
 
 def test_too_few_games_for_a_best_mean_give_the_newest_mean():
