@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from dba3c.api import Run
@@ -48,9 +48,12 @@ class Training(Run):
     def __init__(self, supervise: Callable[[Beside], Run]) -> None:
         made: Future[Path] = Future()
         self._result: Future[Run] = Future()
+        given_up = Event()
 
         @contextmanager
         def beside(folder: RunFolder) -> Iterator[None]:
+            if given_up.is_set():  # nobody would hold it
+                folder.request_stop(STOP_COMMAND)
             made.set_result(folder.path)
             yield
 
@@ -63,7 +66,11 @@ class Training(Run):
                     made.set_exception(error)
 
         Thread(target=life, name="training", daemon=True).start()
-        super().__init__(made.result())
+        try:
+            super().__init__(made.result())
+        except BaseException:
+            given_up.set()
+            raise
         atexit.register(self._end_with_this_process)
 
     def wait(self, timeout_s: float | None = None) -> Run:

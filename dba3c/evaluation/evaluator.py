@@ -21,7 +21,7 @@ from dba3c.algorithms.policies import Actions
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Episode
-from dba3c.errors import UserError, writing
+from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.evaluation.full_games import GamesAbandoned, make_player, play_full_games, protocol_for, quotas, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
@@ -74,14 +74,29 @@ class Evaluation:
         return folder.path / FOLDER / f"step-{self.checkpoint_step}-{self.actions}{stream}.json"
 
     def save(self, folder: RunFolder) -> Path:
-        """Write it atomically into the run's folder; one of the same step, actions and stream is replaced."""
+        """Write it atomically into the run's folder, in place of one of the same step, actions and stream; one of these
+        parameters and more games stays there."""
         path = self.path(folder)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+        if (games := _games_at(path, self.parameters_sha256)) > len(self.scores):
+            warn_on_stderr(
+                f"{path} stays as it is: it has {games} games of these parameters, this one {len(self.scores)}"
+            )
+            return path
         fields = dataclasses.asdict(self)
         fields["summary"]["interval_95_of"] = "iqm"
         write_atomically(path, json.dumps(fields, indent=1, allow_nan=False) + "\n")
         return path
+
+
+def _games_at(path: Path, parameters_sha256: str) -> int:
+    """How many games an evaluation of these parameters that is kept there has; 0: there is none."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return len(kept["scores"]) if kept["parameters_sha256"] == parameters_sha256 else 0
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0
 
 
 def evaluate(

@@ -72,7 +72,13 @@ def protocol_for(config: TrainConfig, actions: Actions | None = None) -> Evaluat
 
 
 def stream_seeds(run_seed: int, purpose: str, index: int) -> tuple[int, int]:
-    """(seed of the environments, seed of the actions): functions of (run seed, purpose, index) alone."""
+    """(seed of the environments, seed of the actions): functions of (run seed, purpose, index) alone.
+
+    Raises:
+        UserError: the index is negative.
+    """
+    if index < 0:
+        raise UserError(f"seed_index must not be negative, got {index}")
     words = np.random.SeedSequence([run_seed, zlib.crc32(purpose.encode()), index]).generate_state(2, dtype=np.uint64)
     return int(words[0] % MAX_SEED), int(words[1] >> np.uint64(1))
 

@@ -24,6 +24,7 @@ from dba3c.metrics.trackers import make_sinks
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.ending import RunEnd
+from dba3c.runs.files import is_there
 from dba3c.runs.folder import RunFolder
 
 CORES_LOOK_S = 90.0
@@ -205,17 +206,24 @@ def export(
         warn: is told which files had lines that are not records: nothing is skipped silently here.
 
     Raises:
-        UserError: no run, no records, no such tracker, the tracker failed, or INTO cannot be written.
+        UserError: no run, no records, no such tracker, the tracker failed, INTO cannot be written, or an earlier export
+            is there, whose points would stand there twice.
     """
     run = RunFolder.open(path)
+    if run.is_committed:
+        raise UserError(f"{run.path} is a committed run, whose records are a curve: dba3c plot draws it")
     (sink,) = make_sinks([to])
     folder = Path(into).expanduser().resolve() if into is not None else run.path / "exports"
+    for earlier in (folder / to, folder / f"{to}.db", folder / f".{to}"):
+        if is_there(earlier):
+            raise UserError(f"{earlier} holds an earlier export: remove it, or choose another folder (--into)")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     tracked, points = TrackedRun.of(run), 0
     try:
-        # Not the live run's identity: its points would stand there twice.
-        sink.open(replace(tracked, identity=f"{tracked.identity}-export", folder=folder, resumed=False))
+        # Neither the live run's identity nor an earlier export's: points would stand there twice.
+        identity = f"{tracked.identity}-export-{int(time.time())}"
+        sink.open(replace(tracked, identity=identity, folder=folder, resumed=False))
         for happened in points_of(run, EXPORTED_EVERY_S, warn=warn):
             give(sink, happened, run.path)
             points += isinstance(happened, Point) and not happened.of_evaluation

@@ -155,9 +155,11 @@ def downsample(
         warn: is told which of the run's files hold garbage.
 
     The folder `into` can be drawn like the run itself; it has no secret, checkpoints or records. Returns the CSV.
-    Raises UserError when the run cannot be read or `into` not be written.
+    Raises UserError when the run cannot be read or `into` not be written, or is the run: no life could follow there.
     """
     curve, run, folder = load_curve(path, every_s, warn), RunFolder.open(path), Path(into)
+    if folder.expanduser().resolve() == run.path:
+        raise UserError(f"{run.path} is the run itself, which could not go on then: choose another folder")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / CURVE_FILE).open("w", newline="", encoding="utf-8") as file:

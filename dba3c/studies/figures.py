@@ -119,6 +119,8 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
     Raises UserError when they cannot be written.
     """
     stem = Path(path).with_suffix("") if Path(path).suffix in (".png", ".svg") else Path(path)
+    if not stem.name:
+        raise UserError(f"{path} is no figure's name: give one, as in learning_curves")
     written = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
     with writing(written[0]), rc_context({"svg.hashsalt": "dba3c", "svg.fonttype": "path"}):
         stem.parent.mkdir(parents=True, exist_ok=True)
@@ -141,12 +143,10 @@ def draw_measured(axes: Axes, pairs: Pairs, label: str) -> None:
 def draw_times(axes: Axes, pairs: Sequence[tuple[float, TimeToGoal]], label: str) -> None:
     """Marks at the censored median, arrows where it or a seed is beyond the budget; each point says k of n reached."""
     colour = PALETTE[0]
-    known = [(x, time) for x, time in pairs if math.isfinite(time.median)]
+    medians = [time.median if math.isfinite(time.median) else math.nan for _, time in pairs]
+    joined: dict[str, Any] = {"linestyle": "-" if len(pairs) > 2 else "none"}  # nor over a point that is not known
     label = f"{label} (measured: median of all seeds, {_spread_names([len(time.seen) for _, time in pairs])})"
-    axes.plot(
-        [x for x, _ in known], [time.median for _, time in known],
-        marker="o", color=colour, linewidth=1.6, label=label,
-    )  # fmt: skip
+    axes.plot([x for x, _ in pairs], medians, marker="o", color=colour, linewidth=1.6, label=label, **joined)
     for x, time in pairs:
         if math.isfinite(time.low):
             top = time.high if math.isfinite(time.high) else max(time.seen)

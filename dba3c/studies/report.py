@@ -23,6 +23,7 @@ from dba3c.studies.figures import (
     plot_learning_curves,
     save,
 )
+from dba3c.studies.page import made_by
 from dba3c.studies.results import (
     PointResult,
     StudyResults,
@@ -133,11 +134,12 @@ def _origins(results: StudyResults) -> str:
     """Command, machine, commit and date of each point's first run, as its meta.json says."""
     lines = []
     for result in results.points:
-        lives = result.curves[0].meta.get("lives") or [{}]
-        host, source = lives[0].get("host") or {}, lives[0].get("source")
-        cpu = host.get("cpu", host) if isinstance(host, dict) else host
-        lines.append(f"{result.point.name}: {lives[0].get('command') or 'dba3c train ' + ' '.join(result.point.words)}")
-        lines.append(f"    {lives[0].get('cores', '?')} cores, {cpu}, source {source}")
+        life = (result.curves[0].meta.get("lives") or [{}])[0]
+        lines.append(f"{result.point.name}: {life.get('command') or 'dba3c train ' + ' '.join(result.point.words)}")
+        try:
+            lines.append(f"    {made_by(life)}")
+        except (KeyError, TypeError, AttributeError):  # an older folder's, or written by hand
+            lines.append("    on a machine that its meta.json does not tell")
     return "\n".join(lines)
 
 
@@ -186,7 +188,7 @@ def efficiency(results: StudyResults, path: Path) -> list[Path]:
     figure, axes = new_figure()
     draw_measured(axes, share, "efficiency")
     axes.axhline(1.0, **IDEAL)
-    axes.set_ylim(0, 1.2)
+    axes.set_ylim(0, max(1.2, 1.02 * axes.get_ylim()[1]))
     y_name = f"data points/s per worker, {x0:g} worker{'s' if x0 > 1 else ''} = 1"
     finish(axes, results.study.x_name, y_name, [x for x, _ in share])
     return save(figure, path)

@@ -94,6 +94,8 @@ def _curve_of(run: Run, results: StudyResults) -> Curve | None:
 def commit_into(folder: str | Path, into: str | Path, every_s: float = 5.0) -> int:
     """Copies what is worth committing of a study: its declaration and its runs, downsampled; returns how many runs."""
     study, copied = load(folder), 0
+    if Path(into).expanduser().resolve() == Path(folder).expanduser().resolve():
+        raise UserError(f"{folder} is the study itself, whose runs could not go on then: choose another folder")
     with writing(into):
         Path(into).mkdir(parents=True, exist_ok=True)
     for run in study.runs(folder):

@@ -110,16 +110,22 @@ class Study:
         path, declared = Path(folder) / STUDY_FILE, self
         if path.exists():
             before = load(folder)
-            shared = {point.name: point for point in before.points}
-            changed = [point.name for point in self.points if point.name in shared and shared[point.name] != point]
+            sweep = self.kind == SWEEP  # whose x only counts the points
+            shared = {point.name: replace(point, x=0.0) if sweep else point for point in before.points}
+            ours = [replace(point, x=0.0) if sweep else point for point in self.points]
+            changed = [point.name for point in ours if shared.get(point.name, point) != point]
             drawn_from = [study.search and replace(study.search, trials=1) for study in (before, self)]
             if before.kind != self.kind or changed or drawn_from[0] != drawn_from[1]:
                 what = f"point {changed[0]} with other options" if changed else f"study {before.kind}"
                 what = "another search, or none" if before.kind == self.kind and not changed else what
                 raise UserError(f"{folder} already holds {what}: choose another folder (--into)")
-            added = [point for point in before.points if point.name not in {mine.name for mine in self.points}]
-            seeds = tuple(sorted({*before.seeds, *self.seeds}))
-            points = tuple(sorted((*self.points, *added), key=lambda point: point.x))
+            names, seeds = {mine.name for mine in self.points}, tuple(sorted({*before.seeds, *self.seeds}))
+            if sweep:
+                added = [point for point in self.points if point.name not in shared]
+                points = tuple(replace(point, x=number) for number, point in enumerate((*before.points, *added)))
+            else:
+                kept = [point for point in before.points if point.name not in names]
+                points = tuple(sorted((*self.points, *kept), key=lambda point: point.x))
             declared = replace(self, points=points, seeds=seeds)
         tree = asdict(declared if self.search is None else replace(declared, points=()))
         if self.search is None:

@@ -93,8 +93,7 @@ def range_of(name: str, text: str) -> tuple[float, float]:
 
 def words_of(point: Point, words: Sequence[str]) -> str:
     """What a point has beyond the words that all have: "learning-rate 1e-3, entropy-cost 0.01"."""
-    own = point.words[len(words) :]
-    return ", ".join(f"{name.removeprefix('--')} {value}" for name, value in zip(own[::2], own[1::2], strict=True))
+    return " ".join(point.words[len(words) :]).removeprefix("--").replace(" --", ", ")
 
 
 def common_words(points: Sequence[Point]) -> tuple[str, ...]:

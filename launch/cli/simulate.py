@@ -100,6 +100,10 @@ class SimulateArguments:
 def simulate(words: Sequence[str]) -> int:
     """dba3c simulate [OPTIONS]"""
     arguments = parse(SimulateArguments, words, "dba3c simulate")
+    if arguments.seed < 0:
+        raise UserError(f"--seed must not be negative, got {arguments.seed}")
+    if arguments.central and arguments.output is not None:
+        raise UserError("--output writes the table of servers and backup workers, which --central does not make")
     cluster = cluster_of(arguments)
     calibration = calibration_of(arguments)
     if calibration is not None:

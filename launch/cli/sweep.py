@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -60,6 +60,8 @@ def sweep(words: Sequence[str]) -> int:
     goes_on = not axes and not common and (folder / STUDY_FILE).exists()
     if arguments.list or arguments.task is not None or goes_on:
         declared = load(folder)
+        if goes_on:
+            declared = extended(declared, folder, own, arguments)
     elif arguments.search is None:
         declared = declare(grid(common, axes, arguments.seeds), folder)
     else:
@@ -76,6 +78,20 @@ def sweep(words: Sequence[str]) -> int:
         written = plot_study(folder)
         print(*told(read_results(folder)), f"figure and page: {written[0]}, {written[-1]}", sep="\n")
     return code
+
+
+def extended(declared: Study, folder: Path, own: Sequence[str], arguments: SweepArguments) -> Study:
+    """A sweep that goes on, with the seeds and trials that are given now. Raises UserError: it draws no trials."""
+    given = {word.partition("=")[0] for word in own}
+    if "--seeds" in given:
+        declared = replace(declared, seeds=tuple(range(arguments.seeds)))
+    if "--trials" in given:
+        if declared.search is None:
+            raise UserError(f"{folder} holds a grid, which draws no trials: give an option more values instead")
+        declared = replace(declared, search=replace(declared.search, trials=arguments.trials))
+    if given & {"--seeds", "--trials"}:
+        declared.save(folder)
+    return load(folder)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str], list[tuple[str, ...]]]:
@@ -160,7 +176,13 @@ def search(declared: Study, drawn_from: Search, folder: Path, task: int | None) 
         if code - 128 in STOP_SIGNALS:
             return code
         if code == 0 and any(run.state() != "finished" for run in runs):
-            return 0  # a job that was requeued: its next life goes on with this trial
+            if task is not None:
+                return 0  # a job that was requeued: its next life goes on with this trial
+            print(
+                f"trial {number + 1} of {trials}: stopped, or live elsewhere; the same command goes on with it",
+                flush=True,
+            )
+            continue
         score = drawn.tell(number, runs)
         said = "no score" if score is None else f"best mean score {score:.4g}"
         print(f"trial {number + 1} of {trials}: {said}", flush=True)

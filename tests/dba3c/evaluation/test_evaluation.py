@@ -99,12 +99,24 @@ def test_seeds_differ_by_run_purpose_and_index():
     assert stream_seeds(3, "evaluation", 2) == stream_seeds(3, "evaluation", 2)
 
 
+def test_fewer_games_do_not_replace_more_of_the_same_parameters(cartpole, capsys):
+    run, policy = cartpole
+    path = evaluate(CARTPOLE, policy, games=4).save(run)
+    before = path.read_bytes()
+    assert evaluate(CARTPOLE, policy, games=2).save(run) == path and path.read_bytes() == before
+    assert "stays as it is: it has 4 games of these parameters, this one 2" in capsys.readouterr().err
+    evaluate(CARTPOLE, replace(policy, sha256="another"), games=2).save(run)
+    assert len(json.loads(path.read_text())["scores"]) == 2
+
+
 def test_what_cannot_be_evaluated_is_refused_in_one_line(cartpole):
     _, policy = cartpole
     with pytest.raises(UserError, match="another network"):
         evaluate(replace_options(CARTPOLE, env_id="Acrobot-v1"), policy, games=1)
     with pytest.raises(UserError, match="at least 1"):
         evaluate(CARTPOLE, policy, games=0)
+    with pytest.raises(UserError, match="seed_index must not be negative, got -1"):
+        evaluate(CARTPOLE, policy, games=1, seed_index=-1)
     with pytest.raises(UserError, match="its run kept no observation statistics"):
         evaluate(replace_options(CARTPOLE, normalize_observations=True), policy, games=1)
     with pytest.raises(GamesAbandoned):

@@ -17,6 +17,7 @@ from dba3c.metrics.monitor import Monitor, export
 from dba3c.metrics.registry import PER_WORKER_CHARTS, charts, tracker_name
 from dba3c.metrics.trackers import make_sinks
 from dba3c.metrics.writer import MetricsWriter
+from dba3c.studies.curve import downsample
 from tests.dba3c.metrics.made_up_run import START_S, set_lives
 
 SCORE = sum([second for second in range(30) for _ in (0, 1)][-50:]) / 50  # of the made-up run's last 50 games
@@ -246,6 +247,18 @@ def test_exporting_leaves_the_rest_of_the_run_as_it_is(make_up_run, tmp_path):
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     export(run.path, "tensorboard", into=tmp_path / "elsewhere")
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_an_earlier_export_is_not_doubled_and_a_committed_run_not_written_into(make_up_run, tmp_path):
+    run = make_up_run(seconds=5)
+    export(run.path, "tensorboard")
+    with pytest.raises(UserError, match=r"exports/tensorboard holds an earlier export: remove it, or choose"):
+        export(run.path, "tensorboard")
+    assert export(run.path, "tensorboard", into=tmp_path / "elsewhere")
+    committed = downsample(run.path, tmp_path / "committed").parent
+    with pytest.raises(UserError, match="is a committed run"):
+        export(committed, "tensorboard")
+    assert not (committed / "exports").exists()
 
 
 def test_the_clients_do_not_import_torch_into_the_monitor():

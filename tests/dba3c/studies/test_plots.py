@@ -13,7 +13,15 @@ from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve, downsample, load_curve, load_curves
-from dba3c.studies.figures import aggregate, group_by_configuration, plot_learning_curves, plot_runs
+from dba3c.studies.figures import (
+    aggregate,
+    draw_times,
+    group_by_configuration,
+    new_figure,
+    plot_learning_curves,
+    plot_runs,
+)
+from dba3c.studies.statistics import time_to_goal
 from tests.dba3c.metrics.made_up_run import CONFIG, START_S, made_up_run, set_lives
 
 
@@ -202,6 +210,19 @@ def test_an_evaluation_is_drawn_at_the_progress_of_its_checkpoint(run, tmp_path)
 def test_a_chart_of_one_worker_is_said_to_be_for_trackers(run, tmp_path):
     with pytest.raises(UserError, match="worker-0/score is for trackers only"):
         plot_runs([run.path], tmp_path / "figure", y="worker-0/score")
+
+
+def test_times_are_not_joined_over_a_point_that_is_not_known():
+    _, axes = new_figure()
+    times = [(1, time_to_goal([110.0], [True])), (2, time_to_goal([200.0], [False])), (4, time_to_goal([25.0], [True]))]
+    draw_times(axes, times, "hours")
+    line = next(line for line in axes.lines if str(line.get_label()).startswith("hours"))
+    assert np.isnan(line.get_ydata()).tolist() == [False, True, False]
+
+
+def test_a_figure_without_a_name_is_an_error_of_one_line(run):
+    with pytest.raises(UserError, match="no figure's name"):
+        plot_runs([run.path], ".")
 
 
 def test_a_figure_that_cannot_be_written_is_an_error_of_one_line(run, tmp_path):

@@ -174,6 +174,9 @@ def test_what_is_committed_is_small_and_draws_the_same_figures(study, tmp_path):
     small = tmp_path / "small"
     assert commit_into(study, small) == 4
     assert not list(small.rglob("*.jsonl")) and not list(small.rglob("secret"))
+    with pytest.raises(UserError, match="is the study itself, whose runs could not go on then"):
+        commit_into(study, study / ".")
+    assert not list(study.rglob("curve.csv"))
     whole, copied = read_results(study), read_results(small)
     for one, other in zip(whole.points, copied.points, strict=True):
         assert other.estimate(data_points_per_s).centre == pytest.approx(

@@ -8,10 +8,11 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import read_results
-from dba3c.studies.study import load
-from dba3c.studies.sweep import grid, range_of, ranked, told
+from dba3c.studies.study import Point, Run, load
+from dba3c.studies.sweep import grid, range_of, ranked, searched, told, words_of
+from launch.cli import sweep
 from launch.cli.main import main
-from launch.cli.sweep import split
+from launch.cli.sweep import SweepArguments, extended, split
 from tests.dba3c.metrics.made_up_run import CONFIG, made_up_run
 from tests.integration.runs import refused
 
@@ -107,6 +108,45 @@ def test_a_short_grid_is_trained_told_and_drawn_and_again_nothing_is_trained(tmp
         assert main(again) == 0
         out = capfd.readouterr().out
         assert out.count("finished, left alone") == 2 and "best: learning-rate 1e-" in out
+
+
+def test_a_sweep_takes_more_values_in_any_place_and_more_seeds(tmp_path):
+    into = ["--into", str(tmp_path), "--list"]
+    two = grid(["CartPole-v1"], [("learning-rate", "1e-3", "3e-4"), ("entropy-cost", "0.01", "0.001")], 1)
+    two.save(tmp_path)
+    grid(["CartPole-v1"], [("learning-rate", "1e-3", "3e-4"), ("entropy-cost", "0.1", "0.01", "0.001")], 2).save(
+        tmp_path
+    )
+    found = load(tmp_path)
+    assert found.points[:4] == two.points and len(found.points) == 6 and found.seeds == (0, 1)
+    assert [point.x for point in found.points] == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(UserError, match="point learning-rate-1e-3,entropy-cost-0.01 with other options"):
+        grid(["Acrobot-v1"], [("learning-rate", "1e-3"), ("entropy-cost", "0.01")], 1).save(tmp_path)
+    assert main(["sweep", *into]) == 0
+    said = SweepArguments(into=tmp_path, seeds=5, trials=9)
+    assert extended(found, tmp_path, ["--seeds=5"], said).seeds == (0, 1, 2, 3, 4) == load(tmp_path).seeds
+    with pytest.raises(UserError, match="holds a grid, which draws no trials"):
+        extended(found, tmp_path, ["--trials", "9"], said)
+    searched(["CartPole-v1"], [("learning-rate", "1e-4..1e-2")], 1, trials=5).save(tmp_path / "search")
+    more = extended(load(tmp_path / "search"), tmp_path / "search", ["--trials", "9"], said)
+    assert more.search is not None and more.search.trials == 9
+
+
+def test_a_point_s_own_words_are_told_also_where_an_option_has_no_value():
+    words = ("breakout", "--no-episodic-life", "--learning-rate", "1e-3")
+    assert words_of(Point(name="p", words=words), ("breakout",)) == "no-episodic-life, learning-rate 1e-3"
+
+
+def test_a_trial_that_is_stopped_is_not_judged_and_the_search_goes_on(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("optuna")
+    searched(["CartPole-v1"], [("learning-rate", "1e-4..1e-2")], 1, trials=3).save(tmp_path)
+    states = {"trial-001": "stopped"}
+    monkeypatch.setattr(Run, "state", lambda run: states.get(run.point.name, "finished"))
+    monkeypatch.setattr(sweep, "run_all", lambda runs: 0)
+    declared = load(tmp_path)
+    assert declared.search is not None and sweep.search(declared, declared.search, tmp_path, None) == 0
+    said = capsys.readouterr().out
+    assert "trial 2 of 3: stopped, or live elsewhere" in said and "trial 3 of 3: no score" in said
 
 
 @pytest.mark.slow
