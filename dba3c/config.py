@@ -261,6 +261,24 @@ _converter.register_unstructure_hook(Path, str)
 _converter.register_structure_hook(Path, lambda value, _: Path(value))
 
 
+def _bool(value: Any, _: Any) -> bool:
+    """Not what is merely true, as "false" is."""
+    if isinstance(value, bool):
+        return value
+    raise TypeError(f"{value!r} is neither true nor false")
+
+
+def _int(value: Any, _: Any) -> int:
+    """Also 4.0 and "4", but neither 4.7 nor True."""
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise TypeError(f"{value!r} is no whole number")
+    return int(value)
+
+
+_converter.register_structure_hook(bool, _bool)
+_converter.register_structure_hook(int, _int)
+
+
 def option_names(tree: type = TrainConfig) -> dict[str, str]:
     """Each leaf field's name → the group it lives in; a name used twice would make the command line ambiguous."""
     names: dict[str, str] = {}
@@ -292,6 +310,7 @@ def typed_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if name in typed:
             raise UserError(f"{name} is given by two of its names")
         kind = get_type_hints(leaves[name][1])[name]
+        value = (value,) if isinstance(value, str) and get_origin(kind) is tuple else value
         try:
             typed[name] = _converter.structure(name_of(value) if callable(value) else value, kind)
         except (CattrsError, cattrs.BaseValidationError, ValueError, TypeError) as error:

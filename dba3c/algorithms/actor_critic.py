@@ -21,7 +21,7 @@ from torch import Tensor
 from dba3c.algorithms.returns import Targets, lambda_returns, vtrace_targets
 from dba3c.algorithms.rollout import Rollout
 from dba3c.errors import UserError
-from dba3c.networks.distributions import Distribution, distribution
+from dba3c.networks.distributions import DiagonalGaussian, Distribution, distribution
 from dba3c.own_code import calling, find
 
 
@@ -125,9 +125,10 @@ def actor_critic_loss(
         means = {
             "value_mean": values,
             "advantage_mean": targets.advantages,
-            "max_probability": policy.max_probability(),
             **means,
         }
+        if not isinstance(policy, DiagonalGaussian):  # whose mode has a density, and no probability
+            means["max_probability"] = policy.max_probability()
         terms = {"loss_policy": loss_policy, "loss_value": loss_value, "entropy": entropy}
         numbers = terms | {name: (mean * shares).sum() for name, mean in means.items()}
     return Loss.of(loss_policy + loss_value - entropy_cost * entropy, numbers)

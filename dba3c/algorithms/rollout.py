@@ -52,6 +52,11 @@ class Rollout:
         """Transitions that train."""
         return int(self.valid.sum())
 
+    @property
+    def reward_mean(self) -> float:
+        """Of the steps that train: a reset's 0 is no reward."""
+        return float((self.rewards * self.valid).sum()) / max(1, self.data_points)
+
 
 class EpisodeStarts:
     """Tells after each step of B environments which observations begin an episode: those after a whole game's end.

@@ -62,7 +62,7 @@ def build_model(config: TrainConfig, spaces: Spaces, *, only_plays: bool = False
     Raises UserError: there is no such device here, or a network that cannot be.
     """
     device = config.network.device
-    if only_plays and not torch.cuda.is_available():
+    if only_plays and not _has(device):
         device = "cpu"
     check_device(device)
     module = build_module(config, spaces)
@@ -129,9 +129,17 @@ def initial_parameters(config: TrainConfig) -> tuple[ShardPlan, Tensor]:
 
 def check_device(device: str) -> None:
     """Raise UserError where torch has no such device here."""
-    if device != "cpu" and not torch.cuda.is_available():
-        why = "sees no GPU on this machine" if torch.version.cuda else "was built without CUDA"
+    if not _has(device):
+        count = torch.cuda.device_count()
+        seen = f"sees {count} GPU{'s' if count > 1 else ''}, from cuda:0 on" if count else "sees no GPU on this machine"
+        why = seen if torch.version.cuda else "was built without CUDA"
         raise UserError(f"--device {device}: torch {torch.__version__} {why}; use --device cpu")
+
+
+def _has(device: str) -> bool:
+    """Whether torch has this device here: "cpu", "cuda" or "cuda:N"."""
+    number = int(device.partition(":")[2] or 0)
+    return device == "cpu" or (torch.cuda.is_available() and number < torch.cuda.device_count())
 
 
 def check_buildable(config: TrainConfig, checkpoints: Path | None = None) -> int:

@@ -37,10 +37,11 @@ class ActorCriticTrainer(Trainer):
         batch, self._batch = self._batch, None
         assert batch is not None
         cost = self._entropy_cost(pulled.data_points)
+        rollout = rollout_of(self._agent, batch)
         gradient, numbers = self._agent.gradient(
-            rollout_of(self._agent, batch), entropy_cost=cost, behaviour_log_probs=batch.behaviour_log_probs
+            rollout, entropy_cost=cost, behaviour_log_probs=batch.behaviour_log_probs
         )
-        numbers |= {"entropy_cost": cost, "reward_mean": float(batch.rewards.mean())}
+        numbers |= {"entropy_cost": cost, "reward_mean": rollout.reward_mean}
         return Update(gradient, batch.data_points, numbers | policy_lag(batch.versions, pulled.step))
 
 

@@ -45,6 +45,8 @@ class LoopVectorEnvironment:
         self._frames_per_step = config.frame_skip_range[0]
         self._env_id, self._make_env, self._seed = config.env_id, make_env, seed
         self._envs: list[Any] = []  # None where nobody has taken a broken one's place
+        self._failures: list[str] = []
+        """Of resets that nobody was told yet."""
         self._restarts = [Restarts(config.environment_restarts, RESTART_WINDOW_S) for _ in range(num_envs)]
         self._unseeded = np.ones(num_envs, dtype=bool)  # whose next reset takes a seed: once in each one's life
         self._life_steps = np.zeros(num_envs, dtype=np.int64)  # since each was made, for failure lines
@@ -72,8 +74,9 @@ class LoopVectorEnvironment:
         self._resetting = np.zeros(self.num_envs, dtype=bool)
         observation = np.empty(self._batch_shape, self._observations.space.dtype)
         self._send_ahead(None)
+        self._failures = []
         for index in range(self.num_envs):
-            self._reset_one(index, observation[index], failures=[])
+            self._reset_one(index, observation[index], self._failures)
         self._last = observation
         return observation
 
@@ -86,7 +89,7 @@ class LoopVectorEnvironment:
         reward, raw = [0.0] * self.num_envs, [0.0] * self.num_envs  # raw: what counts as score
         terminated, truncated = [False] * self.num_envs, [False] * self.num_envs
         broken: dict[int, BaseException] = {}
-        failures: list[str] = []
+        failures, self._failures = self._failures, []
         resetting = self._resetting
         taken = self._actions.read_all(actions)
         self._send_ahead(taken)
@@ -98,7 +101,8 @@ class LoopVectorEnvironment:
                 self._reset_one(index, shown[index], failures)
                 continue
             try:
-                shown[index], gained, terminated[index], truncated[index], info = env.step(action)
+                shown[index], gained, ended_here, cut_here, info = env.step(action)
+                terminated[index], truncated[index] = bool(ended_here), bool(cut_here)
                 reward[index] = gained = float(gained)
                 raw[index] = float(info["score_reward"]) if "score_reward" in info else gained
             except ANYTHING as error:  # whatever a stranger's environment raises is named and bounded

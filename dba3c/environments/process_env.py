@@ -190,9 +190,12 @@ def _space(described: dict[str, Any]) -> Space[Any]:
 
 def serve(descriptor: int, maker_of: Callable[[EnvironmentConfig], Callable[[], gymnasium.Env[Any, Any]]]) -> None:
     """The environment's end: play what is asked until the worker closes its own."""
-    # A hung environment must not outlive its worker; Ctrl-C reaches the worker, which closes us.
+    # A hung environment must not outlive its worker; what ends all processes (Ctrl-C, a cgroup's SIGTERM) reaches the
+    # worker, too, which goes on to its next step and closes us.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+    os.set_inheritable(descriptor, False)  # a child of the environment's would keep it open when this process is dead
     with Connection(descriptor) as pipe:
         try:
             config = EnvironmentConfig(**json.loads(pipe.recv_bytes()))

@@ -9,7 +9,8 @@ bootstrap of a truncated episode), and the following `step` is the reset: its ac
 What a run has done is three numbers, each counted in one place:
 
 - **emulator frames** that environments ran, as drawn where the frame skip is random and fewer where a game ends within
-  a step; a reset's are none. `Transition.frames`, summed where environments are stepped (`Experience`);
+  a step (ViZDoom does not tell: there a game's last step counts whole); a reset's are none. `Transition.frames`,
+  summed where environments are stepped (`Experience`);
 - **agent steps**: the steps that ran any; of `Experience` too. Both are experience, whatever becomes of it;
 - **data points**: agent steps that entered an accepted update, each once, counted by whoever pushes the gradient.
 

@@ -87,7 +87,8 @@ class ObservationCodec:
             if {observation.shape for observation in observations} != {self._shape}:
                 return False
             rows = batch.reshape(-1, *self._shape[1:])  # what np.stack does in twice the time
-            np.concatenate(observations, out=rows, casting="same_kind")
+            # a float may be rounded; an integer that is too large would become another one, which `write` looks at
+            np.concatenate(observations, out=rows, casting="same_kind" if rows.dtype.kind == "f" else "safe")
         except Exception:  # whatever a stranger's observation raises, `write` raises for that one alone
             return False
         return True
@@ -177,8 +178,12 @@ def _check_array(array: np.ndarray, shape: tuple[int, ...], dtype: Any, where: s
     """Raise ValueError where an array is not what a Box of this shape and dtype says; `where` names it."""
     if array.shape != shape:
         raise ValueError(f"{where} of shape {array.shape} instead of {shape}")
-    if array.dtype != dtype and not np.can_cast(array.dtype, dtype, casting="same_kind"):
+    if array.dtype == dtype:
+        return
+    if not np.can_cast(array.dtype, dtype, casting="same_kind"):
         raise ValueError(f"{where} of dtype {array.dtype} instead of {dtype}")
+    if array.dtype.kind in "iu" and not np.array_equal(array.astype(dtype), array):
+        raise ValueError(f"{where} with numbers that {dtype} cannot hold")
 
 
 def _write(

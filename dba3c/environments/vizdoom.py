@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +45,7 @@ class VizdoomEnv(gymnasium.Env[np.ndarray, np.int64]):
         # the engine writes its settings to one file in the current directory unless told otherwise, every engine's
         self._scratch = tempfile.TemporaryDirectory(prefix="dba3c-vizdoom-")
         self._game.set_doom_config_path(str(Path(self._scratch.name) / "vizdoom.ini"))
+        self._let_die_with_this_process(Path(vizdoom.__file__).with_name("vizdoom"))
         self._game.set_window_visible(False)
         self._game.set_mode(vizdoom.Mode.PLAYER)
         self._game.set_screen_format(vizdoom.ScreenFormat.RGB24)
@@ -54,6 +57,15 @@ class VizdoomEnv(gymnasium.Env[np.ndarray, np.int64]):
         self._holds = [[0] * len(buttons), *np.eye(len(buttons), dtype=int).tolist()]
         self.action_space = Discrete(len(self._holds))
         self._screen = np.zeros(self.observation_space.shape, dtype=np.uint8)
+
+    def _let_die_with_this_process(self, engine: Path) -> None:
+        """It ignores its parent's end, and SIGTERM: of each worker that was killed one would be left. Where there is no
+        setpriv, or nothing may be run from the scratch folder, one is."""
+        script = Path(self._scratch.name) / "engine"
+        script.write_text(f'#!/bin/sh\nexec setpriv --pdeathsig KILL {shlex.quote(str(engine))} "$@"\n')
+        script.chmod(0o700)
+        if shutil.which("setpriv") and os.access(script, os.X_OK):
+            self._game.set_vizdoom_path(str(script))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -98,13 +98,11 @@ class DiagonalGaussian:
     def mode(self) -> Tensor:
         return self.mean
 
-    def max_probability(self) -> Tensor:
-        return torch.exp((-self.log_std - _LOG_SQRT_2_PI).sum(-1))
-
 
 Distribution = Categorical | MultiCategorical | DiagonalGaussian
 """What losses and actors ask: actions by ``sample`` (without graph) or ``mode`` (the likeliest), and [B] each the
-``log_prob`` of actions (a density, when continuous), the ``entropy`` in nats, the ``max_probability`` (the mode's)."""
+``log_prob`` of actions (a density, when continuous), the ``entropy`` in nats, of discrete ones the ``max_probability``
+(the mode's)."""
 
 
 class TanhGaussian:

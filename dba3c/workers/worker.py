@@ -134,7 +134,7 @@ def run_worker(
                     gradient, numbers = gradients.of(part, pulled.data_points)
                 with sections("pushing"):
                     receipt = exchange.push(gradient, pulled.step, data_points)
-                numbers |= relus.take() | {"reward_mean": float(rollout.rewards.mean())}
+                numbers |= relus.take() | {"reward_mean": rollout.reward_mean}
                 recorder.record(receipt, pulled.step, data_points, numbers, sections)
     except RunStopped as stopped:
         return stopped.reason
@@ -179,6 +179,10 @@ def check_own_code(config: TrainConfig) -> None:
             gradient, numbers = gradients.of(part, 0)
     finally:
         environments.close()
+    if gradient.shape != (agent.layout.numel,):
+        raise UserError(
+            f"{name}: its gradient has the shape {tuple(gradient.shape)} instead of ({agent.layout.numel},)"
+        )
     if not torch.isfinite(gradient).all():
         raise UserError(f"{name}: the gradient of the first rollout has numbers that are not finite")
     for metric in numbers:

@@ -99,6 +99,26 @@ def test_a_loss_is_tried_on_such_rollouts_as_its_run_has(tmp_path: Path) -> None
         check_own_code(config)  # 16 environments' rollouts hold a graph, and no observations
 
 
+def test_an_algorithm_whose_gradient_is_of_another_length_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(
+        """class Wrong:
+    several = keeps_observations = False
+
+    def __init__(self, algorithm, agent, total):
+        self.agent = agent
+
+    def parts(self, rollout, generator):
+        yield rollout, rollout.data_points
+
+    def of(self, part, data_points):
+        return self.agent.gradient_of(part.values.sum())[:-1], {}
+"""
+    )
+    config = replace_options(config_of(PAGES[1]), algorithm="wrong:Wrong")
+    with pytest.raises(UserError, match=r"wrong:Wrong: its gradient has the shape \(\d+,\) instead of \(\d+,\)"):
+        check_own_code(config)
+
+
 def test_central_inference_takes_a_network_of_ones_own_but_no_loss() -> None:
     words = ["CartPole-v1", "--mode", "central"]
     assert parse_train([*words, "--network", "my_nets:skip"]).config(2).network.network == "my_nets:skip"

@@ -7,6 +7,7 @@ from gymnasium.spaces import Box
 
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
+from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
 from dba3c.environments.protocol import environment_seed
 from dba3c.environments.spaces import ObservationCodec
 from dba3c.errors import UserError
@@ -43,6 +44,35 @@ def test_float64_observations_are_written_all_at_once(monkeypatch):
     transition = envs.step(np.array([0, 0]))
     assert transition.observation.dtype == np.float32
     assert transition.observation.tolist() == [[1, 1], [1, 1]]
+
+
+def test_ends_may_be_arrays_of_one():
+    class Hand(Counting):
+        def step(self, action):
+            observation, reward, terminated, truncated, info = super().step(action)
+            return observation, reward, np.array([terminated]), np.array([truncated]), info
+
+    envs = loop(Hand(length=2), Counting(length=2))
+    transitions = [envs.step(np.array([0, 0])) for _ in range(4)]
+    for transition in transitions:
+        assert transition.terminated.shape == transition.truncated.shape == transition.valid.shape == (2,)
+        assert transition.terminated[0] == transition.terminated[1]
+    assert any(transition.terminated.all() for transition in transitions)
+
+
+def test_an_environment_that_broke_at_its_first_reset_is_told_with_the_first_step():
+    failing = iter([True, False])
+
+    class Late(Counting):
+        def reset(self, **options):
+            if next(failing, False):
+                raise OSError("no server yet")
+            return super().reset(**options)
+
+    envs = LoopVectorEnvironment(CONFIG, Late, 1, seed=0)
+    envs.reset()
+    first, second = envs.step(np.array([0])), envs.step(np.array([0]))
+    assert len(first.failures) == 1 and "no server yet" in first.failures[0] and not second.failures
 
 
 def test_observations_are_never_written_to_again():

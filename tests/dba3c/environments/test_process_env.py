@@ -1,11 +1,13 @@
 """Environments in processes of their own: the same games, and an end to those that hang or die."""
 
 import os
+import signal
 import struct
 import sys
 import textwrap
 from dataclasses import replace
 from multiprocessing.connection import Pipe
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -78,6 +80,17 @@ GAMES = """
     class Dying(Game):
         def at_two(self):
             os._exit(7)
+
+    class DyingWithAChild(Game):
+        def at_two(self):
+            if child := os.fork():
+                open("child", "w").write(str(child))
+                os._exit(7)
+            os.execvp("sleep", ["sleep", "60"])
+
+    class ToldToTerminate(Game):
+        def at_two(self):
+            os.kill(os.getpid(), 15)
 
     class Raising(Game):
         def at_two(self):
@@ -227,6 +240,24 @@ def test_the_spaces_of_a_large_image_are_few_words():
     described = process_env._described(image)
     assert len(str(described)) < 200
     assert process_env._space(described) == image
+
+
+def test_one_that_dies_is_named_at_once_also_where_it_has_a_child_of_its_own(config):
+    env = ProcessEnv(config("DyingWithAChild", environment_timeout_s=20.0))
+    try:
+        env.reset()
+        env.step(5)
+        with pytest.raises(EnvironmentDied, match="exit code 7"):
+            env.step(5)
+        os.kill(int(Path("child").read_text()), signal.SIGKILL)
+    finally:
+        env.close()
+
+
+def test_what_ends_all_processes_of_a_job_ends_none_in_the_middle_of_a_step(made, config):
+    envs = made(config("ToldToTerminate", environment_restarts=0), 2, seed=0)
+    envs.reset()
+    assert [envs.step(np.array([5, 5])).valid.all() for _ in range(3)] == [True] * 3
 
 
 def test_closing_ends_every_process(made, config):

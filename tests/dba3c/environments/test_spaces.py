@@ -85,6 +85,7 @@ BOX = Box(-9, 9, (5,), np.float32)
         (Tuple((BOX, BOX)), (np.zeros(5), np.zeros(5), np.zeros(5)), "observation of 3 parts instead of 2"),
         (Discrete(3), -1, "observation is -1, which is not in Discrete(3)"),
         (Discrete(3, start=5), 2, "observation is 2, which is not in Discrete(3, start=5)"),
+        (image(8, 8, 3), np.full((8, 8, 3), 300, np.uint16), "observation with numbers that uint8 cannot hold"),
         (Discrete(3), 1.0, "observation of dtype float64 instead of int64"),
         (Discrete(3), np.array([1]), "observation of shape (1,) instead of ()"),
         (MultiDiscrete([2, 3]), np.array([1, 3]), "observation is [1, 3], which is not in MultiDiscrete([2 3])"),

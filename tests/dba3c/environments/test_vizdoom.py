@@ -1,8 +1,12 @@
 """ViZDoom, where it is installed: its screens, its actions, and why a game ended."""
 
 import json
+import shutil
+import subprocess
+import sys
 
 import numpy as np
+import psutil
 import pytest
 
 from dba3c.config import replace_options
@@ -34,6 +38,26 @@ def test_screens_are_rgb_72_by_96_and_change(envs):
     assert envs.action_space.n == 4
     moved = envs.step(np.full(2, RIGHT)).observation
     assert (first != moved).mean() > 0.05
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="setpriv (util-linux) is not here")
+def test_an_engine_dies_with_its_player_however_that_dies():
+    code = (
+        "from dba3c.environments.config import EnvironmentConfig\n"
+        "from dba3c.environments.factory import make_vector_environment\n"
+        "games = make_vector_environment(EnvironmentConfig(env_id='vizdoom/basic'), 1, seed=1)\n"
+        "games.reset()\n"
+        "print('ready', flush=True)\ninput()"
+    )
+    player = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert player.stdin is not None and player.stdout is not None
+    with player.stdin, player.stdout:
+        assert player.stdout.readline() == "ready\n"
+        engines = psutil.Process(player.pid).children(recursive=True)
+        assert any("vizdoom" in engine.name() for engine in engines)
+        player.kill()
+        player.wait(10)
+        assert not psutil.wait_procs(engines, timeout=20)[1]
 
 
 def test_doing_nothing_runs_out_of_time_and_is_truncated_with_a_true_last_screen(envs):

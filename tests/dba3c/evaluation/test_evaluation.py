@@ -105,7 +105,7 @@ def test_fewer_games_do_not_replace_more_of_the_same_parameters(cartpole, capsys
     before = path.read_bytes()
     assert evaluate(CARTPOLE, policy, games=2).save(run) == path and path.read_bytes() == before
     assert "stays as it is: it has 4 games of these parameters, this one 2" in capsys.readouterr().err
-    evaluate(CARTPOLE, replace(policy, sha256="another"), games=2).save(run)
+    replace(evaluate(CARTPOLE, policy, games=2), parameters_sha256="another").save(run)
     assert len(json.loads(path.read_text())["scores"]) == 2
 
 

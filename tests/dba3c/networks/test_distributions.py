@@ -75,7 +75,6 @@ def test_a_diagonal_gaussian_agrees_with_torchs() -> None:
     actions = torch.randn(6, 2, generator=generator(1))
     torch.testing.assert_close(ours.log_prob(actions), theirs.log_prob(actions).sum(-1))
     torch.testing.assert_close(ours.entropy(), theirs.entropy().sum(-1))
-    torch.testing.assert_close(ours.max_probability(), theirs.log_prob(mean).sum(-1).exp())
     samples = DiagonalGaussian(torch.tensor([1.0, np.log(2.0)]).expand(20_000, 2)).sample(generator(2))
     assert samples.mean().item() == pytest.approx(1.0, abs=0.05)
     assert samples.std().item() == pytest.approx(2.0, abs=0.05)

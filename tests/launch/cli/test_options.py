@@ -6,6 +6,7 @@ import re
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from dba3c.config import (
     option_names,
     refuse_another_run,
     replace_options,
+    typed_options,
 )
 from dba3c.errors import UserError
 from launch.cli.main import COMMANDS, main
@@ -195,6 +197,26 @@ def test_a_run_goes_on_with_what_may_change_and_the_rest_is_refused_by_name() ->
     assert set(MAY_CHANGE) <= set(option_names()) and len(COMMON) <= 25
     documented = (Path(__file__).parents[3] / "docs" / "reliability.md").read_text().split("## Going on with other")[1]
     assert {name.replace("_", "-") for name in MAY_CHANGE} == set(re.findall(r"`--([a-z-]+)`", documented))
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"episodic_life": "false"}, "episodic_life must be bool, not 'false'"),
+        ({"envs_per_worker": 4.7}, "envs_per_worker must be int, not 4.7"),
+        ({"rollout_length": True}, "rollout_length must be int, not True"),
+        ({"clip_reward": "no"}, "clip_reward must be bool"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_from_python_too(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        typed_options(options)
+
+
+def test_a_number_that_is_whole_and_a_tracker_alone_are_taken_for_what_they_are() -> None:
+    taken = typed_options({"total_frames": 1e6, "workers": "4", "frame_skip": (2, 4), "track": "tensorboard"})
+    assert taken == {"total_frames": 10**6, "num_workers": 4, "frame_skip": (2, 4), "track": ("tensorboard",)}
+    assert isinstance(taken["total_frames"], int)
 
 
 def test_train_resume_with_the_options_of_another_run_is_refused_by_name_and_other_ranks_are_not() -> None:

@@ -114,9 +114,8 @@ def test_a_sweep_takes_more_values_in_any_place_and_more_seeds(tmp_path):
     into = ["--into", str(tmp_path), "--list"]
     two = grid(["CartPole-v1"], [("learning-rate", "1e-3", "3e-4"), ("entropy-cost", "0.01", "0.001")], 1)
     two.save(tmp_path)
-    grid(["CartPole-v1"], [("learning-rate", "1e-3", "3e-4"), ("entropy-cost", "0.1", "0.01", "0.001")], 2).save(
-        tmp_path
-    )
+    axes = [("learning-rate", "1e-3", "3e-4"), ("entropy-cost", "0.1", "0.01", "0.001")]
+    grid(["CartPole-v1"], axes, 2).save(tmp_path)
     found = load(tmp_path)
     assert found.points[:4] == two.points and len(found.points) == 6 and found.seeds == (0, 1)
     assert [point.x for point in found.points] == [0, 1, 2, 3, 4, 5]

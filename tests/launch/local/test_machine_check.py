@@ -33,6 +33,11 @@ def test_a_device_that_is_not_there_is_refused(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="--device cuda: torch .* use --device cpu"):
         check_buildable(parse_train(["CartPole-v1", "--device", "cuda"]).config(2))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(UserError, match="--device cuda:2: torch .* sees 2 GPUs, from cuda:0 on; use"):
+        check_buildable(parse_train(["CartPole-v1", "--device", "cuda:2"]).config(2))
     assert "device must be cpu or cuda, not 'gpu'" in refused(capsys, "train", "CartPole-v1", "--device", "gpu")
 
 
