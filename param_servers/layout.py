@@ -157,6 +157,10 @@ class ShardPlan:
         """16 hexadecimal digits over layout and cuts; equal in all processes of a run."""
         return hashlib.sha256(f"{self.layout.fingerprint}:{self.cuts}".encode()).hexdigest()[:16]
 
+    def fingerprint_of(self, asynchronous: bool) -> str:
+        """Layout, cuts and mode: who believes in another one would wait for answers that nobody gives."""
+        return f"{self.fingerprint[:15]}~" if asynchronous else self.fingerprint
+
 
 def plan_shards(layout: FlatLayout, num_shards: int, policy: Sharding = "even_bytes") -> ShardPlan:
     """Plan `num_shards` slices. The plan's layout may be in another order than `layout`: use the plan's.

@@ -148,10 +148,9 @@ class Replica:
 
         def write_unless_there(answer: dict[str, Any]) -> None:
             there = answer.get("step", -1)
+            self._safe = max(self._safe, there)
             if there < self.step:
                 self._write(checkpoints)
-            else:
-                self._safe = there
 
         deadline_s = time.monotonic() + self._config.timeouts.disk_s
         self._wait(checkpoints, deadline_s)

@@ -8,7 +8,6 @@ games go on where they stood, the learner begins new unrolls with them.
 from __future__ import annotations
 
 import random
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -23,7 +22,7 @@ from dba3c.environments.protocol import Episode, Experience, Transition, VectorE
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.roles import RunProcess
 from param_servers.errors import BadMessage, PeerLost, Refused
-from param_servers.timeouts import Redial
+from param_servers.timeouts import AwakeClock, Redial
 from param_servers.wire.frames import Event, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, new_life
 from param_servers.wire.hub import Hub
@@ -160,7 +159,8 @@ class Actor:
         self._seed = random.Random(f"{rank}:{incarnation}").getrandbits(32)
         self._redial = Redial(join_timeout_s, self._seed)
         self._dialling = False
-        self._heard_s = time.monotonic()
+        self._now_s = AwakeClock(answer_timeout_s).now_s
+        self._heard_s = self._now_s()
         self._reason = bytearray(_MOST_REASON_BYTES)
         self._sections = Sections()
 
@@ -174,7 +174,7 @@ class Actor:
         """
         try:
             while True:
-                self._keep_in_touch(time.monotonic())
+                self._keep_in_touch(self._now_s())
                 if not self._hub.connected(self._learner) and (reason := self._stop_reason()) is not None:
                     return reason
                 with self._sections("waiting"):
@@ -205,7 +205,7 @@ class Actor:
     def _handle(self, event: Event) -> str | None:
         """Do what one event asks for; the reason when it ends the run."""
         if isinstance(event, Joined):
-            self._dialling, self._heard_s = False, time.monotonic()
+            self._dialling, self._heard_s = False, self._now_s()
             self._redial = Redial(self._reconnect_timeout_s, self._seed)
             for group in self._groups:
                 group.begin_link()
@@ -213,11 +213,11 @@ class Actor:
                 self._say(index)
         elif isinstance(event, Left):
             self._dialling = False
-            self._redial.failed(event.reason, time.monotonic())
+            self._redial.failed(event.reason, self._now_s())
             if event.refused:
                 raise Refused(f"learner {self._hello.shard} turned this actor away: {event.reason}")
         elif isinstance(event, Message):
-            self._heard_s = time.monotonic()
+            self._heard_s = self._now_s()
             if event.header.kind == Kind.STOP:
                 return bytes(event.payload).decode("utf-8", "replace")
             if event.header.sequence == self._groups[event.header.term].sequence:

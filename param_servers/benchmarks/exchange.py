@@ -330,6 +330,8 @@ def measure(case: Case, compute_ms: float = 0.0) -> dict[str, Any]:
         bound_s = ring_s(model_bytes, case.workers, bytes_per_s)
         if case.servers:
             bound_s = dedicated_servers_s(model_bytes, case.workers, case.servers, bytes_per_s)
+        if case.exchange == "async":  # each gradient is a step of its own
+            bound_s /= case.workers
         line["congestion_control"] = measured.congestion_control
         line |= {"bound_ms": 1e3 * bound_s, "over_bound": median_s / bound_s}
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in line.items()}

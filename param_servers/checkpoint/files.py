@@ -120,6 +120,8 @@ def publish(
     folder, final = _unfinished(directory, step, term), directory / f"step-{step}"
     for stray in set(os.listdir(folder)) - {entry["file"] for entry in files}:
         (folder / stray).unlink()
+    if missing := sorted({str(entry["file"]) for entry in files} - set(os.listdir(folder))):
+        raise OSError(f"{folder} has no {', '.join(missing)}: all servers have to write into the same directory")
     manifest = {
         "format": FORMAT,
         "step": step,

@@ -206,6 +206,16 @@ class Checkpointing:
         """Whether one is in the making."""
         return self._writing is not None
 
+    @property
+    def step(self) -> int | None:
+        """Of the one in the making."""
+        return self._writing
+
+    @property
+    def missing(self) -> list[int]:
+        """Shards that have not written theirs of the one in the making; shard 0 publishes it, too."""
+        return sorted({*range(self._num_shards)} - self._written) or [0] if self.busy else []
+
     def due(self, step: int) -> bool:
         """Whether to write one of version `step`."""
         return bool(self._every) and not self.busy and step // self._every > self._tried // self._every

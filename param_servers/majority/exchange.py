@@ -126,6 +126,9 @@ class MajorityExchange:
         return self._shared.pull()
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
+        earlier = self._shared.waiting
+        if earlier is not None:  # it was interrupted, and the chief may be about to count it
+            self._shared.answer(earlier.step)
         refused = self._shared.offer(gradient, step, data_points)
         if refused is not None:
             if refused.reason == "non-finite":

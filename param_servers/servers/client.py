@@ -214,7 +214,7 @@ class ServersExchange:
         self.stopped: tuple[str, bool] | None = None
         """(reason, failed) once the servers said STOP."""
         self._life = new_life()
-        self._plan, self._resolve = plan, resolve
+        self._plan, self._resolve, self._asynchronous = plan, resolve, exchange_config.exchange == "async"
         self._answer_timeout_s, self._return_s = timeouts.answer_s, timeouts.return_s
         self._now_s = clock or AwakeClock(timeouts.answer_s).now_s
         check_secret(secret)
@@ -250,13 +250,29 @@ class ServersExchange:
             raise ConfigError(f"a gradient must be contiguous float32, got {gradient.dtype}")
         check_data_points(data_points)  # servers close the link of whoever says otherwise, each time it is sent again
         self._turn(0.0)
-        push = self.begin_push(gradient, step, data_points)
         heard_s = self._now_s()
-        while push.receipt is None:
-            heard_s = self._wait(heard_s, f"the answer to the gradient of step {step}")
+        while self._earlier_push_is_open:
+            heard_s = self._wait(heard_s, "the answer to a push that was interrupted")
+        push = self.begin_push(gradient, step, data_points)
+        try:
+            while push.receipt is None:
+                heard_s = self._wait(heard_s, f"the answer to the gradient of step {step}")
+        except BaseException:  # Ctrl-C: the servers may count it, and the caller may write into its buffer
+            self._own_push(push)
+            raise
         if not push.receipt.accepted:
             self.give_up_push()
         return push.receipt
+
+    @property
+    def _earlier_push_is_open(self) -> bool:
+        """A further one would take its place on the shards, while shard 0 may be about to commit it."""
+        return self.state.push is not None and self.state.push.receipt is None
+
+    def _own_push(self, push: Push) -> None:
+        push.gradient = push.gradient.clone()
+        for server in self.servers:
+            self._hub.own(server, Kind.GRADIENT)
 
     def close(self) -> None:
         """Leave the run: the servers see the links close."""
@@ -325,7 +341,7 @@ class ServersExchange:
             return
         self._dialling.add(shard)
         self._distant = self._distant or not address[0].startswith(LOOPBACK)
-        fingerprint, seen_term = self._plan.fingerprint, self.state.newest[0]
+        fingerprint, seen_term = self._plan.fingerprint_of(self._asynchronous), self.state.newest[0]
         hello = Hello(Role.WORKER, self.worker, self.incarnation, shard, fingerprint, seen_term, self._life)
         self._hub.dial(address, hello)
 

@@ -55,6 +55,8 @@ class Coordinator:
         self._missing = dict.fromkeys(range(self._num_shards), (now_s, self._patience_s))
         """Servers that are not here: since when, and for how long they are waited for."""
         self._ending: Stop | None = None
+        self._written_since_s, self._told_late = now_s, False
+        """Since when the checkpoint in the making is waited for, and whether that was told."""
 
     @property
     def term(self) -> int:
@@ -156,6 +158,23 @@ class Coordinator:
 
     def tick(self, now_s: float) -> list[Decision]:
         """Look at the clock: nothing is waited for longer than stated."""
+        return [*self._late_checkpoint(now_s), *self._waited(now_s)]
+
+    def _late_checkpoint(self, now_s: float) -> list[Decision]:
+        """Training goes on without, and nobody would know: it is told once."""
+        late = self.checkpointing.missing
+        if (
+            self.state != "running"
+            or not late
+            or self._told_late
+            or now_s - self._written_since_s < self._timeouts.disk_s
+        ):
+            return []
+        self._told_late = True
+        what = f"{_names('server', late)} did not write the checkpoint of step {self.checkpointing.step} within"
+        return [Note("checkpoint_late", f"{what} {self._timeouts.disk_s:g} s; none follows before they have")]
+
+    def _waited(self, now_s: float) -> list[Decision]:
         if self.state == "gathering":
             return self._give_up_servers(now_s)
         if self.state == "stopped" or now_s - self._since_s <= self._patience_s:
@@ -202,6 +221,7 @@ class Coordinator:
     # -- checkpoints and the end ---------------------------------------------------------------------------------
 
     def _checkpoint(self) -> list[Decision]:
+        self._written_since_s, self._told_late = self._since_s, False  # a step has just ended, or the run is stopping
         self.checkpointing.begin(self.step, self.data_points)
         return [Checkpoint(self.step, self.data_points)]
 

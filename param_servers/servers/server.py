@@ -115,6 +115,7 @@ class ParameterServer:
             checkpoint_dir, plan, shard, initial_parameters, timeouts.set_aside_s
         )
         asynchronous = exchange.exchange == "async"
+        self._fingerprint = plan.fingerprint_of(asynchronous)
         tensors = Shard(initial_parameters[plan.slice_of(shard)], optimizer_config)
         worthwhile = is_worthwhile(4 * tensors.numel, exchange.num_workers)
         all_needed = exchange.num_workers if worthwhile and not asynchronous and not exchange.backup_workers else 0
@@ -284,7 +285,7 @@ class ParameterServer:
                 self._redial.failed("no address known", now_s)
                 return
             self._dialling = True
-            hello = Hello(Role.SERVER, self.shard, self._incarnation, 0, self._plan.fingerprint, self.node.term)
+            hello = Hello(Role.SERVER, self.shard, self._incarnation, 0, self._fingerprint, self.node.term)
             self._hub.dial(address, hello)
 
     # -- what shard 0 is told ------------------------------------------------------------------------------------
@@ -308,8 +309,10 @@ class ParameterServer:
 
     def admits(self, hello: Hello) -> str:
         """ "" or one line why this peer may not join."""
-        if hello.fingerprint != self._plan.fingerprint:
-            return f"its layout is {hello.fingerprint}, this run's is {self._plan.fingerprint}"
+        if hello.fingerprint != self._fingerprint:
+            if hello.fingerprint[:15] == self._fingerprint[:15]:
+                return "one of it and this run is asynchronous, the other is not"
+            return f"its layout is {hello.fingerprint}, this run's is {self._fingerprint}"
         if self.chief is not None and hello.term > self.chief.coordinator.term + MOST_TERMS_AHEAD:
             return f"it claims to have seen term {hello.term}, this run is at {self.chief.coordinator.term}"
         if hello.role is Role.SERVER:

@@ -268,6 +268,7 @@ class ShardNode:
         """Tell a worker, or another shard that dials shard 0 now, that the run is over and why."""
         assert self.ended is not None
         header, reason = pack_order(Stop(*self.ended))
+        self._hub.cancel(peer, Kind.PARAMETERS)  # of no more use, and in the way
         self._hub.send(peer, header._replace(sender=self.index), memoryview(reason))
 
 

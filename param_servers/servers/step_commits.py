@@ -286,7 +286,7 @@ class StepCommits:
         rows = {key: Row(*key, push.sequence, MEMBER) for key, push in members.items()}
         for worker, member in self._workers.items():
             key = (worker, member.incarnation)
-            if len(member.given) < GIVEN_AHEAD and (key in members or not self._asynchronous):
+            if key in members if self._asynchronous else len(member.given) < GIVEN_AHEAD:
                 member.given.append(self.step)
                 row = rows.get(key, Row(*key, 0))
                 rows[key] = row._replace(mark=row.mark | RECIPIENT)

@@ -86,6 +86,8 @@ class Hub:
         self._gone_bytes = (0, 0)
         """Sent and received over links that are gone."""
         self._wake_bytes = WAKE_BYTES
+        self._linger_s = LINGER_S
+        """How long a link that is being closed may stand still."""
         self._listener: socket.socket | None = None
         self._deaf_until_s: float | None = None
 
@@ -142,6 +144,12 @@ class Hub:
         if link is not None:
             link.cancel(kind)
 
+    def own(self, peer: Peer, kind: Kind) -> None:
+        """Copy what queued frames of a kind still have to send: their payloads may change from now on."""
+        link = self._links.get(peer)
+        if link is not None:
+            link.own(kind)
+
     def poll(self, timeout_s: float) -> list[Event]:
         """Move bytes for at most `timeout_s` (0: only what can move now) and return what happened."""
         self.flush()
@@ -197,7 +205,7 @@ class Hub:
             self._break(link, reason_of(error))
             return
         if link.closing and link.bytes_sent > sent:
-            self._passing[link] = time.monotonic() + LINGER_S
+            self._passing[link] = time.monotonic() + self._linger_s
         if link.closing and link.idle:
             self._half_close(link)
         self._watch(link, READ | (WRITE if link.wants_to_send else 0))
@@ -322,6 +330,9 @@ class Hub:
 
     def drain(self, timeout_s: float, tell: Callable[[Peer], object] = lambda peer: None) -> None:
         """Close every link politely within `timeout_s`, then `shut`. `tell` says last words to those who still join."""
+        self._linger_s = max(
+            self._linger_s, timeout_s
+        )  # a peer may be busy, with last words behind what it has not read
         for peer in list(self._links):
             self.close(peer)
         deadline_s = time.monotonic() + timeout_s
@@ -345,7 +356,7 @@ class Hub:
     def _linger(self, link: Link) -> None:
         """Send what is queued, then close; cut off when none of it has left for LINGER_S."""
         link.closing = True
-        self._passing[link] = time.monotonic() + LINGER_S
+        self._passing[link] = time.monotonic() + self._linger_s
         self._flush(link)
 
     def _half_close(self, link: Link) -> None:

@@ -116,6 +116,18 @@ def test_a_slow_writer_of_an_older_term_leaves_the_files_of_a_newer_one_alone(tm
     assert load_checkpoint(tmp_path / "step-4").term == 2
 
 
+def test_a_checkpoint_whose_other_shards_wrote_elsewhere_is_not_published(tmp_path: Path) -> None:
+    whole = save(tmp_path, (plan := plan_shards(LAYOUT, 2)), 10)
+    first, second = trained(plan)
+    entries = [
+        write_shard(folder, 20, 1, index, 2, shard.published(), shard.optimizer_state())
+        for index, (shard, folder) in enumerate([(first, tmp_path), (second, tmp_path / "another host's")])
+    ]
+    with pytest.raises(OSError, match=r"has no shard-1-of-2.safetensors: all servers have to write into the same"):
+        publish(tmp_path, 20, data_points=200, term=1, plan=plan, files=entries, keep=5)
+    assert find_newest(tmp_path) == whole
+
+
 @pytest.mark.parametrize("damage", ["", "{", '{"format": 3}', "[]", '{"format": "param_servers checkpoint 1"}'])
 def test_a_damaged_manifest_is_one_clear_line(tmp_path: Path, damage: str) -> None:
     path = save(tmp_path, plan_shards(LAYOUT, 1), 1)

@@ -252,6 +252,29 @@ def test_asynchronous_gradients_count_up_to_the_bound(staleness: int, counts: bo
         assert answer == Give(1, 3, (Row(1, 0, 1, Code.STALE),))
 
 
+def test_every_asynchronous_gradient_is_answered_however_many_are_pushed_on_one_version() -> None:
+    coordinator = running(workers=1, num_gradients=1, exchange="async")
+    for step in range(5):
+        (commit,) = push(coordinator, 0, step + 1, 0)
+        assert isinstance(commit, Commit) and [row.worker for row in commit.rows if row.mark & RECIPIENT] == [0]
+
+
+def test_a_checkpoint_that_somebody_does_not_write_is_told_once_by_name() -> None:
+    coordinator = running(num_shards=2, workers=1, num_gradients=1, checkpoints=True, checkpoint_every_steps=1)
+    push(coordinator, 0, 1, 0, now_s=1.0)
+    coordinator.checkpointing.slice_written(0, 1)
+    told = []
+    for now_s in range(2, 400):
+        for shard in range(2):
+            coordinator.server_heard(shard, float(now_s))
+        push(coordinator, 0, now_s, now_s - 1, now_s=float(now_s))
+        told += [(now_s, note.message) for note in only(coordinator.tick(float(now_s)), Note)]
+    ((late_s, line),) = told
+    disk_s = coordinator._timeouts.disk_s
+    assert line == f"server 1 did not write the checkpoint of step 1 within {disk_s:g} s; none follows before they have"
+    assert late_s == disk_s + 1
+
+
 @pytest.mark.parametrize("how", ["refused", "too slow", "a server died", "a server was already gone"])
 def test_a_last_checkpoint_that_is_not_written_is_no_success_and_its_steps_are_named(how: str) -> None:
     coordinator = running(num_shards=2, workers=1, num_gradients=1, checkpoints=True)

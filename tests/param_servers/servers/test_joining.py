@@ -13,6 +13,7 @@ import torch
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, ConfigError, Refused, RunStopped
+from param_servers.exchange import Receipt
 from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.majority.chief import check_standing
 from param_servers.majority.exchange import MajorityExchange
@@ -224,6 +225,32 @@ def test_a_worker_that_is_started_again_takes_part_without_anybody_numbering_its
             worker.close()
 
 
+def test_a_push_that_is_interrupted_counts_as_it_was_and_the_worker_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Serving(num_workers=2) as run:
+        first, second = run.worker(), run.worker(worker=1)
+        gradient = torch.ones(8)
+        step = first.pull().step
+        with monkeypatch.context() as pressed:
+            pressed.setattr(first, "_wait", _ctrl_c)
+            with pytest.raises(KeyboardInterrupt):
+                first.push(gradient, step, 1)
+        gradient.fill_(1e6)  # the next rollout's, in the same buffer
+        answers: list[Receipt] = []
+        again = threading.Thread(target=lambda: answers.append(first.push(gradient, first.pull().step, 1)))
+        again.start()
+        before = second.pull().parameters.clone()
+        assert second.push(torch.ones(8), step, 1).accepted
+        again.join(20)
+        assert answers == [Receipt(False, 1, "stale")]  # of version 0 as well, which the first one was committed to
+        moved = second.pull().parameters - before
+        assert second.pull().step == 1 and torch.all(moved.abs() < 1)
+        first.close(), second.close()
+
+
+def _ctrl_c(*_: object) -> float:
+    raise KeyboardInterrupt
+
+
 def test_another_process_under_the_same_name_is_told_so_at_once() -> None:
     with Serving() as run:
         first = run.worker(incarnation=7)
@@ -277,6 +304,7 @@ register_roles(OtherRole)
         ({"role": Role.SERVER, "rank": 1}, "there is no server 1 in this run of 1 servers"),
         ({"rank": 1}, "there is no worker 1 in this run of 1 workers"),
         ({"fingerprint": "another"}, "its layout is another"),
+        ({"fingerprint": PLAN.fingerprint_of(True)}, "one of it and this run is asynchronous, the other is not"),
         ({"fingerprint": "\x1b[2Jbad"}, "closed the connection"),
         ({"shard": 1}, "it is server 0, but server 1 was wanted"),
     ],

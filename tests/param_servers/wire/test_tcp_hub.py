@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import threading
 import time
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pytest
 
 from param_servers.timeouts import LINGER_S
 from param_servers.wire import hub
-from param_servers.wire.frames import Frame, Joined, Left, Link, Message
+from param_servers.wire.frames import Event, Frame, Joined, Left, Link, Message
 from param_servers.wire.handshake import Hello, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import HEADER_BYTES, Code, Header, Kind, pack_header
@@ -179,6 +180,25 @@ def test_a_closed_link_whose_peer_reads_nothing_is_cut_off(pair: Pair, monkeypat
     now_s += LINGER_S
     pair.server.poll(0)
     assert not pair.server._passing and link.sock.fileno() < 0
+
+
+def test_whoever_ends_has_all_its_time_for_a_peer_that_is_busy_and_reads_its_last_words_late(pair: Pair) -> None:
+    pair.connect()
+    for _ in range(16):
+        pair.server.send(WORKER, Header(Kind.PARAMETERS), memoryview(bytes(MOST)))
+    pair.server.send(WORKER, Header(Kind.STOP))
+    pair.server._linger_s = 0.05
+    ending = threading.Thread(target=pair.server.drain, args=(30.0,))
+    ending.start()
+    ending.join(0.5)  # ten times as long as a link that is closed alone may stand still
+    assert ending.is_alive()
+    heard: list[Event] = []
+    while not any(isinstance(event, Message) and event.header.kind == Kind.STOP for event in heard):
+        heard += pair.worker.poll(1.0)
+        assert not any(isinstance(event, Left) for event in heard)
+    pair.worker.shut()
+    ending.join(30)
+    assert not ending.is_alive()
 
 
 def test_a_second_link_of_the_same_peer_takes_the_place_of_the_first(pair: Pair) -> None:
