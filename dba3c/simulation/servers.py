@@ -30,7 +30,9 @@ from dba3c.simulation.cluster import WARM_UP_STEPS, Cluster, Outcome, Setup, Wor
 GIVEN_AHEAD = 2
 """Versions that a worker is sent before it must have asked (param_servers.servers.step_commits)."""
 SLICE_CHUNKS, LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES = 16, 16_384, 262_144
-"""How a slice is cut for cut-through (param_servers.servers.shard)."""
+"""In which pieces cut-through passes a slice on. The servers' parts are finer (64, of 4 KB at least), but a process
+wakes up for several: with those, 107 of results/cluster's 119 rows are within 10 % and the mean error is 5.0 %, with
+these 109 and 4.4 %."""
 FLOWS_MEASURED = 8
 """On a server's link: from 3 to 8 the spread of their shares grew with the square root; beyond, it is taken to stay."""
 SERVERS_TOLD_APART = 4
