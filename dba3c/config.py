@@ -288,12 +288,13 @@ def option_names(tree: type = TrainConfig) -> dict[str, str]:
     return names
 
 
-def typed_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def typed_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
     """Options by the names of their fields, with values of their fields' types.
 
     Args:
         options: names may be short ones (`workers`), values what the type can be made of: 1e-3 for a schedule, a class
             for its name.
+        others: names that the caller takes himself, to be named where one is mistyped.
 
     Raises:
         UserError: an option does not exist (the close ones are named), is given twice, or its value is of another type.
@@ -306,7 +307,7 @@ def typed_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for said, value in options.items():
         name = names.get(said, said)
         if name not in leaves:
-            raise _unknown(said, [*leaves, *names])
+            raise _unknown(said, [*leaves, *names, *others])
         if name in typed:
             raise UserError(f"{name} is given by two of its names")
         kind = get_type_hints(leaves[name][1])[name]

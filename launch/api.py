@@ -107,7 +107,7 @@ def train(env_or_preset: Trained = "breakout", *, detach: bool = False, **option
         KeyboardInterrupt: a second Ctrl-C, which did not wait for the checkpoint.
     """
     own: dict[str, Any] = {name: options.pop(name) for name in ("preset", "protocol", "resume") if name in options}
-    cores, given = given_cores(os.environ), typed_options(options)
+    cores, given = given_cores(os.environ), typed_options(options, ("preset", "protocol", "resume", "detach"))
     command = f"dba3c.train({', '.join([repr(env_or_preset), *(f'{k}={v!r}' for k, v in {**own, **given}.items())])})"
     if isinstance(env_or_preset, TrainConfig):
         if own.keys() - {"resume"}:
@@ -130,7 +130,7 @@ def resume(run: str | os.PathLike[str], *, detach: bool = False, **options: Any)
         options: of what may change (`dba3c.config.MAY_CHANGE`); any other is a UserError.
     """
     folder = RunFolder.open(run)
-    given = typed_options(options)
+    given = typed_options(options, ("detach",))
     config = changed_on_resume(TrainConfig.from_json(folder.config_text()), given)
     command = ", ".join([repr(str(folder.path)), *(f"{name}={value!r}" for name, value in given.items())])
     return _train(config, folder.path, True, f"dba3c.resume({command})", detach)

@@ -54,7 +54,7 @@ def refusal_of_unread(options: Iterable[Field[Any]], values: Mapping[str, object
     return ""
 
 
-FORMS = "7e-4, constant:7e-4, linear:7e-4->0@20e6 or piecewise:1e-3@0,5e-4@1e6"
+FORMS = "7e-4, constant:7e-4, 'linear:7e-4->0@20e6' (quoted in a shell) or piecewise:1e-3@0,5e-4@1e6"
 Point = tuple[float, float]  # (data points, value)
 
 

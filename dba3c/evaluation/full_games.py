@@ -57,6 +57,8 @@ def protocol_for(config: TrainConfig, actions: Actions | None = None) -> Evaluat
     The 2017 limit is set in frames, as consoles count them: 40,000 steps of its mean frame skip of 3 (the frame skip
     is drawn at random, so a game is cut within 1 % of 40,000 steps).
     """
+    if actions not in (None, "sampled", "greedy"):
+        raise UserError(f"actions are sampled or greedy, not {actions!r}")
     environment = config.environment
     name = protocol_name(environment)
     is_2017 = name.split(" ")[0] == "2017"

@@ -42,7 +42,7 @@ def made_by(facts: Mapping[str, Any]) -> str:
 
 def renew(page: Path, made: str, *tables: str) -> None:
     """Puts new tables in the place of those with the same columns, and `made` where it was said of them: in the first
-    such line after the last of them, or else the last before it. Other lines tell of other tables.
+    such line after the last of them, or else the last before it ("": it stays). Other lines tell of other tables.
 
     Raises:
         UserError: the page has no such table.
@@ -56,7 +56,7 @@ def renew(page: Path, made: str, *tables: str) -> None:
         text = text[: old.start()] + table + "\n" + text[old.end() :]
         end = old.start() + len(table)
     lines = list(_MADE.finditer(text))
-    if lines:
+    if lines and made:
         line = next((line for line in lines if line.start() >= end), lines[-1])
         text = text[: line.start()] + made + text[line.end() :]
     page.write_text(text, encoding="utf-8")

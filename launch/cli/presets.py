@@ -253,7 +253,7 @@ def ppo(env_id: str, cores: int) -> TrainConfig:
 def in_one_worker(config: TrainConfig) -> TrainConfig:
     """A preset for one core, with all cores of a machine: as many lanes, which add up their gradients in memory.
 
-    On two cores 1.04 to 1.45 times as fast as two workers with two servers (results/lanes). The preset that stands
+    On two cores 1.03 to 1.31 times as fast as two workers with two servers (results/lanes). The preset that stands
     for a published number of workers keeps them.
     """
     if config.exchange.num_workers > 1:

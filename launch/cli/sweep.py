@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from dba3c.config import TrainConfig
+from dba3c.config import TrainConfig, option_names
 from dba3c.errors import UserError
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import read_results
@@ -104,7 +105,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str], list[tuple[str, .
     common: list[str] = []
     axes: list[tuple[str, ...]] = []
     mine = {each.name.replace("_", "-") for each in fields(SweepArguments)} | {"help"}
-    lists = options_with_lists()
+    lists, known = options_with_lists(), {name.replace("_", "-") for name in option_names()}
     for flag, values in grouped(words):
         name = flag.partition("=")[0].removeprefix("--").replace("_", "-")
         if name in REFUSED:
@@ -115,6 +116,8 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str], list[tuple[str, .
                     f"{values[1]} belongs to no option; ENV comes first: dba3c sweep ENV {flag} {values[0]}"
                 )
             own += [flag, *values]
+        elif flag and name not in known and (close := difflib.get_close_matches(name, mine, cutoff=0.75)):
+            raise UserError(f"unknown option {flag}; did you mean --{close[0]}?")
         elif flag and name not in lists and (len(values) > 1 or any(RANGE.fullmatch(value) for value in values)):
             if any(name == axis[0] for axis in axes) or len(set(values)) < len(values):
                 raise UserError(f"--{name} is given twice, or a value of it")

@@ -7,6 +7,7 @@ dilated (`processors.jsonl`); what a cluster of so many nodes makes of that is t
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -112,6 +113,7 @@ def ways(nodes: int, gbit: float, costs: Processors) -> Iterator[Way]:
 
 def main() -> None:
     """See the module."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     costs, table = Processors.measured(), []
     told = (
         ["a step of a server", f"{1e3 * costs.server_s:.1f} ms"],

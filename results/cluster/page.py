@@ -449,7 +449,7 @@ ring of 64 ranks (126 rounds a step). Timers of the kernel's TCP are not dilated
 - Other work ran on this machine now and then. A row's processes have real-time priority (`SCHED_RR`), so it waits for \
 them; `rows.jsonl` has what the whole machine did (`busy_share`).
 - Why dedicated servers with 64 workers take longer than the simulator says is not shown.
-- Rows are one run of 6 to 100 steps each."""
+- Rows are one run of 4 to 100 steps each."""
 
 
 def main() -> None:

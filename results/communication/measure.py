@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import sys
@@ -36,6 +37,7 @@ def cases() -> list[Case]:
 
 def main() -> None:
     """Measure, write exchange.csv and meta.json, draw."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     torch.set_num_threads(1)
     rows = []
     for case in cases():

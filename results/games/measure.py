@@ -8,6 +8,7 @@ Writes scores.csv, the table of README.md, and the figure. A run whose checkpoin
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import subprocess
@@ -168,6 +169,7 @@ def aggregate(rows: list[dict[str, str]]) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     found = [run for of in ("", STICKY) for runs in trained(of=of).values() for run in runs]
     before = {tuple(row[column] for column in COLUMNS[:5]): row["score_evaluated_30"] for row in read_rows()}
     rows = [row_of(run, before) for run in found]

@@ -104,7 +104,6 @@ def slurm_lab(nodes: int) -> Iterator[Lab]:
 
 def measure_startup(lab: Lab, nodes: int) -> dict[str, Any]:
     """Seconds since the submission to each milestone, and memory of the processes by kind, in MB."""
-    workers = nodes - SERVERS
     run_dir = lab.folder / "startup"
     args = (
         f"--servers {SERVERS} --lanes 1 --envs-per-worker 2 --total-frames 1000000000 --stop-score 1000000 "
@@ -118,7 +117,7 @@ def measure_startup(lab: Lab, nodes: int) -> dict[str, Any]:
     job = said.split()[-1]
     _wait_until(lambda: _commits(run_dir) > 0, "the first step")
     first_step_s = time.time()
-    _wait_until(lambda: _commits(run_dir) >= STEPS_BEFORE_MEMORY and len(_joined_s(run_dir)) == workers, "all workers")
+    _wait_until(lambda: _commits(run_dir) >= STEPS_BEFORE_MEMORY and len(_joined_s(run_dir)) == nodes, "all workers")
     memory = memory_by_kind(lab, job)
     lab.run("scancel", job)
     _wait_until(lambda: not lab.run("squeue", "--noheader", f"--jobs={job}"), "the job's end")

@@ -223,7 +223,7 @@ def speed(options: argparse.Namespace) -> None:
                 file.write(json.dumps(row) + "\n")
 
 
-def page() -> None:
+def page(made: str) -> None:
     """The table: medians of the rounds, and against the fastest other system."""
     rounds: dict[str, list[dict[str, float]]] = defaultdict(list)
     for line in ROWS.read_text().splitlines():
@@ -238,8 +238,7 @@ def page() -> None:
         spread = f"{min(rates):,.0f} to {max(rates):,.0f}"
         table.append([name, str(len(rates)), f"{value:,.0f}", spread, f"{value / best:.2f}", f"{memory:,.0f}"])
     head = ["system", "rounds", "agent steps/s", "from … to", "× the fastest other", "private memory, MB"]
-    command = "python results/peers/measure.py speed --cleanrl DIR"
-    renew(HERE / "README.md", made_by(facts(command)), markdown(head, table))
+    renew(HERE / "README.md", made, markdown(head, table))
 
 
 def main() -> None:
@@ -252,9 +251,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a pattern of names")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no further run after so many")
     options = parser.parse_args()
-    if options.what == "speed":
+    made = made_by(facts("python results/peers/measure.py speed --cleanrl DIR")) if options.what == "speed" else ""
+    if made:
         speed(options)
-    page()
+    page(made)
 
 
 if __name__ == "__main__":

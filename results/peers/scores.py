@@ -147,7 +147,7 @@ def played() -> dict[str, list[dict[str, Any]]]:
     return {game: its for game, its in found.items() if its}
 
 
-def page() -> None:
+def page(made: str) -> None:
     """The table of where each was when its processor time was used, and the figure."""
     table = []
     for game, rows_ in played().items():
@@ -165,7 +165,7 @@ def page() -> None:
         for name, score, steps, games, computed_by in sorted(lines, key=lambda line: -line[1]):
             table.append([game, name, f"{score:,.1f}", f"{steps / 1e6:.2f}", f"{games:,.0f}", computed_by])
     head = ["game", "system", f"score at {CORE_HOURS:g} core-hours", "million agent steps", "full games", "computed by"]
-    renew(HERE / "README.md", made_by(facts("python results/peers/scores.py run --cleanrl DIR")), markdown(head, table))
+    renew(HERE / "README.md", made, markdown(head, table))
     draw(HERE)
 
 
@@ -201,9 +201,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a pattern of names")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    if options.what == "run":
+    made = made_by(facts("python results/peers/scores.py run --cleanrl DIR")) if options.what == "run" else ""
+    if made:
         run(options)
-    page()
+    page(made)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ their own preset ``r2d2``, made smaller by the same options. Writes a folder of 
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -35,7 +36,9 @@ def train(source: Path, task: str, seed: int, run: Path) -> None:
 
 
 def main() -> None:
-    sources = {"mean": Path(sys.argv[1]).resolve(), "sum": HERE.parents[1]}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source", type=Path, help="a checkout of the code before")
+    sources = {"mean": parser.parse_args().source.resolve(), "sum": HERE.parents[1]}
     for seed in SEEDS:
         for task in TASKS:
             for name, source in sources.items():

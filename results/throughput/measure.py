@@ -202,7 +202,7 @@ def one_round() -> dict[str, Any]:
     return row
 
 
-def write_page(made: dict[str, Any]) -> None:
+def write_page(made: str) -> None:
     """Medians of the rounds of this processor, and of ratios within rounds."""
     rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
     rows = [row for row in rows if row["processor"] == rows[-1]["processor"]]
@@ -237,7 +237,7 @@ def write_page(made: dict[str, Any]) -> None:
     ]
     spent = markdown(["a lane's time", *SECTIONS], sections)
     tables = (table, markdown(["a core of this machine", ""], machine), spent)
-    renew(HERE / "README.md", made_by(made), *tables)
+    renew(HERE / "README.md", made, *tables)
 
 
 def spread(values: Sequence[float]) -> str:
@@ -257,7 +257,7 @@ def main() -> None:
         line = {**one_round(), "processor": made["host"]["processor"], "date": made["date"]}
         with ROWS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-    write_page(made)
+    write_page("" if options.what else made_by(made))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Ends at the stop score, or after 8 minutes. Writes ``small_lstm/`` with the proc
 and redraws the figure.
 """
 
+import argparse
 import json
 import resource
 import subprocess
@@ -15,7 +16,9 @@ from dba3c.studies.curve import downsample
 HERE = Path(__file__).resolve().parent
 
 if __name__ == "__main__":
-    run = sys.argv[1]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", help="the run's folder")
+    run = parser.parse_args().run
     words = ["train", "vizdoom/basic", "--workers", "2", "--servers", "1", "--max-hours", "0.13", "--run-dir", run]
     ended = subprocess.run([sys.executable, "-m", "launch", *words], check=False).returncode
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -116,7 +117,8 @@ def test_compose_s_ranks_add_up() -> None:
     ranks = [services[name] for name in sorted(services) if name.startswith("rank-")]
     assert [rank["environment"]["RANK"] for rank in ranks] == ["0", "1", "2"]
     for rank in ranks:
-        words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in rank["command"]]
+        script = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", rank["entrypoint"][2])
+        words = shlex.split(script.removeprefix("exec dba3c "))
         assert arithmetic(words, rank["environment"]) == "3 = 1 server + 2 workers (2 gradients + 0 backup)"
     assert (CONTAINERS / services["train"]["build"]["context"] / services["train"]["build"]["dockerfile"]).exists()
     assert services["train"]["stop_grace_period"] == "90s"

@@ -115,6 +115,8 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line(cartpole):
         evaluate(replace_options(CARTPOLE, env_id="Acrobot-v1"), policy, games=1)
     with pytest.raises(UserError, match="at least 1"):
         evaluate(CARTPOLE, policy, games=0)
+    with pytest.raises(UserError, match="actions are sampled or greedy, not 'random'"):
+        evaluate(CARTPOLE, policy, games=1, actions="random")
     with pytest.raises(UserError, match="seed_index must not be negative, got -1"):
         evaluate(CARTPOLE, policy, games=1, seed_index=-1)
     with pytest.raises(UserError, match="its run kept no observation statistics"):

@@ -206,11 +206,12 @@ def test_a_run_goes_on_with_what_may_change_and_the_rest_is_refused_by_name() ->
         ({"envs_per_worker": 4.7}, "envs_per_worker must be int, not 4.7"),
         ({"rollout_length": True}, "rollout_length must be int, not True"),
         ({"clip_reward": "no"}, "clip_reward must be bool"),
+        ({"protocl": "v5"}, "unknown option 'protocl'; did you mean protocol"),
     ],
 )
 def test_a_value_of_another_type_is_refused_from_python_too(options: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
-        typed_options(options)
+        typed_options(options, ("preset", "protocol"))
 
 
 def test_a_number_that_is_whole_and_a_tracker_alone_are_taken_for_what_they_are() -> None:
