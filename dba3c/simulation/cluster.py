@@ -62,7 +62,7 @@ class Cluster:
     there earlier."""
 
     def __post_init__(self) -> None:
-        for name in ("bytes_per_s", "aggregate_bytes_per_s", "apply_bytes_per_s"):
+        for name in ("bytes_per_s", "aggregate_bytes_per_s", "apply_bytes_per_s", "wire_efficiency"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} must be greater than 0, got {getattr(self, name)}")
         _require_shares(self, "wire_efficiency", "overlap_lost")
@@ -171,7 +171,8 @@ class Setup:
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.servers < 1 or self.backup < 0:
-            raise UserError(f"needs at least 1 worker, 1 server, 0 backup workers, got {self!r}")
+            given = f"{self.workers}, {self.servers} and {self.backup}"
+            raise UserError(f"workers and servers must be at least 1, backup workers at least 0, got {given}")
         if self.backup >= self.workers:
             raise UserError(f"{self.backup} backup of {self.workers} workers leave no gradient for an update")
         if self.backup and self.exchange in ("async", "allreduce"):
