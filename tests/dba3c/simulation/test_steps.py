@@ -209,7 +209,7 @@ def test_four_thousand_workers_are_simulated(tiny_chunks):
         ({"workers": 2, "backup": 2}, "2 backup of 2 workers leave no gradient"),
         ({"workers": 2, "servers": 3, "colocated": True}, "3 servers cannot be colocated with 2 workers"),
         ({"workers": 4, "backup": 1, "exchange": "allreduce"}, "allreduce has no backup workers"),
-        ({"workers": 0}, "at least 1 worker"),
+        ({"workers": 0}, "workers and servers must be at least 1"),
     ],
 )
 def test_impossible_setups_are_refused(setup, message):
