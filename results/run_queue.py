@@ -164,6 +164,13 @@ def damped(epsilon: str, learning_rate: float, seed: int = 0, core_hours: float 
     return replace(before, name=f"nstep-epsilon-{epsilon}", words=(*before.words, *words))
 
 
+def forgetful(decay: str, seed: int, core_hours: float = 1.0) -> Entry:
+    """The same, bounded otherwise: a step of RMSprop is at most 1 / √(1 − decay) times the learning rate, 10 with the
+    preset's 0.99, 3.2 with 0.9, and of ordinary gradients as large as before."""
+    before = breakout(seed, core_hours)
+    return replace(before, name=f"nstep-decay-{decay}", words=(*before.words, "--decay", decay))
+
+
 def algorithm(name: str, words: str, seeds: Iterable[int], core_hours: float) -> tuple[Entry, ...]:
     """A preset as it is, on an environment that it is for: a run for each seed, all equally long where a stop score is
     out of reach, so that their curves have a common end."""
@@ -190,6 +197,7 @@ QUEUE: tuple[Entry, ...] = (
     *algorithm("ppo-LunarLander", LONG_PPO, range(3), core_hours=0.3),
     batch_ppo(2880, 1e-3, core_hours=6.0),
     breakout(1, core_hours=2.0),
+    *(forgetful("0.9", seed) for seed in (0, 3)),
     game("ALE/Pong-v5", core_hours=2.5),
     recipe("vtrace", "Pong"),
     game("ALE/Boxing-v5"),
