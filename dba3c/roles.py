@@ -6,11 +6,14 @@ They find each other through small files in the run folder, rewritten at each st
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from errno import EDQUOT, ENOSPC
 from importlib import import_module
 
 from dba3c.config import TrainConfig
+from dba3c.errors import UserError, warn_on_stderr
 from dba3c.runs import host_facts
 from dba3c.runs.folder import RunFolder
 from param_servers.errors import ConfigError, RunBroken, RunStopped
@@ -26,6 +29,10 @@ ROLES = {
     "recorder": "dba3c.recording.recorder:recorder",  # film a game of every k-th checkpoint
 }
 """Where each role's whole life is, by module: a process loads its own only."""
+
+
+PUBLISH_TIMEOUT_S, PUBLISH_AGAIN_S = 60.0, 2.0
+"""For a full disk to take an address: a process that came back would else have used up its restarts within seconds."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,17 @@ class RunProcess:
             address: dict[str, str | int] = {"host": host, "port": port, "incarnation": self.incarnation}
             if host.startswith(LOOPBACK):
                 address |= {"only_on": socket.gethostname(), "only_in": host_facts.namespace("net")}
-            self.folder.publish(f"{kind}-{self.rank}", address)
+            deadline_s = time.monotonic() + PUBLISH_TIMEOUT_S
+            while True:
+                try:
+                    self.folder.publish(f"{kind}-{self.rank}", address)
+                    return
+                except UserError as error:
+                    full = isinstance(error.__cause__, OSError) and error.__cause__.errno in (ENOSPC, EDQUOT)
+                    if not full or time.monotonic() > deadline_s:
+                        raise
+                    warn_on_stderr(f"{error}; trying again")
+                    time.sleep(PUBLISH_AGAIN_S)
 
         return publish
 
@@ -87,7 +104,10 @@ class RunProcess:
         address_of = self.address_of(kind)
 
         def resolve(rank: int) -> tuple[str, int] | None:
-            reason = self.folder.stop_reason()
+            try:
+                reason = self.folder.stop_reason()
+            except OSError:  # a shared file system that is away for a while; who asks has a patience of his own
+                return None
             if reason is not None:
                 raise RunStopped(reason)
             ended = self.folder.life().get("ended")

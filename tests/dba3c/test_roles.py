@@ -1,10 +1,14 @@
 """How processes find each other, and learn that there is nobody to be found any more."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
+from dba3c import roles
 from dba3c.config import TrainConfig
+from dba3c.errors import UserError
 from dba3c.roles import RunProcess
 from dba3c.runs import host_facts
 from dba3c.runs.folder import RunFolder
@@ -52,3 +56,34 @@ def test_a_loopback_address_of_another_host_is_refused_not_dialled(
     assert process_of(folder).address_of("server")(1) == ("10.0.0.1", 7000)
     with pytest.raises(ConfigError, match=r"server 0 listens on 127.0.0.1, which is loopback on .* \(--interface\)"):
         process_of(folder).address_until_the_end("server")(0)
+
+
+def test_an_address_is_published_as_soon_as_a_full_disk_takes_it_and_another_refusal_is_told_at_once(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, refusals = RunFolder.publish, iter([errno.ENOSPC, errno.EDQUOT])
+
+    def on_a_full_disk(self: RunFolder, name: str, address: dict[str, object]) -> None:
+        if (refused := next(refusals, None)) is not None:
+            raise UserError(f"cannot write {name}.json") from OSError(refused, os.strerror(refused))
+        publish(self, name, address)
+
+    monkeypatch.setattr(roles, "PUBLISH_AGAIN_S", 0.0)
+    monkeypatch.setattr(RunFolder, "publish", on_a_full_disk)
+    process_of(folder).publisher("server")("127.0.0.1", 4000)
+    assert (folder.published("server-0") or {})["port"] == 4000
+    refusals = iter([errno.EACCES])
+    with pytest.raises(UserError, match="cannot write"):
+        process_of(folder).publisher("server")("127.0.0.1", 5000)
+
+
+def test_a_folder_that_cannot_be_read_now_is_no_address_yet(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(self: RunFolder) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    process_of(folder).publisher("server")("127.0.0.1", 4000)
+    resolve = process_of(folder).address_until_the_end("server")
+    with monkeypatch.context() as nfs:
+        nfs.setattr(RunFolder, "stop_reason", away)
+        assert resolve(0) is None
+    assert resolve(0) == ("127.0.0.1", 4000)
