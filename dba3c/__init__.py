@@ -5,6 +5,8 @@ What Python users need (docs/python.md): `train` and `resume` a run, `stop` it, 
 """
 
 import importlib
+import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -55,6 +57,12 @@ def __getattr__(name: str) -> Any:
     """Each name is loaded when it is first asked for: whoever only reads settings does not wait for torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _HOMES[name].startswith("launch.") and "launch" not in sys.modules:
+        launch = importlib.util.find_spec("launch")
+        if launch is None or not launch.submodule_search_locations:  # a launch.py beside the script: not to be run
+            raise ImportError(
+                f"dba3c.{name} needs the package launch, which {launch and launch.origin} hides: rename it"
+            )
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -227,8 +227,9 @@ class TrainConfig:
 
 
 def has_own_code(config: TrainConfig) -> bool:
-    """Whether the network or the loss is the user's own."""
-    return ":" in config.network.network + config.algorithm.algorithm
+    """Whether the environment, the network or the loss is the user's own."""
+    own = ":" in config.network.network + config.algorithm.algorithm
+    return own or config.environment.family == "custom"
 
 
 RETIRED_OPTIONS = (
@@ -355,13 +356,22 @@ WHAT_A_RUN_IS = ("environment", "network", "algorithm", "optimizer", "replay")
 """Groups of options that make another run of it."""
 
 
+def _meant(value: Any, config: TrainConfig, name: str) -> Any:
+    """What an option says, however it is written: 1e-2 is 0.01, and None what the environment's family has."""
+    if name in ("entropy_cost", "policy_clip", "learning_rate"):
+        return parse_schedule(value)
+    of_family = {"frame_skip": config.environment.frame_skip_range, "clip_reward": config.environment.clips_reward}
+    return of_family.get(name, value)
+
+
 def refuse_another_run(config: TrainConfig, of_run: TrainConfig) -> None:
     """Raise UserError, naming the options, where `train --resume` was told another run than the one that is there."""
     other = [
         f"--{name.replace('_', '-')} {old} (not {new})"
         for group in WHAT_A_RUN_IS
         for name, old in vars(getattr(of_run, group)).items()
-        if name not in (*MAY_CHANGE, *FOLLOWS_THE_MACHINE) and old != (new := getattr(getattr(config, group), name))
+        if name not in (*MAY_CHANGE, *FOLLOWS_THE_MACHINE)
+        and _meant(old, of_run, name) != _meant(new := getattr(getattr(config, group), name), config, name)
     ]
     if config.run.seed != of_run.run.seed:
         other.append(f"--seed {of_run.run.seed} (not {config.run.seed})")

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from dba3c.errors import UserError
@@ -58,11 +58,22 @@ def name_of(thing: Any) -> str:
     """The "package.module:attribute" by which any process finds a function or class.
 
     Raises:
-        UserError: it is in no module that can be imported, or not by its own name.
+        UserError: it is in no module that can be imported, or not by its own name: an instance would be made anew.
     """
     module, name = getattr(thing, "__module__", "__main__"), getattr(thing, "__qualname__", type(thing).__name__)
     if module == "__main__" or "<" in name:
         raise UserError(f"{name} cannot be imported by the run's processes: define it in a module, under a name")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not thing and found != thing:
+        what = (
+            f"{module}:{name}" if isinstance(thing, (type, FunctionType, MethodType)) else f"a {type(thing).__name__}"
+        )
+        raise UserError(
+            f"{what} is not what the run's processes would import by that name: give a function or class of a module, "
+            "no instance and no partial"
+        )
     return f"{module}:{name}"
 
 

@@ -48,6 +48,10 @@ class _Speaker:
     """Writes to file descriptors, in the order of the calls, from a thread that can be left behind."""
 
     def __init__(self) -> None:
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)  # a fork (a lane) has no thread of its parent's
+
+    def _begin(self) -> None:
         self._thread = LeavableThread("speaker")
         self._unsaid: deque[Future[None]] = deque()
         self._lock = threading.Lock()

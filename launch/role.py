@@ -122,7 +122,9 @@ def play_where_it_can_listen(role: str, process: RunProcess, job: str) -> str:
 
 def play(role: str, process: RunProcess) -> str:
     """Run the role on its compute threads."""
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or threads_without_launcher(role, process.config)))
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # for nested regions a site may say several: "4,1"
+    number = int(said) if said.isdigit() else 0
+    torch.set_num_threads(number or threads_without_launcher(role, process.config))
     return roles.play(role, process)
 
 

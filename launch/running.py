@@ -42,7 +42,7 @@ from dba3c.runs.ending import (
 )
 from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder, checkpoint_steps
-from launch.cluster.launchers import REPLACEMENT, STARTS_RANKS_AGAIN, LaunchPlace
+from launch.cluster.launchers import REPLACEMENT, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.cluster.topology import Assignment, Topology
 from launch.local.child import Child, describe_exit
@@ -105,9 +105,7 @@ def train(
     Raises:
         UserError: the run folder is in use, or holds another run.
     """
-    RunFolder.refuse_launch(run_dir, resume)
-    if resume:
-        refuse_another_run(config, TrainConfig.from_json(RunFolder(run_dir).config_text()))
+    _refuse(config, run_dir, resume)
     env_id = config.environment.env_id
     print(f"{env_id} in {run_dir}: looking whether it can be trained here, which takes seconds", flush=True)
     check_machine(config, sum(topology_of(config).values()))
@@ -116,7 +114,8 @@ def train(
         launch_id = launch_id or secrets.token_hex(4)
         shape = {**topology_of(config), **({"run_name": run_name} if run_name else {})}
         life = {"launcher": "local", "topology": shape, "launch_id": launch_id, "command": command}
-        with RunFolder.launch(run_dir, config.to_json(), resume, **life) as folder:
+        cores = given_cores(os.environ if environ is None else environ)
+        with RunFolder.launch(run_dir, config.to_json(), resume, cores=cores, **life) as folder:
             print("\n".join([f"run folder: {folder.path}", *told]), flush=True)
             metrics = MetricsWriter(folder, "launcher", 0)
             first = first_incarnation(folder.path, rank=0)
@@ -136,6 +135,13 @@ def train(
                 reason += f", {before_the_first_update(config)}"
             print(f"run {'ended' if code == 0 else 'failed'}: {reason}; folder: {folder.path}", flush=True)
             return code
+
+
+def _refuse(config: TrainConfig, run_dir: Path, resume: bool) -> None:
+    """Raise UserError where this cannot be launched there, for what is there."""
+    RunFolder.refuse_launch(run_dir, resume)
+    if resume:
+        refuse_another_run(config, TrainConfig.from_json(RunFolder(run_dir.expanduser()).config_text()))
 
 
 def refuse_unbuildable(fork_server: ForkServer, config: TrainConfig, run_dir: Path, resume: bool) -> None:
@@ -174,18 +180,18 @@ def run_rank(
         UserError: the run folder is in use, or it or the chief's address did not appear within `join_timeout_s`;
             nothing was started then.
     """
-    check_open_files(place.world_size)
     mine = topology.place(place.tasks_per_node)[place.rank]
     cores = given_cores(os.environ, place.local_world_size)
     if place.launcher == "srun":
         bind_to_own_cores(os.environ, place.local_rank, place.local_world_size)
     with telling_refusals(run_dir, place.launch_id) if place.is_chief else nullcontext():
+        check_open_files(place.world_size)
         listen_host = _listen_host(config, place, mine[0], run_dir)
         if place.is_chief:
             check_clients(config.run.track)
-            if goes_on := resume or returns(run_dir, place):
-                RunFolder.refuse_launch(run_dir, resume=True)
-                refuse_another_run(config, TrainConfig.from_json(RunFolder(run_dir).config_text()))
+            goes_on = resume or returns(run_dir, place)
+            if goes_on:
+                _refuse(config, run_dir, resume=True)
             if has_own_code(config):  # a mistake in it would be a traceback of every rank
                 with ForkServer() as fork_server:
                     refuse_unbuildable(fork_server, config, run_dir, goes_on)
@@ -244,7 +250,8 @@ def run_rank(
 
 def _folder_of_the_chief(config: TrainConfig, place: LaunchPlace, run_dir: Path) -> RunFolder:
     """The folder that this launch's chief makes. Raises UserError: it refused, cannot make it, or did not in time."""
-    unique = place.launch_id and place.launcher not in STARTS_RANKS_AGAIN
+    # an indexed Job's id is a uid; torchrun's, and those that are set by hand, may come again
+    unique = place.launch_id and place.launcher not in ("torchrun", "the environment")
     since_s = 0.0 if unique else time.time() - REFUSAL_HOLDS_S
 
     def look() -> None:
@@ -290,11 +297,12 @@ def _told_of_the_end(supervisor: Supervisor, folder: RunFolder, place: LaunchPla
     def look() -> None:
         looks_lost = 0
         while not left.wait(END_LOOK_S):
-            looks_lost = looks_lost + 1 if by_slurm and controller.first_node_is_lost(folder.path) else 0
+            with suppress(OSError):  # a shared file system that is away for a while tells nothing
+                looks_lost = looks_lost + 1 if by_slurm and controller.first_node_is_lost(folder.path) else 0
             if looks_lost >= FIRST_NODE_LOST_LOOKS:
                 supervisor.run_has_ended(well=False)
                 return
-            with suppress(UserError):  # meta.json, seen while it was replaced on a slow file system
+            with suppress(UserError, OSError):  # meta.json, seen while it was replaced on a slow file system
                 life = folder.life()
                 is_ours = life.get("launch_id") == place.launch_id
                 if "ended" in life or not is_ours:  # a further life has no place for what is left of this one

@@ -30,6 +30,7 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, RunBroken, RunStopped
 from param_servers.exchange import GradientExchange, OnEvent, ShouldStop, unread
 from param_servers.layout import FlatLayout, ShardPlan, plan_shards
+from param_servers.optim import ClippedExchange
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
 from param_servers.timeouts import Timeouts
@@ -84,21 +85,26 @@ def connect(
     address: Address | Sequence[Address],
     *,
     worker: int = 0,
+    optimizer_config: OptimizerConfig | None = None,
     exchange_config: ExchangeConfig | None = None,
     secret: bytes | None = None,
-) -> ServersExchange:
+) -> GradientExchange:
     """A worker's exchange with the servers at these addresses; all but `worker`, its rank, as in `serve`.
 
     Gradients and parameters are [P] in the order of `module.parameters()`.
+
+    Args:
+        optimizer_config: with it each gradient is clipped, in place, as it says; without it none is.
     """
     addresses, config, plan = _run_of(module, address, exchange_config)
-    return ServersExchange(
+    exchange = ServersExchange(
         worker=worker,
         plan=plan,
         exchange_config=config,
         resolve=lambda server: addresses[server],
         secret=shared_secret() if secret is None else secret,
     )
+    return exchange if optimizer_config is None else ClippedExchange(exchange, plan.layout, optimizer_config)
 
 
 def shared_secret() -> bytes:
@@ -164,9 +170,11 @@ def run_on_one_machine(
     context, secret, parent = multiprocessing.get_context("fork"), secrets.token_bytes(32), os.getpid()
     host = listen_address(exchange_config.listen_host, exchange_config.interface)
     ports = context.Array("i", exchange_config.num_servers, lock=False)  # who is killed must not keep a lock
-    ended = context.Value("b", 0, lock=False)
+    ended, given_up = context.Value("b", 0, lock=False), context.Value("b", 0, lock=False)
 
     def stop_or_orphaned(step: int, data_points: int) -> str | None:
+        if given_up.value:
+            return "all workers have failed"
         return "the process that started this run is gone" if os.getppid() != parent else should_stop(step, data_points)
 
     def address_of(shard: int) -> tuple[str, int] | None:
@@ -209,7 +217,13 @@ def run_on_one_machine(
     workers = [context.Process(target=alone, args=(work, rank)) for rank in range(exchange_config.num_workers)]
     with TemporaryDirectory() as folder:
         checkpoints = Path(folder)
-        _run(servers, workers, lambda: setattr(ended, "value", 1), exchange_config.timeouts)
+        _run(
+            servers,
+            workers,
+            lambda: setattr(given_up, "value", 1),
+            lambda: setattr(ended, "value", 1),
+            exchange_config.timeouts,
+        )
         path = find_newest(checkpoints)
         if path is None:
             raise RunBroken("the run ended before its first step")
@@ -243,10 +257,11 @@ def train_on_one_machine(
 
     def worker(exchange: GradientExchange, rank: int) -> None:
         torch.manual_seed(rank)
+        clipped = ClippedExchange(exchange, layout, optimizer_config)
         while True:
-            parameters, step, _ = exchange.pull()
+            parameters, step, _ = clipped.pull()
             layout.load(model, parameters)
-            exchange.push(layout.gradient(model, loss(model, rank, step)), step, data_points)
+            clipped.push(layout.gradient(model, loss(model, rank, step)), step, data_points)
 
     learned = run_on_one_machine(
         worker,
@@ -262,9 +277,14 @@ def train_on_one_machine(
 
 
 def _run(
-    servers: Sequence[ForkProcess], workers: Sequence[ForkProcess], end: Callable[[], None], timeouts: Timeouts
+    servers: Sequence[ForkProcess],
+    workers: Sequence[ForkProcess],
+    give_up: Callable[[], None],
+    end: Callable[[], None],
+    timeouts: Timeouts,
 ) -> None:
     """Start all, wait for the servers, `end` the wait of workers that come late, wait for them; nobody is left behind.
+    Where all workers have failed, nobody is waited for: `give_up`.
 
     How long a run trains is the user's affair, but not how long it takes to end: a server that has not when all
     workers or another server have ended, and its own timeouts are over, hangs.
@@ -276,6 +296,8 @@ def _run(
         while working and all(process.is_alive() for process in servers):
             working.difference_update(wait([*working, *(process.sentinel for process in servers)]))
         why = "all workers" if all(process.is_alive() for process in servers) else "another server"
+        if not working and all(process.exitcode for process in workers):
+            give_up()
         if late := _still_alive(servers, timeouts.servers_end_s):
             raise RunBroken(f"server {late} did not end within {timeouts.servers_end_s:g} s of the end of {why}")
         end()
@@ -285,9 +307,13 @@ def _run(
             if process.is_alive():
                 process.kill()
                 process.join()
-    failed = [str(shard) for shard, process in enumerate(servers) if process.exitcode != 0]
-    if failed:
-        raise RunBroken(f"server {', '.join(failed)} failed")
+    failed = [
+        f"{name} {', '.join(ranks)} failed"
+        for name, processes in (("worker", workers), ("server", servers))
+        if (ranks := [str(rank) for rank, process in enumerate(processes) if process.exitcode])
+    ]
+    if any(process.exitcode for process in servers):
+        raise RunBroken("; ".join(failed))
     if late:
         raise RunBroken(f"worker {late} did not end within {timeouts.drain_s:g} s of the run's end")
 

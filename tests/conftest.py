@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 _PR_SET_CHILD_SUBREAPER = 36
-_LEFTOVER_GRACE_S = 5.0
+_LEFTOVER_GRACE_S = 20.0
 # Helpers that multiprocessing keeps for the life of the interpreter; they end with it.
 _KEPT_BY_MULTIPROCESSING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -23,7 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in the background of a script
         signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
-    settings.register_profile("no_deadline", deadline=None)  # no test depends on speed
+    settings.register_profile(
+        "no_deadline", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )  # no test depends on speed
     settings.load_profile("no_deadline")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the processes that tests start
     # A grandchild whose parent died becomes our child, not init's, so that the check below sees it.

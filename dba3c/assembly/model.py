@@ -66,6 +66,7 @@ def build_model(config: TrainConfig, spaces: Spaces, *, only_plays: bool = False
         device = "cpu"
     check_device(device)
     module = build_module(config, spaces)
+    module.train(not only_plays)  # dropout is for who learns
     plan = plan_of(config, module)
     parameters = plan.layout.flatten(module)  # before the torso is cast to its precision
     algorithm, where = config.algorithm, {"precision": config.network.precision, "device": device}

@@ -45,7 +45,10 @@ _PR_SET_PDEATHSIG = 1
 _RESET, _STEP, _ANSWER, _RAISED, _USER_ERROR = (bytes([kind]) for kind in range(5))
 _PLAYED = struct.Struct("<dd??")  # reward, score_reward, terminated, truncated
 _LARGEST_WORDS = 1 << 20  # bytes of what is no observation
-_CHILD = "from dba3c.environments import factory, process_env; process_env.serve({}, factory.maker_of)"
+_CHILD = (
+    "import sys; sys.path[:1] = filter(None, sys.path[:1]); "  # no file in the current directory is taken for ours
+    "from dba3c.environments import factory, process_env; process_env.serve({}, factory.maker_of)"
+)
 
 
 class EnvironmentHangs(RuntimeError):

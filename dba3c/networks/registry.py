@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dba3c.errors import UserError, did_you_mean
 from dba3c.networks.actor_critic import ActorCriticNetwork, Core, Heads, NetworkOutput, RecurrentNetwork, State
@@ -72,8 +73,8 @@ def build_network(
     return ActorCriticNetwork(torso, Heads(torso.features, action_space, generator, separate=separate))
 
 
-STEPS, BATCH = 2, 3
-"""T and B that a network is tried with."""
+STEPS, BATCHES = 2, (3, 1)
+"""T and B that a network is tried with: what squeezes too much is found with one."""
 
 
 class Forgetful(ActorCriticNetwork):
@@ -99,28 +100,45 @@ def own_network(
         UserError: it cannot be found, called, or used: one line that says what is wrong.
     """
     function = find(name)
-    with calling(name), torch.random.fork_rng(devices=()):
+    with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        module = function(observation_space, action_space)
-    if not isinstance(module, nn.Module):
-        raise UserError(f"{name} must return a torch.nn.Module, not {type(module).__name__}")
-    network = module if isinstance(module, ActorCriticNetwork) else Forgetful(module)
-    observations = torch.from_numpy(np.zeros((STEPS, BATCH, *(observation_space.shape or ())), observation_space.dtype))
+        with calling(name):
+            module = function(observation_space, action_space)
+        if not isinstance(module, nn.Module):
+            raise UserError(f"{name} must return a torch.nn.Module, not {type(module).__name__}")
+        if any(isinstance(part, _BatchNorm) for part in module.modules()):
+            raise UserError(
+                f"{name}: batch normalisation keeps statistics that are no parameters and do not travel: use LayerNorm"
+            )
+        network = module if isinstance(module, ActorCriticNetwork) else Forgetful(module)
+        for batch in BATCHES:  # the first pass makes the parameters of lazy layers, of the same seed as all others
+            _try(name, network, observation_space, action_space, batch)
+    return network
+
+
+def _try(
+    name: str, network: ActorCriticNetwork, observation_space: spaces.Space, action_space: spaces.Space, batch: int
+) -> None:
+    """On `batch` observations of zeros. Raises UserError: one line that says what is wrong."""
+    shape = (STEPS, batch, *(observation_space.shape or ()))
+    observations = torch.from_numpy(np.zeros(shape, observation_space.dtype))
     with calling(name), torch.no_grad():
-        if network is not module:
-            given = module(observations[0])
+        if isinstance(network, Forgetful):
+            given = network.module(observations[0])
             if not isinstance(given, tuple) or len(given) != 2:
                 raise UserError(f"{name}: its module must give (policy_logits, value), not {type(given).__name__}")
-        state = network.initial_state(BATCH)
+        state = network.initial_state(batch)
         stepped = network(observations[0], state)
-        unrolled = network.unroll(observations, state, torch.zeros(STEPS, BATCH, dtype=torch.bool))
+        unrolled = network.unroll(observations, state, torch.zeros(STEPS, batch, dtype=torch.bool))
     outputs = parameter_count(action_space)
-    for what, output, leading in (("", stepped, (BATCH,)), ("unrolled ", unrolled, (STEPS, BATCH))):
+    for what, output, leading in (("", stepped, (batch,)), ("unrolled ", unrolled, (STEPS, batch))):
         _check(f"{name}: {what}policy_logits", output.policy_logits, (*leading, outputs))
         _check(f"{name}: {what}value", output.value, leading)
-    if [part.shape for part in state] != [part.shape for part in stepped.state]:
-        raise UserError(f"{name}: the state after a step must have the shapes of initial_state")
-    return network
+    for number, (part, after) in enumerate(zip(state, stepped.state, strict=False)):
+        _check(f"{name}: part {number} of initial_state", part, (batch, *part.shape[-1:]))
+        _check(f"{name}: part {number} of the state after a step", after, tuple(part.shape))
+    if len(state) != len(stepped.state):
+        raise UserError(f"{name}: the state after a step must have the parts of initial_state, {len(state)}")
 
 
 def _check(what: str, given: Tensor, shape: tuple[int, ...]) -> None:

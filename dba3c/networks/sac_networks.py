@@ -31,7 +31,11 @@ class ActionScaling(NamedTuple):
         if not isinstance(space, spaces.Box) or not space.is_bounded():
             raise UserError(f"SAC needs a Box of bounded actions, not {space}")
         low, high = space.low.reshape(-1).astype(np.float32), space.high.reshape(-1).astype(np.float32)
-        return cls((high + low) / 2, (high - low) / 2)
+        with np.errstate(over="ignore"):
+            half_width = (high - low) / 2
+        if not (np.isfinite(half_width) & (half_width > 0)).all():
+            raise UserError(f"SAC needs a Box whose bounds differ, and by a number that float32 holds, not {space}")
+        return cls((high + low) / 2, half_width)
 
     def to_environment(self, action: np.ndarray) -> np.ndarray:
         """[B, D] in (−1, 1) → [B, D] in the Box."""

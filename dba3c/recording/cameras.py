@@ -64,16 +64,24 @@ def make_camera(config: EnvironmentConfig, seed: int) -> Camera:
         return _of_console(config, seed)
     make_env = maker_of(config)  # of a registered one too: this has imported the module that registers it
     made: list[gymnasium.Env[Any, Any]] = []
+    refused: list[UserError] = []
 
     def make_and_keep() -> gymnasium.Env[Any, Any]:
-        made[:] = [make_env() if config.family == "custom" else _make_drawn(config.env_id)]
+        try:
+            made[:] = [make_env() if config.family == "custom" else _make_drawn(config.env_id)]
+        except UserError as error:  # it takes no render_mode, say; what it shows may be a picture itself
+            refused.append(error)
+            made[:] = [make_env()]
         return made[0]  # a broken one is replaced: the newest is the one that plays
 
     can_draw = config.family in ("custom", "gymnasium")
     environments = make_vector_environment(config, 1, seed, "evaluation", make_and_keep if can_draw else None)
     draws = can_draw and made[0].render_mode == "rgb_array"
     if not draws:
-        _check_is_picture(environments, config.env_id)
+        try:
+            _check_is_picture(environments, config.env_id)
+        except UserError as error:
+            raise (refused or [error])[0] from error
     fps = made[0].metadata.get("render_fps") if can_draw else None
     actions = environments.action_space
     numbered = range(int(actions.n)) if isinstance(actions, gymnasium.spaces.Discrete) else ()
@@ -86,7 +94,8 @@ def make_camera(config: EnvironmentConfig, seed: int) -> Camera:
 
 
 def _make_drawn(env_id: str) -> gymnasium.Env[Any, Any]:
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen, which nothing is shown on
+    if not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen, which nothing is shown on
     try:
         return gymnasium.make(env_id, render_mode="rgb_array")
     except ANYTHING as error:  # of a stranger's constructor

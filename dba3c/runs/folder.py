@@ -349,8 +349,14 @@ class RunFolder:
         return self._parse(f"rendezvous/{name}.json") if is_there(path) else None
 
     def _read(self, name: str) -> str:
+        path = self.path / name
         try:
-            return (self.path / name).read_text(encoding="utf-8")
+            try:
+                return path.read_text(encoding="utf-8")
+            except OSError as error:
+                if error.errno != errno.ESTALE:  # NFS: it was replaced under us, and is there anew
+                    raise
+                return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {self.path / name}: {getattr(error, 'strerror', None) or error}") from error
 

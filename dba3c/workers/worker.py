@@ -19,7 +19,8 @@ from dba3c.assembly.exchanges import connect
 from dba3c.assembly.model import Spaces, build_model
 from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.config import TrainConfig
-from dba3c.environments.factory import make_vector_environment
+from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.factory import make_vector_environment, maker_of
 from dba3c.environments.protocol import EnvironmentFailed, VectorEnvironment, worker_seed
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics import registry
@@ -32,7 +33,7 @@ from dba3c.workers.gradients import gradients_of
 from param_servers.exchange import GradientExchange, Pull, RunStopped
 from param_servers.lanes import ALONE, Lane, run_in_lanes
 
-CHECKED_ENVIRONMENTS = 2
+CHECKED_ENVIRONMENTS, CHECKED_STEPS = 2, 5
 """With which a user's own code is tried."""
 
 
@@ -55,6 +56,7 @@ def worker(process: RunProcess) -> str:
 def _live(process: RunProcess, lane: Lane) -> str:
     config = process.config
     environment, seeds = config.environment, (config.run.seed, process.rank, process.incarnation, process.lane)
+    torch.manual_seed(worker_seed(*seeds))  # for code of the user's own: dropout, noise; ours draws from generators
     environments = make_vector_environment(environment, environment.envs_per_lane, worker_seed(*seeds))
     metrics = MetricsWriter.of(process, "worker")
     try:
@@ -155,6 +157,21 @@ class RolloutRandomness:
         return self._generator.manual_seed(int(words[0]) << 31 ^ int(words[1]))
 
 
+def _play_a_little(config: EnvironmentConfig) -> None:
+    """Raise UserError, with the place in the user's file, where an environment cannot be reset and stepped."""
+    env = maker_of(config)()
+    try:
+        with calling(config.env_id):
+            env.reset(seed=0)
+            for _ in range(CHECKED_STEPS):
+                _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+                if terminated or truncated:
+                    env.reset()
+    finally:
+        with calling(config.env_id):
+            env.close()
+
+
 def check_own_code(config: TrainConfig) -> None:
     """Before a run is started: do what a worker does until its first gradient, where something in it is the user's own,
     so that mistakes are one line.
@@ -162,6 +179,8 @@ def check_own_code(config: TrainConfig) -> None:
     Raises:
         UserError: what is wrong, and where.
     """
+    if config.environment.family == "custom":
+        _play_a_little(config.environment)
     own = [name for name in (config.network.network, config.algorithm.algorithm) if ":" in name]
     if not own or config.central.mode != "worker":
         return

@@ -199,9 +199,9 @@ def job_text(
 def _arithmetic_lines(shape: SlurmShape) -> list[str]:
     """Ranks to roles, and samples to an update."""
     topology = shape.topology()
+    said = parse_train([shape.preset])
     if shape.learners:
         return [topology.arithmetic()]
-    said = parse_train([shape.preset])
     config = said.config(topology.ranks, cores_per_worker=shape.cpus_per_task)
     config = of_topology(replace_options(config, num_servers=topology.servers), topology, said)
     cores = f"{shape.nodes} nodes × {shape.tasks_per_node * shape.cpus_per_task} cores: "

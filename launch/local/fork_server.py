@@ -23,6 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -37,6 +38,12 @@ ROLE_IMPORTS = (
     "dba3c.central.actor",
 )
 """What evaluators and recorders need beyond it (SciPy, video) they import themselves: most runs have none."""
+_START = (
+    "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
+    f"sys.path.append({str(Path(__file__).parents[2])!r}); "
+    "import runpy; runpy.run_module('launch.local.fork_server', run_name='__main__')"
+)
+"""As `python -m` does, but that nothing in the current directory (a launch.py, a queue.py) is taken for ours."""
 PARENT_VARIABLE = "DBA3C_PARENT_PID"
 """Tells a forked process whose child it is."""
 IMPORT_TIMEOUT_S = 600.0
@@ -70,7 +77,7 @@ class ForkServer:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._said = os.fdopen(os.memfd_create("fork-server"), "w+b")
         with theirs:
-            module = [sys.executable, "-m", "launch.local.fork_server", str(theirs.fileno()), *self._imports]
+            module = [sys.executable, "-c", _START, str(theirs.fileno()), *self._imports]
             self._process = subprocess.Popen(
                 [*module, " " * (_COMMAND_BYTES - len(" ".join(module)))],
                 stdin=subprocess.DEVNULL,

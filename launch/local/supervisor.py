@@ -249,8 +249,8 @@ class Supervisor:
         # What this process's first life could do was no bad input: a later one that is refused it has met a fault.
         final = code in FINAL_EXITS and not (code == USER_ERROR_EXIT and gone.incarnation)
         lost = f"{spec.name}: {describe_exit(code)}" + (f" ({gone.cause})" if code > 0 else "")
-        if self._phase == RUNNING and not final and self._restarts[spec.name].take():
-            self._start(spec, gone.incarnation + 1)
+        again = self._phase == RUNNING and not final and self._restarts[spec.name].take()
+        if again and self._starts_again(spec, gone.incarnation + 1):
             self._tell("restarted", f"{lost}; starting it again ({self._restarts[spec.name]})")
         elif self._phase == RUNNING and not self._may_go_on_without(spec, refused=final):
             self._fail(gone, refused=final and code == USER_ERROR_EXIT)
@@ -265,6 +265,15 @@ class Supervisor:
             elif spec.decides:
                 self._lost = self._noted(gone)  # unless another one ends well
             self._tell("killed", f"{lost} while the run was ending")
+
+    def _starts_again(self, spec: RoleProcess, incarnation: int) -> bool:
+        """Whether this machine has room for it; where it has not, the run may go on without."""
+        try:
+            self._start(spec, incarnation)
+        except (OSError, UserError) as error:
+            self._tell("not_restarted", f"{spec.name} cannot be started again: {error}")
+            return False
+        return True
 
     def _let_readers_go(self) -> None:
         """Who only reads what others write is told when they are gone: it would wait for what is not to come."""

@@ -112,12 +112,16 @@ class SlurmJob:
             if life and self._stop_reason:  # what was asked before, the beginning life would have cleared away
                 try:
                     RunFolder(self.run_dir).request_stop(self._stop_reason)
-                except UserError as error:  # a full disk: to raise would end the ranks now, and the job is not requeued
+                except (
+                    UserError,
+                    OSError,
+                ) as error:  # a full disk: to raise would end the ranks now, and the job is not requeued
                     _say(f"{error}; asking again")
             goes_on = bool(life) and "ended" not in life
             if goes_on:
                 self.lost_nodes.look()
-            dead_looks = dead_looks + 1 if goes_on and living_holder(self.run_dir) is None else 0
+            with contextlib.suppress(OSError):  # a shared file system that is away for a while tells nothing
+                dead_looks = dead_looks + 1 if goes_on and living_holder(self.run_dir) is None else 0
             if dead_looks >= CHIEF_DEAD_LOOKS:
                 _say("the run's chief has died: ending the others")
                 return _end(srun)
@@ -145,7 +149,7 @@ class SlurmJob:
         return lives[-1] if len(lives) > self._lives_before else {}
 
     def _lives(self) -> list[dict[str, Any]]:
-        with contextlib.suppress(UserError):  # meta.json may just be replaced on a slow file system
+        with contextlib.suppress(UserError, OSError):  # meta.json may just be replaced on a slow file system
             return list(RunFolder(self.run_dir).meta().get("lives", []))
         return []
 

@@ -160,7 +160,7 @@ def kind_of(command: list[str]) -> str:
     """A role, what roles are forked from, "rank" for the launcher of a rank, or Slurm's own."""
     if "--role" in command:
         return command[command.index("--role") + 1]
-    if "launch.local.fork_server" in command:
+    if any("launch.local.fork_server" in word for word in command):
         return "fork server"
     if "train" in command and not any(word.endswith(("srun", "launch.slurm.job")) for word in command):
         return "rank"

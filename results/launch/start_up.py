@@ -67,7 +67,7 @@ def memory_mib(launcher: psutil.Process) -> list[tuple[str, float, float]]:
     found = []
     for process in [launcher, *launcher.children(recursive=True)]:
         full, words = process.memory_full_info(), process.cmdline()
-        name = "fork server" if "launch.local.fork_server" in words else "launcher"
+        name = "fork server" if any("launch.local.fork_server" in word for word in words) else "launcher"
         if "--role" in words:
             name = " ".join(words[words.index("--role") + 1 : words.index("--role") + 4 : 2])
         found.append((name, full.pss / 2**20, full.uss / 2**20))

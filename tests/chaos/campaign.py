@@ -254,8 +254,9 @@ class Campaign:
         if launch.hung_up:  # it is ending, or has ended: a further signal would hurry it
             ending = "no terminal"
         self.say(f"  ending: {ending}" if early is None else f"  it has ended with exit code {early}")
+        honest = launch.hung_up and (self._server_hit or self._hung_up_amid_faults)
         if early is not None:
-            if launch.hung_up and (early == 0 or self._server_hit or self._hung_up_amid_faults):
+            if honest or (launch.hung_up and early == 0):
                 return early
             raise Finding(f"it ended by itself with exit code {early}: {self._last_words()}")
         calm = not self._undo
@@ -264,12 +265,12 @@ class Campaign:
         elif ending == "sigterm":
             launch.process.terminate()
         elif ending == "stop":
-            self._stop_command()
+            self._stop_command(launch)
         elif ending == "no terminal":
             launch.lose_terminal()
             self._progress(launch, 10)
             if launch.process.poll() is None:  # it goes on without
-                self._stop_command()
+                self._stop_command(launch)
         elif ending == "power":
             faults.kill_all()
         elif ending == "launcher":
@@ -281,16 +282,16 @@ class Campaign:
             self._undo_due()
             time.sleep(0.05)
         code = launch.process.returncode
-        if calm and code and ending not in ("power", "launcher"):
+        if calm and code and not honest and ending not in ("power", "launcher"):
             raise Finding(f"exit code {code} after {ending}: {self._last_words()}")
         return 0 if calm and ending == "launcher" else code  # whom it leaves behind end the run as asked
 
-    def _stop_command(self) -> None:
+    def _stop_command(self, launch: Life) -> None:
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
         words = [sys.executable, "-m", "launch.cli.main", "stop", str(self.run)]
         for _ in range(30):  # a full disk takes no request: whoever asks is told, and asks again
             done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
-            if done.returncode == 0:
+            if done.returncode == 0 or launch.process.poll() is not None:  # or it has ended by itself meanwhile
                 return
             self._undo_due()
             time.sleep(1)

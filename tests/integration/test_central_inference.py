@@ -72,6 +72,7 @@ def test_a_killed_learner_goes_on_from_its_checkpoint_and_its_actors_find_it_aga
     folder = tmp_path / "run"
     with started(folder, "--actors", "2") as run:
         run.wait_until(lambda: step(folder) >= 45, "step 45", timeout_s=100.0)
+        run.wait_until(lambda: any(folder.glob("checkpoints/step-*/manifest.json")), "a checkpoint", timeout_s=100.0)
         run.role("learner", 0).kill()
         run.wait_until(
             lambda: any(r["incarnation"] == 1 and r["kind"] == "step" for r in records(folder, "learner", 0)),

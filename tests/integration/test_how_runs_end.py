@@ -123,7 +123,7 @@ def test_a_worker_whose_game_keeps_failing_is_started_again_and_the_run_goes_on(
 
 def test_a_monitor_that_is_killed_is_started_again_and_stops_the_run_at_its_score(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with Run(*CORRIDOR, "--run-dir", str(folder), "--stop-score", "-1", "--stop-games", "200", folder=folder) as run:
+    with Run(*CORRIDOR, "--run-dir", str(folder), "--stop-score", "-1", "--stop-games", "1000", folder=folder) as run:
         run.wait_until(lambda: run.steps() > 5, "step 5")
         run.role("monitor", 0).kill()
         code, output = run.wait()

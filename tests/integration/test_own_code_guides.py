@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dba3c.assembly.model import build_model, spaces_of
 from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.workers.worker import check_own_code
@@ -97,6 +98,49 @@ def test_a_loss_is_tried_on_such_rollouts_as_its_run_has(tmp_path: Path) -> None
     config = replace_options(config_of(PAGES[1]), algorithm="wrong:Wrong", envs_per_worker=16)
     with pytest.raises(UserError, match="wrong:Wrong raised AttributeError: 'NoneType'"):
         check_own_code(config)  # 16 environments' rollouts hold a graph, and no observations
+
+
+def test_an_environment_that_cannot_be_stepped_is_refused_with_its_place_before_anything_is_started(
+    tmp_path: Path,
+) -> None:
+    program = """
+import gymnasium
+import numpy as np
+
+class Broken(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return {}["x"]
+"""
+    (tmp_path / "wrong.py").write_text(program)
+    config = parse_train(["wrong:Broken"]).config(2)
+    with pytest.raises(UserError, match=r"wrong:Broken raised KeyError: .x. \(.*wrong.py:13\)"):
+        check_own_code(config)
+
+
+def test_dropout_is_for_who_learns(tmp_path: Path) -> None:
+    program = """
+from torch import nn
+
+class Noisy(nn.Module):
+    def __init__(self, observation_space, action_space):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(observation_space.shape[0], 32), nn.Dropout(0.5))
+        self.policy, self.value = nn.Linear(32, action_space.n), nn.Linear(32, 1)
+
+    def forward(self, observation):
+        features = self.body(observation)
+        return self.policy(features), self.value(features).squeeze(-1)
+"""
+    (tmp_path / "wrong.py").write_text(program)
+    config = parse_train(["CartPole-v1", "--network", "wrong:Noisy"]).config(2)
+    learns, plays = (build_model(config, spaces_of(config), only_plays=only).network.network for only in (False, True))
+    assert learns.training and not plays.training
 
 
 def test_an_algorithm_whose_gradient_is_of_another_length_is_refused_before_anything_is_started(tmp_path: Path) -> None:

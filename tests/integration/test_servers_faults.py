@@ -52,13 +52,13 @@ def test_a_worker_killed_around_its_push_leaves_the_run_going(make_run: Callable
 
 
 def test_the_others_go_on_without_a_worker_that_never_comes(make_run: Callable[..., Run]) -> None:
-    run = make_run(workers=3, step_timeout_s=1.7, join_timeout_s=3.58)
+    run = make_run(workers=3, step_timeout_s=1.7, join_timeout_s=10)
     run.start_server(0)
     run.start_worker(0)
     run.start_worker(1)
     run.until("both workers", lambda: len(run.messages("joined (incarnation 0)")) == 2)
     run.start_server(1)  # last: from here on all wait for the first step, and for worker 2, which never comes
-    run.until("a shrunk step", lambda: run.messages("within 3.58 s only 2 workers", "averages 2"))
+    run.until("a shrunk step", lambda: run.messages("within 10 s only 2 workers", "averages 2"))
     run.more_commits()
     assert all(worker.exitcode is None for worker in run.workers.values())
     run.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 import dba3c
 from dba3c.config import TrainConfig
@@ -88,6 +90,23 @@ def test_code_of_one_s_own_is_given_itself_where_a_process_can_import_it(asked: 
     for nobody_s in (lambda: None, type("Cell", (), {"__module__": "__main__"})):
         with pytest.raises(UserError, match="cannot be imported by the run's processes"):
             dba3c.train("CartPole-v1", network=nobody_s)
+    for another in (games.make_corridor(), functools.partial(games.make_corridor), torch.nn.Linear(2, 2)):
+        with pytest.raises(UserError, match="is not what the run's processes would import|give a function or class"):
+            dba3c.train(another)
+
+
+def test_a_file_called_launch_beside_a_script_is_neither_run_nor_taken_for_ours(tmp_path: Path) -> None:
+    (tmp_path / "launch.py").write_text("raise SystemExit('it was run')")
+    (tmp_path / "queue.py").write_text("raise SystemExit('it was run')")
+    words = ["CartPole-v1", "--workers", "1", "--servers", "1", "--total-frames", "600", "--run-dir", "run", "--track"]
+    dba3c_program = str(Path(sys.executable).with_name("dba3c"))
+    done = subprocess.run([dba3c_program, "train", *words], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "queue.py").unlink()
+    (tmp_path / "script.py").write_text("import dba3c\ndba3c.train('CartPole-v1')")
+    script = [sys.executable, "script.py"]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "launch.py hides: rename it" in done.stderr and "it was run" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -41,6 +42,37 @@ def test_a_module_learns_on_one_machine_what_it_learns_in_one_process() -> None:
     assert steps == 10
     for mine, reference in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine, reference)
+
+
+def test_each_worker_clips_its_gradient_as_the_optimizer_s_configuration_says() -> None:
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    train_on_one_machine(
+        model,
+        lambda model, rank, step: 100 * model.weight.sum(),
+        OptimizerConfig(optimizer="sgd", learning_rate="1", clip_rule="global", clip_norm=0.5),
+        ExchangeConfig(exchange="servers"),
+        data_points=1,
+        should_stop=lambda step, data_points: "enough" if step else None,
+    )
+    assert model.weight.item() == pytest.approx(-0.5)
+
+
+def test_where_all_workers_fail_they_are_named_and_nobody_is_waited_for() -> None:
+    def fails(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+        raise ArithmeticError("of the loss")
+
+    began_s = time.monotonic()
+    with pytest.raises(RunBroken, match="worker 0, 1 failed|the run ended before its first step"):
+        train_on_one_machine(
+            torch.nn.Linear(1, 1),
+            fails,
+            OptimizerConfig(),
+            ExchangeConfig(exchange="servers", num_workers=2, join_timeout_s=300),
+            data_points=1,
+            should_stop=lambda step, data_points: None,
+        )
+    assert time.monotonic() - began_s < 150
 
 
 LARGE = """

@@ -107,6 +107,9 @@ def test_target_critics_start_as_a_copy_and_follow_at_the_polyak_rate() -> None:
 
 
 def test_actions_are_mapped_to_the_box_and_back() -> None:
+    for low, high in ((0.0, 0.0), (-3e38, 3e38)):
+        with pytest.raises(UserError, match="SAC needs a Box whose bounds differ"):
+            ActionScaling.of(spaces.Box(np.float32([-1.0, low]), np.float32([1.0, high])))
     scaling = ActionScaling.of(ACTIONS)
     inside = np.array([[-1.0, 0.5], [1.0, 0.0]], dtype=np.float32)
     outside = scaling.to_environment(inside)

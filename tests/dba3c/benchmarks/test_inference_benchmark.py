@@ -7,7 +7,7 @@ from dba3c.errors import UserError
 
 
 def test_the_service_is_measured_beside_the_same_environments():
-    arguments = inference.Arguments(actors=(1,), environments=("blank",), envs_per_actor=4, seconds=0.2)
+    arguments = inference.Arguments(actors=(1,), environments=("blank",), envs_per_actor=4, seconds=2.0)
     (row,) = inference.run(arguments)
     assert row.steps_per_s > 0 and row.bare_steps_per_s > 0
     assert row.service_us > 0 and row.turns_per_message > 0

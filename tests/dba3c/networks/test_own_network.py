@@ -46,6 +46,37 @@ NETS = """
         torso = nn.Linear(observation_space.shape[0], 8)
         return RecurrentNetwork(torso, Core(8, 16), Heads(16, action_space))
 
+    def squeezes(observation_space, action_space):
+        network = Plain(observation_space, action_space)
+        network.value = nn.Sequential(network.value, nn.Flatten(0), nn.Unflatten(0, (-1, 1)))
+        network.forward = lambda x: (network.policy(network.body(x)), network.value(network.body(x)).squeeze())
+        return network
+
+    def normalises(observation_space, action_space):
+        network = Plain(observation_space, action_space)
+        network.body = nn.Sequential(network.body, nn.BatchNorm1d(8))
+        return network
+
+    def lazy(observation_space, action_space):
+        network = Plain(observation_space, action_space)
+        network.body = nn.LazyLinear(8)
+        return network
+
+    class Layered(RecurrentNetwork):
+        def initial_state(self, batch_size):
+            return tuple(part[None] for part in super().initial_state(batch_size))
+
+        def forward(self, observation, state=()):
+            output = super().forward(observation, tuple(part[0] for part in state))
+            return output._replace(state=tuple(part[None] for part in output.state))
+
+        def unroll(self, observations, state, reset):
+            return super().unroll(observations, tuple(part[0] for part in state), reset)
+
+    def layered(observation_space, action_space):
+        torso = nn.Linear(observation_space.shape[0], 8)
+        return Layered(torso, Core(8, 16), Heads(16, action_space))
+
     def no_module(observation_space, action_space):
         return None
 
@@ -80,6 +111,12 @@ def test_a_network_of_ones_own_depends_on_the_seed_alone_and_leaves_the_global_g
     assert not torch.equal(parameters(build_network(f"mynets:{name}", VECTOR, TWO, seed=4)), first)
 
 
+def test_layers_that_are_made_by_the_first_pass_depend_on_the_seed_alone() -> None:
+    first, again, other = (build_network("mynets:lazy", VECTOR, TWO, seed=seed) for seed in (1, 1, 2))
+    assert all(map(torch.equal, first.parameters(), again.parameters()))
+    assert not torch.equal(first.module.body.weight, other.module.body.weight)  # type: ignore[union-attr]
+
+
 def test_a_plain_module_is_stepped_and_unrolled_as_ours_are() -> None:
     network = build_network("mynets:Plain", VECTOR, TWO)
     observations = torch.randn(5, 3, 4)
@@ -100,7 +137,10 @@ def test_a_plain_module_is_stepped_and_unrolled_as_ours_are() -> None:
         ("mynets:no_module", "mynets:no_module must return a torch.nn.Module, not NoneType"),
         ("mynets:OnlyLogits", r"its module must give \(policy_logits, value\), not Tensor"),
         ("mynets:broad_value", r"value must be float32 \[3\] here, not float32 \[3, 1\]"),
-        ("mynets:wants_images", r"raised IndexError: .*mynets.py:37\)"),
+        ("mynets:squeezes", r"value must be float32 \[1\] here, not float32 \[\]"),
+        ("mynets:normalises", "batch normalisation keeps statistics that are no parameters"),
+        ("mynets:layered", r"part 0 of initial_state must be float32 \[3, 16\] here, not float32 \[1, 3, 16\]"),
+        ("mynets:wants_images", r"raised IndexError: .*mynets.py:\d+\)"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line(name: str, line: str) -> None:

@@ -206,6 +206,17 @@ def test_an_environment_that_a_module_in_the_current_directory_registers_is_film
     assert camera.action_names == ["0", "1"]
 
 
+def test_a_registered_environment_that_draws_nothing_is_filmed_by_what_it_shows(opened, monkeypatch):
+    for name in ("Pictured", "Undrawn"):
+        spec = gymnasium.envs.registration.EnvSpec(f"{name}-v0", f"filmed_games:{name}")
+        monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    camera = make_camera(EnvironmentConfig(env_id="Pictured-v0"), 0)
+    opened.append(camera.environments)
+    assert np.array_equal(camera.pictures(camera.environments.reset())[0], Pictured().render_as_observation())
+    with pytest.raises(UserError, match="Undrawn-v0 cannot be filmed"):
+        make_camera(EnvironmentConfig(env_id="Undrawn-v0"), 0)
+
+
 def test_what_cannot_be_filmed_without_pygame_says_which_extra_has_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pygame", None)
     camera = make_camera(EnvironmentConfig(env_id="CartPole-v1"), seed=0)

@@ -227,6 +227,9 @@ def test_train_resume_with_the_options_of_another_run_is_refused_by_name_and_oth
         of_run, num_workers=7, num_servers=3, envs_per_worker=16, lanes=4, precision="bfloat16", total_frames=9
     )
     refuse_another_run(fitted, of_run)
+    written_otherwise = {"entropy_cost": "1e-2", "policy_clip": "constant:0.2", "frame_skip": 4, "clip_reward": True}
+    assert of_run.environment.frame_skip_range == (4, 4) and of_run.environment.clips_reward
+    refuse_another_run(replace_options(of_run, **written_otherwise), of_run)
     other = replace_options(of_run, learning_rate="0.1", env_id="ALE/Pong-v5", seed=3)
     with pytest.raises(
         UserError, match=r"has --env-id ALE/Breakout-v5 \(not ALE/Pong-v5\), --learning-rate .* \(not constant:0.1\)"

@@ -236,7 +236,8 @@ def test_a_push_that_is_interrupted_counts_as_it_was_and_the_worker_may_go_on(mo
                 first.push(gradient, step, 1)
         gradient.fill_(1e6)  # the next rollout's, in the same buffer
         answers: list[Receipt] = []
-        again = threading.Thread(target=lambda: answers.append(first.push(gradient, first.pull().step, 1)))
+        step = first.pull().step  # before the other one's gradient ends the step
+        again = threading.Thread(target=lambda: answers.append(first.push(gradient, step, 1)))
         again.start()
         before = second.pull().parameters.clone()
         assert second.push(torch.ones(8), step, 1).accepted
