@@ -28,6 +28,21 @@ def say(tmp_path: Path, output: int, **environ: str) -> int:
     return process.returncode
 
 
+def test_a_fork_is_heard_too() -> None:
+    program = """
+import os
+from launch.output import harmless_output
+with harmless_output():
+    print("before the fork", flush=True)
+    if not os.fork():
+        print("from the fork", flush=True)
+        os._exit(0)
+    os.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["before the fork", "from the fork"]
+
+
 def test_a_full_disk_swallows_what_is_said(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         assert say(tmp_path, full.fileno()) == 0

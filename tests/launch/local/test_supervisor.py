@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -48,6 +49,28 @@ def test_a_killed_worker_is_replaced_as_the_next_incarnation(lab: Lab) -> None:
     log = (lab.run_dir / "logs" / "worker-1.log").read_text()
     assert "incarnation 0" in log
     assert "incarnation 1" in log
+
+
+def test_a_worker_that_this_machine_has_no_room_to_start_again_is_left_and_the_run_goes_on(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.start(
+        lab.process("server", 0, "obedient"),
+        lab.process("worker", 0, "obedient", max_restarts=2, essential=False),
+        lab.process("worker", 1, "obedient", essential=False),
+    )
+    lab.pid("server-0"), lab.pid("worker-1")
+    lost = lab.pid("worker-0")
+
+    def no_room(*_: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(lab.fork_server, "fork", no_room)
+    os.kill(lost, signal.SIGKILL)
+    wait_until(lambda: len(lab.said) > 1, "the loss to be told")
+    assert "worker 0 cannot be started again" in lab.said[0] and "the run goes on without it" in lab.said[1]
+    lab.request_stop("enough")
+    assert lab.finish() == 0
 
 
 def test_a_worker_that_may_be_left_is_left_and_the_run_goes_on(lab: Lab) -> None:
