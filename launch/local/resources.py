@@ -34,17 +34,38 @@ def given_cores(environ: Mapping[str, str], local_world_size: int = 1) -> int:
     """Cores that this process may use: the least of what affinity, cgroup quota and Slurm give, at least 1.
 
     Args:
-        local_world_size: ranks that share this node's cores; their share is counted, unless Slurm gave each its own. It
-            did not where torchrun or mpirun started several in one of its tasks: it then has too few on this node.
+        local_world_size: ranks that share this node's cores; their share is counted, unless Slurm gave each its own, or
+            its launcher has bound each to its own, as mpirun does. Slurm did not where torchrun started several in one
+            of its tasks: it then has too few on this node.
     """
     affinity = len(affinity_cores())
     quota = cgroup_quota_cores()
     shared = affinity if quota is None else min(affinity, max(1, int(quota)))
-    per_task = _slurm_number(environ, "SLURM_CPUS_PER_TASK")
+    per_task = _slurm_cores_per_task(environ)
+    if per_task is None and local_world_size > 1 and affinity < _cores_of_the_parent():
+        return shared
     if per_task is not None:
         on_node = _slurm_number(environ, "SLURM_CPUS_ON_NODE") or per_task * local_world_size
         return max(1, min(shared, per_task, on_node // max(1, local_world_size)))
     return max(1, shared // max(1, local_world_size))
+
+
+def _cores_of_the_parent() -> int:
+    """That started this process; 0 where it cannot be asked."""
+    try:
+        return len(os.sched_getaffinity(os.getppid()))
+    except OSError:
+        return 0
+
+
+def _slurm_cores_per_task(environ: Mapping[str, str]) -> int | None:
+    """Cores that Slurm promised each task of this step, in a heterogeneous job each of this one's part."""
+    first, rank = 0, int(environ.get("SLURM_PROCID") or 0)
+    for part in range(_slurm_number(environ, "SLURM_HET_SIZE") or 0):
+        first += _slurm_number(environ, f"SLURM_NTASKS_HET_GROUP_{part}") or 0
+        if rank < first:
+            return _slurm_number(environ, f"SLURM_CPUS_PER_TASK_HET_GROUP_{part}")
+    return _slurm_number(environ, "SLURM_CPUS_PER_TASK")
 
 
 def affinity_cores() -> list[int]:
@@ -131,7 +152,7 @@ def bind_to_own_cores(environ: Mapping[str, str], local_rank: int, local_world_s
     fewer, Slurm has pinned each task itself; with more, other jobs may sit on any of them. Returns the cores, [] when
     nothing was done.
     """
-    seen, promised = affinity_cores(), _slurm_number(environ, "SLURM_CPUS_PER_TASK")
+    seen, promised = affinity_cores(), _slurm_cores_per_task(environ)
     if promised is None or local_world_size < 2 or len(seen) != promised * local_world_size:
         return []
     own = seen[local_rank * promised : (local_rank + 1) * promised]

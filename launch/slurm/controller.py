@@ -52,15 +52,19 @@ def srun_command(environ: Mapping[str, str], train: Sequence[str], nodes: int | 
     What the job was given of its submitter's environment (`sbatch --export=NONE`) is srun's default for its ranks too,
     which need the script's: its PATH leads to the virtual environment.
     """
-    command = ["srun", "--kill-on-bad-exit=0", "--no-kill", "--distribution=block", "--mpi=none", "--wait=0"]
-    command.append("--export=ALL")
+    options = ["--kill-on-bad-exit=0", "--no-kill", "--distribution=block", "--mpi=none", "--wait=0", "--export=ALL"]
+    if size := int(environ.get("SLURM_HET_SIZE") or 0):  # one step over all parts, each with its own cores
+        command = ["srun"]
+        for part in range(size):
+            cores = environ.get(f"SLURM_CPUS_PER_TASK_HET_GROUP_{part}")
+            of_part = [f"--het-group={part}", *([f"--cpus-per-task={cores}"] if cores else [])]
+            command += [*([":"] if part else []), *options, *of_part, *train]
+        return command
     if environ.get("SLURM_CPUS_PER_TASK"):
-        command += [f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}"]
-    if environ.get("SLURM_HET_SIZE"):  # one step over all parts of a heterogeneous job: ranks are counted through them
-        command.append("--het-group=" + ",".join(map(str, range(int(environ["SLURM_HET_SIZE"])))))
+        options += [f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}"]
     if nodes is not None:
-        command += [f"--nodes={nodes}", f"--ntasks={nodes * tasks_per_node(environ)}"]
-    return [*command, *train]
+        options += [f"--nodes={nodes}", f"--ntasks={nodes * tasks_per_node(environ)}"]
+    return ["srun", *options, *train]
 
 
 def ask(command: Sequence[str], *, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

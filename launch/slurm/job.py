@@ -94,7 +94,7 @@ class SlurmJob:
         if ended:
             code = 1 if ended["outcome"] == "failed" else 0
         else:
-            code = code or 1  # every rank has left, and none could say that the run has ended
+            code = 1 if self._life() else code or 1  # every rank has left, and none could say that the run has ended
         if code:
             why = report(self.run_dir, started_s) or refusal(self.run_dir, since_s=started_s)
             print(why or "no rank noted why: see above, and the logs of the run", flush=True)

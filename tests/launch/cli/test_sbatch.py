@@ -121,7 +121,11 @@ def test_srun_gets_the_cores_of_a_task_and_the_first_nodes_only() -> None:
     command = srun_command(environ, ["dba3c", "train"], nodes=4)
     assert command[-5:] == ["--cpus-per-task=12", "--nodes=4", "--ntasks=8", "dba3c", "train"]
     assert "--no-kill" in command
-    assert "--het-group=0,1" in srun_command({"SLURM_HET_SIZE": "2"}, ["dba3c", "train"])
+    parts = {"SLURM_HET_SIZE": "2", "SLURM_CPUS_PER_TASK_HET_GROUP_0": "24", "SLURM_CPUS_PER_TASK_HET_GROUP_1": "12"}
+    said = " ".join(srun_command({**parts, "SLURM_CPUS_PER_TASK": "24"}, ["dba3c", "train"]))
+    first, _, second = said.removeprefix("srun ").partition(" : ")
+    assert first.endswith("--het-group=0 --cpus-per-task=24 dba3c train")
+    assert second.endswith("--het-group=1 --cpus-per-task=12 dba3c train") and "--no-kill" in second
     assert "--kill-on-bad-exit=0" in command
 
 

@@ -49,6 +49,7 @@ def test_the_quota_of_a_control_group_is_read_in_both_versions(
 
 def test_the_least_of_what_was_given_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "affinity_cores", lambda: list(range(24)))
+    monkeypatch.setattr(resources, "_cores_of_the_parent", lambda: 24)
     monkeypatch.setattr(resources, "cgroup_quota_cores", lambda: 12.5)
     assert given_cores({}) == 12
     assert given_cores({}, local_world_size=4) == 3
@@ -58,8 +59,22 @@ def test_the_least_of_what_was_given_counts(monkeypatch: pytest.MonkeyPatch) -> 
     whole_task = {"SLURM_CPUS_PER_TASK": "12", "SLURM_CPUS_ON_NODE": "12"}
     assert given_cores(whole_task, local_world_size=4) == 3  # srun torchrun --nproc-per-node 4
     assert given_cores({**whole_task, "SLURM_CPUS_PER_TASK": "3"}, local_world_size=4) == 3
+    parts = {"SLURM_HET_SIZE": "2", "SLURM_NTASKS_HET_GROUP_0": "1", "SLURM_NTASKS_HET_GROUP_1": "4"}
+    parts |= {"SLURM_CPUS_PER_TASK_HET_GROUP_0": "8", "SLURM_CPUS_PER_TASK_HET_GROUP_1": "2"}
+    parts |= {"SLURM_CPUS_PER_TASK": "2"}  # a step's is that of its last part
+    assert [given_cores({**parts, "SLURM_PROCID": str(rank)}) for rank in range(5)] == [8, 2, 2, 2, 2]
     with pytest.raises(UserError, match="SLURM_CPUS_PER_TASK should be a positive number, it is 'all'"):
         given_cores({"SLURM_CPUS_PER_TASK": "all"})
+
+
+def test_ranks_that_their_launcher_has_bound_do_not_share_their_cores_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = {0: {0, 1, 2, 3}, os.getppid(): set(range(8))}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: of[pid])
+    assert given_cores({}, local_world_size=2) == 4
+    of[os.getppid()] = of[0]  # nobody is bound
+    assert given_cores({}, local_world_size=2) == 2
 
 
 def test_the_parts_of_a_heterogeneous_job_are_counted_with_their_own_cores() -> None:
