@@ -105,6 +105,8 @@ class Victim:
         with contextlib.suppress(psutil.NoSuchProcess):
             if fault.kind == "kill":
                 victim.kill()
+                with contextlib.suppress(psutil.TimeoutExpired):
+                    victim.wait(10)  # until its launcher has seen it: an ending that comes first is another fault
                 return "", None
             if fault.kind == "freeze":
                 victim.suspend()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from launch.cluster.network import free_port
 
 SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "containers" / "on_premise.sh"
 ARGS = "--total-frames 3000 --envs-per-actor 2 --batch-unrolls 4 --unroll-length 5"
@@ -78,9 +79,7 @@ def test_a_chief_whose_own_name_is_loopback_to_itself_tells_the_others_its_addre
 
 @pytest.mark.timeout(240)
 def test_one_script_is_the_learner_and_its_actors_and_the_learner_listens_where_it_was_told(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port("127.0.0.1", f"on-premise-{os.getpid()}"))
     run_dir = tmp_path / "run"
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "DBA3C_ARGS": ARGS}
     environ["RUN_DIR"] = str(run_dir)

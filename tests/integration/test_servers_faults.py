@@ -122,13 +122,13 @@ def test_a_killed_server_comes_back_and_all_go_on_from_one_step(make_run: Callab
 
 
 def test_a_frozen_server_is_not_blamed_on_the_workers(make_run: Callable[..., Run]) -> None:
-    run = make_run(workers=2, step_timeout_s=1.0).start()
+    run = make_run(workers=2, step_timeout_s=3.0).start()
     run.more_commits()
     run.freeze(run.servers[1])
     run.until("the server's name", lambda: run.messages("server 1 is silent"))
     assert not run.messages("expelled")
     run.wake(run.servers[1])
-    run.until("a new term", lambda: sum(line["kind"] == "rollback" for line in run.audit()) == 2)
+    run.until("a new term", lambda: sum(line["kind"] == "rollback" for line in run.audit()) >= 2)
     run.more_commits()
     run.stop()
     run.check()
@@ -180,7 +180,7 @@ def test_with_all_workers_dead_the_run_ends_as_declared(make_run: Callable[..., 
 
 
 def test_the_policy_stop_ends_the_run_when_one_worker_is_lost(make_run: Callable[..., Run]) -> None:
-    run = make_run(workers=2, step_timeout_s=1.0, when_workers_lost="stop").start()
+    run = make_run(workers=2, step_timeout_s=4.0, when_workers_lost="stop").start()
     run.more_commits()
     run.kill(run.workers[0])
     run.servers[0].join(30)

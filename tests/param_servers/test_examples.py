@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import stat
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 import param_servers
+from launch.cluster.network import free_port
 from param_servers import ExchangeConfig, FlatLayout, OptimizerConfig, RunStopped, connect, serve
 from param_servers.benchmarks.exchange import main
 
@@ -21,8 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def free_address() -> tuple[str, int]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return "127.0.0.1", server.getsockname()[1]
+    return "127.0.0.1", free_port("127.0.0.1", f"examples-{os.getpid()}")  # below those that connections are given
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,15 +13,10 @@ import urllib.request
 import pytest
 
 from dba3c.metrics.monitor import export
+from launch.cluster.network import free_port
 from tests.dba3c.metrics.test_clients import check_mlflow
 
 START_TIMEOUT_S = 90.0
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -55,7 +49,7 @@ def serving(command, url, log):
 def test_a_real_mlflow_server_gets_the_whole_run(make_up_run, tmp_path, monkeypatch):
     from mlflow.tracking import MlflowClient
 
-    run, url = make_up_run(seconds=30), f"http://127.0.0.1:{free_port()}"
+    run, url = make_up_run(seconds=30), f"http://127.0.0.1:{free_port('127.0.0.1', f'mlflow-{os.getpid()}')}"
     store = ["--backend-store-uri", f"sqlite:///{tmp_path}/store.db", "--artifacts-destination", str(tmp_path / "a")]
     where = ["--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--workers", "1"]
     with serving([sys.executable, "-m", "mlflow", "server", *store, *where], f"{url}/health", tmp_path / "log"):
