@@ -1,5 +1,6 @@
 """What the README shows, run as a stranger would."""
 
+import itertools
 import os
 import re
 import stat
@@ -18,10 +19,12 @@ from param_servers import ExchangeConfig, FlatLayout, OptimizerConfig, RunStoppe
 from param_servers.benchmarks.exchange import main
 
 ROOT = Path(__file__).parents[2]
+ADDRESSES = itertools.count()
 
 
 def free_address() -> tuple[str, int]:
-    return "127.0.0.1", free_port("127.0.0.1", f"examples-{os.getpid()}")  # below those that connections are given
+    # below those that connections are given
+    return "127.0.0.1", free_port("127.0.0.1", f"examples-{os.getpid()}-{next(ADDRESSES)}")
 
 
 @pytest.mark.slow
