@@ -105,15 +105,17 @@ class RunProcess:
 
         def resolve(rank: int) -> tuple[str, int] | None:
             try:
-                reason = self.folder.stop_reason()
-            except OSError:  # a shared file system that is away for a while; who asks has a patience of his own
-                return None
+                reason, ended = self.folder.stop_reason(), self.folder.life().get("ended")
+                address = address_of(rank) if reason is None and ended is None else None
+            except (UserError, OSError) as error:
+                if not isinstance(error.__cause__ or error, OSError):
+                    raise
+                return None  # a shared file system that is away for a while; who asks has a patience of his own
             if reason is not None:
                 raise RunStopped(reason)
-            ended = self.folder.life().get("ended")
             if ended is not None:
                 raise RunBroken(f"the run has ended ({ended['outcome']}): {ended['reason']}")
-            return address_of(rank)
+            return address
 
         return resolve
 

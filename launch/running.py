@@ -210,7 +210,7 @@ def run_rank(
             folder = _folder_of_the_chief(config, place, run_dir)
     environ = {
         **os.environ,
-        **thread_environment(max(1, cores // len(mine)), os.environ),
+        **thread_environment(max(1, cores // len(mine)), os.environ, by_torchrun=place.launcher == "torchrun"),
         LISTEN_HOST_VARIABLE: listen_host,
     }
     if place.is_chief:

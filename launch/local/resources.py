@@ -135,14 +135,16 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def thread_environment(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables for a child that computes with ``threads`` threads; what the user set stays as it is.
+def thread_environment(threads: int, environ: Mapping[str, str], by_torchrun: bool = False) -> dict[str, str]:
+    """Variables for a child that computes with ``threads`` threads; what the user set stays as it is (torchrun itself
+    sets OMP_NUM_THREADS to 1, which says nothing).
 
     Idle OpenMP threads sleep instead of spinning: on a shared core a spinning thread takes it from the emulators.
     """
     wanted = dict.fromkeys(THREAD_VARIABLES, str(max(1, threads)))
     wanted |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
-    return {name: environ.get(name, value) for name, value in wanted.items()}
+    unsaid = {"OMP_NUM_THREADS"} if by_torchrun and environ.get("OMP_NUM_THREADS") == "1" else set()
+    return {name: value if name in unsaid else environ.get(name, value) for name, value in wanted.items()}
 
 
 def bind_to_own_cores(environ: Mapping[str, str], local_rank: int, local_world_size: int) -> list[int]:

@@ -78,12 +78,15 @@ def test_an_address_is_published_as_soon_as_a_full_disk_takes_it_and_another_ref
 
 
 def test_a_folder_that_cannot_be_read_now_is_no_address_yet(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(self: RunFolder) -> None:
+    def away(*_: object, **__: object) -> str:
         raise OSError(errno.EIO, "Input/output error")
 
     process_of(folder).publisher("server")("127.0.0.1", 4000)
     resolve = process_of(folder).address_until_the_end("server")
     with monkeypatch.context() as nfs:
         nfs.setattr(RunFolder, "stop_reason", away)
+        assert resolve(0) is None
+    with monkeypatch.context() as nfs:
+        nfs.setattr(Path, "read_text", away)
         assert resolve(0) is None
     assert resolve(0) == ("127.0.0.1", 4000)

@@ -86,6 +86,8 @@ def test_the_parts_of_a_heterogeneous_job_are_counted_with_their_own_cores() -> 
 
 
 def test_the_user_s_own_thread_variables_stay() -> None:
+    assert thread_environment(3, {"OMP_NUM_THREADS": "1"})["OMP_NUM_THREADS"] == "1"
+    assert thread_environment(3, {"OMP_NUM_THREADS": "1"}, by_torchrun=True)["OMP_NUM_THREADS"] == "3"
     environment = thread_environment(3, {"MKL_NUM_THREADS": "7"})
     assert environment["OMP_NUM_THREADS"] == "3"
     assert environment["MKL_NUM_THREADS"] == "7"
