@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dba3c.config import TrainConfig, has_own_code, refuse_another_run
+from dba3c.config import TrainConfig, has_own_code, refuse_another_run, replace_options
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics.trackers import check_clients
 from dba3c.metrics.watch import PlainView, watched
@@ -194,7 +194,8 @@ def run_rank(
                 _refuse(config, run_dir, resume=True)
             if has_own_code(config):  # a mistake in it would be a traceback of every rank
                 with ForkServer() as fork_server:
-                    refuse_unbuildable(fork_server, config, run_dir, goes_on)
+                    here = replace_options(config, device="cpu")  # a server's node may have no GPU
+                    refuse_unbuildable(fork_server, here, run_dir, goes_on)
             shape = {**asdict(topology), "nodes": len(place.tasks_per_node), "restart_count": place.restart_count}
             folder = RunFolder.launch(
                 run_dir,
