@@ -67,9 +67,8 @@ def name_of(thing: Any) -> str:
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not thing and found != thing:
-        what = (
-            f"{module}:{name}" if isinstance(thing, (type, FunctionType, MethodType)) else f"a {type(thing).__name__}"
-        )
+        by_name = isinstance(thing, (type, FunctionType, MethodType))
+        what = f"{module}:{name}" if by_name else f"an instance of {type(thing).__name__}"
         raise UserError(
             f"{what} is not what the run's processes would import by that name: give a function or class of a module, "
             "no instance and no partial"

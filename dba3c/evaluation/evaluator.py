@@ -79,10 +79,9 @@ class Evaluation:
         path = self.path(folder)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        if (games := _games_at(path, self.parameters_sha256)) > len(self.scores):
-            warn_on_stderr(
-                f"{path} stays as it is: it has {games} games of these parameters, this one {len(self.scores)}"
-            )
+            kept = _games_at(path, self.parameters_sha256)
+        if (games := len(self.scores)) < kept:
+            warn_on_stderr(f"{path} stays as it is: it has {kept} games of these parameters, this one {games}")
             return path
         fields = dataclasses.asdict(self)
         fields["summary"]["interval_95_of"] = "iqm"
@@ -91,11 +90,15 @@ class Evaluation:
 
 
 def _games_at(path: Path, parameters_sha256: str) -> int:
-    """How many games an evaluation of these parameters that is kept there has; 0: there is none."""
+    """How many games an evaluation of these parameters that is kept there has; 0: there is none.
+
+    Raises:
+        OSError: one is there, or may be, and cannot be read.
+    """
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         return len(kept["scores"]) if kept["parameters_sha256"] == parameters_sha256 else 0
-    except (OSError, ValueError, LookupError, TypeError):
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
         return 0
 
 

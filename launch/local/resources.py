@@ -60,7 +60,7 @@ def _cores_of_the_parent() -> int:
 
 def _slurm_cores_per_task(environ: Mapping[str, str]) -> int | None:
     """Cores that Slurm promised each task of this step, in a heterogeneous job each of this one's part."""
-    first, rank = 0, int(environ.get("SLURM_PROCID") or 0)
+    first, rank = 0, _slurm_number(environ, "SLURM_PROCID", at_least=0) or 0
     for part in range(_slurm_number(environ, "SLURM_HET_SIZE") or 0):
         first += _slurm_number(environ, f"SLURM_NTASKS_HET_GROUP_{part}") or 0
         if rank < first:
@@ -88,17 +88,17 @@ def cores_of_all_ranks(environ: Mapping[str, str], cores: int, world_size: int) 
     return sum(tasks * cores_of_task for tasks, cores_of_task in numbers) or cores * world_size
 
 
-def _slurm_number(environ: Mapping[str, str], name: str) -> int | None:
+def _slurm_number(environ: Mapping[str, str], name: str, at_least: int = 1) -> int | None:
     """A count in one of Slurm's variables; None outside of Slurm or where it does not say.
 
     Raises:
-        UserError: the variable is not a number.
+        UserError: the variable is not a number, or too small a one.
     """
     text = environ.get(name, "")
     if not text:
         return None
-    if not text.isdigit() or int(text) < 1:
-        raise UserError(f"{name} should be a positive number, it is {text!r}")
+    if not text.isdigit() or int(text) < at_least:
+        raise UserError(f"{name} should be a number from {at_least} on, it is {text!r}")
     return int(text)
 
 

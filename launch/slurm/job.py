@@ -112,10 +112,8 @@ class SlurmJob:
             if life and self._stop_reason:  # what was asked before, the beginning life would have cleared away
                 try:
                     RunFolder(self.run_dir).request_stop(self._stop_reason)
-                except (
-                    UserError,
-                    OSError,
-                ) as error:  # a full disk: to raise would end the ranks now, and the job is not requeued
+                except (UserError, OSError) as error:
+                    # a full disk: to raise would end the ranks now, and the job is not requeued
                     _say(f"{error}; asking again")
             goes_on = bool(life) and "ended" not in life
             if goes_on:

@@ -139,9 +139,8 @@ def publish(
         _set_aside(final)
     os.rename(folder, final)
     _sync(directory)
-    older = [
-        path for saved, path in _found(directory) if saved < step
-    ]  # a later one, which is torn, counts for nothing
+    # a later one, which is torn, counts for nothing
+    older = [path for saved, path in _found(directory) if saved < step]
     for old in older[: max(0, len(older) + 1 - keep)]:
         _delete_if_whole(old)
     for abandoned in directory.glob("step-*.term-*.tmp"):

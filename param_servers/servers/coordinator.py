@@ -163,12 +163,8 @@ class Coordinator:
     def _late_checkpoint(self, now_s: float) -> list[Decision]:
         """Training goes on without, and nobody would know: it is told once."""
         late = self.checkpointing.missing
-        if (
-            self.state != "running"
-            or not late
-            or self._told_late
-            or now_s - self._written_since_s < self._timeouts.disk_s
-        ):
+        is_late = late and now_s - self._written_since_s >= self._timeouts.disk_s
+        if self.state != "running" or self._told_late or not is_late:
             return []
         self._told_late = True
         what = f"{_names('server', late)} did not write the checkpoint of step {self.checkpointing.step} within"

@@ -330,9 +330,8 @@ class Hub:
 
     def drain(self, timeout_s: float, tell: Callable[[Peer], object] = lambda peer: None) -> None:
         """Close every link politely within `timeout_s`, then `shut`. `tell` says last words to those who still join."""
-        self._linger_s = max(
-            self._linger_s, timeout_s
-        )  # a peer may be busy, with last words behind what it has not read
+        # a peer may be busy, with last words behind what it has not read
+        self._linger_s = max(self._linger_s, timeout_s)
         for peer in list(self._links):
             self.close(peer)
         deadline_s = time.monotonic() + timeout_s
@@ -354,7 +353,7 @@ class Hub:
             self._listener = None
 
     def _linger(self, link: Link) -> None:
-        """Send what is queued, then close; cut off when none of it has left for LINGER_S."""
+        """Send what is queued, then close; cut off when none of it has left for `_linger_s`."""
         link.closing = True
         self._passing[link] = time.monotonic() + self._linger_s
         self._flush(link)

@@ -107,6 +107,10 @@ def test_fewer_games_do_not_replace_more_of_the_same_parameters(cartpole, capsys
     assert "stays as it is: it has 4 games of these parameters, this one 2" in capsys.readouterr().err
     replace(evaluate(CARTPOLE, policy, games=2), parameters_sha256="another").save(run)
     assert len(json.loads(path.read_text())["scores"]) == 2
+    path.unlink()
+    path.mkdir()  # an evaluation that cannot be read is not "none there"
+    with pytest.raises(UserError, match="cannot write .*: Is a directory"):
+        evaluate(CARTPOLE, policy, games=1).save(run)
 
 
 def test_what_cannot_be_evaluated_is_refused_in_one_line(cartpole):

@@ -63,8 +63,10 @@ def test_the_least_of_what_was_given_counts(monkeypatch: pytest.MonkeyPatch) -> 
     parts |= {"SLURM_CPUS_PER_TASK_HET_GROUP_0": "8", "SLURM_CPUS_PER_TASK_HET_GROUP_1": "2"}
     parts |= {"SLURM_CPUS_PER_TASK": "2"}  # a step's is that of its last part
     assert [given_cores({**parts, "SLURM_PROCID": str(rank)}) for rank in range(5)] == [8, 2, 2, 2, 2]
-    with pytest.raises(UserError, match="SLURM_CPUS_PER_TASK should be a positive number, it is 'all'"):
+    with pytest.raises(UserError, match="SLURM_CPUS_PER_TASK should be a number from 1 on, it is 'all'"):
         given_cores({"SLURM_CPUS_PER_TASK": "all"})
+    with pytest.raises(UserError, match="SLURM_PROCID should be a number from 0 on, it is 'first'"):
+        given_cores({**parts, "SLURM_PROCID": "first"})
 
 
 def test_ranks_that_their_launcher_has_bound_do_not_share_their_cores_once_more(
