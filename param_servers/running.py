@@ -164,8 +164,8 @@ def run_on_one_machine(
         plan, initial_parameters, optimizer_config, exchange_config, should_stop, on_event: see `ParameterServer`.
 
     Raises:
-        RunBroken: a server failed (its process has printed why); or it did not end when it should have, or a worker
-            did not: these are named and killed.
+        RunBroken: a server or all workers failed (their processes have printed why); or a server did not end when it
+            should have, or a worker did not: these are named and killed.
     """
     context, secret, parent = multiprocessing.get_context("fork"), secrets.token_bytes(32), os.getpid()
     host = listen_address(exchange_config.listen_host, exchange_config.interface)
@@ -296,7 +296,10 @@ def _run(
         while working and all(process.is_alive() for process in servers):
             working.difference_update(wait([*working, *(process.sentinel for process in servers)]))
         why = "all workers" if all(process.is_alive() for process in servers) else "another server"
-        if not working and all(process.exitcode for process in workers):
+        if not working:
+            for process in workers:
+                process.join()  # a process closes its sentinel a moment before it has an exit code
+        if given_up := not working and all(process.exitcode for process in workers):
             give_up()
         if late := _still_alive(servers, timeouts.servers_end_s):
             raise RunBroken(f"server {late} did not end within {timeouts.servers_end_s:g} s of the end of {why}")
@@ -312,7 +315,7 @@ def _run(
         for name, processes in (("worker", workers), ("server", servers))
         if (ranks := [str(rank) for rank, process in enumerate(processes) if process.exitcode])
     ]
-    if any(process.exitcode for process in servers):
+    if given_up or any(process.exitcode for process in servers):
         raise RunBroken("; ".join(failed))
     if late:
         raise RunBroken(f"worker {late} did not end within {timeouts.drain_s:g} s of the run's end")

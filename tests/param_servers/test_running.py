@@ -58,12 +58,15 @@ def test_each_worker_clips_its_gradient_as_the_optimizer_s_configuration_says() 
     assert model.weight.item() == pytest.approx(-0.5)
 
 
-def test_where_all_workers_fail_they_are_named_and_nobody_is_waited_for() -> None:
+@pytest.mark.parametrize("good_steps", [0, 3])
+def test_where_all_workers_fail_they_are_named_and_nobody_is_waited_for(good_steps: int) -> None:
     def fails(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+        if step < good_steps:
+            return model.weight.sum()
         raise ArithmeticError("of the loss")
 
     began_s = time.monotonic()
-    with pytest.raises(RunBroken, match="worker 0, 1 failed|the run ended before its first step"):
+    with pytest.raises(RunBroken, match="worker 0, 1 failed"):
         train_on_one_machine(
             torch.nn.Linear(1, 1),
             fails,
@@ -73,6 +76,23 @@ def test_where_all_workers_fail_they_are_named_and_nobody_is_waited_for() -> Non
             should_stop=lambda step, data_points: None,
         )
     assert time.monotonic() - began_s < 150
+
+
+def test_workers_whose_exit_codes_come_after_the_end_of_their_pipes_have_failed_too() -> None:
+    def fails_slowly(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # as the kernel does when a process ends, a moment before the code
+        time.sleep(0.5)
+        os._exit(1)
+
+    with pytest.raises(RunBroken, match="worker 0, 1 failed"):
+        train_on_one_machine(
+            torch.nn.Linear(1, 1),
+            fails_slowly,
+            OptimizerConfig(),
+            ExchangeConfig(exchange="servers", num_workers=2, join_timeout_s=300),
+            data_points=1,
+            should_stop=lambda step, data_points: None,
+        )
 
 
 LARGE = """
