@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from errno import EDQUOT, ENOSPC
-from importlib import import_module
+from pkgutil import resolve_name
 
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError, warn_on_stderr
@@ -126,5 +126,4 @@ def play(role: str, process: RunProcess) -> str:
     Returns:
         The reason the run ended.
     """
-    module, function = ROLES[role].split(":")
-    return getattr(import_module(module), function)(process)
+    return resolve_name(ROLES[role])(process)

@@ -18,7 +18,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from dba3c.algorithms.returns import Targets, lambda_returns, vtrace_targets
+from dba3c.algorithms.returns import Targets, lambda_returns
 from dba3c.algorithms.rollout import Rollout
 from dba3c.errors import UserError
 from dba3c.networks.distributions import DiagonalGaussian, Distribution, distribution
@@ -86,15 +86,20 @@ def actor_critic_targets(
 
     behaviour_log_probs: [T, B] float32, log μ(a|x) when acting; None when the policy itself acted.
     """
-    masks = (rollout.terminated, rollout.truncated, rollout.valid)
-    inputs = (rollout.rewards, *masks, rollout.values.detach(), rollout.bootstrap_value)
-    if not settings.vtrace:
-        return lambda_returns(*inputs, discount=settings.discount, trace_lambda=settings.trace_lambda)
-    if behaviour_log_probs is None:
-        log_ratios = torch.zeros_like(rollout.rewards)
-    else:
+    log_ratios = torch.zeros_like(rollout.rewards) if settings.vtrace else None
+    if settings.vtrace and behaviour_log_probs is not None:
         log_ratios = policy.log_prob(rollout.actions).detach() - behaviour_log_probs
-    return vtrace_targets(log_ratios, *inputs, discount=settings.discount, trace_lambda=settings.trace_lambda)
+    return lambda_returns(
+        rollout.rewards,
+        rollout.terminated,
+        rollout.truncated,
+        rollout.valid,
+        rollout.values.detach(),
+        rollout.bootstrap_value,
+        discount=settings.discount,
+        trace_lambda=settings.trace_lambda,
+        log_ratios=log_ratios,
+    )
 
 
 def actor_critic_loss(

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dba3c.algorithms.actor_critic import Loss, actor_critic_loss
-from dba3c.algorithms.returns import Targets, lambda_returns
+from dba3c.algorithms.actor_critic import ActorCriticSettings, Loss, actor_critic_loss, actor_critic_targets
+from dba3c.algorithms.returns import Targets
 from dba3c.algorithms.rollout import Rollout
 from dba3c.networks.distributions import Distribution
 
@@ -31,21 +31,17 @@ Total = Callable[[Sequence[float]], Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PpoSettings:
+class PpoSettings(ActorCriticSettings):
     """The coefficients of PPO.
 
     Those of the paper's Atari (table 5) are the preset ``ppo``'s: ε falls from 0.1, c_v is 2 on this scale, 3 epochs.
     These defaults are not: they are for small problems.
     """
 
-    discount: float = 0.99
-    """γ per agent step."""
     trace_lambda: float = 0.95
     """λ of the generalised advantage."""
     policy_clip: float = 0.2
     """ε: how far the probability ratio may leave 1 before its gradient stops."""
-    value_cost: float = 0.5
-    """c_v, the weight of ½(V − target)²."""
     epochs: int = 4
     """Passes over a rollout."""
     minibatches: int = 4
@@ -80,16 +76,7 @@ def ppo_batch(policy: Distribution, rollout: Rollout, observations: Tensor, sett
 
     policy: the acting one, over [T, B]. observations: [T, B, *S], the ones acted on.
     """
-    targets = lambda_returns(
-        rollout.rewards,
-        rollout.terminated,
-        rollout.truncated,
-        rollout.valid,
-        rollout.values.detach(),
-        rollout.bootstrap_value,
-        discount=settings.discount,
-        trace_lambda=settings.trace_lambda,
-    )
+    targets = actor_critic_targets(policy, rollout, settings)
     log_probs = policy.log_prob(rollout.actions)
     points = (observations, rollout.actions, log_probs, targets.values, targets.advantages, rollout.valid)
     return PpoBatch(*(tensor.flatten(0, 1) for tensor in points))

@@ -22,7 +22,7 @@ V-trace (Espeholt et al. 2018, arXiv 1802.01561, section 4.1):
     advantage_t = ρ_t·(r_t + γ_t·(λ·v_{t+1} + (1 − λ)·V(x_{t+1})) − V(x_t))
 
 The paper's policy gradient (section 4.2) is λ = 1 in the last line; weighing v_{t+1} by λ makes the on-policy case
-equal to ``lambda_returns`` for every λ. γ_t is γ, or 0 where the step terminated. The corrections stop at a truncation,
+equal to the λ-returns for every λ. γ_t is γ, or 0 where the step terminated. The corrections stop at a truncation,
 where v_{t+1} is V(x_{t+1}), and a step that is not valid has v_t = V(x_t) and no advantage.
 """
 
@@ -56,18 +56,27 @@ def lambda_returns(
     *,
     discount: float,
     trace_lambda: float = 1.0,
+    log_ratios: Tensor | None = None,
 ) -> Targets:
-    """λ-returns and advantages of a rollout.
+    """λ-returns and advantages of a rollout; with ``log_ratios``, V-trace's.
 
     rewards, values: [T, B] float32. terminated, truncated, valid: [T, B] bool. bootstrap_value: [B] float32, the value
     of the observation after the last step. discount: γ in [0, 1] per agent step; trace_lambda: λ in [0, 1].
+    log_ratios: [T, B] float32, log π(a_t|x_t) − log μ(a_t|x_t).
     """
     next_values = torch.cat((values[1:], bootstrap_value.unsqueeze(0)))
     discounts = discount * (~terminated)
-    errors = (rewards + discounts * next_values - values) * valid
+    errors = rewards + discounts * next_values - values
+    # the trace from t to t+1: none across the end of an episode, none out of a step that does not count
     traces = trace_lambda * discounts * (~truncated & valid)
-    advantages = discounted_sums(errors, traces)
-    return Targets(values + advantages, advantages)
+    if log_ratios is None:
+        advantages = discounted_sums(errors * valid, traces)
+        return Targets(values + advantages, advantages)
+    clipped = log_ratios.exp().clamp(max=1.0)
+    rhos = clipped * valid
+    corrections = discounted_sums(rhos * errors, traces * clipped)
+    next_corrections = torch.cat((corrections[1:], torch.zeros_like(corrections[:1])))
+    return Targets(values + corrections, rhos * (errors + traces * next_corrections), rhos)
 
 
 def discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
@@ -77,33 +86,3 @@ def discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
     for t in range(terms.shape[0] - 1, -1, -1):
         after = torch.addcmul(terms[t], factors[t], after, out=sums[t])
     return sums
-
-
-@torch.no_grad()
-def vtrace_targets(
-    log_ratios: Tensor,
-    rewards: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    valid: Tensor,
-    values: Tensor,
-    bootstrap_value: Tensor,
-    *,
-    discount: float,
-    trace_lambda: float = 1.0,
-) -> Targets:
-    """V-trace targets and advantages of an unroll.
-
-    log_ratios: [T, B] float32, log π(a_t|x_t) − log μ(a_t|x_t). The others as in ``lambda_returns``.
-    """
-    clipped = log_ratios.exp().clamp(max=1.0)
-    rhos = clipped * valid
-    next_values = torch.cat((values[1:], bootstrap_value.unsqueeze(0)))
-    discounts = discount * (~terminated)
-    one_step_errors = rewards + discounts * next_values - values
-    # the trace from t to t+1: none across the end of an episode, none out of a step that does not count
-    traces = trace_lambda * discounts * (~truncated & valid)
-    corrections = discounted_sums(rhos * one_step_errors, traces * clipped)
-    next_corrections = torch.cat((corrections[1:], torch.zeros_like(corrections[:1])))
-    advantages = rhos * (one_step_errors + traces * next_corrections)
-    return Targets(values + corrections, advantages, rhos)

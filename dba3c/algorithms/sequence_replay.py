@@ -66,9 +66,9 @@ class SequenceReplay:
 
     Args:
         environments: E; 0 … E−1 may be named.
-        steps_per_environment: C, a multiple of ``stride``.
+        steps_per_environment: C, a multiple of ``stride`` and longer than the history, a sequence and a stride.
         sequence_length: L, burn-in plus training steps.
-        stride: steps between the starts of sequences; less than L, they overlap.
+        stride: steps between the starts of sequences, K at least; less than L, they overlap.
         frame_stack: K; 1 stores whole observations and stacks nothing.
         frame_shape, frame_dtype: of one frame; state_sizes: H of each part of the recurrent state.
         priority_exponent, importance_exponent: α and β.
@@ -88,15 +88,6 @@ class SequenceReplay:
         priority_exponent: float = 0.9,
         importance_exponent: float = 0.6,
     ) -> None:
-        history = max(1, frame_stack - 1)  # steps before a sequence that it looks at: older frames, its previous action
-        least = history + sequence_length + stride + 1
-        if steps_per_environment % stride or steps_per_environment < least:
-            raise ValueError(
-                f"steps_per_environment must be a multiple of the stride {stride} and at least {least}, "
-                f"got {steps_per_environment}"
-            )
-        if stride <= history:
-            raise ValueError(f"the stride must be longer than the history {history}, got {stride}")
         self.stride, self.blocks = stride, steps_per_environment // stride
         self._capacity, self._length, self._frame_stack = steps_per_environment, sequence_length, frame_stack
         self._priority_exponent, self._importance_exponent = priority_exponent, importance_exponent

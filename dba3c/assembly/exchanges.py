@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -29,11 +28,29 @@ def connect(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: M
     Raises:
         ParamServersError: the others could not be reached within the configured time.
     """
-    exchange = EXCHANGES[process.config.exchange.exchange](process, plan, parameters, metrics)
-    return ClippedExchange(exchange, plan.layout, process.config.optimizer)
+    config = process.config
+    exchange: GradientExchange
+    if config.exchange.exchange in ("servers", "async"):
+        exchange = _servers(process, plan)
+    else:
+        duties = {"layout": plan.layout, **_duties(process, parameters, metrics)}
+        if config.exchange.exchange == "local":
+            exchange = LocalExchange(**duties)
+        elif config.exchange.exchange == "allreduce":
+            exchange = AllReduceExchange(collective=_collective(process), worker=process.rank, **duties)
+        else:
+            exchange = MajorityExchange(
+                rank=process.rank,
+                incarnation=process.incarnation,
+                secret=process.secret,
+                resolve=process.address_of("rank"),
+                publish_address=process.publisher("rank"),
+                **duties,
+            )
+    return ClippedExchange(exchange, plan.layout, config.optimizer)
 
 
-def _servers(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
+def _servers(process: RunProcess, plan: ShardPlan) -> GradientExchange:
     return ServersExchange(
         worker=process.rank,
         incarnation=process.incarnation,
@@ -41,29 +58,6 @@ def _servers(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: 
         exchange_config=process.config.exchange,
         resolve=process.address_until_the_end("server"),
         secret=process.secret,
-    )
-
-
-def _local(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
-    return LocalExchange(**_state_and_duties(process, plan, parameters, metrics))
-
-
-def _allreduce(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
-    return AllReduceExchange(
-        collective=_collective(process),
-        worker=process.rank,
-        **_state_and_duties(process, plan, parameters, metrics),
-    )
-
-
-def _majority(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter) -> GradientExchange:
-    return MajorityExchange(
-        rank=process.rank,
-        incarnation=process.incarnation,
-        secret=process.secret,
-        resolve=process.address_of("rank"),
-        publish_address=process.publisher("rank"),
-        **_state_and_duties(process, plan, parameters, metrics),
     )
 
 
@@ -87,12 +81,9 @@ def _collective(process: RunProcess) -> Collective:
     )
 
 
-def _state_and_duties(
-    process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: MetricsWriter
-) -> dict[str, Any]:
-    """What every rank holds where there are no servers, and what the one does that writes checkpoints and ends runs."""
+def _duties(process: RunProcess, parameters: Tensor, metrics: MetricsWriter) -> dict[str, Any]:
+    """What a server, or every rank where there are none, begins with, and what the one does that ends the run."""
     return {
-        "layout": plan.layout,
         "initial_parameters": parameters,
         "optimizer_config": process.config.optimizer,
         "exchange_config": process.config.exchange,
@@ -103,37 +94,21 @@ def _state_and_duties(
     }
 
 
-EXCHANGES: dict[str, Callable[[RunProcess, ShardPlan, Tensor, MetricsWriter], GradientExchange]] = {
-    "local": _local,
-    "servers": _servers,
-    "async": _servers,
-    "allreduce": _allreduce,
-    "majority": _majority,
-}
-
-
 def server(process: RunProcess) -> str:
     """Hold one shard of the parameters."""
-    config, folder = process.config, process.folder
-    plan, parameters = initial_parameters(config)
+    plan, parameters = initial_parameters(process.config)
     metrics = MetricsWriter.of(process, "server")
     try:
         return ParameterServer(
             shard=process.rank,
             plan=plan,
-            initial_parameters=parameters,
-            optimizer_config=config.optimizer,
-            exchange_config=config.exchange,
             resolve=process.address_of("server"),
             publish_address=process.publisher("server"),
             secret=process.secret,
             incarnation=process.incarnation,
-            checkpoint_dir=folder.checkpoints,
-            audit_path=folder.audit / "commits.jsonl",
-            life=folder.life_number(),
-            should_stop=StopRule(folder, config),
-            on_report=metrics.record_report,
-            on_event=metrics.record_told,
+            audit_path=process.folder.audit / "commits.jsonl",
+            life=process.folder.life_number(),
+            **_duties(process, parameters, metrics),
         ).run()
     finally:
         metrics.close()

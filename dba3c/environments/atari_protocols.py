@@ -30,30 +30,18 @@ _2017 = {"frame_skip": (2, 4), "grayscale": False, "noop_max": 0, "fire_on_reset
 ATARI_PROTOCOLS = {"2017": _V5 | _2017, "v5": _V5, "v4-no-sticky": _V5 | {"repeat_action_probability": 0.0}}
 
 
-def atari_2017(config: EnvironmentConfig) -> EnvironmentConfig:
-    """The 2017 protocol: random frame skip 2–4, sticky 0.25, RGB, full games in training, stuck guard of 30 steps."""
-    return replace(config, **ATARI_PROTOCOLS["2017"], episodic_life=False, clip_reward=True)
-
-
-def atari_v5(config: EnvironmentConfig) -> EnvironmentConfig:
-    """ALE's v5 protocol: sticky actions 0.25, frame skip 4."""
-    return replace(config, **ATARI_PROTOCOLS["v5"])
-
-
-def atari_v4_no_sticky(config: EnvironmentConfig) -> EnvironmentConfig:
-    """The protocol of most deep reinforcement learning before 2018: no sticky actions, frame skip 4."""
-    return replace(config, **ATARI_PROTOCOLS["v4-no-sticky"])
-
-
 def with_protocol(config: EnvironmentConfig, name: str) -> EnvironmentConfig:
-    """The environment played by the named protocol. Raises `UserError` for another name, or another family."""
-    makers = {"2017": atari_2017, "v5": atari_v5, "v4-no-sticky": atari_v4_no_sticky}
-    if name not in makers:
-        raise UserError(f"no Atari protocol is called {name!r}; there are {', '.join(makers)}")
+    """The environment played by the named protocol; 2017's training plays full games, too.
+
+    Raises:
+        UserError: there is no such protocol, or this is no Atari game.
+    """
+    if name not in ATARI_PROTOCOLS:
+        raise UserError(f"no Atari protocol is called {name!r}; there are {', '.join(ATARI_PROTOCOLS)}")
     if config.family != "atari":
         raise UserError(f"--protocol {name} is for Atari games, and {config.env_id} is not one")
     # reward clipping is the algorithm's matter: R2D2 has none whatever it plays
-    return replace(makers[name](config), clip_reward=config.clip_reward)
+    return replace(config, **ATARI_PROTOCOLS[name], episodic_life=config.episodic_life and name != "2017")
 
 
 def protocol_name(config: EnvironmentConfig) -> str:

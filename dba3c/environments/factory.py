@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
-from collections.abc import Callable
+import pkgutil
 from typing import Any, Literal
 
 import gymnasium
@@ -40,7 +39,7 @@ def make_vector_environment(
         raise UserError(f"view must be training or evaluation, not {view}")
     environments: VectorEnvironment
     if config.family == "atari":
-        environments = _function(FAMILIES["atari"].makes)(config, num_envs, seed, view)
+        environments = pkgutil.resolve_name(FAMILIES["atari"].makes)(config, num_envs, seed, view)
     else:
         if make_env is None:
             make_env = maker_of(config)  # also where processes make them: what is missing is said here, once
@@ -53,14 +52,8 @@ def make_vector_environment(
 
 
 def maker_of(config: EnvironmentConfig) -> MakeEnv:
-    """What makes one environment of any family but Atari."""
-    return _function(FAMILIES[config.family].makes)(config)
-
-
-def _function(name: str) -> Callable[..., Any]:
-    """What a family's "module:function" names; the module is imported now, since most need a package that few have."""
-    module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)
+    """What makes one environment of any family but Atari; its module is imported now, as few have what most need."""
+    return pkgutil.resolve_name(FAMILIES[config.family].makes)(config)
 
 
 def custom_maker(config: EnvironmentConfig) -> MakeEnv:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
-from dba3c.environments.atari_protocols import atari_2017, atari_v4_no_sticky, atari_v5
+from dba3c.environments.atari_protocols import with_protocol
 from dba3c.environments.config import EnvironmentConfig, stop_score
 from dba3c.errors import UserError, did_you_mean
 from launch.local.resources import multiplies_bfloat16
@@ -42,7 +42,7 @@ def breakout(env_id: str, cores: int) -> TrainConfig:
     exchange = local_servers(cores)
     environment = EnvironmentConfig(env_id=env_id, envs_per_worker=max(4, 32 // exchange.gradients_per_step))
     return TrainConfig(
-        environment=replace(atari_v4_no_sticky(environment), episodic_life=True),
+        environment=replace(with_protocol(environment, "v4-no-sticky"), episodic_life=True),
         network=NetworkConfig(network="small", precision=_quicker_precision()),
         algorithm=AlgorithmConfig(rollout_length=5, entropy_cost="0.01"),
         optimizer=OptimizerConfig(
@@ -79,7 +79,7 @@ def dba3c_paper(env_id: str, cores: int) -> TrainConfig:
     """
     del cores  # the paper's shape; --workers, --servers and --backup-workers change it
     return TrainConfig(
-        environment=atari_2017(EnvironmentConfig(env_id=env_id, envs_per_worker=6)),
+        environment=with_protocol(EnvironmentConfig(env_id=env_id, envs_per_worker=6), "2017"),
         network=NetworkConfig(network="dba3c"),
         algorithm=AlgorithmConfig(rollout_length=5, value_cost=1.0, entropy_cost="0.01"),
         optimizer=OptimizerConfig(
@@ -316,7 +316,7 @@ def _environment(env_id: str) -> tuple[EnvironmentConfig, bool]:
     """The environment, Atari by its v5 protocol, and whether it shows images."""
     environment = EnvironmentConfig(env_id=env_id)
     if environment.family == "atari":
-        return atari_v5(environment), True
+        return with_protocol(environment, "v5"), True
     return environment, environment.family in ("vizdoom", "football")
 
 

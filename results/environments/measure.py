@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import tyro
 
-from dba3c.environments.atari_protocols import atari_2017, atari_v5
+from dba3c.environments.atari_protocols import with_protocol
 from dba3c.environments.config import EnvironmentConfig, atari_games
 from dba3c.environments.factory import make_vector_environment, maker_of
 from dba3c.environments.protocol import environment_seeds
@@ -137,12 +137,12 @@ class Pair(NamedTuple):
 
 def families(arguments: Arguments) -> dict[str, tuple[EnvironmentConfig, int]]:
     """(configuration, number of environments) of everything there is to measure, by name."""
-    ale = atari_v5(EnvironmentConfig())
+    ale = with_protocol(EnvironmentConfig(), "v5")
     many, few = arguments.envs, min(arguments.envs, 4)
     football = EnvironmentConfig(env_id="football/academy_empty_goal_close")
     return {
         "ale": (ale, many),
-        "ale 2017": (atari_2017(ale), many),
+        "ale 2017": (with_protocol(ale, "2017"), many),
         "classic control": (EnvironmentConfig(env_id="CartPole-v1"), many),
         "mujoco": (EnvironmentConfig(env_id="HalfCheetah-v5"), few),
         "vizdoom": (EnvironmentConfig(env_id="vizdoom/basic"), few),

@@ -53,18 +53,18 @@ class Recorded:
 
 
 def _record_exchanges() -> None:
-    connect = exchanges.EXCHANGES["servers"]
+    connect = exchanges._servers
 
-    def connect_and_record(process: Any, plan: Any, initial_parameters: Tensor, metrics: Any) -> Any:
+    def connect_and_record(process: Any, plan: Any) -> Any:
         folder, life = Path(os.environ[FOLDER_VARIABLE]), os.environ[LIFE_VARIABLE]
         if not (initial := folder / "initial").exists():
             temporary = folder / f"initial-{os.getpid()}"
-            temporary.write_bytes(initial_parameters.numpy().tobytes())
+            temporary.write_bytes(exchanges.initial_parameters(process.config)[1].numpy().tobytes())
             temporary.replace(initial)
         name = f"life-{life}.worker-{process.rank}.incarnation-{process.incarnation}.pid-{os.getpid()}"
-        return Recorded(connect(process, plan, initial_parameters, metrics), folder / name)
+        return Recorded(connect(process, plan), folder / name)
 
-    exchanges.EXCHANGES["servers"] = connect_and_record
+    exchanges._servers = connect_and_record
 
 
 if FOLDER_VARIABLE in os.environ:

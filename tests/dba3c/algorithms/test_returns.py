@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dba3c.algorithms.returns import lambda_returns, vtrace_targets
+from dba3c.algorithms.returns import lambda_returns
 from tests.dba3c.algorithms.oracles import lambda_return, n_step_return, vtrace
 from tests.dba3c.algorithms.rollouts import random_rollout
 
@@ -104,11 +104,11 @@ def test_targets_carry_no_graph() -> None:
 def test_targets_are_the_papers_sum(trace_lambda: float) -> None:
     for seed in range(15):
         rollout = random_rollout(seed)
-        targets = vtrace_targets(
-            torch.from_numpy(np.log(rollout.ratios)),
+        targets = lambda_returns(
             *rollout.tensors(),
             discount=0.9,
             trace_lambda=trace_lambda,
+            log_ratios=torch.from_numpy(np.log(rollout.ratios)),
         )
         for b in range(rollout.rewards.shape[1]):
             sequence = [array[:, b] for array in rollout[:5]]
@@ -122,7 +122,8 @@ def test_on_policy_vtrace_is_the_lambda_return(trace_lambda: float) -> None:
     for seed in range(20):
         inputs = random_rollout(seed).tensors()
         plain = lambda_returns(*inputs, discount=0.9, trace_lambda=trace_lambda)
-        corrected = vtrace_targets(torch.zeros_like(inputs[0]), *inputs, discount=0.9, trace_lambda=trace_lambda)
+        no_ratios = torch.zeros_like(inputs[0])
+        corrected = lambda_returns(*inputs, discount=0.9, trace_lambda=trace_lambda, log_ratios=no_ratios)
         torch.testing.assert_close(corrected.values, plain.values)
         torch.testing.assert_close(corrected.advantages, plain.advantages)
 
@@ -131,7 +132,7 @@ def test_a_hand_computed_case() -> None:
     log_ratios = torch.log(torch.tensor([[0.5], [4.0]]))
     no = torch.zeros(2, 1, dtype=torch.bool)
     rewards, values = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [2.0]])
-    targets = vtrace_targets(log_ratios, rewards, no, no, ~no, values, torch.tensor([4.0]), discount=0.5)
+    targets = lambda_returns(rewards, no, no, ~no, values, torch.tensor([4.0]), discount=0.5, log_ratios=log_ratios)
     # t=1: ρ = 1: δ = 2 + 0.5·4 − 2 = 2, v = 4. t=0: ρ = c = 0.5: δ = 0.5·(1 + 0.5·2 − 1) = 0.5, v = 1 + 0.5 + 0.5·0.5·2
     assert targets.values.squeeze(1).tolist() == [2.0, 4.0]
     assert targets.advantages.squeeze(1).tolist() == [0.5 * (1 + 0.5 * 4 - 1), 2.0]
@@ -139,6 +140,6 @@ def test_a_hand_computed_case() -> None:
 
 def test_an_action_the_policy_would_never_take_teaches_nothing() -> None:
     inputs = random_rollout(1).tensors()
-    targets = vtrace_targets(torch.full_like(inputs[0], -float("inf")), *inputs, discount=0.9)
+    targets = lambda_returns(*inputs, discount=0.9, log_ratios=torch.full_like(inputs[0], -float("inf")))
     assert not targets.advantages.any()
     assert torch.equal(targets.values, inputs[4])

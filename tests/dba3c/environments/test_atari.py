@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dba3c.environments.atari_protocols import atari_2017, atari_v4_no_sticky
+from dba3c.environments.atari_protocols import with_protocol
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 
-NO_STICKY = atari_v4_no_sticky(EnvironmentConfig())
+NO_STICKY = with_protocol(EnvironmentConfig(), "v4-no-sticky")
 FIRE = 1
 
 
@@ -104,7 +104,7 @@ def test_rgb_planes_are_frame_by_frame_and_channels_first(made):
 
 
 def test_the_2017_protocol_skips_two_to_four_frames_at_random(made):
-    envs = made(replace(atari_2017(NO_STICKY), noop_max=0), 1, seed=0)
+    envs = made(replace(with_protocol(NO_STICKY, "2017"), noop_max=0), 1, seed=0)
     envs.reset()
     frames, counted = [0], []
     for _ in range(60):
@@ -128,7 +128,7 @@ def test_frames_are_those_of_the_console_and_a_reset_with_its_no_ops_is_none(mad
 
 
 def test_the_2017_protocol_starts_every_game_with_a_black_history(made):
-    envs = made(replace(atari_2017(NO_STICKY), max_episode_frames=20), 2, seed=0)
+    envs = made(replace(with_protocol(NO_STICKY, "2017"), max_episode_frames=20), 2, seed=0)
     first = envs.reset()
     assert not first[:, :9].any() and first[:, 9:].any()
     transitions = play(envs, 12)
@@ -139,7 +139,7 @@ def test_the_2017_protocol_starts_every_game_with_a_black_history(made):
 
 def test_resizing_of_the_2017_protocol_is_bilinear_at_pixel_centres(made):
     """Against the formula, slowly: output pixel (i, j) reads the screen at ((i + ½)·210/84 − ½, (j + ½)·160/84 − ½)."""
-    envs = made(replace(atari_2017(NO_STICKY), frame_stack=1), 1, seed=0)
+    envs = made(replace(with_protocol(NO_STICKY, "2017"), frame_stack=1), 1, seed=0)
     resized = envs.reset()[0].astype(float)
     screen = envs._consoles._screens[0].astype(float)
     for i, j in [(0, 0), (11, 40), (25, 30), (60, 41), (80, 83)]:

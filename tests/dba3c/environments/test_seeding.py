@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dba3c.environments.atari_protocols import atari_2017
+from dba3c.environments.atari_protocols import with_protocol
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.protocol import environment_seed, environment_seeds, worker_seed
 
 NUM_ENVS, STEPS = 4, 250
 FAMILIES = {
     "ale": EnvironmentConfig(),
-    "ale 2017": atari_2017(EnvironmentConfig()),
+    "ale 2017": with_protocol(EnvironmentConfig(), "2017"),
     "classic control": EnvironmentConfig(env_id="CartPole-v1"),
     "continuous control": EnvironmentConfig(env_id="Pendulum-v1"),
     "toy text": EnvironmentConfig(env_id="FrozenLake-v1"),

@@ -12,7 +12,7 @@ import torch
 
 from dba3c.assembly.model import initial_parameters
 from dba3c.config import NetworkConfig, TrainConfig, replace_options
-from dba3c.environments.atari_protocols import atari_2017, atari_v4_no_sticky
+from dba3c.environments.atari_protocols import with_protocol
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate, evaluated_policies, evaluator
@@ -27,7 +27,8 @@ CARTPOLE = replace_options(
     TrainConfig(environment=EnvironmentConfig(env_id="CartPole-v1"), network=NetworkConfig(network="mlp")),
     evaluation_games=4,
 )
-BREAKOUT = TrainConfig(environment=atari_v4_no_sticky(EnvironmentConfig()), network=NetworkConfig(network="small"))
+PAPER, NO_STICKY = (with_protocol(EnvironmentConfig(), name) for name in ("2017", "v4-no-sticky"))
+BREAKOUT = TrainConfig(environment=NO_STICKY, network=NetworkConfig(network="small"))
 
 
 @pytest.fixture
@@ -73,19 +74,19 @@ def test_breakout_is_played_in_full_games_with_unclipped_scores(make_run, write_
 
 
 def test_the_2017_protocol_is_greedy_with_its_step_limit_and_guard():
-    protocol = protocol_for(TrainConfig(environment=atari_2017(EnvironmentConfig())))
+    protocol = protocol_for(TrainConfig(environment=PAPER))
     assert protocol.name == "2017, at most 40,000 steps a game, greedy actions"
     assert protocol.environment.max_episode_frames == 120_000  # frame skip 2, 3 or 4
     assert protocol.environment.stuck_guard_steps == 30
-    shorter = protocol_for(TrainConfig(environment=replace(atari_2017(EnvironmentConfig()), max_episode_frames=20_000)))
+    shorter = protocol_for(TrainConfig(environment=replace(PAPER, max_episode_frames=20_000)))
     assert shorter.environment.max_episode_frames == 20_000 and shorter.actions == "greedy"
     assert shorter.name == "2017 but max_episode_frames=20000, greedy actions"
-    sampled = protocol_for(TrainConfig(environment=atari_2017(EnvironmentConfig())), "sampled")
+    sampled = protocol_for(TrainConfig(environment=PAPER), "sampled")
     assert sampled.actions == "sampled" and "sampled actions" in sampled.name
 
 
 def test_a_2017_game_of_a_stuck_policy_ends(make_run, write_checkpoint):
-    config = TrainConfig(environment=atari_2017(EnvironmentConfig()), network=NetworkConfig(network="small"))
+    config = TrainConfig(environment=PAPER, network=NetworkConfig(network="small"))
     run = make_run(config)
     zeros = torch.zeros_like(initial_parameters(config)[1])  # all logits equal: NOOP for ever, without the guard
     policy = load_policy(write_checkpoint(run, config, step=1, parameters=zeros))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dba3c.environments.atari_protocols import atari_2017, atari_v4_no_sticky, atari_v5
+from dba3c.environments.atari_protocols import with_protocol
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import EnvironmentFailed
@@ -17,13 +17,13 @@ from dba3c.recording.cameras import make_camera
 
 BREAKOUT = EnvironmentConfig()
 GAMES = {
-    "v4": atari_v4_no_sticky(BREAKOUT),
-    "v5, sticky": atari_v5(BREAKOUT),
-    "2017": atari_2017(BREAKOUT),
-    "fixed RGB": replace(atari_v5(BREAKOUT), grayscale=False, frame_skip=3, noop_max=0),
-    "flicker": atari_v5(EnvironmentConfig(env_id="ALE/SpaceInvaders-v5")),
-    "cut": replace(atari_v5(BREAKOUT), max_episode_frames=101),
-    "guarded": replace(atari_v4_no_sticky(BREAKOUT), stuck_guard_steps=5, noop_max=0),
+    "v4": with_protocol(BREAKOUT, "v4-no-sticky"),
+    "v5, sticky": with_protocol(BREAKOUT, "v5"),
+    "2017": with_protocol(BREAKOUT, "2017"),
+    "fixed RGB": replace(with_protocol(BREAKOUT, "v5"), grayscale=False, frame_skip=3, noop_max=0),
+    "flicker": with_protocol(EnvironmentConfig(env_id="ALE/SpaceInvaders-v5"), "v5"),
+    "cut": replace(with_protocol(BREAKOUT, "v5"), max_episode_frames=101),
+    "guarded": replace(with_protocol(BREAKOUT, "v4-no-sticky"), stuck_guard_steps=5, noop_max=0),
 }
 
 
