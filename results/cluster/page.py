@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,41 +41,26 @@ _ORDER = {name: place for place, name in enumerate(OURS)}
 
 def page(rows: Rows, made: dict[str, Any], figures: Sequence[str]) -> str:
     """All of README.md. Sections without rows are left out."""
-    sections: tuple[tuple[str, Callable[[Rows], list[str]], Rows], ...] = (
-        ("Time to 300 of Breakout, against nodes", to_score, of(rows, "to_score") if learnt() else []),
-        ("What a user would pick instead, on the same wire", peers, of(rows, "peers")),
-        ("Data points/s", main_rows, [*of(rows, "workers"), *of(rows, "backup")]),
-        ("Backup workers", backup, of(rows, "backup")),
-        ("Faults, with 64 workers", faults, of(rows, "faults")),
-        ("Central inference", central, of(rows, "central")),
-        ("The simulator, judged", simulator, [row for row in rows if "error" in row]),
-        ("Does D matter?", method, of(rows, "method")),
+    sections: tuple[tuple[str, Callable[[Rows], list[str]], Rows, tuple[str, ...]], ...] = (
+        ("Time to 300 of Breakout, against nodes", to_score, of(rows, "to_score") if learnt() else [], ("to_score",)),
+        ("What a user would pick instead, on the same wire", peers, of(rows, "peers"), ()),
+        ("Data points/s", main_rows, [*of(rows, "workers"), *of(rows, "backup")], ("workers_", "servers_")),
+        ("Backup workers", backup, of(rows, "backup"), ("backup_",)),
+        ("Faults, with 64 workers", faults, of(rows, "faults"), ("faults",)),
+        ("Central inference", central, of(rows, "central"), ("central_",)),
+        ("The simulator, judged", simulator, [row for row in rows if "error" in row], ()),
+        ("Does D matter?", method, of(rows, "method"), ()),
     )
-    images = {
-        "Time t": ("to_score",),
-        "What a": (),
-        "Data p": ("workers_", "servers_"),
-        "Backup": ("backup_",),
-        "Faults": ("faults",),
-        "Centra": ("central_",),
-    }
-    parts = [
-        _INTRODUCTION.format(
-            made=made_by(made), machines=_machines(rows), others=_percent(MOST_OTHERS, 0), **_of_inputs()
-        )
-    ]
-    for title, told, mine in sections:
+    processors = Counter(row["processor"] for row in rows).most_common()
+    machines = ", ".join(f"{count} with cores of {processor}" for processor, count in processors)
+    others = _percent(MOST_OTHERS, 0)
+    parts = [_INTRODUCTION.format(made=made_by(made), machines=machines, others=others, **_of_inputs())]
+    for title, told, mine, prefixes in sections:
         if mine:
-            shown = [name for name in figures if name.startswith(images.get(title[:6], ()) or "-")]
+            shown = [name for name in figures if name.startswith(prefixes)]
             pictures = [f"![{name.removesuffix('.png').replace('_', ' ')}]({name})" for name in shown]
             parts.append("\n\n".join([f"## {title}", *pictures, *told(mine)]))
     return "\n\n".join([*parts, _LIMITS.format(**_of_processors())]) + "\n"
-
-
-def _machines(rows: Rows) -> str:
-    """How many rows each processor made."""
-    counts = Counter(row["processor"] for row in rows)
-    return ", ".join(f"{count} with cores of {processor}" for processor, count in counts.most_common())
 
 
 def of(rows: Rows, part: str) -> list[Row]:
@@ -145,14 +131,14 @@ def _adding_up_ms(lanes: int) -> float:
 def peers(rows: Rows) -> list[str]:
     """Who is ahead, those cases first in which it is not ours."""
     key = ("workers", "megabytes", "slow")
-    cases = [list(group) for _, group in groupby(_sorted(rows, *key), lambda row: [row[name] for name in key])]
+    cases = [list(group) for _, group in groupby(_sorted(rows, *key), itemgetter(*key))]
     told = [line for _, line in sorted(_ahead(case) for case in cases if _is_contest(case))]
     cells = [
         (
             way(row), row["workers"], row["backup"], f"{row['megabytes']:g}", "yes" if row["slow"] > 1 else "no",
             _dilation(row), f"{row['step_ms']:.1f}", f"{row['data_points_per_s']:,.0f}", f"{row['own_share']:.0%}",
         )
-        for row in _sorted(rows, *key, "-data_points_per_s")
+        for row in _sorted(_fastest_first(rows), *key)
     ]  # fmt: skip
     columns = ("exchange", "n", "b", "MB", "straggler", "D", "step, ms", "data points/s", "busy")
     return [_PEERS.format(straggler=STRAGGLER), "\n".join(told), markdown(columns, cells)]
@@ -165,7 +151,7 @@ def _is_contest(case: Rows) -> bool:
 
 def _ahead(case: Rows) -> tuple[float, str]:
     """(by how much the best of ours is ahead of the best of theirs, in words)."""
-    counted = _sorted([row for row in case if not row["refused"]], "-data_points_per_s")
+    counted = _fastest_first([row for row in case if not row["refused"]])
     our, their = (next(row for row in counted if (row["exchange"] in OURS) is own) for own in (True, False))
     ratio = our["data_points_per_s"] / their["data_points_per_s"]
     late = "nobody late" if case[0]["slow"] == 1 else "one straggler"
@@ -183,10 +169,10 @@ def main_rows(rows: Rows) -> list[str]:
     """What each exchange makes of the most workers, then all rows."""
     told = []
     key = ("network", "gbit")
-    for group, found in groupby(_sorted(of(rows, "workers"), *key), lambda row: [row[name] for name in key]):
+    for group, found in groupby(_sorted(of(rows, "workers"), *key), itemgetter(*key)):
         mine = list(found)
         most = max(row["workers"] for row in mine)
-        ranked = _sorted([row for row in mine if row["workers"] == most], "-data_points_per_s")
+        ranked = _fastest_first([row for row in mine if row["workers"] == most])
         lines = (f"{way(row)} {row['data_points_per_s']:,.0f}{_over(row)}{_mark(row)}" for row in ranked)
         told.append(f"- **{group[0]}, {group[1]:g} Gbit/s, {most} workers**: " + "; ".join(lines) + ".")
     columns = ("network", "Gbit/s", "exchange", "n", "b", "D", "compute, ms", "bound, ms", "step, ms", "predicted")
@@ -223,7 +209,7 @@ def backup(rows: Rows) -> list[str]:
     """The best b, measured and simulated."""
     told = []
     key = ("network", "exchange", "servers")
-    for _, found in groupby(_sorted(rows, *key), lambda row: [row[name] for name in key]):
+    for _, found in groupby(_sorted(rows, *key), itemgetter(*key)):
         mine = _sorted(list(found), "backup")
         best = max(mine, key=lambda row: row["data_points_per_s"])
         guess = max(mine, key=lambda row: row["data_points_per_s"] * row["step_ms"] / row["predicted_ms"])
@@ -307,7 +293,7 @@ def simulator(rows: Rows) -> list[str]:
 
 def method(rows: Rows) -> list[str]:
     spreads, key = [], ("exchange", "workers")
-    for _, found in groupby(_sorted(rows, *key), lambda row: [row[name] for name in key]):
+    for _, found in groupby(_sorted(rows, *key), itemgetter(*key)):
         mine = list(found)
         steps = [row["step_ms"] for row in mine]
         spreads.append((max(steps) / min(steps) - 1, f"{way(mine[0])} with {mine[0]['workers']}"))
@@ -324,12 +310,12 @@ def method(rows: Rows) -> list[str]:
 
 
 def _sorted(rows: Rows, *names: str) -> list[Row]:
-    """By these columns; those with a minus from the greatest down."""
+    """By these columns; rows that have the same stay in their order."""
+    return sorted(rows, key=itemgetter(*names))
 
-    def key(row: Row) -> Iterator[Any]:
-        return (-row[name[1:]] if name.startswith("-") else row[name] for name in names)
 
-    return sorted(rows, key=lambda row: tuple(key(row)))
+def _fastest_first(rows: Rows) -> list[Row]:
+    return sorted(rows, key=itemgetter("data_points_per_s"), reverse=True)
 
 
 def _percent(share: float, digits: int = 1) -> str:
