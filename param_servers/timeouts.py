@@ -67,10 +67,8 @@ class Timeouts:
         self.server_return_s = reconnect_timeout_s
         """For a server that was lost to come back."""
         self.disk_s = checkpoint_timeout_s
-        """For all servers to load the checkpoint that they go on from; for the checkpoint at the end, in all
-        exchanges."""
-        self.set_aside_s = self.disk_s / 2
-        """Of that: for checkpoints of undone steps to be out of the way."""
+        """For all servers to load the checkpoint that they go on from, with those of undone steps out of the way; for
+        the checkpoint at the end, in all exchanges."""
         self.step_s = step_timeout_s
         """For every other step, after which workers without a gradient are expelled; for one sum of ranks."""
         self.server_silence_s = self.step_s / 2

@@ -3,12 +3,11 @@
 The disk works in a thread, so that a slow one stops neither steps nor links.
 """
 
-import math
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -24,22 +23,11 @@ from param_servers.checkpoint.files import (
 from param_servers.errors import CheckpointError, ParamServersError
 from param_servers.layout import ShardPlan
 from param_servers.optim import State
-from param_servers.timeouts import CLOSE_S, LeavableThread, Timeouts
+from param_servers.timeouts import CLOSE_S, LeavableThread
 
 Done = Callable[[dict[str, Any]], None]
 """Called with the result of work that is done, or with {"error": why it failed}."""
 Loaded = Callable[[Tensor, State | None], None]
-
-
-class _Pending(NamedTuple):
-    """Work that the thread was given."""
-
-    future: Future[Any]
-    told: Callable[[Future[Any]], None]
-    """Called from `poll` when it is done; may raise what ends the run."""
-    by_s: float
-    late: str
-    """What to say when it is not done by then."""
 
 
 class Checkpoints:
@@ -48,22 +36,14 @@ class Checkpoints:
     Args:
         directory: None: nothing is written, and only the initial parameters can be loaded.
         initial: [P] float32, parameters of step 0, in the order of `plan`.
-        set_aside_s: longest wait for the disk in `set_aside_after`.
     """
 
-    def __init__(
-        self,
-        directory: Path | None,
-        plan: ShardPlan,
-        shard: int,
-        initial: Tensor,
-        set_aside_s: float = Timeouts().set_aside_s,
-    ) -> None:
-        self.directory, self._plan, self._shard, self._set_aside_s = directory, plan, shard, set_aside_s
+    def __init__(self, directory: Path | None, plan: ShardPlan, shard: int, initial: Tensor) -> None:
+        self.directory, self._plan, self._shard = directory, plan, shard
         self._initial = initial[plan.slice_of(shard)].clone()
         self._thread = LeavableThread(f"checkpoints-{shard}")
-        self._pending: list[_Pending] = []
-        self._stuck = False
+        self._pending: list[tuple[Future[Any], Callable[[Future[Any]], None]]] = []
+        """What the thread was given, and what to call from `poll` when it is done; that may raise what ends the run."""
 
     @property
     def busy(self) -> bool:
@@ -72,9 +52,7 @@ class Checkpoints:
     def write(self, step: int, term: int, parameters: Tensor, state: State, done: Done) -> None:
         """Write a slice [n] that nobody changes any more; `done` is called with its entry for the manifest."""
         directory, shard, count = self.directory, self._shard, self._plan.num_shards
-        if directory is None:
-            done({"error": "no directory for checkpoints"})
-            return
+        assert directory is not None
         self.submit(lambda: write_shard(directory, step, term, shard, count, parameters, state), done)
 
     def publish(
@@ -101,35 +79,28 @@ class Checkpoints:
 
         self._begin(work, told)
 
-    def _begin(
-        self, work: Callable[[], Any], told: Callable[[Future[Any]], None], by_s: float = math.inf, late: str = ""
-    ) -> None:
-        self._pending.append(_Pending(self._thread.submit(work), told, by_s, late))
+    def _begin(self, work: Callable[[], Any], told: Callable[[Future[Any]], None]) -> None:
+        self._pending.append((self._thread.submit(work), told))
 
     def poll(self) -> None:
         """Call `done` of what is finished; from the loop, so that nothing else needs a lock.
 
         Raises:
-            CheckpointError: what is to be loaded cannot be, or checkpoints cannot be set aside, or not in time.
+            CheckpointError: what is to be loaded cannot be, or checkpoints cannot be set aside.
             CheckpointUnreadable: the file system does not let the one be read that is to be loaded.
         """
-        finished: list[_Pending] = []
-        waiting: list[_Pending] = []
-        for entry in self._pending:  # asked once: what is done between two questions would be in neither list
-            (finished if entry.future.done() else waiting).append(entry)
-        self._pending = waiting
-        for entry in finished:
-            entry.told(entry.future)
-        for entry in self._pending:
-            if time.monotonic() > entry.by_s:
-                self._stuck = True  # nobody waits for that disk again
-                raise CheckpointError(entry.late)
+        # Asked once: what is done between two questions would be told twice, or never.
+        done = [future.done() for future, _ in self._pending]
+        finished = list(compress(self._pending, done))
+        self._pending = list(compress(self._pending, (not one for one in done)))
+        for future, told in finished:
+            told(future)
 
     def set_aside_after(self, step: int, done: Callable[[], None]) -> None:
         """Shard 0, before a roll-back to `step`: later checkpoints belong to a history that did not happen.
 
-        After what is being written, since that could be one of them. Where the disk does not do it within
-        `set_aside_s`, `poll` raises: a restart would find the wrong history there.
+        After what is being written, since that could be one of them. Where the disk cannot, `poll` raises: a restart
+        would find the wrong history there.
         """
         directory = self.directory
         if directory is None:
@@ -143,9 +114,7 @@ class Checkpoints:
                 raise CheckpointError(f"the checkpoints after step {step} cannot be set aside: {error}") from error
             done()
 
-        what = f"the disk did not set aside the checkpoints after step {step} within {self._set_aside_s:g} s"
-        by_s = time.monotonic() + self._set_aside_s
-        self._begin(lambda: set_aside_after(directory, step), told, by_s, f"{what}: {directory}")
+        self._begin(lambda: set_aside_after(directory, step), told)
 
     def newest(self, on_skip: Callable[[str], None]) -> tuple[int, int, int]:
         """(step, data_points, term) of the newest valid checkpoint; zeros without one. Raises as `find_newest`."""
@@ -175,7 +144,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Let go of the thread, within a bounded time."""
-        self._thread.close(0.0 if self._stuck else CLOSE_S)
+        self._thread.close(CLOSE_S)
 
 
 class Checkpointing:

@@ -111,9 +111,7 @@ class ParameterServer:
             admit=self.admits,
             silence_timeout_s=timeouts.silence_s,
         )
-        self._checkpoints = checkpoints or Checkpoints(
-            checkpoint_dir, plan, shard, initial_parameters, timeouts.set_aside_s
-        )
+        self._checkpoints = checkpoints or Checkpoints(checkpoint_dir, plan, shard, initial_parameters)
         asynchronous = exchange.exchange == "async"
         self._fingerprint = plan.fingerprint_of(asynchronous)
         tensors = Shard(initial_parameters[plan.slice_of(shard)], optimizer_config)

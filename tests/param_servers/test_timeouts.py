@@ -21,7 +21,6 @@ WAITS = [  # who waits; what goes before the decision, in a row; by how much mor
     ("start_s", ("join_s",), NOTICE_S),  # server 0 decides about servers that do not come
     ("other_start_s", ("start_s", "join_s"), NOTICE_S),  # server 0 may come last, and then waits itself
     ("return_s", ("silence_s", "server_return_s"), NOTICE_S),  # server 0 may notice the loss later, and waits
-    ("disk_s", ("set_aside_s",), 0.0),  # who waits for a disk that does not set checkpoints aside says so
     ("step_s", ("server_silence_s", "alive_every_s"), 0.0),  # a server that lives has been heard before that
     ("chief_silence_s", ("alive_every_s",) * 4, 0.0),  # a server 0 or chief that lives has been heard before that
     ("group_s", ("step_s",), 1.0),  # a rank may be in a sum when it is told to leave its group

@@ -27,8 +27,8 @@ def begin(checkpoints: Checkpoints, step: int) -> None:
         checkpoints.publish(step, 1, 10 * step, [entry], 5, published.append)
 
     checkpoints.write(step, 1, torch.full((4,), float(step)), {}, written)
-    [write] = checkpoints._pending
-    write.future.result(10.0)
+    [(write, _)] = checkpoints._pending
+    write.result(10.0)
     checkpoints.poll()
 
 
@@ -64,20 +64,6 @@ def test_a_disk_that_cannot_set_aside_is_one_line(tmp_path: Path, monkeypatch: p
     with pytest.raises(CheckpointError, match=r"^the checkpoints after step 2 cannot be set aside: .*step-4"):
         finish(checkpoints)
     checkpoints.close()
-
-
-def test_a_disk_that_does_not_answer_is_waited_for_as_long_as_stated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = threading.Event()
-    monkeypatch.setattr(writer, "set_aside_after", lambda directory, step: answers.wait(60))
-    checkpoints = Checkpoints(tmp_path, PLAN, 0, torch.zeros(4), set_aside_s=0.05)
-    checkpoints.set_aside_after(2, pytest.fail)
-    with pytest.raises(CheckpointError, match=r"did not set aside the checkpoints after step 2 within 0\.05 s"):
-        finish(checkpoints)
-    checkpoints.close()  # does not wait for it either
-    assert not answers.is_set()
-    answers.set()
 
 
 def test_a_slow_load_leaves_the_loop_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,22 +103,17 @@ from param_servers.checkpoint.files import find_newest, load_checkpoint
 writer.CLOSE_S = 0.05
 writer.set_aside_after = writer.write_shard = lambda *arguments: threading.Event().wait()
 plan = plan_shards(FlatLayout.of({"w": (4,)}), 1)
-checkpoints = writer.Checkpoints(Path(sys.argv[1]), plan, 0, torch.zeros(4), 0.05)
+checkpoints = writer.Checkpoints(Path(sys.argv[1]), plan, 0, torch.zeros(4))
 if sys.argv[2] == "set aside":
     checkpoints.set_aside_after(2, print)
-    while True:
-        checkpoints.poll()
-checkpoints.write(2, 1, torch.zeros(4), {}, print)
+else:
+    checkpoints.write(2, 1, torch.zeros(4), {}, print)
 checkpoints.close()
 print("closed")
 """
 
 
-@pytest.mark.parametrize(("what", "code"), [("write", 0), ("set aside", 1)])
-def test_a_process_whose_disk_hangs_ends_all_the_same(tmp_path: Path, what: str, code: int) -> None:
+@pytest.mark.parametrize("what", ["write", "set aside"])
+def test_a_process_whose_disk_hangs_ends_all_the_same(tmp_path: Path, what: str) -> None:
     command = [sys.executable, "-c", HANGING_DISK, str(tmp_path), what]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == code
-    assert (
-        (ended.stdout == "closed\n") if code == 0 else ("CheckpointError: the disk did not set aside" in ended.stderr)
-    )
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout == "closed\n"

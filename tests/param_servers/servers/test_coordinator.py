@@ -211,6 +211,16 @@ def test_a_server_that_returns_takes_everybody_back_to_the_checkpoint() -> None:
     assert (give.term, give.step, [row.worker for row in give.rows]) == (2, 2, [0, 1, 2])
 
 
+def test_a_disk_that_does_not_get_the_servers_to_the_checkpoint_in_time_ends_the_run() -> None:
+    coordinator = Coordinator(ExchangeConfig(exchange="servers", num_servers=2, checkpoint_timeout_s=20.0), 0.0)
+    coordinator.server_joined(0, 0, 0.0)
+    coordinator.server_joined(1, 0, 1.0)
+    coordinator.server_ready(1, 1, 2.0)
+    assert coordinator.tick(21.0) == []
+    (stop,) = only(coordinator.tick(21.5), Stop)
+    assert stop.failed and "server 0 did not load step 0 within 20 s" in stop.reason
+
+
 def test_a_lost_server_that_does_not_return_ends_the_run() -> None:
     coordinator = running()
     coordinator.server_left(1, 5.0)
