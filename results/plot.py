@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from dba3c.studies.figures import (
     random_to,
     save,
 )
+from dba3c.studies.page import rows_of
 from dba3c.studies.results import data_points_per_s, each, read_results
 from dba3c.studies.statistics import interquartile_mean, over_games
 from dba3c.studies.study import NETWORK_SIZES
@@ -162,13 +162,12 @@ def architectures(folder: Path) -> None:
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
-Row = dict[str, str]
+Row = dict[str, Any]
 
 
 def table(path: Path, **only: str) -> list[Row]:
     """The rows of a CSV file that hold these cells."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if all(row[name] == cell for name, cell in only.items())]
+    return [row for row in rows_of(path) if all(row[name] == cell for name, cell in only.items())]
 
 
 def series(rows: Sequence[Row], by: str, x: str) -> Iterator[tuple[int, str, list[float], list[Row]]]:
@@ -231,8 +230,7 @@ def inference(folder: Path) -> None:
 
 def launch(folder: Path) -> None:
     """Step time over the size of the parameters, a line for each number of servers."""
-    lines = (folder / "overhead.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [{name: str(value) for name, value in json.loads(line).items()} for line in lines]
+    rows = rows_of(folder / "overhead.jsonl")
     sleep_ms = float(rows[0]["compute_ms"])
     figure, axes = new_figure()
     for index, servers, x, mine in series(rows, "servers", "megabytes"):

@@ -264,7 +264,7 @@ def go_on() -> int:
 
 def keep_agent(entry: Entry) -> None:
     """The parameters of its last checkpoint, where it is still there."""
-    if (entry.run.folder / "config.json").exists() and not (entry.results / "checkpoints").exists():
+    if (entry.run.folder / "config.json").exists() and not checkpoint_steps(entry.results / "checkpoints"):
         keep_policy(RunFolder.open(entry.run.folder), entry.results, warn_on_stderr)
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from dba3c.benchmarks.dilated_cluster import read
 from dba3c.simulation.cluster import Cluster
+from dba3c.studies.page import rows_of
 from param_servers.benchmarks import cluster as lab
 from param_servers.benchmarks.cluster import QUEUE_BYTES, Scene
 from param_servers.benchmarks.exchange import Measured, Worked
@@ -76,7 +77,7 @@ def test_a_row_on_a_busy_machine_is_kept_apart_and_tried_again_more_slowly(campa
 
     monkeypatch.setattr(campaign.lab, "measure", busy)
     campaign.campaign(float("inf"), 5.0, [""])
-    refused = campaign.read(campaign.REFUSED)
+    refused = rows_of(campaign.REFUSED)
     assert len(refused) == 2 and not campaign.ROWS.exists()
     campaign.REFUSED.write_text(json.dumps(refused[0]) + "\n")  # as if it had been interrupted after the first row
     for _ in range(3):
@@ -96,17 +97,17 @@ def test_a_row_beside_other_work_is_tried_again_at_the_same_dilation(campaign: A
     for _ in range(2):
         campaign.campaign(float("inf"), 5.0, [""])
     assert len(asked) == 3 and asked[2] == asked[0]
-    assert len(campaign.read(campaign.REFUSED)) == 1 and len(campaign.read(campaign.ROWS)) == 2
+    assert len(rows_of(campaign.REFUSED)) == 1 and len(rows_of(campaign.ROWS)) == 2
 
 
 def test_a_row_from_before_the_switchs_queues_were_repaired_is_measured_again_and_then_counts(campaign: Any) -> None:
     campaign.campaign(float("inf"), 5.0, [""])
-    old = campaign.read(campaign.ROWS)[0]
+    old = rows_of(campaign.ROWS)[0]
     del old["queue_bytes"]
     campaign.ROWS.write_text(json.dumps(old | {"step_ms": 77.0}) + "\n")
     campaign.campaign(float("inf"), 5.0, [""])
     assert [scene.workers for scene, *_ in campaign.asked] == [4, 8, 4, 8]
-    newest = campaign.newest(campaign.read(campaign.ROWS))
+    newest = campaign.newest(rows_of(campaign.ROWS))
     assert [row["step_ms"] for row in newest] == [50.0, 50.0]
 
 
@@ -119,7 +120,7 @@ def test_a_row_whose_processes_fail_stops_no_other(campaign: Any, monkeypatch: A
     monkeypatch.setattr(campaign.lab, "measure", fail)
     campaign.campaign(float("inf"), 5.0, [""])
     assert "FAILED" in (out := capsys.readouterr().out) and "process 3 failed" in out
-    assert len(campaign.read(campaign.ROWS)) == 1
+    assert len(rows_of(campaign.ROWS)) == 1
 
 
 def test_the_list_says_what_is_missing_and_how_long_it_takes(campaign: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from dba3c.studies.figures import IDEAL, PALETTE, finish, new_figure, new_panels, save
+from dba3c.studies.page import rows_of
 
 RATE = "data points/s, time-dilated"
 Row = dict[str, Any]
@@ -30,11 +30,7 @@ def with_marked(rows: Sequence[Row], refused: Sequence[Row]) -> list[Row]:
 
 def read(folder: Path) -> list[Row]:
     """What is to be shown of a campaign."""
-    kept, refused = (
-        [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
-        for name in ("rows.jsonl", "refused.jsonl")
-    )
-    return with_marked(kept, refused)
+    return with_marked(rows_of(folder / "rows.jsonl"), rows_of(folder / "refused.jsonl"))
 
 
 def way(row: Mapping[str, Any]) -> str:

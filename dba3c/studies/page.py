@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from dba3c.errors import UserError
 from dba3c.runs import host_facts
+from dba3c.runs.files import write_atomically
 
 _MADE = re.compile(r"^\d{4}-\d\d-\d\d, \d+ cores of .*?commit \w+(?: with local changes)?\.", re.MULTILINE)
 
@@ -18,6 +22,29 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table."""
     first, *others = ("|" + "".join(f" {cell} |" if cell != "" else " |" for cell in line) for line in [columns, *rows])
     return "\n".join([first, "|" + "---|" * len(columns), *others])
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """Of a .csv, where every cell is text, or of a file of JSON lines; none where it is not there."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return list(csv.DictReader(StringIO(text)) if path.suffix == ".csv" else map(json.loads, text.splitlines()))
+
+
+def add_row(path: Path, row: Mapping[str, Any]) -> None:
+    """A JSON line more."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A .csv; its columns are those of any row, in their order."""
+    text = StringIO()
+    writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue())
 
 
 def facts(command: str) -> dict[str, Any]:

@@ -5,9 +5,8 @@ All numbers are of one stretch at the end of a run, so that starting up and warm
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from dba3c.errors import UserError
 from dba3c.metrics.reader import Record, whole_run
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.figures import PALETTE, legend_below, new_figure, save
-from dba3c.studies.page import markdown
+from dba3c.studies.page import markdown, rows_of
 from param_servers.servers.audit import history, read_audit
 
 STEPPING = ("worker", "actor")
@@ -128,21 +127,12 @@ def _policy_lag(
     return float(p50), float(p99)
 
 
-def write_csv(costs: Sequence[Cost], path: Path) -> None:
-    """One line a row."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Cost)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(cost) for cost in costs)
-
-
 def read_csv(path: Path) -> list[Cost]:
-    """What ``write_csv`` wrote."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            Cost(**{key: value if key in ("architecture", "network") else float(value) for key, value in row.items()})  # type: ignore[arg-type]
-            for row in csv.DictReader(file)
-        ]
+    """Of a costs.csv."""
+    return [
+        Cost(**{key: value if key in ("architecture", "network") else float(value) for key, value in row.items()})
+        for row in rows_of(path)
+    ]
 
 
 def table(costs: Sequence[Cost]) -> str:

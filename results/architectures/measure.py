@@ -12,16 +12,16 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-from costs import ARCHITECTURES, Cost, cost_of, plot_costs, read_csv, table, write_csv
+from costs import ARCHITECTURES, Cost, cost_of, plot_costs, read_csv, table
 
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.page import made_by, renew
+from dba3c.studies.page import made_by, renew, write_rows
 from dba3c.studies.study import NETWORK_SIZES, Shape, Study, build, load
 from launch.cli.study import run_all
 
@@ -63,7 +63,7 @@ def main() -> int:
     if not measured:
         return 1
     costs = in_order([*measured, *kept_costs(arguments)])
-    write_csv(costs, arguments.into / "costs.csv")
+    write_rows(arguments.into / "costs.csv", [asdict(cost) for cost in costs])
     plot_costs(costs, arguments.into)
     if arguments.into == HERE:
         first = next(iter(json.loads((HERE / "machine.json").read_text()).values()))
@@ -87,8 +87,8 @@ def is_measured(architecture: str, arguments: Arguments) -> bool:
 
 def kept_costs(arguments: Arguments) -> list[Cost]:
     """Rows of an earlier measurement of what is not measured now."""
-    path = arguments.into / "costs.csv"
-    return [cost for cost in read_csv(path) if not is_measured(cost.architecture, arguments)] if path.exists() else []
+    costs = read_csv(arguments.into / "costs.csv")
+    return [cost for cost in costs if not is_measured(cost.architecture, arguments)]
 
 
 def in_order(costs: list[Cost]) -> list[Cost]:

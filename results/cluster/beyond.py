@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from headline import processor_lines
+from headline import PROCESSORS
 from numpy.typing import NDArray
 from page import SWITCH_US
 from plan import ENVIRONMENTS, LENGTH_STEPS, REDUCTION_MS, SEED, megabytes, recorded_s
 
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.simulate import ring_s, simulate_times
-from dba3c.studies.page import facts, made_by, markdown, renew
+from dba3c.studies.page import facts, made_by, markdown, renew, rows_of
 from param_servers.benchmarks.cluster import CORES, node_times_s
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
@@ -45,8 +45,8 @@ class Processors(NamedTuple):
 
     @classmethod
     def measured(cls) -> Processors:
-        served = [line for line in processor_lines() if line["exchange"] == "servers"]
-        summed = [line for line in processor_lines() if line["exchange"] == "allreduce"]
+        served = [line for line in rows_of(PROCESSORS) if line["exchange"] == "servers"]
+        summed = [line for line in rows_of(PROCESSORS) if line["exchange"] == "allreduce"]
         loads = [(1, s["workers"] * s["servers"], s["workers"] / s["servers"] * 1e6 * s["megabytes"]) for s in served]
         rounds = [(1, 2 * (s["workers"] - 1)) for s in summed]
         server_s, message_s, byte_s = _fit(loads, [s["server_ms"] / 1e3 for s in served])

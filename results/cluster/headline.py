@@ -8,7 +8,6 @@ processors D times too fast, theirs is counted (`processors.py`).
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from matplotlib.ticker import ScalarFormatter
 from dba3c.benchmarks.dilated_cluster import read, way
 from dba3c.studies.curve import load_curve
 from dba3c.studies.figures import IDEAL, PALETTE, finish, new_figure, save
+from dba3c.studies.page import rows_of
 from param_servers.benchmarks.cluster import CORES
 
 HERE = Path(__file__).resolve().parent
@@ -33,7 +33,7 @@ POINTS_PER_UPDATE = PPO_ENVIRONMENTS * PPO_LENGTH_STEPS / PPO_UPDATES
 """That are new; each is used in as many updates as there are epochs."""
 
 
-PROCESSORS = "processors.jsonl"
+PROCESSORS = HERE / "processors.jsonl"
 SAME_EXCHANGE = ("exchange", "workers", "servers", "colocated", "megabytes")
 """What a line there and a row have in common."""
 
@@ -111,13 +111,8 @@ def undilated(role: str = "", **which: Any) -> float:
     Raises:
         StatisticsError: it was not measured.
     """
-    mine = [line for line in processor_lines() if all(line[name] == value for name, value in which.items())]
+    mine = [line for line in rows_of(PROCESSORS) if all(line[name] == value for name, value in which.items())]
     return statistics.median(line[f"{role}_ms"] if role else max(line["server_ms"], line["worker_ms"]) for line in mine)
-
-
-def processor_lines() -> list[dict[str, Any]]:
-    """Of PROCESSORS: a line for each run."""
-    return [json.loads(line) for line in (HERE / PROCESSORS).read_text(encoding="utf-8").splitlines()]
 
 
 def draw(folder: Path) -> None:

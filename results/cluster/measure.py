@@ -45,7 +45,7 @@ from dba3c.benchmarks.dilated_cluster import newest
 from dba3c.simulation.calibration import MeasuredPoint, fit
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.simulate import simulate_times
-from dba3c.studies.page import facts
+from dba3c.studies.page import add_row, facts, rows_of
 from param_servers.benchmarks import cluster as lab
 from param_servers.benchmarks.cluster import Scene
 from param_servers.errors import ConfigError, PeerLost, told
@@ -107,22 +107,13 @@ def predicted(clusters: dict[str, Cluster], row: Row, dilation: float, steps: in
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-
-def append(path: Path, row: dict[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
-
-
 def missing(only: list[str]) -> list[Row | CentralRow]:
     """What is not measured, in the plan's order, but for rows that were tried too often on too busy a machine.
 
     Args: only: parts of keys, of which a row's has one.
     """
-    done = {row["key"] for row in read(ROWS) if is_fresh(row)}
-    tried = [row["key"] for row in read(REFUSED) if is_fresh(row)]
+    done = {row["key"] for row in rows_of(ROWS) if is_fresh(row)}
+    tried = [row["key"] for row in rows_of(REFUSED) if is_fresh(row)]
     asked = (row for row in everything() if any(part in row.key for part in only))
     return [row for row in asked if row.key not in done and tried.count(row.key) < row.most_tries]
 
@@ -149,7 +140,7 @@ class Prepared(NamedTuple):
 
 def prepare(row: Row | CentralRow, seconds: float) -> Prepared:
     """Args: seconds: that are measured. Raises ConfigError where the machine cannot hold the row."""
-    cores, least = os.cpu_count() or 1, least_dilation(read(REFUSED), row.key)
+    cores, least = os.cpu_count() or 1, least_dilation(rows_of(REFUSED), row.key)
     if isinstance(row, CentralRow):
         dilation = max(dilated_central.choose_dilation(row.scene, cores), least)
         update_s = row.scene.points_per_update / dilated_central.predicted_points_per_s(row.scene, row.costs())
@@ -202,7 +193,7 @@ def main() -> None:
 
 def listed(row_s: float, only: list[str]) -> list[str]:
     """A line for each row that is missing, with the seconds that it will take, and their sum so far."""
-    took_s = {row["key"]: row["row_s"] for row in read(ROWS)}
+    took_s = {row["key"]: row["row_s"] for row in rows_of(ROWS)}
     sum_s, lines = 0.0, []
     for row in missing(only):
         try:
@@ -219,7 +210,7 @@ def listed(row_s: float, only: list[str]) -> list[str]:
 def judged(only: list[str]) -> list[str]:
     """A line for each row that counts, simulated anew with the calibration of the last campaign, and their sum."""
     clusters = {name: Cluster(**found) for name, found in json.loads(CALIBRATED.read_text(encoding="utf-8")).items()}
-    measured = {row["key"]: row for row in newest(read(ROWS)) if "error" in row}
+    measured = {row["key"]: row for row in newest(rows_of(ROWS)) if "error" in row}
     errors, lines = [], []
     for row in everything():
         found = measured.get(row.key)
@@ -240,7 +231,7 @@ def campaign(until_s: float, row_s: float, only: list[str]) -> None:
     here = {"commit": made["source"].get("commit"), "processor": made["host"]["processor"]}
     for row in missing(only):
         if row.part != "calibration" and not clusters:
-            clusters = calibrate(newest(read(ROWS)))
+            clusters = calibrate(newest(rows_of(ROWS)))
             CALIBRATED.write_text(json.dumps({k: asdict(v) for k, v in clusters.items()}, indent=1) + "\n")
         try:
             prepared = prepare(row, row_s)
@@ -260,7 +251,7 @@ def campaign(until_s: float, row_s: float, only: list[str]) -> None:
         if "predicted_ms" in line:
             line["error"] = round(line["predicted_ms"] / line["step_ms"] - 1, 4)
         refused = line["refused"] = not is_calibration(line) and (line["refused"] or others_share(line) > MOST_OTHERS)
-        append(REFUSED if refused else ROWS, line)
+        add_row(REFUSED if refused else ROWS, line)
         shown = ("exchange", "workers", "servers", "backup", "megabytes", "gbit", "dilation", "steps", "step_ms")
         more = ("predicted_ms", "error", "bound_ms", "slowest_compute_ms", "own_share", "busy_share", "row_s")
         told_of = " ".join(f"{name}={line.get(name)}" for name in (*shown, *more))

@@ -24,7 +24,7 @@ from plan import (
 )
 
 from dba3c.benchmarks.dilated_cluster import read, way
-from dba3c.studies.page import made_by, markdown
+from dba3c.studies.page import made_by, markdown, rows_of
 from param_servers.benchmarks.cluster import CORES
 
 HERE = Path(__file__).resolve().parent
@@ -124,8 +124,8 @@ def _sum(row: Row) -> str:
 
 def _adding_up_ms(lanes: int) -> float:
     """On two cores, as results/lanes has it."""
-    lines = (HERE.parent / "lanes" / "reduction.jsonl").read_text(encoding="utf-8").splitlines()
-    return next(row["step_ms"] for row in map(json.loads, lines) if (row["lanes"], row["megabytes"]) == (lanes, 2.7))
+    rows = rows_of(HERE.parent / "lanes" / "reduction.jsonl")
+    return next(row["step_ms"] for row in rows if (row["lanes"], row["megabytes"]) == (lanes, 2.7))
 
 
 def peers(rows: Rows) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from other_systems import PEERS
 
 from dba3c.benchmarks.dilated_central import CentralScene
 from dba3c.simulation.simulate import AgentCosts
+from dba3c.studies.page import rows_of
 from param_servers.benchmarks.cluster import CORES, MOST_BUSY, QUEUE_BYTES, Scene, node_times_s
 from param_servers.benchmarks.exchange import WARM_UP_STEPS
 from param_servers.benchmarks.hosts import Fault, FaultKind
@@ -155,17 +155,17 @@ def megabytes(network: str) -> float:
 
 def recorded_s(network: str) -> NDArray[np.float64]:
     """Of a lane's rollouts."""
-    with (HERE / "compute_times.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["network"] == network]
-    return np.array([float(row["ms"]) / 1e3 for row in rows if int(row["environments"]) == ENVIRONMENTS])
+    return _of_lane_s("compute_times.csv", network, ENVIRONMENTS)
 
 
 def recorded_ppo_s(network: str, environments: int) -> NDArray[np.float64]:
     """[updates of an iteration, iterations] of a lane; the first takes the rollout, too."""
-    with (HERE / "ppo_times.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["network"] == network]
-    times_s = [float(row["ms"]) / 1e3 for row in rows if int(row["environments"]) == environments]
-    return np.array(times_s).reshape(-1, PPO_UPDATES).T
+    return _of_lane_s("ppo_times.csv", network, environments).reshape(-1, PPO_UPDATES).T
+
+
+def _of_lane_s(file: str, network: str, environments: int) -> NDArray[np.float64]:
+    asked, rows = (network, str(environments)), rows_of(HERE / file)
+    return np.array([float(row["ms"]) / 1e3 for row in rows if (row["network"], row["environments"]) == asked])
 
 
 def scene(exchange: str, n: int, network: str, gbit: float, k: int = 0, b: int = 0, colocated: bool = False) -> Scene:

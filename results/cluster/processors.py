@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 import torch
 from headline import PROCESSORS, SAME_EXCHANGE
 from plan import Row, to_score
 
-from dba3c.studies.page import facts
+from dba3c.studies.page import add_row, facts
 from param_servers.benchmarks.cluster import Scene
 from param_servers.benchmarks.exchange import Case, run
 
-HERE = Path(__file__).resolve().parent
 STEPS = 20
 
 
@@ -45,10 +43,9 @@ def main() -> None:
     where = {"date": made["date"], "commit": made["source"]["commit"], "processor": made["host"]["processor"]}
     scenes = {row.scene._replace(gbit=0.0) for row in to_score("small") if isinstance(row, Row)}
     for scene in sorted(scenes):
-        line = json.dumps({**measure(scene), **where})
-        print(line, flush=True)
-        with (HERE / PROCESSORS).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        line = {**measure(scene), **where}
+        print(json.dumps(line), flush=True)
+        add_row(PROCESSORS, line)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ network (compute_times.csv); and the updates of PPO's iterations, of which the f
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
@@ -21,7 +20,7 @@ from typing import Any
 from headline import PPO_UPDATES
 
 from dba3c.simulation.calibration import calibrate
-from dba3c.studies.page import facts
+from dba3c.studies.page import facts, rows_of, write_rows
 
 HERE = Path(__file__).resolve().parent
 TIMES = HERE / "compute_times.csv"
@@ -54,7 +53,7 @@ def record(words: str, frames: int) -> tuple[float, ...]:
 
 def record_rollouts() -> None:
     """What compute_times.csv lacks."""
-    known = {(row["network"], int(row["environments"])) for row in read(TIMES)}
+    known = {(row["network"], int(row["environments"])) for row in rows_of(TIMES)}
     for network in ROLLOUTS:
         for environments in ENVIRONMENTS:
             if (network, environments) in known:
@@ -70,7 +69,7 @@ def record_rollouts() -> None:
 
 def record_ppo() -> None:
     """What ppo_times.csv lacks: whole iterations, but for the first."""
-    known = {int(row["environments"]) for row in read(PPO_TIMES)}
+    known = {int(row["environments"]) for row in rows_of(PPO_TIMES)}
     for environments, iterations in PPO_ITERATIONS.items():
         if environments in known:
             continue
@@ -84,20 +83,9 @@ def record_ppo() -> None:
         append(PPO_TIMES, (*SHAPE, "iteration", "update", "ms"), lines)
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """The rows that are there."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def append(path: Path, columns: Sequence[str], lines: Sequence[tuple[Any, ...]]) -> None:
     """After what is there; how they were made beside them."""
-    is_new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([columns, *lines] if is_new else lines)
+    write_rows(path, [*rows_of(path), *(dict(zip(columns, line, strict=True)) for line in lines)])
     made = facts("python results/cluster/record_compute.py") | {"load_average": os.getloadavg()}
     path.with_suffix(".json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     mean_ms = sum(float(line[-1]) for line in lines) / len(lines)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 from pathlib import Path
 
 import torch
 
-from dba3c.studies.page import facts
+from dba3c.studies.page import facts, write_rows
 from param_servers.benchmarks.exchange import Case, measure
 
 HERE = Path(__file__).resolve().parent
@@ -44,11 +43,7 @@ def main() -> None:
         runs = sorted((measure(case) for _ in range(REPEATS[case.megabytes])), key=lambda run: run["step_ms"])
         rows.append(runs[len(runs) // 2])
         print(json.dumps(rows[-1]), flush=True)
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    with (HERE / "exchange.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(HERE / "exchange.csv", rows)
     made = facts("python results/communication/measure.py")
     (HERE / "meta.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 

@@ -9,8 +9,6 @@ Writes scores.csv, the table of README.md, and the figure. A run whose checkpoin
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,10 +21,9 @@ from numpy.typing import NDArray
 from dba3c import games
 from dba3c.config import TrainConfig
 from dba3c.environments.atari_protocols import protocol_name
-from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve, load_curve
-from dba3c.studies.page import made_by, markdown, renew
+from dba3c.studies.page import made_by, markdown, renew, rows_of, write_rows
 from dba3c.studies.statistics import human_normalised, over_games
 from dba3c.studies.study import DBA3C_SCORES
 
@@ -44,11 +41,8 @@ EVALUATED_GAMES = 30
 CPU_HOURS, MEAN = "progress/cpu_hours", "score/mean"
 MEAN_OF_GAMES = 50
 """In a mean score; before so many were played it is of fewer."""
-COLUMNS = (
-    "game", "seed", "protocol", "agent_steps", "core_hours", "score_online_50", "score_evaluated_30",
-    "core_hours_to_target", "processor", "precision",
-)  # fmt: skip
-"""The last two say whose core-hours they are."""
+KEY = ("game", "seed", "protocol", "agent_steps", "core_hours")
+"""Of a checkpoint, in scores.csv."""
 
 
 def name_of(env_id: str) -> str:
@@ -105,7 +99,7 @@ def evaluated(run: Trained) -> float:
 
 
 def row_of(run: Trained, before: Mapping[tuple[str, ...], str]) -> dict[str, str]:
-    """A line of scores.csv. `before`: its first five columns → the evaluated score that it has already."""
+    """A line of scores.csv. `before`: its KEY → the evaluated score that it has already."""
     config = TrainConfig.from_json(RunFolder.open(run.folder).config_text())
     row = {
         "game": run.game,
@@ -115,19 +109,13 @@ def row_of(run: Trained, before: Mapping[tuple[str, ...], str]) -> dict[str, str
         "core_hours": f"{run.curve.column(CPU_HOURS)[-1]:.3f}",
         "score_online_50": f"{run.line[1, -1]:.2f}",
     }
-    known = before.get(tuple(row[column] for column in COLUMNS[:5]))
+    known = before.get(tuple(row[column] for column in KEY))
     row["score_evaluated_30"] = known if known is not None else f"{evaluated(run):.2f}"
     to_goal = run.core_hours_to_goal
     row["core_hours_to_target"] = "" if to_goal is None else f"{to_goal:.3f}"
+    # the last two say whose core-hours they are
     row |= {"processor": run.curve.meta["lives"][-1]["host"]["processor"], "precision": config.network.precision}
     return row
-
-
-def read_rows(path: Path = SCORES) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -171,13 +159,9 @@ def aggregate(rows: list[dict[str, str]]) -> str:
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     found = [run for of in ("", STICKY) for runs in trained(of=of).values() for run in runs]
-    before = {tuple(row[column] for column in COLUMNS[:5]): row["score_evaluated_30"] for row in read_rows()}
+    before = {tuple(row[column] for column in KEY): row["score_evaluated_30"] for row in rows_of(SCORES)}
     rows = [row_of(run, before) for run in found]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(SCORES, text.getvalue())
+    write_rows(SCORES, rows)
     lives = [run.curve.meta["lives"][-1] for run in found]
     renew(HERE / "README.md", made_by(max(lives, key=lambda life: life["started_s"])), table(rows))
     print(aggregate(rows))

@@ -10,7 +10,6 @@ README.md from both.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shutil
 import statistics
@@ -23,7 +22,7 @@ from pathlib import Path
 
 from dba3c.metrics.reader import whole_run
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.page import facts, made_by, markdown, renew
+from dba3c.studies.page import add_row, facts, made_by, markdown, renew, rows_of
 
 HERE = Path(__file__).resolve().parent
 SECONDS, WARM_UP_S = 15.0, 8.0
@@ -61,8 +60,7 @@ def agent_steps_per_s(words: list[str]) -> float:
 def write_page() -> None:
     """The table: medians of the rounds, and of the ratios to one lane within each round."""
     rounds: dict[tuple[str, str, str, int], list[dict[str, float]]] = defaultdict(list)
-    for line in (HERE / "rows.jsonl").read_text().splitlines():
-        row = json.loads(line)
+    for row in rows_of(HERE / "rows.jsonl"):
         rounds[row["processor"], row["network"], row["precision"], row["envs"]].append(row["agent_steps_per_s"])
     table = []
     for (processor, network, precision, envs), rows in rounds.items():
@@ -74,7 +72,7 @@ def write_page() -> None:
             cells.append(f"{rate:,.0f} ({ratio:.2f})" if measured else "–")
         table.append(cells)
     speed = markdown(["2 cores of", "network", "environments a core", "rounds", *WAYS], table)
-    reduced = [json.loads(line) for line in (HERE / "reduction.jsonl").read_text().splitlines()]
+    reduced = rows_of(HERE / "reduction.jsonl")
     sizes = sorted({row["megabytes"] for row in reduced})
     sums: list[list[object]] = []
     for lanes in sorted({row["lanes"] for row in reduced}):
@@ -101,9 +99,7 @@ def main() -> None:
                 row[way] = together(words, 2 if way.startswith("two runs") else 1)
                 print(network, precision, way, f"{row[way]:,.0f}", flush=True)
             case = {"network": network, "precision": precision, "envs": options.envs}
-            line = {"processor": processor, **case, "agent_steps_per_s": row}
-            with (HERE / "rows.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            add_row(HERE / "rows.jsonl", {"processor": processor, **case, "agent_steps_per_s": row})
     command = [sys.executable, "-m", "param_servers.benchmarks.lanes"]
     reduction = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
     (HERE / "reduction.jsonl").write_text(reduction)

@@ -34,7 +34,7 @@ from pathlib import Path
 import psutil
 
 from dba3c.errors import UserError
-from dba3c.studies.page import facts, made_by, markdown, renew
+from dba3c.studies.page import add_row, facts, made_by, markdown, renew, rows_of
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows.jsonl"
@@ -202,8 +202,7 @@ def private_mb(pid: int) -> float:
 
 def speed(options: argparse.Namespace) -> None:
     """Appends the missing rows, round by round."""
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
-    done = {(row["round"], row["system"]) for row in rows}
+    done = {(row["round"], row["system"]) for row in rows_of(ROWS)}
     until_s = time.monotonic() + options.seconds
     for number in range(options.rounds):
         for name, peer in peers(options.cleanrl).items():
@@ -219,15 +218,13 @@ def speed(options: argparse.Namespace) -> None:
                 continue
             row = {"round": number, "system": name, **found, "cores": len(os.sched_getaffinity(0))}
             print(json.dumps(row), flush=True)
-            with ROWS.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            add_row(ROWS, row)
 
 
 def page(made: str) -> None:
     """The table: medians of the rounds, and against the fastest other system."""
     rounds: dict[str, list[dict[str, float]]] = defaultdict(list)
-    for line in ROWS.read_text().splitlines():
-        row = json.loads(line)
+    for row in rows_of(ROWS):
         rounds[row["system"]].append(row)
     of = {name: statistics.median(row["agent_steps_per_s"] for row in rows) for name, rows in rounds.items()}
     best = max(value for name, value in of.items() if not name.startswith("ours"))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import re
 import statistics
 import sys
@@ -28,7 +27,7 @@ import psutil
 from dba3c.errors import UserError
 from dba3c.studies.curve import Curve, load_curve
 from dba3c.studies.figures import IDEAL, line_of, new_panels, random_to, save
-from dba3c.studies.page import facts, made_by, markdown, renew
+from dba3c.studies.page import add_row, facts, made_by, markdown, renew, rows_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from peers.measure import HERE, START_S, Peer, peers, started
@@ -116,7 +115,7 @@ def where() -> dict[str, str]:
 
 def run(options: argparse.Namespace) -> None:
     """Appends the missing rows."""
-    done = {(row["game"], row["system"], row["seed"]) for row in rows()}
+    done = {(row["game"], row["system"], row["seed"]) for row in rows_of(FILE)}
     for game in options.games:
         for name in SYSTEMS:
             if (game, name, options.seed) in done or not re.search(options.only, name):
@@ -127,13 +126,7 @@ def run(options: argparse.Namespace) -> None:
                 print(f"{name}, {game}: {error}", file=sys.stderr)
                 continue
             print(name, game, row["games"], "games", row["score"][-1], flush=True)
-            with FILE.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-
-
-def rows() -> list[dict[str, Any]]:
-    """What was played so far."""
-    return [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
+            add_row(FILE, row)
 
 
 def ours(game: str) -> dict[str, Curve]:
@@ -143,17 +136,17 @@ def ours(game: str) -> dict[str, Curve]:
 
 def played() -> dict[str, list[dict[str, Any]]]:
     """The rows of each game that has some."""
-    found = {game: [row for row in rows() if row["game"] == game] for game in GOALS}
+    found = {game: [row for row in rows_of(FILE) if row["game"] == game] for game in GOALS}
     return {game: its for game, its in found.items() if its}
 
 
 def page(made: str) -> None:
     """The table of where each was when its processor time was used, and the figure."""
     table = []
-    for game, rows_ in played().items():
+    for game, rows in played().items():
         lines = [
             (row["system"], row["score"][-1], row["agent_steps"][-1], row["games"], f"{row['processor']}, float32")
-            for row in rows_
+            for row in rows
         ]
         for name, curve in ours(game).items():
             at = int(np.searchsorted(curve.column("progress/cpu_hours"), CORE_HOURS)) - 1
@@ -176,12 +169,12 @@ def draw(folder: Path) -> None:
     figure, panels = new_panels(len(found), len(found), 4.0, x_name, y_name)
     looks = {name: line_of(index) for index, name in enumerate([*OURS["Breakout"], *SYSTEMS])}
     lines = {}
-    for axes, (game, rows_) in zip(panels, found.items(), strict=True):
+    for axes, (game, rows) in zip(panels, found.items(), strict=True):
         for name, curve in ours(game).items():
             hours, score = curve.column("progress/cpu_hours"), curve.column("score/mean")
             lines[name] = axes.plot(hours, score, linewidth=1.8, **looks[name])[0]
             random_to(axes, curve, GOALS[game])
-        for row in rows_:
+        for row in rows:
             look = looks[row["system"]]
             lines[row["system"]] = axes.plot(row["core_hours"], row["score"], linewidth=1.2, **look)[0]
         axes.set_xlim(0, CORE_HOURS)

@@ -12,7 +12,6 @@ Writes validation.csv, .json, .png and .svg and the tables of validation.md; abo
 
 from __future__ import annotations
 
-import csv
 import json
 import statistics
 import subprocess
@@ -34,7 +33,7 @@ from dba3c.simulation.calibration import MeasuredPoint, calibrate, fit
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
 from dba3c.simulation.simulate import simulate_times
 from dba3c.studies.figures import PALETTE, new_figure, save
-from dba3c.studies.page import facts, made_by, markdown, renew
+from dba3c.studies.page import facts, made_by, markdown, renew, rows_of, write_rows
 from param_servers.benchmarks.exchange import WARM_UP_STEPS, Case
 from param_servers.benchmarks.exchange import run as run_case
 
@@ -198,10 +197,7 @@ def run(arguments: Arguments) -> None:
 
 def write(output: Path, rows: list[dict[str, object]], cluster: Cluster, compute: ComputeTimes, seed: int) -> None:
     """validation.csv, and validation.json with everything that the predictions rest on."""
-    with (output / "validation.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(output / "validation.csv", rows)
     found = {
         **facts("python results/simulation/validation.py"),
         "seed": seed,
@@ -218,9 +214,8 @@ def write(output: Path, rows: list[dict[str, object]], cluster: Cluster, compute
 def read(folder: Path) -> tuple[list[dict[str, str]], dict[str, Any]]:
     """The rows of validation.csv and the tree of validation.json. Raises UserError when they are not there."""
     try:
-        with (folder / "validation.csv").open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        return rows, json.loads((folder / "validation.json").read_text(encoding="utf-8"))
+        made = json.loads((folder / "validation.json").read_text(encoding="utf-8"))
+        return rows_of(folder / "validation.csv"), made
     except (OSError, ValueError) as error:
         raise UserError(f"{folder} holds no validation of the simulator: {error}") from error
 

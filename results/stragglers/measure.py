@@ -9,7 +9,6 @@ beside the same exchange with the same b where nobody straggles.
 """
 
 import argparse
-import csv
 import multiprocessing
 import random
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from dba3c.studies.page import write_rows
 from param_servers.benchmarks.exchange import WARM_UP_STEPS, Case, Compute, run
 
 GRADIENTS, SLEEP_STEPS, SLOW = 8, 10, 3.0
@@ -100,10 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     found = [row for exchange in options.exchanges for b in options.backup for row in rows(options, exchange, b)]
-    with options.output.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: _text(row[name]) for name in COLUMNS} for row in found)
+    write_rows(options.output, [{name: _text(row[name]) for name in COLUMNS} for row in found])
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from dba3c.assembly.model import Spaces, build_model
 from dba3c.config import TrainConfig
 from dba3c.metrics.reader import whole_run
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.page import facts, made_by, markdown, renew
+from dba3c.studies.page import add_row, facts, made_by, markdown, renew, rows_of
 from launch.cli.options import parse_train
 from launch.local.resources import thread_environment
 
@@ -204,7 +204,7 @@ def one_round() -> dict[str, Any]:
 
 def write_page(made: str) -> None:
     """Medians of the rounds of this processor, and of ratios within rounds."""
-    rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
+    rows = rows_of(ROWS)
     rows = [row for row in rows if row["processor"] == rows[-1]["processor"]]
     cells = []
     for case in rows[-1]["cases"]:
@@ -254,9 +254,7 @@ def main() -> None:
     options = parser.parse_args()
     made = facts("python results/throughput/measure.py")
     for _ in range(0 if options.what else options.rounds):
-        line = {**one_round(), "processor": made["host"]["processor"], "date": made["date"]}
-        with ROWS.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        add_row(ROWS, {**one_round(), "processor": made["host"]["processor"], "date": made["date"]})
     write_page("" if options.what else made_by(made))
 
 

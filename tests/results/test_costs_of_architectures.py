@@ -1,15 +1,17 @@
 """What a run costs, read from its records: hand-made ones, so that every number is known."""
 
 import json
+from dataclasses import asdict
 
 import pytest
-from architectures.costs import cost_of, plot_costs, read_csv, table, write_csv
+from architectures.costs import cost_of, plot_costs, read_csv, table
 
 from dba3c.central_config import CentralConfig
 from dba3c.config import AlgorithmConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
+from dba3c.studies.page import write_rows
 from param_servers.config import ExchangeConfig
 
 WORKERS = TrainConfig(exchange=ExchangeConfig(exchange="async", num_workers=2, num_servers=1))
@@ -79,7 +81,7 @@ def test_of_a_learner_and_its_actors_only_the_actors_count_steps_and_two_kinds_o
     assert cost.agent_steps_per_s == 600
     assert cost.cores_used == pytest.approx(1.0)
     assert (cost.lag_p50, cost.lag_p99) == (1.0, 3.0)
-    write_csv([cost], tmp_path / "costs.csv")
+    write_rows(tmp_path / "costs.csv", [asdict(cost)])
     assert read_csv(tmp_path / "costs.csv") == [cost]
     assert "| nature | central inference | 600 | 2,400 |" in table([cost])
     assert {path.name for path in plot_costs([cost], tmp_path)} == {"speed.png", "speed.svg", "cost.png", "cost.svg"}

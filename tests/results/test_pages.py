@@ -12,7 +12,7 @@ from architectures.costs import read_csv, table
 from games import measure as seven_games
 
 from dba3c.errors import UserError
-from dba3c.studies.page import markdown, renew
+from dba3c.studies.page import add_row, markdown, renew, rows_of, write_rows
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 PLOTS = runpy.run_path(str(RESULTS / "plot.py"))["FIGURES"]
@@ -63,7 +63,7 @@ def test_the_tables_of_a_page_are_what_the_data_beside_it_says(copy: Path) -> No
     found = json.loads((inference / "inference.json").read_text())
     tables = runpy.run_path(str(inference / "measure.py"))["tables"](found)
     games = copy / "games"
-    scores = seven_games.table(seven_games.read_rows(games / "scores.csv"))
+    scores = seven_games.table(rows_of(games / "scores.csv"))
     for folder, said in ((costs, [table(read_csv(costs / "costs.csv"))]), (inference, tables), (games, [scores])):
         before = (folder / "README.md").read_text(encoding="utf-8")
         renew(folder / "README.md", "2030-01-01, 7 cores of X, commit abc.", *said)
@@ -83,6 +83,17 @@ def test_a_page_of_two_measurements_says_of_each_where_it_was_made(tmp_path: Pat
     assert page.read_text() == f"{markdown(['a'], [[3]])}\n\n{now}\n\n{two}\n\n{before}\n"
     renew(page, now, markdown(["b"], [[4]]))
     assert page.read_text() == f"{markdown(['a'], [[3]])}\n\n{now}\n\n{markdown(['b'], [[4]])}\n\n{now}\n"
+
+
+def test_rows_are_written_and_read_as_csv_and_as_json_lines(tmp_path: Path) -> None:
+    table, lines = tmp_path / "rows.csv", tmp_path / "rows.jsonl"
+    assert rows_of(table) == rows_of(lines) == []
+    write_rows(table, [{"b": 1, "a": "x, y"}, {"a": 2.5, "c": ""}])
+    assert table.read_bytes() == b'b,a,c\n1,"x, y",\n,2.5,\n'
+    assert rows_of(table) == [{"b": "1", "a": "x, y", "c": ""}, {"b": "", "a": "2.5", "c": ""}]
+    for row in ({"n": 1, "who": "µ"}, {"n": [2.5, None]}):
+        add_row(lines, row)
+    assert rows_of(lines) == [{"n": 1, "who": "µ"}, {"n": [2.5, None]}]
 
 
 @pytest.mark.parametrize("name", ["scaling", "servers"])
