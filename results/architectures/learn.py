@@ -1,7 +1,6 @@
 """Score against core-hours, three architectures × three sizes of network, the same processor time for each.
 
     python results/architectures/learn.py          (1.35 core-hours, 45 minutes on 2 idle cores; stopped, it goes on)
-    python results/architectures/learn.py --study STUDY       (only reads such a study)
 
 Runs are ended by frames, as many as costs.csv says fit into the budget. Writes learning/ (study.json and the runs,
 downsampled) beside this file; ``results/plot.py`` draws it.
@@ -43,17 +42,12 @@ def declared() -> Study:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--study", type=Path, help="a finished study; without it one is run")
-    folder = parser.parse_args().study
-    code = 0
-    if folder is None:
-        folder = STUDY
-        declared().save(folder)
-        code = run_all(list(load(folder).runs(folder)))
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    declared().save(STUDY)
+    code = run_all(list(load(STUDY).runs(STUDY)))
     if code == 0:
         shutil.rmtree(HERE / "learning", ignore_errors=True)
-        commit_into(folder, HERE / "learning", every_s=10.0)
+        commit_into(STUDY, HERE / "learning", every_s=10.0)
     return code
 
 

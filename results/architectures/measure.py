@@ -14,7 +14,6 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 from costs import ARCHITECTURES, Cost, cost_of, plot_costs, read_csv, table
@@ -22,10 +21,12 @@ from costs import ARCHITECTURES, Cost, cost_of, plot_costs, read_csv, table
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.page import made_by, renew, write_rows
-from dba3c.studies.study import NETWORK_SIZES, Shape, Study, build, load
+from dba3c.studies.study import NETWORK_SIZES, Shape, build, load
 from launch.cli.study import run_all
 
 HERE = Path(__file__).parent
+SHAPE = Shape(env="ALE/Breakout-v5", workers=2, servers=2, seeds=1)
+"""All processes of a run share as many cores as it has workers or actors."""
 START_S = 20.0
 """Of each run that are not measured: its processes start, and warm up."""
 
@@ -34,28 +35,23 @@ START_S = 20.0
 class Arguments:
     """What to measure."""
 
-    env: str = "ALE/Breakout-v5"
     seconds: float = 45.0
     """Measured time of each of the twelve runs."""
-    cores: int = 2
-    """All processes of a run share them; as many workers or actors are started."""
-    servers: int = 2
     into: Path = HERE
     only: tuple[str, ...] = ()
     """Measure these alone; the rows of the others stay as they are."""
     runs: Path | None = None
     """Keep the run folders here; runs that are finished already are not repeated."""
-    train: Annotated[tuple[str, ...], tyro.conf.arg(name="train")] = ()
-    """Further options of `dba3c train`, for every run: --train=--device --train=cuda"""
 
 
 def main() -> int:
     """Run, read, write."""
     arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.UseAppendAction,))
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])  # the runs inherit it
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: SHAPE.workers])  # the runs inherit it
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.runs or Path(temporary) / "study"
-        declared = study_of(arguments)
+        hours = f"{(START_S + arguments.seconds) / 3600:.6f}"
+        declared = build("architectures", SHAPE, ("--max-hours", hours, "--track", "tensorboard"))
         points = tuple(point for point in declared.points if is_measured(point.name.rpartition("-")[0], arguments))
         replace(declared, points=points).save(folder)
         code = run_all(list(load(folder).runs(folder)))
@@ -71,13 +67,6 @@ def main() -> int:
         renew(HERE / "README.md", made, table(costs))
     print(table(costs))
     return code
-
-
-def study_of(arguments: Arguments) -> Study:
-    """`dba3c study architectures`, as it is asked for."""
-    words = ("--max-hours", f"{(START_S + arguments.seconds) / 3600:.6f}", "--track", "tensorboard", *arguments.train)
-    shape = Shape(env=arguments.env, workers=arguments.cores, servers=arguments.servers, seeds=1)
-    return build("architectures", shape, words)
 
 
 def is_measured(architecture: str, arguments: Arguments) -> bool:

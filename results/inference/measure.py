@@ -1,12 +1,13 @@
 """The inference service's own cost: ``python results/inference/measure.py``, about 6 minutes on an idle machine.
 
 Measures the service alone at 1, 2, 4, 8 actors; one thread for inference and learning, or one each; and what the
-policy's network answers by batch size. Writes inference.json, batch_size_DEVICE.csv and its figure, and the tables of
+policy's network answers by batch size. Writes inference.json, batch_size_cpu.csv and its figure, and the tables of
 README.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -14,11 +15,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import tyro
 
 from dba3c.benchmarks import batch_size, inference
 from dba3c.metrics.reader import RunReader
@@ -29,64 +28,46 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from architectures.costs import cost_of
 
 HERE = Path(__file__).resolve().parent
-START_S = 20.0
-"""Of each training run that are not measured."""
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """What to measure."""
-
-    seconds: float = 4.0
-    """Of each point of the service, without it and with it."""
-    training_seconds: float = 20.0
-    """Of each training run."""
-    actors: tuple[int, ...] = (1, 2, 4, 8)
-    network: str = "nature"
-    """Of the training runs."""
-    batch_seconds: float = 0.5
-    """Of each point by batch size, three times."""
-    device: str = "cpu"
-    """Of the points by batch size."""
-    into: Path = HERE
+SERVICE_S = 4.0
+"""Of each point of the service, without it and with it."""
+START_S, TRAINING_S = 20.0, 20.0
+"""Of each training run: first that are not measured, then that are."""
+NETWORK = "nature"
+"""Of the training runs."""
 
 
 def main() -> None:
     """Measure, write."""
-    arguments = tyro.cli(Arguments, description=__doc__)
-    arguments.into.mkdir(parents=True, exist_ok=True)
-    into, device, seconds = arguments.into / f"batch_size_{arguments.device}", arguments.device, arguments.batch_seconds
-    batches = batch_size.run(batch_size.Arguments(device=device, seconds=seconds, output=into))
-    service = inference.run(inference.Arguments(actors=arguments.actors, seconds=arguments.seconds))
-    threads = {thread: train(thread, arguments) for thread in ("shared", "own")}
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    batches = batch_size.run(batch_size.Arguments(output=HERE / "batch_size_cpu"))
+    service = inference.run(inference.Arguments(seconds=SERVICE_S))
+    threads = {thread: train(thread) for thread in ("shared", "own")}
     found: dict[str, Any] = {
         "service": [row._asdict() for row in service],
         "inference_thread": threads,
         "batch_size": [row._asdict() for row in batches],
-        "arguments": {name: str(value) for name, value in asdict(arguments).items() if name != "into"},
         **facts("python results/inference/measure.py"),
     }
-    (arguments.into / "inference.json").write_text(json.dumps(found, indent=1) + "\n")
+    (HERE / "inference.json").write_text(json.dumps(found, indent=1) + "\n")
     print(*tables(found), sep="\n\n")
-    if arguments.into == HERE:
-        renew(HERE / "README.md", made_by(found), *tables(found))
+    renew(HERE / "README.md", made_by(found), *tables(found))
 
 
-def train(thread: str, arguments: Arguments) -> dict[str, float]:
+def train(thread: str) -> dict[str, float]:
     """A learner and two actors train Breakout; what they did in the last seconds."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
         words = (
-            *("train", "ALE/Breakout-v5", "--mode", "central", "--network", arguments.network, "--inference-thread"),
+            *("train", "ALE/Breakout-v5", "--mode", "central", "--network", NETWORK, "--inference-thread"),
             *(thread, "--actors", "2", "--envs-per-actor", "16", "--unroll-length", "20", "--batch-unrolls", "16"),
-            *("--max-hours", f"{(START_S + arguments.training_seconds) / 3600:.6f}", "--run-dir", str(folder)),
+            *("--max-hours", f"{(START_S + TRAINING_S) / 3600:.6f}", "--run-dir", str(folder)),
         )
         with (Path(temporary) / "out.log").open("w") as log:
             command = [sys.executable, "-m", "launch", *words]
             subprocess.run(command, check=True, timeout=300, stdout=log, stderr=log, env=os.environ)
-        cost = cost_of(folder, "central", arguments.network, arguments.training_seconds)
+        cost = cost_of(folder, "central", NETWORK, TRAINING_S)
         found = [record for record in RunReader(RunFolder.open(folder)).poll() if "inference_batch" in record]
-    late = [record for record in found if record["time_s"] > found[-1]["time_s"] - arguments.training_seconds]
+    late = [record for record in found if record["time_s"] > found[-1]["time_s"] - TRAINING_S]
     names = ("inference_batch", "inference_latency_p50_ms", "inference_latency_p99_ms")
     numbers = {name: statistics.median(record[name] for record in late) for name in names}
     costs = asdict(cost)

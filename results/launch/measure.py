@@ -9,6 +9,7 @@ and the tables of README.md in results/launch. What the exchange of 64 workers c
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -18,17 +19,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
-import tyro
 
 from dba3c.studies.page import facts, made_by, markdown, renew
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 SCRIPTS = ROOT / "tests" / "cluster"
 UP_TIMEOUT_S, DOWN_TIMEOUT_S, COMMAND_TIMEOUT_S = 300.0, 60.0, 60.0
 PATIENCE_S = 1800.0
@@ -36,25 +36,17 @@ STEPS_BEFORE_MEMORY = 10
 SERVERS = 4
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """What to measure."""
-
-    ranks: int = 64
-    output: Path = ROOT / "results" / "launch"
-
-
 def main() -> None:
     """Measure, write."""
-    arguments = tyro.cli(Arguments, description=__doc__)
-    with slurm_lab(arguments.ranks) as lab:
-        startup = measure_startup(lab, arguments.ranks)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=64)
+    ranks = parser.parse_args().ranks
+    with slurm_lab(ranks) as lab:
+        startup = measure_startup(lab, ranks)
     measured = {**facts(shlex.join(["python", "results/launch/measure.py", *sys.argv[1:]])), "startup": startup}
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / "launch.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    (HERE / "launch.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     print(*tables(startup), sep="\n\n")
-    if (arguments.output / "README.md").exists():
-        renew(arguments.output / "README.md", made_by(measured), *tables(startup))
+    renew(HERE / "README.md", made_by(measured), *tables(startup))
 
 
 def tables(startup: dict[str, Any]) -> list[str]:

@@ -1,7 +1,6 @@
 """DBA3C's third plot, the live mean score of ten experiments, for a game that a laptop learns.
 
     python results/learning_curves/measure.py          (about 7 minutes on an idle machine of 2 cores)
-    python results/learning_curves/measure.py --study STUDY       (only reads a finished study)
 
 Writes study.json and the runs (downsampled), the table of README.md, and the figure.
 """
@@ -48,14 +47,10 @@ def write_page() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--study", type=Path, help="a finished study; without it one is run")
-    options = parser.parse_args()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        study = options.study or Path(temporary) / "study"
-        if options.study is None:
-            command = [sys.executable, "-m", "launch", *WORDS, "--into", str(study), "--", *TRAIN]
-            subprocess.run(command, check=True)
+        study = Path(temporary) / "study"
+        subprocess.run([sys.executable, "-m", "launch", *WORDS, "--into", str(study), "--", *TRAIN], check=True)
         shutil.rmtree(HERE / "learning", ignore_errors=True)
         commit_into(study, HERE, every_s=1.0)
     write_page()
