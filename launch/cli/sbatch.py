@@ -1,4 +1,4 @@
-"""``dba3c sbatch PRESET --nodes 64``: prints a Slurm script. The text is a pure function of the shape.
+"""``dba3c sbatch PRESET --nodes 64``: prints a Slurm script. The text is a pure function of these words.
 
 The files under ``slurm/`` are its output. They hold no hyperparameters: those are the preset's, and what a script
 passes on is the shape of the run. The environment variables DBA3C_PRESET, DBA3C_ARGS, DBA3C_RUN_DIR and DBA3C_VENV
@@ -18,12 +18,6 @@ from dba3c.errors import UserError
 from launch.cli.configuration import of_topology, said_of_samples
 from launch.cli.options import parse, parse_train
 from launch.cluster.topology import Topology, fit
-
-PRINTED = (
-    "learners", "learner_cpus", "tasks_per_node", "cpus_per_task", "backup_workers", "evaluators", "recorders", "time",
-    "warning_s", "colocated_servers", "scaling", "name",
-)  # fmt: skip
-"""Options that a script's second line repeats; account and partition stand in lines of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,27 +121,10 @@ class SlurmShape:
         )
 
 
-def words_for(shape: SlurmShape, names: Sequence[str]) -> list[str]:
-    """Those of these options that are not the default, as words of a command line."""
-    words = []
-    for name in names:
-        value = getattr(shape, name)
-        if value != getattr(SlurmShape, name):
-            words += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
-    return words
-
-
-def command_text(shape: SlurmShape) -> str:
-    """The shell command that prints a shape's script."""
-    servers = [] if shape.learners else ["--servers", str(shape.num_servers)]
-    words = ["dba3c", "sbatch", shape.preset, "--nodes", str(shape.nodes), *servers]
-    return shlex.join([*words, *words_for(shape, PRINTED)])
-
-
-def script_text(shape: SlurmShape) -> str:
-    """The whole Slurm script, at most 50 lines."""
+def script_text(shape: SlurmShape, words: Sequence[str]) -> str:
+    """The whole Slurm script, at most 50 lines. `words`: of `dba3c sbatch`, by which the shape was asked for."""
     about = [
-        f"Printed by: {command_text(shape)}",
+        f"Printed by: {shlex.join(['dba3c', 'sbatch', *words])}",
         *_arithmetic_lines(shape),
         "Submit from the folder that holds .venv, shared by all nodes: sbatch --account=A --partition=P THIS_FILE",
     ]
@@ -262,8 +239,6 @@ def _start_lines(shape: SlurmShape) -> list[str]:
 
 def sbatch(words: Sequence[str]) -> int:
     """``dba3c sbatch PRESET [OPTIONS]``: print the script."""
-    words = list(words)
-    if words and not words[0].startswith("-"):
-        words = ["--preset", *words]
-    sys.stdout.write(script_text(parse(SlurmShape, words, "dba3c sbatch")))
+    options = ["--preset", *words] if words and not words[0].startswith("-") else words
+    sys.stdout.write(script_text(parse(SlurmShape, options, "dba3c sbatch"), words))
     return 0

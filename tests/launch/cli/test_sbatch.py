@@ -12,8 +12,8 @@ import pytest
 
 from dba3c.errors import UserError
 from launch.cli.configuration import fit_config
-from launch.cli.options import parse_train
-from launch.cli.sbatch import PRINTED, SlurmShape, sbatch, script_text, words_for
+from launch.cli.options import parse, parse_train
+from launch.cli.sbatch import SlurmShape, sbatch, script_text
 from launch.cluster.launchers import LaunchPlace
 from launch.slurm.controller import srun_command
 from launch.slurm.job import LostNodes
@@ -69,21 +69,21 @@ def test_an_impossible_shape_prints_no_script(options: dict[str, int], message: 
 
 
 @pytest.mark.parametrize(
-    "shape",
+    "words",
     [
-        SlurmShape(),
-        SlurmShape(nodes=16, backup_workers=2, evaluators=1),
-        SlurmShape(colocated_servers=True, servers=20),
-        SlurmShape(scaling=True, servers=12),
-        SlurmShape(scaling=True, servers=12, nodes=8, tasks_per_node=2),
-        SlurmShape(preset="dba3c_paper", nodes=16),
-        SlurmShape(nodes=16, learners=1),
-        SlurmShape(nodes=16, learners=2),
+        "",
+        "--nodes 16 --backup-workers 2 --evaluators 1",
+        "--colocated-servers --servers 20",
+        "--scaling --servers 12",
+        "--scaling --servers 12 --nodes 8 --tasks-per-node 2",
+        "--preset dba3c_paper --nodes 16",
+        "--nodes 16 --learners 1",
+        "--nodes 16 --learners 2",
     ],
-    ids=lambda shape: " ".join(words_for(shape, PRINTED)),
 )
-def test_the_command_of_a_script_makes_the_ranks_that_its_header_counts(shape: SlurmShape) -> None:
+def test_the_command_of_a_script_makes_the_ranks_that_its_header_counts(words: str) -> None:
     """Where nothing was said of backup workers, the preset's own were in the run and not in the header."""
+    shape = parse(SlurmShape, words.split(), "dba3c sbatch")
     ranks = shape.topology().ranks
     place = LaunchPlace(launcher="srun", world_size=ranks, tasks_per_node=(1,) * ranks)
     config, topology = fit_config(parse_train(train_words(shape, shape.nodes)), place, cores=24)
@@ -100,7 +100,7 @@ def test_the_smallest_run_of_a_scaling_array_is_one_worker_of_all_lanes_as_on_th
 
 def train_words(shape: SlurmShape, nodes: int) -> list[str]:
     """What `dba3c train` is given by a script, in the task of its array that has so many nodes."""
-    lines = script_text(shape).partition('bin/activate"\n')[2]
+    lines = script_text(shape, ()).partition('bin/activate"\n')[2]
     shell = lines.replace("exec python ", "printf '%s\\n' ").replace("\\\n    dba3c train", "")
     environ = {"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": str(nodes.bit_length() - 1)}
     environ["SLURM_CPUS_PER_TASK_HET_GROUP_1"] = str(shape.cpus_per_task)
@@ -112,7 +112,7 @@ def train_words(shape: SlurmShape, nodes: int) -> list[str]:
 
 
 def test_account_and_partition_are_filled_in_when_given() -> None:
-    text = script_text(SlurmShape(account="physics", partition="long"))
+    text = script_text(SlurmShape(account="physics", partition="long"), ())
     assert "\n#SBATCH --account=physics\n#SBATCH --partition=long\n" in text
 
 
