@@ -23,6 +23,7 @@ from param_servers.timeouts import LeavableThread
 
 PATIENCE_S = 1.0
 """How long a writer waits for a terminal that takes nothing, once; until it takes something again nobody waits."""
+_LOOKS = 10
 _MOST_UNSAID = 200
 
 
@@ -78,8 +79,9 @@ class _Speaker:
             held_up = bool(self._unsaid)
             said = self._thread.submit(lambda: _write(descriptor, text))
             self._unsaid.append(said)
-        if not held_up:
-            wait([said], PATIENCE_S)
+        for _ in range(0 if held_up else _LOOKS):  # while this process is stopped, one of them passes
+            if wait([said], PATIENCE_S / _LOOKS).done:
+                break
 
     def finish(self) -> None:
         """Wait for what is unsaid, for a bounded time."""

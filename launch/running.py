@@ -45,7 +45,7 @@ from dba3c.runs.folder import RunFolder, checkpoint_steps
 from launch.cluster.launchers import REPLACEMENT, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.cluster.topology import Assignment, Topology
-from launch.local.child import Child, describe_exit
+from launch.local.child import Child, describe_exit, taking_signals
 from launch.local.fork_server import ForkServer
 from launch.local.resources import (
     bind_to_own_cores,
@@ -129,12 +129,18 @@ def train(
                 with beside(folder):
                     code = supervisor.run()
             finally:
-                reason = note_end(folder, code, supervisor.cause)
+                reason = _note_end(folder, code, supervisor.cause)
                 metrics.close()
             if code == 0 and not max(checkpoint_steps(folder.checkpoints), default=0):
                 reason += f", {before_the_first_update(config)}"
             print(f"run {'ended' if code == 0 else 'failed'}: {reason}; folder: {folder.path}", flush=True)
             return code
+
+
+def _note_end(folder: RunFolder, code: int, cause: str) -> str:
+    """`note_end`, of which a last impatient Ctrl-C must not make a run without an end."""
+    with taking_signals(lambda signum: None):
+        return note_end(folder, code, cause)
 
 
 def _refuse(config: TrainConfig, run_dir: Path, resume: bool) -> None:
@@ -236,13 +242,13 @@ def run_rank(
             with _told_of_the_end(supervisor, folder, place), _showing_progress(folder, place):
                 code = supervisor.run()
             if place.is_chief:
-                note_end(folder, code, supervisor.cause)
+                _note_end(folder, code, supervisor.cause)
             elif place.launcher == "srun" and controller.first_node_is_lost(folder.path):
                 why = controller.requeue_without_first_node(folder.path, place.launch_id, os.environ)
                 metrics.record_event("first_node_lost", why)  # srun, which would pass on what is printed, is dead too
         except BaseException as error:
             if place.is_chief:  # else the others would wait for what it had to start
-                note_end(folder, 1, f"rank 0 on {place.node_name}: {type(error).__name__}: {error}")
+                _note_end(folder, 1, f"rank 0 on {place.node_name}: {type(error).__name__}: {error}")
             raise
         finally:
             metrics.close()

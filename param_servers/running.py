@@ -33,7 +33,7 @@ from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.optim import ClippedExchange
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
-from param_servers.timeouts import Timeouts
+from param_servers.timeouts import NAP_S, Timeouts
 from param_servers.wire.tcp_sockets import listen_address
 
 Address = tuple[str, int]
@@ -292,14 +292,10 @@ def _run(
     try:
         for process in [*servers, *workers]:
             process.start()
-        working = {process.sentinel for process in workers}
-        while working and all(process.is_alive() for process in servers):
-            working.difference_update(wait([*working, *(process.sentinel for process in servers)]))
+        while all(process.is_alive() for process in servers) and any(process.is_alive() for process in workers):
+            _wait_for_one([*servers, *workers])
         why = "all workers" if all(process.is_alive() for process in servers) else "another server"
-        if not working:
-            for process in workers:
-                process.join()  # a process closes its sentinel a moment before it has an exit code
-        if given_up := not working and all(process.exitcode for process in workers):
+        if given_up := all(process.exitcode for process in workers):
             give_up()
         if late := _still_alive(servers, timeouts.servers_end_s):
             raise RunBroken(f"server {late} did not end within {timeouts.servers_end_s:g} s of the end of {why}")
@@ -321,8 +317,14 @@ def _run(
         raise RunBroken(f"worker {late} did not end within {timeouts.drain_s:g} s of the run's end")
 
 
+def _wait_for_one(processes: Sequence[ForkProcess]) -> None:
+    """Until one of those alive ends, or for a while: a sentinel tells neither where a child of it holds it open, nor
+    the exit code, which comes a moment later."""
+    wait([process.sentinel for process in processes if process.is_alive()], NAP_S)
+
+
 def _still_alive(processes: Sequence[ForkProcess], timeout_s: float) -> str:
     give_up_s = time.monotonic() + timeout_s
-    for process in processes:
-        process.join(max(0.0, give_up_s - time.monotonic()))
+    while any(process.is_alive() for process in processes) and time.monotonic() < give_up_s:
+        _wait_for_one(processes)
     return ", ".join(str(rank) for rank, process in enumerate(processes) if process.is_alive())

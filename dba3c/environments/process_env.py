@@ -41,6 +41,7 @@ from dba3c.own_code import ANYTHING
 
 _CLOSE_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 10.0
+_SECOND_LOOK_S = 1.0  # where this process was stopped while it waited, so was the environment's
 _PR_SET_PDEATHSIG = 1
 _RESET, _STEP, _ANSWER, _RAISED, _USER_ERROR = (bytes([kind]) for kind in range(5))
 _PLAYED = struct.Struct("<dd??")  # reward, score_reward, terminated, truncated
@@ -136,7 +137,8 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         large answer, and who was in time can send the rest only while it is read, which may be after somebody else's.
         """
         try:
-            if not self._pipe.poll(max(self._asked_s + self._timeout_s - time.monotonic(), 0.0)):
+            left_s = max(self._asked_s + self._timeout_s - time.monotonic(), 0.0)
+            if not self._pipe.poll(left_s) and not self._pipe.poll(_SECOND_LOOK_S):
                 raise EnvironmentHangs(f"no answer within {self._timeout_s:g} s; its process is ended")
             message = self._pipe.recv_bytes(max(largest, _LARGEST_WORDS) + 1)
         except BlockingIOError:  # see `_bound_reads`

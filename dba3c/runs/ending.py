@@ -67,7 +67,7 @@ class StopRule:
         began_s = float(folder.life().get("started_s", time.time()))
         self._until_s = math.inf if self.max_hours is None else began_s + self.max_hours * 3600
         self._next_look_s = 0.0
-        self._readable_s = time.monotonic()
+        self._unreadable_since_s = math.inf
 
     def __call__(self, step: int, data_points: int) -> str | None:
         """Why the run should end now, None to go on."""
@@ -86,10 +86,11 @@ class StopRule:
         try:
             reason = self.folder.stop_reason()
         except OSError as error:  # a shared file system that is away for a while is no end
-            if now_s - self._readable_s > UNREADABLE_S:
+            self._unreadable_since_s = min(self._unreadable_since_s, now_s)
+            if now_s - self._unreadable_since_s > UNREADABLE_S:
                 raise RunBroken(f"the run cannot be read for {UNREADABLE_S:g} s: {error}") from error
             return None
-        self._readable_s = now_s
+        self._unreadable_since_s = math.inf
         return reason
 
     def _frames_reached(self, data_points: int) -> str | None:
@@ -133,7 +134,7 @@ class RunEnd:
         self._evaluators_s = max(SETTLED_S, budget_s + LOADING_S)
         self._evaluators_play = False
         self._next_look_s = 0.0
-        self._readable_s = self._alive_s = time.monotonic()
+        self._unreadable_since_s = self._broken_since_s = math.inf
 
     def __call__(self) -> str | None:
         """The reason the run has ended, None while it has not; called as often as one likes.
@@ -142,7 +143,7 @@ class RunEnd:
             RunBroken: the launch is gone without a word, or the folder could not be read for a minute.
         """
         self._look()
-        if self.reason is None and self._status == "broken" and time.monotonic() - self._alive_s > GONE_AFTER_S:
+        if self.reason is None and time.monotonic() - self._broken_since_s > GONE_AFTER_S:
             raise RunBroken(
                 f"the launch of {self._folder.path} is gone: nobody has held its lock for {GONE_AFTER_S:.0f} s"
             )
@@ -177,13 +178,13 @@ class RunEnd:
                 reason = str(self._folder.life()["ended"].get("reason", "the run has ended"))
             self._evaluators_play = self.finished and evaluators_play(self._folder)
         except (UserError, OSError) as error:  # a shared file system that is away for a while is no end
-            if now_s - self._readable_s > UNREADABLE_S:
+            self._unreadable_since_s = min(self._unreadable_since_s, now_s)
+            if now_s - self._unreadable_since_s > UNREADABLE_S:
                 raise RunBroken(f"the run cannot be read for {UNREADABLE_S:g} s: {error}") from error
             return
         self.reason = self.reason or reason
-        self._readable_s = now_s
-        if self._status == "live":
-            self._alive_s = now_s
+        self._unreadable_since_s = math.inf
+        self._broken_since_s = min(self._broken_since_s, now_s) if self._status == "broken" else math.inf
 
 
 class Overtime:

@@ -225,9 +225,9 @@ class RunFolder:
 
     def status(self) -> str:
         """ "live" (a launch holds it), "finished" (its last life noted its end) or "broken" (it did not)."""
-        if "ended" in self.life():
-            return "finished"
-        return "live" if living_holder(self.path) is not None else "broken"
+        if "ended" not in self.life() and living_holder(self.path) is not None:
+            return "live"
+        return "finished" if "ended" in self.life() else "broken"  # it may have ended between the first two looks
 
     def _forget_last_life(self) -> None:
         """What belonged to the last life only: addresses of dead processes, and the reason it was stopped for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.charts import Event, Point, points_of
 from dba3c.metrics.summary import RunFacts, stop_score
+from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import CURVE_FILE, RunFolder
 
 _POINTS_EVERY_S = 5.0
@@ -162,15 +164,16 @@ def downsample(
         raise UserError(f"{run.path} is the run itself, which could not go on then: choose another folder")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / CURVE_FILE).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(curve.columns)
-            for row in _kept(curve, rows):
-                cells = [float(values[row]) for values in curve.columns.values()]
-                writer.writerow("" if math.isnan(cell) else f"{cell:.7g}" for cell in cells)
         for name in ("config.json", "meta.json"):
             if (run.path / name).exists():
-                (folder / name).write_text((run.path / name).read_text(encoding="utf-8"), encoding="utf-8")
+                write_atomically(folder / name, (run.path / name).read_text(encoding="utf-8"))
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(curve.columns)
+        for row in _kept(curve, rows):
+            cells = [float(values[row]) for values in curve.columns.values()]
+            writer.writerow("" if math.isnan(cell) else f"{cell:.7g}" for cell in cells)
+        write_atomically(folder / CURVE_FILE, text.getvalue())  # the last: where it is, the others are
     return folder / CURVE_FILE
 
 

@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 
 from dba3c.errors import RUN_BROKEN_EXIT, USER_ERROR_EXIT, UserError, did_you_mean
@@ -65,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"dba3c {importlib.metadata.version('dba3c')}")
         return 0
     if arguments[0] in MAKE_WHAT_LASTS:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored one is inherited: no exit code could be known
         with harmless_output():
             return _run(arguments)
     return _run(arguments)

@@ -123,8 +123,8 @@ def game_of(config: TrainConfig) -> str:
 
 
 @dataclass(frozen=True)
-class StopArguments:
-    """Ask a live run to end with a checkpoint."""
+class OneRun:
+    """A run that is there."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """The run's folder."""
@@ -132,7 +132,7 @@ class StopArguments:
 
 def stop(words: Sequence[str]) -> int:
     """dba3c stop RUN"""
-    print(ask_to_end(parse(StopArguments, words, "dba3c stop").run))
+    print(ask_to_end(parse(OneRun, words, "dba3c stop", "Ask a live run to end with a checkpoint.").run))
     return 0
 
 
@@ -151,26 +151,16 @@ def ask_to_end(run: str | os.PathLike[str]) -> str:
     raise UserError(f"{what}, but {job}" if job else what)
 
 
-@dataclass(frozen=True)
-class WatchArguments:
-    """Look at a live or finished run, on its machine or over a shared file system."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """The run's folder."""
-
-
 def watch(words: Sequence[str]) -> int:
     """dba3c watch RUN"""
-    status = live_view.watch(parse(WatchArguments, words, "dba3c watch").run)
+    what = "Look at a live or finished run, on its machine or over a shared file system."
+    status = live_view.watch(parse(OneRun, words, "dba3c watch", what).run)
     return 0 if status in ("live", "finished") else 1
 
 
 @dataclass(frozen=True)
-class ExportArguments:
+class ExportArguments(OneRun):
     """Replay a run's metrics into a tracker."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """The run's folder."""
 
     to: str
     """tensorboard, neptune, mlflow or wandb."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import threading
@@ -45,7 +46,12 @@ class Child:
             self.log_start = output.tell()
             self.pid = fork_server.fork(main, words, output.fileno(), orphan_signal)
         self._thread = threading.Thread(target=self._wait, args=(on_exit,), name=f"wait-{self.pid}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no room for a thread: nobody would notice its end
+            self.signal(signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def _wait(self, on_exit: Callable[[int], None]) -> None:
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)

@@ -17,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -171,6 +172,7 @@ def _adopting() -> Iterator[None]:
 
 def serve(link: socket.socket, imports: Sequence[str]) -> Callable[[], int]:
     """What a forked process has to do, in each of them; in the fork server itself, its end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored one is inherited, and nobody learns of a child's end
     gc.disable()  # a tenth of the imports' time
     for module in imports:
         importlib.import_module(module)

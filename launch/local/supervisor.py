@@ -31,7 +31,7 @@ from dba3c.errors import RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT, USER_ERROR_
 from dba3c.runs.ending import TRAINING_ROLES, note_failure
 from launch.local.child import Child, describe_exit, shell_code, taking_signals
 from launch.local.fork_server import ForkServer
-from param_servers.timeouts import Restarts
+from param_servers.timeouts import NAP_S, AwakeClock, Restarts
 
 RUNNING, ENDING, STOPPING, TERMINATING, KILLING = range(5)
 SAME_REQUEST_S = 1.0
@@ -138,6 +138,7 @@ class Supervisor:
         self.terminate_timeout_s = terminate_timeout_s
         self.refused_timeout_s = refused_timeout_s
         self._started_s = self._ended_s = time.monotonic()
+        self._now_s = AwakeClock(8 * NAP_S).now_s
         self._phase = RUNNING
         self._deadline_s: float | None = None
         """Of the phase; every one but RUNNING has one."""
@@ -217,11 +218,12 @@ class Supervisor:
         self._live[name] = _Process(spec, child, incarnation)
 
     def _handle_next(self) -> None:
-        left_s = None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
+        left_s = None if self._deadline_s is None else max(0.0, self._deadline_s - self._now_s())
         try:
-            kind, name, number = self._happened.get(timeout=left_s)
+            kind, name, number = self._happened.get(timeout=None if left_s is None else min(NAP_S, left_s))
         except queue.Empty:
-            self._too_slow()
+            if left_s == 0.0:
+                self._too_slow()
             return
         if kind == "signal":
             self._signalled(signal.Signals(number))
@@ -235,7 +237,7 @@ class Supervisor:
 
     def _enter(self, phase: int, timeout_s: float) -> None:
         """Go over to a phase that may last ``timeout_s``."""
-        self._phase, self._deadline_s = phase, time.monotonic() + timeout_s
+        self._phase, self._deadline_s = phase, self._now_s() + timeout_s
 
     def _exited(self, gone: _Process) -> None:
         spec, code = gone.spec, gone.code
@@ -315,9 +317,11 @@ class Supervisor:
 
     def _signalled(self, signum: signal.Signals) -> None:
         at_once = time.monotonic() - self._signalled_s < SAME_REQUEST_S
-        self._signalled_s = time.monotonic()
-        if at_once and not signum == self._last_signal == signal.SIGINT:
-            return
+        if not at_once or signum == self._last_signal == signal.SIGINT:
+            self._obey(signum)
+        self._signalled_s = time.monotonic()  # a slow disk or terminal makes no new request of a repetition
+
+    def _obey(self, signum: signal.Signals) -> None:
         self._last_signal = signum
         if self._phase == RUNNING:
             self._stop(signum.name)

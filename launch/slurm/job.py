@@ -77,16 +77,19 @@ class SlurmJob:
         started_s = time.time()
         _say(f"life {int(self.environ.get('SLURM_RESTART_COUNT') or 0) + 1}: {' '.join(self.command)}")
         lock = controller.hold(self.run_dir, self.environ)
-        try:
-            with taking_signals(self._signals.put):
+        with taking_signals(self._signals.put):  # also while it is requeued, which takes its time on a busy controller
+            try:
                 srun = subprocess.Popen(self.command, start_new_session=True)
                 try:
                     code = self._wait(srun)
                 finally:
                     _end(srun)
                     self.lost_nodes.end()
-        finally:
-            lock.release()
+            finally:
+                lock.release()
+            return self._ended(code, started_s)
+
+    def _ended(self, code: int, started_s: float) -> int:
         ended = self._life().get("ended")
         _say(f"srun: {describe_exit(code)}; run: {ended or 'left no word'}")
         if self.requeue and (not ended or ended["reason"] == self._stop_reason):
@@ -123,16 +126,18 @@ class SlurmJob:
             if dead_looks >= CHIEF_DEAD_LOOKS:
                 _say("the run's chief has died: ending the others")
                 return _end(srun)
-            if "ended" in life:
-                follow_until_s = min(follow_until_s, time.monotonic() + SRUN_FOLLOWS_S)
+            if life:  # goes on, also where the one before, with its end, was taken for it
+                soon_s = time.monotonic() + SRUN_FOLLOWS_S
+                follow_until_s = min(follow_until_s, soon_s) if "ended" in life else math.inf
             if time.monotonic() > follow_until_s:
                 _say("the run has ended, srun has not: ending it")
                 return _end(srun)
 
     def _signalled(self, signum: signal.Signals) -> None:
-        self.requeue = self.requeue or signum == signal.SIGUSR1
         _say(f"{signum.name}: asking the run to end with a checkpoint")
-        self._stop_reason = WARNING if signum == signal.SIGUSR1 else f"{signum.name} {AT_THE_JOB}"
+        if not self._stop_reason:  # the first counts, for the run too: SIGTERM at the limit only follows the warning
+            self.requeue = signum == signal.SIGUSR1
+            self._stop_reason = WARNING if self.requeue else f"{signum.name} {AT_THE_JOB}"
 
     def _requeue(self) -> int:
         _say(f"requeueing job {controller.job_name(self.environ)}")

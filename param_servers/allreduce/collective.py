@@ -260,7 +260,7 @@ class TorchCollective:
         try:
             return within(timeout_s + GRACE_S, lambda: self._call_roll(call, timeout_s))
         except TimeoutError:
-            return {0}  # it holds the store, which takes questions and answers none: it is stopped
+            return {0} - {self.rank}  # it holds the store, which takes questions and answers none: it is stopped
 
     def _keys(self, call: str) -> list[str]:
         return [f"{call}/{rank}" for rank in range(self.size)]
@@ -271,13 +271,12 @@ class TorchCollective:
         deadline_s = time.monotonic() + timeout_s
         try:
             self._store.set(keys[self.rank], self._card)
-            seen = {self.rank}
-            while missing := {rank for rank, key in keys.items() if not self._store.check([key])}:
+            seen, late = {self.rank}, False
+            while (missing := {rank for rank, key in keys.items() if not self._store.check([key])}) and not late:
                 self._check_none(missing & seen)
-                if time.monotonic() > deadline_s:
-                    return missing
                 seen = set(keys) - missing
                 time.sleep(0.01)
+                late = time.monotonic() > deadline_s  # and one look more: this process may have been stopped
         except (RuntimeError, dist.DistError):
-            return missing  # rank 0 left with the store: lost, unless it had answered
-        return set()
+            pass  # rank 0 left with the store: lost, unless it had answered
+        return missing

@@ -179,7 +179,10 @@ def _delete_if_whole(path: Path) -> None:
     except OSError:
         return
     else:
-        shutil.rmtree(path, ignore_errors=True)
+        half_gone = path.with_name(f"{path.name}.term-0.tmp")  # a later `publish` sweeps it where this one is cut off
+        with contextlib.suppress(OSError):
+            os.rename(path, half_gone)
+        shutil.rmtree(half_gone, ignore_errors=True)
 
 
 def patiently(read: Callable[[], T], path: Path) -> T:

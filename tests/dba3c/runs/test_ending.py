@@ -53,9 +53,12 @@ def test_hours_are_those_of_the_life_whenever_its_coordinator_came(tmp_path):
 def test_a_folder_that_cannot_be_read_for_a_while_ends_no_run_and_for_a_minute_it_does(tmp_path, monkeypatch):
     with RunFolder.create(tmp_path / "run", {}) as run:
         run.request_stop("enough")
-        clock = iter([1000.0, 1001.0, 1050.0, 1062.0, 1063.0])
+        clock = iter([1000.0, 1100.0, 1150.0, 1161.0, 1162.0])  # the first error counts, not the last success
         monkeypatch.setattr(ending, "time", SimpleNamespace(monotonic=lambda: next(clock), time=time.time))
         rule = StopRule(run, TrainConfig())
+        with monkeypatch.context() as nothing_yet:
+            nothing_yet.setattr(RunFolder, "stop_reason", lambda self: None)
+            assert rule(1, 1) is None
         with monkeypatch.context() as away:
             away.setattr(RunFolder, "stop_reason", lambda self: _raise(OSError(errno.EIO, "Input/output error")))
             assert [rule(1, 1), rule(1, 1)] == [None, None]

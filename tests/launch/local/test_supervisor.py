@@ -116,7 +116,6 @@ def test_bad_input_is_not_tried_again(lab: Lab) -> None:
 
 def test_a_refused_input_ends_those_that_nobody_else_would_end_within_seconds(lab: Lab) -> None:
     lab.start(lab.process("server", 0, "bad-input"), lab.process("worker", 0, "deaf"))
-    lab.pid("worker-0")
     assert lab.finish() == 2
     assert lab.events == ["stopping", "killing"]  # not terminating: a worker takes that for a request it has heard
     assert json.loads((lab.run_dir / "stop.json").read_text())["reason"] == "server 0: no such game"

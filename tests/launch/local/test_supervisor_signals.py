@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
 
+from launch.local import supervisor
 from tests.launch.local.supervised import LONG_S, STAND_IN, Lab, gone, wait_until
 
 
@@ -26,7 +28,8 @@ def test_ctrl_c_asks_for_a_clean_end(lab: Lab) -> None:
 
 
 def test_ctrl_c_twice_terminates_and_three_times_kills(lab: Lab) -> None:
-    lab.start(lab.process("server", 0, "deaf"), lab.process("worker", 0, "stubborn"))
+    behaviours = lab.process("server", 0, "deaf"), lab.process("worker", 0, "stubborn")
+    lab.start(*behaviours, terminate_timeout_s=LONG_S)
     deaf, stubborn = lab.pid("server-0"), lab.pid("worker-0")
     lab.signal(signal.SIGINT)
     lab.signal(signal.SIGINT)
@@ -38,6 +41,20 @@ def test_ctrl_c_twice_terminates_and_three_times_kills(lab: Lab) -> None:
 
 
 def test_a_launcher_that_repeats_sigterm_does_not_cost_the_checkpoint(lab: Lab) -> None:
+    lab.start(lab.process("server", 0, "obedient"))
+    lab.pid("server-0")
+    lab.signal(signal.SIGTERM)
+    lab.signal(signal.SIGTERM)
+    assert lab.finish() == 0
+    assert lab.events == ["stopping"]
+
+
+def test_a_repetition_that_waited_behind_a_slow_disk_is_no_new_request(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "SAME_REQUEST_S", 0.1)
+    request_stop = lab.request_stop
+    monkeypatch.setattr(lab, "request_stop", lambda reason: (time.sleep(0.3), request_stop(reason)))
     lab.start(lab.process("server", 0, "obedient"))
     lab.pid("server-0")
     lab.signal(signal.SIGTERM)

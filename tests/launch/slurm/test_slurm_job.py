@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     programs.mkdir()
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     monkeypatch.setattr(controller, "REQUEUE_PAUSE_S", 0.0)
+    monkeypatch.setattr(controller, "LOOK_TIMEOUT_S", 60.0)
 
     def write(name: str, body: str) -> None:
         (programs / name).write_text(f'#!/bin/bash\necho "{name} $*" >> {tmp_path}/asked\n{body}\n')
@@ -104,6 +106,18 @@ def test_a_disk_that_is_full_when_the_warning_comes_is_asked_again_and_the_job_g
     assert asked(tmp_path) == ["scontrol requeue 7_2"]
 
 
+def test_the_end_at_the_limit_does_not_take_the_warning_before_it_back(tmp_path: Path, fake: Fake) -> None:
+    fake("scontrol", "exit 0")
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-c", TRAINING, str(run_dir), str(tmp_path / "warning")]
+    job = SlurmJob(run_dir, command, TASK, LostNodes({}, run_dir, ["dba3c"]))
+    job._signalled(signal.SIGUSR1)
+    job._signalled(signal.SIGTERM)
+    assert job.run() == 0
+    assert RunFolder(run_dir).life()["ended"]["reason"] == "SIGUSR1 at the Slurm job"
+    assert asked(tmp_path) == ["scontrol requeue 7_2"]
+
+
 def test_a_requeue_is_asked_for_until_the_controller_answers(tmp_path: Path, fake: Fake) -> None:
     fake("scontrol", f'[ "$(wc -l < {tmp_path}/asked)" -ge 3 ] || {{ echo "no controller" >&2; exit 1; }}')
     assert controller.requeue(TASK) == ""
@@ -115,8 +129,11 @@ def test_a_controller_that_never_answers_is_named_after_a_bounded_number_of_trie
 ) -> None:
     monkeypatch.setattr(controller, "ACT_TIMEOUT_S", 2.0)
     fake("scontrol", "exec sleep 60")
+    tries: list[object] = []
+    ask = controller.ask
+    monkeypatch.setattr(controller, "ask", lambda *words, **options: tries.append(words) or ask(*words, **options))
     assert controller.requeue(TASK) == "scontrol has not answered within 2 s"
-    assert len(asked(tmp_path)) == controller.REQUEUE_TRIES
+    assert len(tries) == controller.REQUEUE_TRIES
 
 
 def test_a_program_that_is_not_installed_is_a_refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
