@@ -135,15 +135,8 @@ def draw(rows: list[Row], path: Path) -> list[Path]:
             color=PALETTE[networks.index(network) % len(PALETTE)],
             label=f"{network}, {precision}",
         )
-    finish(axes, f"observations in a batch ({rows[0].device})", "observations/s", [row.batch for row in rows], log=True)
-    axes.legend(
-        loc="lower center",
-        bbox_to_anchor=(0.5, 1.0),
-        ncols=len(networks),
-        frameon=False,
-        fontsize=8,
-        handlelength=4,  # long enough to tell dashed from solid
-    )
+    x_name, batches = f"observations in a batch ({rows[0].device})", [row.batch for row in rows]
+    finish(axes, x_name, "observations/s", batches, log=True, handlelength=4)
     return save(figure, path)
 
 
