@@ -157,7 +157,7 @@ def architectures(folder: Path) -> None:
     figure.legend(handles=lines.values(), loc="outside upper center", ncols=len(lines), frameon=False, fontsize=8)
     save(figure, folder / "score_budget")
     long_runs = {"worker + servers": "breakout_2cores", "central inference": "breakout_central"}
-    learning({"score_cpu_hours": CPU_HOURS, "score_frames": "frames"}, long_runs, goal=300.0)(folder)
+    learning({"score_cpu_hours": CPU_HOURS}, long_runs, goal=300.0)(folder)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     ),
     "communication": communication,
     "football": learning(
-        {"learning_curve": "frames", "learning_curve_cpu_hours": CPU_HOURS},
+        {"learning_curve": "frames"},
         {"PPO, 2 workers × 8 environments": "football/seed_*"},
         goal=0.9,
     ),
