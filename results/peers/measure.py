@@ -14,6 +14,7 @@ A row is one run: agent steps/s of its last SECONDS, after WARM_UP_S, and the pr
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -27,7 +28,6 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,7 +158,7 @@ class Processes:
             raise UserError("".join(self._lines) or f"no steps within {START_S:g} s")
 
 
-@contextmanager
+@contextlib.contextmanager
 def started(peer: Peer, venvs: Path, hear: Callable[[str], None]) -> Iterator[Processes]:
     """A system whose every line `hear` is told; its processes end with the block."""
     folder = tempfile.mkdtemp()
@@ -198,6 +198,16 @@ def private_mb(pid: int) -> float:
     """Of a process and its descendants."""
     processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     return sum(each.memory_full_info().uss for each in processes if each.is_running()) / 1e6
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process and its descendants: what has ended is counted by who waited for it."""
+    total_s = 0.0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total_s += sum(process.cpu_times()[:4])  # user, system, and both of its children
+    return total_s
 
 
 def speed(options: argparse.Namespace) -> None:

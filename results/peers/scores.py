@@ -11,7 +11,6 @@ tells another. A curve is the mean of the last GAMES games, as ours are; ours ar
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
 import statistics
 import sys
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from dba3c.errors import UserError
 from dba3c.studies.curve import Curve, load_curve
@@ -30,7 +28,7 @@ from dba3c.studies.figures import IDEAL, line_of, new_panels, random_to, save
 from dba3c.studies.page import add_row, facts, made_by, markdown, renew, rows_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from peers.measure import HERE, START_S, Peer, peers, started
+from peers.measure import HERE, START_S, Peer, cpu_s, peers, started
 
 FILE = HERE / "scores.jsonl"
 CORE_HOURS, GAMES, POINTS = 0.75, 50, 150
@@ -68,17 +66,6 @@ class Told:
             self.new.append(float(found.group(1)))
 
 
-def core_hours(pid: int) -> float:
-    """Of processor time, of a process and all of its descendants: what has ended is counted by who waited for it."""
-    seconds = 0.0
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                used = process.cpu_times()
-                seconds += used.user + used.system + used.children_user + used.children_system
-    return seconds / 3600
-
-
 def play(name: str, game: str, seed: int, cleanrl: Path, venvs: Path) -> dict[str, object]:
     """One run's row, until CORE_HOURS are used.
 
@@ -94,7 +81,7 @@ def play(name: str, game: str, seed: int, cleanrl: Path, venvs: Path) -> dict[st
         while used < CORE_HOURS:
             processes.check(late=not told.steps and time.monotonic() - begun_s > START_S)
             time.sleep(LOOK_S)
-            used = max(used, core_hours(processes.pid))
+            used = max(used, cpu_s(processes.pid) / 3600)
             while told.new:
                 last.append(told.new.popleft())
                 games += 1

@@ -36,7 +36,6 @@ from typing import Any
 
 import ale_py
 import numpy as np
-import psutil
 import torch
 from gymnasium import spaces
 from torch.utils.flop_counter import FlopCounterMode
@@ -48,6 +47,9 @@ from dba3c.runs.folder import RunFolder
 from dba3c.studies.page import add_row, facts, made_by, markdown, renew, rows_of
 from launch.cli.options import parse_train
 from launch.local.resources import thread_environment
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from peers.measure import cpu_s
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows.jsonl"
@@ -171,16 +173,6 @@ def measured(process: subprocess.Popen[bytes], folder: RunFolder, stop: Any) -> 
         "cores": round(used_s / lasted_s, 3),
         "sections": {name: round(seconds / sum(spent_s.values()), 3) for name, seconds in spent_s.items()},
     }
-
-
-def cpu_s(pid: int) -> float:
-    """Of a process and all that descend from it; what ends between two calls is missing."""
-    root = psutil.Process(pid)
-    total_s = 0.0
-    for process in (root, *root.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total_s += sum(process.cpu_times()[:2])
-    return total_s
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------
