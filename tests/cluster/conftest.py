@@ -120,7 +120,7 @@ class Cluster:
             cwd=cwd,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert answer.returncode == 0 or not check, f"{command}: {answer.stderr}"

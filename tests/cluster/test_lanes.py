@@ -51,7 +51,7 @@ def test_four_nodes_of_twelve_lanes_outlive_a_lane_and_a_node_and_are_preempted_
     job.wait_until(lambda: [3, 100] in [member[:2] for member in job.members()], "worker 3 on the returned node")
 
     small_cluster.run("sbatch", "--partition=urgent", "--nodes=5", "--output=/dev/null", "--wrap=true")
-    job.wait_until(lambda: "ended" in job.lives()[0], "the checkpoint for which Slurm gives 30 s")
+    job.wait_until(lambda: "ended" in job.lives()[0], "the checkpoint, for which Slurm gives a while")
     first_life = job.commits()[-1]["step"]
     job.wait_for_life(2)
     job.wait_until(lambda: job.commits()[-1]["step"] > first_life + 2, "steps of the second life")

@@ -86,7 +86,7 @@ def test_a_job_that_slurm_preempts_checkpoints_and_goes_on_in_its_next_life(clus
     job = cluster.submit("breakout_64nodes.sh", tmp_path, "--nodes=6", args=f"{ENDLESS} --servers 2 --backup-workers 1")
     job.wait_for_commits(10)
     urgent = cluster.run("sbatch", "--partition=urgent", f"--nodes={NODES}", "--output=/dev/null", "--wrap=true")
-    job.wait_until(lambda: "ended" in job.lives()[0], "the checkpoint for which Slurm gives 30 s")
+    job.wait_until(lambda: "ended" in job.lives()[0], "the checkpoint, for which Slurm gives a while")
     first_life = job.commits()[-1]["step"]
     job.wait_for_life(2)
     assert f"preempted JobId={job.number} has been requeued" in cluster.controller_log()

@@ -72,12 +72,12 @@ class Run:
     def signal(self, signum: signal.Signals) -> None:
         self.process.send_signal(signum)
 
-    def wait(self, timeout_s: float = 90.0) -> tuple[int, str]:
+    def wait(self, timeout_s: float = 200.0) -> tuple[int, str]:
         """Exit code and everything printed to the pipe."""
         output, _ = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, output or ""
 
-    def wait_until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+    def wait_until(self, condition: Callable[[], Any], what: str, timeout_s: float = 150.0) -> Any:
         """Poll until `condition` is true; fail with what the run printed when it ends or takes too long."""
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
@@ -97,7 +97,7 @@ class Run:
         return records(self.folder, role, rank)
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 90.0) -> None:
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 200.0) -> None:
     """Poll until it is so, where no `Run` is waited for."""
     give_up_s = time.monotonic() + timeout_s
     while not condition():

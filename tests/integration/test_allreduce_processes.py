@@ -90,7 +90,7 @@ def test_a_killed_process_is_named_and_a_survivor_leaves_a_checkpoint(tmp_path):
     ranks[2].kill()
     finish(ranks[2])
     for process in ranks[:2]:
-        code, _, err = finish(process, timeout_s=20)
+        code, _, err = finish(process, timeout_s=90)
         assert code == 2 and err.startswith("allreduce: rank 2 of 3 lost: ") and err.count("\n") == 1
     assert int(find_newest(tmp_path / "checkpoints").name.removeprefix("step-")) >= before
 
@@ -101,19 +101,19 @@ def test_the_death_of_rank_0_is_told_by_all_others(tmp_path):
     ranks[0].kill()
     finish(ranks[0])
     for process in ranks[1:]:
-        code, _, err = finish(process, timeout_s=20)
+        code, _, err = finish(process, timeout_s=90)
         assert code == 2 and err.startswith("allreduce: rank 0 of 3 lost: ")
 
 
 def test_a_stopped_rank_0_is_named_within_the_step_timeout_and_a_survivor_leaves_a_checkpoint(tmp_path):
-    options = ["--timeout-s", "3", "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    options = ["--timeout-s", "10", "--checkpoint-dir", str(tmp_path / "checkpoints")]
     ranks = torch_ranks(3, tmp_path, *ENDLESS, *options)
     try:
         wait_until(lambda: find_newest(tmp_path / "checkpoints") is not None, "a checkpoint")
         before = find_newest(tmp_path / "checkpoints")
         ranks[0].send_signal(signal.SIGSTOP)
         for process in ranks[1:]:
-            code, _, err = finish(process, timeout_s=40)
+            code, _, err = finish(process, timeout_s=90)
             assert code == 2 and err.startswith("allreduce: rank 0 of 3 lost: ") and err.count("\n") == 1
         assert find_newest(tmp_path / "checkpoints") != before
     finally:
@@ -128,7 +128,7 @@ def test_a_rank_that_joins_a_stopped_rank_0_does_not_wait_for_ever(tmp_path):
     try:
         wait_until((tmp_path / "address.json").exists, "its address")
         host.send_signal(signal.SIGSTOP)
-        code, _, err = finish(start([*command, "--rank", "1", "--join-timeout-s", "2"]), timeout_s=30)
+        code, _, err = finish(start([*command, "--rank", "1", "--join-timeout-s", "2"]), timeout_s=90)
         assert code == 2 and err.startswith("allreduce: rank 0 at 127.0.0.1:") and "did not answer" in err
     finally:
         host.kill()
@@ -137,17 +137,17 @@ def test_a_rank_that_joins_a_stopped_rank_0_does_not_wait_for_ever(tmp_path):
 
 @needs_mpi
 def test_a_stopped_rank_under_mpirun_is_named_within_the_step_timeout(tmp_path):
-    options = ["--backend", "mpi", *ENDLESS, "--timeout-s", "3", "--checkpoint-dir", str(tmp_path)]
+    options = ["--backend", "mpi", *ENDLESS, "--timeout-s", "10", "--checkpoint-dir", str(tmp_path)]
     mpirun = start([*MPIRUN, "-n", "3", *RANK, *options])
     wait_until(lambda: find_newest(tmp_path) is not None, "a checkpoint")
     ranks = {child.environ().get("PMIX_RANK"): child for child in psutil.Process(mpirun.pid).children(recursive=True)}
     ranks["1"].send_signal(signal.SIGSTOP)
     try:
-        code, _, err = finish(mpirun, timeout_s=30)
+        code, _, err = finish(mpirun, timeout_s=90)
     finally:
         if ranks["1"].is_running():
             ranks["1"].kill()
-    assert code != 0 and "allreduce: rank 1 of 3 lost: no answer within 3 s" in err
+    assert code != 0 and "allreduce: rank 1 of 3 lost: no answer within 10 s" in err
 
 
 @needs_horovod
@@ -162,5 +162,5 @@ def test_a_killed_process_under_horovodrun_ends_the_others(tmp_path):
     ]
     victim = next(child for child in ranks if child.environ().get("HOROVOD_RANK") == "1" and not child.children())
     victim.kill()
-    code, _, _ = finish(run, timeout_s=40)
+    code, _, _ = finish(run, timeout_s=90)
     assert code != 0

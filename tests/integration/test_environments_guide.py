@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("launch.cli.main")
 ROOT = Path(__file__).parents[2]
 LONGEST = 20  # lines, the command included
-TIMEOUT_S = 200
+TIMEOUT_S = 600
 
 
 def guide() -> tuple[str, str]:

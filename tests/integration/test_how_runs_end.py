@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -70,16 +71,19 @@ def test_a_last_checkpoint_that_cannot_be_written_fails_the_run_and_names_what_i
     folder = tmp_path / "run"
     with Run(*CORRIDOR, "--run-dir", str(folder), "--checkpoint-every-steps", "20", folder=folder) as run:
         run.wait_until(lambda: any(r.get("event") == "checkpoint" for r in run.records("server", 0)), "a checkpoint")
+        server = run.role("server", 0)
+        server.suspend()  # between the two it would make the folder anew
         (folder / "checkpoints").rename(folder / "kept")
         (folder / "checkpoints").touch()  # nothing can be written there, not even by root
+        server.resume()
         before = run.steps()
         run.wait_until(lambda: run.steps() > before + 20, "20 further steps")
         run.signal(signal.SIGINT)
         code, output = run.wait()
     assert code not in (0, 2), output
     last = output.splitlines()[-1]
-    step = max(int(path.name.removeprefix("step-")) for path in (folder / "kept").glob("step-*"))
-    assert f"all steps since {step} are lost" in last, output
+    since = re.search(r"all steps since (\d+) are lost", last)
+    assert since and (folder / "kept" / f"step-{since[1]}" / "manifest.json").exists(), output
     assert ended(folder)["outcome"] == "failed"
 
 

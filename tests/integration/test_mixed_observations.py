@@ -28,10 +28,10 @@ def test_environments_in_processes_show_the_same_images_and_numbers_as_the_loop(
 
 
 def test_what_an_image_and_a_number_say_together_is_learned_and_played(tmp_path) -> None:
-    words = ["train", GAME, "--exchange", "local", "--workers", "1", "--lanes", "1", "--total-frames", "60000"]
+    words = ["train", GAME, "--exchange", "local", "--workers", "1", "--lanes", "1", "--total-frames", "300000"]
     words += ["--stop-score", "0.95", "--learning-rate", "2e-3", "--run-dir", str(tmp_path / "run")]
     with Run(*words, folder=tmp_path / "run") as run:
-        code, output = run.wait(timeout_s=110)
+        code, output = run.wait(timeout_s=280)
     assert code == 0, output
     ended = json.loads((tmp_path / "run" / "meta.json").read_text())["lives"][-1]["ended"]
     assert "0.95" in ended["reason"], ended
@@ -55,5 +55,5 @@ def test_actors_send_images_and_numbers_to_a_learner(tmp_path) -> None:
         str(tmp_path / "run"),
     ]
     with Run(*words, folder=tmp_path / "run") as run:
-        code, output = run.wait(timeout_s=110)
+        code, output = run.wait(timeout_s=280)
     assert code == 0 and "frames trained on" in output, output

@@ -12,7 +12,7 @@ import pytest
 import dba3c
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 200
+TIMEOUT_S = 600
 
 
 def blocks(page: str) -> list[str]:

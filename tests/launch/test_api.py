@@ -168,7 +168,7 @@ def test_resume_goes_on_with_what_the_run_was_configured_with(asked: dict[str, A
 def test_a_detached_run_is_there_at_once_and_looked_at_when_it_has_ended(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder, end = tmp_path / "run", {"total_frames": 1000}
+    folder, end = tmp_path / "run", {"total_frames": 20_000}
     training = dba3c.train("CartPole-v1", run_dir=folder, detach=True, metrics_window_s=0.1, **QUICK, **end)
     assert training.folder == folder and training.status == "live" and training.wait(0.0) is training
     run = training.wait()

@@ -18,7 +18,7 @@ SECRET = b"0123456789abcdef"
 SHAPES = {"torso.weight": (7, 5), "torso.bias": (7,), "head.weight": (3, 7), "head.bias": (3,), "scale": (1,)}
 STEPS, BATCH, PATIENCE_S = 5, 4, 60
 ADAM = OptimizerConfig(optimizer="adam", learning_rate="linear:0.05->0.01@100", beta1=0.8, beta2=0.75, epsilon=1e-8)
-RMSPROP = OptimizerConfig(optimizer="rmsprop", learning_rate="0.01", decay=0.9)
+RMSPROP = OptimizerConfig(optimizer="rmsprop", learning_rate="0.01", decay=0.9, epsilon=1e-3)
 MOMENTUM = OptimizerConfig(optimizer="momentum", learning_rate="0.1")
 
 

@@ -190,7 +190,8 @@ def test_lanes_die_with_lane_0_and_leave_no_memory_behind(tmp_path: Path):
         exchange.pull()
         (tmp_path / str(lane.index)).write_text(str(os.getpid()))
         if lane.index == 0:
-            while not (tmp_path / "2").exists() or not (tmp_path / "1").exists():
+            files = [tmp_path / "1", tmp_path / "2"]
+            while not all(file.exists() and file.read_text() for file in files):
                 os.sched_yield()
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()  # as one that hangs in its game does
@@ -198,8 +199,10 @@ def test_lanes_die_with_lane_0_and_leave_no_memory_behind(tmp_path: Path):
 
     worker = os.fork()
     if not worker:
-        run_in_lanes(3, main, timeouts=TIMEOUTS)
-        os._exit(1)
+        try:
+            run_in_lanes(3, main, timeouts=TIMEOUTS)
+        finally:  # nothing of a test goes on in a fork
+            os._exit(1)
     assert os.waitpid(worker, 0)[1] == signal.SIGKILL
     for lane in (1, 2):  # orphans come to this process, the nearest subreaper
         pid = int((tmp_path / str(lane)).read_text())

@@ -49,7 +49,7 @@ def learner_records(thread: str, folder: Path) -> list[dict[str, Any]]:
         should_stop=lambda step, data_points: "enough" if step >= 20 else None,
     )
     (folder / "metrics").mkdir()
-    metrics = MetricsWriter(RunFolder(folder), "learner", 0)
+    metrics = MetricsWriter(RunFolder(folder), "learner", 0, window_s=1e9)
     trainer = build_trainer(CARTPOLE, learning, spaces, range(1), seed=2)
     try:
         assert run_learner(CARTPOLE, trainer, serving, exchange, metrics) == "enough"

@@ -62,7 +62,9 @@ def test_the_gradient_is_that_of_the_vtrace_loss_written_out() -> None:
     serving = InProcessServing(CARTPOLE, build_policy(CARTPOLE, agent, spaces_of(CARTPOLE), seed=3))
     unrolls = serving.collect(2, Sections())
     batch = batch_of(unrolls)
-    newer = agent.layout.flatten(agent.network) + 0.05 * torch.randn(agent.layout.numel)
+    newer = agent.layout.flatten(agent.network) + 0.05 * torch.randn(
+        agent.layout.numel, generator=torch.Generator().manual_seed(0)
+    )
     agent.load(newer)
     trainer = build_trainer(CARTPOLE, agent, spaces_of(CARTPOLE), range(1), seed=0)
     assert not trainer.owes

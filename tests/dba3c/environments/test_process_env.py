@@ -5,6 +5,7 @@ import signal
 import struct
 import sys
 import textwrap
+import time
 from dataclasses import replace
 from multiprocessing.connection import Pipe
 from pathlib import Path
@@ -104,6 +105,19 @@ GAMES = """
         def __init__(self):
             raise OSError("no such map")
 """
+
+
+@pytest.fixture(autouse=True)
+def started_before_anything_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first answer's time is also Python's and NumPy's, which take seconds on a busy machine."""
+    begin = ProcessEnv.__init__
+
+    def begin_and_wait(env: ProcessEnv, config: EnvironmentConfig) -> None:
+        begin(env, config)
+        assert env._pipe.poll(120)
+        env._asked_s = time.monotonic()
+
+    monkeypatch.setattr(ProcessEnv, "__init__", begin_and_wait)
 
 
 @pytest.fixture

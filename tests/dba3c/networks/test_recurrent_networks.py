@@ -22,6 +22,8 @@ def random_resets(length: int, batch: int, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("name", "space"), [("mlp_lstm", VECTOR), ("small_lstm", IMAGE), ("mlp", VECTOR)])
 def test_an_unroll_gives_what_the_steps_give(name: str, space: spaces.Box) -> None:
+    space.seed(0)
+    torch.manual_seed(0)
     network = build_network(name, space, spaces.Discrete(3), seed=1)
     observations = torch.from_numpy(np.stack([[space.sample() for _ in range(4)] for _ in range(7)]))
     for seed in range(3):

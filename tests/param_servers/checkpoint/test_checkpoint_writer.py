@@ -28,11 +28,11 @@ def begin(checkpoints: Checkpoints, step: int) -> None:
 
     checkpoints.write(step, 1, torch.full((4,), float(step)), {}, written)
     [(write, _)] = checkpoints._pending
-    write.result(10.0)
+    write.result(60.0)
     checkpoints.poll()
 
 
-def finish(checkpoints: Checkpoints, timeout_s: float = 10.0) -> None:
+def finish(checkpoints: Checkpoints, timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while checkpoints.busy and time.monotonic() < deadline_s:
         checkpoints.poll()
