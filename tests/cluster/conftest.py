@@ -149,7 +149,7 @@ class Cluster:
         self.run(str(HERE / "revive_node.sh"), node, str(self.folder))
 
 
-def _lab(folder: Path, nodes: int, prefix: str = "") -> Iterator[Cluster]:
+def lab(folder: Path, nodes: int, prefix: str = "") -> Iterator[Cluster]:
     (folder / leftovers.OWNER).write_text(str(os.getpid()))
     log = folder / "lab.log"
     with log.open("w") as output:
@@ -171,17 +171,17 @@ def nothing_left_over() -> None:
 @pytest.fixture
 def small_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """5 nodes for one test, which may break them."""
-    yield from _lab(tmp_path_factory.mktemp("small-lab"), SMALL)
+    yield from lab(tmp_path_factory.mktemp("small-lab"), SMALL)
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """71 nodes of 12 cores."""
-    yield from _lab(tmp_path_factory.mktemp("lab"), NODES)
+    yield from lab(tmp_path_factory.mktemp("lab"), NODES)
 
 
 @pytest.fixture(scope="session")
 def slow_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """8 nodes, each in a network namespace of its own behind 100 Mbit/s."""
     with Namespaces(NAMESPACES + 1, rate_mbit=100):
-        yield from _lab(tmp_path_factory.mktemp("slow-lab"), NAMESPACES, HOST_PREFIX)
+        yield from lab(tmp_path_factory.mktemp("slow-lab"), NAMESPACES, HOST_PREFIX)
