@@ -63,22 +63,12 @@ def _servers(process: RunProcess, plan: ShardPlan) -> GradientExchange:
 
 def _collective(process: RunProcess) -> Collective:
     exchange = process.config.exchange
-    waits: dict[str, Any] = {"step_timeout_s": exchange.step_timeout_s, "join_timeout_s": exchange.join_timeout_s}
     if exchange.collective_backend == "mpi":
-        return MpiCollective(**waits, first_survivor_s=exchange.timeouts.first_survivor_s)
+        return MpiCollective(exchange)
     if exchange.collective_backend == "horovod":
-        return HorovodCollective(**waits)
-    return TorchCollective.join(
-        process.rank,
-        exchange.num_workers,
-        secret=process.secret,
-        publish=process.publisher("rank"),
-        resolve=process.address_of("rank"),
-        host=exchange.listen_host,
-        port=exchange.port,
-        interface=exchange.interface,
-        **waits,
-    )
+        return HorovodCollective(exchange)
+    publish, resolve = process.publisher("rank"), process.address_of("rank")
+    return TorchCollective.join(process.rank, exchange, secret=process.secret, publish=publish, resolve=resolve)
 
 
 def _duties(process: RunProcess, parameters: Tensor, metrics: MetricsWriter) -> dict[str, Any]:

@@ -22,7 +22,6 @@ import struct
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
+from param_servers.config import ExchangeConfig
 from param_servers.errors import PeerLost, RunBroken
 from param_servers.exchange import Publish, Resolve
 from param_servers.timeouts import GRACE_S, ROLL_CALL_S, within
@@ -123,11 +123,12 @@ class TorchCollective:
     """See `Collective`.
 
     Args:
-        store: see `host_store`; `generation` keeps groups that use the same store apart.
+        store: see `host_store`.
+        config: where to listen for the other ranks' tensors, and how long a call, and here the others, may take.
         secret: the run's, which each rank proves to the others to know.
-        host, interface: where to listen for the other ranks' tensors.
-        step_timeout_s, join_timeout_s: longest wait in a call, and here for the others to come.
-        roll_call_s: after a failure, how long survivors wait for each other's names.
+        generation: from 1 on, of a majority's groups, which use the same store: the chief calls for them when all are
+            there, and after a failure knows who is lost.
+
     Raises:
         PeerLost: not all ranks came; the message names them.
         RunBroken: what they wrote for each other is gone, or they do not agree on it.
@@ -138,38 +139,33 @@ class TorchCollective:
         rank: int,
         size: int,
         store: Any,
-        *,
+        config: ExchangeConfig,
         secret: bytes,
-        host: str = "127.0.0.1",
-        interface: str | None = None,
-        step_timeout_s: float = 60.0,
-        join_timeout_s: float = 300.0,
         generation: int = 0,
-        roll_call_s: float = ROLL_CALL_S,
     ) -> None:
         self.rank, self.size, self.lost = rank, size, set[int]()
-        self._store, self._secret = PrefixStore(f"group/{generation}", store), secret
+        self._store, self._secret, self._config = PrefixStore(f"group/{generation}", store), secret, config
         self._card = secrets.token_hex(16)
         """What this rank shows the others: a number of which a proof is used once."""
-        self._roll_call_s = min(roll_call_s, step_timeout_s)
+        self._roll_call_s = 0.0 if generation else min(ROLL_CALL_S, config.step_timeout_s)
+        join_timeout_s = config.step_timeout_s if generation else config.join_timeout_s
         if missing := self._missing("here", join_timeout_s):
             self.lost = missing
             raise PeerLost(describe_lost(missing, size, f"did not come within {join_timeout_s:g} s"))
         self._group: Any
         try:
-            build = partial(self._build, host, interface, step_timeout_s)
-            self._group = within(step_timeout_s + GRACE_S, build)
+            self._group = within(config.step_timeout_s + GRACE_S, self._build)
         except (RuntimeError, TimeoutError) as error:
             self._check_nothing_vanished()
             raise PeerLost(describe_lost((), size, first_line(error))) from error
 
-    def _build(self, host: str, interface: str | None, step_timeout_s: float) -> dist.ProcessGroupGloo:
+    def _build(self) -> dist.ProcessGroupGloo:
         # Each rank has answered the roll call with its card.
         cards = [self._store.get(key).decode("ascii", "replace") for key in self._keys("here")]
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        where = {"interface": interface} if interface else {"hostname": host}
-        options._devices = [dist.ProcessGroupGloo.create_device(**where)]
-        options._timeout = timedelta(seconds=step_timeout_s)
+        host = listen_address(self._config.listen_host, self._config.interface)
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+        options._timeout = timedelta(seconds=self._config.step_timeout_s)
         options._threads = 1
         group = dist.ProcessGroupGloo(self._store, self.rank, self.size, options)
         self._check_peers(group, cards)
@@ -204,28 +200,17 @@ class TorchCollective:
 
     @classmethod
     def join(
-        cls,
-        rank: int,
-        size: int,
-        *,
-        secret: bytes,
-        publish: Publish,
-        resolve: Resolve,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        interface: str | None = None,
-        join_timeout_s: float = 300.0,
-        step_timeout_s: float = 60.0,
+        cls, rank: int, config: ExchangeConfig, *, secret: bytes, publish: Publish, resolve: Resolve
     ) -> "TorchCollective":
-        """Open the store, then the group. Raises PeerLost."""
-        address = listen_address(host, interface)
+        """Open the store, then the group of all workers. Raises PeerLost."""
+        timeout_s = config.join_timeout_s
+        address = listen_address(config.listen_host, config.interface)
         if rank == 0:
-            store, port = host_store(address, port, secret, join_timeout_s)
+            store, port = host_store(address, config.port, secret, timeout_s)
             publish(address, port)
         else:
-            store = reach_store(*wait_for_address(resolve, 0, join_timeout_s), secret, join_timeout_s)
-        waits: dict[str, Any] = {"step_timeout_s": step_timeout_s, "join_timeout_s": join_timeout_s}
-        return cls(rank, size, store, secret=secret, host=address, interface=interface, **waits)
+            store = reach_store(*wait_for_address(resolve, 0, timeout_s), secret, timeout_s)
+        return cls(rank, config.num_workers, store, config, secret)
 
     def all_reduce_sum_(self, tensor: Tensor) -> None:
         self._call(lambda group: group.allreduce([tensor]).wait())

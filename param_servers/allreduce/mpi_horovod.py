@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from param_servers.allreduce.collective import describe_lost, first_line
+from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError, PeerLost
-from param_servers.timeouts import Timeouts
 
 SPIN_S = 0.002
 """A call that takes longer waits for a straggler: from then on this process sleeps between polls."""
@@ -31,22 +31,16 @@ class MpiCollective:
         PeerLost: not all ranks came within the join timeout.
     """
 
-    def __init__(
-        self,
-        *,
-        step_timeout_s: float = 60.0,
-        join_timeout_s: float = 300.0,
-        first_survivor_s: float = Timeouts().first_survivor_s,
-    ) -> None:
+    def __init__(self, config: ExchangeConfig) -> None:
         from mpi4py import MPI  # which begins MPI
 
         self._mpi, self._comm = MPI, MPI.COMM_WORLD
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size, self.lost = self._comm.Get_rank(), self._comm.Get_size(), set[int]()
-        self._step_timeout_s, self._first_survivor_s = step_timeout_s, first_survivor_s
+        self._step_timeout_s, self._first_survivor_s = config.step_timeout_s, config.timeouts.first_survivor_s
         self._broken = False
         atexit.register(self._leave)
-        self._wait(self._comm.Ibarrier(), join_timeout_s)
+        self._wait(self._comm.Ibarrier(), config.join_timeout_s)
 
     def all_reduce_sum_(self, tensor: Tensor) -> None:
         """See `Collective`. MPI knows no bfloat16."""
@@ -105,11 +99,11 @@ class HorovodCollective:
         PeerLost: not all ranks came.
     """
 
-    def __init__(self, *, step_timeout_s: float = 60.0, join_timeout_s: float = 300.0) -> None:
+    def __init__(self, config: ExchangeConfig) -> None:
         # Horovod reads these once, when it starts. Without them it would wait for a silent rank for ever.
-        os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, int(step_timeout_s // 2))))
-        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(max(2, int(step_timeout_s))))
-        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(max(1, int(join_timeout_s))))
+        os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, int(config.step_timeout_s // 2))))
+        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(max(2, int(config.step_timeout_s))))
+        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(max(1, int(config.join_timeout_s))))
         os.environ.setdefault("HOROVOD_CYCLE_TIME", "0.1")  # milliseconds; the default of 1 is added to every step
         try:
             import horovod.torch as hvd

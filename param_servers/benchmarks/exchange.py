@@ -261,8 +261,7 @@ class _Bench:
             return ServersExchange(worker=rank, plan=self._plan, exchange_config=self._config(host), **meet)
         if self.case.exchange == "majority":
             return MajorityExchange(rank=rank, layout=layout, publish_address=publish, **meet, **self._training(host))
-        meet["step_timeout_s"] = self._config(host).step_timeout_s
-        collective = TorchCollective.join(rank, self.case.workers, publish=publish, host=self._address(host), **meet)
+        collective = TorchCollective.join(rank, self._config(host), publish=publish, **meet)
         return AllReduceExchange(collective=collective, layout=layout, **self._training(host))
 
     def _work(self, rank: int) -> Worked:

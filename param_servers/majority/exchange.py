@@ -304,21 +304,10 @@ class CommThread:
         self._shared.go_on_from(state if self._rank != self._members[source] else None)
 
     def _build_group(self, store_port: int) -> TorchCollective:
-        config, timeout_s = self._config, self._config.timeouts.step_s
+        config, secret, place = self._config, self._secret, self._members.index(self._rank)
         if self._store is None:
-            self._store = reach_store(self._chief_host, store_port, self._secret, timeout_s)
-        return TorchCollective(
-            self._members.index(self._rank),
-            len(self._members),
-            self._store,
-            secret=self._secret,
-            host=listen_address(config.listen_host, config.interface),
-            interface=config.interface,
-            step_timeout_s=timeout_s,
-            join_timeout_s=timeout_s,
-            generation=self._generation,
-            roll_call_s=0.0,
-        )
+            self._store = reach_store(self._chief_host, store_port, secret, config.timeouts.step_s)
+        return TorchCollective(place, len(self._members), self._store, config, secret, self._generation)
 
     def _leave_group(self) -> None:
         self._close_group()

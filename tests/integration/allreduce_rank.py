@@ -70,11 +70,16 @@ def reference(workers: Sequence[int], lanes: int, steps: int) -> Tensor:
 
 def join(arguments: argparse.Namespace) -> Collective:
     """The collective that the arguments name."""
-    timeouts = {"step_timeout_s": arguments.timeout_s, "join_timeout_s": arguments.join_timeout_s}
+    config = ExchangeConfig(
+        exchange="allreduce",
+        num_workers=arguments.size,
+        step_timeout_s=arguments.timeout_s,
+        join_timeout_s=arguments.join_timeout_s,
+    )
     if arguments.backend == "mpi":
-        return MpiCollective(**timeouts)
+        return MpiCollective(config)
     if arguments.backend == "horovod":
-        return HorovodCollective(**timeouts)
+        return HorovodCollective(config)
     meeting = Path(arguments.meet) / "address.json"
 
     def publish(host: str, port: int) -> None:
@@ -87,11 +92,10 @@ def join(arguments: argparse.Namespace) -> Collective:
     # Nothing but these made-up numbers can be read or written through this group, so its secret need not be one.
     return TorchCollective.join(
         arguments.rank,
-        arguments.size,
+        config,
         secret=b"param_servers all-reduce",
         publish=publish,
         resolve=resolve,
-        **timeouts,
     )
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from param_servers.allreduce.collective import TorchCollective
+from param_servers.config import ExchangeConfig
 from tests.param_servers.mode_runs import SECRET, Board
 from tests.param_servers.wire.hub_pair import Pair
 
@@ -26,9 +27,9 @@ def run_ranks():
         def rank_main(rank):
             try:
                 timeouts = {"step_timeout_s": 20, "join_timeout_s": 20, **options}
-                collective = TorchCollective.join(
-                    rank, size, secret=SECRET, publish=board.publisher(rank), resolve=board.resolve, **timeouts
-                )
+                config = ExchangeConfig(exchange="allreduce", num_workers=size, **timeouts)
+                publish = board.publisher(rank)
+                collective = TorchCollective.join(rank, config, secret=SECRET, publish=publish, resolve=board.resolve)
                 try:
                     return body(collective)
                 finally:

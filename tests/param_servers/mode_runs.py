@@ -170,7 +170,7 @@ def run_allreduce(stream, config, workers):
 
     def work(rank):
         collective = TorchCollective.join(
-            rank, workers, secret=SECRET, publish=board.publisher(rank), resolve=board.resolve
+            rank, settings, secret=SECRET, publish=board.publisher(rank), resolve=board.resolve
         )
         exchange = AllReduceExchange(
             collective=collective,

@@ -233,11 +233,10 @@ def test_a_rank_that_never_comes_is_named(board):
         with pytest.raises(PeerLost) as error:
             TorchCollective.join(
                 rank,
-                3,
+                ExchangeConfig(exchange="allreduce", num_workers=3, join_timeout_s=5),
                 secret=b"0123456789abcdef",
                 publish=board.publisher(rank),
                 resolve=board.resolve,
-                join_timeout_s=5,
             )
         errors[rank] = str(error.value)
 
@@ -276,12 +275,10 @@ def joining(board, rank, results, size=2):
         try:
             results[rank] = TorchCollective.join(
                 rank,
-                size,
+                ExchangeConfig(exchange="allreduce", num_workers=size, step_timeout_s=20, join_timeout_s=60),
                 secret=b"0123456789abcdef",
                 publish=board.publisher(rank),
                 resolve=board.resolve,
-                step_timeout_s=20,
-                join_timeout_s=60,
             )
         except Exception as error:
             results[rank] = error
@@ -326,7 +323,7 @@ def test_store_and_group_listen_on_the_chosen_address_only(run_ranks):
         return {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
 
     before = listening()
-    found = run_ranks(2, lambda collective: listening() - before, host="127.0.0.3")
+    found = run_ranks(2, lambda collective: listening() - before, listen_host="127.0.0.3")
     assert all({address.ip for address in addresses} == {"127.0.0.3"} for addresses in found), found
 
 
