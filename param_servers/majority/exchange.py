@@ -16,7 +16,6 @@ ends too. Time in which a process was stopped itself is no silence of others, so
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,7 +95,7 @@ class MajorityExchange:
         on_report = on_report if rank == 0 else unread
         self._report = ReplicaReport(replica, on_report, workers=config.num_workers)
         self._shared = SharedReplica(rank, incarnation, replica, config.timeouts.comm_turn_s)
-        self._rejected_in_a_row, self._chief_leave_s = 0, config.timeouts.chief_leave_s
+        self._rejected_in_a_row = 0
         self._chief_thread: threading.Thread | None = None
         self._given_up = threading.Event()
         store = None
@@ -120,7 +119,16 @@ class MajorityExchange:
             self._chief_thread = threading.Thread(target=chief.run, args=(self._given_up,), daemon=True)
             self._chief_thread.start()
             publish_address(*address)
-        self._comm = CommThread(rank, incarnation, config, secret, replica, self._shared, self._report, store, resolve)
+        self._config, self._secret, self._incarnation, self._store = config, secret, incarnation, store
+        self._generation, self._members = 0, list[int]()
+        """Of the newest group that this rank was told to form."""
+        self._group: TorchCollective | None = None
+        self._buffer = torch.zeros(layout.numel)
+        self._announced, self._closing = 0, False
+        self._hub = WakeableHub(secret, small_payload, silence_timeout_s=config.timeouts.silence_s)
+        self._chief_host, self._quiet_s = "", 0.0
+        self._thread = threading.Thread(target=self._main, args=(resolve, torch.get_num_threads()), daemon=True)
+        self._thread.start()
 
     def pull(self) -> Pull:
         return self._shared.pull()
@@ -137,62 +145,22 @@ class MajorityExchange:
                 check_rejected(self._rejected_in_a_row, refused.step)
             return refused
         self._rejected_in_a_row = 0
-        self._comm.wake()
+        self._hub.wake()
         return self._shared.answer(step)
 
     def close(self) -> None:
-        self._comm.close()
+        self._closing = True
+        self._hub.wake()
+        self._thread.join(self._config.timeouts.comm_leave_s)
         if self._chief_thread is not None:
             # The chief stays until all have heard how the run ended, or at once if it has not.
             if not isinstance(self._shared.ended, (RunStopped, LastStepsLost)):
                 self._given_up.set()
-            self._chief_thread.join(self._chief_leave_s)
+            self._chief_thread.join(self._config.timeouts.chief_leave_s)
         self._report.maybe(last=True)
         self.replica.close()
 
-
-class CommThread:
-    """One rank's: obeys the chief, sums with the others, takes the steps. Public methods are the main thread's.
-
-    Args:
-        replica: read here without a lock, for only this thread changes it, through `shared`.
-        store: through which ranks find each other, where this process holds it itself.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        incarnation: int,
-        config: ExchangeConfig,
-        secret: bytes,
-        replica: Replica,
-        shared: SharedReplica,
-        report: ReplicaReport,
-        store: Any,
-        resolve: Resolve,
-    ) -> None:
-        self._rank, self._incarnation, self._config, self._secret = rank, incarnation, config, secret
-        self._replica, self._shared, self._report, self._store = replica, shared, report, store
-        self._generation, self._members = 0, list[int]()
-        """Of the newest group that this rank was told to form."""
-        self._group: TorchCollective | None = None
-        self._buffer = torch.zeros(replica.layout.numel)
-        self._announced = 0
-        self._closing = False
-        self._hub = WakeableHub(secret, small_payload, silence_timeout_s=config.timeouts.silence_s)
-        self._chief_host, self._quiet_s = "", 0.0
-        self._thread = threading.Thread(target=self._main, args=(resolve, torch.get_num_threads()), daemon=True)
-        self._thread.start()
-
-    def wake(self) -> None:
-        """A push waits."""
-        self._hub.wake()
-
-    def close(self) -> None:
-        """Leave the run, within a bounded time."""
-        self._closing = True
-        self._hub.wake()
-        self._thread.join(self._config.timeouts.comm_leave_s)
+    # -- the comm thread: obeys the chief, sums with the others, takes the steps -----------------------------------
 
     def _main(self, resolve: Resolve, threads: int) -> None:
         torch.set_num_threads(threads)  # torch keeps this number for each thread
@@ -206,12 +174,12 @@ class CommThread:
                 for event in events:
                     self._handle(event)
                 self._announce()
-            if self._shared.ended is None and self._rank == 0 and (lost := self._replica.finish()):
-                self._replica.note("checkpoint_failed", f"rank 0 leaves; {lost}")  # none may be left to write one
+            if self._shared.ended is None and self.rank == 0 and (lost := self.replica.finish()):
+                self.replica.note("checkpoint_failed", f"rank 0 leaves; {lost}")  # none may be left to write one
         except (ParamServersError, RunStopped) as error:
             self._end(error)
         except BaseException as error:  # the main thread waits for this one: nothing may end it in silence
-            broken = RunBroken(f"rank {self._rank} cannot go on: {told(error)}")
+            broken = RunBroken(f"rank {self.rank} cannot go on: {told(error)}")
             broken.__cause__ = error
             self._end(broken)
         finally:
@@ -220,7 +188,7 @@ class CommThread:
 
     def _end(self, outcome: Outcome) -> None:
         try:
-            lost = self._replica.finish() if self._rank == 0 else ""
+            lost = self.replica.finish() if self.rank == 0 else ""
         except BaseException as error:  # the main thread waits to be told how the run ended
             lost = f"the last checkpoint was not written: {told(error)}"
         if lost:
@@ -231,8 +199,8 @@ class CommThread:
 
     def _dial_the_chief(self, resolve: Resolve) -> None:
         address = wait_for_address(resolve, 0, self._config.timeouts.start_s)
-        self._chief_host, fingerprint = address[0], self._replica.layout.fingerprint
-        self._hub.dial(address, Hello(Role.WORKER, self._rank, self._incarnation, 0, fingerprint, life=new_life()))
+        self._chief_host, fingerprint = address[0], self.replica.layout.fingerprint
+        self._hub.dial(address, Hello(Role.WORKER, self.rank, self._incarnation, 0, fingerprint, life=new_life()))
 
     def _handle(self, event: Event) -> None:
         if self._shared.ended is not None:
@@ -254,7 +222,7 @@ class CommThread:
         elif header.kind in (Kind.STOP, Kind.EXPELLED):
             reason = bytes(payload).decode("utf-8", "replace")
             if header.kind == Kind.EXPELLED:
-                self._end(RunBroken(f"rank {self._rank} was expelled: {reason}"))
+                self._end(RunBroken(f"rank {self.rank} was expelled: {reason}"))
             else:
                 self._end(RunBroken(reason) if header.code == Code.FAILED else RunStopped(reason))
 
@@ -266,17 +234,17 @@ class CommThread:
             self._chief_lost(f"silent for {self._config.timeouts.chief_silence_s:g} s")
 
     def _chief_lost(self, reason: str) -> None:
-        if self._rank == next((rank for rank in self._members if rank != 0), -1):
-            self._replica.term += 1  # should rank 0 be alive behind a broken link, it writes under another name
-            reason = "; ".join(filter(None, (reason, self._replica.finish())))
+        if self.rank == next((rank for rank in self._members if rank != 0), -1):
+            self.replica.term += 1  # should rank 0 be alive behind a broken link, it writes under another name
+            reason = "; ".join(filter(None, (reason, self.replica.finish())))
         self._end(PeerLost(f"rank 0, which decides who takes part, is lost: {reason}"))
 
     def _say(self, kind: Kind, step: int = 0, sequence: int = 0, data_points: int = 0) -> None:
-        header = Header(kind, self._rank, self._incarnation, self._generation, step, sequence, data_points)
+        header = Header(kind, self.rank, self._incarnation, self._generation, step, sequence, data_points)
         self._hub.send(CHIEF, header)
 
     def _stand(self) -> None:
-        self._say(Kind.ABORTED, step=self._replica.step, data_points=self._replica.data_points)
+        self._say(Kind.ABORTED, step=self.replica.step, data_points=self.replica.data_points)
 
     def _announce(self) -> None:
         """Tell the chief, once in each generation, that a gradient waits here."""
@@ -295,16 +263,16 @@ class CommThread:
         source = [row.mark & RECIPIENT for row in rows].index(0)
         try:
             self._group = self._build_group(store_port=header.sequence)
-            state = self._replica.counters(), self._replica.packed()
+            state = self.replica.counters(), self.replica.packed()
             for tensor in state:
                 self._group.broadcast_(tensor, source)
         except PeerLost:
             self._leave_group()
             return
-        self._shared.go_on_from(state if self._rank != self._members[source] else None)
+        self._shared.go_on_from(state if self.rank != self._members[source] else None)
 
     def _build_group(self, store_port: int) -> TorchCollective:
-        config, secret, place = self._config, self._secret, self._members.index(self._rank)
+        config, secret, place = self._config, self._secret, self._members.index(self.rank)
         if self._store is None:
             self._store = reach_store(self._chief_host, store_port, secret, config.timeouts.step_s)
         return TorchCollective(place, len(self._members), self._store, config, secret, self._generation)
@@ -338,8 +306,8 @@ class CommThread:
         report.applying_s += time.perf_counter() - summed_s
         report.commits += 1
         report.num_gradients = len(members)
-        if self._rank == self._members[0]:
-            self._replica.checkpoint_when_due()
+        if self.rank == self._members[0]:
+            self.replica.checkpoint_when_due()
         report.maybe()
 
 

@@ -89,10 +89,9 @@ class Run:
     def die(self, rank):
         """As if killed: its connections close, nothing is said."""
         exchange = self.ranks.pop(rank)
-        comm = exchange._comm
-        comm._closing = True
-        comm._hub.drain = lambda timeout_s, tell=None: comm._hub.shut()
-        comm._replica.finish = lambda: ""
+        exchange._closing = True
+        exchange._hub.drain = lambda timeout_s, tell=None: exchange._hub.shut()
+        exchange.replica.finish = lambda: ""
         exchange.close()
 
     def close(self):
@@ -190,7 +189,7 @@ def test_a_silent_rank_is_expelled_and_the_others_go_on(start):
         reached.set()
         release.wait(PATIENCE_S)
 
-    silent._comm._handle = stuck  # its comm thread no longer answers, its connections stay open
+    silent._handle = stuck  # its comm thread no longer answers, its connections stay open
     results = run.together([0, 1], steps=2)
     assert reached.is_set() and all(receipt.accepted for rank in (0, 1) for receipt in results[rank])
     assert run.newest(0, 3).step == 3
