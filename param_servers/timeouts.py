@@ -18,6 +18,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from param_servers.errors import PeerLost
+
 NAP_S = 0.5
 """Longest sleep of a loop between two looks at the clock."""
 NOTICE_S = 2.0
@@ -130,32 +132,44 @@ class Redial:
     FIRST_S, LONGEST_S = 0.05, 2.0
 
     def __init__(self, timeout_s: float, seed: int) -> None:
-        self.timeout_s = timeout_s
-        self.last_reason = "no address known"
+        self._timeout_s, self._reason = timeout_s, "no address known"
         self._random = random.Random(seed)
         self._since_s: float | None = None
-        self._next_s = 0.0
-        self._wait_s = self.FIRST_S
+        self._next_s, self._wait_s = 0.0, self.FIRST_S
+        self._dialling = False
+
+    def attempt(self, resolve: Callable[[], tuple[str, int] | None], now_s: float, what: str) -> tuple[str, int] | None:
+        """Where to dial now; None while that is under way, or it is not yet time.
+
+        Raises:
+            PeerLost: it was tried in vain for too long; `what`: "worker 3 cannot reach server 0".
+        """
+        if self._dialling:
+            return None
+        if self._since_s is None:
+            self._since_s = now_s
+        if now_s - self._since_s > self._timeout_s:
+            raise PeerLost(f"{what} for {self._timeout_s:g} s: {self._reason}")
+        if now_s < self._next_s:
+            return None
+        address = resolve()
+        if address is None:
+            self.failed("no address known", now_s)
+        self._dialling = address is not None
+        return address
 
     def succeeded(self, timeout_s: float) -> None:
         """Connected: patience starts anew, and from now on is this long."""
-        self.timeout_s, self._since_s = timeout_s, None
-        self._wait_s = self.FIRST_S
+        self._timeout_s, self._since_s, self._wait_s = timeout_s, None, self.FIRST_S
+        self._dialling = False
 
     def failed(self, reason: str, now_s: float) -> None:
-        self.last_reason = reason
+        """It could not be dialled, or the link is lost."""
+        self._reason, self._dialling = reason, False
         if self._since_s is None:
             self._since_s = now_s
         self._next_s = now_s + self._wait_s * self._random.uniform(0.5, 1.0)
         self._wait_s = min(self.LONGEST_S, self._wait_s * 2)
-
-    def due(self, now_s: float) -> bool:
-        if self._since_s is None:
-            self._since_s = now_s
-        return now_s >= self._next_s
-
-    def expired(self, now_s: float) -> bool:
-        return self._since_s is not None and now_s - self._since_s > self.timeout_s
 
 
 class Restarts:

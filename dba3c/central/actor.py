@@ -156,9 +156,7 @@ class Actor:
         self._hello = Hello(CentralRole.ACTOR, rank, incarnation, learner, groups[0].shape.fingerprint, life=new_life())
         self._learner = Peer(Role.SERVER, learner)
         self._hub = Hub(secret, self._receive_into, silence_timeout_s=silence_timeout_s)
-        self._seed = random.Random(f"{rank}:{incarnation}").getrandbits(32)
-        self._redial = Redial(join_timeout_s, self._seed)
-        self._dialling = False
+        self._redial = Redial(join_timeout_s, random.Random(f"{rank}:{incarnation}").getrandbits(32))
         self._now_s = AwakeClock(answer_timeout_s).now_s
         self._heard_s = self._now_s()
         self._reason = bytearray(_MOST_REASON_BYTES)
@@ -192,27 +190,21 @@ class Actor:
         if self._hub.connected(self._learner):
             if now_s - self._heard_s > self._answer_timeout_s:
                 raise PeerLost(f"{name} is connected but has not answered for {self._answer_timeout_s:.0f} s")
-        elif self._redial.expired(now_s):
-            raise PeerLost(f"{name} not reached in {self._redial.timeout_s:.0f} s: {self._redial.last_reason}")
-        elif not self._dialling and self._redial.due(now_s):
-            address = self._resolve()
-            if address is None:
-                self._redial.failed("it has published no address", now_s)
-                return
-            self._dialling = True
+            return
+        address = self._redial.attempt(self._resolve, now_s, f"this actor cannot reach {name}")
+        if address is not None:
             self._hub.dial(address, self._hello)
 
     def _handle(self, event: Event) -> str | None:
         """Do what one event asks for; the reason when it ends the run."""
         if isinstance(event, Joined):
-            self._dialling, self._heard_s = False, self._now_s()
-            self._redial = Redial(self._reconnect_timeout_s, self._seed)
+            self._heard_s = self._now_s()
+            self._redial.succeeded(self._reconnect_timeout_s)
             for group in self._groups:
                 group.begin_link()
             for index in range(len(self._groups)):
                 self._say(index)
         elif isinstance(event, Left):
-            self._dialling = False
             self._redial.failed(event.reason, self._now_s())
             if event.refused:
                 raise Refused(f"learner {self._hello.shard} turned this actor away: {event.reason}")

@@ -228,7 +228,6 @@ class ServersExchange:
             for shard in range(plan.num_shards)
         ]
         self._linked: set[int] = set()
-        self._dialling: set[int] = set()
         self._must_ask = True
         self._closed = False
 
@@ -322,24 +321,16 @@ class ServersExchange:
         if not self.connected:
             now_s = self._now_s()
             for shard, server in enumerate(self.servers):
-                if shard not in self._linked and shard not in self._dialling:
+                if shard not in self._linked:
                     self._dial(shard, server, now_s)
         elif self._must_ask or self.state.must_ask:
             self._ask()
 
     def _dial(self, shard: int, server: Peer, now_s: float) -> None:
-        redial = self._redials[shard]
-        if redial.expired(now_s):
-            raise PeerLost(
-                f"worker {self.worker} cannot reach {server} for {redial.timeout_s:g} s: {redial.last_reason}"
-            )
-        if not redial.due(now_s):
-            return
-        address = self._resolve(shard)
+        what = f"worker {self.worker} cannot reach {server}"
+        address = self._redials[shard].attempt(lambda: self._resolve(shard), now_s, what)
         if address is None:
-            redial.failed("no address known", now_s)
             return
-        self._dialling.add(shard)
         self._distant = self._distant or not address[0].startswith(LOOPBACK)
         fingerprint, seen_term = self._plan.fingerprint_of(self._asynchronous), self.state.newest[0]
         hello = Hello(Role.WORKER, self.worker, self.incarnation, shard, fingerprint, seen_term, self._life)
@@ -401,7 +392,6 @@ class ServersExchange:
             self._joined(event.peer.rank)
         elif isinstance(event, Left):
             shard = event.peer.rank
-            self._dialling.discard(shard)
             self._linked.discard(shard)
             self._pace.lost(event.peer)
             self.state.lost(shard)
@@ -410,7 +400,6 @@ class ServersExchange:
                 raise Refused(f"worker {self.worker} was turned away by {event.peer}: {event.reason}")
 
     def _joined(self, shard: int) -> None:
-        self._dialling.discard(shard)
         self._linked.add(shard)
         self._redials[shard].succeeded(self._return_s)
         self._must_ask = True

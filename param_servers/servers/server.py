@@ -136,7 +136,6 @@ class ParameterServer:
                 should_stop,
             )
         self._redial = Redial(timeouts.start_s, seed=shard)
-        self._dialling = False
         self._arrived: dict[Header, list[Row]] = {}
         """What shard 0 is to be told of gradients, told once after each poll."""
         self._alive_s, self._heard_s = 0.0, self._clock()
@@ -232,7 +231,6 @@ class ParameterServer:
         if self.chief is not None:
             self.chief.joined(hello)
         elif peer == _SHARD_0:
-            self._dialling = False
             self._redial.succeeded(self._timeouts.return_s)
             self._heard_s = self._clock()
 
@@ -244,7 +242,6 @@ class ParameterServer:
         if self.chief is not None:
             self.chief.left(peer, incarnation, event.reason)
         elif peer == _SHARD_0:
-            self._dialling = False
             self._redial.failed(event.reason, self._clock())
             if event.refused:
                 raise PeerLost(f"server {self.shard} was turned away by server 0: {event.reason}")
@@ -275,14 +272,8 @@ class ParameterServer:
                 self._alive_s = now_s + self._timeouts.alive_every_s
                 self._hub.send(_SHARD_0, Header(Kind.ALIVE, self.shard, 0, self.node.term, self.node.step))
             return
-        if self._redial.expired(now_s):
-            raise PeerLost(f"server {self.shard} lost server 0: {self._redial.last_reason}")
-        if not self._dialling and self._redial.due(now_s):
-            address = self._resolve(0)
-            if address is None:
-                self._redial.failed("no address known", now_s)
-                return
-            self._dialling = True
+        address = self._redial.attempt(lambda: self._resolve(0), now_s, f"server {self.shard} cannot reach server 0")
+        if address is not None:
             hello = Hello(Role.SERVER, self.shard, self._incarnation, 0, self._fingerprint, self.node.term)
             self._hub.dial(address, hello)
 

@@ -119,7 +119,7 @@ def test_after_a_learners_death_the_games_go_on_with_its_next_life() -> None:
 
 
 def test_a_learner_that_never_comes_is_given_up_and_named() -> None:
-    with pytest.raises(PeerLost, match="learner 0 not reached in 0 s: it has published no address"):
+    with pytest.raises(PeerLost, match="this actor cannot reach learner 0 for 0.3 s: no address known"):
         make_actor(make_groups(), lambda: None, join_timeout_s=0.3).run()
 
 
@@ -132,7 +132,7 @@ def test_a_learner_that_is_lost_for_good_is_given_up_and_named() -> None:
     service.close(None)
     acting.thread.join(PATIENCE_S)
     assert isinstance(acting.result, PeerLost)
-    assert "learner 0 not reached" in str(acting.result)
+    assert "cannot reach learner 0 for 0.3 s: " in str(acting.result)
 
 
 def test_a_learner_that_no_longer_answers_is_given_up_and_named() -> None:
