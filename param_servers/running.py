@@ -117,7 +117,10 @@ def shared_secret() -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
         drawn = path.with_name(f"secret.{os.getpid()}-{secrets.token_hex(4)}")
         drawn.touch(mode=0o600, exist_ok=False)
-        drawn.write_bytes(secrets.token_bytes(32))
+        with drawn.open("wb") as file:
+            file.write(secrets.token_bytes(32))
+            file.flush()
+            os.fsync(file.fileno())  # an empty one, after a power cut, would be refused for ever
         try:
             os.link(drawn, path)  # the first process wins, and nobody reads half a secret
         except FileExistsError:

@@ -38,8 +38,8 @@ from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from param_servers.errors import BadMessage
-from param_servers.wire.handshake import register_roles
-from param_servers.wire.messages import FIRST_FREE, register_kinds
+from param_servers.wire.handshake import ROLES
+from param_servers.wire.messages import FIRST_FREE, KINDS, register
 
 TERMINATED, TRUNCATED, VALID, WHOLE = 1, 2, 4, 8
 _EPISODE = struct.Struct("<dqiBB2x")
@@ -59,8 +59,8 @@ class CentralRole(IntEnum):
     ACTOR = FIRST_FREE
 
 
-register_kinds(CentralKind)
-register_roles(CentralRole)
+register(KINDS, CentralKind)
+register(ROLES, CentralRole)
 
 
 @dataclass(frozen=True)

@@ -106,13 +106,15 @@ def living_holder(folder: Path) -> Holder | None:
     if holder is None:
         return None
     if holder.pid_space == host_facts.namespace("pid"):
+        hidden = False
         try:
             os.kill(holder.pid, 0)
         except ProcessLookupError:
             return None
-        except PermissionError:
-            pass  # it is someone else's, and it runs
-        return holder if _process_started(holder.pid) == holder.process_started else None
+        except PermissionError:  # it is someone else's, and it runs
+            hidden = not _process_started(holder.pid)  # /proc mounted with hidepid: its heartbeat tells
+        if not hidden:
+            return holder if _process_started(holder.pid) == holder.process_started else None
     try:
         age_s = _filesystem_now_s(folder) - path.stat().st_mtime
     except FileNotFoundError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import gc
 import importlib
 import json
@@ -189,7 +190,8 @@ def serve(link: socket.socket, imports: Sequence[str]) -> Callable[[], int]:
             between = os.fork()
             if not between:
                 return _forked(link, request, descriptors[0])
-            os.waitpid(between, 0)
+            if os.waitpid(between, 0)[1]:  # it was killed before it could answer
+                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         except OSError as error:
             link.send(json.dumps({"errno": error.errno}).encode())
         os.close(descriptors[0])
@@ -202,7 +204,7 @@ def _forked(link: socket.socket, request: Mapping[str, Any], output: int) -> Cal
         role = os.fork()
     except OSError as error:
         link.send(json.dumps({"errno": error.errno}).encode())
-        os._exit(1)
+        os._exit(0)
     if role:
         os._exit(0)
     while os.getppid() == between:

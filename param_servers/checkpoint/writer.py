@@ -162,10 +162,10 @@ class Checkpointing:
         self.saved = saved
         self.failure = ""
         """Why the last one that failed did."""
+        self.step: int | None = None
         self.data_points = 0
-        """Of the checkpoint in the making."""
+        """These two are those of the checkpoint in the making."""
         self._num_shards, self._every = num_shards, every
-        self._writing: int | None = None
         self._tried = saved[0]
         """The step of the newest one that was begun: a full disk is not tried again before the next one is due."""
         self._written: set[int] = set()
@@ -173,12 +173,7 @@ class Checkpointing:
     @property
     def busy(self) -> bool:
         """Whether one is in the making."""
-        return self._writing is not None
-
-    @property
-    def step(self) -> int | None:
-        """Of the one in the making."""
-        return self._writing
+        return self.step is not None
 
     @property
     def missing(self) -> list[int]:
@@ -191,30 +186,30 @@ class Checkpointing:
 
     def begin(self, step: int, data_points: int) -> None:
         """All shards are told to write version `step`."""
-        self._writing = self._tried = step
+        self.step = self._tried = step
         self.data_points = data_points
         self._written.clear()
 
     def abandon(self) -> None:
         """Nobody waits for it any more; the run goes back to the newest valid one."""
-        self._writing, self._tried = None, self.saved[0]
+        self.step, self._tried = None, self.saved[0]
         self._written.clear()
 
     def slice_written(self, shard: int, step: int) -> bool:
         """A shard has written its slice of `step`; True when it was the last one."""
-        if step != self._writing:
+        if step != self.step:
             return False
         self._written.add(shard)
         return len(self._written) == self._num_shards
 
     def done(self, step: int, error: str) -> bool:
         """It is published, or has failed; False when nobody waits for it any more."""
-        if step != self._writing:
+        if step != self.step:
             return False
         self.failure = error
         if not error:
             self.saved = (step, self.data_points)
-        self._writing = None
+        self.step = None
         return True
 
 

@@ -20,7 +20,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from param_servers.errors import BadMessage, ConfigError, Refused
-from param_servers.wire.messages import PROTOCOL_VERSION, register
+from param_servers.wire.messages import PROTOCOL_VERSION
 
 _HELLO = struct.Struct("<4sHBxIIIIQ16s32s")
 _CHALLENGE = struct.Struct("<4sHxxI32s32s")
@@ -60,18 +60,13 @@ def new_life() -> int:
 
 
 class Role(IntEnum):
-    """What a process is in the run. Whoever knows others registers them, `register_roles`."""
+    """What a process is in the run. Whoever knows others registers them, `messages.register(ROLES, …)`."""
 
     WORKER = 1
     SERVER = 2
 
 
-_ROLES: dict[int, IntEnum] = {int(role): role for role in Role}
-
-
-def register_roles(roles: type[IntEnum]) -> None:
-    """Let peers of these roles be understood, too: another package's, numbered from `messages.FIRST_FREE` to 255."""
-    register(_ROLES, roles)
+ROLES: dict[int, IntEnum] = {int(role): role for role in Role}
 
 
 class Peer(NamedTuple):
@@ -213,14 +208,14 @@ def unpack_hello(data: bytes) -> Hello:
         raise BadMessage("a stranger spoke (no handshake)")
     if version != PROTOCOL_VERSION:
         raise BadMessage(f"a peer speaks protocol version {version}, this server {PROTOCOL_VERSION}")
-    if role not in _ROLES:
+    if role not in ROLES:
         raise BadMessage(f"a peer claims the unknown role {role}")
     if term > MOST_TERM:
         raise BadMessage(f"a peer claims to have seen term {term}, which no run reaches")
     text = fingerprint.rstrip(b"\0").decode("ascii", "replace")
     if not text.isprintable():
         raise BadMessage(f"a peer has a layout that no run has, {text!r}")
-    return Hello(_ROLES[role], rank, incarnation, shard, text, term, life)
+    return Hello(ROLES[role], rank, incarnation, shard, text, term, life)
 
 
 def _mac(secret: bytes, label: bytes, hello: bytes, rest: bytes) -> bytes:

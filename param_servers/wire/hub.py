@@ -161,10 +161,11 @@ class Hub:
             if key.data is self._listener:
                 self._accept()
             elif isinstance(key.data, Link):
-                if mask & WRITE:
-                    self._flush(key.data)
+                # First: where nothing can be sent any more, the last words are read all the same.
                 if mask & READ and key.data in self._watched:
                     self._read(key.data)
+                if mask & WRITE:
+                    self._flush(key.data)
         now_s = time.monotonic()
         for link, deadline_s in list(self._passing.items()):
             if now_s >= deadline_s:

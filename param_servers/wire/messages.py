@@ -22,7 +22,7 @@ Who says what (protocol version 2):
                         STOP
 
 `step` is a version: the number of updates committed before it. `term` grows each time the servers roll back.
-Whoever says other things than these registers kinds of its own, `register_kinds`.
+Whoever says other things than these registers kinds of its own, `register(KINDS, …)`.
 """
 
 import struct
@@ -90,18 +90,18 @@ class Dtype(IntEnum):
     FLOAT32 = 1
 
 
-_KINDS: dict[int, IntEnum] = {int(kind): kind for kind in Kind}
+KINDS: dict[int, IntEnum] = {int(kind): kind for kind in Kind}
+"""By number; see `register`."""
 _CODES = {int(code): code for code in Code}
 _DTYPES = {int(dtype): dtype for dtype in Dtype}
 
 
-def register_kinds(kinds: type[IntEnum]) -> None:
-    """Let frames of these kinds be read, too: another package's, numbered from `FIRST_FREE` to 255."""
-    register(_KINDS, kinds)
-
-
 def register(known: dict[int, IntEnum], more: type[IntEnum]) -> None:
-    """Add numbers of another package; ValueError when one is not free."""
+    """Let kinds (`KINDS`) or roles (`handshake.ROLES`) of another package be read, too.
+
+    Raises:
+        ValueError: one of their numbers, from `FIRST_FREE` to 255, is not free.
+    """
     for one in more:
         if not FIRST_FREE <= one <= 255 or known.setdefault(int(one), one) is not one:
             raise ValueError(f"{one!r} is not free: numbers from {FIRST_FREE} to 255 are, each once")
@@ -162,10 +162,10 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Header:
         raise BadMessage(f"not a param_servers frame (it begins with {bytes(magic)!r})")
     if version != PROTOCOL_VERSION:
         raise BadMessage(f"protocol version {version}, this side speaks {PROTOCOL_VERSION}")
-    if kind not in _KINDS or code not in _CODES or dtype not in _DTYPES or zero:
+    if kind not in KINDS or code not in _CODES or dtype not in _DTYPES or zero:
         raise BadMessage(f"a header that no peer writes (kind {kind}, code {code}, dtype {dtype})")
     return Header(
-        _KINDS[kind], sender, incarnation, term, step, sequence, data_points, _CODES[code], _DTYPES[dtype], length
+        KINDS[kind], sender, incarnation, term, step, sequence, data_points, _CODES[code], _DTYPES[dtype], length
     )
 
 

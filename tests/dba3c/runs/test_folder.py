@@ -99,6 +99,21 @@ def test_a_pid_given_to_a_later_process_is_not_the_holder(tmp_path):
     assert run_lock.living_holder(run.path) is None
 
 
+def test_another_user_s_process_that_cannot_be_looked_at_counts_while_its_heartbeat_is_fresh(tmp_path, monkeypatch):
+    run = finished_run(tmp_path / "run")
+    (run.path / "lock.json").write_text(json.dumps(vars(run_lock.Holder.this_process())))
+
+    def refuse(pid, signum):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "kill", refuse)
+    monkeypatch.setattr(run_lock, "_process_started", lambda pid: "")  # /proc is mounted with hidepid
+    assert run_lock.living_holder(run.path) is not None
+    long_ago_s = time.time() - run_lock.HEARTBEAT_LOST_S - 5
+    os.utime(run.path / "lock.json", (long_ago_s, long_ago_s))
+    assert run_lock.living_holder(run.path) is None
+
+
 def test_giving_back_a_folder_that_has_become_read_only_does_not_fail(tmp_path, monkeypatch):
     run = RunFolder.create(tmp_path / "run", CONFIG)
 

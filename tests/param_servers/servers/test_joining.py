@@ -20,9 +20,9 @@ from param_servers.majority.exchange import MajorityExchange
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
 from param_servers.wire.frames import Event, Joined, Left, Message
-from param_servers.wire.handshake import Hello, Peer, Role, register_roles
+from param_servers.wire.handshake import ROLES, Hello, Peer, Role
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import Dtype, Header, Kind, Row, pack_rows
+from param_servers.wire.messages import Dtype, Header, Kind, Row, pack_rows, register
 from param_servers.wire.tcp_sockets import listen_address
 
 SECRET = b"s" * 32
@@ -292,7 +292,7 @@ class OtherRole(IntEnum):
     SPECTATOR = 255
 
 
-register_roles(OtherRole)
+register(ROLES, OtherRole)
 
 
 @pytest.mark.parametrize(

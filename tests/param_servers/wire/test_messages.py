@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from param_servers.errors import BadMessage
 from param_servers.wire.messages import (
     HEADER_BYTES,
+    KINDS,
     PROTOCOL_VERSION,
     Code,
     Dtype,
@@ -17,7 +18,7 @@ from param_servers.wire.messages import (
     Row,
     pack_header,
     pack_rows,
-    register_kinds,
+    register,
     unpack_header,
     unpack_rows,
 )
@@ -88,8 +89,8 @@ def test_another_package_s_kinds_are_read_once_they_are_registered_and_nobody_ta
     data = pack_header(Header(OtherKind.CHEER))
     with pytest.raises(BadMessage, match="kind 255"):
         unpack_header(data)
-    register_kinds(OtherKind)
+    register(KINDS, OtherKind)
     assert unpack_header(data).kind is OtherKind.CHEER
     for taken in (IntEnum("Taken", {"BOO": 255}), IntEnum("Own", {"PULL": 1})):
         with pytest.raises(ValueError, match="is not free"):
-            register_kinds(taken)
+            register(KINDS, taken)
