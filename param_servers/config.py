@@ -148,25 +148,25 @@ class OptimizerConfig:
     learning_rate: str = option("7e-4", short="lr")
     """Schedule over data points: 7e-4, linear:7e-4->0@20e6 or piecewise:1e-3@0,5e-4@1e6."""
 
-    beta1: float = 0.9
+    beta1: float = option(0.9, optimizer="adam")
     """adam: decay of the mean of gradients."""
 
-    beta2: float = 0.999
+    beta2: float = option(0.999, optimizer="adam")
     """adam: decay of the mean of squared gradients."""
 
-    epsilon: float = 1e-5
+    epsilon: float = option(1e-5, optimizer="adam rmsprop adagrad adadelta")
     """adam, rmsprop, adagrad, adadelta: added to the denominator."""
 
-    decay: float = 0.99
+    decay: float = option(0.99, optimizer="rmsprop adadelta")
     """rmsprop (alpha), adadelta (rho): decay of the mean of squared gradients."""
 
-    momentum_coefficient: float = 0.9
+    momentum_coefficient: float = option(0.9, optimizer="momentum")
     """momentum: decay of the sum of gradients."""
 
     clip_rule: ClipRule = "global"
     """global: L2 norm of the whole gradient; average_per_tensor: each tensor's L2 norm / elements; none."""
 
-    clip_norm: float = 0.5
+    clip_norm: float = option(0.5, clip_rule="global average_per_tensor")
     """Largest norm that the clip rule lets through; each worker clips its own gradient before it is averaged."""
 
     def __post_init__(self) -> None:
@@ -210,7 +210,7 @@ class ExchangeConfig:
     num_servers: int = option(1, short="servers", exchange="servers async")
     """servers, async: processes that hold one shard of the parameters each."""
 
-    sharding: Sharding = "even_bytes"
+    sharding: Sharding = option("even_bytes", exchange="servers async")
     """How parameters are cut into shards: by even bytes, or greedily with whole tensors."""
 
     max_staleness: int | None = option(None, exchange="async")
@@ -228,10 +228,10 @@ class ExchangeConfig:
     checkpoint_timeout_s: float = 120.0
     """Longest wait for the disks: to load the checkpoint that is gone on from, and to write the last one."""
 
-    when_workers_lost: WhenWorkersLost = "shrink"
+    when_workers_lost: WhenWorkersLost = option("shrink", exchange="servers async majority")
     """With fewer than num_gradients workers left: average fewer (shrink), or stop with a checkpoint."""
 
-    min_workers: int = 1
+    min_workers: int = option(1, exchange="servers async majority")
     """shrink: with fewer workers than this the run stops with a checkpoint."""
 
     checkpoint_every_steps: int = 1000

@@ -58,6 +58,22 @@ POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo or package.module:los
             "burn_in: an option of algorithm r2d2 only, and this run's algorithm is package.module:loss",
         ),
         (
+            "atari --decay 0.9",
+            "decay: an option of optimizer rmsprop or adadelta only, and this run's optimizer is adam",
+        ),
+        (
+            "breakout --clip-rule none --clip-norm 1",
+            "clip_norm: an option of clip_rule global or average_per_tensor only, and this run's clip_rule is none",
+        ),
+        (
+            "breakout --exchange allreduce --min-workers 2",
+            "min_workers: an option of exchange servers or async or majority only, and this run's exchange is allreduce",
+        ),
+        (
+            "CartPole-v1 --env-threads 2",
+            "env_threads: an option of family atari only, and this run's family is gymnasium",
+        ),
+        (
             "breakout --replay-start 7",
             "replay_start: an option of algorithm r2d2 or sac only, and this run's algorithm is actor_critic",
         ),
