@@ -133,7 +133,7 @@ class EnvironmentConfig:
     """Processes of a worker, one for each of its cores: they share its environments evenly, and one gradient, of all of
     them, travels."""
 
-    env_threads: int = option(1, family="atari")
+    env_threads: int = 1
     """C++ threads that step a worker's Atari games; 1 where there is a worker per core."""
 
     frame_skip: int | tuple[int, int] | None = None

@@ -70,10 +70,6 @@ POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo or package.module:los
             "min_workers: an option of exchange servers or async or majority only, and this run's exchange is allreduce",
         ),
         (
-            "CartPole-v1 --env-threads 2",
-            "env_threads: an option of family atari only, and this run's family is gymnasium",
-        ),
-        (
             "breakout --replay-start 7",
             "replay_start: an option of algorithm r2d2 or sac only, and this run's algorithm is actor_critic",
         ),
