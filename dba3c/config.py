@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -164,6 +166,12 @@ class RunConfig:
         )
         for name in ("evaluators", "recorders", "seed"):
             _require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+        _require(self.seed < 1 << 63, f"seed must be less than 2**63, got {self.seed}")
+        for name in ("metrics_window_s", "stop_score"):
+            _require(math.isfinite(getattr(self, name) or 0.0), f"{name} must be finite, got {getattr(self, name)}")
+        _require(self.metrics_window_s >= 0, f"metrics_window_s must not be negative, got {self.metrics_window_s}")
+        if self.run_dir is not None:  # a shell expands ~ at the beginning of a word only
+            object.__setattr__(self, "run_dir", Path(os.path.expanduser(self.run_dir)))
         for name in self.track:
             _require(name in TRACKERS, f"no tracker is called {name!r}; {did_you_mean(name, TRACKERS)}")
 
@@ -345,9 +353,11 @@ def refuse_unread(config: TrainConfig, given: Iterable[str]) -> None:
 MAY_CHANGE = (
     "total_frames", "stop_score", "stop_games", "max_hours", "max_core_hours", "track", "evaluators", "recorders",
     "evaluation_games", "evaluation_budget_s", "recording_every", "checkpoint_every_steps", "keep_checkpoints",
-    "lanes", "env_threads", "environment_restarts",
+    "lanes", "env_threads", "environment_restarts", "environment_timeout_s", "device", "precision",
+    "listen_host", "interface", "port",
+    "step_timeout_s", "join_timeout_s", "reconnect_timeout_s", "checkpoint_timeout_s",
 )  # fmt: skip
-"""Options that a run may go on with other values of: when it ends, who watches it, on how many cores it is played."""
+"""Options that a run may go on with other values of: when it ends, who watches it, on which machine it is played."""
 
 
 FOLLOWS_THE_MACHINE = ("envs_per_worker", "environment_processes", "environment_timeout_s", "precision", "device")

@@ -66,6 +66,8 @@ REFUSAL_HOLDS_S = 60.0
 refused, or ended, before that, was the earlier one."""
 PROGRESS_EVERY_S = 30.0
 """Between lines in the output of a job."""
+MOST_LANES_ON_A_CORE = 4
+"""With which the run of a cluster may go on here."""
 CHECK_TIMEOUT_S = 600.0
 """For building the network and an environment, and trying own code once: a shared file system may be slow."""
 RESTARTS = 5
@@ -141,6 +143,17 @@ def _note_end(folder: RunFolder, code: int, cause: str) -> str:
     """`note_end`, of which a last impatient Ctrl-C must not make a run without an end."""
     with taking_signals(lambda signum: None):
         return note_end(folder, code, cause)
+
+
+def refuse_whole_cluster(config: TrainConfig, folder: RunFolder) -> None:
+    """Raise UserError where a cluster's run would go on here, all its processes on one machine."""
+    launcher = folder.life().get("launcher", "local")
+    lanes, cores = config.exchange.num_workers * config.environment.lanes, given_cores(os.environ)
+    if launcher != "local" and lanes > MOST_LANES_ON_A_CORE * cores:
+        raise UserError(
+            f"this run was started by {launcher}, with {lanes} lanes in all, and here are {cores} cores: start it the "
+            f"same way, with --resume --run-dir {folder.path}"
+        )
 
 
 def _refuse(config: TrainConfig, run_dir: Path, resume: bool) -> None:
@@ -237,6 +250,7 @@ def run_rank(
                 on_event=metrics.record_event,
                 say=lambda line: say_to_stderr(f"[{mine[0]} on {place.node_name}] {line}"),
                 whole_run=place.world_size == 1,
+                joins_late=place.launcher == REPLACEMENT,
                 stop_timeout_s=config.exchange.timeouts.stop_s,
             )
             with _told_of_the_end(supervisor, folder, place), _showing_progress(folder, place):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shlex
 import time
 from collections.abc import Sequence
@@ -75,12 +76,15 @@ def resume(words: Sequence[str]) -> int:
         )
     folder = RunFolder.open(run)
     config = changed_on_resume(TrainConfig.from_json(folder.config_text()), given)
+    running.refuse_whole_cluster(config, folder)
     return running.train(config, folder.path, resume=True, command=shlex.join(["dba3c", "resume", *words]))
 
 
 def train_as_rank(said: TrainWords, place: LaunchPlace, command: str) -> int:
     """What is said is the same in all ranks. Raises UserError: options that contradict the number of ranks."""
     try:
+        if "listen_host" in said.given:
+            raise UserError("listen_host is an option of one machine; say where ranks listen with --interface")
         config, topology = fit_config(said, place, given_cores(os.environ, place.local_world_size))
         run_dir = config.run.run_dir or run_dir_of_launch(config, place)
     except UserError:
@@ -103,13 +107,14 @@ def run_dir_of_launch(config: TrainConfig, place: LaunchPlace) -> Path:
 
 
 def run_dir_of(config: TrainConfig, goes_on: bool) -> Path:
-    """--run-dir; without it a new folder (runs/breakout-20171231-235959, for ALE/Breakout-v5), or that of this game's
-    newest run. Raises UserError: there is none."""
+    """--run-dir; without it a new folder (runs/breakout-20171231-235959-7f3a, for ALE/Breakout-v5), or that of this
+    game's newest run. Raises UserError: there is none."""
     if config.run.run_dir:
         return config.run.run_dir
     if not goes_on:
-        return RUNS / f"{game_of(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    found = sorted(RUNS.glob(f"{game_of(config)}-[0-9]*-[0-9]*/config.json"))
+        # Several may begin within a second: tasks of a job array.
+        return RUNS / f"{game_of(config)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    found = sorted(RUNS.glob(f"{game_of(config)}-[0-9]*-[0-9]*/config.json"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise UserError(
             f"nothing to resume: no run of {config.environment.env_id} under {RUNS}/; name one with --run-dir"

@@ -167,13 +167,15 @@ def check_machine(config: TrainConfig, processes: int) -> None:
 
     Raises:
         UserError: a tracker's client or a collective backend is not installed, `listen_host` is no address of this
-            host, or too few files may be open.
+            host, several servers are to have one port, or too few files may be open.
     """
     check_clients(config.run.track)
     exchange = config.exchange
     sums_by_mpi = exchange.exchange == "allreduce" and exchange.collective_backend == "mpi"
     if sums_by_mpi and importlib.util.find_spec("mpi4py") is None:
         raise UserError("--collective-backend mpi needs mpi4py: pip install 'dba3c[mpi]'")
+    if exchange.port and exchange.exchange in ("servers", "async") and exchange.num_servers > 1:
+        raise UserError(f"{exchange.num_servers} servers cannot all listen on --port {exchange.port} of one machine")
     check_listen_host(listen_address(exchange.listen_host, exchange.interface))
     check_open_files(processes)
 

@@ -112,6 +112,7 @@ class Supervisor:
         on_event: called with (event, message) for the run's metrics: started, killed, restarted, left, stopping.
         whole_run: these are all the processes of the run; False where other ranks have others, which go on without
             these if they may.
+        joins_late: another machine's processes have played this part of the run, which goes on.
         stop_timeout_s: bound of a clean stop; a checkpoint has to be written in it.
         refused_timeout_s: bound of a clean stop when a role refused its input before the run was as old as
             `stop_timeout_s`: there is nothing yet to save.
@@ -127,13 +128,14 @@ class Supervisor:
         on_event: Callable[[str, str], Any] = lambda event, message: None,
         say: Callable[[str], Any] = say_to_stderr,
         whole_run: bool = True,
+        joins_late: bool = False,
         stop_timeout_s: float = 60.0,
         terminate_timeout_s: float = 5.0,
         refused_timeout_s: float = 3.0,
     ) -> None:
         self.fork_server, self.run_dir, self.processes = fork_server, run_dir, list(processes)
         self.request_stop, self.on_event, self.say = request_stop, on_event, say
-        self.whole_run = whole_run
+        self.whole_run, self.joins_late = whole_run, joins_late
         self.stop_timeout_s = stop_timeout_s
         self.terminate_timeout_s = terminate_timeout_s
         self.refused_timeout_s = refused_timeout_s
@@ -248,8 +250,8 @@ class Supervisor:
             return
         if self._phase >= TERMINATING:
             return
-        # What this process's first life could do was no bad input: a later one that is refused it has met a fault.
-        final = code in FINAL_EXITS and not (code == USER_ERROR_EXIT and gone.incarnation)
+        # What this process's first life, or another machine, could do was no bad input: who is refused has met a fault.
+        final = code in FINAL_EXITS and not (code == USER_ERROR_EXIT and (gone.incarnation or self.joins_late))
         lost = f"{spec.name}: {describe_exit(code)}" + (f" ({gone.cause})" if code > 0 else "")
         again = self._phase == RUNNING and not final and self._restarts[spec.name].take()
         if again and self._starts_again(spec, gone.incarnation + 1):

@@ -58,6 +58,7 @@ PASSED_ON = {
 }  # fmt: skip
 """What ``scontrol show job`` says of a job → what its replacements ask for too."""
 NOTHING = ("", "0", "(null)", "N/A")
+ALL = ("--mem", "0")
 
 
 class SlurmJob:
@@ -79,7 +80,9 @@ class SlurmJob:
         lock = controller.hold(self.run_dir, self.environ)
         with taking_signals(self._signals.put):  # also while it is requeued, which takes its time on a busy controller
             try:
-                srun = subprocess.Popen(self.command, start_new_session=True)
+                # A job submitted from a shell within a job inherits that one's cores.
+                environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_CPU_BIND")}
+                srun = subprocess.Popen(self.command, start_new_session=True, env=environ)
                 try:
                     code = self._wait(srun)
                 finally:
@@ -286,7 +289,7 @@ class LostNodes:
             "--open-mode=append",
             "--no-requeue",
             "--export=ALL",  # whom it replaces stands there; a site's default may be NONE
-            *(f"{option}={value}" for option, value in asked.items() if value not in NOTHING),
+            *(f"{option}={value}" for option, value in asked.items() if value not in NOTHING or (option, value) == ALL),
         ]
 
     def environment(self, node: str) -> dict[str, str]:
@@ -322,6 +325,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "SLURM_JOB_ID" not in os.environ:
         print("dba3c: launch.slurm.job is what a Slurm script runs; there is no SLURM_JOB_ID here", file=sys.stderr)
         return 2
+    if any(re.match("--run[-_]dir(=|$)", word) for word in arguments.train):
+        print("dba3c: the script has a run folder of its own: say DBA3C_RUN_DIR, not --run-dir", file=sys.stderr)
+        return 2
+    arguments.run_dir = Path(os.path.expanduser(arguments.run_dir))
     train = [*arguments.train, "--run-dir", str(arguments.run_dir)]
     if int(os.environ.get("SLURM_RESTART_COUNT") or 0) and (arguments.run_dir / "config.json").exists():
         train.append("--resume")

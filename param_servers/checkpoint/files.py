@@ -17,6 +17,7 @@ checkpoints are ever deleted, when enough newer ones are there.
 """
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -328,5 +329,8 @@ def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():  # some cannot sync a folder
+            raise
     finally:
         os.close(descriptor)

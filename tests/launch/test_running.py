@@ -16,7 +16,7 @@ from dba3c.runs.lock import LOCK_NAME
 from launch import running
 from launch.cli.configuration import fit_config
 from launch.cli.options import parse_train
-from launch.cli.runs import run_dir_of_launch, train_as_rank
+from launch.cli.runs import resume, run_dir_of, run_dir_of_launch, train_as_rank
 from launch.cluster.launchers import LaunchPlace
 from launch.running import first_incarnation
 from launch.slurm import controller
@@ -91,6 +91,17 @@ def test_what_the_user_gave_must_fit_exactly(world_size: int, words: str, messag
     assert message in str(refused.value)
 
 
+def test_two_launches_of_one_second_have_a_folder_each() -> None:
+    config = parse_train(["breakout"]).config(2)
+    assert run_dir_of(config, goes_on=False) != run_dir_of(config, goes_on=False)
+
+
+def test_where_ranks_listen_is_not_said_by_an_address_of_one_machine(tmp_path: Path) -> None:
+    words = ["breakout", "--listen-host", "10.0.0.1", "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(UserError, match="listen_host is an option of one machine; .* --interface"):
+        train_as_rank(parse_train(words), rank_of_three(0), "dba3c")
+
+
 def test_the_ranks_of_a_launch_agree_on_a_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse_train(["breakout"]).config(2)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -121,6 +132,14 @@ def test_a_chief_whose_pod_is_restarted_goes_on_with_its_run(tmp_path: Path) -> 
     assert not running.returns(run_dir, chief_of("uid-2"))  # another Job into the same folder must say --resume
     folder.end_life("finished", "score reached")
     assert not running.returns(run_dir, chief_of("uid-1"))
+
+
+def test_a_run_of_a_cluster_does_not_go_on_with_all_its_processes_on_one_machine(tmp_path: Path) -> None:
+    config = parse_train(["breakout", "--workers", "60", "--lanes", "12", "--servers", "4"]).config(2)
+    with RunFolder.launch(tmp_path / "run", config.to_json(), False, launcher="srun") as folder:
+        pass
+    with pytest.raises(UserError, match="started by srun, with 720 lanes in all, .* --resume --run-dir"):
+        resume([str(folder.path)])
 
 
 def test_a_contradiction_is_said_by_one_rank_only() -> None:

@@ -66,8 +66,8 @@ POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo or package.module:los
             "clip_norm: an option of clip_rule global or average_per_tensor only, and this run's clip_rule is none",
         ),
         (
-            "breakout --exchange allreduce --min-workers 2",
-            "min_workers: an option of exchange servers or async or majority only, and this run's exchange is allreduce",
+            "breakout --exchange allreduce --max-staleness 2",
+            "max_staleness: an option of exchange async only, and this run's exchange is allreduce",
         ),
         (
             "breakout --replay-start 7",

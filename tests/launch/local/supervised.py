@@ -51,7 +51,13 @@ class Lab:
     def request_stop(self, reason: str) -> None:
         (self.run_dir / "stop.json").write_text(json.dumps({"reason": reason}))
 
-    def start(self, *processes: RoleProcess, stop_timeout_s: float = LONG_S, terminate_timeout_s: float = 1.0) -> None:
+    def start(
+        self,
+        *processes: RoleProcess,
+        stop_timeout_s: float = LONG_S,
+        terminate_timeout_s: float = 1.0,
+        joins_late: bool = False,
+    ) -> None:
         self.supervisor = Supervisor(
             self.fork_server,
             self.run_dir,
@@ -60,6 +66,7 @@ class Lab:
             on_event=lambda event, _: self.events.append(event),
             say=self.said.append,
             stop_timeout_s=stop_timeout_s,
+            joins_late=joins_late,
             terminate_timeout_s=terminate_timeout_s,
             refused_timeout_s=1.0,
         )

@@ -56,6 +56,12 @@ def test_an_address_of_another_host_is_refused(capsys):
     check_listen_host("127.0.0.1")
 
 
+@pytest.mark.usefixtures("not_started")
+def test_one_port_for_several_servers_of_one_machine_is_refused(capsys):
+    line = refused(capsys, "train", "breakout", "--servers", "2", "--workers", "2", "--port", "7000")
+    assert "2 servers cannot all listen on --port 7000 of one machine" in line
+
+
 def test_a_full_disk_is_refused_with_its_arithmetic(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000_000))
     with pytest.raises(

@@ -134,6 +134,17 @@ def test_a_worker_whose_first_life_was_accepted_is_not_refused_as_bad_input_late
     assert lab.finish() == 0
 
 
+def test_what_another_machine_could_do_does_not_end_a_run_that_a_replacement_cannot_join(lab: Lab) -> None:
+    worker = lab.process("worker", 1, "bad-input", essential=False, max_restarts=1)
+    lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 0, "obedient"), worker, joins_late=True)
+    wait_until(lambda: "left" in lab.events, "the loss to be told")
+    assert lab.events == ["restarted", "left"]
+    lab.pid("server-0")
+    lab.pid("worker-0")
+    lab.request_stop("enough")
+    assert lab.finish() == 0
+
+
 def test_the_last_of_the_workers_ends_the_run_with_what_it_said(lab: Lab) -> None:
     lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 0, "fails", essential=False))
     assert lab.finish() == 1

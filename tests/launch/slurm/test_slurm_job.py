@@ -173,6 +173,14 @@ def test_a_script_outside_of_slurm_says_so_in_one_line(monkeypatch: pytest.Monke
     assert slurm_job.main(["--run-dir", "run", "--", "dba3c", "train"]) == 2
 
 
+def test_a_second_run_folder_in_the_script_s_options_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert slurm_job.main(["--run-dir", "run", "--", "dba3c", "train", "--run-dir=other"]) == 2
+    assert "say DBA3C_RUN_DIR, not --run-dir" in capsys.readouterr().err
+
+
 def test_a_run_folder_that_the_system_refuses_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
