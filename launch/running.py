@@ -120,7 +120,7 @@ def train(
         with RunFolder.launch(run_dir, config.to_json(), resume, cores=cores, **life) as folder:
             print("\n".join([f"run folder: {folder.path}", *told]), flush=True)
             metrics = MetricsWriter(folder, "launcher", 0)
-            first = first_incarnation(folder.path, rank=0)
+            first = first_incarnation(folder, rank=0)
             processes = role_processes(config, folder.path, launch_id, first)
             supervisor = Supervisor(
                 fork_server, folder.path, processes, folder.request_stop,
@@ -239,7 +239,7 @@ def run_rank(
         folder.end_process_when_lost(say_to_stderr)
         metrics = MetricsWriter(folder, "launcher", place.rank)
         try:
-            first = first_incarnation(folder.path, place.rank)
+            first = first_incarnation(folder, place.rank)
             of_run = role_processes(config, folder.path, place.launch_id, first)
             processes = [process for process in of_run if Assignment(process.role, process.rank) in mine]
             supervisor = Supervisor(
@@ -391,13 +391,17 @@ def topology_of(config: TrainConfig) -> dict[str, int]:
     }
 
 
-def first_incarnation(run_dir: Path, rank: int) -> int:
-    """0 for the first start of a rank in this run folder, then 100, 200, …: counted in ``logs/rank-RANK.json``."""
-    path = run_dir / "logs" / f"rank-{rank}.json"
+def first_incarnation(folder: RunFolder, rank: int) -> int:
+    """0 for the first start of a rank in this run folder, then 100, 200, …: counted in ``logs/rank-RANK.json``.
+
+    A rank that an earlier life did not have begins as those do that it had: it may play a role that one of them had.
+    """
+    path = folder.path / "logs" / f"rank-{rank}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         starts = int(json.loads(path.read_text())["starts"])
     except FileNotFoundError:
         starts = 0
+    starts = max(starts, folder.life_number())
     write_atomically(path, json.dumps({"starts": starts + 1}) + "\n")
     return starts * PER_START

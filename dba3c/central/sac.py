@@ -74,8 +74,9 @@ class SacTrainer(Trainer):
             self._replay.used(self._sample)
 
     def _follow(self, step: int) -> None:
-        """Move the target critics, once for each step."""
+        """Move the target critics, once for each step, also for those to which others alone have given a gradient."""
         if step != self._target_step:
-            share = self._polyak if self._target_step >= 0 else 1.0
+            passed = max(1, step - self._target_step)  # less than one: a roll-back
+            share = 1 - (1 - self._polyak) ** passed if self._target_step >= 0 else 1.0
             move_targets(self._target, self._network.network.critics, share)
             self._target_step = step

@@ -302,7 +302,7 @@ class AtariVectorEnvironment:
     def _unstick(self, actions: np.ndarray) -> np.ndarray:
         """FIRE instead of the last of `stuck_guard_steps` equal actions in a row, and of those that follow it."""
         self._repeats = np.where(actions == self._last_actions, self._repeats + 1, 1)
-        self._last_actions = actions
+        self._last_actions = np.where(self._resetting, -1, actions)  # a game begins with none
         return np.where(self._repeats >= self._stuck_guard_steps, self._fire, actions)
 
 

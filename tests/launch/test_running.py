@@ -115,8 +115,12 @@ def test_the_ranks_of_a_launch_agree_on_a_run_folder(monkeypatch: pytest.MonkeyP
 
 
 def test_a_rank_that_is_started_again_takes_incarnations_of_its_own(tmp_path: Path) -> None:
-    assert [first_incarnation(tmp_path, 3) for _ in range(3)] == [0, 100, 200]
-    assert first_incarnation(tmp_path, 4) == 0
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        assert [first_incarnation(folder, 3) for _ in range(3)] == [0, 100, 200]
+        assert first_incarnation(folder, 4) == 0
+        folder.end_life("stopped", "enough")
+    with RunFolder.launch(tmp_path / "run", None, resume=True) as folder:
+        assert [first_incarnation(folder, rank) for rank in (3, 4, 5)] == [300, 100, 100]
 
 
 def chief_of(launch_id: str) -> LaunchPlace:

@@ -80,7 +80,8 @@ def test_sac_s_target_moves_once_for_each_step_and_begins_as_a_copy() -> None:
     first = life.update(3)
     assert torch.equal(first, flat(life.network.network.critics))
     second = life.update(7)
-    torch.testing.assert_close(second, first + 0.25 * (flat(life.network.network.critics) - first))
+    share = 1 - 0.75**4  # the four steps between were other learners'
+    torch.testing.assert_close(second, first + share * (flat(life.network.network.critics) - first))
     assert torch.equal(life.update(7), second)
 
 

@@ -135,6 +135,12 @@ def test_the_stuck_guard_fires_at_the_nth_equal_action_in_evaluation_only():
     assert trained == actions
 
 
+def test_the_stuck_guard_counts_a_game_s_own_actions_only():
+    script = [(0, False, False, 2), (0, True, False, 0), *[(0, False, False, 2)] * 4]
+    _, played = play(script, [RIGHT] * 6, view="evaluation", stuck_guard_steps=3)
+    assert played[3:] == [RIGHT, RIGHT, FIRE]  # the third action was the reset's, which no game sees
+
+
 @pytest.mark.parametrize("actions", [[3], [-1], [0, 0], [0.5]])
 def test_actions_the_console_would_hang_on_are_refused(actions):
     envs = AtariVectorEnvironment(EnvironmentConfig(), ScriptedConsoles(2, []), np.array([1]), "training")
