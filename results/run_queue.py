@@ -296,8 +296,8 @@ def save() -> int:
         part = entry.packed.with_suffix(".part")
         with tarfile.open(part, "w:xz") as archive:
             for path in sorted(run.folder.iterdir()):
-                if path.name in ("tensorboard", "logs", "audit", "videos", "checkpoints"):
-                    continue
+                if path.name in ("tensorboard", "logs", "audit", "videos", "checkpoints", "secret"):
+                    continue  # its next life draws a new secret
                 archive.add(path, path.name)
             for path in sorted(checkpoints.iterdir()):
                 if path.name in newest or not path.name.startswith("step-"):

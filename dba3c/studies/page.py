@@ -14,6 +14,7 @@ from typing import Any
 from dba3c.errors import UserError
 from dba3c.runs import host_facts
 from dba3c.runs.files import write_atomically
+from param_servers.line_file import cut_torn_tail, whole_lines
 
 _MADE = re.compile(r"^\d{4}-\d\d-\d\d, \d+ cores of .*?commit \w+(?: with local changes)?\.", re.MULTILINE)
 
@@ -25,16 +26,19 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """Of a .csv, where every cell is text, or of a file of JSON lines; none where it is not there."""
+    """Of a .csv, where every cell is text, or of a file of JSON lines, without a torn last one; none where it is not
+    there."""
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    return list(csv.DictReader(StringIO(text)) if path.suffix == ".csv" else map(json.loads, text.splitlines()))
+    if path.suffix == ".csv":
+        return list(csv.DictReader(StringIO(path.read_text(encoding="utf-8"))))
+    return [json.loads(line) for line in whole_lines(path)]
 
 
 def add_row(path: Path, row: Mapping[str, Any]) -> None:
-    """A JSON line more."""
-    with path.open("a", encoding="utf-8") as file:
+    """A JSON line more; what a kill or a full disk has torn before it is cut off."""
+    with path.open("a+", encoding="utf-8") as file:
+        cut_torn_tail(file.fileno())
         file.write(json.dumps(row) + "\n")
 
 

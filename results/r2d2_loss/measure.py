@@ -43,7 +43,7 @@ def main() -> None:
         for task in TASKS:
             for name, source in sources.items():
                 kept = HERE / task / f"{name}-{seed}"
-                if kept.exists():
+                if (kept / "curve.csv").exists():
                     continue
                 with tempfile.TemporaryDirectory() as folder:
                     train(source, task, seed, Path(folder) / "run")

@@ -94,6 +94,11 @@ def test_rows_are_written_and_read_as_csv_and_as_json_lines(tmp_path: Path) -> N
     for row in ({"n": 1, "who": "µ"}, {"n": [2.5, None]}):
         add_row(lines, row)
     assert rows_of(lines) == [{"n": 1, "who": "µ"}, {"n": [2.5, None]}]
+    with lines.open("a") as file:
+        file.write('{"n": ')  # a kill in the middle of a line
+    assert len(rows_of(lines)) == 2
+    add_row(lines, {"n": 3})
+    assert rows_of(lines)[2] == {"n": 3}
 
 
 @pytest.mark.parametrize("name", ["scaling", "servers"])

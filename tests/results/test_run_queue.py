@@ -32,6 +32,7 @@ def test_what_is_packed_and_not_yet_unpacked_here_stays_packed_when_another_run_
     assert [run_queue.state(entry) for entry in entries] == ["packed", "broken"]
     run_queue.unpack(entries[0])
     assert (entries[0].run.folder / "checkpoints" / "step-7").is_dir()
+    assert not (entries[0].run.folder / "secret").exists()  # what is committed is nobody's secret
 
 
 def test_an_unpacking_that_was_interrupted_is_done_again(entries, monkeypatch):
