@@ -130,6 +130,8 @@ class Monitor:
 
     def _draw(self, now_s: float) -> None:
         """Gives the trackers one point, from all that came in since the last one."""
+        if self.summary.life_begins and len(self.summary.facts.lives) > 1:
+            return  # trackers go on from the first point's step: it must not be one that was lost with the earlier life
         self._next_point_s = now_s + POINTS_EVERY_S
         point = self._interval.take(now_s)
         if self.summary.newest_s < self._since_s or not point:

@@ -221,8 +221,9 @@ class RunSummary:
         self.events_in_all = 0
         self.evaluation: Record | None = None
         self.not_finite: dict[str, int] = {}
+        self.life_begins = False
+        """No step of the newest life was told yet: `step` may be one that a crash has lost."""
         self._last_seen_s: list[float] = []
-        self._life_begins = False
 
     def add(self, record: Record) -> None:
         """One record, in the order of time."""
@@ -234,12 +235,14 @@ class RunSummary:
         for name, count in (record.get("not_finite") or {}).items():
             self.not_finite[name] = self.not_finite.get(name, 0) + count
         if kind in ("step", "server"):
+            points = record.get("data_points_total")
+            rolled_back = bool(points) and points < process.latest.get("data_points_total", 0)
             process.add(record)
             if kind == "step":
                 process.stepped_s = time_s
-            self.step = record["step"] if self._life_begins else max(self.step, record["step"])
-            self._life_begins = False
-            self.data_points_committed = record.get("data_points_total") or self.data_points_committed
+            self.step = record["step"] if self.life_begins or rolled_back else max(self.step, record["step"])
+            self.life_begins = False
+            self.data_points_committed = points or self.data_points_committed
         elif spent_s := record.get("cpu_s"):  # those who only evaluate or film record no steps
             process.totals["cpu_s"] = process.totals.get("cpu_s", 0.0) + spent_s
         if kind == "episode" and record.get("score") is not None:
@@ -261,7 +264,7 @@ class RunSummary:
         life = self.facts.life_at(time_s)
         while len(self._last_seen_s) <= life:
             self._last_seen_s.append(0.0)
-            self._life_begins = True  # a resumed run goes on from its checkpoint's step
+            self.life_begins = True  # a resumed run goes on from its checkpoint's step
         self._last_seen_s[life] = max(self._last_seen_s[life], time_s)
 
     # -- what it adds up to ----------------------------------------------------------------------------------------

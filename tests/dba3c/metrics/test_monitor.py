@@ -95,6 +95,21 @@ def test_games_of_an_earlier_life_do_not_stop_a_resumed_run_nor_are_they_drawn_a
     assert monitor.summary.scores.mean == 100.0
 
 
+def test_a_resumed_life_draws_nothing_at_a_lost_step_before_its_first_own_step_is_there(make_up_run):
+    run, sink = make_up_run(seconds=30), PointSink()
+    set_lives(run, (START_S, START_S + 30, 2), (START_S + 100, None, 2))
+    monitor = Monitor(run, [sink], warn=no_warning)
+    writer = MetricsWriter(run, "worker", 0)
+    writer.record_event("restored", "from the checkpoint of step 250", step=250)
+    monitor.look(START_S + 101)
+    writer.record_step(251, {"accepted": 1})
+    writer.close()
+    monitor.look(START_S + 102)
+    monitor.close()
+    assert {step for step, _ in sink.points} == {251}
+    assert sink.events == ["worker-0: from the checkpoint of step 250"]
+
+
 def test_what_a_resumed_life_has_written_before_its_monitor_came_does_not_break_it(make_up_run):
     run, sink = make_up_run(seconds=60, finished=False), PointSink()
     set_lives(run, (START_S, START_S + 20, 2), (START_S + 30, None, 2))

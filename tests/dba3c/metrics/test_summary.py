@@ -125,6 +125,19 @@ def test_a_resumed_run_goes_on_from_its_checkpoints_step():
     assert summary.step == 81
 
 
+def test_servers_that_roll_back_within_a_life_take_the_step_with_them():
+    told = [
+        record("server", 10.0, role="server", step=900, data_points_total=9000),
+        record("server", 10.1, role="server", rank=1, step=899, data_points_total=8990),  # its window ended earlier
+    ]
+    summary = summary_of(*told)
+    assert summary.step == 900
+    summary.add(record("server", 20.0, role="server", step=801, data_points_total=8010))
+    assert (summary.step, summary.data_points) == (801, 8010)
+    summary.add(record("step", 21.0, step=802))
+    assert summary.step == 802
+
+
 def points_of(*records, now_s, facts=FACTS):
     summary = RunSummary(facts)
     interval = ChartInterval(summary)
