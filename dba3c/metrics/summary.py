@@ -189,6 +189,10 @@ class ProcessState:
     def name(self) -> str:
         return f"{self.role}-{self.rank}"
 
+    def is_silent(self, now_s: float, after_s: float) -> bool:
+        """Whether nothing came for `after_s`; for longer where its records are rarer than that."""
+        return now_s - self.last_time_s > max(after_s, self.recent.horizon_s)
+
     def add(self, record: Record) -> None:
         counted_in_steps = record["kind"] == "server" and self.role != "server"  # without servers a worker tells both
         names = [name for name in (*_COUNTS, "cpu_s") if not (counted_in_steps and name == "rejected")]
@@ -308,9 +312,9 @@ class RunSummary:
         """Live workers: as the newest server record says, else those heard of lately."""
         told = [p for p in self.processes.values() if "active_workers" in p.latest]
         newest = max(told, key=lambda p: p.last_time_s, default=None)
-        if newest is not None and now_s - newest.last_time_s <= HEARD_OF_S:
+        if newest is not None and not newest.is_silent(now_s, HEARD_OF_S):
             return int(newest.latest["active_workers"])
-        return sum(now_s - p.last_time_s <= HEARD_OF_S for p in self.of_roles("worker", "actor"))
+        return sum(not p.is_silent(now_s, HEARD_OF_S) for p in self.of_roles("worker", "actor"))
 
     def hours(self) -> tuple[float, float]:
         """(hours, core-hours held) over all lives of the run."""

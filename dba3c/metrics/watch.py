@@ -243,13 +243,14 @@ def _processes(summary: RunSummary, now_s: float) -> Table:
 
 def _interest(process: ProcessState, now_s: float) -> tuple[bool, float, int]:
     """Few workers are listed by rank; of many, the silent ones and those that drop most come first."""
-    silent = now_s - process.last_time_s > _SILENT_AFTER_S
+    silent = process.is_silent(now_s, _SILENT_AFTER_S)
     return (not silent, -round(process.dropped_share(now_s), 2), process.rank)
 
 
 def _row(process: ProcessState, now_s: float) -> list[RenderableType]:
-    silent_s = now_s - process.last_time_s
-    note = Text(f"silent for {silent_s:.0f} s", style="red") if silent_s > _SILENT_AFTER_S else Text("")
+    note = Text("")
+    if process.is_silent(now_s, _SILENT_AFTER_S):
+        note = Text(f"silent for {now_s - process.last_time_s:.0f} s", style="red")
     name = process.name + (f" (incarnation {process.incarnation})" if process.incarnation else "")
     cores, bar = number(process.recent.per_second(now_s, "cpu_s")), _bar(process.section_shares(now_s))
     if process.role == "server":

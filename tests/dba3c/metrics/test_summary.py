@@ -82,6 +82,12 @@ def test_active_workers_are_what_the_server_says_while_it_speaks():
     assert summary_of(record("step", 100.0), record("step", 80.0, rank=2)).active_workers(101.0) == 1
 
 
+def test_a_worker_of_windows_of_a_minute_is_active_between_its_records():
+    worker, server = record("step", 60.0, window_s=60.0), record("server", 60.0, role="server", window_s=60.0)
+    for summary in (summary_of(worker), summary_of({**server, "active_workers": 1})):
+        assert (summary.active_workers(119.0), summary.active_workers(60.0 + 3 * 60.0 + 1)) == (1, 0)
+
+
 def test_dropped_gradients_and_section_shares_are_known_by_worker():
     summary = summary_of(
         record("step", 1.0, accepted=3, dropped=1, sections_s={"environment": 3.0, "waiting": 1.0}),

@@ -72,6 +72,15 @@ def test_a_silent_worker_is_named(make_up_run):
     assert text.count("silent for") == 4
 
 
+def test_a_worker_that_writes_once_a_minute_is_not_called_silent_between_its_records():
+    summary, out = RunSummary(RunFacts("run")), io.StringIO()
+    summary.add({"kind": "step", "time_s": 60.0, "window_s": 60.0, "step": 1, "role": "worker", "rank": 0})
+    Console(file=out, width=140).print(views.render(summary, 105.0))
+    assert "silent" not in out.getvalue()
+    Console(file=out, width=140).print(views.render(summary, 300.0))
+    assert "silent for 240 s" in out.getvalue()
+
+
 def test_plain_lines_tell_events_once_and_the_state_in_a_rhythm(make_up_run):
     out = io.StringIO()
     watch(make_up_run(seconds=30).path, PlainView(out=out))
