@@ -207,7 +207,7 @@ class ProcessState:
         """Share of each section in the timed seconds of the horizon; of the whole run when it has been silent."""
         return section_shares(self.recent.sums(now_s)) or section_shares(self.totals)
 
-    def dropped_share(self, now_s: float) -> float:
+    def dropped_share(self, now_s: float) -> float | None:
         return dropped_share(self.recent.sums(now_s))
 
 
@@ -363,8 +363,8 @@ def section_shares(amounts: Mapping[str, float]) -> dict[str, float]:
     return {name: seconds / sum(spent.values()) for name, seconds in spent.items()}
 
 
-def dropped_share(counts: dict[str, float]) -> float:
-    """Dropped gradients among all that were answered; 0 when none was."""
+def dropped_share(counts: dict[str, float]) -> float | None:
+    """Dropped gradients among all that were answered; None when none was."""
     dropped = counts.get("dropped", 0.0)
     answered = counts.get("accepted", 0.0) + dropped + counts.get("rejected", 0.0)
-    return dropped / answered if answered else 0.0
+    return dropped / answered if answered else None

@@ -154,7 +154,7 @@ def status_line(summary: RunSummary, now_s: float) -> str:
     if not summary.processes:
         return "nothing recorded yet"
     points_s, frames_s = summary.per_second(now_s, "data_points"), summary.per_second(now_s, "frames")
-    dropped = dropped_share({name: summary.total(name) for name in ("accepted", "dropped", "rejected")})
+    dropped = dropped_share({name: summary.total(name) for name in ("accepted", "dropped", "rejected")}) or 0.0
     return (
         f"[{duration(summary.hours()[0])}] step {summary.step:,}  frames {number(summary.frames)}  "
         f"score {score_text(summary)}  {number(points_s, 0)} data points/s  {number(frames_s, 0)} frames/s  "
@@ -244,7 +244,7 @@ def _processes(summary: RunSummary, now_s: float) -> Table:
 def _interest(process: ProcessState, now_s: float) -> tuple[bool, float, int]:
     """Few workers are listed by rank; of many, the silent ones and those that drop most come first."""
     silent = process.is_silent(now_s, _SILENT_AFTER_S)
-    return (not silent, -round(process.dropped_share(now_s), 2), process.rank)
+    return (not silent, -round(process.dropped_share(now_s) or 0.0, 2), process.rank)
 
 
 def _row(process: ProcessState, now_s: float) -> list[RenderableType]:
@@ -257,7 +257,7 @@ def _row(process: ProcessState, now_s: float) -> list[RenderableType]:
         stale = process.totals.get("stale")
         return [name, "", cores, "", f"{number(stale)} stale" if stale else "", bar, note]
     frames_s = number(process.recent.per_second(now_s, "frames"), 0)
-    dropped = f"{number(process.totals.get('dropped', 0.0))} ({process.dropped_share(now_s):.0%})"
+    dropped = f"{number(process.totals.get('dropped', 0.0))} ({process.dropped_share(now_s) or 0.0:.0%})"
     return [name, frames_s, cores, number(process.scores.mean), dropped, bar, note]
 
 

@@ -201,6 +201,17 @@ def test_every_worker_has_its_own_charts():
     }  # fmt: skip
 
 
+def test_a_time_in_which_nothing_was_answered_has_no_share_of_dropped_gradients():
+    summary = RunSummary(FACTS)
+    interval = ChartInterval(summary)
+    interval.add(record("step", 1.0, accepted=1, dropped=1))
+    assert interval.take(1.0)["cluster/dropped_share"] == 0.5
+    interval.add(record("step", 30.0))
+    silent = interval.take(30.0)
+    assert "cluster/dropped_share" not in silent and "worker-0/dropped_share" not in silent
+    assert silent["cluster/dropped"] == 1
+
+
 def test_a_rank_of_an_all_reduce_is_as_busy_as_its_steps_say_whatever_its_reports_time():
     point, _ = points_of(
         record("step", 1.0, accepted=1, sections_s={"environment": 0.7, "pushing": 0.3}),
