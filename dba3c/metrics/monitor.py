@@ -103,7 +103,7 @@ class Monitor:
     def look(self, now_s: float) -> None:
         """Reads what is new; draws a point when one is due; stops the run when a limit is reached."""
         self._take_in()
-        if now_s >= self._next_point_s:
+        if time.monotonic() >= self._next_point_s:
             self._draw(now_s)
         if not self._told_of_cores and self._scores.count and now_s - self._life_s > CORES_LOOK_S:
             self._told_of_cores = True
@@ -132,7 +132,7 @@ class Monitor:
         """Gives the trackers one point, from all that came in since the last one."""
         if self.summary.life_begins and len(self.summary.facts.lives) > 1:
             return  # trackers go on from the first point's step: it must not be one that was lost with the earlier life
-        self._next_point_s = now_s + POINTS_EVERY_S
+        self._next_point_s = time.monotonic() + POINTS_EVERY_S  # at this pace whatever the clock is set to
         point = self._interval.take(now_s)
         if self.summary.newest_s < self._since_s or not point:
             return

@@ -147,6 +147,9 @@ class RecentSums:
     def add(self, time_s: float, amounts: Mapping[str, float], window_s: float = 0.0) -> None:
         """Amounts of the `window_s` seconds before `time_s`."""
         self.horizon_s = max(LEAST_HORIZON_S, 3.0 * window_s)  # long windows need a longer look, while they are long
+        if self._entries and time_s < self._entries[-1][0] - self.horizon_s:
+            self._entries.clear()  # a clock was set back: what came before lies in a future that must not be waited for
+            self._sums.clear()
         self._entries.append((time_s, time_s - window_s, amounts))
         for name, amount in amounts.items():
             self._sums[name] = self._sums.get(name, 0.0) + amount
@@ -167,7 +170,10 @@ class RecentSums:
     def per_second(self, now_s: float, name: str) -> float:
         """The rate of one amount, from where the horizon's first window begins until `now_s`."""
         total = self.sums(now_s).get(name, 0.0)
-        return total / max(1e-3, now_s - self._entries[0][1]) if total else 0.0
+        if not total:
+            return 0.0
+        (_, begin_s, _), (newest_s, _, _) = self._entries[0], self._entries[-1]
+        return total / max(1e-3, max(now_s, newest_s) - begin_s)  # this machine's clock may be behind the process's
 
 
 @dataclass

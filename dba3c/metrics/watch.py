@@ -81,10 +81,11 @@ class PlainView(View):
             if self._evaluation["time_s"] > self._since_s:
                 step = number(self._evaluation.get("checkpoint_step"))
                 self._print(f"evaluation of step {step}: {evaluation_text(self._evaluation)}")
+        pace_s = time.monotonic()  # not now_s: the clock may be set back by an hour
         if self._next_s is None:
-            self._next_s = now_s + self._every_s / 2  # the first line soon, the others in their rhythm
-        elif now_s >= self._next_s:
-            self._next_s = now_s + self._every_s
+            self._next_s = pace_s + self._every_s / 2  # the first line soon, the others in their rhythm
+        elif pace_s >= self._next_s:
+            self._next_s = pace_s + self._every_s
             self._tell(summary, now_s)
 
     def close(self, summary: RunSummary) -> None:

@@ -16,7 +16,7 @@ from dba3c.metrics.summary import RunFacts
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
-from tests.dba3c.metrics.made_up_run import CONFIG, START_S, set_lives
+from tests.dba3c.metrics.made_up_run import CONFIG, START_S, Clock, set_lives
 from tests.dba3c.metrics.test_background_sink import RecordingSink
 
 
@@ -66,6 +66,16 @@ def test_the_stop_score_writes_stop_json_once_with_its_reason(make_up_run):
     assert told == ["mean score 100.0 of the last 50 games reached 100"] == [run.stop_reason()]
     monitor.close()
     run.release()
+
+
+def test_points_go_on_when_the_clock_is_set_back(make_up_run, monkeypatch):
+    run, sink, clock = make_up_run(seconds=30), PointSink(), Clock(1000.0)
+    monitor = Monitor(run, [sink], warn=no_warning)
+    monkeypatch.setattr("dba3c.metrics.monitor.time", clock)
+    for clock.now_s, now_s in ((1000.0, START_S + 30), (1003.9, START_S - 3566), (1004.0, START_S - 3566)):
+        monitor.look(now_s)
+    monitor.close()
+    assert len([values for _, values in sink.points if "score/evaluation_iqm" not in values]) == 3  # the last: close
 
 
 @pytest.mark.parametrize(

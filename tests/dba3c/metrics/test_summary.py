@@ -72,6 +72,14 @@ def test_one_long_window_does_not_slow_the_rates_down_for_ever():
     assert recent.per_second(80.0, "commits") == pytest.approx(20.0)
 
 
+def test_a_clock_that_is_set_back_leaves_the_rates_as_they_are():
+    recent = RecentSums()
+    for time_s in (*range(7201, 7221), *range(3601, 3621)):  # an hour back
+        recent.add(float(time_s), {"commits": 20.0}, window_s=1.0)
+        assert recent.per_second(float(time_s), "commits") == pytest.approx(20.0)
+    assert recent.per_second(20.0, "commits") == pytest.approx(20.0)  # back again, and no record since
+
+
 def test_active_workers_are_what_the_server_says_while_it_speaks():
     summary = summary_of(
         record("step", 100.0, rank=0), record("step", 99.0, rank=1), record("step", 80.0, rank=2),

@@ -13,7 +13,7 @@ from dba3c.metrics.summary import RunFacts, RunSummary
 from dba3c.metrics.watch import PlainView, RichView, Watcher, duration, number, terminal_view, watch, watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
-from tests.dba3c.metrics.made_up_run import CONFIG, START_S
+from tests.dba3c.metrics.made_up_run import CONFIG, START_S, Clock
 
 
 def rich_text(run, width=120, **how):
@@ -130,11 +130,21 @@ def test_an_event_that_comes_late_from_a_clock_that_is_behind_is_told_too():
     assert out.getvalue() == "worker-0: left\nserver-0: left\n"
 
 
-def test_the_last_line_is_not_said_twice(make_up_run):
-    out = io.StringIO()
-    watcher = Watcher(make_up_run(seconds=30), PlainView(every_s=0.0, out=out))
-    for now_s in (START_S + 30, START_S + 31):
-        watcher.look(now_s)
+def test_lines_go_on_when_the_clock_is_set_back(monkeypatch):
+    out, clock, summary = io.StringIO(), Clock(0.0), RunSummary(RunFacts("run"))
+    monkeypatch.setattr(views, "time", clock)
+    view = PlainView(every_s=10.0, out=out)
+    for clock.now_s, now_s in ((0.0, START_S), (5.0, START_S + 5), (14.9, START_S - 3585), (15.0, START_S - 3585)):
+        view.show(summary, now_s)
+    assert out.getvalue() == 2 * "nothing recorded yet\n"
+
+
+def test_the_last_line_is_not_said_twice(make_up_run, monkeypatch):
+    out, clock = io.StringIO(), Clock()
+    watcher = Watcher(make_up_run(seconds=30), PlainView(out=out))
+    monkeypatch.setattr(views, "time", clock)
+    for clock.now_s in (START_S + 30, START_S + 35):
+        watcher.look(clock.now_s)
     said = out.getvalue()
     watcher.close()
     assert out.getvalue() == said and "step 300 " in said.splitlines()[-1]
