@@ -6,6 +6,7 @@ import importlib.util
 import json
 import logging
 import os
+from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ LAYOUT = {
 JUDGED_BY = ("score/mean", "score/best_mean", "score/evaluation_iqm")
 """What runs are compared by in the table of hyperparameters."""
 EVALUATED = ("mean", "median", "iqm", "max")
+_ROWS_OF_A_TABLE = 100  # it is written anew with each evaluation: a long run's would grow with their square
 _IDENTITY_TAG = "dba3c.run"
 _PARAMETERS_AT_ONCE = 100  # MLflow's own limit for one request
 _METRICS_AT_ONCE = 1000
@@ -67,7 +69,7 @@ class TensorBoardSink:
     def __init__(self) -> None:
         self._writer: Any = None
         self._pb: Any = None
-        self._evaluations: list[str] = []
+        self._evaluations: deque[str] = deque(maxlen=_ROWS_OF_A_TABLE)
 
     def open(self, run: TrackedRun) -> None:
         file_writer = client("tensorboard.summary.writer.event_file_writer", self.name)

@@ -15,6 +15,7 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.metrics.monitor import Monitor, export
 from dba3c.metrics.registry import PER_WORKER_CHARTS, charts, tracker_name
+from dba3c.metrics.sinks import TrackedRun
 from dba3c.metrics.trackers import make_sinks
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.studies.curve import downsample
@@ -96,6 +97,17 @@ def test_a_film_and_an_evaluation_reach_tensorboard(make_up_run):
     *_, table = events.Tensors("evaluations")
     assert b"300 | 7.5 | 7 | 7.25 | 9" in table.tensor_proto.string_val[0]
     assert events.Scalars("score/evaluation_iqm")[-1].value == 7.25
+
+
+def test_tensorboards_table_of_evaluations_keeps_the_newest_hundred(make_up_run, monkeypatch):
+    (sink,), tables = make_sinks(["tensorboard"]), []
+    sink.open(TrackedRun.of(make_up_run(seconds=2)))
+    monkeypatch.setattr(sink, "_text", lambda tag, text, *_: tables.append(text) if tag == "evaluations" else None)
+    for step in range(150):
+        sink.point({"score/evaluation_mean": 1.0}, step, START_S)
+    sink.close()
+    _, _, oldest, *_, newest = tables[-1].splitlines()
+    assert (oldest.split(" | ")[0], newest.split(" | ")[0]) == ("50", "149")
 
 
 @pytest.mark.parametrize("tracker", ["mlflow", "neptune", "wandb"])
