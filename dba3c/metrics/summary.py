@@ -227,7 +227,7 @@ class RunSummary:
         self.step = 0
         self.newest_s = 0.0
         self.data_points_committed = 0.0  # as the servers count it: taken back when a run resumes from a checkpoint
-        self.events: deque[Record] = deque(maxlen=50)  # the newest
+        self.events: deque[Record] = deque(maxlen=1000)  # the newest: as many as may come between two looks
         self.events_in_all = 0
         self.evaluation: Record | None = None
         self.not_finite: dict[str, int] = {}

@@ -130,6 +130,14 @@ def test_an_event_that_comes_late_from_a_clock_that_is_behind_is_told_too():
     assert out.getvalue() == "worker-0: left\nserver-0: left\n"
 
 
+def test_every_one_of_hundreds_of_events_between_two_looks_is_told():
+    out, summary = io.StringIO(), RunSummary(RunFacts("run"))
+    for rank in range(512):
+        summary.add({"kind": "event", "time_s": 1.0, "step": 0, "role": "worker", "rank": rank, "event": "joined"})
+    PlainView(out=out).show(summary, 1.0)
+    assert out.getvalue().splitlines() == [f"worker-{rank}: joined" for rank in range(512)]
+
+
 def test_lines_go_on_when_the_clock_is_set_back(monkeypatch):
     out, clock, summary = io.StringIO(), Clock(0.0), RunSummary(RunFacts("run"))
     monkeypatch.setattr(views, "time", clock)
