@@ -37,16 +37,19 @@ class TrackedRun:
 
     @classmethod
     def of(cls, run: RunFolder) -> TrackedRun:
-        """What a run's folder says."""
+        """What a run's folder says. Raises UserError when its config.json or meta.json is broken."""
         config, lives = run.config(), run.meta().get("lives") or [{}]
         first = lives[0]
-        born = f"{first.get('started_s')} {first.get('host', {}).get('name')} {run.path.name}"
+        environment, host = config.get("environment", {}), first.get("host", {})
+        for file, name, value in (("config", "environment", environment), ("meta", "host", host)):
+            if not isinstance(value, dict):
+                raise UserError(f"{run.path / f'{file}.json'}: {name} should be an object")
+        born = f"{first.get('started_s')} {host.get('name')} {run.path.name}"
         life = lives[-1]
         facts = {
             key: life[key] for key in ("launcher", "topology", "cores", "host", "versions", "source") if key in life
         }
-        environment = str((config.get("environment") or {}).get("env_id", ""))
-        tags = tuple(tag for tag in ("dba3c", environment) if tag)
+        tags = tuple(tag for tag in ("dba3c", str(environment.get("env_id", ""))) if tag)
         identity = hashlib.sha256(born.encode()).hexdigest()[:12]
         return cls(run.path.name, identity, config, facts, tags, run.path, resumed=len(lives) > 1)
 

@@ -255,6 +255,19 @@ def test_a_run_without_records_cannot_be_exported(make_run, tmp_path):
         export(run.path, "tensorboard")
 
 
+@pytest.mark.parametrize("host", [None, "node-1"])
+def test_a_broken_config_or_life_cannot_be_exported_and_is_one_line(make_up_run, host):
+    run = make_up_run(seconds=2)
+    meta = json.loads((run.path / "meta.json").read_text())
+    meta["lives"][0]["host"] = host
+    (run.path / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(UserError, match=r"meta\.json: host should be an object"):
+        export(run.path, "tensorboard")
+    (run.path / "config.json").write_text(json.dumps({"environment": "x"}))
+    with pytest.raises(UserError, match=r"config\.json: environment should be an object"):
+        export(run.path, "tensorboard")
+
+
 def test_exporting_leaves_the_rest_of_the_run_as_it_is(make_up_run, tmp_path):
     run = make_up_run(seconds=5)
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
