@@ -7,6 +7,7 @@ run afterwards (`dba3c export RUN --to NAME`), through the same reader and sinks
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import signal
 import time
@@ -219,14 +220,18 @@ def export(
     for earlier in (folder / to, folder / f"{to}.db", folder / f".{to}"):
         if is_there(earlier):
             raise UserError(f"{earlier} holds an earlier export: remove it, or choose another folder (--into)")
+    tracked, points = TrackedRun.of(run), 0
+    everything = points_of(run, EXPORTED_EVERY_S, warn=warn)
+    first = next(everything, None)
+    if first is None:  # known before the tracker leaves files, which would count as an earlier export
+        raise UserError(f"{run.path} has no records to export")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    tracked, points = TrackedRun.of(run), 0
     try:
         # Neither the live run's identity nor an earlier export's: points would stand there twice.
         identity = f"{tracked.identity}-export-{int(time.time())}"
         sink.open(replace(tracked, identity=identity, folder=folder, resumed=False))
-        for happened in points_of(run, EXPORTED_EVERY_S, warn=warn):
+        for happened in itertools.chain([first], everything):
             give(sink, happened, run.path)
             points += isinstance(happened, Point) and not happened.of_evaluation
         sink.close()
@@ -234,6 +239,4 @@ def export(
         raise
     except Exception as error:  # a foreign client raises anything
         raise UserError(f"{to} failed after {points} points: {first_line(error)}") from error
-    if not points:
-        raise UserError(f"{run.path} has no records to export")
     return points

@@ -247,12 +247,17 @@ def test_live_trackers_write_at_the_same_time_from_their_threads(make_up_run, mo
         assert list((run.path / ".neptune").rglob("data-*.log"))
 
 
-def test_a_run_without_records_cannot_be_exported(make_run, tmp_path):
+def test_a_run_without_records_cannot_be_exported_until_there_are_some(make_run, tmp_path):
     from dba3c.config import TrainConfig
 
     run = make_run(TrainConfig())
     with pytest.raises(UserError, match="has no records to export"):
         export(run.path, "tensorboard")
+    assert not (run.path / "exports").exists()
+    writer = MetricsWriter(run, "worker", 0)
+    writer.record_step(1, {"accepted": 1})
+    writer.close()
+    assert export(run.path, "tensorboard") == 1
 
 
 @pytest.mark.parametrize("host", [None, "node-1"])
