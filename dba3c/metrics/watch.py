@@ -227,7 +227,7 @@ def _head(summary: RunSummary, now_s: float) -> RenderableType:
     if summary.not_finite:
         worst = ", ".join(f"{name} {count}×" for name, count in sorted(summary.not_finite.items()))
         grid.add_row("not finite", Text(worst, style="red"))
-    return Panel(grid, title=summary.facts.name, title_align="left", expand=False)
+    return Panel(grid, title=Text(summary.facts.name), title_align="left", expand=False)
 
 
 def _processes(summary: RunSummary, now_s: float) -> Table:

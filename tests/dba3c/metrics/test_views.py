@@ -138,6 +138,12 @@ def test_every_one_of_hundreds_of_events_between_two_looks_is_told():
     assert out.getvalue().splitlines() == [f"worker-{rank}: joined" for rank in range(512)]
 
 
+def test_a_runs_name_is_shown_as_it_is_whatever_is_in_its_brackets():
+    out = io.StringIO()
+    Console(file=out, width=140).print(views.render(RunSummary(RunFacts("run[best]")), 1.0))
+    assert "run[best]" in out.getvalue()
+
+
 def test_lines_go_on_when_the_clock_is_set_back(monkeypatch):
     out, clock, summary = io.StringIO(), Clock(0.0), RunSummary(RunFacts("run"))
     monkeypatch.setattr(views, "time", clock)
