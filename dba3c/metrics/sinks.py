@@ -143,8 +143,9 @@ class BackgroundSink:
             self._thread.join(max(0.0, deadline_s - time.monotonic()))
         except queue.Full:
             pass  # said below
-        left = self._waiting.qsize()
         if self._thread.is_alive():
+            with self._waiting.mutex:  # events and the mark of the end wait there too
+                left = sum(isinstance(happened, Point) for happened in self._waiting.queue)
             self._warn(f"{self.sink.name} did not finish within {timeout_s:.0f} s; {left} points are left behind")
         if self.dropped or self.failed:
             self._warn(f"{self.sink.name} missed {self.dropped + self.failed} points; export them with `dba3c export`")

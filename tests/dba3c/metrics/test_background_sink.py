@@ -75,8 +75,10 @@ def test_a_sink_that_never_returns_is_left_behind_with_one_line():
     background = BackgroundSink(sink, RUN, warnings.append)
     background.give(Point({}, 0, 0.0))
     assert sink.busy.wait(timeout=30)
+    for happened in (Point({}, 1, 0.0), Event("hello", 1, 0.0), Point({}, 2, 0.0)):
+        background.give(happened)
     assert not background.close(timeout_s=0.05)
-    assert "recording did not finish within 0 s" in warnings[0]
+    assert warnings == ["recording did not finish within 0 s; 2 points are left behind"]
     sink.go_on.set()
 
 
