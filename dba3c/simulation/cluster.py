@@ -103,8 +103,8 @@ class ComputeTimes:
     def __post_init__(self) -> None:
         _require_finite(self, "mean_s", "variation", "worker_variation")
         _require_shares(self, "straggler_probability")
-        if self.straggler_slowdown < 1:
-            raise UserError(f"straggler_slowdown must be at least 1, got {self.straggler_slowdown}")
+        if not 1 <= self.straggler_slowdown < math.inf:
+            raise UserError(f"straggler_slowdown must be at least 1 and finite, got {self.straggler_slowdown}")
 
     def draw(self, steps: int, workers: int, seed: int) -> NDArray[np.float64]:
         """Seconds [steps, workers] float64. The first n workers' times are the same whatever `workers` is."""

@@ -161,7 +161,8 @@ class CentralSetup:
     """Data points of one update."""
 
     def __post_init__(self) -> None:
-        if self.actors < 1 or self.envs_per_actor < 2 or self.learner_speed <= 0 or self.batch_points < 1:
+        counted = self.actors >= 1 and self.envs_per_actor >= 2 and self.batch_points >= 1
+        if not (counted and self.learner_speed > 0):
             raise UserError(f"central inference needs actors, at least 2 environments each, a learner; got {self}")
 
 
@@ -237,6 +238,8 @@ def compare(
     """
     if nodes < 2:
         raise UserError("central inference needs at least 2 nodes: one learner and one of actors")
+    if cores < 1:
+        raise UserError(f"a node has at least 1 core, got {cores}")
     step_s = costs.environment_s + costs.inference_s + costs.learning_s
     compute = ComputeTimes(mean_s=batch * step_s / cores)
     work = Work(model_bytes=model_bytes, compute=compute, data_points=batch)

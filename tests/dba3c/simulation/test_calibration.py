@@ -188,3 +188,12 @@ def test_on_equal_hardware_workers_win_and_with_an_accelerator_central_inference
     assert equal.workers_per_s == accelerated.workers_per_s
     with pytest.raises(UserError, match="at least 2 nodes"):
         compare(TEN_GBIT, costs, 1.33e6, nodes=1, cores=12, learner_speed=12)
+
+
+def test_a_node_without_cores_and_a_learner_of_no_speed_are_refused():
+    costs = AgentCosts(environment_s=5e-4, inference_s=3e-4, learning_s=6e-4)
+    with pytest.raises(UserError, match="a node has at least 1 core, got 0"):
+        compare(TEN_GBIT, costs, 1.33e6, nodes=8, cores=0, learner_speed=12)
+    for speed in (0.0, float("nan")):
+        with pytest.raises(UserError, match="central inference needs actors"):
+            compare(TEN_GBIT, costs, 1.33e6, nodes=8, cores=12, learner_speed=speed)
