@@ -70,7 +70,7 @@ def calibrate(paths: Sequence[str | Path], model_bytes: float | None = None) -> 
         model_bytes: M; None: from a checkpoint's manifest, else from the bytes that servers received.
 
     Raises:
-        UserError: no run, a broken one, too few steps, or M cannot be known.
+        UserError: no run, a broken one, too few steps, none of them timed, or M cannot be known.
     """
     seen = _Seen()
     known = {round(_read(RunFolder.open(path), seen)) for path in paths} - {0}
@@ -136,6 +136,8 @@ def _times(seen: _Seen) -> ComputeTimes:
     stalled = above_s > _STALLED * np.maximum(deviation_s / np.sqrt(counts), 0.01 * medians[worker])
     ordinary = ~stalled
     mean = float(np.average(means[ordinary], weights=counts[ordinary]))
+    if not mean > 0:
+        raise UserError("the runs timed no sections, of which a step's work is known")
     if counts.max() == 1 and len(names) == 1:  # every step of one worker was written down: draw from those
         whole = float(means.mean())
         return ComputeTimes(mean_s=whole, variation=float(means.std()) / whole, samples_s=tuple(means.tolist()))

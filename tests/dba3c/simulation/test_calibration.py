@@ -20,7 +20,7 @@ TEN_GBIT = Cluster(bytes_per_s=1.25e9)
 POINT = {"exchange": "servers", "megabytes": 1.33, "workers": 4, "backup": 0, "servers": 2, "rate_mbit": 100.0}
 
 
-def run_with_times(path, monkeypatch, times_s, window_s=0.0):
+def run_with_times(path, monkeypatch, times_s, window_s=0.0, timed=True):
     """One worker whose n-th gradient of 160 data points took times_s[n]."""
     clock = Clock()
     with monkeypatch.context() as patched:
@@ -29,7 +29,7 @@ def run_with_times(path, monkeypatch, times_s, window_s=0.0):
         with_window = MetricsWriter(run, "worker", 0, window_s=window_s)
         for step, seconds in enumerate(times_s, start=1):
             clock.now_s += seconds + 0.01
-            with_window.record_step(step, step_values(), {"environment": seconds, "waiting": 0.01})
+            with_window.record_step(step, step_values(), {"environment": seconds, "waiting": 0.01} if timed else {})
         with_window.close()
     run.release()
     return run
@@ -93,6 +93,10 @@ def test_a_run_that_cannot_calibrate_says_why(tmp_path, monkeypatch):
     untold = run_with_times(tmp_path / "untold", monkeypatch, [0.1] * 50)
     with pytest.raises(UserError, match="no server told the model's bytes: give --megabytes"):
         calibrate([untold.path])
+    for window_s in (0.0, 1.0):
+        untimed = run_with_times(tmp_path / f"untimed-{window_s}", monkeypatch, [0.1] * 50, window_s, timed=False)
+        with pytest.raises(UserError, match="the runs timed no sections"):
+            calibrate([untimed.path], model_bytes=1e6)
 
 
 def test_points_are_read_from_lines_and_bad_ones_cost_a_line(tmp_path):
