@@ -26,7 +26,7 @@ from dba3c.recording.videos import FILM_PANEL, GIF_PANEL, GifWriter, Mp4Writer, 
 from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import RunEnd
-from dba3c.runs.files import write_atomically
+from dba3c.runs.files import is_there, write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +69,13 @@ def record_game(
         on_step: called with each agent step and the score so far.
 
     Raises:
-        UserError: the policy is of another network, the environment cannot be drawn, or the file not written.
+        UserError: the policy is of another network, the environment cannot be drawn, the file not written, or beside
+            it is a .json that says no film's contents.
         GamesAbandoned: `should_stop` gave a reason; no file is left.
     """
     environment_seed, action_seed = stream_seeds(config.run.seed, "recording", seed_index)
     protocol = protocol_for(config, actions)
+    _refuse_anothers(path.with_suffix(".json"))
     for file in (path, gif):
         if file is not None:
             with writing(file):
@@ -119,6 +121,18 @@ def record_game(
     if gif is not None:
         small.save(gif)
     return game
+
+
+def _refuse_anothers(description: Path) -> None:
+    """Raises UserError where the file is something else, as a run's config.json is beside RUN/config.mp4."""
+    if not is_there(description):
+        return
+    try:
+        found = json.loads(description.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not (isinstance(found, dict) and {"checkpoint_step", "pictures"} <= found.keys()):
+        raise UserError(f"{description} is no film's, and would be overwritten: choose another name for the film")
 
 
 @contextlib.contextmanager
