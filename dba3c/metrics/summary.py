@@ -245,8 +245,8 @@ class RunSummary:
         for name, count in (record.get("not_finite") or {}).items():
             self.not_finite[name] = self.not_finite.get(name, 0) + count
         if kind in ("step", "server"):
-            points = record.get("data_points_total")
-            rolled_back = bool(points) and points < process.latest.get("data_points_total", 0)
+            points = record.get("data_points_total") or 0.0
+            rolled_back = 0 < points < process.latest.get("data_points_total", 0)
             process.add(record)
             if kind == "step":
                 process.stepped_s = time_s
