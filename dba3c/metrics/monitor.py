@@ -28,6 +28,9 @@ from dba3c.runs.ending import RunEnd
 from dba3c.runs.files import is_there
 from dba3c.runs.folder import RunFolder
 
+MOSTLY_ENDED = 0.8
+"""Share of a life's steps that must lie in games that have ended, before their mean counts for the stop score: all
+environments begin at once, and the first games to end are the shortest."""
 CORES_LOOK_S = 90.0
 """In a life's time: when it is looked once whether its cores are used; training has long begun then."""
 POINTS_EVERY_S = 4.0
@@ -73,6 +76,8 @@ class Monitor:
         self._interval = ChartInterval(self.summary)
         self._limits = limits or RunConfig()
         self._scores = Scores(self._limits.stop_games)  # of this life
+        self._steps, self._ended_steps = 0, 0
+        """Of this life: agent steps, and those of games that have ended."""
         self._next_point_s = 0.0
         self._warn = warn
         self._on_stop = on_stop
@@ -115,7 +120,8 @@ class Monitor:
 
     def _limit_reached(self) -> str | None:
         limits, scores, used_hours = self._limits, self._scores, self.summary.cpu_hours
-        if limits.stop_score is not None and scores.full and (scores.mean or 0.0) >= limits.stop_score:
+        representative = scores.full and self._ended_steps >= MOSTLY_ENDED * self._steps
+        if limits.stop_score is not None and representative and (scores.mean or 0.0) >= limits.stop_score:
             return f"mean score {scores.mean:.1f} of the last {limits.stop_games} games reached {limits.stop_score:g}"
         if limits.max_core_hours is not None and used_hours >= limits.max_core_hours:
             return f"{used_hours:.2f} core-hours were used, {limits.max_core_hours:g} were allowed"
@@ -143,8 +149,11 @@ class Monitor:
     def _take_in(self) -> None:
         for record in self._reader.poll():
             self._news_s = time.monotonic()
-            if record["kind"] == "episode" and record.get("score") is not None and record["time_s"] >= self._life_s:
-                self._scores.add(record["score"])
+            if record["time_s"] >= self._life_s:
+                self._steps += (record.get("agent_steps") or 0) if record["kind"] == "step" else 0
+                self._ended_steps += (record.get("length_steps") or 0) if record["kind"] == "episode" else 0
+                if record["kind"] == "episode" and record.get("score") is not None:
+                    self._scores.add(record["score"])
             happened = self._interval.add(record)
             if happened is not None and happened.time_s >= self._since_s:
                 for sink in self._sinks:  # events and evaluations go to the trackers one by one

@@ -50,7 +50,8 @@ def set_lives(run, *lives):
 
 
 def made_up_run(path, monkeypatch, seconds=30, workers=2, servers=2, config=CONFIG, score=float, finished=True):
-    """Ten steps a second, a game a second and worker, of score `score(second)`; worker 1 is late in each tenth step."""
+    """Ten steps a second; a game a second and worker, of 1,600 steps and score `score(second)`; worker 1 is late in each
+    tenth step."""
     clock = Clock()
     with monkeypatch.context() as patched:
         patched.setattr(metrics, "time", clock)
@@ -65,7 +66,7 @@ def made_up_run(path, monkeypatch, seconds=30, workers=2, servers=2, config=CONF
                 timed = {"environment": 0.05, "inference": 0.02, "learning": 0.02, "waiting": 0.01}
                 writer.record_step(tick, step_values(late), timed)
                 if tick % 10 == 5:
-                    writer.record_episode(tick, Episode(score(tick // 10), 100, True, False))
+                    writer.record_episode(tick, Episode(score(tick // 10), 1600, True, False))
             for writer in server_writers:
                 figures = {"active_workers": workers, "commits": 1, "data_points_total": tick * 300, "update_norm": 3.0}
                 writer.record_report({"step": tick, **figures, "sections_s": {"aggregating": 0.02, "waiting": 0.08}})

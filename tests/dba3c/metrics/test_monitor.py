@@ -10,13 +10,14 @@ import time
 import pytest
 
 from dba3c.config import RunConfig, TrainConfig
+from dba3c.environments.protocol import Episode
 from dba3c.metrics.monitor import Monitor
 from dba3c.metrics.monitor import monitor as monitor_role
 from dba3c.metrics.summary import RunFacts
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
-from tests.dba3c.metrics.made_up_run import CONFIG, START_S, Clock, set_lives
+from tests.dba3c.metrics.made_up_run import CONFIG, START_S, Clock, set_lives, step_values
 from tests.dba3c.metrics.test_background_sink import RecordingSink
 
 
@@ -66,6 +67,28 @@ def test_the_stop_score_writes_stop_json_once_with_its_reason(make_up_run):
     assert told == ["mean score 100.0 of the last 50 games reached 100"] == [run.stop_reason()]
     monitor.close()
     run.release()
+
+
+def test_the_first_games_to_end_are_the_shortest_and_do_not_end_a_run(tmp_path):
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        monitor = Monitor(run, limits=RunConfig(stop_score=10.0, stop_games=8), warn=no_warning)
+        writer = MetricsWriter(run, "worker", 0)
+        writer.record_step(
+            1, step_values(agent_steps=80 * 1700)
+        )  # 80 environments begin; a tenth play short games well
+        for _ in range(8):
+            writer.record_episode(1, Episode(20.0, 1700, True, False))
+        writer.flush()
+        monitor.look(START_S)
+        assert run.stop_reason() is None
+        for _ in range(72):
+            writer.record_episode(2, Episode(11.0, 3500, True, False))
+        writer.record_step(2, step_values(agent_steps=72 * 1800))
+        writer.flush()
+        monitor.look(START_S)
+        assert run.stop_reason() == "mean score 11.0 of the last 8 games reached 10"
+        monitor.close()
+        writer.close()
 
 
 def test_points_go_on_when_the_clock_is_set_back(make_up_run, monkeypatch):
