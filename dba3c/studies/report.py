@@ -110,7 +110,7 @@ def report_text(results: StudyResults, figures: Sequence[Path], title: str) -> s
         "are medians in which a seed that did not reach the score counts as later than it was seen.</p>",
         *(f'<p><img alt="{escape(stem)}" src="data:image/svg+xml;base64,{data}"></p>' for stem, data in images),
         _table(results),
-        f"<h2>Left out</h2><ul class=problems>{problems}</ul>" if problems else "",
+        f"<h2>Left out, or not whole</h2><ul class=problems>{problems}</ul>" if problems else "",
         f"<h2>Made by</h2><pre>{escape(_origins(results))}</pre></html>",
     ]
     return "\n".join(part for part in parts if part) + "\n"

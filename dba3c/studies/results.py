@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dba3c.errors import UserError, prefixed, warn_on_stderr, writing
+from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve, downsample, load_curve
 from dba3c.studies.figures import group_by_configuration
 from dba3c.studies.statistics import Estimate, TimeToGoal, estimate, time_to_goal
@@ -45,10 +46,10 @@ class StudyResults:
     study: Study
     points: list[PointResult] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """Lines for people: what is missing and why."""
+    """Lines for people: what is missing or not whole, and why."""
 
     def leave_out(self, why: str) -> None:
-        """Something is missing: said now, and once more in the report."""
+        """Something is missing, or not whole: said now, and once more in the report."""
         self.problems.append(why)
         warn_on_stderr(why)
 
@@ -88,6 +89,9 @@ def _curve_of(run: Run, results: StudyResults) -> Curve | None:
     except UserError as error:
         told(str(error))
         return None
+    state = run.state()
+    if state != "finished" and not RunFolder(run.folder).is_committed:  # what is committed was meant to be kept
+        told(f"it is {state}: counted as far as it came")
     return curve
 
 

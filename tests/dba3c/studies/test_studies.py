@@ -159,6 +159,21 @@ def test_a_run_that_is_configured_otherwise_is_left_out_of_its_point(study, caps
     assert "left out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("outcome", ["stopped", "failed", None])
+def test_a_seed_that_did_not_come_to_its_end_is_counted_and_named(study, outcome):
+    path = study / "workers-2" / "seed-1" / "meta.json"
+    meta = json.loads(path.read_text())
+    meta["lives"][0]["ended"] = {**meta["lives"][0]["ended"], "outcome": outcome}
+    if outcome is None:
+        del meta["lives"][0]["ended"]
+    path.write_text(json.dumps(meta))
+    results = read_results(study)
+    assert [len(result.curves) for result in results.points] == [2, 2]
+    assert results.problems == [f"workers-2/seed-1: it is {outcome or 'broken'}: counted as far as it came"]
+    commit_into(study, study.parent / "small")
+    assert not read_results(study.parent / "small").problems
+
+
 def test_nothing_to_draw_is_one_line_that_says_what_could_be(capsys):
     assert main(["plot"]) == 2
     assert "name a study's folder, or run folders" in capsys.readouterr().err
