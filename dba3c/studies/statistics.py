@@ -142,9 +142,10 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     known = np.array([value for value in values if math.isfinite(value)])
     if not known.size:
         return None
-    low, high = spread(known, interquartile_mean)
     centre, few = float(interquartile_mean(known)), known.size < FEWEST_FOR_BOOTSTRAP
-    return Estimate(centre, float(low), float(high), tuple(known.tolist()), len(values), is_range=few)
+    low, high = map(float, spread(known, interquartile_mean))
+    low, high = min(low, centre), max(high, centre)  # (a + a + a) / 3 is not always a, and no bar may be negative
+    return Estimate(centre, low, high, tuple(known.tolist()), len(values), is_range=few)
 
 
 # -- several games -----------------------------------------------------------------------------------------------------

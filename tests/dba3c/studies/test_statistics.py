@@ -53,6 +53,13 @@ def test_equal_scores_have_a_point_for_an_interval_and_one_score_has_none():
     assert str(single) == "mean 7, median 7, IQM 7, max 7 over 1 full game"
 
 
+@pytest.mark.parametrize("value", [0.1, 0.18, 0.7])
+@pytest.mark.parametrize("seeds", [3, 5, 7])
+def test_the_spread_of_equal_seeds_holds_their_centre_whatever_it_is_rounded_to(value, seeds):
+    found = estimate([value] * seeds)
+    assert found.low <= found.centre <= found.high and found.centre == pytest.approx(value)
+
+
 def test_no_scores_are_refused():
     with pytest.raises(ValueError, match="no scores"):
         summarise([])
