@@ -16,6 +16,7 @@ from typing import Annotated
 import tyro
 
 from dba3c.errors import UserError
+from dba3c.runs.folder import RunFolder
 from dba3c.studies.study import Point, Run, Shape, Study, build, load
 from launch.cli.options import parse, parse_train
 from launch.cli.sbatch import SlurmShape, job_text, request_lines
@@ -118,13 +119,31 @@ def run_task(run: Run) -> int:
     state = run.state()
     if state in ("finished", "live"):
         print(f"{run.name}: {state}, left alone")
-        return 0
+        return 0 if state == "finished" else 1
     words = ["train", *(run.point.cluster_words or run.point.words), "--seed", str(run.seed)]
     words += ["--resume"] if state != "missing" else []
     if "SLURM_JOB_ID" not in os.environ:
-        return train(train_command(run, resume=state != "missing"))
+        return train(train_command(run, resume=state != "missing")) or unfinished([run])
     nodes = str(run.point.nodes)
-    return slurm_job.main(["--run-dir", str(run.folder), "--nodes", nodes, "--", "dba3c", *words])
+    code = slurm_job.main(["--run-dir", str(run.folder), "--nodes", nodes, "--", "dba3c", *words])
+    return code or (0 if was_requeued(run) else unfinished([run]))
+
+
+def was_requeued(run: Run) -> bool:
+    """Whether its life has ended for the time limit of its Slurm job, whose next life goes on with it."""
+    try:
+        ended = RunFolder.open(run.folder).life().get("ended")
+    except UserError:
+        return False
+    return ended is None or ended.get("reason") == slurm_job.WARNING
+
+
+def unfinished(runs: Sequence[Run], of: int = 1) -> int:
+    """1, and a line, where any of these runs, which nothing went wrong with, has not come to its end; else 0."""
+    names = [run.name for run in runs if run.state() != "finished"]
+    if names:
+        print(f"{len(names)} of {of} runs are not finished: {', '.join(names)}", file=sys.stderr)
+    return 1 if names else 0
 
 
 def array_text(declared: Study, folder: Path, cpus_per_task: int, limit: str, command: str) -> str:
@@ -178,13 +197,18 @@ def train(command: Sequence[str]) -> int:
 
 
 def run_all(runs: Sequence[Run], train: Callable[[Sequence[str]], int] = train) -> int:
-    """The runs that are not finished, one after the other; one that fails costs a line. Exit 1 when any did."""
+    """The runs that are not finished, one after the other; one that fails costs a line.
+
+    Exit 1 when any did, or is not finished in the end: one that was asked to stop, or is live elsewhere.
+    """
     failed, began_s, new = [], time.monotonic(), 0
+    others: list[Run] = []
     for number, run in enumerate(runs, start=1):
         state, which = run.state(), f"[{number}/{len(runs)}] {run.name}"
         if state in ("finished", "live") or state.startswith("unreadable"):
             print(f"{which}: {state}, left alone", flush=True)
             failed += [run.name] if state.startswith("unreadable") else []
+            others += [run] if state == "live" else []
             continue
         left_s = (time.monotonic() - began_s) / max(1, new) * (len(runs) - number + 1)
         left = f", about {left_s / 60:.0f} min left" if new else ""
@@ -197,9 +221,11 @@ def run_all(runs: Sequence[Run], train: Callable[[Sequence[str]], int] = train) 
         if code:
             print(f"{which}: failed with exit {code}, going on with the next", flush=True)
             failed.append(run.name)
+        else:
+            others.append(run)
     if failed:
         print(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+    return unfinished(others, len(runs)) or (1 if failed else 0)
 
 
 def train_command(run: Run, resume: bool) -> list[str]:

@@ -1,13 +1,16 @@
 """dba3c study: what is started, what is left alone, and the job array."""
 
+import json
 import signal
 
 import pytest
 
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.study import Shape, build, load
+from launch.cli import study
 from launch.cli.main import main
-from launch.cli.study import array_text, run_all, train_command
+from launch.cli.study import array_text, run_all, run_task, train_command
+from launch.slurm import job as slurm_job
 
 
 @pytest.fixture
@@ -16,10 +19,31 @@ def runs(tmp_path):
 
 
 def ended(run, outcome):
+    if (run.folder / "config.json").exists():
+        meta = json.loads((run.folder / "meta.json").read_text())
+        meta["lives"][-1]["ended"] = {"outcome": outcome, "reason": "because", "time_s": 0.0}
+        (run.folder / "meta.json").write_text(json.dumps(meta))
+        return
     folder = RunFolder.create(run.folder, {"run": {}})
     if outcome:
         folder.end_life(outcome, "because")
     folder.release()
+
+
+def training(runs, codes=(0,) * 9, outcome="finished", commands=None):
+    """Stands in for `train`: notes the command, ends its run where the next of the codes is 0, and returns that."""
+    left = iter(codes)
+
+    def train(command):
+        (run,) = [run for run in runs if str(run.folder) in command]
+        if commands is not None:
+            commands.append(command)
+        code = next(left)
+        if code == 0:
+            ended(run, outcome)
+        return code
+
+    return train
 
 
 def test_finished_runs_are_left_alone_broken_stopped_and_failed_ones_resumed_missing_ones_started(tmp_path, capsys):
@@ -27,17 +51,53 @@ def test_finished_runs_are_left_alone_broken_stopped_and_failed_ones_resumed_mis
     for run, outcome in zip(runs, ("finished", "failed", "stopped", None), strict=False):
         ended(run, outcome)
     commands = []
-    assert run_all(runs, lambda command: commands.append(command) or 0) == 0
+    assert run_all(runs, training(runs, commands=commands)) == 0
     assert commands == [*[train_command(run, True) for run in runs[1:4]], train_command(runs[4], False)]
     out = capsys.readouterr().out
     assert "[1/5] servers-1/seed-0: finished, left alone" in out and "[5/5] servers-5/seed-0: starts" in out
 
 
 def test_a_run_that_fails_costs_a_line_and_the_exit_code_but_not_the_others(runs, capsys):
-    codes = iter([0, 1, 0, 0])
-    assert run_all(runs, lambda command: next(codes)) == 1
+    assert run_all(runs, training(runs, codes=(0, 1, 0, 0))) == 1
     told = capsys.readouterr()
+    assert "not finished" not in told.err
     assert "servers-2/seed-0: failed with exit 1, going on" in told.out and "1 of 4 runs failed" in told.err
+
+
+def test_a_run_that_was_asked_to_stop_leaves_the_study_unfinished(runs, capsys):
+    assert run_all(runs[:2], training(runs, outcome="stopped")) == 1
+    assert f"2 of 2 runs are not finished: {runs[0].name}, {runs[1].name}" in capsys.readouterr().err
+
+
+def test_a_run_that_is_live_elsewhere_leaves_the_study_unfinished_unless_it_ends_meanwhile(runs, capsys):
+    with RunFolder.create(runs[0].folder, {"run": {}}):
+        assert run_all(runs[:2], training(runs)) == 1
+        told = capsys.readouterr()
+        assert f"{runs[0].name}: live, left alone" in told.out
+        assert f"1 of 2 runs are not finished: {runs[0].name}" in told.err
+        assert run_task(runs[0]) == 1
+        train = training(runs)
+        assert run_all([runs[0], runs[2]], lambda command: ended(runs[0], "finished") or train(command)) == 0
+    assert run_task(runs[0]) == 0
+
+
+def test_a_task_whose_run_was_asked_to_stop_is_not_done(runs, capsys, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(study, "train", training(runs, outcome="stopped"))
+    assert run_task(runs[0]) == 1
+    assert f"1 of 1 runs are not finished: {runs[0].name}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("reason", "code"), [(slurm_job.WARNING, 0), ("dba3c stop", 1)])
+def test_a_task_that_slurm_queues_again_is_no_failure_and_one_that_was_stopped_is(runs, monkeypatch, reason, code):
+    def job(words):
+        with RunFolder.create(runs[0].folder, {"run": {}}) as folder:
+            folder.end_life("stopped", reason)
+        return 0
+
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setattr(slurm_job, "main", job)
+    assert run_task(runs[0]) == code
 
 
 def test_a_run_folder_that_cannot_be_read_is_not_overwritten(runs, capsys):
