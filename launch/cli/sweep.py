@@ -13,7 +13,7 @@ from dba3c.config import TrainConfig, option_names
 from dba3c.errors import UserError
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import read_results
-from dba3c.studies.study import STUDY_FILE, Search, Study, load
+from dba3c.studies.study import STUDY_FILE, Run, Search, Study, load
 from dba3c.studies.sweep import RANGE, OptunaSearch, grid, installed, point_of, searched, told, words_of
 from launch.cli.options import parse
 from launch.cli.study import (
@@ -175,19 +175,28 @@ def search(declared: Study, drawn_from: Search, folder: Path, task: int | None) 
         point = drawn.point(number)
         runs = list(declared.runs(folder, [point]))
         print(f"trial {number + 1} of {trials}: {words_of(point, drawn_from.words)}", flush=True)
-        code = run_all(runs) if task is None else next(filter(None, map(run_task, runs)), 0)
+        code = run_all(runs) if task is None else run_tasks(runs)
         if code - 128 in STOP_SIGNALS:
             return code
-        if code == 0 and any(run.state() != "finished" for run in runs):
-            if task is not None:
+        if code or any(run.state() != "finished" for run in runs):  # half a score would mislead what is drawn next
+            if task is not None and code == 0:
                 return 0  # a job that was requeued: its next life goes on with this trial
-            print(
-                f"trial {number + 1} of {trials}: stopped, or live elsewhere; the same command goes on with it",
-                flush=True,
-            )
+            why = "a run failed, was stopped or is live elsewhere"
+            print(f"trial {number + 1} of {trials}: {why}; the same command goes on with it", flush=True)
+            failed += 1
             continue
         score = drawn.tell(number, runs)
         said = "no score" if score is None else f"best mean score {score:.4g}"
         print(f"trial {number + 1} of {trials}: {said}", flush=True)
-        failed += code != 0
     return 1 if failed else 0
+
+
+def run_tasks(runs: Sequence[Run]) -> int:
+    """All seeds of one trial, also after one that failed, but not after a stop signal or the end of a job's time."""
+    failed = 0
+    for run in runs:
+        code = run_task(run)
+        if code - 128 in STOP_SIGNALS or (code == 0 and run.state() != "finished"):
+            return code
+        failed = failed or code
+    return failed

@@ -1,15 +1,17 @@
 """dba3c sweep: which options vary, what is refused, what is drawn, and short real sweeps."""
 
 import json
+import signal
 import sys
 
 import pytest
 
 from dba3c.errors import UserError
+from dba3c.studies import sweep as studies_sweep
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import read_results
 from dba3c.studies.study import Point, Run, load
-from dba3c.studies.sweep import grid, range_of, ranked, searched, told, words_of
+from dba3c.studies.sweep import JOURNAL_FILE, grid, range_of, ranked, searched, told, words_of
 from launch.cli import sweep
 from launch.cli.main import main
 from launch.cli.sweep import SweepArguments, extended, split
@@ -137,16 +139,48 @@ def test_a_point_s_own_words_are_told_also_where_an_option_has_no_value():
     assert words_of(Point(name="p", words=words), ("breakout",)) == "no-episodic-life, learning-rate 1e-3"
 
 
-def test_a_trial_that_is_stopped_is_not_judged_and_the_search_goes_on(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("optuna")
-    searched(["CartPole-v1"], [("learning-rate", "1e-4..1e-2")], 1, trials=3).save(tmp_path)
+def searching(tmp_path, seeds, trials, task=None):
+    """(exit code, states of Optuna's trials) of a search that is begun, or goes on."""
+    optuna = pytest.importorskip("optuna")
+    searched(["CartPole-v1"], [("learning-rate", "1e-4..1e-2")], seeds, trials=trials).save(tmp_path)
+    declared = load(tmp_path)
+    assert declared.search is not None
+    code = sweep.search(declared, declared.search, tmp_path, task)
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(tmp_path / JOURNAL_FILE)))
+    return code, [trial.state.name for trial in optuna.load_study(study_name="sweep", storage=storage).trials]
+
+
+def test_a_trial_that_failed_or_is_stopped_is_not_judged_and_the_same_command_goes_on_with_it(
+    tmp_path, monkeypatch, capsys
+):
     states = {"trial-001": "stopped"}
     monkeypatch.setattr(Run, "state", lambda run: states.get(run.point.name, "finished"))
-    monkeypatch.setattr(sweep, "run_all", lambda runs: 0)
-    declared = load(tmp_path)
-    assert declared.search is not None and sweep.search(declared, declared.search, tmp_path, None) == 0
+    monkeypatch.setattr(sweep, "run_all", lambda runs: int(runs[0].state() != "finished"))
+    monkeypatch.setattr(studies_sweep, "best_mean_score", lambda curve: 7.0)
+    monkeypatch.setattr(studies_sweep, "load_curve", lambda folder: None)
+    assert searching(tmp_path, 1, 3) == (1, ["COMPLETE", "RUNNING", "COMPLETE"])
     said = capsys.readouterr().out
-    assert "trial 2 of 3: stopped, or live elsewhere" in said and "trial 3 of 3: no score" in said
+    assert "trial 2 of 3: a run failed, was stopped or is live elsewhere; the same command goes on with it" in said
+    assert "trial 3 of 3: best mean score 7" in said
+    states.clear()
+    assert searching(tmp_path, 1, 3) == (0, ["COMPLETE"] * 3)
+
+
+def test_a_task_of_a_search_starts_all_seeds_of_its_trial_also_after_one_that_failed(tmp_path, monkeypatch):
+    tried, codes = [], {1: 3}
+    monkeypatch.setattr(sweep, "run_task", lambda run: tried.append(run.seed) or codes.get(run.seed, 0))
+    monkeypatch.setattr(Run, "state", lambda run: "failed" if codes.get(run.seed) else "finished")
+    assert searching(tmp_path, 3, 1, task=0) == (1, ["RUNNING"]) and tried == [0, 1, 2]
+    tried.clear()
+    codes[1] = 128 + signal.SIGTERM
+    assert searching(tmp_path, 3, 1, task=0) == (128 + signal.SIGTERM, ["RUNNING"]) and tried == [0, 1]
+
+
+def test_a_task_of_a_search_that_slurm_queues_again_starts_no_further_seed(tmp_path, monkeypatch):
+    tried = []
+    monkeypatch.setattr(sweep, "run_task", lambda run: tried.append(run.seed) or 0)
+    monkeypatch.setattr(Run, "state", lambda run: "stopped")
+    assert searching(tmp_path, 3, 1, task=0) == (0, ["RUNNING"]) and tried == [0]
 
 
 @pytest.mark.slow
