@@ -176,7 +176,9 @@ def _drawn(trial: Any, option: str, possible: list[str]) -> str:
     log = low > 0 and high >= LOG_FROM * low
     if isinstance(low, int) and isinstance(high, int):
         return str(trial.suggest_int(option, low, high, log=log))
-    return f"{trial.suggest_float(option, low, high, log=log):.3g}"
+    value = trial.suggest_float(option, low, high, log=log)
+    said = f"{value:.10g}"  # a discount of 0.9995 is not one of 1
+    return said if low <= float(said) <= high else repr(value)
 
 
 # -- what was found ----------------------------------------------------------------------------------------------------

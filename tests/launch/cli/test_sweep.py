@@ -11,7 +11,7 @@ from dba3c.studies import sweep as studies_sweep
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import read_results
 from dba3c.studies.study import Point, Run, load
-from dba3c.studies.sweep import JOURNAL_FILE, grid, range_of, ranked, searched, told, words_of
+from dba3c.studies.sweep import JOURNAL_FILE, _drawn, grid, range_of, ranked, searched, told, words_of
 from launch.cli import sweep
 from launch.cli.main import main
 from launch.cli.sweep import SweepArguments, extended, split
@@ -62,6 +62,20 @@ def test_a_range_of_whole_numbers_stays_whole():
     assert range_of("learning-rate", "1e-5..1e-2") == (1e-5, 1e-2)
     with pytest.raises(UserError, match="give two numbers"):
         range_of("learning-rate", "1e-5..high")
+
+
+def test_what_a_search_draws_is_trained_with_its_digits_and_within_its_range():
+    class Trial:
+        def __init__(self, value):
+            self.value = value
+
+        def suggest_float(self, option, low, high, log):
+            return self.value
+
+    assert _drawn(Trial(0.99953), "discount", ["0.99..0.9999"]) == "0.99953"
+    assert _drawn(Trial(0.00012345678901234), "learning-rate", ["1e-4..1e-2"]) == "0.000123456789"
+    below_one = 0.9999999999949
+    assert _drawn(Trial(below_one), "discount", ["0.99..0.999999999995"]) == repr(below_one)
 
 
 def test_the_best_point_is_the_one_that_reached_the_stop_score_soonest_then_the_best_score(tmp_path, monkeypatch):
@@ -198,7 +212,7 @@ def test_a_search_draws_its_trials_is_told_their_scores_and_goes_on_where_it_was
     points = load(tmp_path).points
     for point, trial in zip(points, trials, strict=True):
         config = json.loads((tmp_path / point.name / "seed-0" / "config.json").read_text())
-        assert config["optimizer"]["learning_rate"] == f"constant:{trial.params['learning-rate']:.3g}"
+        assert config["optimizer"]["learning_rate"] == f"constant:{trial.params['learning-rate']:.10g}"
         assert config["algorithm"]["entropy_cost"] == trial.params["entropy-cost"]
     assert main(["sweep", "--into", str(tmp_path), "--list"]) == 0
     assert "2 of 2 trials were begun" in capfd.readouterr().out
