@@ -50,8 +50,8 @@ def set_lives(run, *lives):
 
 
 def made_up_run(path, monkeypatch, seconds=30, workers=2, servers=2, config=CONFIG, score=float, finished=True):
-    """Ten steps a second; a game a second and worker, of 1,600 steps and score `score(second)`; worker 1 is late in each
-    tenth step."""
+    """Ten steps a second; a game a second and worker, of 1,600 steps and score `score(second)`; worker 1 is late in
+    each tenth step."""
     clock = Clock()
     with monkeypatch.context() as patched:
         patched.setattr(metrics, "time", clock)
