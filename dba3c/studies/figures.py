@@ -213,6 +213,7 @@ def plot_learning_curves(
     goal: float | None = None,
     title: str = "",
     warn: Callable[[str], None] = warn_on_stderr,
+    seeds: int = 0,
 ) -> list[Path]:
     """Draws one line for each group of runs (its seeds); returns the PNG and the SVG.
 
@@ -225,6 +226,7 @@ def plot_learning_curves(
             game's axis goes from what random actions score to it.
         title: without it the environment, how it was played, and the number of seeds.
         warn: told of each run or group that cannot be drawn; the rest is.
+        seeds: how many runs of each group were declared: of so many, not of those that came so far, some reached it.
 
     Raises:
         UserError: an unknown chart, a file that cannot be written, or nothing is left to draw.
@@ -238,8 +240,8 @@ def plot_learning_curves(
     figure, axes = new_figure()
     for index, (name, found) in enumerate((name, found) for name, found in lines.items() if found):
         if goal is not None and y.startswith("score/"):
-            reached = sum(curve.reached(goal) is not None for curve, _ in found)
-            name += f", {reached} of {len(found)} reached {goal:g}"
+            reached = sum(curve.reached(goal) is not None for curve in groups[name])
+            name += f", {reached} of {max(seeds, len(groups[name]))} reached {goal:g}"
         _draw_group(axes, name, [line for _, line in found], statistic, line_of(index))
     if goal is not None:
         axes.axhline(goal, color="#555555", linewidth=0.9, linestyle=(0, (4, 3)))

@@ -107,7 +107,8 @@ def report_text(results: StudyResults, figures: Sequence[Path], title: str) -> s
         f"<h1>{escape(title)}</h1><p>Study <b>{escape(results.study.kind)}</b>: {runs} of {total} runs, "
         f"{len(results.points)} of {len(results.study.points)} points. Centres are interquartile means over seeds "
         "(means below four), with [95 % bootstrap intervals], or [lowest to highest] of fewer than five seeds. Times "
-        "are medians in which a seed that did not reach the score counts as later than it was seen.</p>",
+        "are medians in which a seed that did not reach the score, or has no curve, counts as later than it was "
+        "seen.</p>",
         *(f'<p><img alt="{escape(stem)}" src="data:image/svg+xml;base64,{data}"></p>' for stem, data in images),
         _table(results),
         f"<h2>Left out, or not whole</h2><ul class=problems>{problems}</ul>" if problems else "",
@@ -217,7 +218,7 @@ def scores(x: str, y: str = "score/mean") -> Draw:
         groups = {result.point.name: result.curves for result in results.points}
         goal = common_goal((curve for curves in groups.values() for curve in curves), y)
         warn = prefixed(f"figure {path.name}", results.leave_out)
-        return plot_learning_curves(groups, path, x, y, goal=goal, warn=warn)
+        return plot_learning_curves(groups, path, x, y, goal=goal, warn=warn, seeds=len(results.study.seeds))
 
     return figure
 

@@ -24,6 +24,8 @@ class PointResult:
 
     point: Point
     curves: tuple[Curve, ...]
+    seeds: int = 0
+    """As many were declared; those without a curve count as not having reached a score."""
 
     def estimate(self, measure: Callable[[Curve], float]) -> Estimate | None:
         """The interquartile mean (mean below four seeds) of a measure that is finite, None where no run has it."""
@@ -32,11 +34,14 @@ class PointResult:
     def time_to_stop_score(self) -> TimeToGoal | None:
         """Hours until the mean score was the stop score; None where some run has no such score.
 
-        A run that did not reach it, whatever ended it, was seen without it to its end.
+        A run that did not reach it, whatever ended it, was seen without it to its end; one without a curve, not at all.
         """
         found = [hours_to_stop_score(curve) for curve in self.curves]
         known = [one for one in found if one is not None]
-        return time_to_goal(*zip(*known, strict=True)) if len(known) == len(found) else None
+        if not known or len(known) < len(found):
+            return None
+        unseen = [(0.0, False)] * (self.seeds - len(known))
+        return time_to_goal(*zip(*known, *unseen, strict=True))
 
 
 @dataclass
@@ -71,7 +76,7 @@ def read_results(folder: str | Path) -> StudyResults:
             names = ", ".join(curve.name for curve in group)
             results.leave_out(f"{names} left out: configured unlike the other {len(most)}")
         if most:
-            results.points.append(PointResult(point, tuple(most)))
+            results.points.append(PointResult(point, tuple(most), len(study.seeds)))
     if not results.points:
         raise UserError(f"nothing of the study in {folder} can be drawn")
     return results

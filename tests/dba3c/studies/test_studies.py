@@ -1,11 +1,14 @@
 """Declaring, reading and drawing studies; whatever is broken costs a line and nothing else."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 
 from dba3c.errors import UserError
+from dba3c.metrics.writer import MetricsWriter
+from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve
 from dba3c.studies.report import FIGURES, plot_study
 from dba3c.studies.results import best_mean_score, commit_into, data_points_per_s, hours_to_stop_score, read_results
@@ -105,6 +108,28 @@ def test_seeds_that_never_reached_the_stop_score_are_counted_in_table_and_figure
     assert "&gt; 0.01667, 1 of 5 reached" in page  # hours: the minute that the others were seen
     for figure in ("time_to_score", "scores"):
         assert "1 of 5 reached" in (tmp_path / "figures" / f"{figure}.svg").read_text(encoding="utf-8"), figure
+
+
+def test_seeds_that_died_before_their_first_game_or_update_count_among_those_that_did_not_reach_the_score(
+    tmp_path, monkeypatch
+):
+    made = Study(kind="scaling", points=(Point(name="workers-1", words=("breakout",), x=1),), seeds=(0, 1, 2, 3, 4))
+    made.save(tmp_path)
+    *seeds, without_game, _ = made.runs(tmp_path)  # the last has not even been started
+    for run in seeds[:2]:
+        made_up_run(run.folder, monkeypatch, seconds=60, workers=1, config=config_of(run.seed))
+    with RunFolder.create(seeds[2].folder, config_of(2)) as died:
+        MetricsWriter(died, "worker", 0).record_event("joined", "worker 0 joined")
+    played = made_up_run(without_game.folder, monkeypatch, seconds=5, workers=1, config=config_of(3))
+    lines = played.metrics_file("worker", 0).read_text().splitlines(keepends=True)
+    played.metrics_file("worker", 0).write_text("".join(line for line in lines if '"score"' not in line))
+    (result,) = read_results(tmp_path).points
+    assert [curve.recorded("score/mean").size > 0 for curve in result.curves] == [True, True, False]
+    time = result.time_to_stop_score()
+    assert time.told == "2 of 5 reached" and math.isinf(time.median) and time.seen[3:] == (0.0, 0.0)
+    plot_study(tmp_path)
+    assert "2 of 5 reached 30" in (tmp_path / "figures" / "scores.svg").read_text(encoding="utf-8")
+    assert "2 of 5 reached" in (tmp_path / "figures" / "time_to_score.svg").read_text(encoding="utf-8")
 
 
 def test_a_score_that_only_an_evaluation_reached_was_reached_if_all_its_games_ended():
