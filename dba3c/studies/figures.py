@@ -288,7 +288,7 @@ def _played(curves: Iterable[Curve], seeds: set[int]) -> str:
 def _lines(
     curves: Sequence[Curve], x_chart: str, y_chart: str, warn: Callable[[str], None]
 ) -> list[tuple[Curve, NDArray[np.float64]]]:
-    """The runs that recorded both charts, with their lines; none where they share no range."""
+    """The runs that recorded both charts, with their lines; told where they share no range, and have no band then."""
     found = []
     for curve in curves:
         try:
@@ -300,10 +300,9 @@ def _lines(
         high_x, ends_first = min((line[0, -1], curve.name) for curve, line in found)
         if low_x > high_x:
             warn(
-                f"these runs have no common range of {x_chart}: {ends_first} ends at {high_x:,.6g}, before "
-                f"{begins_last} begins at {low_x:,.6g}"
+                f"these runs have no common range of {x_chart}, and no band: {ends_first} ends at {high_x:,.6g}, "
+                f"before {begins_last} begins at {low_x:,.6g}"
             )
-            return []
     return found
 
 
@@ -325,9 +324,12 @@ def _draw_group(
     if len(lines) == 1:
         axes.plot(*lines[0], label=name, linewidth=1.6, **look)
         return
-    band = aggregate(lines, statistic)
     for line in lines:
         axes.plot(*line, linewidth=0.5, alpha=0.35, **look)
+    if max(line[0, 0] for line in lines) > min(line[0, -1] for line in lines):  # as where one died before all others
+        axes.plot([], [], label=f"{name} ({len(lines)} runs without a common range)", linewidth=0.5, **look)
+        return
+    band = aggregate(lines, statistic)
     axes.fill_between(band.x, band.low, band.high, color=look["color"], alpha=0.2, linewidth=0)
     kind = "IQM" if statistic == "iqm" and len(lines) >= FEWEST_OF_IQM else "mean"
     label = f"{name} ({kind} of {len(lines)} runs, {spread_name(len(lines))})"

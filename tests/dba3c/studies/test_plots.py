@@ -135,15 +135,15 @@ def test_runs_are_compared_only_where_all_of_them_are():
     assert (band.x[0], band.x[-1]) == (5.0, 10.0)
 
 
-def test_runs_that_share_no_range_are_named(tmp_path, capsys):
+def test_runs_that_share_no_range_are_named_and_drawn_without_a_band(tmp_path, capsys):
     frames = {"short": [0.0, 1000.0], "late": [5000.0, 6000.0]}
     curves = [
         Curve(name, {"progress/frames": np.array(x), "score/mean": np.zeros(2)}, {}, {}) for name, x in frames.items()
     ]
-    with pytest.raises(UserError, match="none of these runs"):
-        plot_learning_curves({"both": curves}, tmp_path / "figure")
+    plot_learning_curves({"both": curves, "one": curves[:1]}, tmp_path / "figure")
     told = capsys.readouterr().err
-    assert "no common range of progress/frames: short ends at 1,000, before late begins" in told
+    assert "no common range of progress/frames, and no band: short ends at 1,000, before late begins" in told
+    assert {"both (2 runs without a common range)", "one"} <= svg_comments(tmp_path / "figure.svg")
 
 
 def test_gaps_in_a_curve_are_bridged(tmp_path, capsys):
