@@ -91,9 +91,9 @@ def load_curve(
         points = _read_csv(run.path / CURVE_FILE)
     else:
         points = []
-    if not points:
-        raise UserError(f"{run.path} has recorded nothing that could be drawn")
     names = [chart for chart in metric_registry.charts() if any(chart in point for point in points)]
+    if not names:
+        raise UserError(f"{run.path} has recorded nothing that could be drawn")
     columns = {name: np.array([point.get(name, math.nan) for point in points], dtype=np.float64) for name in names}
     return Curve(run.path.name, columns, config, meta)
 

@@ -76,12 +76,15 @@ def test_broken_runs_cost_a_line_each_and_the_rest_is_drawn(run, tmp_path):
     (tmp_path / "bad_table").mkdir()
     (tmp_path / "bad_table" / "config.json").write_text("{}")
     (tmp_path / "bad_table" / "curve.csv").write_text("score/mean\nhigh\n")
+    (tmp_path / "other_table").mkdir()
+    (tmp_path / "other_table" / "config.json").write_text("{}")
+    (tmp_path / "other_table" / "curve.csv").write_text("price\n3\n")
     warnings = []
-    paths = [tmp_path / name for name in ("missing", "torn", "empty", "bad_table", "run")]
+    paths = [tmp_path / name for name in ("missing", "torn", "empty", "other_table", "bad_table", "run")]
     assert [curve.name for curve in load_curves(paths, warnings.append)] == ["run"]
     for warning, expected in zip(
         warnings,
-        ("there is no folder", "is not valid JSON", "has recorded nothing", "not a table of numbers"),
+        ("there is no folder", "is not valid JSON", *["has recorded nothing"] * 2, "not a table of numbers"),
         strict=True,
     ):
         assert expected in warning and "\n" not in warning
@@ -223,6 +226,14 @@ def test_times_are_not_joined_over_a_point_that_is_not_known():
 def test_a_figure_without_a_name_is_an_error_of_one_line(run):
     with pytest.raises(UserError, match="no figure's name"):
         plot_runs([run.path], ".")
+
+
+def test_a_table_without_a_known_chart_is_copied_nowhere(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "curve.csv").write_text("price\n3\n")
+    with pytest.raises(UserError, match="has recorded nothing that could be drawn"):
+        downsample(tmp_path, tmp_path / "small")
+    assert not (tmp_path / "small").exists()
 
 
 def test_a_figure_that_cannot_be_written_is_an_error_of_one_line(run, tmp_path):
