@@ -100,6 +100,11 @@ def label_axis(axes: Axes, which: str, chart: str) -> None:
         axis.set_major_formatter(EngFormatter(sep=""))
 
 
+def plain(text: str) -> str:
+    """A user's name or title for matplotlib, as it stands: no formula between $s, no label hidden for its first _."""
+    return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")
+
+
 def legend_below(axes: Axes, **look: Any) -> None:
     """Every label of a figure's axes once, below them, where it covers no data."""
     figure = axes.get_figure()
@@ -242,14 +247,14 @@ def plot_learning_curves(
         if goal is not None and y.startswith("score/"):
             reached = sum(curve.reached(goal) is not None for curve in groups[name])
             name += f", {reached} of {max(seeds, len(groups[name]))} reached {goal:g}"
-        _draw_group(axes, name, [line for _, line in found], statistic, line_of(index))
+        _draw_group(axes, plain(name), [line for _, line in found], statistic, line_of(index))
     if goal is not None:
         axes.axhline(goal, color="#555555", linewidth=0.9, linestyle=(0, (4, 3)))
         axes.annotate(f"{goal:g}", (1, goal), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
     label_axis(axes, "x", x_chart)
     label_axis(axes, "y", y)
     drawn = [curve for found in lines.values() for curve, _ in found]
-    axes.set_title(title or _played(drawn, {len(found) for found in lines.values() if found}), fontsize=10)
+    axes.set_title(plain(title or _played(drawn, {len(found) for found in lines.values() if found})), fontsize=10)
     if y.startswith("score/"):
         random_to(axes, drawn[0], goal)
     legend_below(axes)

@@ -21,7 +21,7 @@ from typing import Any
 
 from dba3c.errors import UserError
 from dba3c.studies.curve import load_curve
-from dba3c.studies.figures import PALETTE, new_figure, save
+from dba3c.studies.figures import PALETTE, new_figure, plain, save
 from dba3c.studies.results import PointResult, StudyResults, best_mean_score
 from dba3c.studies.statistics import spread_name
 from dba3c.studies.study import SWEEP, Point, Run, Search, Study, save_trial
@@ -233,7 +233,7 @@ def draw_points(results: StudyResults, path: Path) -> list[Path]:
     axes.errorbar(centres, places, xerr=spread, fmt="o", capsize=3, **look)
     for place, (_, score) in zip(places, shown, strict=True):
         axes.plot(score.values, [place] * len(score.values), ".", alpha=0.35, markersize=4, **look)
-    axes.set_yticks(places, [label_of(result, results) for result, _ in shown], fontsize=8)
+    axes.set_yticks(places, [plain(label_of(result, results)) for result, _ in shown], fontsize=8)
     axes.set_ylim(0.3, len(shown) + 0.7)
     axes.set_xlabel(f"best mean score, {seeds}" + (f"; {left_out} worse points are not shown" if left_out > 0 else ""))
     return save(figure, path)

@@ -149,6 +149,14 @@ def test_runs_that_share_no_range_are_named_and_drawn_without_a_band(tmp_path, c
     assert {"both (2 runs without a common range)", "one"} <= svg_comments(tmp_path / "figure.svg")
 
 
+def test_names_and_titles_are_drawn_as_they_stand(tmp_path):
+    groups = {name: [curve_of([1.0, 2.0])] for name in ("_old", "$_$", "a$b")}
+    plot_learning_curves(groups, tmp_path / "figure", title="costs $_$", goal=2.0)
+    told = ", 0 of 1 reached 2"
+    drawn = {text.replace("\\$", "$") for text in svg_comments(tmp_path / "figure.svg")}
+    assert {f"\u200b_old{told}", f"$_${told}", f"a$b{told}", "costs $_$"} <= drawn
+
+
 def test_gaps_in_a_curve_are_bridged(tmp_path, capsys):
     plot_learning_curves({"gap": [curve_of([1.0, np.nan, 3.0])]}, tmp_path / "figure")
     with pytest.raises(UserError, match="none of these runs"):

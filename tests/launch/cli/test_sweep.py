@@ -95,6 +95,16 @@ def test_the_best_point_is_the_one_that_reached_the_stop_score_soonest_then_the_
     assert page.index("<td>learning-rate-2") < page.index("<td>learning-rate-3") < page.index("<td>learning-rate-1")
 
 
+def test_an_option_s_value_with_dollars_is_drawn_as_it_stands(tmp_path, monkeypatch):
+    study = grid(["CartPole-v1"], [("network", "$_$", "small")], 1)
+    study.save(tmp_path)
+    for run in study.runs(tmp_path):
+        made_up_run(run.folder, monkeypatch, seconds=60, workers=1)
+    plot_study(tmp_path)
+    drawn = (tmp_path / "figures" / "points.svg").read_text(encoding="utf-8").replace("\\$", "$")
+    assert "<!-- network $_$ -->" in drawn
+
+
 def test_a_sweep_on_slurm_has_a_task_for_each_run_and_a_search_for_each_trial(tmp_path, capsys):
     into = str(tmp_path / "grid")
     assert main(["sweep", "CartPole-v1", "--learning-rate", "1e-3", "1e-4", "--slurm", "--into", into]) == 0
