@@ -52,7 +52,10 @@ X_AXES = {"frames": "progress/frames", "hours": "progress/hours", "core-hours": 
 """Core-hours without more words are processor time; those held are progress/core_hours."""
 RANDOM_SCORES = {env_id: random for env_id, (random, _) in RANDOM_AND_HUMAN.items()} | {"CartPole-v1": 22.6}
 """Of random actions; CartPole's by playing 1,000 games."""
-MAY_DIFFER = ("run/seed", "run/run_dir")
+MAY_DIFFER = (
+    "run/seed", "run/run_dir", "run/track", "run/recorders", "exchange/keep_checkpoints", "environment/env_threads",
+)  # fmt: skip
+"""What makes no run another one than the other seeds: what is kept of it, and on how many threads it plays."""
 _GRID_POINTS = 200
 _FEW_POINTS = 5  # are marked: one alone would not be seen
 

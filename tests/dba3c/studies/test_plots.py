@@ -164,9 +164,14 @@ def test_gaps_in_a_curve_are_bridged(tmp_path, capsys):
     assert "has no point with both" in capsys.readouterr().err
 
 
-def test_runs_of_one_configuration_are_seeds_of_one_line(run, tmp_path):
+def test_runs_of_one_configuration_are_seeds_of_one_line_whatever_is_kept_of_them(run, tmp_path):
     def run_with(name, rate, seed):
-        config = {"optimizer": {"learning_rate": rate}, "run": {"seed": seed, "run_dir": name}}
+        config = {
+            "optimizer": {"learning_rate": rate},
+            "run": {"seed": seed, "run_dir": name, "track": [name], "recorders": seed},
+            "exchange": {"keep_checkpoints": seed},
+            "environment": {"env_threads": seed},
+        }
         return dataclasses.replace(curve_of([1.0, 2.0], name), config=config)
 
     curves = [run_with("a", 0.1, 1), run_with("b", 0.2, 1), run_with("c", 0.1, 2)]
