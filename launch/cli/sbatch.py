@@ -19,6 +19,9 @@ from launch.cli.configuration import of_topology, said_of_samples
 from launch.cli.options import parse, parse_train
 from launch.cluster.topology import Topology, fit
 
+LEAST_TRAINING_S = 300
+"""Of a life: Slurm may warn a minute early, and starting 64 ranks takes minutes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmShape:
@@ -94,6 +97,7 @@ class SlurmShape:
             )
         if self.colocated_servers and not self.num_servers:
             raise UserError("--colocated-servers without a server: a job with learners has none")
+        refuse_short(self.time, self.warning_s)
         self.topology()
 
     @property
@@ -118,6 +122,24 @@ class SlurmShape:
             recorders=self.recorders,
             colocated_servers=self.scaling or self.colocated_servers,
             started_by=f"{self.nodes} nodes × {self.tasks_per_node}",
+        )
+
+
+def refuse_short(limit: str, warning_s: int) -> None:
+    """Raise UserError where a job would be warned before it has trained, and go round without end."""
+    days, _, clock = limit.rpartition("-")
+    try:
+        numbers = [int(number) for number in clock.split(":")]
+        if days:
+            hours, minutes, seconds = [*numbers, 0, 0][:3]
+        else:  # minutes, minutes:seconds or hours:minutes:seconds
+            hours, minutes, seconds = {1: [0, *numbers, 0], 2: [0, *numbers], 3: numbers}[len(numbers)]
+        limit_s = ((24 * int(days or 0) + hours) * 60 + minutes) * 60 + seconds
+    except (ValueError, KeyError):
+        return  # "infinite", or what Slurm itself refuses
+    if limit_s < warning_s + LEAST_TRAINING_S:
+        raise UserError(
+            f"a job of {limit} is warned {warning_s} s before its end: give it {LEAST_TRAINING_S} s more than that"
         )
 
 

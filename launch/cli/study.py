@@ -19,7 +19,7 @@ from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.study import Point, Run, Shape, Study, build, load
 from launch.cli.options import parse, parse_train
-from launch.cli.sbatch import SlurmShape, job_text, request_lines
+from launch.cli.sbatch import SlurmShape, job_text, refuse_short, request_lines
 from launch.local.child import STOP_SIGNALS, before_exec, shell_code, taking_signals
 from launch.local.resources import given_cores
 from launch.slurm import job as slurm_job
@@ -152,6 +152,7 @@ def array_text(declared: Study, folder: Path, cpus_per_task: int, limit: str, co
     tasks = search.trials if search else len(declared.points) * seeds
     nodes = max((point.nodes for point in declared.points), default=1)
     points, into = len(declared.points), shlex.quote(str(folder))
+    refuse_short(limit, SlurmShape.warning_s)
     what = f"{tasks} trials × {seeds} seeds" if search else f"{points} points × {seeds} seeds = {tasks} runs"
     return job_text(
         [

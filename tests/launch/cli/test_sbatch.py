@@ -51,6 +51,10 @@ def test_every_committed_script_is_there() -> None:
     [
         ({"nodes": 4}, "4 nodes × 1 started 4 ranks, but 4 servers leave none for a worker"),
         ({"nodes": 0}, "nodes must be at least 1"),
+        ({"time": "00:03:00"}, "a job of 00:03:00 is warned 180 s before its end: give it 300 s more than that"),
+        ({"time": "7:59"}, "a job of 7:59"),
+        ({"time": "0-00:07"}, "a job of 0-00:07"),
+        ({"time": "1-0", "warning_s": 86_400}, "a job of 1-0"),
         ({"servers": 0}, "--servers must be at least 1, got 0"),
         ({"scaling": True, "nodes": 48}, "a power of 2"),
         ({"scaling": True, "recorders": 1}, "servers and workers only"),
@@ -66,6 +70,11 @@ def test_every_committed_script_is_there() -> None:
 def test_an_impossible_shape_prints_no_script(options: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         SlurmShape(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limit", ["8", "8:00", "00:08:00", "1-0", "0-1:30", "1-00:00:00", "infinite"])
+def test_a_time_limit_that_leaves_time_to_train_is_taken(limit: str) -> None:
+    assert SlurmShape(time=limit).time == limit
 
 
 @pytest.mark.parametrize(
