@@ -130,9 +130,14 @@ def games(folder: Path) -> None:
 
 
 def human_normalised(axes: Axes, found: Mapping[str, Sequence[seven_games.Trained]]) -> None:
-    """The IQM over runs and games, and its interval once every game has two seeds."""
+    """The IQM over runs and games, and its interval once every game has two seeds.
+
+    To where the first run ends that has not reached its goal: beyond, the line would be the others'.
+    """
     runs = [run for its in found.values() for run in its]
-    hours = np.linspace(max(run.line[0, 0] for run in runs), max(run.line[0, -1] for run in runs), 50)
+    below = [run for env_id, its in found.items() for run in its if run.line[1].max() < seven_games.GOALS[env_id]]
+    last = min(run.line[0, -1] for run in below) if below else max(run.line[0, -1] for run in runs)
+    hours = np.linspace(max(run.line[0, 0] for run in runs), last, 50)
     scores = {env_id: np.stack([run.normalised(hours) for run in its]) for env_id, its in found.items()}
     axes.plot(hours, interquartile_mean(np.concatenate(list(scores.values()))), linewidth=1.8, color=PALETTE[1])
     if len(found) == len(seven_games.GOALS) and min(map(len, scores.values())) > 1:

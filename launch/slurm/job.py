@@ -58,7 +58,8 @@ PASSED_ON = {
 }  # fmt: skip
 """What ``scontrol show job`` says of a job → what its replacements ask for too."""
 NOTHING = ("", "0", "(null)", "N/A")
-ALL = ("--mem", "0")
+ALL_MEMORY = ("--mem", "0")
+"""Not nothing: all that a node has."""
 
 
 class SlurmJob:
@@ -289,7 +290,11 @@ class LostNodes:
             "--open-mode=append",
             "--no-requeue",
             "--export=ALL",  # whom it replaces stands there; a site's default may be NONE
-            *(f"{option}={value}" for option, value in asked.items() if value not in NOTHING or (option, value) == ALL),
+            *(
+                f"{option}={value}"
+                for option, value in asked.items()
+                if value not in NOTHING or (option, value) == ALL_MEMORY
+            ),
         ]
 
     def environment(self, node: str) -> dict[str, str]:
