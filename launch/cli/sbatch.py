@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from dba3c.config import replace_options
@@ -200,6 +200,8 @@ def _arithmetic_lines(shape: SlurmShape) -> list[str]:
     topology = shape.topology()
     said = parse_train([shape.preset])
     if shape.learners:
+        several = {"exchange": "allreduce", "num_workers": shape.learners} if shape.learners > 1 else {}
+        replace(said, given={**said.given, "mode": "central", **several}).config(shape.cpus_per_task)  # or refuses it
         return [topology.arithmetic()]
     config = said.config(topology.ranks, cores_per_worker=shape.cpus_per_task)
     config = of_topology(replace_options(config, num_servers=topology.servers), topology, said)

@@ -72,6 +72,13 @@ def test_an_impossible_shape_prints_no_script(options: dict[str, int], message: 
         SlurmShape(**options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("learners", [0, 1, 2])
+def test_an_environment_that_is_none_is_refused_where_its_script_is_printed(learners: int) -> None:
+    """With learners it was printed, and the job failed on its nodes."""
+    with pytest.raises(UserError, match="unknown environment NoSuchGame-v9"):
+        script_text(SlurmShape(preset="NoSuchGame-v9", nodes=16, learners=learners), ())
+
+
 @pytest.mark.parametrize("limit", ["8", "8:00", "00:08:00", "1-0", "0-1:30", "1-00:00:00", "infinite"])
 def test_a_time_limit_that_leaves_time_to_train_is_taken(limit: str) -> None:
     assert SlurmShape(time=limit).time == limit
