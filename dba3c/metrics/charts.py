@@ -120,7 +120,7 @@ def _whole_run(summary: RunSummary, now_s: float) -> dict[str, float | None]:
         "score/mean": scores.mean,
         "score/max": scores.max,
         "score/best": scores.best,
-        "score/best_mean": scores.best_mean,
+        "score/best_mean": summary.best_mean,
         "progress/games": scores.count,
         "progress/frames": summary.frames,
         "progress/data_points": summary.data_points,

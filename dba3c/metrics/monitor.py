@@ -20,7 +20,7 @@ from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics.charts import ChartInterval, Point, points_of
 from dba3c.metrics.reader import RunReader
 from dba3c.metrics.sinks import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun, first_line, give
-from dba3c.metrics.summary import RunFacts, RunSummary, Scores, idle_cores
+from dba3c.metrics.summary import RunFacts, RunSummary, idle_cores
 from dba3c.metrics.trackers import make_sinks
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
@@ -28,9 +28,6 @@ from dba3c.runs.ending import RunEnd
 from dba3c.runs.files import is_there
 from dba3c.runs.folder import RunFolder
 
-MOSTLY_ENDED = 0.8
-"""Share of a life's steps that must lie in games that have ended, before their mean counts for the stop score: all
-environments begin at once, and the first games to end are the shortest."""
 CORES_LOOK_S = 90.0
 """In a life's time: when it is looked once whether its cores are used; training has long begun then."""
 POINTS_EVERY_S = 4.0
@@ -45,8 +42,7 @@ class Monitor:
         run: the folder.
         sinks: trackers, not yet opened; each gets its own thread.
         limits: when to write stop.json, of the limits those that only the records show (`dba3c.runs.ending` has the
-            others). Only games that ended in this life of the run count: those before a crash may have been played by
-            parameters that were lost with it, and a run that is resumed was asked to go on.
+            others). Only games that ended in this life of the run count: one that is resumed was asked to go on.
         warn: takes one line about what does not work.
         on_stop: takes the reason when a limit ends the run.
         again: another monitor was here before in this life of the run; what it has drawn is not drawn again.
@@ -66,6 +62,8 @@ class Monitor:
     ) -> None:
         self.run = run
         facts = RunFacts.of(run)
+        if limits is not None:
+            facts = replace(facts, stop_games=limits.stop_games)
         self._life_s = facts.lives[-1].started_s if facts.lives else 0.0
         self._since_s = time.time() if again else self._life_s  # what is older was drawn by an earlier life
         tracked = TrackedRun.of(run)
@@ -75,9 +73,6 @@ class Monitor:
         self._reader = RunReader(run, warn)
         self._interval = ChartInterval(self.summary)
         self._limits = limits or RunConfig()
-        self._scores = Scores(self._limits.stop_games)  # of this life
-        self._steps, self._ended_steps = 0, 0
-        """Of this life: agent steps, and those of games that have ended."""
         self._next_point_s = 0.0
         self._warn = warn
         self._on_stop = on_stop
@@ -111,7 +106,7 @@ class Monitor:
         self._take_in()
         if time.monotonic() >= self._next_point_s:
             self._draw(now_s)
-        if not self._told_of_cores and self._scores.count and now_s - self._life_s > CORES_LOOK_S:
+        if not self._told_of_cores and self.summary.life_scores.count and now_s - self._life_s > CORES_LOOK_S:
             self._told_of_cores = True
             if line := idle_cores(self.summary, now_s):
                 self._warn(line)
@@ -119,10 +114,9 @@ class Monitor:
             self._stop(reason)
 
     def _limit_reached(self) -> str | None:
-        limits, scores, used_hours = self._limits, self._scores, self.summary.cpu_hours
-        representative = scores.full and self._ended_steps >= MOSTLY_ENDED * self._steps
-        if limits.stop_score is not None and representative and (scores.mean or 0.0) >= limits.stop_score:
-            return f"mean score {scores.mean:.1f} of the last {limits.stop_games} games reached {limits.stop_score:g}"
+        limits, mean, used_hours = self._limits, self.summary.life_mean, self.summary.cpu_hours
+        if limits.stop_score is not None and mean is not None and mean >= limits.stop_score:
+            return f"mean score {mean:.1f} of the last {limits.stop_games} games reached {limits.stop_score:g}"
         if limits.max_core_hours is not None and used_hours >= limits.max_core_hours:
             return f"{used_hours:.2f} core-hours were used, {limits.max_core_hours:g} were allowed"
         return None
@@ -149,11 +143,6 @@ class Monitor:
     def _take_in(self) -> None:
         for record in self._reader.poll():
             self._news_s = time.monotonic()
-            if record["time_s"] >= self._life_s:
-                self._steps += (record.get("agent_steps") or 0) if record["kind"] == "step" else 0
-                self._ended_steps += (record.get("length_steps") or 0) if record["kind"] == "episode" else 0
-                if record["kind"] == "episode" and record.get("score") is not None:
-                    self._scores.add(record["score"])
             happened = self._interval.add(record)
             if happened is not None and happened.time_s >= self._since_s:
                 for sink in self._sinks:  # events and evaluations go to the trackers one by one

@@ -21,6 +21,9 @@ WORKING = ("server", "learner", "worker", "actor")
 HEARD_OF_S = 10.0
 LEAST_HORIZON_S = 10.0
 MOST_NAMED = 6
+MOSTLY_ENDED = 0.8
+"""Share of a life's steps that must lie in games that have ended, before the mean of its last games counts: all
+environments begin at once, and the first games to end are the shortest."""
 WAITS_MUCH = 0.4
 """From this share of its time on, it is the waiting that keeps a worker's cores idle."""
 _COUNTS = ("accepted", "dropped", "rejected", "agent_steps", "frames", "data_points", "commits", "stale")
@@ -112,14 +115,11 @@ class Scores:
         self.window: deque[float] = deque(maxlen=games)
         self.count = 0
         self.best: float | None = None
-        self.best_mean: float | None = None
 
     def add(self, score: float) -> None:
         self.window.append(score)
         self.count += 1
         self.best = score if self.best is None else max(self.best, score)
-        if len(self.window) == self.window.maxlen:
-            self.best_mean = max(self.best_mean, self.mean or 0.0) if self.best_mean is not None else self.mean
 
     @property
     def mean(self) -> float | None:
@@ -223,6 +223,13 @@ class RunSummary:
     def __init__(self, facts: RunFacts) -> None:
         self.facts = facts
         self.scores = Scores(facts.stop_games)
+        self.life_scores = Scores(facts.stop_games)
+        """Of the newest life: games before a crash may have been played by parameters that were lost with it."""
+        self.best_mean: float | None = None
+        """The highest `life_mean`, of any life."""
+        self._life_mean: float | None = None
+        self._steps = self._ended_steps = 0
+        """Of the newest life: agent steps, and those of games that have ended."""
         self.processes: dict[tuple[str, int], ProcessState] = {}
         self.step = 0
         self.newest_s = 0.0
@@ -250,13 +257,18 @@ class RunSummary:
             process.add(record)
             if kind == "step":
                 process.stepped_s = time_s
+                self._steps += record.get("agent_steps") or 0
+                self._judge()  # here, where as many steps are known as games that took them
             self.step = record["step"] if self.life_begins or rolled_back else max(self.step, record["step"])
             self.life_begins = False
             self.data_points_committed = points or self.data_points_committed
         elif spent_s := record.get("cpu_s"):  # those who only evaluate or film record no steps
             process.totals["cpu_s"] = process.totals.get("cpu_s", 0.0) + spent_s
+        if kind == "episode":
+            self._ended_steps += record.get("length_steps") or 0
         if kind == "episode" and record.get("score") is not None:
             self.scores.add(record["score"])
+            self.life_scores.add(record["score"])
             process.scores.add(record["score"])
         elif kind == "event":
             self.events.append(record)
@@ -274,8 +286,15 @@ class RunSummary:
         life = self.facts.life_at(time_s)
         while len(self._last_seen_s) <= life:
             self._last_seen_s.append(0.0)
+            self.life_scores, self._life_mean = Scores(self.facts.stop_games), None
+            self._steps = self._ended_steps = 0
             self.life_begins = True  # a resumed run goes on from its checkpoint's step
         self._last_seen_s[life] = max(self._last_seen_s[life], time_s)
+
+    def _judge(self) -> None:
+        if self.life_scores.full and self._ended_steps >= MOSTLY_ENDED * self._steps:
+            self._life_mean = mean = self.life_scores.mean or 0.0
+            self.best_mean = mean if self.best_mean is None else max(self.best_mean, mean)
 
     # -- what it adds up to ----------------------------------------------------------------------------------------
 
@@ -298,6 +317,12 @@ class RunSummary:
             return max((p.recent.per_second(now_s, name) for p in servers), default=0.0)
         processes = self.processes.values() if name == "cpu_s" else self.workers()
         return sum(process.recent.per_second(now_s, name) for process in processes)
+
+    @property
+    def life_mean(self) -> float | None:
+        """Mean of the newest life's last games when steps were last told; None where they are too few, or only its
+        shortest."""
+        return self._life_mean if len(self._last_seen_s) >= len(self.facts.lives) else None
 
     @property
     def cpu_hours(self) -> float:

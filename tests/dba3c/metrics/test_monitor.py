@@ -17,6 +17,7 @@ from dba3c.metrics.summary import RunFacts
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
+from dba3c.studies.curve import load_curve
 from tests.dba3c.metrics.made_up_run import CONFIG, START_S, Clock, set_lives, step_values
 from tests.dba3c.metrics.test_background_sink import RecordingSink
 
@@ -70,7 +71,7 @@ def test_the_stop_score_writes_stop_json_once_with_its_reason(make_up_run):
 
 
 def test_the_first_games_to_end_are_the_shortest_and_do_not_end_a_run(tmp_path):
-    with RunFolder.create(tmp_path / "run", {}) as run:
+    with RunFolder.create(tmp_path / "run", {"run": {"stop_games": 8}}) as run:
         monitor = Monitor(run, limits=RunConfig(stop_score=10.0, stop_games=8), warn=no_warning)
         writer = MetricsWriter(run, "worker", 0)
         writer.record_step(
@@ -81,12 +82,14 @@ def test_the_first_games_to_end_are_the_shortest_and_do_not_end_a_run(tmp_path):
         writer.flush()
         monitor.look(START_S)
         assert run.stop_reason() is None
+        assert load_curve(run.path).reached(10.0) is None
         for _ in range(72):
             writer.record_episode(2, Episode(11.0, 3500, True, False))
         writer.record_step(2, step_values(agent_steps=72 * 1800))
         writer.flush()
         monitor.look(START_S)
         assert run.stop_reason() == "mean score 11.0 of the last 8 games reached 10"
+        assert load_curve(run.path).reached(10.0) is not None
         monitor.close()
         writer.close()
 

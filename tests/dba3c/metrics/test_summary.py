@@ -5,6 +5,7 @@ import pytest
 from dba3c.metrics.charts import ChartInterval, Point
 from dba3c.metrics.summary import Life, RecentSums, RunFacts, RunSummary
 
+TWO_LIVES = RunFacts("run", stop_games=3, lives=(Life(0.0, 8.0), Life(100.0, 8.0)))
 FACTS = RunFacts("run", stop_games=3, lives=(Life(0.0, 8.0),))
 
 
@@ -24,14 +25,29 @@ def games(*scores, **fields):
 
 
 def test_the_mean_is_of_the_last_games_and_the_best_is_kept():
-    summary = summary_of(*games(9.0, 1.0, 2.0, 3.0))
+    after_each = [
+        each for game in games(9.0, 1.0, 2.0, 3.0) for each in (game, record("step", game["time_s"], agent_steps=1))
+    ]
+    summary = summary_of(*after_each)
     scores = summary.scores
-    assert (scores.mean, scores.max, scores.best, scores.best_mean, scores.count) == (2.0, 3.0, 9.0, 4.0, 4)
+    assert (scores.mean, scores.max, scores.best, summary.best_mean, scores.count) == (2.0, 3.0, 9.0, 4.0, 4)
 
 
 def test_scores_may_be_negative():
-    scores = summary_of(*games(-21.0, -20.0, -19.0, -21.0)).scores
-    assert (scores.best, scores.best_mean) == (-19.0, -20.0)
+    summary = summary_of(*games(-21.0, -20.0, -19.0, -21.0), record("step", 9.0, agent_steps=4))
+    assert (summary.scores.best, summary.best_mean) == (-19.0, -20.0)
+
+
+def test_a_mean_is_best_only_among_those_of_all_games_not_of_the_shortest_of_a_life():
+    first = summary_of(*games(20.0, 20.0, 20.0), record("step", 3.0, agent_steps=4), facts=TWO_LIVES)
+    assert first.best_mean is None  # a quarter of the steps lie in games that go on
+    first.add(record("episode", 4.0, score=11.0, length_steps=1))
+    first.add(record("step", 5.0, agent_steps=1))
+    assert first.best_mean == 17.0
+    for score in (30.0, 30.0, 30.0):
+        first.add(record("episode", 101.0, score=score, length_steps=1))
+    first.add(record("step", 102.0, agent_steps=9))
+    assert (first.best_mean, first.life_mean) == (17.0, None)
 
 
 def test_a_score_that_was_not_a_number_is_no_game_but_is_counted_as_not_finite():
