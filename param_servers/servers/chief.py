@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from param_servers.checkpoint.writer import Checkpoints
-from param_servers.errors import BadMessage
+from param_servers.errors import BadMessage, RunBroken
 from param_servers.exchange import OnEvent, ShouldStop, never
 from param_servers.servers.audit import AuditLog
 from param_servers.servers.coordinator import Coordinator
@@ -39,7 +39,7 @@ class Chief:
         on_event: called with {"event", "message", ...} for what is worth a line.
         audit: None: no log.
         keep: checkpoints to keep.
-        should_stop: asked after every step and at every tick.
+        should_stop: asked after every step and at every tick; RunBroken from it ends the run as failed.
     """
 
     def __init__(
@@ -140,12 +140,16 @@ class Chief:
 
     def _ask_whether_to_stop(self) -> None:
         if self.coordinator.state == "running":
-            reason = self._should_stop(self.coordinator.step, self.coordinator.data_points)
+            try:
+                reason = self._should_stop(self.coordinator.step, self.coordinator.data_points)
+            except RunBroken as broken:  # no steps are lost by it, and all are told
+                self.stop(str(broken), failed=True)
+                return
             if reason:
                 self.stop(reason)
 
-    def stop(self, reason: str) -> None:
-        self._carry_out(self.coordinator.stop(reason, self._clock()))
+    def stop(self, reason: str, failed: bool = False) -> None:
+        self._carry_out(self.coordinator.stop(reason, self._clock(), failed))
 
     # -- what is decided -----------------------------------------------------------------------------------------
 

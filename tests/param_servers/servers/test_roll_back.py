@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.errors import RunBroken
 from param_servers.layout import as_bytes
 from param_servers.servers.chief import Chief
 from param_servers.servers.coordinator import Coordinator
@@ -126,6 +127,29 @@ def test_a_run_that_ends_while_the_disk_is_slow_does_not_go_back_any_more() -> N
     chief.stop("asked to")
     set_aside[0]()
     assert recorder.calls[0] == ("set_aside_after", 40) and ("load", 40) not in recorder.calls
+
+
+def test_a_run_whose_folder_cannot_be_read_any_more_ends_with_a_checkpoint_and_tells_everybody() -> None:
+    recorder: Any = Recorder()
+    coordinator = Coordinator(ExchangeConfig(exchange="servers"), 0.0, checkpoints=True)
+    node = shard_node(recorder, lambda *what: chief.told(*what))
+
+    def unreadable(step: int, data_points: int) -> str | None:
+        if step:
+            raise RunBroken("stop.json: permission denied for a minute")
+        return None
+
+    chief = Chief(coordinator, node, recorder, recorder, lambda: 0.0, lambda event: None, should_stop=unreadable)
+    chief.begin()
+    chief.joined(Hello(Role.WORKER, 0, 0, 0, ""))
+    header = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dtype.FLOAT32, length=8)
+    node.receive_into(WORKER, header)[:] = as_bytes(torch.ones(2))
+    node.gradient(WORKER, header)
+    chief.tick()
+    assert coordinator.state == "stopping" and ("write", 1, 1) in recorder.calls
+    recorder.publish = lambda *what: what[-1]({})
+    chief.told(Header(Kind.WRITTEN, 0, term=1, step=1), {"file": "shard 0"})
+    assert node.ended == ("stop.json: permission denied for a minute", True)
 
 
 def test_a_slice_that_was_written_before_a_roll_back_is_in_no_checkpoint_after_it() -> None:
