@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dba3c.errors import RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT, USER_ERROR_EXIT, UserError
+from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT, USER_ERROR_EXIT, UserError
 from dba3c.runs.ending import TRAINING_ROLES, note_failure
 from launch.local.child import Child, describe_exit, shell_code, taking_signals
 from launch.local.fork_server import ForkServer
@@ -139,8 +139,10 @@ class Supervisor:
         self.stop_timeout_s = stop_timeout_s
         self.terminate_timeout_s = terminate_timeout_s
         self.refused_timeout_s = refused_timeout_s
-        self._started_s = self._ended_s = time.monotonic()
+        self._started_s = time.monotonic()
         self._now_s = AwakeClock(8 * NAP_S).now_s
+        self._ended_s = float("-inf")
+        """On that clock; for ever ago where it has not ended well."""
         self._phase = RUNNING
         self._deadline_s: float | None = None
         """Of the phase; every one but RUNNING has one."""
@@ -253,6 +255,8 @@ class Supervisor:
         # What this process's first life, or another machine, could do was no bad input: who is refused has met a fault.
         final = code in FINAL_EXITS and not (code == USER_ERROR_EXIT and (gone.incarnation or self.joins_late))
         lost = f"{spec.name}: {describe_exit(code)}" + (f" ({gone.cause})" if code > 0 else "")
+        if code == USER_ERROR_EXIT and not final:
+            gone.code = code = RUN_BROKEN_EXIT  # a fault of this machine: no bad input of the run
         again = self._phase == RUNNING and not final and self._restarts[spec.name].take()
         if again and self._starts_again(spec, gone.incarnation + 1):
             self._tell("restarted", f"{lost}; starting it again ({self._restarts[spec.name]})")
@@ -369,9 +373,9 @@ class Supervisor:
     def _drain(self) -> None:
         """The run has ended: wait for those that are left, as long as the most patient of them may take."""
         if self._phase == RUNNING:
-            self._ended_s = time.monotonic()
+            self._ended_s = self._now_s()
         timeout_s = max((running.spec.drain_timeout_s for running in self._live.values()), default=0.0)
-        self._enter(ENDING, max(0.0, self._ended_s + timeout_s - time.monotonic()))
+        self._enter(ENDING, max(0.0, self._ended_s + timeout_s - self._now_s()))
 
     def _tell(self, event: str, message: str) -> None:
         """After it was done: to tell of it can take long, or fail."""

@@ -56,6 +56,7 @@ class Lab:
         *processes: RoleProcess,
         stop_timeout_s: float = LONG_S,
         terminate_timeout_s: float = 1.0,
+        whole_run: bool = True,
         joins_late: bool = False,
     ) -> None:
         self.supervisor = Supervisor(
@@ -66,6 +67,7 @@ class Lab:
             on_event=lambda event, _: self.events.append(event),
             say=self.said.append,
             stop_timeout_s=stop_timeout_s,
+            whole_run=whole_run,
             joins_late=joins_late,
             terminate_timeout_s=terminate_timeout_s,
             refused_timeout_s=1.0,

@@ -13,7 +13,8 @@ import pytest
 
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
-from dba3c.runs.ending import failures
+from dba3c.runs.ending import failures, outcome
+from dba3c.runs.folder import RunFolder
 from launch.local.supervisor import Supervisor
 from launch.running import role_processes
 from launch.slurm.job import report
@@ -134,15 +135,20 @@ def test_a_worker_whose_first_life_was_accepted_is_not_refused_as_bad_input_late
     assert lab.finish() == 0
 
 
-def test_what_another_machine_could_do_does_not_end_a_run_that_a_replacement_cannot_join(lab: Lab) -> None:
+@pytest.mark.parametrize("whole_run", [True, False])
+def test_what_another_machine_could_do_does_not_end_a_run_that_a_replacement_cannot_join(
+    lab: Lab, whole_run: bool
+) -> None:
     worker = lab.process("worker", 1, "bad-input", essential=False, max_restarts=1)
-    lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 0, "obedient"), worker, joins_late=True)
+    others = lab.process("server", 0, "obedient"), lab.process("worker", 0, "obedient")
+    lab.start(*others, worker, joins_late=True, whole_run=whole_run)
     wait_until(lambda: "left" in lab.events, "the loss to be told")
     assert lab.events == ["restarted", "left"]
     lab.pid("server-0")
     lab.pid("worker-0")
     lab.request_stop("enough")
     assert lab.finish() == 0
+    assert outcome(0, RunFolder(lab.run_dir))[0] == "finished"  # its chief reads what the replacement has noted
 
 
 def test_the_last_of_the_workers_ends_the_run_with_what_it_said(lab: Lab) -> None:

@@ -11,6 +11,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -85,6 +86,22 @@ def test_who_may_take_longer_keeps_the_others_no_longer_than_it_takes_itself(lab
     lab.request_stop("enough")  # the evaluator ends at once, too
     assert lab.finish() == 0
     assert gone(deaf)
+
+
+def test_who_still_writes_when_the_processes_were_stopped_for_long_is_given_its_time(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [lab.process("server", rank, "saves-at-sigterm", drain_timeout_s=LONG_S) for rank in (0, 1)]
+    lab.start(*ends, lab.process("server", 2, "obedient", drain_timeout_s=LONG_S))
+    first, second, _ = (lab.pid(f"server-{rank}") for rank in range(3))
+    os.kill(first, signal.SIGTERM)
+    wait_until(lambda: lab.supervisor._phase == supervisor.ENDING, "the first one's end")
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 600))
+    os.kill(second, signal.SIGTERM)
+    wait_until(lambda: "server 1" not in lab.supervisor.pids(), "the second one's end")
+    lab.request_stop("enough")
+    assert lab.finish() == 0
+    assert lab.events == []
 
 
 def test_what_a_killed_process_had_started_dies_with_it(lab: Lab) -> None:
