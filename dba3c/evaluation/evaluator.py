@@ -75,13 +75,14 @@ class Evaluation:
 
     def save(self, folder: RunFolder) -> Path:
         """Write it atomically into the run's folder, in place of one of the same step, actions and stream; one of these
-        parameters and more games stays there."""
+        parameters and more games stays there, if all of them were played to their ends."""
         path = self.path(folder)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             kept = _games_at(path, self.parameters_sha256)
-        if (games := len(self.scores)) < kept:
-            warn_on_stderr(f"{path} stays as it is: it has {kept} games of these parameters, this one {games}")
+        if (games := len(self.scores)) < kept or (kept and self.unfinished):
+            cut = f" and {self.unfinished} unfinished" if self.unfinished else ""
+            warn_on_stderr(f"{path} stays as it is: it has {kept} games of these parameters, this one {games}{cut}")
             return path
         fields = dataclasses.asdict(self)
         fields["summary"]["interval_95_of"] = "iqm"
@@ -90,14 +91,15 @@ class Evaluation:
 
 
 def _games_at(path: Path, parameters_sha256: str) -> int:
-    """How many games an evaluation of these parameters that is kept there has; 0: there is none.
+    """How many games a whole evaluation of these parameters that is kept there has; 0: there is none.
 
     Raises:
         OSError: one is there, or may be, and cannot be read.
     """
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        return len(kept["scores"]) if kept["parameters_sha256"] == parameters_sha256 else 0
+        whole = kept["parameters_sha256"] == parameters_sha256 and not kept.get("unfinished")
+        return len(kept["scores"]) if whole else 0
     except (FileNotFoundError, ValueError, LookupError, TypeError):
         return 0
 

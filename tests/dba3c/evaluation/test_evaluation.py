@@ -106,6 +106,13 @@ def test_fewer_games_do_not_replace_more_of_the_same_parameters(cartpole, capsys
     before = path.read_bytes()
     assert evaluate(CARTPOLE, policy, games=2).save(run) == path and path.read_bytes() == before
     assert "stays as it is: it has 4 games of these parameters, this one 2" in capsys.readouterr().err
+    cut_short = replace(evaluate(CARTPOLE, policy, games=5), unfinished=2)  # the short ones of seven
+    assert cut_short.save(run) == path and path.read_bytes() == before
+    assert "this one 5 and 2 unfinished" in capsys.readouterr().err
+    path.unlink()
+    cut_short.save(run)
+    evaluate(CARTPOLE, policy, games=3).save(run)
+    assert len(json.loads(path.read_text())["scores"]) == 3
     replace(evaluate(CARTPOLE, policy, games=2), parameters_sha256="another").save(run)
     assert len(json.loads(path.read_text())["scores"]) == 2
     path.unlink()
