@@ -28,6 +28,8 @@ from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import RunEnd
 from dba3c.runs.files import is_there, write_atomically
 
+OF_A_RUN = ("config.json", "meta.json", "stop.json", "lock.json")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedGame:
@@ -124,7 +126,9 @@ def record_game(
 
 
 def _refuse_anothers(description: Path) -> None:
-    """Raises UserError where the file is something else, as a run's config.json is beside RUN/config.mp4."""
+    """Raises UserError where the file is something else, or would be taken for it: RUN/stop.json for a request."""
+    if description.name in OF_A_RUN and is_there(description.with_name("config.json")):
+        raise UserError(f"{description} is no film's, but a run's: choose another name for the film")
     if not is_there(description):
         return
     try:

@@ -95,9 +95,13 @@ def test_a_film_whose_description_would_replace_another_file_is_refused_before_i
     config: TrainConfig, tmp_path: Path, text: str
 ) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(UserError, match=r"config\.json is no film's, and would be overwritten"):
-        record_game(config, untrained(config), tmp_path / "config.mp4")
-    assert [path.read_text() for path in tmp_path.iterdir()] == [text]
+    for name in ("config", "stop"):  # the one is there, the other would be a request to stop
+        with pytest.raises(UserError, match=rf"{name}\.json is no film's, but a run's"):
+            record_game(config, untrained(config), tmp_path / f"{name}.mp4")
+    (tmp_path / "notes.json").write_text(text)
+    with pytest.raises(UserError, match=r"notes\.json is no film's, and would be overwritten"):
+        record_game(config, untrained(config), tmp_path / "notes.mp4")
+    assert [path.read_text() for path in tmp_path.iterdir()] == [text, text]
 
 
 def test_an_mp4_decodes_to_as_many_pictures_as_were_filmed(tmp_path: Path) -> None:
