@@ -215,6 +215,8 @@ def export(
         raise UserError(f"{run.path} is a committed run, whose records are a curve: dba3c plot draws it")
     (sink,) = make_sinks([to])
     folder = Path(into).expanduser().resolve() if into is not None else run.path / "exports"
+    if folder == run.path:
+        raise UserError(f"{folder} is where the run's own trackers write: choose another folder (--into)")
     for earlier in (folder / to, folder / f"{to}.db", folder / f".{to}"):
         if is_there(earlier):
             raise UserError(f"{earlier} holds an earlier export: remove it, or choose another folder (--into)")

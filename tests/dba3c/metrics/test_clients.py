@@ -280,6 +280,12 @@ def test_exporting_leaves_the_rest_of_the_run_as_it_is(make_up_run, tmp_path):
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 
+def test_an_export_into_the_run_itself_does_not_call_its_trackers_folders_an_earlier_one(make_up_run):
+    run = make_up_run(seconds=5)
+    with pytest.raises(UserError, match="is where the run's own trackers write: choose another folder"):
+        export(run.path, "tensorboard", into=run.path)
+
+
 def test_an_earlier_export_is_not_doubled_and_a_committed_run_not_written_into(make_up_run, tmp_path):
     run = make_up_run(seconds=5)
     export(run.path, "tensorboard")
