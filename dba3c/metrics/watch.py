@@ -150,8 +150,9 @@ def score_text(summary: RunSummary) -> str:
 def status_line(summary: RunSummary, now_s: float) -> str:
     """The state of a run in one line."""
     if waiting := waited_for(summary):
-        launched_s = summary.facts.lives[-1].started_s
-        return f"[{duration(summary.hours()[0])}] {waiting}, {duration((now_s - launched_s) / 3600)} after the launch"
+        since_s = now_s - summary.facts.lives[-1].started_s  # less than nothing before the life's first record
+        after = f", {duration(since_s / 3600)} after the launch" if since_s >= 0 else ""
+        return f"[{duration(summary.hours()[0])}] {waiting}{after}"
     if not summary.processes:
         return "nothing recorded yet"
     points_s, frames_s = summary.per_second(now_s, "data_points"), summary.per_second(now_s, "frames")

@@ -119,6 +119,14 @@ def test_before_the_first_update_it_is_said_who_is_waited_for(tmp_path):
         assert "waiting" not in out.getvalue().splitlines()[-1]
 
 
+def test_a_launch_that_died_before_its_first_record_is_not_said_to_wait_since_before_it(tmp_path):
+    out = io.StringIO()
+    with RunFolder.create(tmp_path / "run", CONFIG, topology={"servers": 1, "workers": 1}) as run:
+        pass  # killed: no end is noted
+    Watcher(run, PlainView(out=out)).close()
+    assert out.getvalue().splitlines()[-1].endswith("starting; nothing yet from server-0, worker-0")
+
+
 def test_an_event_that_comes_late_from_a_clock_that_is_behind_is_told_too():
     out, summary = io.StringIO(), RunSummary(RunFacts("run"))
     view = PlainView(out=out, since_s=START_S)
