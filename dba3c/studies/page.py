@@ -67,7 +67,8 @@ def made_by(facts: Mapping[str, Any]) -> str:
     date = facts.get("date") or time.strftime("%Y-%m-%d", time.gmtime(facts["started_s"]))
     host, versions, source = facts["host"], facts["versions"], facts["source"]
     commit = str(source.get("commit", "unknown"))[:12] + (" with local changes" if source.get("dirty") else "")
-    where = f"{host['usable_cores']} cores of {host['processor']}"
+    cores = facts.get("cores", host["usable_cores"])  # a run's life knows those of all its hosts
+    where = f"{cores:g} cores of {host['processor']}"
     return f"{date}, {where}, Python {versions['python']}, torch {versions['torch']}, commit {commit}."
 
 

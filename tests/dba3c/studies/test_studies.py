@@ -10,6 +10,7 @@ from dba3c.errors import UserError
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve
+from dba3c.studies.page import facts, made_by
 from dba3c.studies.report import FIGURES, plot_study
 from dba3c.studies.results import best_mean_score, commit_into, data_points_per_s, hours_to_stop_score, read_results
 from dba3c.studies.study import STUDIES, Point, Shape, Study, build, load, save_trial
@@ -95,6 +96,12 @@ def test_figures_and_a_report_that_needs_no_server_are_written(study):
     page = (study / "figures" / "report.html").read_text()
     assert page.count("data:image/svg+xml;base64,") == 4 and "4 of 4 runs" in page
     assert "http://" not in page and "https://" not in page and "Left out" not in page
+
+
+def test_a_page_says_the_cores_of_all_hosts_of_a_run_not_of_its_first():
+    here = facts("dba3c train")
+    assert ", 768 cores of " in made_by(here | {"cores": 768.0})
+    assert f", {here['host']['usable_cores']} cores of " in made_by(here)
 
 
 def test_seeds_that_never_reached_the_stop_score_are_counted_in_table_and_figures(tmp_path, monkeypatch):
