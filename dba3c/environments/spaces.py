@@ -182,7 +182,7 @@ def _check_array(array: np.ndarray, shape: tuple[int, ...], dtype: Any, where: s
         return
     if not np.can_cast(array.dtype, dtype, casting="same_kind"):
         raise ValueError(f"{where} of dtype {array.dtype} instead of {dtype}")
-    if array.dtype.kind in "iu" and not np.array_equal(array.astype(dtype), array):
+    if np.dtype(dtype).kind in "iu" and not np.array_equal(array.astype(dtype), array):  # a float rounds
         raise ValueError(f"{where} with numbers that {dtype} cannot hold")
 
 

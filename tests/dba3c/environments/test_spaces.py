@@ -152,6 +152,12 @@ def test_an_unsupported_observation_is_refused_with_what_is_supported(space, lin
     assert "\n" not in str(caught.value)
 
 
+def test_integers_that_a_float_cannot_hold_are_rounded_as_floats_are():
+    codec, row = ObservationCodec("game", Box(-np.inf, np.inf, (2,), np.float32)), np.zeros(2, np.float32)
+    codec.write(np.array([20_000_001, 3]), row)
+    assert row.tolist() == [20_000_000, 3]
+
+
 def test_discrete_actions_start_where_the_environment_starts_them():
     codec = ActionCodec("game", Discrete(3, start=-1))
     assert codec.read_all(np.array([0, 1, 2])) == [-1, 0, 1]
