@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import signal
 import socket
@@ -62,6 +63,9 @@ class EnvironmentDied(RuntimeError):
 
 class ProcessEnv(gymnasium.Env[Any, Any]):
     """The worker's end. It starts the process and waits for it only when something is asked."""
+
+    _looked_again_s = -math.inf
+    """When the last second look began, of all: those that are late together share its time."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         self._timeout_s = config.environment_timeout_s
@@ -137,8 +141,7 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         large answer, and who was in time can send the rest only while it is read, which may be after somebody else's.
         """
         try:
-            left_s = max(self._asked_s + self._timeout_s - time.monotonic(), 0.0)
-            if not self._pipe.poll(left_s) and not self._pipe.poll(_SECOND_LOOK_S):
+            if not self._comes_until(self._asked_s + self._timeout_s) and not self._comes_at_second_look():
                 raise EnvironmentHangs(f"no answer within {self._timeout_s:g} s; its process is ended")
             message = self._pipe.recv_bytes(max(largest, _LARGEST_WORDS) + 1)
         except BlockingIOError:  # see `_bound_reads`
@@ -153,6 +156,14 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
             line = message[1:].decode(errors="replace")
             raise UserError(line) if message[:1] == _USER_ERROR else RuntimeError(line)
         return message[1:]
+
+    def _comes_at_second_look(self) -> bool:
+        if ProcessEnv._looked_again_s < self._asked_s:
+            ProcessEnv._looked_again_s = time.monotonic()
+        return self._comes_until(ProcessEnv._looked_again_s + _SECOND_LOOK_S)
+
+    def _comes_until(self, deadline_s: float) -> bool:
+        return self._pipe.poll(max(deadline_s - time.monotonic(), 0.0))
 
 
 def _bound_reads(pipe: Connection, timeout_s: float) -> None:
@@ -199,7 +210,9 @@ def serve(descriptor: int, maker_of: Callable[[EnvironmentConfig], Callable[[], 
     # worker, too, which goes on to its next step and closes us.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)
+        signal.signal(signum, lambda *_: None)  # which, unlike SIG_IGN, no program that the environment starts inherits
+        signal.siginterrupt(signum, False)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     os.set_inheritable(descriptor, False)  # a child of the environment's would keep it open when this process is dead
     with Connection(descriptor) as pipe:
         try:

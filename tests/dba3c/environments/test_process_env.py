@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from multiprocessing.connection import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -22,7 +23,7 @@ from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import UserError
 
 GAMES = """
-    import os, time
+    import multiprocessing, os, subprocess, time
     import gymnasium
     import numpy as np
 
@@ -92,6 +93,26 @@ GAMES = """
     class ToldToTerminate(Game):
         def at_two(self):
             os.kill(os.getpid(), 15)
+
+    def run(ready):
+        ready.set()
+        time.sleep(3600)
+
+    class RestartingItsPrograms(Game):
+        def reset(self, *, seed=None, options=None):
+            if hasattr(self, "program"):
+                self.program.terminate()
+                self.program.wait()
+                self.fork.terminate()
+                self.fork.join()
+            self.program, ready = subprocess.Popen(["sleep", "3600"]), multiprocessing.Event()
+            self.fork = multiprocessing.get_context("fork").Process(target=run, args=(ready,), daemon=True)
+            self.fork.start()
+            ready.wait()
+            return super().reset(seed=seed)
+
+        def close(self):
+            self.program.kill()
 
     class Raising(Game):
         def at_two(self):
@@ -266,6 +287,40 @@ def test_one_that_dies_is_named_at_once_also_where_it_has_a_child_of_its_own(con
         os.kill(int(Path("child").read_text()), signal.SIGKILL)
     finally:
         env.close()
+
+
+def test_what_an_environment_starts_can_be_terminated(config):
+    env = ProcessEnv(config("RestartingItsPrograms"))
+    try:
+        env.reset()
+        env.reset()
+    finally:
+        env.close()
+
+
+def test_those_that_are_late_together_share_the_second_look(monkeypatch):
+    class Silent:
+        def send_bytes(self, question):
+            pass
+
+        def poll(self, seconds):
+            nonlocal now_s
+            now_s += seconds
+            return False
+
+    now_s = began_s = 1000.0
+    monkeypatch.setattr(process_env, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(ProcessEnv, "_looked_again_s", 0.0)
+    envs = [ProcessEnv.__new__(ProcessEnv) for _ in range(4)]
+    for env in envs:
+        env._pipe, env._unanswered, env._timeout_s = Silent(), 0, 4.0
+    for times in (1, 2):
+        for env in envs:
+            env._ask(b"")
+        for env in envs:
+            with pytest.raises(EnvironmentHangs):
+                env._answer(1)
+        assert now_s == began_s + times * (4.0 + process_env._SECOND_LOOK_S)
 
 
 def test_what_ends_all_processes_of_a_job_ends_none_in_the_middle_of_a_step(made, config):
