@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -59,12 +58,13 @@ class VizdoomEnv(gymnasium.Env[np.ndarray, np.int64]):
         self._screen = np.zeros(self.observation_space.shape, dtype=np.uint8)
 
     def _let_die_with_this_process(self, engine: Path) -> None:
-        """It ignores its parent's end, and SIGTERM: of each worker that was killed one would be left. Where there is no
-        setpriv, or nothing may be run from the scratch folder, one is."""
-        script = Path(self._scratch.name) / "engine"
-        script.write_text(f'#!/bin/sh\nexec setpriv --pdeathsig KILL {shlex.quote(str(engine))} "$@"\n')
+        """It ignores its parent's end, and SIGTERM: of each worker that was killed one would be left. Where no setpriv
+        can do it (before util-linux 2.33), or nothing may be run from the scratch folder, one is."""
+        script, start = Path(self._scratch.name) / "engine", f'{shlex.quote(str(engine))} "$@"'
+        dies = "setpriv --pdeathsig KILL"
+        script.write_text(f"#!/bin/sh\n{dies} true 2>/dev/null && exec {dies} {start}\nexec {start}\n")
         script.chmod(0o700)
-        if shutil.which("setpriv") and os.access(script, os.X_OK):
+        if os.access(script, os.X_OK):
             self._game.set_vizdoom_path(str(script))
 
     def reset(

@@ -1,9 +1,11 @@
 """ViZDoom, where it is installed: its screens, its actions, and why a game ended."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -58,6 +60,16 @@ def test_an_engine_dies_with_its_player_however_that_dies():
         player.kill()
         player.wait(10)
         assert not psutil.wait_procs(engines, timeout=20)[1]
+
+
+def test_a_game_is_played_where_setpriv_is_too_old(tmp_path, monkeypatch):
+    old = tmp_path / "setpriv"
+    old.write_text("#!/bin/sh\necho \"setpriv: unrecognized option '--pdeathsig'\" >&2\nexit 1\n")
+    old.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    envs = make_vector_environment(replace(CONFIG, environment_restarts=0), 1, seed=1)
+    assert envs.reset().any()
+    envs.close()
 
 
 def test_doing_nothing_runs_out_of_time_and_is_truncated_with_a_true_last_screen(envs):
