@@ -95,7 +95,8 @@ def go_on(declared: Study, folder: Path, arguments: GridArguments, command: str)
         return 0
     if arguments.task is not None:
         check_task(arguments.task, len(runs))
-        return run_task(runs[arguments.task])
+        code = run_task(runs[arguments.task])
+        return 0 if runs[arguments.task].state() == "finished" else code
     return run_all(runs)
 
 
@@ -115,7 +116,10 @@ def check_points(points: Sequence[Point]) -> None:
 
 
 def run_task(run: Run) -> int:
-    """One task of the job array: this process becomes the Slurm job of that run."""
+    """One task of the job array: this process becomes the Slurm job of that run.
+
+    128 + n when signal n came, unless the job goes on in a next life: nothing more is to be started in this one.
+    """
     state = run.state()
     if state in ("finished", "live"):
         print(f"{run.name}: {state}, left alone")
@@ -124,9 +128,11 @@ def run_task(run: Run) -> int:
     words += ["--resume"] if state != "missing" else []
     if "SLURM_JOB_ID" not in os.environ:
         return train(train_command(run, resume=state != "missing")) or unfinished([run])
-    nodes = str(run.point.nodes)
-    code = slurm_job.main(["--run-dir", str(run.folder), "--nodes", nodes, "--", "dba3c", *words])
-    return code or (0 if was_requeued(run) else unfinished([run]))
+    nodes, heard = str(run.point.nodes), list[int]()
+    code = slurm_job.main(["--run-dir", str(run.folder), "--nodes", nodes, "--", "dba3c", *words], heard)
+    if code == 0 and was_requeued(run):
+        return 0
+    return 128 + heard[0] if heard else code or unfinished([run])
 
 
 def was_requeued(run: Run) -> bool:

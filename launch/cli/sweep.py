@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -26,6 +28,7 @@ from launch.cli.study import (
     run_task,
 )
 from launch.local.child import STOP_SIGNALS
+from launch.slurm import job as slurm_job
 
 REFUSED = {"seed": "a sweep has --seeds N", "run-dir": "a sweep has --into", "resume": "the same sweep again goes on"}
 TRIALS = 20
@@ -59,10 +62,10 @@ def sweep(words: Sequence[str]) -> int:
             raise UserError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
     folder = arguments.into or Path("studies") / name_of(common, axes)
     goes_on = not axes and not common and (folder / STUDY_FILE).exists()
-    if arguments.list or arguments.task is not None or goes_on:
+    if arguments.list or arguments.task is not None:
         declared = load(folder)
-        if goes_on:
-            declared = extended(declared, folder, own, arguments)
+    elif goes_on:
+        declared = extended(load(folder), folder, own, arguments)
     elif arguments.search is None:
         declared = declare(grid(common, axes, arguments.seeds), folder)
     else:
@@ -196,7 +199,11 @@ def run_tasks(runs: Sequence[Run]) -> int:
     failed = 0
     for run in runs:
         code = run_task(run)
-        if code - 128 in STOP_SIGNALS or (code == 0 and run.state() != "finished"):
-            return code
-        failed = failed or code
+        if run.state() != "finished":
+            if code == 0 or code - 128 in STOP_SIGNALS:
+                return code
+            failed = failed or code
+        elif code - 128 in STOP_SIGNALS and run is not runs[-1]:  # it came while the run was ending by itself
+            in_time = code == 128 + signal.SIGUSR1 and "SLURM_JOB_ID" in os.environ
+            return slurm_job.requeue(os.environ) if in_time else code
     return failed

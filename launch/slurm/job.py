@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import math
 import os
-import queue
 import re
 import shlex
 import signal
@@ -63,15 +62,25 @@ ALL_MEMORY = ("--mem", "0")
 
 
 class SlurmJob:
-    """One life of a job. `run` returns its exit code."""
+    """One life of a job. `run` returns its exit code.
+
+    Args:
+        heard: gets the signals that come, also those that come too late for the run.
+    """
 
     def __init__(
-        self, run_dir: Path, command: Sequence[str], environ: Mapping[str, str], lost_nodes: LostNodes
+        self,
+        run_dir: Path,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        lost_nodes: LostNodes,
+        heard: list[int] | None = None,
     ) -> None:
         self.run_dir, self.command, self.environ, self.lost_nodes = run_dir, list(command), environ, lost_nodes
         self.requeue = False
+        self._heard = [] if heard is None else heard
+        self._obeyed = 0
         self._stop_reason = ""
-        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lives_before = len(self._lives())
 
     def run(self) -> int:
@@ -79,7 +88,7 @@ class SlurmJob:
         started_s = time.time()
         _say(f"life {int(self.environ.get('SLURM_RESTART_COUNT') or 0) + 1}: {' '.join(self.command)}")
         lock = controller.hold(self.run_dir, self.environ)
-        with taking_signals(self._signals.put):  # also while it is requeued, which takes its time on a busy controller
+        with taking_signals(self._heard.append):  # also while it is requeued, which takes its time on a busy controller
             try:
                 # A job submitted from a shell within a job inherits that one's cores.
                 environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_CPU_BIND")}
@@ -97,7 +106,7 @@ class SlurmJob:
         ended = self._life().get("ended")
         _say(f"srun: {describe_exit(code)}; run: {ended or 'left no word'}")
         if self.requeue and (not ended or ended["reason"] == self._stop_reason):
-            return self._requeue()
+            return requeue(self.environ)
         if ended:
             code = 1 if ended["outcome"] == "failed" else 0
         else:
@@ -113,8 +122,9 @@ class SlurmJob:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return srun.wait(timeout=LOOK_S)
-            with contextlib.suppress(queue.Empty):
-                self._signalled(signal.Signals(self._signals.get_nowait()))
+            for signum in self._heard[self._obeyed :]:
+                self._signalled(signal.Signals(signum))
+                self._obeyed += 1
             life = self._life()
             if life and self._stop_reason:  # what was asked before, the beginning life would have cleared away
                 try:
@@ -143,22 +153,24 @@ class SlurmJob:
             self.requeue = signum == signal.SIGUSR1
             self._stop_reason = WARNING if self.requeue else f"{signum.name} {AT_THE_JOB}"
 
-    def _requeue(self) -> int:
-        _say(f"requeueing job {controller.job_name(self.environ)}")
-        refusal = controller.requeue(self.environ)
-        if refusal:
-            _say(f"not requeued: {refusal}; resume the run folder by hand")
-        return 1 if refusal else 0
-
     def _life(self) -> dict[str, Any]:
         """What the chief has noted of this life, empty while it has not begun."""
         lives = self._lives()
         return lives[-1] if len(lives) > self._lives_before else {}
 
     def _lives(self) -> list[dict[str, Any]]:
-        with contextlib.suppress(UserError, OSError):  # meta.json may just be replaced on a slow file system
+        with contextlib.suppress(UserError):  # meta.json may just be replaced on a slow file system
             return list(RunFolder(self.run_dir).meta().get("lives", []))
         return []
+
+
+def requeue(environ: Mapping[str, str]) -> int:
+    """Have Slurm start the job again; this life's exit code."""
+    _say(f"requeueing job {controller.job_name(environ)}")
+    refusal = controller.requeue(environ)
+    if refusal:
+        _say(f"not requeued: {refusal}; resume the run folder by hand")
+    return 1 if refusal else 0
 
 
 def _say(line: str) -> None:
@@ -320,8 +332,8 @@ def names_of(nodelist: str) -> list[str]:
     return controller.ask(["scontrol", "show", "hostnames", nodelist]).stdout.split() if nodelist else []
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m launch.slurm.job --run-dir RUN [--nodes N] -- dba3c train …``"""
+def main(argv: Sequence[str] | None = None, heard: list[int] | None = None) -> int:
+    """``python -m launch.slurm.job --run-dir RUN [--nodes N] -- dba3c train …``; `heard`: as in `SlurmJob`."""
     parser = argparse.ArgumentParser(prog="python -m launch.slurm.job", allow_abbrev=False)
     parser.add_argument("--run-dir", required=True, type=Path)
     parser.add_argument("--nodes", type=int, default=None, help="run on the first N nodes, give the others back")
@@ -342,7 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = controller.srun_command(os.environ, train, arguments.nodes)
     lost_nodes = LostNodes(os.environ, arguments.run_dir, train, arguments.nodes)
     try:
-        return SlurmJob(arguments.run_dir, command, os.environ, lost_nodes).run()
+        return SlurmJob(arguments.run_dir, command, os.environ, lost_nodes, heard).run()
     except (UserError, OSError) as error:
         print(f"dba3c: {error}", file=sys.stderr)
         return 2

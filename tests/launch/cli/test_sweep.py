@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from launch.cli.sweep import SweepArguments, extended, split
 from tests.dba3c.metrics.made_up_run import CONFIG, made_up_run
 from tests.integration.runs import refused
 
+ROOT = Path(__file__).parents[3]
 SHORT = ("--exchange", "local", "--workers", "1", "--lanes", "1", "--total-frames", "1500")
 
 
@@ -148,7 +150,9 @@ def test_a_sweep_takes_more_values_in_any_place_and_more_seeds(tmp_path):
     assert [point.x for point in found.points] == [0, 1, 2, 3, 4, 5]
     with pytest.raises(UserError, match="point learning-rate-1e-3,entropy-cost-0.01 with other options"):
         grid(["Acrobot-v1"], [("learning-rate", "1e-3"), ("entropy-cost", "0.01")], 1).save(tmp_path)
-    assert main(["sweep", *into]) == 0
+    before = (tmp_path / "study.json").read_bytes()
+    assert main(["sweep", *into, "--seeds", "5"]) == 0
+    assert (tmp_path / "study.json").read_bytes() == before
     said = SweepArguments(into=tmp_path, seeds=5, trials=9)
     assert extended(found, tmp_path, ["--seeds=5"], said).seeds == (0, 1, 2, 3, 4) == load(tmp_path).seeds
     with pytest.raises(UserError, match="holds a grid, which draws no trials"):
@@ -205,6 +209,44 @@ def test_a_task_of_a_search_that_slurm_queues_again_starts_no_further_seed(tmp_p
     monkeypatch.setattr(sweep, "run_task", lambda run: tried.append(run.seed) or 0)
     monkeypatch.setattr(Run, "state", lambda run: "stopped")
     assert searching(tmp_path, 3, 1, task=0) == (0, ["RUNNING"]) and tried == [0]
+
+
+RANKS = """#!{python}
+import os, signal, sys, time
+from dba3c.runs.folder import RunFolder
+with RunFolder.create(sys.argv[-1], {{"run": {{}}}}, launch_id="7-0") as folder:
+    os.kill(os.getppid(), signal.{signal})
+    while not (folder.path / "stop.json").exists():
+        time.sleep(0.02)
+    folder.end_life("{how}", "score reached" if "{how}" == "finished" else folder.stop_reason())
+"""
+"""In srun's place: the job gets a signal, which its run either ends by or not."""
+
+
+@pytest.mark.parametrize(
+    ("signum", "how", "code", "requeued"),
+    [
+        (signal.SIGTERM, "stopped", 128 + signal.SIGTERM, False),
+        (signal.SIGTERM, "finished", 128 + signal.SIGTERM, False),
+        (signal.SIGUSR1, "stopped", 0, True),
+        (signal.SIGUSR1, "finished", 0, True),
+    ],
+)
+def test_after_a_signal_at_its_slurm_job_a_task_of_a_search_starts_no_further_seed(
+    tmp_path, monkeypatch, signum, how, code, requeued
+):
+    (programs := tmp_path / "bin").mkdir()
+    ranks = RANKS.format(python=sys.executable, signal=signum.name, how=how)
+    for name, text in (("srun", ranks), ("scontrol", f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\n')):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert searching(tmp_path / "search", 3, 1, task=0) == (code, ["RUNNING"])
+    assert [path.name for path in (tmp_path / "search" / "trial-000").glob("seed-*")] == ["seed-0"]
+    asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else ""
+    assert asked == ("requeue 7\n" if requeued else "")
 
 
 @pytest.mark.slow
