@@ -63,11 +63,11 @@ END_LOOK_S = 2.0
 FIRST_NODE_LOST_LOOKS = 3
 REFUSAL_HOLDS_S = 60.0
 """How much later than its chief a rank may begin to wait, where a launch may have the name of an earlier one: what was
-refused, or ended, before that, was the earlier one."""
+refused, or began and has ended, before that, was the earlier one."""
 PROGRESS_EVERY_S = 30.0
 """Between lines in the output of a job."""
-MOST_LANES_ON_A_CORE = 4
-"""With which the run of a cluster may go on here."""
+MOST_PROCESSES_ON_A_CORE = 4
+"""Lanes and actors, with which the run of a cluster may go on here."""
 CHECK_TIMEOUT_S = 600.0
 """For building the network and an environment, and trying own code once: a shared file system may be slow."""
 RESTARTS = 5
@@ -148,11 +148,12 @@ def _note_end(folder: RunFolder, code: int, cause: str) -> str:
 def refuse_whole_cluster(config: TrainConfig, folder: RunFolder) -> None:
     """Raise UserError where a cluster's run would go on here, all its processes on one machine."""
     launcher = folder.life().get("launcher", "local")
-    lanes, cores = config.exchange.num_workers * config.environment.lanes, given_cores(os.environ)
-    if launcher != "local" and lanes > MOST_LANES_ON_A_CORE * cores:
+    processes = config.exchange.num_workers * config.environment.lanes + topology_of(config)["actors"]
+    cores = given_cores(os.environ)
+    if launcher != "local" and processes > MOST_PROCESSES_ON_A_CORE * cores:
         raise UserError(
-            f"this run was started by {launcher}, with {lanes} lanes in all, and here are {cores} cores: start it the "
-            f"same way, with --resume --run-dir {folder.path}"
+            f"this run was started by {launcher}, with {processes} processes in all, and here are {cores} cores: start "
+            f"it the same way, with --resume --run-dir {folder.path}"
         )
 
 
@@ -228,9 +229,10 @@ def run_rank(
             )
         else:
             folder = _folder_of_the_chief(config, place, run_dir)
+    sets_threads = place.launcher == "torchrun" and place.local_world_size > 1
     environ = {
         **os.environ,
-        **thread_environment(max(1, cores // len(mine)), os.environ, by_torchrun=place.launcher == "torchrun"),
+        **thread_environment(max(1, cores // len(mine)), os.environ, by_torchrun=sets_threads),
         LISTEN_HOST_VARIABLE: listen_host,
     }
     if place.is_chief:
@@ -323,7 +325,7 @@ def _told_of_the_end(supervisor: Supervisor, folder: RunFolder, place: LaunchPla
             if looks_lost >= FIRST_NODE_LOST_LOOKS:
                 supervisor.run_has_ended(well=False)
                 return
-            with suppress(UserError, OSError):  # meta.json, seen while it was replaced on a slow file system
+            with suppress(UserError):  # meta.json, seen while it was replaced on a slow file system
                 life = folder.life()
                 is_ours = life.get("launch_id") == place.launch_id
                 if "ended" in life or not is_ours:  # a further life has no place for what is left of this one

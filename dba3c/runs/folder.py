@@ -121,7 +121,7 @@ class RunFolder:
         """An existing run: for the processes of its launch, for viewers and for plots.
 
         Waits up to `wait_s` for the launch to have made it; with `launch_id`, for that launch and not an earlier one
-        (of the same name, where it ended before `since_s`), whose lock is then followed.
+        (of the same name, that began before `since_s` and has ended), whose lock is then followed.
         `while_waiting` may raise, which ends the wait.
         """
         folder = Path(path).expanduser().resolve()
@@ -175,7 +175,7 @@ class RunFolder:
 
     def _is_in_life_of(self, launch_id: str, since_s: float) -> bool:
         life = self.life()
-        return life.get("launch_id") == launch_id and life.get("ended", {}).get("time_s", since_s) >= since_s
+        return life.get("launch_id") == launch_id and ("ended" not in life or life.get("started_s", 0.0) >= since_s)
 
     def _follow(self, launch_id: str) -> None:
         holder = self.life().get("lock") if launch_id else None

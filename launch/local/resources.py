@@ -34,20 +34,20 @@ def given_cores(environ: Mapping[str, str], local_world_size: int = 1) -> int:
     """Cores that this process may use: the least of what affinity, cgroup quota and Slurm give, at least 1.
 
     Args:
-        local_world_size: ranks that share this node's cores; their share is counted, unless Slurm gave each its own, or
-            its launcher has bound each to its own, as mpirun does. Slurm did not where torchrun started several in one
-            of its tasks: it then has too few on this node.
+        local_world_size: ranks that share this node's cores, unless Slurm gave each its own (it did not where torchrun
+            started several in one of its tasks: it then has too few on this node). They share what their launcher has,
+            which may have bound each of them to a core, or many to a socket, as mpirun does.
     """
     affinity = len(affinity_cores())
     quota = cgroup_quota_cores()
     shared = affinity if quota is None else min(affinity, max(1, int(quota)))
     per_task = _slurm_cores_per_task(environ)
-    if per_task is None and local_world_size > 1 and affinity < _cores_of_the_parent():
-        return shared
     if per_task is not None:
         on_node = _slurm_number(environ, "SLURM_CPUS_ON_NODE") or per_task * local_world_size
         return max(1, min(shared, per_task, on_node // max(1, local_world_size)))
-    return max(1, shared // max(1, local_world_size))
+    of_all = max(affinity, _cores_of_the_parent())
+    of_all = of_all if quota is None else min(of_all, int(quota))
+    return max(1, min(shared, of_all // max(1, local_world_size)))
 
 
 def _cores_of_the_parent() -> int:
@@ -137,7 +137,7 @@ def _read(path: Path) -> str | None:
 
 def thread_environment(threads: int, environ: Mapping[str, str], by_torchrun: bool = False) -> dict[str, str]:
     """Variables for a child that computes with ``threads`` threads; what the user set stays as it is (torchrun itself
-    sets OMP_NUM_THREADS to 1, which says nothing).
+    sets OMP_NUM_THREADS to 1 where it starts several ranks on a node, which says nothing).
 
     Idle OpenMP threads sleep instead of spinning: on a shared core a spinning thread takes it from the emulators.
     """

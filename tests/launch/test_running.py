@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,11 +139,18 @@ def test_a_chief_whose_pod_is_restarted_goes_on_with_its_run(tmp_path: Path) -> 
     assert not running.returns(run_dir, chief_of("uid-1"))
 
 
-def test_a_run_of_a_cluster_does_not_go_on_with_all_its_processes_on_one_machine(tmp_path: Path) -> None:
-    config = parse_train(["breakout", "--workers", "60", "--lanes", "12", "--servers", "4"]).config(2)
+@pytest.mark.parametrize(
+    ("words", "processes"),
+    [("breakout --workers 60 --lanes 12 --servers 4", 720), ("impala --actors 512", 513)],
+)
+def test_a_run_of_a_cluster_does_not_go_on_with_all_its_processes_on_one_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, processes: int
+) -> None:
+    monkeypatch.setattr(running, "given_cores", lambda environ: 64)
+    config = parse_train(words.split()).config(2)
     with RunFolder.launch(tmp_path / "run", config.to_json(), False, launcher="srun") as folder:
         pass
-    with pytest.raises(UserError, match="started by srun, with 720 lanes in all, .* --resume --run-dir"):
+    with pytest.raises(UserError, match=f"started by srun, with {processes} processes in all, .* --resume --run-dir"):
         resume([str(folder.path)])
 
 
@@ -219,6 +227,21 @@ def test_a_chief_tries_the_users_own_network_before_the_run_and_all_ranks_hear_w
     assert said[1] == said[0] and not (tmp_path / "run" / "config.json").exists()
 
 
+@pytest.mark.parametrize(("ranks_here", "threads"), [(1, "1"), (2, "3")])
+def test_how_many_threads_is_the_users_word_where_torchrun_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks_here: int, threads: str
+) -> None:
+    """It says 1 where it starts several ranks on a node."""
+    told: list[str] = []
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(running, "given_cores", lambda *_: 3)
+    monkeypatch.setattr(running, "ForkServer", lambda environ: told.append(environ["OMP_NUM_THREADS"]) or crash())
+    words = ["CartPole-v1", "--servers", "1", "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(ZeroDivisionError):
+        train_as_rank(parse_train(words), replace(rank_of_three(0, "torchrun"), local_world_size=ranks_here), "dba3c")
+    assert told == [threads]
+
+
 def test_a_chief_that_crashes_once_the_run_has_begun_has_noted_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +292,11 @@ def test_a_rank_does_not_join_a_life_that_ended_long_before_it_under_the_same_na
     assert RunFolder.open(run_dir, launch_id="17-0-0", since_s=now_s - 60).path == run_dir  # it came late
     with pytest.raises(UserError, match="not a run folder of launch 17-0-0"):
         RunFolder.open(run_dir, launch_id="17-0-0", since_s=now_s + 1)
+    meta = folder.meta()
+    meta["lives"][-1]["started_s"] = now_s - 1000  # it has only just ended, when torchrun is started anew
+    (run_dir / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(UserError, match="not a run folder of launch 17-0-0"):
+        RunFolder.open(run_dir, launch_id="17-0-0", since_s=now_s - 60)
     folder.release()
     with RunFolder.launch(run_dir, {}, resume=True, launch_id="17-0-0"):
         assert RunFolder.open(run_dir, launch_id="17-0-0", since_s=now_s + 1).path == run_dir

@@ -79,6 +79,15 @@ def test_ranks_that_their_launcher_has_bound_do_not_share_their_cores_once_more(
     assert given_cores({}, local_world_size=2) == 2
 
 
+def test_ranks_that_their_launcher_has_bound_together_share_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = {0: set(range(12)), os.getppid(): set(range(24))}  # mpirun binds more than two ranks to a socket each
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: of[pid])
+    monkeypatch.setattr(resources, "cgroup_quota_cores", lambda: None)
+    assert given_cores({}, local_world_size=8) == 3
+    monkeypatch.setattr(resources, "cgroup_quota_cores", lambda: 8.0)
+    assert given_cores({}, local_world_size=4) == 2
+
+
 def test_the_parts_of_a_heterogeneous_job_are_counted_with_their_own_cores() -> None:
     tasks = {"SLURM_NTASKS_HET_GROUP_0": "1", "SLURM_NTASKS_HET_GROUP_1": "16"}
     cores = {"SLURM_CPUS_PER_TASK_HET_GROUP_0": "24", "SLURM_CPUS_PER_TASK_HET_GROUP_1": "12"}
