@@ -236,8 +236,7 @@ class TrainConfig:
 
 def has_own_code(config: TrainConfig) -> bool:
     """Whether the environment, the network or the loss is the user's own."""
-    own = ":" in config.network.network + config.algorithm.algorithm
-    return own or config.environment.family == "custom"
+    return ":" in config.environment.env_id + config.network.network + config.algorithm.algorithm
 
 
 RETIRED_OPTIONS = (

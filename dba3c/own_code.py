@@ -78,7 +78,8 @@ def name_of(thing: Any) -> str:
 
 @contextmanager
 def calling(name: str) -> Iterator[None]:
-    """Around calls of what "package.module:attribute" names: what they raise is a UserError of one line, with where."""
+    """Around calls of what "package.module:attribute" names: what they raise is a UserError of one line, with where, if
+    that is not in this package."""
     try:
         yield
     except UserError:
@@ -86,6 +87,6 @@ def calling(name: str) -> Iterator[None]:
     except ANYTHING as error:
         frames = traceback.extract_tb(error.__traceback__)
         of_the_module = [frame for frame in frames if frame.filename == module_of(name).__file__]
-        where = (of_the_module or frames)[-1]
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UserError(f"{name} raised {what} ({where.filename}:{where.lineno})") from error
+        not_ours = [frame for frame in frames if not Path(frame.filename).is_relative_to(Path(__file__).parent)]
+        where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in (of_the_module or not_ours)[-1:])
+        raise UserError(f"{name} raised {type(error).__name__}: {' '.join(str(error).split())}{where}") from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from dba3c.assembly.model import Spaces, build_model
 from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.config import TrainConfig
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.factory import make_vector_environment, maker_of
+from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import EnvironmentFailed, VectorEnvironment, worker_seed
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics import registry
@@ -158,18 +159,20 @@ class RolloutRandomness:
 
 
 def _play_a_little(config: EnvironmentConfig) -> None:
-    """Raise UserError, with the place in the user's file, where an environment cannot be reset and stepped."""
-    env = maker_of(config)()
+    """Raise UserError, with the place where it is the user's, where a run would give up an environment at once."""
+    environments = make_vector_environment(config, 1, seed=0)
+    space: Any = environments.action_space
     try:
+        environments.reset()
+        steps = 0
+        while steps < CHECKED_STEPS:
+            transition = environments.step(np.array([space.sample() - getattr(space, "start", 0)]))
+            steps = 0 if transition.failures else steps + int(transition.valid[0])
+    except EnvironmentFailed as failed:
         with calling(config.env_id):
-            env.reset(seed=0)
-            for _ in range(CHECKED_STEPS):
-                _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-                if terminated or truncated:
-                    env.reset()
+            raise (failed.__cause__ or failed) from None
     finally:
-        with calling(config.env_id):
-            env.close()
+        environments.close()
 
 
 def check_own_code(config: TrainConfig) -> None:
@@ -179,7 +182,7 @@ def check_own_code(config: TrainConfig) -> None:
     Raises:
         UserError: what is wrong, and where.
     """
-    if config.environment.family == "custom":
+    if ":" in config.environment.env_id:
         _play_a_little(config.environment)
     own = [name for name in (config.network.network, config.algorithm.algorithm) if ":" in name]
     if not own or config.central.mode != "worker":

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from dba3c.assembly.model import build_model, spaces_of
-from dba3c.config import TrainConfig, replace_options
+from dba3c.config import TrainConfig, has_own_code, replace_options
 from dba3c.errors import UserError
 from dba3c.workers.worker import check_own_code
 from launch.cli.options import parse_train
@@ -49,6 +50,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for module in MODULES:
         sys.modules.pop(module, None)
+    gymnasium.registry.pop("Mine/Broken-v0", None)
 
 
 def config_of(page: str) -> TrainConfig:
@@ -100,26 +102,83 @@ def test_a_loss_is_tried_on_such_rollouts_as_its_run_has(tmp_path: Path) -> None
         check_own_code(config)  # 16 environments' rollouts hold a graph, and no observations
 
 
-def test_an_environment_that_cannot_be_stepped_is_refused_with_its_place_before_anything_is_started(
-    tmp_path: Path,
-) -> None:
-    program = """
+ENVIRONMENTS = """
 import gymnasium
 import numpy as np
 
-class Broken(gymnasium.Env):
+class Fine(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0, 1, (2,))
-    action_space = gymnasium.spaces.Discrete(2)
+    action_space = gymnasium.spaces.Discrete(2, start=5)
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
 
     def reset(self, *, seed=None, options=None):
         return np.zeros(2, np.float32), {}
 
     def step(self, action):
+        assert self.action_space.contains(action)
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+class Broken(Fine):
+    def step(self, action):
         return {}["x"]
+
+class Old(Fine):
+    def step(self, action):
+        return super().step(action)[:4]
+
+class Viewer(Fine):
+    def reset(self, *, seed=None, options=None):
+        raise OSError("no map file")
+
+    def close(self):
+        self.viewer.close()
+
+class BadClose(Fine):
+    def close(self):
+        self.viewer.close()
+
+class BrokenOnce(Fine):
+    def step(self, action):
+        assert self.made > 1
+        return super().step(action)
+
+gymnasium.register("Mine/Broken-v0", Broken)
 """
-    (tmp_path / "wrong.py").write_text(program)
-    config = parse_train(["wrong:Broken"]).config(2)
-    with pytest.raises(UserError, match=r"wrong:Broken raised KeyError: .x. \(.*wrong.py:13\)"):
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("Broken", r"wrong:Broken raised KeyError: .x. \(.*wrong.py:22\)$"),
+        ("Mine/Broken-v0", r"wrong:Mine/Broken-v0 raised KeyError: .x. \(.*wrong.py:22\)$"),
+        ("Old", r"wrong:Old raised ValueError: not enough values to unpack \(expected 5, got 4\)$"),
+        ("Viewer", r"wrong:Viewer raised OSError: no map file \(.*wrong.py:30\)$"),
+    ],
+)
+def test_an_environment_that_a_run_would_give_up_is_refused_with_its_place_before_anything_is_started(
+    name: str, line: str, tmp_path: Path
+) -> None:
+    (tmp_path / "wrong.py").write_text(ENVIRONMENTS)
+    config = parse_train([f"wrong:{name}"]).config(2)
+    assert has_own_code(config)
+    with pytest.raises(UserError, match=line):
+        check_own_code(config)
+
+
+@pytest.mark.parametrize("name", ["Fine", "BadClose", "BrokenOnce"])
+def test_an_environment_that_a_run_puts_up_with_is_not_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(ENVIRONMENTS)
+    check_own_code(parse_train([f"wrong:{name}"]).config(2))
+
+
+def test_an_environment_that_hangs_is_given_its_own_time_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(ENVIRONMENTS.replace('return {}["x"]', "import time; time.sleep(3600)"))
+    config = parse_train(["wrong:Broken", "--environment-processes"]).config(2)
+    config = replace_options(config, environment_timeout_s=5.0, environment_restarts=0)
+    with pytest.raises(UserError, match="wrong:Broken .*EnvironmentHangs: no answer within 5 s"):
         check_own_code(config)
 
 
