@@ -73,7 +73,8 @@ class RunProcess:
         return publish
 
     def address_of(self, kind: str) -> Callable[[int], tuple[str, int] | None]:
-        """Rank → where the process of this kind listens now; None while it has not said so.
+        """Rank → where the process of this kind listens now; None while it has not said so, or cannot be heard: a
+        shared file system may be away for a while, and who asks has a patience of his own.
 
         Raises (when called):
             ConfigError: it listens on the loopback of another host, where this one would dial itself.
@@ -82,7 +83,12 @@ class RunProcess:
         here = host_facts.namespace("net")
 
         def resolve(rank: int) -> tuple[str, int] | None:
-            address = self.folder.published(f"{kind}-{rank}")
+            try:
+                address = self.folder.published(f"{kind}-{rank}")
+            except UserError as error:
+                if not isinstance(error.__cause__, OSError):
+                    raise
+                return None
             if address is None:
                 return None
             if address.get("only_in", here) != here:
@@ -110,7 +116,7 @@ class RunProcess:
             except (UserError, OSError) as error:
                 if not isinstance(error.__cause__ or error, OSError):
                     raise
-                return None  # a shared file system that is away for a while; who asks has a patience of his own
+                return None
             if reason is not None:
                 raise RunStopped(reason)
             if ended is not None:

@@ -21,7 +21,7 @@ from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Episode, Experience, Transition, VectorEnvironment, worker_seed
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.roles import RunProcess
-from param_servers.errors import BadMessage, PeerLost, Refused
+from param_servers.errors import BadMessage, PeerLost, Refused, RunStopped
 from param_servers.timeouts import AwakeClock, Redial
 from param_servers.wire.frames import Event, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, new_life
@@ -56,7 +56,7 @@ def actor(process: RunProcess) -> str:
             keeper.at(version)
             metrics.record_step(version, experience._asdict(), sections)
 
-        address_of = process.address_of("learner")
+        address_of = process.address_until_the_end("learner")
         reason = Actor(
             rank=process.rank,
             incarnation=process.incarnation,
@@ -68,7 +68,6 @@ def actor(process: RunProcess) -> str:
             answer_timeout_s=exchange.timeouts.actor_answer_s,
             reconnect_timeout_s=exchange.timeouts.return_s,
             silence_timeout_s=exchange.timeouts.silence_s,
-            stop_reason=process.folder.stop_reason,
             on_failure=lambda line: metrics.record_event("environment_restarted", line),
             on_steps=stepped,
         ).run()
@@ -123,11 +122,11 @@ class Actor:
     """Args:
     rank, incarnation: of this actor; an older incarnation is turned away.
     learner: the rank of the learner that is dialled.
-    resolve: where the learner listens now, None while unknown; asked before every attempt.
+    resolve: where the learner listens now, None while unknown; asked before every attempt. Raises RunStopped: the run
+        was asked to end, and there is no learner to say so.
     join_timeout_s: longest wait for the learner at the start.
     answer_timeout_s: for an answer of a learner that is connected, which may itself be waiting for its servers.
     reconnect_timeout_s: for a learner that was lost.
-    stop_reason: why the run was asked to end, or None; looked at while there is no learner to say so.
     on_failure: told one line of each environment that broke.
     on_steps: told (newest version heard of, what a group's environments did, seconds by section) after each step. Here
         steps are counted: they are experience even where the learner never makes an unroll of them.
@@ -146,12 +145,10 @@ class Actor:
         answer_timeout_s: float,
         reconnect_timeout_s: float,
         silence_timeout_s: float = 60.0,
-        stop_reason: Callable[[], str | None] = lambda: None,
         on_failure: Callable[[str], None] = lambda line: None,
         on_steps: OnSteps = lambda version, experience, sections: None,
     ) -> None:
-        self._groups, self._resolve = groups, resolve
-        self._stop_reason, self._on_failure, self._on_steps = stop_reason, on_failure, on_steps
+        self._groups, self._resolve, self._on_failure, self._on_steps = groups, resolve, on_failure, on_steps
         self._answer_timeout_s, self._reconnect_timeout_s = answer_timeout_s, reconnect_timeout_s
         self._hello = Hello(CentralRole.ACTOR, rank, incarnation, learner, groups[0].shape.fingerprint, life=new_life())
         self._learner = Peer(Role.SERVER, learner)
@@ -163,7 +160,7 @@ class Actor:
         self._sections = Sections()
 
     def run(self) -> str:
-        """Act until the learner says that the run is over; the reason it gives.
+        """Act until the learner, or the run's folder without one, says that the run is over; the reason it gives.
 
         Raises:
             PeerLost: the learner could not be reached, or did not answer, within the stated time.
@@ -173,8 +170,6 @@ class Actor:
         try:
             while True:
                 self._keep_in_touch(self._now_s())
-                if not self._hub.connected(self._learner) and (reason := self._stop_reason()) is not None:
-                    return reason
                 with self._sections("waiting"):
                     events = deque(self._hub.poll(_NAP_S))
                 while events:
@@ -182,6 +177,8 @@ class Actor:
                     if stopped is not None:
                         return stopped
                     events.extend(self._hub.poll(0.0))  # what was just said leaves before the next group is stepped
+        except RunStopped as stopped:
+            return stopped.reason
         finally:
             self._hub.shut()
 

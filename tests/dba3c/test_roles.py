@@ -2,12 +2,14 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dba3c import roles
-from dba3c.config import TrainConfig
+from dba3c.central.actor import actor
+from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.roles import RunProcess
 from dba3c.runs import host_facts
@@ -77,16 +79,39 @@ def test_an_address_is_published_as_soon_as_a_full_disk_takes_it_and_another_ref
         process_of(folder).publisher("server")("127.0.0.1", 5000)
 
 
-def test_a_folder_that_cannot_be_read_now_is_no_address_yet(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: object, **__: object) -> str:
-        raise OSError(errno.EIO, "Input/output error")
+def away(*_: object, **__: object) -> str:
+    raise OSError(errno.EIO, "Input/output error")
 
+
+@pytest.mark.parametrize("address_of", [RunProcess.address_of, RunProcess.address_until_the_end])
+def test_a_folder_that_cannot_be_read_now_is_no_address_yet(
+    folder: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    address_of: Callable[[RunProcess, str], Callable[[int], object]],
+) -> None:
+    process_of(folder).publisher("server")("127.0.0.1", 4000)
+    resolve = address_of(process_of(folder), "server")
+    for what in ("read_text", "stat"):
+        with monkeypatch.context() as nfs:
+            nfs.setattr(Path, what, away)
+            assert resolve(0) is None
+    assert resolve(0) == ("127.0.0.1", 4000)
+
+
+def test_a_stop_that_cannot_be_read_now_is_none_yet(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     process_of(folder).publisher("server")("127.0.0.1", 4000)
     resolve = process_of(folder).address_until_the_end("server")
     with monkeypatch.context() as nfs:
         nfs.setattr(RunFolder, "stop_reason", away)
         assert resolve(0) is None
-    with monkeypatch.context() as nfs:
-        nfs.setattr(Path, "read_text", away)
-        assert resolve(0) is None
     assert resolve(0) == ("127.0.0.1", 4000)
+
+
+def test_an_actor_whose_folder_cannot_be_read_now_hears_from_it_later_that_the_run_is_over(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_reason, looks = RunFolder.stop_reason, iter([away, away])
+    monkeypatch.setattr(RunFolder, "stop_reason", lambda self: next(looks, stop_reason)(self))
+    folder.request_stop("Ctrl-C")
+    central = replace_options(TrainConfig(), env_id="CartPole-v1", mode="central", algorithm="vtrace", num_workers=1)
+    assert actor(RunProcess(folder, central, 0, incarnation=0)) == "Ctrl-C"

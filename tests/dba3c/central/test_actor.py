@@ -17,7 +17,7 @@ from dba3c.central.wire import GroupShape
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.metrics.writer import Sections
-from param_servers.errors import PeerLost, Refused
+from param_servers.errors import PeerLost, Refused, RunStopped
 
 SECRET = b"0123456789abcdef"
 PATIENCE_S = 30.0
@@ -147,7 +147,10 @@ def test_a_learner_that_no_longer_answers_is_given_up_and_named() -> None:
 
 
 def test_without_a_learner_an_actor_hears_from_the_run_folder_that_the_run_is_over() -> None:
-    assert make_actor(make_groups(), lambda: None, stop_reason=lambda: "Ctrl-C").run() == "Ctrl-C"
+    def resolve() -> None:
+        raise RunStopped("Ctrl-C")
+
+    assert make_actor(make_groups(), resolve).run() == "Ctrl-C"
 
 
 def test_an_actor_that_was_superseded_does_not_try_again() -> None:
