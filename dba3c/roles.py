@@ -126,10 +126,23 @@ class RunProcess:
         return resolve
 
 
+def seed_own_code(role: str, process: RunProcess) -> None:
+    """Seed the generators that all of a process's code shares, and forks begin with alike: environments, networks and
+    losses of the user's own may draw from them; ours has generators of its own."""
+    import numpy as np  # not above: who only looks for an address does not wait for them
+    import torch
+
+    words = process.config.run.seed, list(ROLES).index(role), process.rank, process.incarnation, process.lane
+    seed = int(np.random.SeedSequence(words).generate_state(1)[0])
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def play(role: str, process: RunProcess) -> str:
     """Be that role until the run is over.
 
     Returns:
         The reason the run ended.
     """
+    seed_own_code(role, process)
     return resolve_name(ROLES[role])(process)

@@ -177,8 +177,8 @@ class Actor:
                     if stopped is not None:
                         return stopped
                     events.extend(self._hub.poll(0.0))  # what was just said leaves before the next group is stepped
-        except RunStopped as stopped:
-            return stopped.reason
+        except RunStopped as over:
+            return over.reason
         finally:
             self._hub.shut()
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import torch
-
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.assembly.exchanges import connect
 from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
@@ -37,7 +35,6 @@ def learner(process: RunProcess) -> str:
     try:
         if process.incarnation and config.algorithm.algorithm in ("r2d2", "sac"):
             metrics.record_event("resumed", "the replay begins empty, the target network as a copy of the parameters")
-        torch.manual_seed(seed)  # for code of the user's own: dropout, noise; ours draws from generators
         spaces = spaces_of(config)
         model = build_model(config, spaces)
         actors = config.central.actors_of(process.rank, config.exchange.num_workers)

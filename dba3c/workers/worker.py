@@ -28,7 +28,7 @@ from dba3c.metrics import registry
 from dba3c.metrics.writer import GradientRecorder, MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
 from dba3c.own_code import calling
-from dba3c.roles import RunProcess
+from dba3c.roles import RunProcess, seed_own_code
 from dba3c.workers.collector import Collector
 from dba3c.workers.gradients import gradients_of
 from param_servers.exchange import GradientExchange, Pull, RunStopped
@@ -57,7 +57,7 @@ def worker(process: RunProcess) -> str:
 def _live(process: RunProcess, lane: Lane) -> str:
     config = process.config
     environment, seeds = config.environment, (config.run.seed, process.rank, process.incarnation, process.lane)
-    torch.manual_seed(worker_seed(*seeds))  # for code of the user's own: dropout, noise; ours draws from generators
+    seed_own_code("worker", process)  # again, as lanes are forks
     environments = make_vector_environment(environment, environment.envs_per_lane, worker_seed(*seeds))
     metrics = MetricsWriter.of(process, "worker")
     try:

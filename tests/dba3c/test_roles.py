@@ -3,9 +3,12 @@
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from dba3c import roles
 from dba3c.central.actor import actor
@@ -14,7 +17,9 @@ from dba3c.errors import UserError
 from dba3c.roles import RunProcess
 from dba3c.runs import host_facts
 from dba3c.runs.folder import RunFolder
+from dba3c.workers import worker
 from param_servers.errors import ConfigError, RunBroken, RunStopped
+from param_servers.lanes import Lane
 
 
 @pytest.fixture
@@ -115,3 +120,37 @@ def test_an_actor_whose_folder_cannot_be_read_now_hears_from_it_later_that_the_r
     folder.request_stop("Ctrl-C")
     central = replace_options(TrainConfig(), env_id="CartPole-v1", mode="central", algorithm="vtrace", num_workers=1)
     assert actor(RunProcess(folder, central, 0, incarnation=0)) == "Ctrl-C"
+
+
+def test_no_two_processes_of_a_run_draw_alike_from_the_generators_that_all_code_shares(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(*_: object) -> str:
+        return f"{np.random.random()} {torch.rand(1)}"
+
+    monkeypatch.setattr(roles, "resolve_name", lambda name: draw)
+    processes = [(role, process_of(folder, rank)) for role in ("worker", "actor", "evaluator") for rank in range(6)]
+    drawn = [roles.play(*each) for each in processes]
+    for role, process in processes:
+        roles.seed_own_code(role, replace(process, lane=1))
+        drawn.append(draw())
+    kinds = [set(numbers) for numbers in zip(*(each.split(" ", 1) for each in drawn), strict=True)]
+    assert [len(numbers) for numbers in kinds] == [36, 36]
+    assert [roles.play(*each) for each in processes] == drawn[:18]
+
+
+def test_the_lanes_of_a_worker_draw_differently_though_they_are_forks(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+
+    def make(*_: object) -> None:
+        drawn.append((np.random.random(), float(torch.rand(1))))
+        raise RunStopped("drawn")
+
+    monkeypatch.setattr(worker, "make_vector_environment", make)
+    for lane in (0, 1):
+        roles.seed_own_code("worker", process_of(folder))  # with which a fork begins
+        with pytest.raises(RunStopped):
+            worker._live(replace(process_of(folder), lane=lane), Lane(lane, 2, ()))
+    assert drawn[0][0] != drawn[1][0] and drawn[0][1] != drawn[1][1]
