@@ -66,7 +66,8 @@ def build_model(config: TrainConfig, spaces: Spaces, *, only_plays: bool = False
         device = "cpu"
     check_device(device)
     module = build_module(config, spaces)
-    module.train(not only_plays)  # dropout is for who learns
+    if only_plays:
+        module.eval()  # dropout is for who learns, but not where the user's own network has turned it off
     plan = plan_of(config, module)
     parameters = plan.layout.flatten(module)  # before the torso is cast to its precision
     algorithm, where = config.algorithm, {"precision": config.network.precision, "device": device}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+from torch import nn
 
 from dba3c.assembly.model import build_model, spaces_of
 from dba3c.config import TrainConfig, has_own_code, replace_options
@@ -191,6 +192,7 @@ class Noisy(nn.Module):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(observation_space.shape[0], 32), nn.Dropout(0.5))
         self.policy, self.value = nn.Linear(32, action_space.n), nn.Linear(32, 1)
+        self.frozen = nn.Dropout(0.5).eval()
 
     def forward(self, observation):
         features = self.body(observation)
@@ -199,7 +201,8 @@ class Noisy(nn.Module):
     (tmp_path / "wrong.py").write_text(program)
     config = parse_train(["CartPole-v1", "--network", "wrong:Noisy"]).config(2)
     learns, plays = (build_model(config, spaces_of(config), only_plays=only).network.network for only in (False, True))
-    assert learns.training and not plays.training
+    on = [[part.training for part in net.modules() if isinstance(part, nn.Dropout)] for net in (learns, plays)]
+    assert on == [[True, False], [False, False]] and learns.training and not plays.training
 
 
 def test_an_algorithm_whose_gradient_is_of_another_length_is_refused_before_anything_is_started(tmp_path: Path) -> None:
