@@ -269,16 +269,21 @@ _converter.register_unstructure_hook(Path, str)
 _converter.register_structure_hook(Path, lambda value, _: Path(value))
 
 
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's."""
+    return value.item() if hasattr(value, "item") else value
+
+
 def _bool(value: Any, _: Any) -> bool:
     """Not what is merely true, as "false" is."""
-    if isinstance(value, bool):
+    if isinstance(value := _plain(value), bool):
         return value
     raise TypeError(f"{value!r} is neither true nor false")
 
 
 def _int(value: Any, _: Any) -> int:
     """Also 4.0 and "4", but neither 4.7 nor True."""
-    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+    if isinstance(value := _plain(value), bool) or (isinstance(value, float) and not value.is_integer()):
         raise TypeError(f"{value!r} is no whole number")
     return int(value)
 
@@ -359,8 +364,8 @@ MAY_CHANGE = (
 """Options that a run may go on with other values of: when it ends, who watches it, on which machine it is played."""
 
 
-FOLLOWS_THE_MACHINE = ("envs_per_worker", "environment_processes", "environment_timeout_s", "precision", "device")
-"""Options of what a run is that follow from the cores or ranks it goes on with."""
+FOLLOWS_THE_MACHINE = ("envs_per_worker", "environment_processes")
+"""Options of what a run is that follow, like some of `MAY_CHANGE`, from the cores or ranks it goes on with."""
 WHAT_A_RUN_IS = ("environment", "network", "algorithm", "optimizer", "replay")
 """Groups of options that make another run of it."""
 

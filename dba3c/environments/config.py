@@ -269,7 +269,7 @@ class EnvironmentConfig:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise UserError(f"{name} must be a positive number, not {getattr(self, name)}")
         low, high = self.frame_skip_range
-        if not 1 <= low <= high:
+        if isinstance(self.frame_skip, bool) or not 1 <= low <= high:
             raise UserError(f"frame_skip must be positive, or (low, high) with 1 <= low <= high, not {self.frame_skip}")
 
     def _check_combinations(self) -> None:

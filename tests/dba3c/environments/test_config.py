@@ -51,6 +51,7 @@ def test_a_frame_skip_range_read_from_json_is_a_tuple():
         ({"noop_max": -1}, "noop_max must not be negative, but is -1"),
         ({"repeat_action_probability": 1.0}, r"must be in \[0, 1\), not 1.0"),
         ({"frame_skip": 0}, "frame_skip must be positive"),
+        ({"frame_skip": True}, "frame_skip must be positive"),
         ({"frame_skip": (4, 2)}, "frame_skip must be positive"),
         ({"fire_on_life_loss": True}, "fire_on_life_loss needs episodic_life"),
         ({"env_id": "vizdoom/basic", "frame_skip": (2, 4)}, "random frame_skip"),

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dba3c.config import (
@@ -217,6 +218,10 @@ def test_a_run_goes_on_with_what_may_change_and_the_rest_is_refused_by_name() ->
         ({"episodic_life": "false"}, "episodic_life must be bool, not 'false'"),
         ({"envs_per_worker": 4.7}, "envs_per_worker must be int, not 4.7"),
         ({"rollout_length": True}, "rollout_length must be int, not True"),
+        ({"rollout_length": np.True_}, "rollout_length must be int, not "),
+        ({"rollout_length": np.float32(4.7)}, "rollout_length must be int, not "),
+        ({"rollout_length": np.float32("inf")}, "rollout_length must be int, not "),
+        ({"rollout_length": float("inf")}, "rollout_length must be int, not inf"),
         ({"clip_reward": "no"}, "clip_reward must be bool"),
         ({"protocl": "v5"}, "unknown option 'protocl'; did you mean protocol"),
     ],
@@ -230,6 +235,9 @@ def test_a_number_that_is_whole_and_a_tracker_alone_are_taken_for_what_they_are(
     taken = typed_options({"total_frames": 1e6, "workers": "4", "frame_skip": (2, 4), "track": "tensorboard"})
     assert taken == {"total_frames": 10**6, "num_workers": 4, "frame_skip": (2, 4), "track": ("tensorboard",)}
     assert isinstance(taken["total_frames"], int)
+    of_numpy = typed_options({"rollout_length": np.float32(4), "seed": np.int64(3), "episodic_life": np.True_})
+    assert of_numpy == {"rollout_length": 4, "seed": 3, "episodic_life": True}
+    assert of_numpy["episodic_life"] is True and type(of_numpy["seed"]) is int
 
 
 def test_train_resume_with_the_options_of_another_run_is_refused_by_name_and_other_ranks_are_not() -> None:
