@@ -59,10 +59,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _HOMES[name].startswith("launch.") and "launch" not in sys.modules:
         launch = importlib.util.find_spec("launch")
-        if launch is None or not launch.submodule_search_locations:  # a launch.py beside the script: not to be run
-            raise ImportError(
-                f"dba3c.{name} needs the package launch, which {launch and launch.origin} hides: rename it"
-            )
+        if launch is None:
+            raise ImportError(f"dba3c.{name} needs the package launch, which is not installed")
+        if not launch.submodule_search_locations:  # a launch.py beside the script: not to be run
+            raise ImportError(f"dba3c.{name} needs the package launch, which {launch.origin} hides: rename it")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

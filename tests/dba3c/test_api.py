@@ -1,5 +1,6 @@
 """`import dba3c`: quick, and all that its page names; runs are read, played with and filmed by their folders."""
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,13 @@ def test_importing_it_loads_nothing_and_every_name_is_there_when_asked_for():
         "assert not {'torch', 'numpy', 'launch', 'rich'} & before, before; assert set(dba3c.__all__) <= set(dir(dba3c))"
     )
     subprocess.run([sys.executable, "-c", f"{asked}; {told}"], check=True, timeout=60)
+
+
+def test_where_what_starts_processes_is_not_installed_that_is_said(monkeypatch):
+    monkeypatch.delitem(sys.modules, "launch", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="dba3c.train needs the package launch, which is not installed"):
+        _ = dba3c.train
 
 
 def test_every_public_name_is_documented():
