@@ -68,7 +68,7 @@ class SequenceReplay:
         environments: E; 0 … E−1 may be named.
         steps_per_environment: C, a multiple of ``stride`` and longer than the history, a sequence and a stride.
         sequence_length: L, burn-in plus training steps.
-        stride: steps between the starts of sequences, K at least; less than L, they overlap.
+        stride: steps between the starts of sequences, max(2, K) at least; less than L, they overlap.
         frame_stack: K; 1 stores whole observations and stacks nothing.
         frame_shape, frame_dtype: of one frame; state_sizes: H of each part of the recurrent state.
         priority_exponent, importance_exponent: α and β.
