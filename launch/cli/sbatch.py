@@ -137,7 +137,7 @@ def refuse_short(limit: str, warning_s: int) -> None:
         limit_s = ((24 * int(days or 0) + hours) * 60 + minutes) * 60 + seconds
     except (ValueError, KeyError):
         return  # "infinite", or what Slurm itself refuses
-    if limit_s < warning_s + LEAST_TRAINING_S:
+    if 0 < limit_s < warning_s + LEAST_TRAINING_S:  # 0: none
         raise UserError(
             f"a job of {limit} is warned {warning_s} s before its end: give it {LEAST_TRAINING_S} s more than that"
         )

@@ -9,6 +9,7 @@ the job, which resumes from the newest checkpoint.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ ACT_TIMEOUT_S = 15.0
 REQUEUE_TRIES = 5
 REQUEUE_PAUSE_S = 5.0
 """Together with the timeout at most 95 s: a checkpoint and this fit into the scripts' warning of 180 s."""
+REQUEUED = ("pending", "completing")
+"""What scontrol says of a job that is requeued already; of one that was cancelled as well."""
 MAX_RESTARTS = 100
 """Lives of one job; more would mean that a life is too short to get anywhere."""
 FOLDER = ".slurm"
@@ -93,14 +96,16 @@ def ask(command: Sequence[str], *, environ: Mapping[str, str] | None = None) -> 
 def requeue(environ: Mapping[str, str]) -> str:
     """Have Slurm start the job again, asking a few times; "" when it will, else why not.
 
-    A controller that did it although it did not answer ends this process while it asks again.
+    A controller that did it although it did not answer in time says so when it is asked again.
     """
+    unanswered = False
     if int(environ.get("SLURM_RESTART_COUNT") or 0) >= MAX_RESTARTS:
         return f"it has had {MAX_RESTARTS} restarts"
     for further in reversed(range(REQUEUE_TRIES)):
         answer = ask(["scontrol", "requeue", job_name(environ)])
-        if answer.returncode == 0:
+        if answer.returncode == 0 or (unanswered and any(word in answer.stderr for word in REQUEUED)):
             return ""
+        unanswered |= answer.returncode in (124, -signal.SIGTERM)  # the end of the job may reach scontrol, too
         if further:
             time.sleep(REQUEUE_PAUSE_S)
     return answer.stderr.strip() or f"scontrol ended with exit code {answer.returncode}"

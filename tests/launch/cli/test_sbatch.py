@@ -79,7 +79,7 @@ def test_an_environment_that_is_none_is_refused_where_its_script_is_printed(lear
         script_text(SlurmShape(preset="NoSuchGame-v9", nodes=16, learners=learners), ())
 
 
-@pytest.mark.parametrize("limit", ["8", "8:00", "00:08:00", "1-0", "0-1:30", "1-00:00:00", "infinite"])
+@pytest.mark.parametrize("limit", ["8", "8:00", "00:08:00", "1-0", "0-1:30", "1-00:00:00", "infinite", "0"])
 def test_a_time_limit_that_leaves_time_to_train_is_taken(limit: str) -> None:
     assert SlurmShape(time=limit).time == limit
 

@@ -124,6 +124,19 @@ def test_a_requeue_is_asked_for_until_the_controller_answers(tmp_path: Path, fak
     assert asked(tmp_path) == ["scontrol requeue 7_2"] * 3
 
 
+def test_a_requeue_that_was_done_without_an_answer_is_not_told_as_refused(
+    tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    already = 'echo "Job/step already completing or completed for job 7_2" >&2; exit 1'
+    fake("scontrol", already)
+    assert "already completing" in controller.requeue(TASK)  # by somebody's scancel
+    monkeypatch.setattr(controller, "ACT_TIMEOUT_S", 2.0)
+    (tmp_path / "asked").unlink()
+    fake("scontrol", f'[ "$(wc -l < {tmp_path}/asked)" -ge 2 ] || exec sleep 60; {already}')
+    assert controller.requeue(TASK) == ""
+    assert asked(tmp_path)[-1] == "scontrol requeue 7_2"
+
+
 def test_a_controller_that_never_answers_is_named_after_a_bounded_number_of_tries(
     tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
