@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from dba3c.api import Run
@@ -149,6 +149,8 @@ def stop(run: str | os.PathLike[str]) -> str:
 def _train(
     config: TrainConfig, run_dir: Path, goes_on: bool, command: str, detach: bool, told: Sequence[str] = ()
 ) -> Run:
+    if current_thread() is main_thread() and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored one is inherited: no exit code could be known
     place = detect(os.environ)
     if place.world_size > 1:
         raise UserError(f"{place.launcher} started {place.world_size} ranks, which `dba3c train` makes one run of")

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from dba3c.errors import warn_on_stderr
+from dba3c.errors import RUN_BROKEN_EXIT, warn_on_stderr
 from launch.local.fork_server import LIBC, PARENT_VARIABLE, PR_SET_PDEATHSIG, ForkServer
 from param_servers.timeouts import Timeouts
 
@@ -54,10 +54,14 @@ class Child:
             raise OSError(errno.EAGAIN, str(error)) from error
 
     def _wait(self, on_exit: Callable[[int], None]) -> None:
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        # Still a zombie, so its number is still its own: what it left in its group can be killed safely.
-        self.signal(signal.SIGKILL)
-        on_exit(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+        try:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            # Still a zombie, so its number is still its own: what it left in its group can be killed safely.
+            self.signal(signal.SIGKILL)
+            code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:  # SIGCHLD is ignored here: it has ended, and nobody knows how
+            code = RUN_BROKEN_EXIT
+        on_exit(code)
 
     def signal(self, signum: signal.Signals) -> None:
         """Send a signal to the process and all that it started in its group."""

@@ -74,6 +74,18 @@ def test_options_mean_what_they_mean_on_the_command_line(
     assert run.folder == asked["run_dir"].resolve() and run.status == "finished"
 
 
+@pytest.mark.parametrize("detach", [False, True])
+def test_an_ignored_sigchld_that_was_inherited_costs_no_exit_code(asked: dict[str, Any], detach: bool) -> None:
+    asked["error"] = UserError("enough")
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(UserError, match="enough"):
+            dba3c.train("CartPole-v1", detach=detach, run_dir="here")
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_a_whole_configuration_is_trained_as_it_is_with_what_is_given_beside_it(asked: dict[str, Any]) -> None:
     config = parse_train(["CartPole-v1", "--workers", "2"]).config(2)
     dba3c.train(config, run_dir="here", seed=3)

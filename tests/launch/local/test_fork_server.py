@@ -6,12 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import psutil
 import pytest
 
-from dba3c.errors import UserError
+from dba3c.errors import RUN_BROKEN_EXIT, UserError
+from launch.local.child import Child
 from launch.local.fork_server import ForkServer
 from tests.launch.local.supervised import LONG_S, wait_until
 
@@ -37,6 +39,17 @@ def test_what_is_forked_is_a_child_of_who_asked_with_its_exit_code_or_signal(for
         assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == 7
         os.kill(second, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) == -signal.SIGKILL
+
+
+def test_the_end_of_a_child_is_told_where_an_ignored_sigchld_takes_its_exit_code(tmp_path: Path) -> None:
+    ended: Future[int] = Future()
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with ForkServer([HERE]) as server:
+            Child(server, f"{HERE}:main", ["exit", "0"], tmp_path / "said", ended.set_result)
+            assert ended.result(LONG_S) == RUN_BROKEN_EXIT
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_an_error_ends_a_forked_process_as_it_would_any_other(forked: Callable[..., int], tmp_path: Path) -> None:
