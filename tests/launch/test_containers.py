@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,14 +110,31 @@ def test_the_kubernetes_job_adds_up_and_its_ranks_find_each_other() -> None:
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == manifests()[0]["metadata"]["name"]
 
 
-def test_compose_s_ranks_add_up() -> None:
+def started_by_compose(service: dict, place: Path, *further: str) -> list[str]:
+    """The words that dba3c gets in a service's container, `further` of them from `docker compose run SERVICE`."""
+    (place / "dba3c").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (place / "dba3c").chmod(0o755)
+    entry_point = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word).replace("$$", "$") for word in service["entrypoint"]]
+    environ = {"PATH": f"{place}:/usr/bin:/bin"}
+    return subprocess.run(
+        [*entry_point, *further], env=environ, capture_output=True, text=True, timeout=30, check=True
+    ).stdout.splitlines()
+
+
+def test_words_after_compose_s_service_reach_the_training(tmp_path: Path) -> None:
+    services = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())["services"]
+    for name in ("train", "rank-0"):
+        plain = started_by_compose(services[name], tmp_path)
+        assert started_by_compose(services[name], tmp_path, "--lr", "1 2") == [*plain, "--lr", "1 2"]
+
+
+def test_compose_s_ranks_add_up(tmp_path: Path) -> None:
     compose = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())
     services = compose["services"]
     ranks = [services[name] for name in sorted(services) if name.startswith("rank-")]
     assert [rank["environment"]["RANK"] for rank in ranks] == ["0", "1", "2"]
     for rank in ranks:
-        script = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", rank["entrypoint"][2])
-        words = shlex.split(script.removeprefix("exec dba3c "))
+        words = started_by_compose(rank, tmp_path)
         assert arithmetic(words, rank["environment"]) == "3 = 1 server + 2 workers (2 gradients + 0 backup)"
     assert (CONTAINERS / services["train"]["build"]["context"] / services["train"]["build"]["dockerfile"]).exists()
     assert services["train"]["stop_grace_period"] == "90s"
