@@ -147,6 +147,7 @@ def test_a_run_of_a_cluster_does_not_go_on_with_all_its_processes_on_one_machine
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, processes: int
 ) -> None:
     monkeypatch.setattr(running, "given_cores", lambda environ: 64)
+    monkeypatch.setattr(running, "train", crash)  # or hundreds of processes would be started here
     config = parse_train(words.split()).config(2)
     with RunFolder.launch(tmp_path / "run", config.to_json(), False, launcher="srun") as folder:
         pass
