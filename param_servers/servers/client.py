@@ -8,15 +8,16 @@
    the same number, so it counts once.
 """
 
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from param_servers.config import ExchangeConfig
-from param_servers.errors import BadMessage, ConfigError, PeerLost, Refused, RunBroken, RunStopped
+from param_servers.errors import BadMessage, ConfigError, ParamServersError, PeerLost, Refused, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt, Resolve
 from param_servers.layout import ShardPlan, as_bytes
 from param_servers.timeouts import GOODBYE_S, NAP_S, AwakeClock, Redial
@@ -218,7 +219,8 @@ class ServersExchange:
         self._answer_timeout_s, self._return_s = timeouts.answer_s, timeouts.return_s
         self._now_s = clock or AwakeClock(timeouts.answer_s).now_s
         check_secret(secret)
-        self._hub = hub or Hub(secret, self.receive_into, silence_timeout_s=timeouts.silence_s)
+        self._new_hub: Callable[[], Hub] = lambda: Hub(secret, self.receive_into, silence_timeout_s=timeouts.silence_s)
+        self._hub, self._moved_before = hub or self._new_hub(), (0, 0)
         self._pace = EvenPush(self._hub)
         self._distant = False
         """Whether a server is on another host, so that the pace of its link is the network's."""
@@ -233,45 +235,59 @@ class ServersExchange:
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        return self._hub.bytes_moved
+        (sent, received), (sent_before, received_before) = self._hub.bytes_moved, self._moved_before
+        return sent + sent_before, received + received_before
 
     def pull(self) -> Pull:
         """The newest committed parameters, [P] float32; see `GradientExchange.pull`."""
-        self._turn(0.0)
-        heard_s = self._now_s()
-        while (pull := self.state.take()) is None:
-            heard_s = self._wait(heard_s, f"parameters newer than step {self.state.current_version[1]}")
-        return pull
+        with self._or_start_over():
+            self._turn(0.0)
+            heard_s = self._now_s()
+            while (pull := self.state.take()) is None:
+                heard_s = self._wait(heard_s, f"parameters newer than step {self.state.current_version[1]}")
+            return pull
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
         """Offer a gradient [P] float32; see `GradientExchange.push`."""
         if gradient.dtype != torch.float32 or not gradient.is_contiguous():
             raise ConfigError(f"a gradient must be contiguous float32, got {gradient.dtype}")
         check_data_points(data_points)  # servers close the link of whoever says otherwise, each time it is sent again
-        self._turn(0.0)
-        heard_s = self._now_s()
-        while self._earlier_push_is_open:
-            heard_s = self._wait(heard_s, "the answer to a push that was interrupted")
-        push = self.begin_push(gradient, step, data_points)
-        try:
+        with self._or_start_over():
+            self._turn(0.0)
+            heard_s = self._now_s()
+            while self._earlier_push_is_open:
+                heard_s = self._wait(heard_s, "the answer to a push that was interrupted")
+            push = self.begin_push(gradient, step, data_points)
             while push.receipt is None:
                 heard_s = self._wait(heard_s, f"the answer to the gradient of step {step}")
-        except BaseException:  # Ctrl-C: the servers may count it, and the caller may write into its buffer
-            self._own_push(push)
-            raise
-        if not push.receipt.accepted:
-            self.give_up_push()
-        return push.receipt
+            if not push.receipt.accepted:
+                self.give_up_push()
+            return push.receipt
 
     @property
     def _earlier_push_is_open(self) -> bool:
         """A further one would take its place on the shards, while shard 0 may be about to commit it."""
         return self.state.push is not None and self.state.push.receipt is None
 
-    def _own_push(self, push: Push) -> None:
-        push.gradient = push.gradient.clone()
-        for server in self.servers:
-            self._hub.own(server, Kind.GRADIENT)
+    @contextlib.contextmanager
+    def _or_start_over(self) -> Iterator[None]:
+        """Ctrl-C comes between a system call and its count, too: then nobody knows where the streams are, and all links
+        begin anew. A push that may count is sent again under its number, as it was: the caller may write into its own.
+        """
+        try:
+            yield
+        except (ParamServersError, RunStopped):
+            raise
+        except BaseException:
+            self._moved_before = self.bytes_moved
+            self._hub.shut()
+            self._hub = self._new_hub()
+            self._pace = EvenPush(self._hub)
+            if self.state.push is not None and self._earlier_push_is_open:
+                self.state.push.gradient = self.state.push.gradient.clone()
+            for server in self.servers:
+                self.handle(Left(server, "this process was interrupted"))
+            raise
 
     def close(self) -> None:
         """Leave the run: the servers see the links close."""

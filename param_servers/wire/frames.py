@@ -229,12 +229,6 @@ class Link:
         if begun is not None:
             self._outbox.appendleft(begun)
 
-    def own(self, kind: Kind) -> None:
-        """Keep what queued frames of this kind hold now, whatever becomes of the buffers that it lies in."""
-        for frame in self._outbox:
-            if frame.kind == kind:
-                frame.payload = memoryview(bytes(frame.payload))
-
     def flush(self) -> None:
         """Send until the queue is empty or the kernel takes no more."""
         try:

@@ -144,12 +144,6 @@ class Hub:
         if link is not None:
             link.cancel(kind)
 
-    def own(self, peer: Peer, kind: Kind) -> None:
-        """Copy what queued frames of a kind still have to send: their payloads may change from now on."""
-        link = self._links.get(peer)
-        if link is not None:
-            link.own(kind)
-
     def poll(self, timeout_s: float) -> list[Event]:
         """Move bytes for at most `timeout_s` (0: only what can move now) and return what happened."""
         self.flush()

@@ -19,7 +19,7 @@ from param_servers.majority.chief import check_standing
 from param_servers.majority.exchange import MajorityExchange
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
-from param_servers.wire.frames import Event, Joined, Left, Message
+from param_servers.wire.frames import Event, Frame, Joined, Left, Link, Message
 from param_servers.wire.handshake import ROLES, Hello, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Dtype, Header, Kind, Row, pack_rows, register
@@ -27,6 +27,7 @@ from param_servers.wire.tcp_sockets import listen_address
 
 SECRET = b"s" * 32
 PLAN = plan_shards(FlatLayout.of({"w": (8,)}), 1)
+RMSPROP, SGD = OptimizerConfig(), OptimizerConfig(optimizer="sgd", learning_rate="1")
 PLAN_OF_TWO = plan_shards(FlatLayout.of({"w": (8,)}), 2)
 
 
@@ -42,12 +43,13 @@ def serve(
     end: threading.Event,
     plan: ShardPlan = PLAN,
     shard: int = 0,
+    optimizer: OptimizerConfig = RMSPROP,
 ) -> ParameterServer:
     return ParameterServer(
         shard=shard,
         plan=plan,
-        initial_parameters=torch.zeros(8),
-        optimizer_config=OptimizerConfig(),
+        initial_parameters=torch.zeros(plan.layout.numel),
+        optimizer_config=optimizer,
         exchange_config=config,
         resolve=addresses.get,
         secret=SECRET,
@@ -172,11 +174,12 @@ def majority(secret: bytes = SECRET, **settings: Any) -> MajorityExchange:
 class Serving:
     """A server of one worker, running in a thread, and what it says."""
 
-    def __init__(self, num_workers: int = 1) -> None:
+    def __init__(self, num_workers: int = 1, plan: ShardPlan = PLAN, optimizer: OptimizerConfig = RMSPROP) -> None:
         self.config = ExchangeConfig(exchange="servers", num_workers=num_workers, join_timeout_s=20, step_timeout_s=20)
+        self.plan = plan
         self.addresses: dict[int, tuple[str, int]] = {}
         self.end = threading.Event()
-        self.server = serve(self.config, self.addresses, self.end)
+        self.server = serve(self.config, self.addresses, self.end, plan, optimizer=optimizer)
         self.thread = threading.Thread(target=self.server.run)
 
     def __enter__(self) -> "Serving":
@@ -189,7 +192,7 @@ class Serving:
         assert not self.thread.is_alive()
 
     def worker(self, **options: Any) -> ServersExchange:
-        given = {"worker": 0, "plan": PLAN, "exchange_config": self.config, "secret": SECRET} | options
+        given = {"worker": 0, "plan": self.plan, "exchange_config": self.config, "secret": SECRET} | options
         return ServersExchange(resolve=self.addresses.get, **given)
 
     def knock(self, hello: Hello) -> Left | Joined:
@@ -245,6 +248,40 @@ def test_a_push_that_is_interrupted_counts_as_it_was_and_the_worker_may_go_on(mo
         assert answers == [Receipt(False, 1, "stale")]  # of version 0 as well, which the first one was committed to
         moved = second.pull().parameters - before
         assert second.pull().step == 1 and torch.all(moved.abs() < 1)
+        first.close(), second.close()
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_bytes_that_an_interrupt_left_uncounted_shift_no_gradient(
+    goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has taken them, and Ctrl-C comes before they are counted: all was sent from the old place."""
+    length, pressed, send_some = 100_000, threading.Event(), Link._send_some
+
+    def send_uncounted(link: Link, frame: Frame) -> None:
+        if len(frame.payload) == 4 * length and not pressed.is_set():
+            link.sock.sendmsg([frame.header, frame.payload[:4000]])
+            pressed.set()
+            raise KeyboardInterrupt
+        send_some(link, frame)
+
+    with Serving(2, plan_shards(FlatLayout.of({"w": (length,)}), 1), SGD) as run:
+        first, second = run.worker(), run.worker(worker=1)
+        gradient, zeros, step = torch.linspace(0, 1, length), torch.zeros(length), first.pull().step
+        with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
+            context.setattr(Link, "_send_some", send_uncounted)
+            first.push(gradient.clone(), step, 1)
+        if not goes_on:
+            first.close()
+            first = run.worker()
+        step = first.pull().step
+        again = threading.Thread(target=lambda: first.push(zeros, step, 1))  # after the answer to the first
+        again.start()
+        before = second.pull().parameters.clone()
+        assert second.push(zeros, step, 1).accepted
+        again.join(60)
+        moved = second.pull().parameters - before
+        assert torch.equal(moved, -gradient / 2 if goes_on else zeros)
         first.close(), second.close()
 
 
