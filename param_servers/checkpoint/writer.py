@@ -5,7 +5,6 @@ The disk works in a thread, so that a slow one stops neither steps nor links.
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,9 @@ class Checkpoints:
     def write(self, step: int, term: int, parameters: Tensor, state: State, done: Done) -> None:
         """Write a slice [n] that nobody changes any more; `done` is called with its entry for the manifest."""
         directory, shard, count = self.directory, self._shard, self._plan.num_shards
-        assert directory is not None
+        if directory is None:  # this server was given none, shard 0 was
+            done({"error": "no directory for checkpoints"})
+            return
         self.submit(lambda: write_shard(directory, step, term, shard, count, parameters, state), done)
 
     def publish(
@@ -90,9 +91,8 @@ class Checkpoints:
             CheckpointUnreadable: the file system does not let the one be read that is to be loaded.
         """
         # Asked once: what is done between two questions would be told twice, or never.
-        done = [future.done() for future, _ in self._pending]
-        finished = list(compress(self._pending, done))
-        self._pending = list(compress(self._pending, (not one for one in done)))
+        finished = [each for each in self._pending if each[0].done()]
+        self._pending = [each for each in self._pending if each not in finished]
         for future, told in finished:
             told(future)
 

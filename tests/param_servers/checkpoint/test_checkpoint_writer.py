@@ -54,6 +54,13 @@ def test_a_roll_back_also_sets_a_checkpoint_aside_that_is_just_being_published(t
     checkpoints.close()
 
 
+def test_a_server_that_was_given_no_directory_says_so_instead_of_ending() -> None:
+    checkpoints, answers = Checkpoints(None, PLAN, 0, torch.zeros(4)), list[dict[str, Any]]()
+    checkpoints.write(1, 1, torch.ones(4), {}, answers.append)
+    assert answers == [{"error": "no directory for checkpoints"}]
+    checkpoints.close()
+
+
 def test_a_disk_that_cannot_set_aside_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(directory: Path, step: int) -> None:
         raise PermissionError(13, "Permission denied", str(directory / "step-4"))
