@@ -98,8 +98,9 @@ class Timeouts:
         """Of the other survivors of an MPI all-reduce, for the one that writes the last checkpoint."""
         self.comm_turn_s = max(self.start_s, 5 * (self.step_s + GRACE_S), self.disk_s) + MARGIN_S
         """A rank's main thread: for a sign of life of its comm thread, whose longest turns are these."""
-        self.comm_leave_s = self.step_s + 2 * MARGIN_S
-        """A rank's main thread, at its end: for its comm thread to leave the sum that it may be in."""
+        self.comm_leave_s = self.step_s + self.disk_s + 2 * MARGIN_S
+        """A rank's main thread, at its end: for its comm thread to leave the sum that it may be in and, of rank 0, to
+        write a last checkpoint."""
         self.last_words_s = max(LAST_WORDS_S, self.step_s / 2)
         """A server, at its end: for all that it has sent to arrive, the parameters of a whole step before its last
         word."""

@@ -94,6 +94,7 @@ class AllReduceExchange:
         self._report = ReplicaReport(self.replica, on_report, workers=collective.size)
         self._rejected_in_a_row = 0
         self._ended: RunStopped | LastStepsLost | None = None
+        self._saved = False
         self._begin()
 
     def _begin(self) -> None:
@@ -198,13 +199,16 @@ class AllReduceExchange:
             if rank != min(survivors, default=0):
                 raise
             self.replica.term += int(rank > 0)  # should rank 0 be alive, it writes under another name
+            self._saved = True
             if lost := self.replica.finish():
                 raise type(error)(f"{error}; {lost}") from error
             raise
 
     def close(self) -> None:
         self._report.maybe(last=True)
-        self._collective.close()
+        self._collective.close()  # first: the others fail at once
+        if self._collective.rank == 0 and self._ended is None and not self._saved and (lost := self.replica.finish()):
+            self.replica.note("checkpoint_failed", f"rank 0 leaves; {lost}")  # none may be left to write one
         self.replica.close()
 
 

@@ -174,6 +174,7 @@ class MajorityExchange:
                 for event in events:
                     self._handle(event)
                 self._announce()
+            self._close_group()  # first: the others go on
             if self._shared.ended is None and self.rank == 0 and (lost := self.replica.finish()):
                 self.replica.note("checkpoint_failed", f"rank 0 leaves; {lost}")  # none may be left to write one
         except (ParamServersError, RunStopped) as error:

@@ -103,6 +103,16 @@ def test_a_gradient_that_is_not_finite_or_would_overflow_is_left_out_of_the_mean
     assert torch.equal(pulled.parameters, reference([0, 2], 1))
 
 
+def test_a_rank_0_that_leaves_unasked_with_nobody_left_writes_a_checkpoint(run_ranks, tmp_path):
+    def body(collective):
+        worker = exchange(collective, checkpoint_dir=tmp_path, settings={"checkpoint_every_steps": 0})
+        train(worker, 0, 3)
+        worker.close()  # as where its environment has failed
+
+    run_ranks(1, body)
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-3"]
+
+
 def test_a_run_whose_gradients_are_never_finite_ends_on_all_ranks_with_a_checkpoint(run_ranks, tmp_path):
     def body(collective):
         worker = exchange(collective, checkpoint_dir=tmp_path)
