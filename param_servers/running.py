@@ -301,7 +301,8 @@ def _run(
         if given_up := all(process.exitcode for process in workers):
             give_up()
         if late := _still_alive(servers, timeouts.servers_end_s):
-            raise RunBroken(f"server {late} did not end within {timeouts.servers_end_s:g} s of the end of {why}")
+            hangs = f"server {late} did not end within {timeouts.servers_end_s:g} s of the end of {why}"
+            raise RunBroken("; ".join([*_failed(worker=workers), hangs]))
         end()
         late = _still_alive(workers, timeouts.drain_s)
     finally:
@@ -309,15 +310,19 @@ def _run(
             if process.is_alive():
                 process.kill()
                 process.join()
-    failed = [
-        f"{name} {', '.join(ranks)} failed"
-        for name, processes in (("worker", workers), ("server", servers))
-        if (ranks := [str(rank) for rank, process in enumerate(processes) if process.exitcode])
-    ]
     if given_up or any(process.exitcode for process in servers):
-        raise RunBroken("; ".join(failed))
+        raise RunBroken("; ".join(_failed(worker=workers, server=servers)))
     if late:
         raise RunBroken(f"worker {late} did not end within {timeouts.drain_s:g} s of the run's end")
+
+
+def _failed(**roles: Sequence[ForkProcess]) -> list[str]:
+    """Who of each role has failed: "worker 0, 2 failed"."""
+    return [
+        f"{role} {', '.join(ranks)} failed"
+        for role, processes in roles.items()
+        if (ranks := [str(rank) for rank, process in enumerate(processes) if process.exitcode])
+    ]
 
 
 def _wait_for_one(processes: Sequence[ForkProcess]) -> None:

@@ -178,6 +178,8 @@ class Coordinator:
         waited = f"within {self._patience_s:g} s"
         if self.state == "restoring":
             slow = sorted(self._servers - self._ready)
+            if len(slow) == len(self._servers):
+                slow = [0]  # which sets later checkpoints aside before it asks the others
             return self.stop(f"{_names('server', slow)} did not load step {self.step} {waited}", now_s, failed=True)
         if self.state == "stopping":
             note = Note("checkpoint_failed", f"the last checkpoint was not written {waited}")

@@ -1,5 +1,6 @@
 """A module trained by processes of this machine takes the steps that one process would take."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import torch
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, RunBroken
+from param_servers.exchange import GradientExchange
 from param_servers.layout import FlatLayout, plan_shards
 from param_servers.running import connect, run_on_one_machine, train_on_one_machine
 
@@ -133,11 +135,17 @@ def test_an_order_of_tensors_that_is_not_the_module_s_is_refused() -> None:
         connect(torch.nn.Linear(3, 1), ("127.0.0.1", 1), exchange_config=config, secret=bytes(32))
 
 
-def test_a_server_that_hangs_is_named_and_killed() -> None:
+def test_a_server_that_hangs_is_named_and_killed_and_so_are_workers_that_had_failed_before() -> None:
     plan = plan_shards(FlatLayout.of_module(torch.nn.Linear(3, 1)), 1)
+    hangs = multiprocessing.get_context("fork").Event()
 
     def hang(step: int, data_points: int) -> None:
+        hangs.set()
         threading.Event().wait()
+
+    def fail(exchange: GradientExchange, rank: int) -> None:
+        hangs.wait(60)
+        sys.exit(1)
 
     config = ExchangeConfig(
         exchange="servers",
@@ -148,9 +156,10 @@ def test_a_server_that_hangs_is_named_and_killed() -> None:
         checkpoint_timeout_s=2.0,
     )
     seconds = f"{config.timeouts.servers_end_s:g}"
-    with pytest.raises(RunBroken, match=f"server 0 did not end within {seconds} s of the end of all workers"):
+    late = f"server 0 did not end within {seconds} s of the end of all workers"
+    with pytest.raises(RunBroken, match=f"worker 0, 1 failed; {late}"):
         run_on_one_machine(
-            lambda exchange, rank: None,
+            fail,
             plan=plan,
             initial_parameters=torch.zeros(4),
             optimizer_config=OptimizerConfig(),

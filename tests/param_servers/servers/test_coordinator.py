@@ -221,6 +221,14 @@ def test_a_disk_that_does_not_get_the_servers_to_the_checkpoint_in_time_ends_the
     assert stop.failed and "server 0 did not load step 0 within 20 s" in stop.reason
 
 
+def test_a_disk_that_does_not_set_later_checkpoints_aside_is_server_0s_not_that_of_those_who_were_not_asked() -> None:
+    coordinator = Coordinator(ExchangeConfig(exchange="servers", num_servers=2, checkpoint_timeout_s=20.0), 0.0)
+    coordinator.server_joined(0, 0, 0.0)
+    coordinator.server_joined(1, 0, 1.0)
+    (stop,) = only(coordinator.tick(21.5), Stop)
+    assert stop.reason.startswith("server 0 did not load step 0 within 20 s")
+
+
 def test_a_lost_server_that_does_not_return_ends_the_run() -> None:
     coordinator = running()
     coordinator.server_left(1, 5.0)
