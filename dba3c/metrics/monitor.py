@@ -116,7 +116,7 @@ class Monitor:
     def _limit_reached(self) -> str | None:
         limits, mean, used_hours = self._limits, self.summary.life_mean, self.summary.cpu_hours
         if limits.stop_score is not None and mean is not None and mean >= limits.stop_score:
-            return f"mean score {mean:.1f} of the last {limits.stop_games} games reached {limits.stop_score:g}"
+            return f"mean score {mean:.4g} of the last {limits.stop_games} games reached {limits.stop_score:g}"
         if limits.max_core_hours is not None and used_hours >= limits.max_core_hours:
             return f"{used_hours:.2f} core-hours were used, {limits.max_core_hours:g} were allowed"
         return None

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class Life:
     counts: Mapping[str, int] = field(default_factory=dict)
     """How many processes there are of each role that plays, learns or serves; {} where that is not known."""
     is_over: bool = False
+    ended_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class RunFacts:
     stop_games: int = 50
     total_frames: float | None = None
     lives: tuple[Life, ...] = ()
+    plays_elsewhere: bool = False
+    """Whether games take processor time of processes that nobody counts."""
 
     @classmethod
     def of(cls, run: RunFolder) -> RunFacts:
@@ -58,20 +62,22 @@ class RunFacts:
         for name in ("run", "environment"):
             if not isinstance(config.get(name, {}), dict):
                 raise UserError(f"{run.path / 'config.json'}: {name} should be an object")
-        limits = config.get("run", {})
+        limits, played = config.get("run", {}), config.get("environment", {})
         return cls(
             name=run.path.name,
             stop_score=stop_score(config),
             stop_games=max(1, int(_number(limits.get("stop_games")) or 50)),
             total_frames=_number(limits.get("total_frames")),
             lives=_lives(meta.get("lives", [])),
+            plays_elsewhere=bool(played.get("environment_processes"))
+            or str(played.get("env_id")).startswith("vizdoom/"),
         )
 
     def hours(self, last_seen_s: Sequence[float]) -> tuple[float, float]:
         """(hours, core-hours held) that the run has taken; `last_seen_s[i]`: time of the newest record of life i."""
         hours = core_hours = 0.0
         for life, seen_s in zip(self.lives, last_seen_s, strict=False):
-            spent = max(0.0, seen_s - life.started_s) / 3600.0
+            spent = max(0.0, min(seen_s, life.ended_s) - life.started_s) / 3600.0
             hours += spent
             core_hours += spent * life.cores
         return hours, core_hours
@@ -91,9 +97,10 @@ def _lives(listed: Sequence[Mapping[str, Any]]) -> tuple[Life, ...]:
     for entry in listed:
         started_s = _number(entry.get("started_s"))
         if started_s is not None:
-            lives.append(
-                Life(started_s, _number(entry.get("cores")) or 1.0, _counts(entry.get("topology")), "ended" in entry)
-            )
+            over, ended = "ended" in entry, entry.get("ended")
+            ended_s = _number(ended.get("time_s")) if isinstance(ended, dict) else None
+            cores, counts = _number(entry.get("cores")) or 1.0, _counts(entry.get("topology"))
+            lives.append(Life(started_s, cores, counts, over, math.inf if ended_s is None else ended_s))
     return tuple(sorted(lives, key=lambda life: life.started_s))
 
 
@@ -339,13 +346,20 @@ class RunSummary:
         """Emulator frames stepped."""
         return self.total("frames")
 
+    @property
+    def trained_frames(self) -> float:
+        """Emulator frames of the data points: what `total_frames` counts."""
+        return self.data_points * self.frames / (self.total("agent_steps") or 1.0)
+
     def active_workers(self, now_s: float) -> int:
-        """Live workers: as the newest server record says, else those heard of lately."""
+        """Live workers: as the newest server record says, else those heard of lately; of actors always these."""
+        if actors := self.of_roles("actor"):
+            return sum(not actor.is_silent(now_s, HEARD_OF_S) for actor in actors)
         told = [p for p in self.processes.values() if "active_workers" in p.latest]
         newest = max(told, key=lambda p: p.last_time_s, default=None)
         if newest is not None and not newest.is_silent(now_s, HEARD_OF_S):
             return int(newest.latest["active_workers"])
-        return sum(not p.is_silent(now_s, HEARD_OF_S) for p in self.of_roles("worker", "actor"))
+        return sum(not p.is_silent(now_s, HEARD_OF_S) for p in self.of_roles("worker"))
 
     def hours(self) -> tuple[float, float]:
         """(hours, core-hours held) over all lives of the run."""
@@ -373,8 +387,10 @@ def idle_cores(summary: RunSummary, now_s: float) -> str:
     """One line where less than half of the given cores is used, with the likely reason; else ""."""
     given = summary.facts.lives[-1].cores if summary.facts.lives else 0.0
     used = summary.per_second(now_s, "cpu_s")
-    if not summary.workers() or 2 * used >= given:
+    if not summary.workers() or 2 * used >= given or summary.facts.plays_elsewhere:
         return ""
+    if summary.of_roles("learner"):
+        return f"{used:.1f} of {given:g} cores are used: more --actors or --envs-per-actor may help"
     timed = [process.section_shares(now_s).get("waiting", 0.0) for process in summary.workers()]
     waiting = sum(timed) / len(timed)
     why = f"workers wait for {waiting:.0%} of their time: fewer servers or more --backup-workers may help"

@@ -107,10 +107,10 @@ def _state(summary: RunSummary) -> tuple[float, ...]:
 
 def evaluation_text(record: Record) -> str:
     """An evaluation's figures: mean 12.5, IQM 12 [9 to 14] of 50 full games."""
-    low_high = record.get("interval_95")
-    around = f" [{number(low_high[0])} to {number(low_high[1])}]" if low_high else ""
+    low, high = record.get("interval_95") or (None, None)
+    around = f" [{number(low, 2)} to {number(high, 2)}]" if low is not None else ""
     left = f"; {record['unfinished']} had not ended, which favours short games" if record.get("unfinished") else ""
-    figures = f"mean {number(record.get('mean'))}, IQM {number(record.get('iqm'))}{around}"
+    figures = f"mean {number(record.get('mean'), 2)}, IQM {number(record.get('iqm'), 2)}{around}"
     return f"{figures} of {record.get('games')} full games{left}"
 
 
@@ -195,7 +195,7 @@ class NotebookView(View):
 
     def show(self, summary: RunSummary, now_s: float) -> None:
         total = summary.facts.total_frames
-        done = f' value="{summary.frames / total:.3f}"' if total else ""
+        done = f' value="{summary.trained_frames / total:.3f}"' if total else ""
         bar = f'<progress style="width: 20em"{done}></progress>'
         self._below.update(self._html(f"{bar} <code>{html.escape(status_line(summary, now_s))}</code>"))
 

@@ -131,6 +131,7 @@ class MetricsWriter:
         """One finished game."""
         told = {name: getattr(episode, name) for name in ("length_steps", "terminated", "truncated")}
         with self._lock:
+            self._step = step  # it may be earlier than a waiting window's, which a roll-back has undone
             self._append("episode", step, {**finite_or_null({"score": episode.score}), **told})
             self._flush_when_due()
 
@@ -150,9 +151,10 @@ class MetricsWriter:
         if self._run.lock is not None:  # events are rare, and what ends a run is one: no need to wait for the next beat
             self._run.lock.look()
         with self._lock:
+            self._step = self._step if step is None else step
             self._append(
                 "event",
-                self._step if step is None else step,
+                self._step,
                 {"event": event, "message": message, "cpu_s": self._spent_s()} | ({"film": film} if film else {}),
             )
             self._flush()

@@ -46,6 +46,14 @@ def test_steps_of_a_window_become_one_record_reduced_by_each_metrics_rule(tmp_pa
     }  # fmt: skip
 
 
+def test_after_a_roll_back_a_waiting_window_does_not_bring_the_undone_step_back(tmp_path, clock):
+    writer = MetricsWriter(RunFolder(tmp_path), "worker", 0, window_s=1.0)
+    writer.record_step(1000, {"accepted": 1})
+    clock.now_s += 2.0
+    writer.record_episode(801, Episode(3.0, 10, True, False))  # of the rollout after it
+    assert [record["step"] for record in lines(tmp_path / "metrics" / "worker-0.jsonl")] == [801, 801]
+
+
 def test_a_window_that_is_not_over_waits_for_flush(tmp_path, clock):
     writer = MetricsWriter(RunFolder(tmp_path), "worker", 0, window_s=1.0)
     writer.record_step(1, {"accepted": 1})

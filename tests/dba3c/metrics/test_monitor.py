@@ -65,7 +65,7 @@ def test_the_stop_score_writes_stop_json_once_with_its_reason(make_up_run):
     monitor = Monitor(run, limits=RunConfig(stop_score=100.0), warn=no_warning, on_stop=told.append)
     for now_s in (START_S + 60, START_S + 61):
         monitor.look(now_s)
-    assert told == ["mean score 100.0 of the last 50 games reached 100"] == [run.stop_reason()]
+    assert told == ["mean score 100 of the last 50 games reached 100"] == [run.stop_reason()]
     monitor.close()
     run.release()
 
@@ -88,7 +88,7 @@ def test_the_first_games_to_end_are_the_shortest_and_do_not_end_a_run(tmp_path):
         writer.record_step(2, step_values(agent_steps=72 * 1800))
         writer.flush()
         monitor.look(START_S)
-        assert run.stop_reason() == "mean score 11.0 of the last 8 games reached 10"
+        assert run.stop_reason() == "mean score 11 of the last 8 games reached 10"
         assert load_curve(run.path).reached(10.0) is not None
         monitor.close()
         writer.close()
@@ -163,7 +163,7 @@ def test_a_monitor_that_was_started_again_draws_nothing_twice_and_still_stops_th
     monitor.look(START_S + 61)
     monitor.close()
     assert sink.points == [] and sink.events == []
-    assert run.stop_reason() == "mean score 100.0 of the last 50 games reached 100"
+    assert run.stop_reason() == "mean score 100 of the last 50 games reached 100"
     run.release()
 
 
@@ -193,7 +193,7 @@ def test_a_full_disk_delays_the_stop_and_does_not_end_the_monitor(make_up_run, m
             monitor.look(now_s)
     assert warnings == ["cannot write stop.json: No space left on device"] and run.stop_reason() is None
     monitor.look(START_S + 32)
-    assert run.stop_reason() == "mean score 100.0 of the last 10 games reached 100"
+    assert run.stop_reason() == "mean score 100 of the last 10 games reached 100"
     monitor.close()
 
 

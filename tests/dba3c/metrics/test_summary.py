@@ -3,7 +3,8 @@
 import pytest
 
 from dba3c.metrics.charts import ChartInterval, Point
-from dba3c.metrics.summary import Life, RecentSums, RunFacts, RunSummary
+from dba3c.metrics.summary import Life, RecentSums, RunFacts, RunSummary, idle_cores
+from dba3c.runs.folder import RunFolder
 
 TWO_LIVES = RunFacts("run", stop_games=3, lives=(Life(0.0, 8.0), Life(100.0, 8.0)))
 FACTS = RunFacts("run", stop_games=3, lives=(Life(0.0, 8.0),))
@@ -94,6 +95,28 @@ def test_a_clock_that_is_set_back_leaves_the_rates_as_they_are():
         recent.add(float(time_s), {"commits": 20.0}, window_s=1.0)
         assert recent.per_second(float(time_s), "commits") == pytest.approx(20.0)
     assert recent.per_second(20.0, "commits") == pytest.approx(20.0)  # back again, and no record since
+
+
+def test_in_central_inference_active_workers_are_its_actors_also_when_learners_count_themselves():
+    actors = [record("step", 100.0, role="actor", rank=rank) for rank in range(4)]
+    learner = record("server", 101.0, role="learner", active_workers=1)
+    assert summary_of(*actors).active_workers(101.0) == summary_of(*actors, learner).active_workers(101.0) == 4
+    assert "--actors" in idle_cores(summary_of(*actors, learner, facts=TWO_LIVES), 101.0)
+
+
+def test_idle_cores_are_not_told_where_games_run_in_processes_that_nobody_counts(tmp_path):
+    worker = record("step", 100.0, sections_s={"waiting": 1.0})
+    assert idle_cores(summary_of(worker, facts=TWO_LIVES), 101.0)
+    for played in ({"env_id": "vizdoom/basic"}, {"env_id": "CartPole-v1", "environment_processes": True}):
+        with RunFolder.create(tmp_path / str(len(played)), {"environment": played}) as run:
+            assert not idle_cores(summary_of(worker, facts=RunFacts.of(run)), 101.0)
+
+
+def test_a_record_whose_clock_is_behind_adds_no_time_between_two_lives():
+    lives = (Life(0.0, 12.0, is_over=True, ended_s=3600.0), Life(90_000.0, 12.0))
+    late = record("event", 89_998.0, event="joined", message="here")
+    summary = summary_of(record("step", 3599.0), late, facts=RunFacts("run", lives=lives))
+    assert summary.hours() == pytest.approx((1.0, 12.0))
 
 
 def test_active_workers_are_what_the_server_says_while_it_speaks():

@@ -2,6 +2,7 @@
 
 import io
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -10,7 +11,18 @@ from dba3c.errors import UserError
 from dba3c.metrics import watch as views
 from dba3c.metrics.registry import SECTIONS
 from dba3c.metrics.summary import RunFacts, RunSummary
-from dba3c.metrics.watch import PlainView, RichView, Watcher, duration, number, terminal_view, watch, watched
+from dba3c.metrics.watch import (
+    NotebookView,
+    PlainView,
+    RichView,
+    Watcher,
+    duration,
+    evaluation_text,
+    number,
+    terminal_view,
+    watch,
+    watched,
+)
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from tests.dba3c.metrics.made_up_run import CONFIG, START_S, Clock
@@ -27,7 +39,7 @@ def test_the_live_view_shows_score_speed_sections_and_dropped_gradients_by_worke
     assert status == "finished"
     for expected in (
         "17 of 300 (last 50 games, max 29)", "12,800", "environment 50%", "waiting 80%", "30 (10%)",
-        "evaluation", "IQM 2.5 [1 to 4] of 10 full games", "checkpoint of step 300 written", "0:00:30",
+        "evaluation", "IQM 2.50 [1 to 4] of 10 full games", "checkpoint of step 300 written", "0:00:30",
     ):  # fmt: skip
         assert expected in text
 
@@ -146,6 +158,27 @@ def test_every_one_of_hundreds_of_events_between_two_looks_is_told():
     assert out.getvalue().splitlines() == [f"worker-{rank}: joined" for rank in range(512)]
 
 
+def test_an_evaluation_is_shown_as_exactly_as_the_stop_score_that_it_missed():
+    assert evaluation_text({"mean": 0.86, "iqm": 0.88, "games": 1, "interval_95": [None, None]}) == (
+        "mean 0.86, IQM 0.88 of 1 full games"
+    )
+
+
+def test_a_notebooks_bar_is_of_frames_trained_on_not_of_those_that_fill_a_replay(tmp_path):
+    pytest.importorskip("IPython")
+    config = {**CONFIG, "run": {"total_frames": 2000}}
+    with RunFolder.create(tmp_path / "run", config) as run:
+        summary, view = RunSummary(RunFacts.of(run)), NotebookView()
+    shown = []
+    view._below = SimpleNamespace(update=lambda html: shown.append(html.data))
+    step = {"kind": "step", "role": "actor", "rank": 0, "step": 0, "agent_steps": 9000, "frames": 9000}
+    summary.add({**step, "time_s": 1.0})
+    view.show(summary, 1.0)
+    summary.add({"kind": "server", "role": "learner", "rank": 0, "step": 1, "time_s": 2.0, "data_points_total": 500})
+    view.show(summary, 2.0)
+    assert ['value="0.000"' in shown[0], 'value="0.250"' in shown[1]] == [True, True]
+
+
 def test_a_runs_name_is_shown_as_it_is_whatever_is_in_its_brackets():
     out = io.StringIO()
     Console(file=out, width=140).print(views.render(RunSummary(RunFacts("run[best]")), 1.0))
@@ -181,7 +214,7 @@ def test_plain_lines_tell_each_evaluation_once(tmp_path):
         watcher = Watcher(run, PlainView(out=out))
         watcher.look()
         watcher.close()
-    line = "evaluation of step 2,000: mean 12.5, IQM 12.2 [11 to 13.5] of 50 full games"
+    line = "evaluation of step 2,000: mean 12.50, IQM 12.25 [11 to 13.50] of 50 full games"
     assert out.getvalue().splitlines().count(line) == 1
 
 
