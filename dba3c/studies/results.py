@@ -151,11 +151,15 @@ def dropped_share(curve: Curve) -> float:
     return _mean(curve.recorded("cluster/dropped_share"))
 
 
+def has_best_mean(curve: Curve) -> bool:
+    """Whether enough games ended, of all lengths: the first to end are the shortest, which may be the best."""
+    return bool(np.isfinite(curve.recorded("score/best_mean")).any())
+
+
 def best_mean_score(curve: Curve) -> float:
     """Best mean over consecutive games; the newest mean where there were too few games."""
-    best = curve.recorded("score/best_mean")
-    if np.isfinite(best).any():
-        return float(np.nanmax(best))
+    if has_best_mean(curve):
+        return float(np.nanmax(curve.recorded("score/best_mean")))
     means = curve.recorded("score/mean")
     means = means[np.isfinite(means)]
     return float(means[-1]) if means.size else math.nan

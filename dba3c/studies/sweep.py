@@ -22,7 +22,7 @@ from typing import Any
 from dba3c.errors import UserError
 from dba3c.studies.curve import load_curve
 from dba3c.studies.figures import PALETTE, new_figure, plain, save
-from dba3c.studies.results import PointResult, StudyResults, best_mean_score
+from dba3c.studies.results import PointResult, StudyResults, best_mean_score, has_best_mean
 from dba3c.studies.statistics import spread_name
 from dba3c.studies.study import SWEEP, Point, Run, Search, Study, save_trial
 
@@ -186,14 +186,18 @@ def _drawn(trial: Any, option: str, possible: list[str]) -> str:
 
 def ranked(results: StudyResults) -> list[PointResult]:
     """The points, the best first: by the time to the stop score where more than half of the seeds reached it, then by
-    the best mean score."""
+    the best mean score, those of too few games last."""
 
-    def merit(result: PointResult) -> tuple[bool, float, float]:
+    def merit(result: PointResult) -> tuple[bool, float, bool, float]:
         time, score = result.time_to_stop_score(), result.estimate(best_mean_score)
         hours = math.inf if time is None else time.median
-        return math.isfinite(hours), -hours, -math.inf if score is None else score.centre
+        return math.isfinite(hours), -hours, _of_enough_games(result), -math.inf if score is None else score.centre
 
     return sorted(results.points, key=merit, reverse=True)
+
+
+def _of_enough_games(result: PointResult) -> bool:
+    return all(map(has_best_mean, result.curves))
 
 
 def told(results: StudyResults) -> list[str]:
@@ -203,7 +207,8 @@ def told(results: StudyResults) -> list[str]:
     for result in order:
         score, time = result.estimate(best_mean_score), result.time_to_stop_score()
         runs = f"{len(result.curves)} of {len(results.study.seeds)}"
-        rows.append((label_of(result, results), runs, str(score or "–"), str(time or "–")))
+        few = "" if _of_enough_games(result) else " (too few games)"
+        rows.append((label_of(result, results), runs, f"{score}{few}" if score else "–", str(time or "–")))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     command = shlex.join(["dba3c", "train", *order[0].point.words])

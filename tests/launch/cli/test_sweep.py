@@ -81,15 +81,18 @@ def test_what_a_search_draws_is_trained_with_its_digits_and_within_its_range():
 
 
 def test_the_best_point_is_the_one_that_reached_the_stop_score_soonest_then_the_best_score(tmp_path, monkeypatch):
-    study = grid(["CartPole-v1"], [("learning-rate", "1", "2", "3")], 1)
+    study = grid(["CartPole-v1"], [("learning-rate", "1", "2", "3", "4")], 1)
     study.save(tmp_path)
-    of_point = {"1": lambda second: 5.0, "2": float, "3": lambda second: 7.0}
+    of_point = {"1": lambda second: 5.0, "2": float, "3": lambda second: 7.0, "4": lambda second: 20.0}
     for run in study.runs(tmp_path):
         config = {**CONFIG, "run": {"stop_score": 30.0, "stop_games": 50, "seed": 0}}
-        made_up_run(run.folder, monkeypatch, seconds=60, workers=1, config=config, score=of_point[run.point.words[-1]])
+        point = run.point.words[-1]
+        seconds = 5 if point == "4" else 60  # its few games are the first, the shortest
+        made_up_run(run.folder, monkeypatch, seconds=seconds, workers=1, config=config, score=of_point[point])
     results = read_results(tmp_path)
-    assert [result.point.words[-1] for result in ranked(results)] == ["2", "3", "1"]
+    assert [result.point.words[-1] for result in ranked(results)] == ["2", "3", "1", "4"]
     lines = told(results)
+    assert "20 (too few games)" in lines[4]
     assert lines[1].startswith("learning-rate 2 ") and lines[-1].strip() == "dba3c train CartPole-v1 --learning-rate 2"
     written = {path.name for path in plot_study(tmp_path)}
     assert written == {"points.png", "points.svg", "report.html"}
