@@ -33,7 +33,7 @@ class StatisticsKeeper:
     def __init__(self, process: RunProcess, role: str, groups: list[VectorEnvironment]) -> None:
         normalized = [group for group in groups if isinstance(group, NormalizedObservations)]
         self._statistics = normalized[0].statistics if normalized else None
-        self._run = process.folder.path
+        self._run, self._life = process.folder.path, process.folder.life_number()
         self._name = f"{role}-{process.rank}" + (f".{process.lane}" if process.lane else "")
         self._every = process.config.exchange.checkpoint_every_steps
         self._saved_step: int | None = None
@@ -80,4 +80,4 @@ class StatisticsKeeper:
         snapshots = {s: stored for s, stored in (read_snapshots(path) or {}).items() if s <= step}
         needed = max((s for s in snapshots if s <= oldest), default=0)  # the oldest checkpoint's
         kept = {str(s): stored for s, stored in snapshots.items() if s >= needed}
-        write_atomically(path, json.dumps(kept | {str(step): statistics.to_dict()}) + "\n")
+        write_atomically(path, json.dumps(kept | {str(step): statistics.to_dict() | {"life": self._life}}) + "\n")

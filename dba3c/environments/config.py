@@ -145,7 +145,7 @@ class EnvironmentConfig:
 
     normalize_observations: bool = False
     """Vector observations minus their running mean over their running deviation, clipped to ±10 (as in PPO for
-    MuJoCo). Every worker keeps its own statistics, beside the checkpoints; evaluations use those of all, merged."""
+    MuJoCo). Every lane or actor keeps its own statistics, beside the checkpoints; evaluations use all, merged."""
 
     reward_scale: float = 1.0
     """Rewards are multiplied by this, before any clipping; scores are not."""

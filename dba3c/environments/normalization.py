@@ -7,9 +7,9 @@ batch by batch (Chan, Golub & LeVeque 1979). They belong to the policy and lie b
 
 observations/worker-0.json    {"2000": {"count": …, "mean": […], "squares": […]}, …}: by the checkpoint's step
 
-Every worker (or actor) normalises by what its own environments have shown, and keeps a snapshot for each checkpoint's
-step. A resumed worker goes on from its own; an evaluation and a film, which never change them, and a worker that was
-not there before take those of all, merged as if one had seen everything.
+Every process (a worker's lane, an actor) normalises by what its own environments have shown, and keeps a snapshot for
+each checkpoint's step. A resumed one goes on from its own; an evaluation and a film, which never change them, and one
+that was not there before take those of all that then played, merged as if one had seen everything.
 """
 
 from __future__ import annotations
@@ -105,19 +105,24 @@ class NormalizedObservations:
 
 
 def statistics_of(run: Path, step: int, name: str | None = None) -> Stored | None:
-    """The statistics that belong to the checkpoint of `step`: of one process (`name`), or of all, merged.
+    """The statistics that belong to the checkpoint of `step`: of one process (`name`), or of all that played, merged.
 
-    Each process's newest snapshot that is not younger than the checkpoint counts; its oldest where all are younger.
-    None where there are none.
+    Each process's newest snapshot that is not younger than the checkpoint counts; its oldest where all are younger. Of
+    an earlier life than others' is who plays no more, as after a resume with fewer lanes. None where there are none.
     """
     files = sorted((run / FOLDER).glob("*.json")) if name is None else [run / FOLDER / f"{name}.json"]
-    merged: RunningStatistics | None = None
-    for snapshots in filter(None, map(read_snapshots, files)):
-        steps = sorted(snapshots)
-        stored = snapshots[max((s for s in steps if s <= step), default=steps[0])]
-        merged = merged or RunningStatistics(len(stored["mean"]))
+    of_all = [
+        snapshots[max((s for s in snapshots if s <= step), default=min(snapshots))]
+        for snapshots in filter(None, map(read_snapshots, files))
+    ]
+    newest_life = max((stored.get("life", 0) for stored in of_all), default=0)
+    playing = [stored for stored in of_all if stored.get("life", 0) == newest_life]
+    if not playing:
+        return None
+    merged = RunningStatistics(len(playing[0]["mean"]))
+    for stored in playing:
         merged.merge(stored)
-    return None if merged is None else merged.to_dict()
+    return merged.to_dict()
 
 
 def use_statistics(environments: VectorEnvironment, stored: Stored | None, checkpoint: str) -> None:

@@ -131,7 +131,7 @@ def test_an_evaluation_normalises_by_the_statistics_of_its_checkpoint(
     step = min(checkpoint_steps(folder.checkpoints))  # on a busy machine one that is due is left out
     policy = find_policy(folder.checkpoints, step, on_skip=print)
     at_checkpoint = json.loads((folder.path / "observations" / "worker-0.json").read_text())[str(step)]
-    assert policy.observation_statistics == at_checkpoint
+    assert policy.observation_statistics is not None and policy.observation_statistics | {"life": 0} == at_checkpoint
     used = []
 
     def spy(environments, stored, checkpoint):
@@ -159,6 +159,17 @@ def test_the_statistics_of_all_workers_are_merged_each_as_it_was_at_the_checkpoi
     assert both["mean"] == pytest.approx(rows.mean(axis=0))
     assert statistics_of(tmp_path, 0, "worker-1") == other  # it came later: its first is all there is
     assert statistics_of(tmp_path / "nothing", 0) is None
+
+
+def test_an_evaluation_normalises_without_those_that_a_resumed_life_does_not_have(tmp_path: Path):
+    rows = np.random.default_rng(0).normal(size=(60, 3))
+    observations = tmp_path / "observations"
+    observations.mkdir()
+    of_lives = [seen(rows[:10]) | {"life": 1}, seen(rows[:40]) | {"life": 2}]
+    (observations / "worker-0.json").write_text(json.dumps({"100": of_lives[0], "200": of_lives[1]}))
+    (observations / "worker-0.1.json").write_text(json.dumps({"100": seen(rows[40:]) | {"life": 1}}))
+    assert statistics_of(tmp_path, 199)["count"] == 30
+    assert statistics_of(tmp_path, 200) == seen(rows[:40])
 
 
 def test_a_worker_keeps_a_snapshot_for_each_checkpoint_and_groups_share_theirs(tmp_path: Path):
@@ -207,3 +218,10 @@ def test_statistics_that_the_disk_refuses_stop_no_worker(tmp_path: Path, capsys:
             keeper.at(step)
         keeper.finish()
     assert capsys.readouterr().err.count("observations/worker-0.json") == 1
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "r2d2"])
+def test_a_replay_is_refused_with_normalised_observations(algorithm: str) -> None:
+    env_id = {"sac": "Pendulum-v1", "r2d2": "CartPole-v1"}[algorithm]
+    with pytest.raises(UserError, match="normalize_observations is for what is learned from once"):
+        replace_options(preset(algorithm, env_id, cores=1), normalize_observations=True)
