@@ -201,6 +201,11 @@ class TrainConfig:
             algorithm != "ppo" or not self.network.network.endswith("_lstm"),
             "ppo draws its minibatches step by step: choose a network without _lstm, or --algorithm vtrace",
         )
+        _require(
+            not self.environment.normalize_observations or algorithm not in ("r2d2", "sac"),
+            f"normalize_observations is for what is learned from once: the replay of {algorithm} would keep what "
+            "earlier statistics, of several actors, have made of observations",
+        )
         hangs_s, step_s = self.environment.environment_timeout_s, self.exchange.step_timeout_s
         _require(
             mode == "central" or not self.environment.environment_processes or hangs_s + NOTICE_S <= step_s,

@@ -38,7 +38,8 @@ def learner(process: RunProcess) -> str:
         spaces = spaces_of(config)
         model = build_model(config, spaces)
         actors = config.central.actors_of(process.rank, config.exchange.num_workers)
-        trainer = build_trainer(config, model.network, spaces, actors, seed)
+        apart = worker_seed(config.run.seed, process.rank + LEARNER_SEEDS, process.incarnation, 1)  # acting has `seed`
+        trainer = build_trainer(config, model.network, spaces, actors, apart)
         serving = build_serving(process, model.network, spaces, seed, trainer.groups_per_batch, metrics)
         try:
             host = listen_address(config.exchange.listen_host, config.exchange.interface)
