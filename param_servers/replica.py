@@ -4,7 +4,11 @@ One process trains on one, which is `LocalExchange`: each gradient is an update.
 and all are equal.
 """
 
+import contextlib
+import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +44,21 @@ class Replica:
         initial_parameters: Tensor,
         optimizer_config: OptimizerConfig,
         exchange_config: ExchangeConfig,
-        checkpoint_dir: Path | None = None,
+        checkpoint_dir: str | Path | None = None,
         on_event: OnEvent = unread,
     ) -> None:
         layout.check(initial_parameters)
         self.layout, self.shard = layout, Shard(initial_parameters, optimizer_config)
         self.step = self.data_points = self.term = 0
-        self._config, self._directory = exchange_config, checkpoint_dir
+        self._config = exchange_config
+        # absolute: the program may go elsewhere
+        self._directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
         self._on_event = on_event
         self._plan = ShardPlan(layout, (0, layout.numel))
         self._pulled = self.shard.parameters.clone()
         self._checkpoints: Checkpoints | None = None
-        if checkpoint_dir is not None:
-            self._checkpoints = Checkpoints(checkpoint_dir, self._plan, 0, initial_parameters)
+        if self._directory is not None:
+            self._checkpoints = Checkpoints(self._directory, self._plan, 0, initial_parameters)
         self._saved = self._safe = self.step
         """The step of the newest checkpoint that was begun, and of the newest that is there."""
         self._failure = ""
@@ -64,10 +70,10 @@ class Replica:
 
     def commit(self, gradient: Tensor, data_points: int) -> None:
         """One update with a mean gradient [P], of any device and float dtype, over `data_points` samples."""
-        with torch.no_grad():
+        with torch.no_grad(), _ctrl_c_waits():
             self.shard.apply([gradient.to("cpu", torch.float32)], self.learning_rate)
-        self.step += 1
-        self.data_points += data_points
+            self.step += 1
+            self.data_points += data_points
 
     @property
     def learning_rate(self) -> float:
@@ -82,7 +88,7 @@ class Replica:
 
     def counters(self) -> Tensor:
         """[3] int64: step, data points, term."""
-        return torch.tensor([self.step, self.data_points, self.term])
+        return torch.tensor([self.step, self.data_points, self.term], device="cpu")
 
     def packed(self) -> Tensor:
         """Parameters, moments and the optimizer's counters in one float32 buffer; see `unpack`."""
@@ -265,7 +271,7 @@ class LocalExchange:
         initial_parameters: Tensor,
         optimizer_config: OptimizerConfig,
         exchange_config: ExchangeConfig | None = None,
-        checkpoint_dir: Path | None = None,
+        checkpoint_dir: str | Path | None = None,
         should_stop: ShouldStop = never,
         on_report: OnReport = unread,
         on_event: OnEvent = unread,
@@ -302,6 +308,23 @@ class LocalExchange:
         self._report.maybe(last=True)
         self.replica.finish()  # of a process that ends otherwise than asked (its environment failed) no step is lost
         self.replica.close()
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Ctrl-C comes after the body: where it ends an update between two parts, the parameters are of no version."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *signal_and_frame: pressed.append(signal_and_frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pressed:
+            handler(*pressed[0])
 
 
 def how_it_ended(reason: str, lost: str) -> RunStopped | LastStepsLost:

@@ -37,8 +37,9 @@ class Checkpoints:
         initial: [P] float32, parameters of step 0, in the order of `plan`.
     """
 
-    def __init__(self, directory: Path | None, plan: ShardPlan, shard: int, initial: Tensor) -> None:
-        self.directory, self._plan, self._shard = directory, plan, shard
+    def __init__(self, directory: str | Path | None, plan: ShardPlan, shard: int, initial: Tensor) -> None:
+        self.directory = None if directory is None else Path(directory).absolute()
+        self._plan, self._shard = plan, shard
         self._initial = initial[plan.slice_of(shard)].clone()
         self._thread = LeavableThread(f"checkpoints-{shard}")
         self._pending: list[tuple[Future[Any], Callable[[Future[Any]], None]]] = []

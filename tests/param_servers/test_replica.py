@@ -1,4 +1,5 @@
 import math
+import signal
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from param_servers.errors import LastStepsLost, RunBroken, RunStopped
 from param_servers.exchange import GradientExchange, Receipt
 from param_servers.layout import FlatLayout
 from param_servers.replica import MOST_REJECTED_STEPS, LocalExchange
+from param_servers.servers import shard as shards
 
 LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
 CONFIG = OptimizerConfig(optimizer="adam", learning_rate="linear:0.1->0@100")
@@ -106,6 +108,39 @@ def test_a_process_that_fails_leaves_all_its_steps_to_the_next_one(tmp_path):
     train(local, 3)
     local.close()
     assert exchange(checkpoint_dir=tmp_path).pull().step == 3
+
+
+@pytest.mark.parametrize("of_part", [0, 4, 16])
+def test_ctrl_c_in_the_middle_of_an_update_comes_after_it(monkeypatch, tmp_path, of_part):
+    monkeypatch.setattr(shards, "LARGEST_PART", 4)
+    whole, interrupted = exchange(), exchange(checkpoint_dir=tmp_path)
+    update_part = interrupted.replica.shard.update_part
+
+    def pressed(part, *update):
+        update_part(part, *update)
+        if part.start == of_part:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(interrupted.replica.shard, "update_part", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        train(interrupted, 1)
+    interrupted.close()
+    for local in (interrupted, exchange(checkpoint_dir=tmp_path)):
+        pulled = local.pull()
+        assert (pulled.step, pulled.data_points) == (1, 5)
+        assert torch.equal(pulled.parameters, train(whole, 1 - whole.pull().step).parameters)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_checkpoints_stay_in_their_folder_when_the_program_goes_to_another(monkeypatch, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    local = exchange(checkpoint_dir="kept", exchange_config=ExchangeConfig(checkpoint_every_steps=1))
+    train(local, 1)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    train(local, 1)
+    local.close()
+    assert find_newest(tmp_path / "kept").name == "step-2" and not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_a_damaged_checkpoint_is_named_and_renamed_where_a_run_goes_on_from_the_one_before(tmp_path):

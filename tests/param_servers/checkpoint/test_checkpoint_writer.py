@@ -61,6 +61,19 @@ def test_a_server_that_was_given_no_directory_says_so_instead_of_ending() -> Non
     checkpoints.close()
 
 
+def test_a_server_s_checkpoints_stay_in_their_folder_when_the_program_goes_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoints = Checkpoints("kept", PLAN, 0, torch.zeros(4))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    begin(checkpoints, 2)
+    finish(checkpoints)
+    assert find_newest(tmp_path / "kept") == tmp_path / "kept" / "step-2"
+    checkpoints.close()
+
+
 def test_a_disk_that_cannot_set_aside_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(directory: Path, step: int) -> None:
         raise PermissionError(13, "Permission denied", str(directory / "step-4"))
