@@ -92,7 +92,7 @@ class FlatLayout:
         """A new buffer [P] float32 with the module's parameters, in this layout's order."""
         import torch
 
-        flat = torch.empty(self.numel, dtype=torch.float32)
+        flat = floats(self.numel)
         with torch.no_grad():
             for parameter, view in self._pairs(module, flat):
                 view.copy_(parameter)
@@ -107,12 +107,17 @@ class FlatLayout:
                 parameter.copy_(view)
 
     def gradient(self, module: nn.Module, loss: Tensor) -> Tensor:
-        """A new buffer [P] in this layout's order: the gradient of a scalar with respect to the module's parameters."""
+        """A new buffer [P] float32 in this layout's order: the gradient of a scalar with respect to the module's
+        parameters; zeros for those that are frozen, or that the scalar does not depend on."""
         import torch
 
-        parameters = dict(module.named_parameters())
-        gradients = torch.autograd.grad(loss, [parameters[name] for name in self.names])
-        return torch.cat([gradient.reshape(-1) for gradient in gradients])
+        flat = floats(self.numel).zero_()
+        trained = [(parameter, view) for parameter, view in self._pairs(module, flat) if parameter.requires_grad]
+        gradients = torch.autograd.grad(loss, [parameter for parameter, _ in trained], allow_unused=True)
+        for gradient, (_, view) in zip(gradients, trained, strict=True):
+            if gradient is not None:
+                view.copy_(gradient)
+        return flat
 
     def _pairs(self, module: nn.Module, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         parameters = dict(module.named_parameters())
@@ -194,6 +199,13 @@ def _greedy_by_tensor(layout: FlatLayout, num_shards: int) -> ShardPlan:
         load[shard] += sizes[name]
     cuts = tuple(accumulate(load, initial=0))
     return ShardPlan(layout.reordered([name for names in placed for name in names]), cuts)
+
+
+def floats(*shape: int) -> Tensor:
+    """A new tensor, not yet filled: float32 on the CPU, whatever torch's defaults are in the caller's program."""
+    import torch
+
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

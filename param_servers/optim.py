@@ -20,7 +20,7 @@ from torch import Tensor
 from param_servers.config import ClipRule, OptimizerConfig, OptimizerName
 from param_servers.errors import ConfigError
 from param_servers.exchange import GradientExchange, Pull, Receipt
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, floats
 
 State = dict[str, Tensor]
 """Moments [n] float32 and, where the rule counts, `step` [] float32, by torch.optim's names."""
@@ -108,7 +108,7 @@ class SliceOptimizer:
         self.state: State = {name: torch.zeros_like(parameters) for name in self._rule.moments}
         """See `State`."""
         if self._rule.counts:
-            self.state["step"] = torch.zeros(())
+            self.state["step"] = floats().zero_()
 
     def step(self, part: slice, gradient: Tensor, learning_rate: float) -> None:
         """Update elements `part` with their mean gradient [stop - start].

@@ -173,7 +173,7 @@ class TorchCollective:
 
     def _check_peers(self, group: Any, cards: list[str]) -> None:
         """In the first sum each rank proves that it knows the secret, and has met the same ranks."""
-        proofs = torch.tensor([self._proof(rank, cards) for rank in range(self.size)])
+        proofs = torch.tensor([self._proof(rank, cards) for rank in range(self.size)], device="cpu")
         table = torch.zeros_like(proofs)
         table[self.rank] = proofs[self.rank]
         group.allreduce([table]).wait()

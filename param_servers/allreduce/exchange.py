@@ -24,7 +24,7 @@ from param_servers.allreduce.collective import Collective
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, never, unread
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, floats
 from param_servers.replica import Replica, ReplicaReport, check_rejected, how_it_ended, refusal
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class AllReduceExchange:
         optimizer_config: OptimizerConfig,
         exchange_config: ExchangeConfig,
         worker: int | None = None,
-        checkpoint_dir: Path | None = None,
+        checkpoint_dir: str | Path | None = None,
         should_stop: ShouldStop = never,
         on_report: OnReport = unread,
         on_event: OnEvent = unread,
@@ -88,7 +88,7 @@ class AllReduceExchange:
         self._collective, self._should_stop = collective, should_stop
         self.replica = Replica(layout, initial_parameters, optimizer_config, exchange_config, checkpoint_dir, on_event)
         rows = collective.size * ROW_NUMBERS
-        self._buffer = torch.zeros(layout.numel + rows)
+        self._buffer = floats(layout.numel + rows)
         self._gradient, self._rows = self._buffer[: layout.numel], self._buffer[layout.numel :].view(-1, ROW_NUMBERS)
         on_report = on_report if collective.rank == 0 else unread
         self._report = ReplicaReport(self.replica, on_report, workers=collective.size)
@@ -113,7 +113,7 @@ class AllReduceExchange:
 
     def _check_same_model(self) -> None:
         own = zlib.crc32(self.replica.layout.fingerprint.encode()) & 0xFFFF
-        table = torch.zeros(self._collective.size, ROW_NUMBERS)
+        table = floats(self._collective.size, ROW_NUMBERS)
         write_rows(table, self._collective.rank, StepRow(0, False, False, 0, own))
         self._collective.all_reduce_sum_(table)
         others = [rank for rank, row in enumerate(read_rows(table)) if row.digest != read_rows(table)[0].digest]
@@ -184,9 +184,9 @@ class AllReduceExchange:
 
     def _agree_on_reason(self, reason: str | None) -> str:
         """Rank 0's reason on all ranks; "" for None."""
-        text = torch.zeros(_REASON_BYTES, dtype=torch.uint8)
+        text = torch.zeros(_REASON_BYTES, dtype=torch.uint8, device="cpu")
         encoded = (reason or "").encode()[:_REASON_BYTES]
-        text[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
+        text[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8, device="cpu")
         self._collective.broadcast_(text)
         return bytes(text.tolist()).rstrip(b"\0").decode("utf-8", "replace")
 
@@ -246,7 +246,7 @@ def write_rows(rows: Tensor, rank: int, own: StepRow) -> None:
     if not 0 <= own.data_points <= MOST_DATA_POINTS:
         raise ParamServersError(f"one gradient over {own.data_points} data points; at most {MOST_DATA_POINTS} count")
     rows.zero_()
-    rows[rank] = torch.tensor([*own._replace(step=own.step % 256)], dtype=rows.dtype)
+    rows[rank] = rows.new_tensor([*own._replace(step=own.step % 256)])
 
 
 def read_rows(rows: Tensor) -> list[StepRow]:

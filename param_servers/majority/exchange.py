@@ -29,7 +29,7 @@ from param_servers.allreduce.collective import (
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped, told
 from param_servers.exchange import OnEvent, OnReport, Publish, Pull, Receipt, Resolve, ShouldStop, never, unread
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, floats
 from param_servers.majority.chief import MajorityChief
 from param_servers.majority.shared_replica import Outcome, SharedReplica
 from param_servers.replica import Replica, ReplicaReport, check_rejected
@@ -79,7 +79,7 @@ class MajorityExchange:
         resolve: Resolve,
         publish_address: Publish = lambda host, port: None,
         incarnation: int | None = None,
-        checkpoint_dir: Path | None = None,
+        checkpoint_dir: str | Path | None = None,
         audit_path: Path | None = None,
         life: int = 0,
         should_stop: ShouldStop = never,
@@ -123,7 +123,7 @@ class MajorityExchange:
         self._generation, self._members = 0, list[int]()
         """Of the newest group that this rank was told to form."""
         self._group: TorchCollective | None = None
-        self._buffer = torch.zeros(layout.numel)
+        self._buffer = floats(layout.numel)
         self._announced, self._closing = 0, False
         self._hub = WakeableHub(secret, small_payload, silence_timeout_s=config.timeouts.silence_s)
         self._chief_host, self._quiet_s = "", 0.0

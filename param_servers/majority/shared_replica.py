@@ -5,11 +5,11 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from param_servers.errors import ParamServersError, PeerLost, RunStopped
 from param_servers.exchange import Pull, Receipt
+from param_servers.layout import floats
 from param_servers.replica import Replica, refusal
 from param_servers.wire.messages import Row
 
@@ -43,7 +43,7 @@ class SharedReplica:
         self._rank, self._incarnation, self._replica, self._patience_s = rank, incarnation, replica, patience_s
         self.turns = 0
         """The comm thread's, by which the main thread sees that it lives."""
-        self._gradient = torch.zeros(replica.layout.numel)
+        self._gradient = floats(replica.layout.numel)
         self._changed = threading.Condition()
         """Guards all below, and the replica."""
         self._waiting: WaitingPush | None = None

@@ -19,7 +19,7 @@ from torch import Tensor
 from param_servers.config import ExchangeConfig
 from param_servers.errors import BadMessage, ConfigError, ParamServersError, PeerLost, Refused, RunBroken, RunStopped
 from param_servers.exchange import Pull, Receipt, Resolve
-from param_servers.layout import ShardPlan, as_bytes
+from param_servers.layout import ShardPlan, as_bytes, floats
 from param_servers.timeouts import GOODBYE_S, NAP_S, AwakeClock, Redial
 from param_servers.wire.even_push import EvenPush
 from param_servers.wire.frames import Event, Frame, Joined, Left, Message
@@ -72,8 +72,8 @@ class ClientState:
         self.asked_for = NOTHING
         """`newest` when parameters were last asked for."""
         self._asynchronous = asynchronous
-        self._current = torch.zeros(plan.layout.numel)
-        self._arriving = torch.zeros(plan.layout.numel)
+        self._current = floats(plan.layout.numel)
+        self._arriving = floats(plan.layout.numel)
         self._data_points = 0
         self._slots: list[Version | None] = [None] * plan.num_shards
         self._begun: list[Version] = [NOTHING] * plan.num_shards
@@ -249,8 +249,9 @@ class ServersExchange:
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
         """Offer a gradient [P] float32; see `GradientExchange.push`."""
-        if gradient.dtype != torch.float32 or not gradient.is_contiguous():
-            raise ConfigError(f"a gradient must be contiguous float32, got {gradient.dtype}")
+        if gradient.dtype != torch.float32 or gradient.device.type != "cpu" or not gradient.is_contiguous():
+            got = f"{gradient.dtype} on {gradient.device}{'' if gradient.is_contiguous() else ', not contiguous'}"
+            raise ConfigError(f"a gradient must be contiguous float32 on the CPU, got {got}")
         check_data_points(data_points)  # servers close the link of whoever says otherwise, each time it is sent again
         with self._or_start_over():
             self._turn(0.0)
@@ -321,6 +322,8 @@ class ServersExchange:
         if self.stopped is not None:
             reason, failed = self.stopped
             raise RunBroken(reason) if failed else RunStopped(reason)
+        if self._closed:  # a link that began anew would have nobody to close it
+            raise ParamServersError("this exchange was closed")
 
     # -- without waiting ------------------------------------------------------------------------------------------
 

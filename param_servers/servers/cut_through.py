@@ -12,10 +12,9 @@ Optimizers here work element by element, so parts change nothing in the result.
 from collections import deque
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from param_servers.layout import as_bytes
+from param_servers.layout import as_bytes, floats
 from param_servers.servers.shard import PART_MULTIPLE, Accumulator, Elements, Shard
 from param_servers.wire.frames import Frame
 from param_servers.wire.handshake import Peer, Role
@@ -136,7 +135,7 @@ class CutThrough:
         if not arriving:
             return  # nothing is left to overlap: the commit comes sooner than what it would cost to tell it apart
         self._shard.keep()
-        learning_rate, out = self._shard.learning_rate(data_points), torch.empty(self._shard.numel)
+        learning_rate, out = self._shard.learning_rate(data_points), floats(self._shard.numel)
         self._ahead = Ahead(version, rows, gradients, arriving, learning_rate, out, self._streams(version, rows, out))
 
     def _streams(self, version: Version, rows: list[Row], out: Tensor) -> dict[Peer, Frame]:

@@ -82,7 +82,7 @@ class ParameterServer:
         secret: bytes,
         incarnation: int = 0,
         publish_address: Publish = lambda host, port: None,
-        checkpoint_dir: Path | None = None,
+        checkpoint_dir: str | Path | None = None,
         audit_path: Path | None = None,
         life: int = 0,
         should_stop: ShouldStop = never,

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from param_servers.config import OptimizerConfig
 from param_servers.errors import CheckpointError, ParamServersError
+from param_servers.layout import floats
 from param_servers.optim import SliceOptimizer, State
 from param_servers.wire.messages import Code, Row
 
@@ -140,7 +141,7 @@ class Accumulator:
 
     def spare(self) -> Tensor:
         """A buffer [n] to receive a slice into; decided slices give theirs back."""
-        return self._spare.pop() if self._spare else torch.empty(self.numel)
+        return self._spare.pop() if self._spare else floats(self.numel)
 
     def _release(self, keys: Iterable[Key]) -> None:
         for key in keys:
@@ -188,7 +189,7 @@ class Shard:
         self._optimizer = SliceOptimizer(config, self.parameters)
         self._kept: State = {}
         """The optimizer's state as it was when `keep` was called."""
-        self._mean = torch.empty(min(self.numel, LARGEST_PART))
+        self._mean = floats(min(self.numel, LARGEST_PART))
         self._published: Tensor | None = None
         self._measured_from: Tensor | None = None
         self.update_norm: float | None = None

@@ -7,12 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from param_servers.checkpoint.writer import Checkpoints
 from param_servers.errors import BadMessage
-from param_servers.layout import as_bytes
+from param_servers.layout import as_bytes, floats
 from param_servers.optim import State
 from param_servers.servers.cut_through import CutThrough
 from param_servers.servers.shard import Accumulator, Shard
@@ -111,7 +110,7 @@ class ShardNode:
             raise BadMessage(f"it signs as incarnation {header.incarnation}")
         check_data_points(header.data_points)
         whole = header.length == 4 * self.shard.numel
-        place = self._accumulator.spare() if whole else torch.empty(header.length // 4)
+        place = self._accumulator.spare() if whole else floats(header.length // 4)
         self._incoming.setdefault(peer, deque()).append(place)
         return as_bytes(place)
 

@@ -36,6 +36,36 @@ def test_a_module_takes_back_what_was_flattened_whatever_the_order():
         layout.load(torch.nn.Linear(2, 1, bias=False), torch.zeros(3))
 
 
+def _frozen() -> torch.nn.Module:
+    module = torch.nn.Linear(3, 2)
+    module.bias.requires_grad_(False)
+    return module
+
+
+class _OneUnused(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(3, 2), torch.nn.Linear(2, 2)
+
+    def forward(self, rows):
+        return self.used(rows)
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (_frozen(), [1.0] * 6 + [0.0] * 2),
+        (_OneUnused(), [1.0] * 8 + [0.0] * 6),
+        (torch.nn.Linear(3, 2).bfloat16(), [1.0] * 8),
+        (torch.nn.Linear(3, 2).double(), [1.0] * 8),
+    ],
+)
+def test_the_gradient_of_any_module_is_float32_with_zeros_where_nothing_learns(module, expected):
+    rows = torch.ones(1, 3, dtype=next(module.parameters()).dtype)
+    gradient = FlatLayout.of_module(module).gradient(module, module(rows).sum())
+    assert gradient.dtype == torch.float32 and gradient.tolist() == expected
+
+
 def test_fingerprints_tell_order_and_shape_apart():
     layout = FlatLayout.of({"a": (2, 3), "b": (2,)})
     others = [layout.reordered(["b", "a"]), FlatLayout.of({"a": (3, 2), "b": (2,)}), FlatLayout.of({"a": (8,)})]

@@ -66,6 +66,37 @@ def test_all_reduces_agree_with_torch_optim(run, workers):
     check(run(stream, ADAM, workers), stream.reference(ADAM, workers), workers, exact=workers <= 2)
 
 
+class Float32Stream(Stream):
+    """Drawn before the test changes torch's default dtype."""
+
+    def __init__(self, workers):
+        super().__init__()
+        self.drawn = {
+            (worker, step): Stream.gradient(self, self.layout, worker, step)
+            for worker in range(workers)
+            for step in range(STEPS)
+        }
+
+    def gradient(self, layout, worker, step):
+        return flat_in(layout, self.layout.views(self.drawn[worker, step]))
+
+
+@pytest.mark.parametrize(
+    "run", [run_local, run_servers, run_allreduce, run_majority], ids=["local", "servers", "allreduce", "majority"]
+)
+def test_another_default_dtype_of_torch_changes_no_step(run):
+    workers = 1 if run is run_local else 2
+    stream = Float32Stream(workers)
+    expected = stream.reference(ADAM, workers)
+    torch.set_default_dtype(torch.float64)
+    try:
+        results = run(stream, ADAM, workers)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(parameters.dtype == torch.float32 for parameters, _ in results)
+    torch.testing.assert_close(results[0][0], expected, rtol=0, atol=1e-6 * STEPS)
+
+
 def run_async(stream, config, workers):
     return run_servers(stream, config, workers, servers=2, exchange="async")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import BadMessage, ConfigError, Refused, RunStopped
+from param_servers.errors import BadMessage, ConfigError, ParamServersError, Refused, RunStopped
 from param_servers.exchange import Receipt
 from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.majority.chief import check_standing
@@ -226,6 +226,47 @@ def test_a_worker_that_is_started_again_takes_part_without_anybody_numbering_its
             worker = run.worker()
             assert run.trains(worker)
             worker.close()
+
+
+@pytest.mark.parametrize(("dtype", "device"), [(torch.float64, "cpu"), (torch.float32, "meta")])
+def test_other_defaults_of_torch_in_a_worker_s_program_change_nothing(dtype: torch.dtype, device: str) -> None:
+    gradient, accepted = torch.ones(8), list[bool]()
+
+    def program() -> None:
+        torch.set_default_device(device)  # of this thread
+        worker = run.worker()
+        accepted.extend(worker.push(gradient, worker.pull().step, 1).accepted for _ in range(3))
+        worker.close()
+
+    torch.set_default_dtype(dtype)
+    try:
+        with Serving() as run:
+            thread = threading.Thread(target=program, daemon=True)
+            thread.start()
+            thread.join(20)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert accepted == [True] * 3
+
+
+def test_a_gradient_on_another_device_is_refused_and_leaves_the_exchange_as_it_was() -> None:
+    with Serving() as run:
+        worker = run.worker()
+        with pytest.raises(ConfigError, match=r"contiguous float32 on the CPU, got torch.float32 on meta"):
+            worker.push(torch.ones(8, device="meta"), worker.pull().step, 1)
+        assert run.trains(worker)
+        worker.close()
+
+
+def test_an_exchange_that_was_closed_says_so_instead_of_joining_again() -> None:
+    with Serving() as run:
+        worker = run.worker()
+        step = worker.pull().step
+        worker.close()
+        for call in (worker.pull, lambda: worker.push(torch.ones(8), step, 1)):
+            with pytest.raises(ParamServersError, match="this exchange was closed"):
+                call()
+        worker.close()
 
 
 def test_a_push_that_is_interrupted_counts_as_it_was_and_the_worker_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
