@@ -310,7 +310,8 @@ class Watcher:
 
 
 def watch(path: str | Path, view: View | None = None, poll_s: float = 1.0) -> str:
-    """Shows a run until it is over (at once, when it is) or Ctrl-C; returns its status.
+    """Shows a run until it is over (at once, when it is) or Ctrl-C; returns its status, of one that has ended
+    how it has: "finished", "stopped" or "failed".
 
     Raises UserError when `path` is no run folder, a broken or a committed one.
     """
@@ -326,7 +327,7 @@ def watch(path: str | Path, view: View | None = None, poll_s: float = 1.0) -> st
         pass  # the run goes on, its watcher leaves
     finally:
         watcher.close()
-    return status
+    return str(run.life().get("ended", {}).get("outcome", status))
 
 
 @contextlib.contextmanager

@@ -106,11 +106,17 @@ class TrainWords:
 
 
 def words_of(env_or_preset: str | None, given: Mapping[str, Any], **own: Any) -> TrainWords:
-    """What was said, by its first word and the options. `own`: those of `TrainWords` itself."""
+    """What was said, by its first word and the options. `own`: those of `TrainWords` itself.
+
+    Raises:
+        UserError: the first word is nearly a preset; or it is an environment, and the options give one too.
+    """
     if env_or_preset in PRESETS:
         return TrainWords(given=given, **{"preset": env_or_preset, **own})
     if env_or_preset is not None:
         _refuse_mistyped_preset(env_or_preset)
+        if "env_id" in given:
+            raise UserError(f"two environments are given, {env_or_preset} and {given['env_id']}: say one")
     return TrainWords(given=given if env_or_preset is None else {"env_id": env_or_preset, **given}, **own)
 
 

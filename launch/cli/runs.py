@@ -160,7 +160,7 @@ def watch(words: Sequence[str]) -> int:
     """dba3c watch RUN"""
     what = "Look at a live or finished run, on its machine or over a shared file system."
     status = live_view.watch(parse(OneRun, words, "dba3c watch", what).run)
-    return 0 if status in ("live", "finished") else 1
+    return 0 if status in ("live", "finished", "stopped") else 1
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from dba3c.config import (
     typed_options,
 )
 from dba3c.errors import UserError
+from dba3c.metrics import watch as live_view
+from dba3c.runs.folder import RunFolder
 from launch.cli.main import COMMANDS, main
 from launch.cli.options import COMMON, parse_resume, parse_train
 
@@ -141,6 +143,7 @@ def test_words_give_what_they_say_and_no_more() -> None:
         ("breakout --exchange sevrers", "--exchange cannot be 'sevrers'; did you mean servers?"),
         ("breakout --mode x", "--mode cannot be 'x'; there are worker, central"),
         ("ppoo", "no preset is called 'ppoo'; did you mean ppo?"),
+        ("CartPole-v1 --env Acrobot-v1", "two environments are given, CartPole-v1 and Acrobot-v1: say one"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_line(words: str, why: str) -> None:
@@ -266,6 +269,14 @@ def test_resume_as_one_of_several_ranks_names_what_ranks_run(
         monkeypatch.setenv(name, value)
     assert main(["resume", "RUN"]) == 2
     assert "mpirun started 4 ranks: let them run dba3c train" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("finished", 0), ("stopped", 0), ("failed", 1)])
+def test_watching_a_run_that_has_failed_ends_as_a_failure(tmp_path: Path, outcome: str, code: int) -> None:
+    with RunFolder.create(tmp_path / "run", TrainConfig().to_json()) as run:
+        run.end_life(outcome, "worker 0: it is full")
+    assert live_view.watch(run.path) == outcome
+    assert main(["watch", str(run.path)]) == code
 
 
 @pytest.mark.parametrize("words", ["train CartPole-v1 --run-dir", "resume", "watch", "stop", "plot"])
