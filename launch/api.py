@@ -77,8 +77,8 @@ class Training(Run):
         """The run when it has ended; after `timeout_s` also while it is live. Raises what `train` does."""
         try:
             return self._result.result(timeout_s)
-        except NotYet:
-            return self
+        except NotYet:  # or the run's own TimeoutError, which it is since Python 3.11
+            return self._result.result() if self._result.done() else self
 
     def _end_with_this_process(self) -> None:
         if not self._result.done():
@@ -87,16 +87,17 @@ class Training(Run):
 
 
 @overload
-def train(env_or_preset: Trained = ..., *, detach: Literal[True], **options: Any) -> Training: ...
+def train(env_or_preset: Trained | None = ..., *, detach: Literal[True], **options: Any) -> Training: ...
 @overload
-def train(env_or_preset: Trained = ..., *, detach: bool = ..., **options: Any) -> Run: ...
-def train(env_or_preset: Trained = "breakout", *, detach: bool = False, **options: Any) -> Run:
+def train(env_or_preset: Trained | None = ..., *, detach: bool = ..., **options: Any) -> Run: ...
+def train(env_or_preset: Trained | None = None, *, detach: bool = False, **options: Any) -> Run:
     """Train on this machine until the run has what it was to have; progress is printed. Ctrl-C ends it with a
     checkpoint, and the run is returned: its `status` is then "stopped".
 
     Args:
         env_or_preset: any Gymnasium id, or a function or class that makes an environment ("package.module:function"),
-            trained as the preset that fits has it; a preset's name; or a whole configuration.
+            trained as the preset that fits has it; a preset's name; or a whole configuration. None: what the option
+            `env` says; Breakout without it.
         detach: return at once, with a `Training`, and train in the background of this process.
         options: those of `dba3c train` by their names (`rollout_length=20`), short ones too (`workers=2`); `preset`,
             `protocol` and `resume` as there. For "package.module:attribute" also what it names.
@@ -108,7 +109,8 @@ def train(env_or_preset: Trained = "breakout", *, detach: bool = False, **option
     """
     own: dict[str, Any] = {name: options.pop(name) for name in ("preset", "protocol", "resume") if name in options}
     cores, given = given_cores(os.environ), typed_options(options, ("preset", "protocol", "resume", "detach"))
-    command = f"dba3c.train({', '.join([repr(env_or_preset), *(f'{k}={v!r}' for k, v in {**own, **given}.items())])})"
+    words = [] if env_or_preset is None else [repr(env_or_preset)]
+    command = f"dba3c.train({', '.join([*words, *(f'{k}={v!r}' for k, v in {**own, **given}.items())])})"
     if isinstance(env_or_preset, TrainConfig):
         if own.keys() - {"resume"}:
             raise UserError(f"{' and '.join(own)}: a whole configuration was given, which has them")
@@ -116,7 +118,8 @@ def train(env_or_preset: Trained = "breakout", *, detach: bool = False, **option
         refuse_unread(config, given)
         command, told = "dba3c.train(TrainConfig)", []
     else:
-        env_or_preset = env_or_preset if isinstance(env_or_preset, str) else name_of(env_or_preset)
+        if env_or_preset is not None and not isinstance(env_or_preset, str):
+            env_or_preset = name_of(env_or_preset)
         said = words_of(env_or_preset, given, **own)
         config, goes_on = said.config(cores), said.resume
         told = said_of_samples(said, config)
@@ -149,6 +152,7 @@ def stop(run: str | os.PathLike[str]) -> str:
 def _train(
     config: TrainConfig, run_dir: Path, goes_on: bool, command: str, detach: bool, told: Sequence[str] = ()
 ) -> Run:
+    folder = run_dir.expanduser().absolute()  # the program may go elsewhere before the run has ended
     if current_thread() is main_thread() and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored one is inherited: no exit code could be known
     place = detect(os.environ)
@@ -156,14 +160,15 @@ def _train(
         raise UserError(f"{place.launcher} started {place.world_size} ranks, which `dba3c train` makes one run of")
 
     def supervise(beside: Beside) -> Run:
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # roles import what we do
+        path = os.pathsep.join(entry for entry in sys.path if isinstance(entry, str) and entry)
+        environ = {**os.environ, "PYTHONPATH": path}  # roles import what we do
         try:
             code = running.train(
                 config, run_dir, resume=goes_on, command=command, beside=beside, environ=environ, told=told
             )
         except (ConfigError, CheckpointError) as error:
             raise UserError(str(error)) from error
-        run = Run(run_dir)
+        run = Run(folder)
         if code == 128 + signal.SIGINT:
             raise KeyboardInterrupt
         if code != 0:

@@ -71,7 +71,7 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         self._timeout_s = config.environment_timeout_s
         self._pipe, theirs = Pipe()
         _bound_reads(self._pipe, self._timeout_s)
-        paths = os.pathsep.join(path for path in sys.path if path)
+        paths = os.pathsep.join(path for path in sys.path if isinstance(path, str) and path)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _CHILD.format(theirs.fileno())],

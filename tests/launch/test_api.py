@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,13 +64,16 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         (["breakout", "--preset", "ppo", "--frame-skip", "2", "4"], {"preset": "ppo", "frame_skip": (2, 4)}),
         (["breakout", "--protocol", "2017", "--backup-workers", "1", "--workers", "2"],
          {"protocol": "2017", "backup_workers": 1, "num_workers": 2}),
+        ([], {}),
+        (["--env", "CartPole-v1"], {"env": "CartPole-v1"}),
+        (["breakout", "--env", "ALE/Pong-v5"], {"env": "ALE/Pong-v5"}),
         (["sac", "--max-hours", "2", "--run-dir", "here"], {"max_hours": 2, "run_dir": "here"}),
     ],
 )  # fmt: skip
 def test_options_mean_what_they_mean_on_the_command_line(
     asked: dict[str, Any], words: list[str], options: dict[str, Any]
 ) -> None:
-    run = dba3c.train(words[0], **options)
+    run = dba3c.train(*[word for word in words[:1] if not word.startswith("--")], **options)
     assert asked["config"] == parse_train(words).config(given_cores({}))
     assert run.folder == asked["run_dir"].resolve() and run.status == "finished"
 
@@ -132,6 +136,7 @@ def test_a_file_called_launch_beside_a_script_is_neither_run_nor_taken_for_ours(
         ({"burn_in": 3}, "burn_in: an option of algorithm r2d2 only"),
         ({"total_frames": -1}, "total_frames must be at least 1"),
         ({"resume": True}, "nothing to resume"),
+        ({"env": "Acrobot-v1"}, "two environments are given, CartPole-v1 and Acrobot-v1"),
     ],
 )
 def test_what_cannot_be_is_a_user_error_of_one_line(asked: dict[str, Any], options: dict[str, Any], why: str) -> None:
@@ -155,6 +160,52 @@ def test_a_run_that_fails_raises_why(asked: dict[str, Any]) -> None:
         dba3c.train("CartPole-v1", run_dir="torn")
     with pytest.raises(UserError, match="none is whole"):
         dba3c.train("CartPole-v1", run_dir="torn", detach=True)
+
+
+@pytest.fixture
+def held(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The end of a run that goes on until it is set, and then raises what `asked` has as `later`."""
+    end, train = threading.Event(), running.train
+
+    def until_the_end(config: TrainConfig, run_dir: Path, **options: Any) -> int:
+        code = train(config, run_dir, **options)
+        with options["beside"](RunFolder.open(run_dir)):
+            assert end.wait(60)
+        if "later" in asked:
+            raise asked["later"]
+        return code
+
+    monkeypatch.setattr(running, "train", until_the_end)
+    return end
+
+
+def test_a_detached_run_is_found_at_its_end_from_wherever_the_program_has_gone(
+    held: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = dba3c.train("CartPole-v1", run_dir="run", detach=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    held.set()
+    assert training.wait().folder == tmp_path / "run"
+
+
+def test_a_run_that_ended_in_a_timeout_is_not_taken_for_one_that_goes_on(
+    asked: dict[str, Any], held: threading.Event
+) -> None:
+    asked["later"] = TimeoutError("the file system is away")
+    training = dba3c.train("CartPole-v1", run_dir="run", detach=True)
+    assert training.wait(0.0) is training
+    held.set()
+    with pytest.raises(TimeoutError, match="the file system is away"):
+        training.wait()
+
+
+def test_the_roles_are_given_the_words_of_the_search_path_whatever_else_is_in_it(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", ["", *sys.path, tmp_path])
+    dba3c.train("CartPole-v1", run_dir="run")
+    assert asked["environ"]["PYTHONPATH"] == os.pathsep.join(map(str, sys.path[1:-1]))
 
 
 def test_a_rank_of_many_is_sent_to_the_command(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

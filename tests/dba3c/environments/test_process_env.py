@@ -165,6 +165,11 @@ def test_processes_play_the_same_games_as_the_loop(made):
         assert one.episodes == other.episodes
 
 
+def test_a_search_path_with_more_than_words_in_it_is_handed_on(made, config, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # a Path, which imports pass over
+    assert made(config("Game"), 1, seed=0).reset().shape == (1, 1)
+
+
 def test_actions_start_where_the_environment_starts_them_and_scores_are_its_own(made, config):
     envs = made(config("Game"), 2, seed=0)
     envs.reset()
