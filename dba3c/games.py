@@ -6,6 +6,7 @@ In: a run's folder, or a folder of results/. Out: scores, a film.
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from dba3c.algorithms.policies import Actions
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.evaluation import evaluator
+from dba3c.evaluation.agents import whole_number
 from dba3c.evaluation.evaluator import Evaluation
 from dba3c.recording.recorder import RecordedGame, record_game
 from dba3c.runs.checkpoints import open_policy
@@ -50,6 +52,9 @@ def evaluate(
     Raises:
         UserError: there is no such checkpoint, its environment cannot be played here, or its folder not be written.
     """
+    games, seed_index = whole_number("games", games), whole_number("seed_index", seed_index)
+    env_threads = whole_number("env_threads", env_threads or usable_cores())
+    step = None if step is None else whole_number("step", step)
     folder, policy = open_policy(run, step, on_skip=warn_on_stderr)
     into = folder_for_outputs(folder)
     check_writable(into.path / evaluator.FOLDER)
@@ -61,7 +66,7 @@ def evaluate(
             games=games,
             actions=actions,
             seed_index=seed_index,
-            env_threads=env_threads or usable_cores(),
+            env_threads=env_threads,
             on_game=lambda episode: progress.advance(task),
         )
     evaluation.save(into)
@@ -92,6 +97,7 @@ def record(
     Raises:
         UserError: there is no such checkpoint, the environment cannot be drawn, or a file not be written.
     """
+    seed_index, step = whole_number("seed_index", seed_index), None if step is None else whole_number("step", step)
     folder, policy = open_policy(run, step, on_skip=warn_on_stderr)
     path = folder_for_outputs(folder).videos / f"step-{policy.step}.mp4" if output is None else Path(output)
     if path.suffix != ".mp4":
@@ -122,8 +128,8 @@ def folder_for_outputs(run: RunFolder) -> RunFolder:
 
 
 def _progress(what: str, *columns: str) -> Progress:
-    """A bar on a terminal and in a notebook, nothing elsewhere."""
+    """A bar on a terminal, and in a notebook that has what rich needs there; nothing elsewhere."""
     console = Console(stderr=True)
-    shown = console.is_terminal or console.is_jupyter
+    shown = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
     made = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f} " + f"{what}s")]
     return Progress(*made, *map(TextColumn, columns), transient=True, console=console, disable=not shown)

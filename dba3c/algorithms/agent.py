@@ -17,7 +17,7 @@ from dba3c.algorithms.actor_critic import ActorCriticLoss
 from dba3c.algorithms.rollout import Rollout
 from dba3c.networks import ActorCriticNetwork, NetworkOutput, State
 from dba3c.networks.distributions import Distribution, distribution
-from param_servers.layout import FlatLayout
+from param_servers.layout import FlatLayout, floats
 
 COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -39,7 +39,7 @@ class FlatNetwork:
             if parameter.dim() == 4:  # those of a Conv3d have no such format
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         self.layout = layout
-        self._gradient = torch.zeros(layout.numel)
+        self._gradient = floats(layout.numel).zero_()
         named = dict(network.named_parameters())
         self._parameters = [named[name] for name in layout.names]
         self._gradient_views = list(layout.views(self._gradient).values())

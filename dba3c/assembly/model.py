@@ -59,8 +59,10 @@ def build_model(config: TrainConfig, spaces: Spaces, *, only_plays: bool = False
     Args:
         only_plays: it does not train, so where the run's device is missing the CPU does.
 
-    Raises UserError: there is no such device here, or a network that cannot be.
+    Raises UserError: there is no such device here, a network that cannot be, or another default dtype of torch.
     """
+    if (dtype := torch.get_default_dtype()) != torch.float32:
+        raise UserError(f"networks are float32, but torch's default dtype is {dtype}: set it back to torch.float32")
     device = config.network.device
     if only_plays and not _has(device):
         device = "cpu"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
 from typing import Any
 
@@ -13,10 +15,12 @@ from dba3c.algorithms.policies import Asked
 from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import maker_of
+from dba3c.environments.gymnasium_vector import one_line
 from dba3c.environments.normalization import RunningStatistics, kept
 from dba3c.environments.spaces import ActionCodec, ObservationCodec
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.networks import State, reset_state
+from dba3c.own_code import ANYTHING
 from dba3c.runs.checkpoints import Policy, open_policy
 
 
@@ -32,6 +36,7 @@ def load(path: str | os.PathLike[str], *, step: int | None = None, seed: int = 0
         UserError: there is no such run or checkpoint, or the environment, which says what observations and actions
             are, cannot be made here.
     """
+    seed, step = whole_number("seed", seed), None if step is None else whole_number("step", step)
     folder, policy = open_policy(path, step, on_skip=warn_on_stderr)
     return Agent(TrainConfig.from_json(folder.config_text()), policy, seed)
 
@@ -76,7 +81,8 @@ class Agent:
             reward: the environment's own, of the steps that led here, one or [N]; only R2D2's network looks at it.
 
         Raises:
-            UserError: an observation that does not fit, or another number of games than in the call before.
+            UserError: an observation that does not fit, rewards that are not one for each, or another number of games
+                than in the call before.
         """
         is_batch, batch = self._batch(observation)
         games = len(batch)
@@ -85,7 +91,7 @@ class Agent:
                 raise UserError(f"the agent remembers {self._games} games, not {games}: call reset() before others")
             self._games, self._state = games, self._drawn.initial_state(games)
         environment = self.config.environment
-        rewards = np.broadcast_to(np.asarray(reward, np.float32), games) * np.float32(environment.reward_scale)
+        rewards = _for_games(games, "reward", reward, np.float32) * np.float32(environment.reward_scale)
         if environment.clips_reward:  # it is shown rewards as it was trained on them
             rewards = np.clip(rewards, -1.0, 1.0)
         player = self._greedy if greedy else self._drawn
@@ -99,34 +105,60 @@ class Agent:
 
         Args:
             ended: of a batch, bool [N]: the games that are over; the others go on. None: all.
+
+        Raises:
+            UserError: it says it of another number of games than are played.
         """
-        if ended is None:
+        if ended is None or not self._games:
             self._games, self._state = 0, ()
         else:
-            self._state = reset_state(self._state, torch.from_numpy(np.asarray(ended, dtype=bool)))
+            self._state = reset_state(self._state, torch.from_numpy(_for_games(self._games, "ended", ended, np.bool_)))
 
     def _batch(self, observation: Any) -> tuple[bool, np.ndarray]:
         """(whether a batch was given, the rows [N, ...] that the network takes)."""
         dimensions = None if self.observation_space.shape is None else len(self.observation_space.shape)
-        is_batch = isinstance(observation, list) if dimensions is None else np.ndim(observation) > dimensions
-        each = list(observation) if is_batch else [observation]
-        space = self._observations.space
-        rows = np.empty((len(each), *space.shape), dtype=space.dtype)
+        space, env_id = self._observations.space, self.config.environment.env_id
         try:
+            is_batch = isinstance(observation, list) if dimensions is None else np.ndim(observation) > dimensions
+            each = list(observation) if is_batch else [observation]
+            rows = np.empty((len(each), *space.shape), dtype=space.dtype)
             for one, row in zip(each, rows, strict=True):
                 self._observations.write(one, row)
                 self._observations.check_finite(row)
         except (ValueError, TypeError) as error:
-            raise UserError(f"{self.config.environment.env_id}: {error}") from error
+            raise UserError(f"{env_id}: {error}") from error
+        if not each:
+            raise UserError(f"{env_id}: a batch of no observations")
         return is_batch, rows if self._statistics is None else self._statistics.normalize(rows)
 
 
+def whole_number(name: str, value: Any) -> int:
+    """The argument `name` as Python's int, which JSON and torch take; NumPy's are not. Raises UserError: it is none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UserError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def _for_games(games: int, name: str, values: ArrayLike, dtype: type[np.generic]) -> np.ndarray:
+    """[games]: one value for each, or one for all. Raises UserError: they are neither."""
+    try:
+        given = np.asarray(values, dtype)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{name}: {error}") from error
+    if given.shape not in ((), (games,)):
+        raise UserError(f"{name} of shape {list(given.shape)} for {games} game{'' if games == 1 else 's'}")
+    return np.full(games, given)
+
+
 def _spaces_as_made(config: TrainConfig) -> Spaces:
-    """Of one environment, as it says them itself."""
+    """Of one environment, as it says them itself. Raises UserError: it cannot be made."""
     if config.environment.family == "atari":
         return spaces_of(config)
-    env = maker_of(config.environment)()
     try:
-        return Spaces(env.observation_space, env.action_space)
-    finally:
-        env.close()
+        with contextlib.closing(maker_of(config.environment)()) as env:
+            return Spaces(env.observation_space, env.action_space)
+    except UserError:
+        raise
+    except ANYTHING as error:
+        raise UserError(f"{config.environment.env_id} cannot be made: {one_line(error)}") from error

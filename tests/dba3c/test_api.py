@@ -1,5 +1,6 @@
 """`import dba3c`: quick, and all that its page names; runs are read, played with and filmed by their folders."""
 
+import functools
 import importlib.util
 import subprocess
 import sys
@@ -7,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import dba3c
+from dba3c import games
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
@@ -67,6 +70,28 @@ def test_a_run_is_taken_wherever_its_folder_is(make_run, write_checkpoint):
     folder.end_life("stopped", "SIGINT")
     assert (dba3c.read(run).status, run.reason) == ("stopped", "SIGINT")
     assert repr(run) == f"Run('{folder.path}', stopped)"
+
+
+def test_numpy_s_numbers_are_numbers_and_what_is_none_is_said_before_a_game_is_played(make_run, write_checkpoint):
+    run = make_run(CARTPOLE)
+    write_checkpoint(run, CARTPOLE, step=10)
+    one, ten = np.int64(1), np.int64(10)
+    assert len(dba3c.evaluate(run.path, one, step=ten, seed_index=one, env_threads=one).scores) == 1
+    _, game = dba3c.record(run.path, step=ten, seed_index=one)
+    assert game.seed_index == 1
+    assert dba3c.load(run.path, step=ten, seed=one).act(np.zeros(4, np.float32)) in (0, 1)
+    for use, name in ((dba3c.evaluate, "games"), (dba3c.evaluate, "seed_index"), (dba3c.evaluate, "env_threads"),
+                      (dba3c.evaluate, "step"), (dba3c.record, "seed_index"), (dba3c.record, "step"),
+                      (dba3c.load, "seed"), (dba3c.load, "step")):  # fmt: skip
+        with pytest.raises(UserError, match=f"{name} must be a whole number, not '3'"):
+            use(run.path, **{name: "3"})
+
+
+def test_a_bar_is_shown_where_there_is_one_to_see(monkeypatch):
+    monkeypatch.setattr(games, "Console", functools.partial(Console, force_jupyter=True))
+    for widgets in (None, object()):
+        monkeypatch.setattr(games, "find_spec", lambda name, widgets=widgets: widgets)
+        assert games._progress("game").disable == (widgets is None)
 
 
 def test_games_are_not_played_whose_scores_could_not_be_kept(make_run, write_checkpoint, monkeypatch):

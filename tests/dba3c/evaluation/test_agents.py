@@ -5,6 +5,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from dba3c.algorithms.policies import Asked, R2d2Policy
@@ -114,6 +115,48 @@ def test_an_observation_that_does_not_fit_is_named(trained):
         agent.act(np.zeros(3, np.float32))
     with pytest.raises(UserError, match="NaN"):
         agent.act(np.full(4, np.nan, np.float32))
+
+
+def test_an_environment_that_cannot_be_made_is_one_line(trained, monkeypatch):
+    folder = trained(config_of(f"{__name__}:Parts"))
+
+    def no_levels(env):
+        raise FileNotFoundError(2, "No such file or directory", "levels.txt")
+
+    monkeypatch.setattr(Parts, "__init__", no_levels)
+    with pytest.raises(UserError, match=r"test_agents:Parts cannot be made: FileNotFoundError: .*levels\.txt"):
+        load(folder)
+
+
+def test_what_is_not_of_as_many_games_is_refused_in_one_line(trained):
+    agent = load(trained(config_of("CartPole-v1", "mlp_lstm")))
+    three = np.zeros((3, 4), np.float32)
+    agent.reset(ended=[True])  # of no games yet
+    agent.act(three, reward=[1.0, 2.0, 3.0])
+    for observation, reward, line in (
+        ((three[0], {}), 0.0, "CartPole-v1: "),
+        (three[:0], 0.0, "CartPole-v1: a batch of no observations"),
+        (three, [1.0, 2.0], r"reward of shape \[2\] for 3 games"),
+        (three, "much", "reward: could not convert"),
+    ):
+        with pytest.raises(UserError, match=line):
+            agent.act(observation, reward=reward)
+    before = [part.clone() for part in agent._state]
+    for ended, line in (([True], r"ended of shape \[1\] for 3 games"), ([[True], [True, False]], "ended: ")):
+        with pytest.raises(UserError, match=line):
+            agent.reset(ended)
+    assert all(map(torch.equal, agent._state, before)) and agent._state
+
+
+def test_another_default_dtype_of_torch_is_named_where_an_agent_is_loaded(trained):
+    folder = trained(config_of("CartPole-v1"))
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(UserError, match=r"networks are float32, but torch's default dtype is torch\.float64"):
+            load(folder)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert load(folder).act(np.zeros(4, np.float32)) in (0, 1)
 
 
 def test_what_was_trained_on_a_gpu_plays_where_there_is_none(trained, monkeypatch):
