@@ -60,7 +60,6 @@ from launch.slurm import controller
 from param_servers.errors import ConfigError, RunBroken
 
 END_LOOK_S = 2.0
-FIRST_NODE_LOST_LOOKS = 3
 REFUSAL_HOLDS_S = 60.0
 """How much later than its chief a rank may begin to wait, where a launch may have the name of an earlier one: what was
 refused, or began and has ended, before that, was the earlier one."""
@@ -255,11 +254,12 @@ def run_rank(
                 joins_late=place.launcher == REPLACEMENT,
                 stop_timeout_s=config.exchange.timeouts.stop_s,
             )
-            with _told_of_the_end(supervisor, folder, place), _showing_progress(folder, place):
+            first_node = controller.FirstNode(folder.path) if place.launcher == "srun" else None
+            with _told_of_the_end(supervisor, folder, place, first_node), _showing_progress(folder, place):
                 code = supervisor.run()
             if place.is_chief:
                 _note_end(folder, code, supervisor.cause)
-            elif place.launcher == "srun" and controller.first_node_is_lost(folder.path):
+            elif first_node is not None and first_node.is_lost():
                 why = controller.requeue_without_first_node(folder.path, place.launch_id, os.environ)
                 metrics.record_event("first_node_lost", why)  # srun, which would pass on what is printed, is dead too
         except BaseException as error:
@@ -312,17 +312,19 @@ def _showing_progress(folder: RunFolder, place: LaunchPlace) -> Iterator[None]:
 
 
 @contextmanager
-def _told_of_the_end(supervisor: Supervisor, folder: RunFolder, place: LaunchPlace) -> Iterator[None]:
-    """Tell a rank's supervisor when the chief notes the run's end: a worker that is still joining would not notice."""
+def _told_of_the_end(
+    supervisor: Supervisor, folder: RunFolder, place: LaunchPlace, first_node: controller.FirstNode | None
+) -> Iterator[None]:
+    """Tell a rank's supervisor when the chief notes the run's end: a worker that is still joining would not notice.
+
+    Args:
+        first_node: None where a chief may come back (a restarted pod).
+    """
     left = threading.Event()
-    by_slurm = place.launcher == "srun"  # elsewhere a chief may come back (a restarted pod)
 
     def look() -> None:
-        looks_lost = 0
         while not left.wait(END_LOOK_S):
-            with suppress(OSError):  # a shared file system that is away for a while tells nothing
-                looks_lost = looks_lost + 1 if by_slurm and controller.first_node_is_lost(folder.path) else 0
-            if looks_lost >= FIRST_NODE_LOST_LOOKS:
+            if first_node is not None and first_node.is_lost():
                 supervisor.run_has_ended(well=False)
                 return
             with suppress(UserError):  # meta.json, seen while it was replaced on a slow file system

@@ -4,7 +4,8 @@ The lock is the file `lock.json` {host, pid, ...}. Its holder touches it every f
 
 1. the holder's process can be seen from here (same kernel boot, same pid namespace): it is alive or it is not;
 2. it cannot be seen (another host or container of a shared file system): it is alive while the heartbeat is fresh.
-   Heartbeats are compared on the file system's own clock, so hosts need not agree on the time.
+   Heartbeats are compared on the file system's own clock, where one can be asked (some have their clients' times), so
+   hosts need not agree on the time; whoever acts on a stale one first looks whether it changes (`heartbeat`).
 
 A dead holder's lock is taken over. Two launches that take over at once are put in order by flock where the file system
 has it; where it has none, the one whose token is in the file afterwards has won.
@@ -16,7 +17,7 @@ A holder may be wrongly called dead by 2: it was frozen, or could not reach the 
    chief that its launcher has started again is the same launch to all but its predecessor.) Reads and refreshes that
    fail change nothing, and a file that somebody has deleted is put back;
 4. a refresh that fails for less than HEARTBEAT_LOST_S lets nobody in. After that a launch on another host may take the
-   folder; it waits for two heartbeats before it writes anything else, in which whoever lives learns of it by 3.
+   folder; it first waits for two heartbeats, and is refused when one comes. Whoever lives learns of it by 3.
 """
 
 from __future__ import annotations
@@ -75,18 +76,19 @@ def _process_started(pid: int) -> str:
 
 
 def _filesystem_now_s(folder: Path) -> float:
-    """The folder's file system's idea of now (unix seconds); this host's where the folder cannot be written.
+    """The folder's file system's idea of now (unix seconds); this host's where the folder could never be written.
 
-    The difference of the two clocks is measured (with a short-lived file) once in a while, not at each call.
+    The difference of the two clocks is measured (with a short-lived file) once in a while, not at each call. What a
+    full disk keeps from being measured is what it was before.
     """
     measured_s, ahead_s = _clock_ahead_s.get(folder, (-math.inf, 0.0))
     if time.monotonic() - measured_s > _CLOCK_VALID_S:
-        ahead_s, probe = 0.0, folder / f".now-{secrets.token_hex(4)}"
+        probe = folder / f".now-{secrets.token_hex(4)}"
         with contextlib.suppress(OSError):
             probe.touch(exist_ok=False)
             ahead_s = probe.stat().st_mtime - time.time()
+            _clock_ahead_s[folder] = (time.monotonic(), ahead_s)
             probe.unlink()
-        _clock_ahead_s[folder] = (time.monotonic(), ahead_s)
     return time.time() + ahead_s
 
 
@@ -97,6 +99,19 @@ def _read(path: Path) -> Holder | None:
         return None
     except (ValueError, TypeError, OSError):  # torn or foreign: nobody can be named, the heartbeat decides
         return Holder(host="an unknown host", pid=0, process_started="", pid_space="", token="")
+
+
+def heartbeat(folder: Path) -> tuple[Holder, float] | None:
+    """What another heartbeat, or another holder, changes; None where nobody holds the folder.
+
+    The file is opened first, at which NFS asks its server how old it is.
+    """
+    path = folder / LOCK_NAME
+    holder = _read(path)
+    try:
+        return None if holder is None else (holder, path.stat().st_mtime)
+    except FileNotFoundError:
+        return None
 
 
 def living_holder(folder: Path) -> Holder | None:
@@ -127,9 +142,13 @@ def refuse_held(folder: Path) -> None:
     with writing(folder / LOCK_NAME):
         other = living_holder(folder)
     if other is not None:
-        raise UserError(
-            f"{folder} is in use by process {other.pid} on {other.host}: stop that run first, or choose another folder"
-        )
+        raise _in_use(folder, other)
+
+
+def _in_use(folder: Path, by: Holder) -> UserError:
+    return UserError(
+        f"{folder} is in use by process {by.pid} on {by.host}: stop that run first, or choose another folder"
+    )
 
 
 @contextlib.contextmanager
@@ -178,12 +197,17 @@ class RunLock:
         """Takes the folder. Raises UserError when somebody has it, or took it at the same moment."""
         path = folder / LOCK_NAME
         mine = Holder.this_process(launch_id)
-        with writing(path), _takeover_guard(folder):
+        with writing(path):
             refuse_held(folder)
-            last = _read(path)
-            write_atomically(path, json.dumps(asdict(mine)))
-        if last is not None and last.pid_space != mine.pid_space:
-            time.sleep(2 * HEARTBEAT_S)  # rule 4
+            last = heartbeat(folder)
+            if last is not None and last[0].pid_space != mine.pid_space:
+                time.sleep(2 * HEARTBEAT_S)  # rule 4
+            with _takeover_guard(folder):
+                refuse_held(folder)
+                now = heartbeat(folder)
+                if now is not None and now != last:
+                    raise _in_use(folder, now[0])
+                write_atomically(path, json.dumps(asdict(mine)))
         winner = _read(path)
         if winner is None or winner.token != mine.token:
             raise UserError(f"{folder} was taken by another launch at the same moment")

@@ -2,8 +2,8 @@
 
 And what follows from its answers for a job's next life. The first node holds the job's script and the run's chief. When
 it is lost Slurm lets the other ranks run, without a script that would ever end them. So the script holds a lock in the
-run folder, like the chief; a rank that finds both of them dead stops its processes, and one rank asks Slurm to requeue
-the job, which resumes from the newest checkpoint.
+run folder, like the chief; a rank that finds both of them dead (`FirstNode`) stops its processes, and one rank asks
+Slurm to requeue the job, which resumes from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dba3c.runs.files import write_atomically, write_once
-from dba3c.runs.lock import LOCK_NAME, RunLock, living_holder
+from dba3c.runs.lock import HEARTBEAT_LOST_S, RunLock, heartbeat, living_holder
+from param_servers.timeouts import AwakeClock
 
 LOOK_TIMEOUT_S = 5.0
 """For what is only looked at: it is asked again soon, and whoever waits for it does not hear signals."""
@@ -29,6 +31,8 @@ REQUEUED = ("pending", "completing")
 """What scontrol says of a job that is requeued already; of one that was cancelled as well."""
 MAX_RESTARTS = 100
 """Lives of one job; more would mean that a life is too short to get anywhere."""
+BETWEEN_LOOKS_S = 8.0
+"""More between a rank's looks at its first node, and it could not look."""
 FOLDER = ".slurm"
 JOB = "job"
 
@@ -139,11 +143,36 @@ def next_life(run_dir: Path) -> str:
     return f"whether job {job} has a next life is not known ({answer.stderr.strip()}): scancel {job} would end that too"
 
 
-def first_node_is_lost(run_dir: Path) -> bool:
-    """Whether the script and the chief are both dead without having ended the run; false where no script of ours is."""
-    if not (run_dir / FOLDER / LOCK_NAME).exists():
+class FirstNode:
+    """A job's first node, as one of the other ranks sees it: by the locks of its script and of its chief.
+
+    That both seem dead does not do: this rank may have been stopped with the rest of the job, cut off from the folder,
+    or have another idea of the time. So both have to stay as they are for as long, of this rank's own time in which it
+    could look.
+    """
+
+    def __init__(self, run_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folders = (run_dir / FOLDER, run_dir)
+        self._now_s = AwakeClock(BETWEEN_LOOKS_S, clock).now_s
+        self._beats: list[object] = []
+        self._since_s = self._now_s()
+
+    def is_lost(self) -> bool:
+        """Whether the script and the chief are both dead; false where no script of ours is, and of what cannot be read.
+
+        To be asked again and again.
+        """
+        now_s = self._now_s()
+        with suppress(OSError):  # a shared file system that is away for a while tells nothing
+            beats: list[object] = [heartbeat(folder) for folder in self._folders]
+            if beats != self._beats:
+                self._beats, self._since_s = beats, now_s
+            return (
+                beats[0] is not None
+                and now_s - self._since_s >= HEARTBEAT_LOST_S
+                and all(living_holder(folder) is None for folder in self._folders)
+            )
         return False
-    return living_holder(run_dir / FOLDER) is None and living_holder(run_dir) is None
 
 
 def requeue_without_first_node(run_dir: Path, launch_id: str, environ: Mapping[str, str]) -> str:

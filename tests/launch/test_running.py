@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -163,18 +164,57 @@ def test_a_contradiction_is_said_by_one_rank_only() -> None:
         train_as_rank(parse_train(words), others[0], "dba3c")
 
 
+class Watched:
+    """A first node, and the clock of the rank that looks at it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.now_s = 0.0
+        self._first_node = controller.FirstNode(run_dir, clock=lambda: self.now_s)
+
+    def is_lost(self, after_s: float, looks: int = 100) -> bool:
+        """Whether it is for the last of so many looks, evenly in that time."""
+        found = False
+        for _ in range(looks):
+            self.now_s += after_s / looks
+            found = self._first_node.is_lost()
+        return found
+
+
 def test_only_the_death_of_both_script_and_chief_is_the_loss_of_the_first_node(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     chief = RunFolder.create(run_dir, {})
-    assert not controller.first_node_is_lost(run_dir)  # no script of ours
+    first_node = Watched(run_dir)
+    assert not first_node.is_lost(after_s=200.0)  # no script of ours
     script = controller.hold(run_dir, {"SLURM_JOB_ID": "7"})
-    assert not controller.first_node_is_lost(run_dir)
+    assert not first_node.is_lost(after_s=200.0)
     die(run_dir / controller.FOLDER)
-    assert not controller.first_node_is_lost(run_dir)  # srun's own affair: the chief lives
+    assert not first_node.is_lost(after_s=200.0)  # srun's own affair: the chief lives
     die(run_dir)
-    assert controller.first_node_is_lost(run_dir)
+    assert first_node.is_lost(after_s=200.0)
     chief.release()
     script.release()
+
+
+def test_a_first_node_is_not_lost_to_a_rank_that_was_suspended_or_has_another_idea_of_the_time(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    RunFolder.create(run_dir, {}).release()
+    (run_dir / controller.FOLDER).mkdir()
+    first_node, folders = Watched(run_dir), (run_dir, run_dir / controller.FOLDER)
+
+    def beat(at_s: float) -> None:
+        holder = {"host": "n1", "pid": 42, "process_started": "1", "pid_space": "another boot", "token": "abc"}
+        for folder in folders:
+            (folder / LOCK_NAME).write_text(json.dumps(holder))
+            os.utime(folder / LOCK_NAME, (at_s, at_s))
+
+    for at_s in range(1, 50):  # by this rank's clock it has been dead for decades
+        beat(at_s)
+        assert not first_node.is_lost(after_s=5.0, looks=2)
+    assert not first_node.is_lost(after_s=600.0, looks=1)  # suspended, or the look was blocked
+    assert not first_node.is_lost(after_s=50.0)
+    beat(60)
+    assert not first_node.is_lost(after_s=50.0)
+    assert first_node.is_lost(after_s=20.0)
 
 
 def die(folder: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -132,6 +133,33 @@ def test_a_lock_of_another_host_counts_while_its_heartbeat_is_fresh(tmp_path, mo
     pretend_held_elsewhere(run.path, age_s=run_lock.HEARTBEAT_LOST_S + 5)
     monkeypatch.setattr(run_lock, "HEARTBEAT_S", 0.01)  # two of them are left to whoever may live after all
     RunFolder.launch(run.path, None, resume=True).release()
+
+
+def test_a_lock_that_only_seems_old_is_not_taken_over(tmp_path, monkeypatch):
+    """Of a holder whose clock is behind, where the file system has the times of its clients."""
+    run = finished_run(tmp_path / "run")
+    pretend_held_elsewhere(run.path, age_s=600)
+
+    def beat(_):
+        os.utime(run.path / "lock.json", (1.0, 1.0))
+
+    monkeypatch.setattr(run_lock, "time", SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=beat))
+    with pytest.raises(UserError, match="in use by process 42 on node17"):
+        RunFolder.launch(run.path, None, resume=True)
+    assert "node17" in (run.path / "lock.json").read_text()
+
+
+def test_what_the_file_system_s_clock_is_ahead_by_is_not_forgotten_when_its_disk_is_full(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run = finished_run(tmp_path / "run")
+    pretend_held_elsewhere(run.path, age_s=5)
+    clock = SimpleNamespace(time=lambda: time.time() + 600.0, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr(run_lock, "time", clock)
+    for clock.now_s in (0.0, 1000.0, 1001.0):
+        assert run_lock.living_holder(run.path) is not None
+        monkeypatch.setattr(run_lock.Path, "touch", full)
 
 
 def test_a_torn_lock_counts_while_its_heartbeat_is_fresh(tmp_path):
