@@ -64,7 +64,11 @@ def _gradient_of(parameter: Tensor) -> Tensor:
 
 
 class Agent(FlatNetwork):
-    """Acts, and turns rollouts into flat gradients: a ``FlatNetwork`` with a loss that knows the action space."""
+    """Acts, and turns rollouts into flat gradients: a ``FlatNetwork`` with a loss that knows the action space.
+
+    Args:
+        draws: a second forward pass may give another policy than the one that acted, as with the user's own dropout.
+    """
 
     network: ActorCriticNetwork
 
@@ -74,11 +78,12 @@ class Agent(FlatNetwork):
         layout: FlatLayout,
         loss: ActorCriticLoss,
         *,
+        draws: bool = False,
         precision: str = "float32",
         device: str = "cpu",
     ) -> None:
         super().__init__(network, layout, precision=precision, device=device)
-        self.loss = loss
+        self.loss, self.draws = loss, draws
 
     def initial_state(self, num_envs: int) -> State:
         """Recurrent state of ``num_envs`` fresh episodes; () when the network has none."""

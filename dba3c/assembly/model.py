@@ -87,7 +87,8 @@ def build_model(config: TrainConfig, spaces: Spaces, *, only_plays: bool = False
     loss = ActorCriticLoss(spaces.action, settings)
     if ":" in algorithm.algorithm and own_algorithm(algorithm.algorithm) is None:
         loss = OwnLoss(algorithm.algorithm, spaces.action, settings)
-    return Model(Agent(module, plan.layout, loss, **where), plan, parameters)
+    draws = ":" in config.network.network
+    return Model(Agent(module, plan.layout, loss, draws=draws, **where), plan, parameters)
 
 
 def build_policy(

@@ -68,13 +68,13 @@ of T graphs of B kept while acting (small and Nature's networks, T 5); with 16 a
 
 class OneGradient:
     """n-step actor-critic and V-trace: each rollout is differentiated once, through the graph that it holds, or where
-    few environments make T small graphs slow, through one of all its observations (of networks without memory)."""
+    few environments make T small graphs slow, through one of all its observations (of our networks without memory)."""
 
     several = False
 
     def __init__(self, algorithm: AlgorithmConfig, agent: Agent, num_envs: int) -> None:
         self._agent, self._entropy_cost = agent, parse_schedule(algorithm.entropy_cost)
-        self.keeps_observations = num_envs <= FEW_ENVIRONMENTS and not agent.initial_state(1)
+        self.keeps_observations = num_envs <= FEW_ENVIRONMENTS and not agent.draws and not agent.initial_state(1)
 
     def parts(self, rollout: Rollout, generator: torch.Generator) -> Iterator[tuple[Rollout, int]]:
         yield rollout, rollout.data_points

@@ -16,6 +16,7 @@ from torch import nn
 from dba3c.assembly.model import build_model, spaces_of
 from dba3c.config import TrainConfig, has_own_code, replace_options
 from dba3c.errors import UserError
+from dba3c.workers.gradients import gradients_of
 from dba3c.workers.worker import check_own_code
 from launch.cli.options import parse_train
 from tests.dba3c.workers.test_worker_learning import learn
@@ -203,6 +204,11 @@ class Noisy(nn.Module):
     learns, plays = (build_model(config, spaces_of(config), only_plays=only).network.network for only in (False, True))
     on = [[part.training for part in net.modules() if isinstance(part, nn.Dropout)] for net in (learns, plays)]
     assert on == [[True, False], [False, False]] and learns.training and not plays.training
+    for envs in (1, 64):  # the loss is of the pass that acted: another one would have dropped other units
+        agent = build_model(config, spaces_of(config)).network
+        assert not gradients_of(config.algorithm, agent, envs).keeps_observations
+    ours = build_model(parse_train(["CartPole-v1"]).config(2), spaces_of(config)).network
+    assert gradients_of(config.algorithm, ours, 1).keeps_observations
 
 
 def test_an_algorithm_whose_gradient_is_of_another_length_is_refused_before_anything_is_started(tmp_path: Path) -> None:
