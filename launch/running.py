@@ -366,6 +366,7 @@ def role_processes(config: TrainConfig, run_dir: Path, launch_id: str, first: in
     all_needed = config.exchange.exchange == "allreduce"  # nobody can take a lost rank's place in a collective
     server: dict[str, Any] = {"max_restarts": RESTARTS, "drain_timeout_s": drain_s}
     trains = {"max_restarts": 0 if all_needed else RESTARTS, "essential": all_needed, "drain_timeout_s": drain_s}
+    trains["saves_alone"] = config.exchange.exchange in ("allreduce", "majority")
     if counts["servers"]:  # which decide, and write the last checkpoint
         trains |= {"decides": False, "drain_timeout_s": DRAIN_TIMEOUT_S}
     helps: dict[str, Any] = {"max_restarts": RESTARTS, "essential": False, "decides": False}

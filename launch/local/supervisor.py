@@ -57,6 +57,8 @@ class RoleProcess:
     """Lost for good, it ends the run; otherwise the run goes on without it."""
     decides: bool = True
     """Its exit with 0 means that the run has ended."""
+    saves_alone: bool = False
+    """In a checkpoint it keeps what is left of a run that has failed: an all-reduce has no servers for that."""
     drain_timeout_s: float = DRAIN_TIMEOUT_S
     """How long it may go on after the run has ended."""
 
@@ -114,8 +116,9 @@ class Supervisor:
             these if they may.
         joins_late: another machine's processes have played this part of the run, which goes on.
         stop_timeout_s: bound of a clean stop; a checkpoint has to be written in it.
-        refused_timeout_s: bound of a clean stop when a role refused its input before the run was as old as
-            `stop_timeout_s`: there is nothing yet to save.
+        refused_timeout_s: bound of a clean stop when a role refused its input, or the run failed elsewhere, before it
+            was as old as `stop_timeout_s`: there is nothing yet to save; and of a run that failed elsewhere later,
+            where nobody here `saves_alone`.
     """
 
     def __init__(
@@ -305,11 +308,15 @@ class Supervisor:
 
     def _fail(self, failed: _Process, refused: bool) -> None:
         self._failure = self._noted(failed)
-        if refused and time.monotonic() - self._started_s < self.stop_timeout_s:
+        if refused and self._is_young:
             self._nothing_to_save = True
             self._stop(failed.cause)
         else:
             self._stop(f"{failed.spec.name} failed ({describe_exit(failed.code)})")
+
+    @property
+    def _is_young(self) -> bool:
+        return time.monotonic() - self._started_s < self.stop_timeout_s
 
     def _stop(self, reason: str) -> None:
         try:
@@ -340,11 +347,12 @@ class Supervisor:
 
     def _ended_elsewhere(self, well: bool) -> None:
         self._ended_well |= well
-        self._nothing_to_save = not well
+        saves = not self._is_young and any(running.spec.saves_alone for running in self._live.values())
+        self._nothing_to_save = not well and not saves
         if self._phase == RUNNING and well:
             self._drain()
         elif self._phase == RUNNING:
-            self._enter(ENDING, self.refused_timeout_s)
+            self._enter(ENDING, self.stop_timeout_s if saves else self.refused_timeout_s)
 
     def _too_slow(self) -> None:
         late = ", ".join(self._live)

@@ -228,3 +228,4 @@ def test_who_still_writes_the_last_checkpoint_when_the_others_have_ended_is_give
     config = TrainConfig(exchange=ExchangeConfig(exchange="allreduce", num_workers=2, checkpoint_timeout_s=500.0))
     workers = [process for process in role_processes(config, tmp_path, "") if process.takes_part]
     assert [process.decides and process.drain_timeout_s > 500 for process in workers] == [True, True]
+    assert all(process.saves_alone for process in workers)

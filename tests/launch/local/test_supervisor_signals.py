@@ -122,6 +122,27 @@ def test_a_rank_that_has_not_heard_of_the_run_s_end_leaves_in_bounded_time(lab: 
     assert gone(deaf)
 
 
+@pytest.mark.parametrize(("saves_alone", "is_young"), [(True, False), (True, True), (False, False)])
+def test_who_keeps_what_is_left_of_a_run_that_failed_elsewhere_is_given_the_time_of_a_checkpoint(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, saves_alone: bool, is_young: bool
+) -> None:
+    lab.start(lab.process("worker", 1, "obedient", saves_alone=saves_alone))
+    worker = lab.pid("worker-1")
+    age_s = 0.0 if is_young else 600.0
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + age_s))
+    lab.supervisor.run_has_ended(well=False)
+    wait_until(lambda: lab.supervisor._phase == supervisor.ENDING, "the run's end to be heard of")
+    if saves_alone and not is_young:
+        reads, now_s = [], lab.supervisor._now_s
+        later_s = 5 * lab.supervisor.refused_timeout_s
+        monkeypatch.setattr(lab.supervisor, "_now_s", lambda: reads.append(0) or now_s() + later_s)
+        wait_until(lambda: len(reads) > 2, "it to look whether that is too slow")
+        lab.request_stop("enough")  # its checkpoint is there
+    lab.finish()
+    assert gone(worker)
+    assert lab.events == ([] if saves_alone and not is_young else ["killing"])
+
+
 MAIN = """
 import json, sys
 from pathlib import Path
