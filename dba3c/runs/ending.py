@@ -283,8 +283,7 @@ def note_end(folder: RunFolder, code: int, cause: str) -> str:
 def outcome(code: int, folder: RunFolder, cause: str = "") -> tuple[str, str]:
     """How a life ended, for meta.json: (finished | stopped | failed, reason). `cause`: see `note_end`."""
     asked = folder.stop_reason()
-    began_s = folder.life().get("started_s", 0.0)
-    refused = [f for f in failures(folder.path, began_s) if f.code == USER_ERROR_EXIT and f.role in TRAINING_ROLES]
+    refused = [f for f in failures(folder.path) if f.code == USER_ERROR_EXIT and f.role in TRAINING_ROLES]
     if code != 0 or refused:
         return "failed", cause or asked or f"exit code {code}"
     if asked is not None and (asked.startswith("SIG") or asked == STOP_COMMAND):
@@ -316,16 +315,12 @@ def note_failure(run_dir: Path, role: str, rank: int, code: int, tail: str, node
         warn_on_stderr(f"cannot write {path}: {error.strerror}")
 
 
-def failures(run_dir: Path, since_s: float = 0.0) -> list[Failure]:
-    """The failures noted since then, the first first; a torn note is passed over."""
+def failures(run_dir: Path) -> list[Failure]:
+    """The failures noted in the newest life, the first first; a torn note is passed over."""
     found = []
     for path in sorted((run_dir / "logs").glob("failure-*.json")):
-        try:
-            failure = Failure(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
-            continue
-        if failure.time_s >= since_s:
-            found.append(failure)
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            found.append(Failure(**json.loads(path.read_text())))
     return sorted(found, key=lambda failure: failure.time_s)
 
 

@@ -230,8 +230,8 @@ class RunFolder:
         return "finished" if "ended" in self.life() else "broken"  # it may have ended between the first two looks
 
     def _forget_last_life(self) -> None:
-        """What belonged to the last life only: addresses of dead processes, and the reason it was stopped for."""
-        for entry in self.rendezvous.iterdir():
+        """What belonged to the last life only: addresses of dead processes, who failed, and why it was stopped."""
+        for entry in (*self.rendezvous.iterdir(), *self.path.glob("logs/failure-*.json")):
             entry.unlink(missing_ok=True)
         reason = self.stop_reason()
         if reason is not None:

@@ -112,7 +112,7 @@ class SlurmJob:
         else:
             code = 1 if self._life() else code or 1  # every rank has left, and none could say that the run has ended
         if code:
-            why = report(self.run_dir, started_s) or refusal(self.run_dir, since_s=started_s)
+            why = (report(self.run_dir) if self._life() else "") or refusal(self.run_dir, since_s=started_s)
             print(why or "no rank noted why: see above, and the logs of the run", flush=True)
         return shell_code(code)
 
@@ -187,9 +187,9 @@ def _end(srun: subprocess.Popen[bytes]) -> int:
     return srun.returncode if srun.returncode is not None else -int(signal.SIGKILL)
 
 
-def report(run_dir: Path, since_s: float = 0.0) -> str:
+def report(run_dir: Path) -> str:
     """For people: who failed, and the first one's traceback as the last thing. "" when none did."""
-    found = failures(run_dir, since_s)
+    found = failures(run_dir)
     if not found:
         return ""
     lines = [f"{f.role} {f.rank} on {f.node}: {describe_exit(f.code)}" for f in found]

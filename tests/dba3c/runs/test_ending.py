@@ -103,3 +103,18 @@ def test_what_a_role_refused_makes_the_run_a_failed_one(tmp_path):
         assert outcome(0, run) == ("finished", "worker 3: no such game")
         note_failure(run.path, "worker", 3, 2, "no such game")
         assert outcome(0, run) == ("failed", "worker 3: no such game")
+
+
+def test_a_refusal_is_its_life_s_whatever_the_clock_of_the_node_that_noted_it_says(tmp_path, monkeypatch):
+    def noted(by_s):
+        clock = SimpleNamespace(time=lambda: time.time() + by_s)
+        with monkeypatch.context() as node:
+            node.setattr(ending, "time", clock)
+            note_failure(run.path, "worker", 3, 2, "no such game")
+
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        noted(by_s=-30.0)
+        assert outcome(0, run)[0] == "failed"
+        noted(by_s=3000.0)
+    with RunFolder.launch(run.path, None, resume=True) as run:
+        assert outcome(0, run)[0] == "finished"
