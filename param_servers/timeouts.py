@@ -85,6 +85,9 @@ class Timeouts:
         """Of a worker for the other servers, at the start: server 0 may come last, and then waits for them itself."""
         self.return_s = self.silence_s + self.server_return_s + MARGIN_S
         """For a server whose link broke: server 0 may notice the loss later, and then waits."""
+        self.first_sum_s = max(self.join_s, self.step_s, self.disk_s) + MARGIN_S
+        """A rank: for the others until the first step of an all-reduce. Rank 0 may be reading a checkpoint, others may
+        wait for their actors or fill their replay."""
         self.chief_silence_s = 2 * self.step_s
         """For a word of server 0, or of the chief."""
         self.answer_s = max(self.join_s, self.step_s) + self.server_return_s + self.disk_s + MARGIN_S

@@ -46,12 +46,14 @@ class Collective(Protocol):
     size: int
     lost: set[int]
     """Ranks found missing by the call that raised PeerLost."""
+    patience_s: float
+    """How long a call waits for the others; who uses it may change it."""
 
     def all_reduce_sum_(self, tensor: Tensor) -> None:
         """Replace `tensor` by its sum over all ranks.
 
         Raises:
-            PeerLost: a rank did not take part within the step timeout, or its connection broke.
+            PeerLost: a rank did not take part within `patience_s`, or its connection broke.
         """
         ...
 
@@ -143,7 +145,7 @@ class TorchCollective:
         secret: bytes,
         generation: int = 0,
     ) -> None:
-        self.rank, self.size, self.lost = rank, size, set[int]()
+        self.rank, self.size, self.lost, self.patience_s = rank, size, set[int](), config.step_timeout_s
         self._store, self._secret, self._config = PrefixStore(f"group/{generation}", store), secret, config
         self._card = secrets.token_hex(16)
         """What this rank shows the others: a number of which a proof is used once."""
@@ -213,11 +215,13 @@ class TorchCollective:
         return cls(rank, config.num_workers, store, config, secret)
 
     def all_reduce_sum_(self, tensor: Tensor) -> None:
-        self._call(lambda group: group.allreduce([tensor]).wait())
+        options = dist.AllreduceOptions()
+        options.timeout = timedelta(seconds=self.patience_s)
+        self._call(lambda group: group.allreduce([tensor], options).wait())
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
         options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = root, 0
+        options.rootRank, options.rootTensor, options.timeout = root, 0, timedelta(seconds=self.patience_s)
         self._call(lambda group: group.broadcast([tensor], options).wait())
 
     def close(self) -> None:

@@ -37,17 +37,17 @@ class MpiCollective:
         self._mpi, self._comm = MPI, MPI.COMM_WORLD
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size, self.lost = self._comm.Get_rank(), self._comm.Get_size(), set[int]()
-        self._step_timeout_s, self._first_survivor_s = config.step_timeout_s, config.timeouts.first_survivor_s
+        self.patience_s, self._first_survivor_s = config.step_timeout_s, config.timeouts.first_survivor_s
         self._broken = False
         atexit.register(self._leave)
         self._wait(self._comm.Ibarrier(), config.join_timeout_s)
 
     def all_reduce_sum_(self, tensor: Tensor) -> None:
         """See `Collective`. MPI knows no bfloat16."""
-        self._wait(self._comm.Iallreduce(self._mpi.IN_PLACE, tensor.numpy(), op=self._mpi.SUM), self._step_timeout_s)
+        self._wait(self._comm.Iallreduce(self._mpi.IN_PLACE, tensor.numpy(), op=self._mpi.SUM), self.patience_s)
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
-        self._wait(self._comm.Ibcast([tensor.numpy(), self._mpi.BYTE], root), self._step_timeout_s)
+        self._wait(self._comm.Ibcast([tensor.numpy(), self._mpi.BYTE], root), self.patience_s)
 
     def close(self) -> None:
         """See `Collective`. MPI itself is finalised when the process ends."""
@@ -113,6 +113,7 @@ class HorovodCollective:
             ) from error
         self._hvd = hvd
         self.rank, self.size, self.lost = 0, 0, set[int]()
+        self.patience_s = config.step_timeout_s  # once and for all, above
         self._guarded(hvd.init)
         self.rank, self.size = hvd.rank(), hvd.size()
 

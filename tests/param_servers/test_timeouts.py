@@ -28,6 +28,8 @@ WAITS = [  # who waits; what goes before the decision, in a row; by how much mor
     ("comm_turn_s", ("step_s",) * 5, NOTICE_S),  # the comm thread builds a group and takes over a state
     ("comm_turn_s", ("disk_s",), NOTICE_S),  # the comm thread writes the last checkpoint
     ("comm_leave_s", ("step_s", "disk_s"), NOTICE_S),  # the comm thread may be in a sum, and then saves
+    ("first_sum_s", ("disk_s",), 0.0),  # rank 0 reads the checkpoint that all go on from
+    ("lane_s", ("first_sum_s", "step_s"), 0.0),  # lane 0 waits for the other ranks' first gradients
     ("first_survivor_s", ("disk_s",), NOTICE_S),  # MPI ends all ranks when one leaves
     ("servers_end_s", ("join_s", "disk_s"), NOTICE_S),  # server 0 waits for workers, then saves
     ("servers_end_s", ("return_s",), NOTICE_S),  # a server waits for server 0, which is gone

@@ -103,6 +103,18 @@ def test_a_gradient_that_is_not_finite_or_would_overflow_is_left_out_of_the_mean
     assert torch.equal(pulled.parameters, reference([0, 2], 1))
 
 
+def test_a_rank_whose_first_gradient_comes_late_is_waited_for_as_long_as_for_the_rank_itself(run_ranks):
+    waited = threading.Event()
+
+    def body(collective):
+        worker = exchange(collective, settings={"step_timeout_s": 2, "join_timeout_s": 30})
+        if collective.rank == 1:
+            waited.wait(4)  # never set: twice the step's patience
+        return train(worker, collective.rank, 1).step, collective.patience_s
+
+    assert run_ranks(2, body, step_timeout_s=2, join_timeout_s=30) == [(1, 2), (1, 2)]
+
+
 def test_a_rank_0_that_leaves_unasked_with_nobody_left_writes_a_checkpoint(run_ranks, tmp_path):
     def body(collective):
         worker = exchange(collective, checkpoint_dir=tmp_path, settings={"checkpoint_every_steps": 0})
