@@ -115,23 +115,37 @@ def requeue(environ: Mapping[str, str]) -> str:
     return answer.stderr.strip() or f"scontrol ended with exit code {answer.returncode}"
 
 
-def hold(run_dir: Path, environ: Mapping[str, str]) -> RunLock:
-    """The script's lock, which dies with its node, and the job's name beside it, which stays.
+def hold(run_dir: Path) -> RunLock:
+    """The script's lock, which dies with its node.
 
     Raises:
         UserError: another job's script holds it.
     """
     (run_dir / FOLDER).mkdir(parents=True, exist_ok=True)
-    lock = RunLock.acquire(run_dir / FOLDER)
+    return RunLock.acquire(run_dir / FOLDER)
+
+
+def note_job(run_dir: Path, environ: Mapping[str, str]) -> None:
+    """The run is this job's from now on: its chief has begun a life, so it was not refused. Stays beside the lock.
+
+    Raises:
+        UserError: the disk refuses.
+    """
     write_atomically(run_dir / FOLDER / JOB, job_name(environ) + "\n")
-    return lock
+
+
+def _noted_job(run_dir: Path) -> str:
+    """ "" where there is none."""
+    try:
+        return (run_dir / FOLDER / JOB).read_text().strip()
+    except FileNotFoundError:
+        return ""
 
 
 def next_life(run_dir: Path) -> str:
     """Of a run that is not live: its job, if that may have a further life, and how to end it; "" where it has none."""
-    try:
-        job = (run_dir / FOLDER / JOB).read_text().strip()
-    except FileNotFoundError:
+    job = _noted_job(run_dir)
+    if not job:
         return ""
     answer = ask(["squeue", "--noheader", f"--jobs={job}", "--format=%T"])
     states = "/".join(sorted(set(answer.stdout.split())))

@@ -87,7 +87,7 @@ class SlurmJob:
         """Start the ranks, wait for the run's end, requeue if that is due."""
         started_s = time.time()
         _say(f"life {int(self.environ.get('SLURM_RESTART_COUNT') or 0) + 1}: {' '.join(self.command)}")
-        lock = controller.hold(self.run_dir, self.environ)
+        lock = controller.hold(self.run_dir)
         with taking_signals(self._heard.append):  # also while it is requeued, which takes its time on a busy controller
             try:
                 # A job submitted from a shell within a job inherits that one's cores.
@@ -118,7 +118,7 @@ class SlurmJob:
 
     def _wait(self, srun: subprocess.Popen[bytes]) -> int:
         """srun's exit code; when the run has ended and srun has not within a minute, it is ended."""
-        follow_until_s, dead_looks = math.inf, 0
+        follow_until_s, dead_looks, noted = math.inf, 0, False
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return srun.wait(timeout=LOOK_S)
@@ -126,6 +126,10 @@ class SlurmJob:
                 self._signalled(signal.Signals(signum))
                 self._obeyed += 1
             life = self._life()
+            if life and not noted:
+                with contextlib.suppress(UserError, OSError):  # a full disk: the next look tries again
+                    controller.note_job(self.run_dir, self.environ)
+                    noted = True
             if life and self._stop_reason:  # what was asked before, the beginning life would have cleared away
                 try:
                     RunFolder(self.run_dir).request_stop(self._stop_reason)

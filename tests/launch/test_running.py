@@ -185,7 +185,7 @@ def test_only_the_death_of_both_script_and_chief_is_the_loss_of_the_first_node(t
     chief = RunFolder.create(run_dir, {})
     first_node = Watched(run_dir)
     assert not first_node.is_lost(after_s=200.0)  # no script of ours
-    script = controller.hold(run_dir, {"SLURM_JOB_ID": "7"})
+    script = controller.hold(run_dir)
     assert not first_node.is_lost(after_s=200.0)
     die(run_dir / controller.FOLDER)
     assert not first_node.is_lost(after_s=200.0)  # srun's own affair: the chief lives

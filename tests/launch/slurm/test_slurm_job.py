@@ -78,6 +78,7 @@ def test_a_slow_or_absent_squeue_does_not_end_a_run_and_the_warning_is_heard_whi
     job = SlurmJob(run_dir, [sys.executable, "-c", TRAINING, str(run_dir), str(warning)], environ, lost_nodes)
     assert job.run() == 0
     said = capfd.readouterr().out
+    assert (run_dir / controller.FOLDER / controller.JOB).read_text() == "7_2\n"
     assert "SIGUSR1: asking the run to end with a checkpoint" in said
     assert "requeueing job 7_2" in said
     assert "is lost" not in said
@@ -205,7 +206,8 @@ def test_a_run_folder_that_the_system_refuses_is_one_line(
 
 def test_stopping_a_run_whose_job_waits_for_its_next_life_says_how_to_end_the_job(tmp_path: Path, fake: Fake) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, launch_id="7-0")
-    controller.hold(folder.path, TASK).release()
+    controller.hold(folder.path).release()
+    controller.note_job(folder.path, TASK)
     folder.request_stop(slurm_job.WARNING)
     fake("squeue", "echo RUNNING")
     with pytest.raises(
@@ -226,6 +228,21 @@ def test_stopping_a_run_whose_job_waits_for_its_next_life_says_how_to_end_the_jo
     fake("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     with pytest.raises(UserError, match="is not live: it is finished$"):
         stop([str(folder.path)])
+
+
+def test_a_job_that_is_refused_in_another_s_folder_does_not_hide_that_one_s_next_life(
+    tmp_path: Path, fake: Fake
+) -> None:
+    folder = RunFolder.create(tmp_path / "run", {}, launch_id="7-0")
+    controller.hold(folder.path).release()
+    controller.note_job(folder.path, TASK)
+    folder.end_life("stopped", slurm_job.WARNING)
+    folder.release()
+    command = [sys.executable, "-c", "import sys; sys.exit(2)"]
+    refused = SlurmJob(folder.path, command, {"SLURM_JOB_ID": "8"}, LostNodes({}, folder.path, ["dba3c"]))
+    assert refused.run() == 2
+    fake("squeue", "echo PENDING")
+    assert "job 7_2 is PENDING" in controller.next_life(folder.path)
 
 
 def test_a_run_that_is_asked_to_stop_twice_is_ending(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
