@@ -254,7 +254,7 @@ def run_rank(
                 joins_late=place.launcher == REPLACEMENT,
                 stop_timeout_s=config.exchange.timeouts.stop_s,
             )
-            first_node = controller.FirstNode(folder.path) if place.launcher == "srun" else None
+            first_node = controller.FirstNode(folder.path, os.environ) if place.launcher == "srun" else None
             with _told_of_the_end(supervisor, folder, place, first_node), _showing_progress(folder, place):
                 code = supervisor.run()
             if place.is_chief:

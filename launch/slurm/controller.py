@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from dba3c.errors import UserError
 from dba3c.runs.files import write_atomically, write_once
+from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import HEARTBEAT_LOST_S, RunLock, heartbeat, living_holder
 from param_servers.timeouts import AwakeClock
 
@@ -165,19 +167,21 @@ class FirstNode:
     could look.
     """
 
-    def __init__(self, run_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, run_dir: Path, environ: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._run_dir, self._environ = run_dir, environ
         self._folders = (run_dir / FOLDER, run_dir)
         self._now_s = AwakeClock(BETWEEN_LOOKS_S, clock).now_s
         self._beats: list[object] = []
         self._since_s = self._now_s()
 
     def is_lost(self) -> bool:
-        """Whether the script and the chief are both dead; false where no script of ours is, and of what cannot be read.
+        """Whether the script and the chief are both dead without having ended the run; to be asked again and again.
 
-        To be asked again and again.
+        False of what cannot be read, and where no script of this job is: an earlier job's may have been killed, and
+        have left its lock.
         """
         now_s = self._now_s()
-        with suppress(OSError):  # a shared file system that is away for a while tells nothing
+        with suppress(OSError, UserError):  # a shared file system that is away for a while tells nothing
             beats: list[object] = [heartbeat(folder) for folder in self._folders]
             if beats != self._beats:
                 self._beats, self._since_s = beats, now_s
@@ -185,6 +189,8 @@ class FirstNode:
                 beats[0] is not None
                 and now_s - self._since_s >= HEARTBEAT_LOST_S
                 and all(living_holder(folder) is None for folder in self._folders)
+                and _noted_job(self._run_dir) == job_name(self._environ)
+                and "ended" not in RunFolder(self._run_dir).life()
             )
         return False
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
+from dba3c.runs import lock as run_lock
 from dba3c.runs.ending import REFUSED, outcome, telling_refusals
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import LOCK_NAME
@@ -164,12 +165,15 @@ def test_a_contradiction_is_said_by_one_rank_only() -> None:
         train_as_rank(parse_train(words), others[0], "dba3c")
 
 
+JOB = {"SLURM_JOB_ID": "7"}
+
+
 class Watched:
     """A first node, and the clock of the rank that looks at it."""
 
     def __init__(self, run_dir: Path) -> None:
         self.now_s = 0.0
-        self._first_node = controller.FirstNode(run_dir, clock=lambda: self.now_s)
+        self._first_node = controller.FirstNode(run_dir, JOB, clock=lambda: self.now_s)
 
     def is_lost(self, after_s: float, looks: int = 100) -> bool:
         """Whether it is for the last of so many looks, evenly in that time."""
@@ -180,18 +184,40 @@ class Watched:
         return found
 
 
-def test_only_the_death_of_both_script_and_chief_is_the_loss_of_the_first_node(tmp_path: Path) -> None:
+def test_only_the_death_of_both_script_and_chief_is_the_loss_of_the_first_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lock, "HEARTBEAT_S", 1000.0)
     run_dir = tmp_path / "run"
     chief = RunFolder.create(run_dir, {})
     first_node = Watched(run_dir)
     assert not first_node.is_lost(after_s=200.0)  # no script of ours
     script = controller.hold(run_dir)
+    controller.note_job(run_dir, JOB)
     assert not first_node.is_lost(after_s=200.0)
     die(run_dir / controller.FOLDER)
     assert not first_node.is_lost(after_s=200.0)  # srun's own affair: the chief lives
     die(run_dir)
     assert first_node.is_lost(after_s=200.0)
+    chief.end_life("finished", "enough")
+    assert not first_node.is_lost(after_s=200.0)
     chief.release()
+    script.release()
+
+
+def test_the_lock_that_an_earlier_job_s_killed_script_has_left_says_nothing_of_this_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lock, "HEARTBEAT_S", 1000.0)
+    run_dir = tmp_path / "run"
+    RunFolder.create(run_dir, {}).release()
+    script = controller.hold(run_dir)
+    controller.note_job(run_dir, {"SLURM_JOB_ID": "6"})
+    die(run_dir / controller.FOLDER)
+    first_node = Watched(run_dir)
+    assert not first_node.is_lost(after_s=200.0)
+    controller.note_job(run_dir, JOB)
+    assert first_node.is_lost(after_s=200.0)
     script.release()
 
 
@@ -199,6 +225,7 @@ def test_a_first_node_is_not_lost_to_a_rank_that_was_suspended_or_has_another_id
     run_dir = tmp_path / "run"
     RunFolder.create(run_dir, {}).release()
     (run_dir / controller.FOLDER).mkdir()
+    controller.note_job(run_dir, JOB)
     first_node, folders = Watched(run_dir), (run_dir, run_dir / controller.FOLDER)
 
     def beat(at_s: float) -> None:
