@@ -58,6 +58,7 @@ from launch.local.resources import (
 from launch.local.supervisor import DRAIN_TIMEOUT_S, RoleProcess, Supervisor, say_to_stderr
 from launch.slurm import controller
 from param_servers.errors import ConfigError, RunBroken
+from param_servers.timeouts import MARGIN_S
 
 END_LOOK_S = 2.0
 REFUSAL_HOLDS_S = 60.0
@@ -163,22 +164,28 @@ def _refuse(config: TrainConfig, run_dir: Path, resume: bool) -> None:
         refuse_another_run(config, TrainConfig.from_json(RunFolder(run_dir.expanduser()).config_text()))
 
 
-def refuse_unbuildable(fork_server: ForkServer, config: TrainConfig, run_dir: Path, resume: bool) -> None:
+def refuse_unbuildable(
+    fork_server: ForkServer, config: TrainConfig, run_dir: Path, resume: bool, within_s: float = CHECK_TIMEOUT_S
+) -> None:
     """`launch.role.check`, in a process of its own: this one needs no torch.
+
+    Args:
+        within_s: imports included. Ranks that wait for the chief wait no longer than `join_timeout_s`.
 
     Raises:
         UserError: a network, environment or checkpoint that cannot be, or no room for checkpoints.
-        RunBroken: it may be well, but could not be looked at, or not within `CHECK_TIMEOUT_S`.
+        RunBroken: it may be well, but could not be looked at, or not in time.
     """
+    until_s = time.monotonic() + within_s
     ended: Future[int] = Future()
     with tempfile.TemporaryDirectory(prefix="dba3c-") as place:
         words = [config.to_json(), str(run_dir), "resume" if resume else ""]
         child = Child(fork_server, "launch.role:check", words, Path(place) / "said", ended.set_result, signal.SIGKILL)
         try:
-            code = ended.result(CHECK_TIMEOUT_S)
+            code = ended.result(max(0.0, until_s - time.monotonic()))
         except NotYet:
             child.signal(signal.SIGKILL)
-            raise RunBroken(f"the check of what is to run did not end within {CHECK_TIMEOUT_S:g} s") from None
+            raise RunBroken(f"the check of what is to run did not end within {within_s:g} s") from None
         except BaseException:
             child.signal(signal.SIGKILL)
             raise
@@ -212,9 +219,10 @@ def run_rank(
             if goes_on:
                 _refuse(config, run_dir, resume=True)
             if has_own_code(config):  # a mistake in it would be a traceback of every rank
-                with ForkServer() as fork_server:
+                within_s = min(CHECK_TIMEOUT_S, max(MARGIN_S, config.exchange.join_timeout_s - MARGIN_S))
+                with ForkServer(import_timeout_s=within_s) as fork_server:
                     here = replace_options(config, device="cpu")  # a server's node may have no GPU
-                    refuse_unbuildable(fork_server, here, run_dir, goes_on)
+                    refuse_unbuildable(fork_server, here, run_dir, goes_on, within_s)
             shape = {**asdict(topology), "nodes": len(place.tasks_per_node), "restart_count": place.restart_count}
             folder = RunFolder.launch(
                 run_dir,

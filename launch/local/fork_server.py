@@ -70,7 +70,13 @@ class ForkServer:
         environ: of all that is forked; None: this process's.
     """
 
-    def __init__(self, imports: Sequence[str] = ROLE_IMPORTS, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        imports: Sequence[str] = ROLE_IMPORTS,
+        environ: Mapping[str, str] | None = None,
+        import_timeout_s: float = IMPORT_TIMEOUT_S,
+    ) -> None:
+        self._import_timeout_s = import_timeout_s
         self._imports, self._environ = imports, dict(os.environ if environ is None else environ)
         self._begin()
 
@@ -122,14 +128,14 @@ class ForkServer:
         return answer["pid"]
 
     def wait_until_ready(self) -> None:
-        """Returns when all is imported. Raises UserError: it cannot be, or takes longer than `IMPORT_TIMEOUT_S`."""
+        """Returns when all is imported. Raises UserError: it cannot be, or takes longer than `import_timeout_s`."""
         if self._ready:
             return
-        self._link.settimeout(IMPORT_TIMEOUT_S)
+        self._link.settimeout(self._import_timeout_s)
         try:
             self._ready = bool(self._link.recv(_MOST_BYTES))
         except TimeoutError:
-            raise UserError(f"{' '.join(self._imports)}: not imported within {IMPORT_TIMEOUT_S:g} s") from None
+            raise UserError(f"{' '.join(self._imports)}: not imported within {self._import_timeout_s:g} s") from None
         if not self._ready:
             self._process.wait(CLOSE_S)
             self._said.seek(0)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from launch.cli.runs import resume, run_dir_of, run_dir_of_launch, train_as_rank
 from launch.cluster.launchers import LaunchPlace
 from launch.running import first_incarnation
 from launch.slurm import controller
-from param_servers.errors import ConfigError
+from param_servers.errors import ConfigError, RunBroken
 
 
 def fitted(world_size: int, *words: str) -> str:
@@ -293,6 +294,40 @@ def test_a_chief_tries_the_users_own_network_before_the_run_and_all_ranks_hear_w
     said = [refused(tmp_path / "run", rank, "--network", "wrong_of_rank:net") for rank in (0, 1)]
     assert "wrong_of_rank:net raised AttributeError" in said[0] and "wrong_of_rank.py:2" in said[0]
     assert said[1] == said[0] and not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_chief_gives_up_on_a_check_that_hangs_before_its_ranks_give_up_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[object] = []
+    for_imports_s: list[float] = []
+    ended_within_s: list[float] = []
+
+    class Hangs:
+        def __init__(self, *_: object) -> None: ...
+
+        def signal(self, signum: object) -> None:
+            killed.append(signum)
+
+    class Never:
+        set_result = None
+
+        def result(self, timeout_s: float) -> int:
+            ended_within_s.append(timeout_s)
+            raise running.NotYet
+
+    monkeypatch.setattr(
+        running, "ForkServer", lambda import_timeout_s: for_imports_s.append(import_timeout_s) or nullcontext()
+    )
+    monkeypatch.setattr(running, "Child", Hangs)
+    monkeypatch.setattr(running, "Future", Never)
+    monkeypatch.setattr(running, "has_own_code", lambda config: True)
+    run_dir = tmp_path / "run"
+    words = ["CartPole-v1", "--servers", "1", "--join-timeout-s", "100", "--run-dir", str(run_dir)]
+    with pytest.raises(RunBroken, match="the check of what is to run did not end within 95 s"):
+        train_as_rank(parse_train(words), rank_of_three(0), "dba3c")
+    assert len(killed) == 1 and for_imports_s == [95.0] and 0.0 <= ended_within_s[0] <= 95.0
+    assert refused(run_dir, 1).endswith("the check of what is to run did not end within 95 s")
 
 
 @pytest.mark.parametrize(("ranks_here", "threads"), [(1, "1"), (2, "3")])
