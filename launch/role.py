@@ -30,7 +30,7 @@ from dba3c.runs.folder import RunFolder
 from dba3c.workers.worker import check_own_code
 from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port
 from launch.local.child import exit_with_parent
-from launch.local.resources import given_cores
+from launch.local.resources import given_cores, said_threads
 from launch.output import harmless_output
 from param_servers.errors import CheckpointError, ConfigError, LaneLost, LastStepsLost, ParamServersError, RunBroken
 
@@ -122,9 +122,7 @@ def play_where_it_can_listen(role: str, process: RunProcess, job: str) -> str:
 
 def play(role: str, process: RunProcess) -> str:
     """Run the role on its compute threads."""
-    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # for nested regions a site may say several: "4,1"
-    number = int(said) if said.isdigit() else 0
-    torch.set_num_threads(number or threads_without_launcher(role, process.config))
+    torch.set_num_threads(said_threads(os.environ) or threads_without_launcher(role, process.config))
     return roles.play(role, process)
 
 

@@ -54,6 +54,7 @@ from launch.local.resources import (
     cores_of_all_ranks,
     given_cores,
     thread_environment,
+    warn_of_few_threads,
 )
 from launch.local.supervisor import DRAIN_TIMEOUT_S, RoleProcess, Supervisor, say_to_stderr
 from launch.slurm import controller
@@ -237,11 +238,14 @@ def run_rank(
         else:
             folder = _folder_of_the_chief(config, place, run_dir)
     sets_threads = place.launcher == "torchrun" and place.local_world_size > 1
+    cores_of_each = max(1, cores // len(mine))
     environ = {
         **os.environ,
-        **thread_environment(max(1, cores // len(mine)), os.environ, by_torchrun=sets_threads),
+        **thread_environment(cores_of_each, os.environ, by_torchrun=sets_threads),
         LISTEN_HOST_VARIABLE: listen_host,
     }
+    if any(part.role == "learner" for part in mine):
+        warn_of_few_threads(environ, cores_of_each)
     if place.is_chief:
         mine = (*mine, Assignment("monitor", 0))
     with folder, ForkServer(environ=environ) as fork_server:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dba3c.config import TrainConfig
-from dba3c.errors import UserError
+from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.trackers import check_clients
 from param_servers.wire.tcp_sockets import listen_address
 
@@ -145,6 +145,19 @@ def thread_environment(threads: int, environ: Mapping[str, str], by_torchrun: bo
     wanted |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
     unsaid = {"OMP_NUM_THREADS"} if by_torchrun and environ.get("OMP_NUM_THREADS") == "1" else set()
     return {name: value if name in unsaid else environ.get(name, value) for name, value in wanted.items()}
+
+
+def said_threads(environ: Mapping[str, str]) -> int:
+    """OMP_NUM_THREADS; 0 where it says nothing. For nested regions a site may say several: "4,1"."""
+    said = environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(said) if said.isdigit() else 0
+
+
+def warn_of_few_threads(environ: Mapping[str, str], cores: int) -> None:
+    """Of a learner, which computes with as many as it is told: a site's modules may say 1, which nobody meant."""
+    threads = said_threads(environ)
+    if 0 < threads < cores:
+        warn_on_stderr(f"OMP_NUM_THREADS={threads}: the learner computes with {threads} of its {cores} cores")
 
 
 def bind_to_own_cores(environ: Mapping[str, str], local_rank: int, local_world_size: int) -> list[int]:

@@ -345,6 +345,30 @@ def test_how_many_threads_is_the_users_word_where_torchrun_says_nothing(
     assert told == [threads]
 
 
+@pytest.mark.parametrize(
+    ("said", "rank", "warned"), [("1", 0, True), ("4,1", 0, True), ("24", 0, False), ("", 0, False), ("1", 1, False)]
+)
+def test_a_learner_that_is_told_to_compute_with_few_of_its_cores_says_so(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    said: str,
+    rank: int,
+    warned: bool,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said) if said else monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(running, "given_cores", lambda *_: 24)
+    monkeypatch.setattr(running, "bind_to_own_cores", lambda *_: [])
+    monkeypatch.setattr(running, "ForkServer", crash)
+    monkeypatch.setattr(running, "_folder_of_the_chief", lambda *_: nullcontext())
+    words = ["CartPole-v1", "--mode", "central", "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(ZeroDivisionError):
+        train_as_rank(parse_train(words), rank_of_three(rank), "dba3c")
+    number = said.partition(",")[0]
+    line = f"dba3c: warning: OMP_NUM_THREADS={number}: the learner computes with {number} of its 24 cores"
+    assert (line in capsys.readouterr().err.splitlines()) == warned
+
+
 def test_a_chief_that_crashes_once_the_run_has_begun_has_noted_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
