@@ -94,7 +94,7 @@ class AllReduceExchange:
         self._report = ReplicaReport(self.replica, on_report, workers=collective.size)
         self._rejected_in_a_row = 0
         self._ended: RunStopped | LastStepsLost | None = None
-        self._saved, self._step_timeout_s = False, exchange_config.step_timeout_s
+        self._saved, self._patience_s = False, collective.patience_s
         collective.patience_s = exchange_config.timeouts.first_sum_s
         self._begin()
 
@@ -165,7 +165,7 @@ class AllReduceExchange:
             self._rejected_in_a_row += 1
             self._or_save(lambda: check_rejected(self._rejected_in_a_row, self.replica.step))
             return
-        self._rejected_in_a_row, self._collective.patience_s = 0, self._step_timeout_s
+        self._rejected_in_a_row, self._collective.patience_s = 0, self._patience_s
         start_s = time.perf_counter()
         self.replica.commit(self._gradient.div_(contributions), sum(row.data_points for row in rows))
         self._report.applying_s += time.perf_counter() - start_s
