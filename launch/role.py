@@ -24,7 +24,7 @@ from dba3c.assembly.model import check_buildable
 from dba3c.config import TrainConfig, replace_options
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT, UserError, warn_on_stderr
-from dba3c.roles import ROLES, RunProcess
+from dba3c.roles import PER_START, ROLES, RunProcess
 from dba3c.runs.ending import TRAINING_ROLES
 from dba3c.runs.folder import RunFolder
 from dba3c.workers.worker import check_own_code
@@ -56,7 +56,7 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--role", required=True, choices=sorted(ROLES))
     parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--incarnation", type=int, default=0)
+    parser.add_argument("--incarnation", type=int, default=None)
     parser.add_argument("--launch-id", default="")
     arguments = parser.parse_args(argv)
     name = f"{arguments.role} {arguments.rank}"
@@ -66,7 +66,9 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
         folder.end_process_when_lost()
         stop_on_signal(folder, name)
         config = TrainConfig.from_json(folder.config_text())
-        process = RunProcess(folder, config, arguments.rank, arguments.incarnation)
+        by_hand = arguments.incarnation is None  # an actor that nobody announced: no later life repeats its games
+        incarnation = PER_START * folder.life_number() if by_hand else arguments.incarnation
+        process = RunProcess(folder, config, arguments.rank, incarnation)
         reason = play_where_it_can_listen(arguments.role, process, f"{arguments.launch_id}-{name}")
     except (EnvironmentFailed, LaneLost) as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)

@@ -32,6 +32,7 @@ from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics.trackers import check_clients
 from dba3c.metrics.watch import PlainView, watched
 from dba3c.metrics.writer import MetricsWriter
+from dba3c.roles import PER_START
 from dba3c.runs.ending import (
     TRAINING_ROLES,
     before_the_first_update,
@@ -73,8 +74,6 @@ CHECK_TIMEOUT_S = 600.0
 """For building the network and an environment, and trying own code once: a shared file system may be slow."""
 RESTARTS = 5
 """Of each process, within `RESTART_WINDOW_S`."""
-PER_START = 100
-"""Incarnations that one start of a rank may use up; more than any role is restarted by its supervisor."""
 
 
 @contextmanager

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from dba3c.roles import PER_START
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import HEARTBEAT_S
 from launch.cli.options import parse_train
-from launch.running import PER_START
 from param_servers.checkpoint.files import load_checkpoint
 from param_servers.layout import plan_shards
 from tests.integration.runs import Run, episodes, newest_checkpoint, refused

@@ -53,6 +53,23 @@ def test_a_game_that_keeps_failing_is_a_fault_of_its_process_and_no_bad_input(
     assert code == RUN_BROKEN_EXIT and line.startswith("worker 0: corridor environment 0")
 
 
+def test_a_role_that_is_started_by_hand_in_a_later_life_does_not_repeat_the_games_of_an_earlier_one(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    incarnations: list[int] = []
+    monkeypatch.setattr(
+        role, "play_where_it_can_listen", lambda name, process, job: incarnations.append(process.incarnation)
+    )
+    monkeypatch.setattr(role, "exit_with_parent", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    words = ["--run-dir", str(run_dir), "--role", "actor", "--rank", "4"]
+    role.main(words)
+    RunFolder.launch(run_dir, TrainConfig().to_json(), resume=True).release()
+    role.main(words)
+    role.main([*words, "--incarnation", "103"])
+    assert incarnations == [0, 100, 103]
+
+
 def test_a_learner_of_a_deep_network_computes_with_its_share_of_all_cores_and_everybody_else_with_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
