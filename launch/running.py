@@ -219,7 +219,9 @@ def run_rank(
             if goes_on:
                 _refuse(config, run_dir, resume=True)
             if has_own_code(config):  # a mistake in it would be a traceback of every rank
-                within_s = min(CHECK_TIMEOUT_S, max(MARGIN_S, config.exchange.join_timeout_s - MARGIN_S))
+                within_s = CHECK_TIMEOUT_S  # unless other ranks wait for this one
+                if place.world_size > 1:
+                    within_s = min(within_s, max(MARGIN_S, config.exchange.join_timeout_s - MARGIN_S))
                 with ForkServer(import_timeout_s=within_s) as fork_server:
                     here = replace_options(config, device="cpu")  # a server's node may have no GPU
                     refuse_unbuildable(fork_server, here, run_dir, goes_on, within_s)

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from dba3c.errors import UserError
@@ -181,7 +180,7 @@ class FirstNode:
         have left its lock.
         """
         now_s = self._now_s()
-        with suppress(OSError, UserError):  # a shared file system that is away for a while tells nothing
+        try:
             beats: list[object] = [heartbeat(folder) for folder in self._folders]
             if beats != self._beats:
                 self._beats, self._since_s = beats, now_s
@@ -192,7 +191,12 @@ class FirstNode:
                 and _noted_job(self._run_dir) == job_name(self._environ)
                 and "ended" not in RunFolder(self._run_dir).life()
             )
-        return False
+        except (
+            OSError,
+            UserError,
+        ):  # a shared file system that is away tells nothing: the wait begins anew
+            self._beats = []
+            return False
 
 
 def requeue_without_first_node(run_dir: Path, launch_id: str, environ: Mapping[str, str]) -> str:

@@ -176,6 +176,7 @@ class AllReduceExchange:
     def _check_equal(self, rows: list[StepRow]) -> None:
         odd = [rank for rank, row in enumerate(rows) if (row.step, row.digest) != (rows[0].step, rows[0].digest)]
         if odd:
+            self._saved = True  # nobody knows which of them is right: the checkpoint before stays the newest
             raise RunBroken(f"ranks {odd} hold other parameters than rank 0 at step {self.replica.step}")
 
     def _end(self) -> None:
