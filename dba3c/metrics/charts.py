@@ -69,6 +69,7 @@ class ChartInterval:
 
     def take(self, now_s: float, per_worker: bool = True) -> dict[str, float]:
         """The point at `now_s`; what nobody recorded since the last one is left out."""
+        self.summary.judge()
         point: dict[str, float | None] = {
             chart: over_processes(list(of_processes.values())) for chart, of_processes in self._values.items()
         }

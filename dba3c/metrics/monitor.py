@@ -104,6 +104,7 @@ class Monitor:
     def look(self, now_s: float) -> None:
         """Reads what is new; draws a point when one is due; stops the run when a limit is reached."""
         self._take_in()
+        self.summary.judge()
         if time.monotonic() >= self._next_point_s:
             self._draw(now_s)
         if not self._told_of_cores and self.summary.life_scores.count and now_s - self._life_s > CORES_LOOK_S:
@@ -116,7 +117,7 @@ class Monitor:
     def _limit_reached(self) -> str | None:
         limits, mean, used_hours = self._limits, self.summary.life_mean, self.summary.cpu_hours
         if limits.stop_score is not None and mean is not None and mean >= limits.stop_score:
-            return f"mean score {mean:.4g} of the last {limits.stop_games} games reached {limits.stop_score:g}"
+            return f"mean score {mean:.10g} of the last {limits.stop_games} games reached {limits.stop_score:g}"
         if limits.max_core_hours is not None and used_hours >= limits.max_core_hours:
             return f"{used_hours:.2f} core-hours were used, {limits.max_core_hours:g} were allowed"
         return None

@@ -237,6 +237,7 @@ class RunSummary:
         self._life_mean: float | None = None
         self._steps = self._ended_steps = 0
         """Of the newest life: agent steps, and those of games that have ended."""
+        self._told_steps: dict[tuple[str, int], int] = {}
         self.processes: dict[tuple[str, int], ProcessState] = {}
         self.step = 0
         self.newest_s = 0.0
@@ -265,14 +266,15 @@ class RunSummary:
             if kind == "step":
                 process.stepped_s = time_s
                 self._steps += record.get("agent_steps") or 0
-                self._judge()  # here, where as many steps are known as games that took them
+                self._ended_steps += self._told_steps.pop((process.role, process.rank), 0)
             self.step = record["step"] if self.life_begins or rolled_back else max(self.step, record["step"])
             self.life_begins = False
             self.data_points_committed = points or self.data_points_committed
         elif spent_s := record.get("cpu_s"):  # those who only evaluate or film record no steps
             process.totals["cpu_s"] = process.totals.get("cpu_s", 0.0) + spent_s
-        if kind == "episode":
-            self._ended_steps += record.get("length_steps") or 0
+        if kind == "episode":  # counts with its process's next steps, among which its own are
+            key = process.role, process.rank
+            self._told_steps[key] = self._told_steps.get(key, 0) + (record.get("length_steps") or 0)
         if kind == "episode" and record.get("score") is not None:
             self.scores.add(record["score"])
             self.life_scores.add(record["score"])
@@ -295,11 +297,14 @@ class RunSummary:
             self._last_seen_s.append(0.0)
             self.life_scores, self._life_mean = Scores(self.facts.stop_games), None
             self._steps = self._ended_steps = 0
+            self._told_steps.clear()
             self.life_begins = True  # a resumed run goes on from its checkpoint's step
         self._last_seen_s[life] = max(self._last_seen_s[life], time_s)
 
-    def _judge(self) -> None:
-        if self.life_scores.full and self._ended_steps >= MOSTLY_ENDED * self._steps:
+    def judge(self) -> None:
+        """Renew `life_mean` and `best_mean`; to be called when the records of all processes until now are here."""
+        self._life_mean = None
+        if self._steps and self.life_scores.full and self._ended_steps >= MOSTLY_ENDED * self._steps:
             self._life_mean = mean = self.life_scores.mean or 0.0
             self.best_mean = mean if self.best_mean is None else max(self.best_mean, mean)
 
@@ -327,7 +332,7 @@ class RunSummary:
 
     @property
     def life_mean(self) -> float | None:
-        """Mean of the newest life's last games when steps were last told; None where they are too few, or only its
+        """Mean of the newest life's last games when it was last judged; None where they are too few, or only its
         shortest."""
         return self._life_mean if len(self._last_seen_s) >= len(self.facts.lives) else None
 

@@ -18,7 +18,16 @@ def summary_of(*records, facts=FACTS):
     summary = RunSummary(facts)
     for each in records:
         summary.add(each)
+        summary.judge()
     return summary
+
+
+def test_games_of_one_process_are_not_weighed_against_the_steps_of_another():
+    workers = range(40)
+    facts = RunFacts("run", stop_games=3, lives=(Life(0.0, 8.0),))
+    lucky = [record("episode", 0.5, rank=rank, score=0.93, length_steps=20) for rank in workers for _ in range(2)]
+    summary = summary_of(*lucky, *(record("step", 1.0, rank=rank, agent_steps=480) for rank in workers), facts=facts)
+    assert summary.life_mean is None and summary.best_mean is None  # 8 % of the steps lie in games that have ended
 
 
 def games(*scores, **fields):
@@ -44,10 +53,12 @@ def test_a_mean_is_best_only_among_those_of_all_games_not_of_the_shortest_of_a_l
     assert first.best_mean is None  # a quarter of the steps lie in games that go on
     first.add(record("episode", 4.0, score=11.0, length_steps=1))
     first.add(record("step", 5.0, agent_steps=1))
+    first.judge()
     assert first.best_mean == 17.0
     for score in (30.0, 30.0, 30.0):
         first.add(record("episode", 101.0, score=score, length_steps=1))
     first.add(record("step", 102.0, agent_steps=9))
+    first.judge()
     assert (first.best_mean, first.life_mean) == (17.0, None)
 
 
