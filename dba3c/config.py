@@ -201,11 +201,6 @@ class TrainConfig:
             algorithm != "ppo" or not self.network.network.endswith("_lstm"),
             "ppo draws its minibatches step by step: choose a network without _lstm, or --algorithm vtrace",
         )
-        _require(
-            not self.environment.normalize_observations or algorithm not in ("r2d2", "sac"),
-            f"normalize_observations is for what is learned from once: the replay of {algorithm} would keep what "
-            "earlier statistics, of several actors, have made of observations",
-        )
         hangs_s, step_s = self.environment.environment_timeout_s, self.exchange.step_timeout_s
         _require(
             mode == "central" or not self.environment.environment_processes or hangs_s + NOTICE_S <= step_s,
@@ -237,6 +232,15 @@ class TrainConfig:
             raise UserError(f"the configuration is not valid JSON: {error}") from error
         except cattrs.BaseValidationError as error:
             raise UserError(f"bad configuration: {_first_line(error)}") from error
+
+
+def refuse_normalized_replay(config: TrainConfig) -> None:
+    """Raise UserError where a new run would; one that was trained so before can be played and resumed."""
+    _require(
+        not config.environment.normalize_observations or config.algorithm.algorithm not in ("r2d2", "sac"),
+        f"normalize_observations is for what is learned from once: the replay of {config.algorithm.algorithm} would "
+        "keep what earlier statistics, of several actors, have made of observations",
+    )
 
 
 def has_own_code(config: TrainConfig) -> bool:

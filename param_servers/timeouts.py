@@ -167,6 +167,10 @@ class Redial:
         self._timeout_s, self._since_s, self._wait_s = timeout_s, None, self.FIRST_S
         self._dialling = False
 
+    def begin_anew(self) -> None:
+        """Nobody has tried: who waits next dials at once, with all patience."""
+        self._since_s, self._next_s, self._wait_s, self._dialling = None, 0.0, self.FIRST_S, False
+
     def failed(self, reason: str, now_s: float) -> None:
         """It could not be dialled, or the link is lost."""
         self._reason, self._dialling = reason, False

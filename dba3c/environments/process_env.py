@@ -65,7 +65,7 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
     """The worker's end. It starts the process and waits for it only when something is asked."""
 
     _looked_again_s = -math.inf
-    """When the last second look began, of all: those that are late together share its time."""
+    """When the last second look began, of all: those that hang together share its time."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         self._timeout_s = config.environment_timeout_s
@@ -160,7 +160,10 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
     def _comes_at_second_look(self) -> bool:
         if ProcessEnv._looked_again_s < self._asked_s:
             ProcessEnv._looked_again_s = time.monotonic()
-        return self._comes_until(ProcessEnv._looked_again_s + _SECOND_LOOK_S)
+        came = self._comes_until(ProcessEnv._looked_again_s + _SECOND_LOOK_S)
+        if came:  # they had been stopped like this one: the next, behind it on the same core, has a look of its own
+            ProcessEnv._looked_again_s = -math.inf
+        return came
 
     def _comes_until(self, deadline_s: float) -> bool:
         return self._pipe.poll(max(deadline_s - time.monotonic(), 0.0))

@@ -34,7 +34,7 @@ from dba3c.workers.gradients import gradients_of
 from param_servers.exchange import GradientExchange, Pull, RunStopped
 from param_servers.lanes import ALONE, Lane, run_in_lanes
 
-CHECKED_ENVIRONMENTS, CHECKED_STEPS = 2, 5
+CHECKED_ENVIRONMENTS, CHECKED_STEPS, CHECKED_RESTARTS = 2, 5, 3
 """With which a user's own code is tried."""
 
 
@@ -160,6 +160,7 @@ class RolloutRandomness:
 
 def _play_a_little(config: EnvironmentConfig) -> None:
     """Raise UserError, with the place where it is the user's, where a run would give up an environment at once."""
+    config = replace(config, environment_restarts=min(config.environment_restarts, CHECKED_RESTARTS))
     environments = make_vector_environment(config, 1, seed=0)
     space: Any = environments.action_space
     try:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dba3c.config import TrainConfig, refuse_unread, replace_options
+from dba3c.config import TrainConfig, refuse_normalized_replay, refuse_unread, replace_options
 from dba3c.environments.atari_protocols import with_protocol
 from dba3c.environments.config import check_env_id
 from dba3c.errors import UserError, did_you_mean, warn_on_stderr
@@ -101,6 +101,7 @@ class TrainWords:
         if given.get("num_servers", 1) < 1:
             raise UserError("--servers must be at least 1; --exchange local, allreduce or majority has none")
         config = replace_options(config, **(fitting | given))
+        refuse_normalized_replay(config)
         refuse_unread(config, set(self.given) & (set(given) | set(without)))
         return config
 

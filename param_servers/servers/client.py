@@ -280,14 +280,16 @@ class ServersExchange:
         except (ParamServersError, RunStopped):
             raise
         except BaseException:
+            self._linked.clear()
+            for shard, redial in enumerate(self._redials):
+                self.state.lost(shard)
+                redial.begin_anew()  # not by the time until the next call, which may be a notebook's next cell
             self._moved_before = self.bytes_moved
             self._hub.shut()
             self._hub = self._new_hub()
             self._pace = EvenPush(self._hub)
             if self.state.push is not None and self._earlier_push_is_open:
                 self.state.push.gradient = self.state.push.gradient.clone()
-            for server in self.servers:
-                self.handle(Left(server, "this process was interrupted"))
             raise
 
     def close(self) -> None:

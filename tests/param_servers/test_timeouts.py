@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError
-from param_servers.timeouts import LONGEST_S, NOTICE_S, AwakeClock, Restarts, within
+from param_servers.timeouts import LONGEST_S, NOTICE_S, AwakeClock, Redial, Restarts, within
 
 WAITS = [  # who waits; what goes before the decision, in a row; by how much more it waits at least
     ("answer_s", ("join_s", "disk_s"), NOTICE_S),  # server 0 waits for servers, then for their disks
@@ -104,3 +104,11 @@ def test_time_passes_also_for_a_process_that_is_always_late():
     reads = iter(range(0, 3000, 3))
     clock = AwakeClock(2.0, lambda: float(next(reads)))
     assert [clock.now_s() for _ in range(100)][-1] == 25.0
+
+
+def test_who_was_interrupted_dials_at_once_when_it_goes_on_however_late_that_is():
+    redial = Redial(60.0, seed=1)
+    assert redial.attempt(lambda: ("127.0.0.1", 1), 0.0, "worker 0 cannot reach server 0")
+    redial.succeeded(60.0)
+    redial.begin_anew()
+    assert redial.attempt(lambda: ("127.0.0.1", 1), 400.0, "worker 0 cannot reach server 0")

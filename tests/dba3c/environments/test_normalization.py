@@ -18,6 +18,7 @@ from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import checkpoint_steps, find_policy
 from dba3c.runs.folder import RunFolder
 from dba3c.workers.worker import worker
+from launch.cli.options import parse_train
 from launch.cli.presets import preset
 
 PENDULUM = EnvironmentConfig(env_id="Pendulum-v1", normalize_observations=True)
@@ -220,8 +221,9 @@ def test_statistics_that_the_disk_refuses_stop_no_worker(tmp_path: Path, capsys:
     assert capsys.readouterr().err.count("observations/worker-0.json") == 1
 
 
-@pytest.mark.parametrize("algorithm", ["sac", "r2d2"])
-def test_a_replay_is_refused_with_normalised_observations(algorithm: str) -> None:
-    env_id = {"sac": "Pendulum-v1", "r2d2": "CartPole-v1"}[algorithm]
+@pytest.mark.parametrize("words", ["Pendulum-v1 --preset sac", "CartPole-v1 --preset r2d2"])
+def test_a_new_run_with_a_replay_refuses_normalised_observations_and_an_older_one_is_read(words: str) -> None:
     with pytest.raises(UserError, match="normalize_observations is for what is learned from once"):
-        replace_options(preset(algorithm, env_id, cores=1), normalize_observations=True)
+        parse_train([*words.split(), "--normalize-observations"]).config(2)
+    config = replace_options(parse_train(words.split()).config(2), normalize_observations=True)
+    assert TrainConfig.from_json(config.to_json()) == config
