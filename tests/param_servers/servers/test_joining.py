@@ -13,13 +13,12 @@ import torch
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import BadMessage, ConfigError, ParamServersError, Refused, RunStopped
-from param_servers.exchange import Receipt
 from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.majority.chief import check_standing
 from param_servers.majority.exchange import MajorityExchange
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.server import ParameterServer
-from param_servers.wire.frames import Event, Frame, Joined, Left, Link, Message
+from param_servers.wire.frames import Event, Joined, Left, Message
 from param_servers.wire.handshake import ROLES, Hello, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Dtype, Header, Kind, Row, pack_rows, register
@@ -27,7 +26,7 @@ from param_servers.wire.tcp_sockets import listen_address
 
 SECRET = b"s" * 32
 PLAN = plan_shards(FlatLayout.of({"w": (8,)}), 1)
-RMSPROP, SGD = OptimizerConfig(), OptimizerConfig(optimizer="sgd", learning_rate="1")
+RMSPROP = OptimizerConfig()
 PLAN_OF_TWO = plan_shards(FlatLayout.of({"w": (8,)}), 2)
 
 
@@ -267,67 +266,6 @@ def test_an_exchange_that_was_closed_says_so_instead_of_joining_again() -> None:
             with pytest.raises(ParamServersError, match="this exchange was closed"):
                 call()
         worker.close()
-
-
-def test_a_push_that_is_interrupted_counts_as_it_was_and_the_worker_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Serving(num_workers=2) as run:
-        first, second = run.worker(), run.worker(worker=1)
-        gradient = torch.ones(8)
-        step = first.pull().step
-        with monkeypatch.context() as pressed:
-            pressed.setattr(first, "_wait", _ctrl_c)
-            with pytest.raises(KeyboardInterrupt):
-                first.push(gradient, step, 1)
-        gradient.fill_(1e6)  # the next rollout's, in the same buffer
-        answers: list[Receipt] = []
-        step = first.pull().step  # before the other one's gradient ends the step
-        again = threading.Thread(target=lambda: answers.append(first.push(gradient, step, 1)))
-        again.start()
-        before = second.pull().parameters.clone()
-        assert second.push(torch.ones(8), step, 1).accepted
-        again.join(20)
-        assert answers == [Receipt(False, 1, "stale")]  # of version 0 as well, which the first one was committed to
-        moved = second.pull().parameters - before
-        assert second.pull().step == 1 and torch.all(moved.abs() < 1)
-        first.close(), second.close()
-
-
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_bytes_that_an_interrupt_left_uncounted_shift_no_gradient(
-    goes_on: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel has taken them, and Ctrl-C comes before they are counted: all was sent from the old place."""
-    length, pressed, send_some = 100_000, threading.Event(), Link._send_some
-
-    def send_uncounted(link: Link, frame: Frame) -> None:
-        if len(frame.payload) == 4 * length and not pressed.is_set():
-            link.sock.sendmsg([frame.header, frame.payload[:4000]])
-            pressed.set()
-            raise KeyboardInterrupt
-        send_some(link, frame)
-
-    with Serving(2, plan_shards(FlatLayout.of({"w": (length,)}), 1), SGD) as run:
-        first, second = run.worker(), run.worker(worker=1)
-        gradient, zeros, step = torch.linspace(0, 1, length), torch.zeros(length), first.pull().step
-        with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
-            context.setattr(Link, "_send_some", send_uncounted)
-            first.push(gradient.clone(), step, 1)
-        if not goes_on:
-            first.close()
-            first = run.worker()
-        step = first.pull().step
-        again = threading.Thread(target=lambda: first.push(zeros, step, 1))  # after the answer to the first
-        again.start()
-        before = second.pull().parameters.clone()
-        assert second.push(zeros, step, 1).accepted
-        again.join(60)
-        moved = second.pull().parameters - before
-        assert torch.equal(moved, -gradient / 2 if goes_on else zeros)
-        first.close(), second.close()
-
-
-def _ctrl_c(*_: object) -> float:
-    raise KeyboardInterrupt
 
 
 def test_another_process_under_the_same_name_is_told_so_at_once() -> None:
