@@ -322,6 +322,11 @@ def simulation(folder: Path) -> None:
     validation.draw(folder)
 
 
+def gpu(folder: Path) -> None:
+    learning({"score": "hours"}, {"14 actors, one GPU: V-trace, small network": "gpu/breakout"}, goal=300.0)(folder)
+    batch_size.draw(batch_size.read(folder / "batch_size_cuda.csv"), folder / "batch_size_cuda")
+
+
 def cluster(folder: Path) -> None:
     dilated_cluster.draw(folder)
     headline.draw(folder)
@@ -340,6 +345,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
         {"score": "frames"},
         {
             "160 samples an update (n-step, RMSprop 7e-4)": "breakout_lanes/nstep/seed-*",
+            "320 samples an update (V-trace, RMSprop 1e-3, 448 environments)": "gpu/breakout",
             "2,880 samples an update (PPO, Adam 1e-3)": "batch_size/ppo-adam-2880-0.001/seed-*",
         },
         goal=300.0,
@@ -360,6 +366,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
         goal=0.9,
     ),
     "games": games,
+    "gpu": gpu,
     "inference": inference,
     "launch": launch,
     "learning_curves": learning(

@@ -141,14 +141,15 @@ def temporary() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def measured(process: subprocess.Popen[bytes], folder: RunFolder, stop: Any) -> dict[str, Any]:
-    """Agent steps/s and per second of a core, cores in use, and shares of the lanes' time, for SECONDS after a warm-up.
+def measured(process: subprocess.Popen[bytes], folder: RunFolder, stop: Any, first: str = "worker") -> dict[str, Any]:
+    """Agent steps/s and per second of a core, cores in use, and shares of the lanes' time, for SECONDS after a warm-up,
+    which begins with what the role `first` records first.
 
     Raises TimeoutError: no step in time, or no end.
     """
     try:
         deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not any(file.stat().st_size for file in folder.metrics.glob("worker-*.jsonl")):
+        while not any(file.stat().st_size for file in folder.metrics.glob(f"{first}-*.jsonl")):
             if time.monotonic() > deadline_s or process.poll() is not None:
                 raise TimeoutError(f"no step within {START_TIMEOUT_S:.0f} s of {process.args}")
             time.sleep(0.1)
