@@ -176,6 +176,16 @@ def test_an_environment_that_a_run_puts_up_with_is_not_refused(name: str, tmp_pa
     check_own_code(parse_train([f"wrong:{name}"]).config(2))
 
 
+def test_the_check_starts_one_that_fails_anew_three_times_however_often_a_run_would(tmp_path: Path) -> None:
+    counts = ENVIRONMENTS.replace('return {}["x"]', 'open("steps", "a").write("."); return {}["x"]')
+    assert counts != ENVIRONMENTS
+    (tmp_path / "wrong.py").write_text(counts)
+    config = replace_options(parse_train(["wrong:Broken"]).config(2), environment_restarts=1000)
+    with pytest.raises(UserError, match="wrong:Broken raised KeyError"):
+        check_own_code(config)
+    assert (tmp_path / "steps").read_text() == "." * 4
+
+
 def test_an_environment_that_hangs_is_given_its_own_time_before_anything_is_started(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text(ENVIRONMENTS.replace('return {}["x"]', "import time; time.sleep(3600)"))
     config = parse_train(["wrong:Broken", "--environment-processes"]).config(2)

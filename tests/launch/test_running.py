@@ -222,6 +222,30 @@ def test_the_lock_that_an_earlier_job_s_killed_script_has_left_says_nothing_of_t
     script.release()
 
 
+def test_an_outage_of_the_file_system_begins_the_wait_for_the_first_node_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lock, "HEARTBEAT_S", 1000.0)
+    run_dir = tmp_path / "run"
+    RunFolder.create(run_dir, {})
+    script = controller.hold(run_dir)
+    controller.note_job(run_dir, JOB)
+    first_node, a_bit_less_s = Watched(run_dir), 0.9 * run_lock.HEARTBEAT_LOST_S
+    die(run_dir)
+    die(run_dir / controller.FOLDER)
+    assert not first_node.is_lost(a_bit_less_s)
+
+    def away(folder: Path) -> object:
+        raise OSError("Stale file handle")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(controller, "heartbeat", away)
+        assert not first_node.is_lost(a_bit_less_s)
+    assert not first_node.is_lost(a_bit_less_s)
+    assert first_node.is_lost(0.2 * run_lock.HEARTBEAT_LOST_S)
+    script.release()
+
+
 def test_a_first_node_is_not_lost_to_a_rank_that_was_suspended_or_has_another_idea_of_the_time(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     RunFolder.create(run_dir, {}).release()
@@ -296,8 +320,9 @@ def test_a_chief_tries_the_users_own_network_before_the_run_and_all_ranks_hear_w
     assert said[1] == said[0] and not (tmp_path / "run" / "config.json").exists()
 
 
-def test_a_chief_gives_up_on_a_check_that_hangs_before_its_ranks_give_up_on_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("ranks", "limit_s"), [(3, 95.0), (1, running.CHECK_TIMEOUT_S)])
+def test_a_chief_gives_up_on_a_check_that_hangs_before_its_ranks_if_any_give_up_on_it(
+    ranks: int, limit_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed: list[object] = []
     for_imports_s: list[float] = []
@@ -323,11 +348,14 @@ def test_a_chief_gives_up_on_a_check_that_hangs_before_its_ranks_give_up_on_it(
     monkeypatch.setattr(running, "Future", Never)
     monkeypatch.setattr(running, "has_own_code", lambda config: True)
     run_dir = tmp_path / "run"
-    words = ["CartPole-v1", "--servers", "1", "--join-timeout-s", "100", "--run-dir", str(run_dir)]
-    with pytest.raises(RunBroken, match="the check of what is to run did not end within 95 s"):
-        train_as_rank(parse_train(words), rank_of_three(0), "dba3c")
-    assert len(killed) == 1 and for_imports_s == [95.0] and 0.0 <= ended_within_s[0] <= 95.0
-    assert refused(run_dir, 1).endswith("the check of what is to run did not end within 95 s")
+    shape = ["--servers", "1"] if ranks > 1 else ["--exchange", "local", "--workers", "1"]
+    words = ["CartPole-v1", *shape, "--join-timeout-s", "100", "--run-dir", str(run_dir)]
+    place = replace(rank_of_three(0), world_size=ranks, tasks_per_node=(1,) * ranks)
+    with pytest.raises(RunBroken, match=f"the check of what is to run did not end within {limit_s:g} s"):
+        train_as_rank(parse_train(words), place, "dba3c")
+    assert len(killed) == 1 and for_imports_s == [limit_s] and 0.0 <= ended_within_s[0] <= limit_s
+    if ranks > 1:
+        assert refused(run_dir, 1).endswith("the check of what is to run did not end within 95 s")
 
 
 @pytest.mark.parametrize(("ranks_here", "threads"), [(1, "1"), (2, "3")])

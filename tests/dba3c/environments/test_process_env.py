@@ -1,5 +1,6 @@
 """Environments in processes of their own: the same games, and an end to those that hang or die."""
 
+import math
 import os
 import signal
 import struct
@@ -326,6 +327,31 @@ def test_those_that_are_late_together_share_the_second_look(monkeypatch):
             with pytest.raises(EnvironmentHangs):
                 env._answer(1)
         assert now_s == began_s + times * (4.0 + process_env._SECOND_LOOK_S)
+
+
+def test_those_that_a_suspension_made_late_and_that_answer_in_turn_each_have_a_second_look(monkeypatch):
+    class Late:
+        def send_bytes(self, question):
+            pass
+
+        def poll(self, seconds):
+            nonlocal now_s
+            needs_s = 0.9 * process_env._SECOND_LOOK_S  # once the one before it has left the core to it
+            now_s += min(seconds, needs_s)
+            return seconds >= needs_s
+
+        def recv_bytes(self, largest):
+            return process_env._ANSWER
+
+    now_s = 1000.0
+    monkeypatch.setattr(process_env, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(ProcessEnv, "_looked_again_s", -math.inf)
+    envs = [ProcessEnv.__new__(ProcessEnv) for _ in range(4)]
+    for env in envs:
+        env._pipe, env._unanswered, env._timeout_s = Late(), 0, 4.0
+        env._ask(b"")
+    now_s += 100.0
+    assert [env._answer(1) for env in envs] == [b""] * 4
 
 
 def test_what_ends_all_processes_of_a_job_ends_none_in_the_middle_of_a_step(made, config):

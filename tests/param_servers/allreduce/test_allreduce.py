@@ -188,16 +188,20 @@ def test_a_sum_over_others_than_the_run_s_workers_is_refused(size, rank, setting
     assert "\n" not in str(caught.value)
 
 
-def test_ranks_whose_parameters_have_drifted_apart_are_named(run_ranks):
+def test_ranks_whose_parameters_have_drifted_apart_are_named_and_none_writes_a_checkpoint(run_ranks, tmp_path):
     def body(collective):
-        worker = exchange(collective)
+        worker = exchange(collective, checkpoint_dir=tmp_path, settings={"checkpoint_every_steps": 0})
         train(worker, collective.rank, COMPARE_EVERY_STEPS)
         if collective.rank == 1:
             worker.replica.shard.parameters[0] += 1e-6
-        return train(worker, collective.rank, 1)
+        try:
+            return train(worker, collective.rank, 1)
+        finally:
+            worker.close()
 
     for error in run_ranks(2, body):
         assert isinstance(error, RunBroken) and "ranks [1] hold other parameters than rank 0 at step 100" in str(error)
+    assert not list(tmp_path.glob("step-*"))
 
 
 def test_a_rank_that_leaves_is_named_and_a_survivor_writes_a_checkpoint(run_ranks, tmp_path):
