@@ -112,16 +112,6 @@ def test_a_tracker_that_is_away_is_not_tried_at_every_point():
     assert sink.open_fails == 999 and background.failed == 10 and not sink.closed
 
 
-def test_one_broken_sink_does_not_touch_another():
-    broken, good = RecordingSink(open_fails=1000), RecordingSink()
-    backgrounds = [BackgroundSink(sink, RUN, lambda message: None) for sink in (broken, good)]
-    for step in range(3):
-        for background in backgrounds:
-            background.give(Point({}, step, 0.0))
-    assert [background.close() for background in backgrounds] == [False, True]
-    assert good.calls == [0, 1, 2]
-
-
 def test_an_unknown_tracker_is_refused_naming_the_known():
     with pytest.raises(UserError, match="unknown tracker 'tensorbord'; known: tensorboard, neptune, mlflow, wandb"):
         make_sinks(["tensorbord"])

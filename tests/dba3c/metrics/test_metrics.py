@@ -10,7 +10,6 @@ import pytest
 
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
-from dba3c.metrics import registry as metric_registry
 from dba3c.metrics import writer as metrics
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.runs.folder import RunFolder
@@ -199,35 +198,3 @@ def test_a_section_that_raises_is_timed_and_the_error_goes_on(clock):
         clock.now_s += 1.0
         raise KeyError
     assert sections.take() == {"environment": 1.0}
-
-
-FACTS_CHARTS = [
-    "score/mean",
-    "score/max",
-    "score/online",
-    "loss/total",
-    "loss/policy",
-    "loss/value",
-    "policy/entropy",
-    "value/advantage",
-    "value/predicted_reward",
-    "policy/max_probability",
-    "cluster/active_workers",
-    "speed/data_points_per_s",
-    "network/active_relus",
-    "gradient/delay_min",
-    "gradient/delay_mean",
-    "gradient/delay_max",
-    "optimizer/m_norm",
-    "optimizer/v_norm",
-    "optimizer/update_norm",
-    "gradient/norm_before_clipping",
-    "gradient/norm_after_clipping",
-    "schedule/learning_rate",
-    "schedule/entropy_cost",
-]
-
-
-@pytest.mark.parametrize("chart", FACTS_CHARTS)
-def test_every_chart_of_the_2017_system_has_a_metric(chart):
-    assert metric_registry.charts()[chart].unit

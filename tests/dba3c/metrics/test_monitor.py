@@ -167,17 +167,6 @@ def test_a_monitor_that_was_started_again_draws_nothing_twice_and_still_stops_th
     run.release()
 
 
-def test_lines_that_are_no_records_cost_one_warning(make_up_run):
-    run, warnings = make_up_run(seconds=2), []
-    path = run.metrics_file("worker", 0)
-    path.write_bytes(b"garbage\n" + path.read_bytes() + b"more\n")
-    monitor = Monitor(run, warn=warnings.append)
-    monitor.look(START_S + 2)
-    monitor.look(START_S + 3)
-    monitor.close()
-    assert warnings == ["worker-0.jsonl has lines that are not records (2); they are skipped"]
-
-
 def test_a_full_disk_delays_the_stop_and_does_not_end_the_monitor(make_up_run, monkeypatch):
     from dba3c.errors import UserError
 

@@ -374,13 +374,6 @@ def test_a_resumed_run_forgets_why_it_was_stopped_and_who_listened(tmp_path):
         assert again.meta()["lives"][0]["stop_reason"] == "enough"
 
 
-def test_a_published_address_is_read_back(tmp_path):
-    run = finished_run(tmp_path / "run")
-    assert run.published("server-0") is None
-    run.publish("server-0", {"host": "node1", "port": 4711, "incarnation": 2})
-    assert run.published("server-0") == {"host": "node1", "port": 4711, "incarnation": 2}
-
-
 def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write .*run: Not a directory"):
