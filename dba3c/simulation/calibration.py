@@ -1,7 +1,6 @@
 """From measurements to the model: run folders give the work of a step, measured steps the cluster they were made on.
 
-Work is read from section times and counts in metrics/*.jsonl, a cluster from points that
-`python -m param_servers.benchmarks.exchange --output FILE` wrote.
+Work is read from section times and counts in metrics/*.jsonl; a cluster is fitted to measured steps of its exchange.
 
 Records are sums over windows of about a second (`--metrics-window-s`; 0 writes every step). Where a record holds c
 steps its mean varies by 1/√c as much as a step does, which is undone. The shape of the distribution can only be seen
@@ -13,18 +12,17 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from dba3c.errors import UserError, warn_on_stderr
+from dba3c.errors import UserError
 from dba3c.metrics.reader import whole_run
 from dba3c.runs.folder import RunFolder
-from dba3c.simulation.cluster import Cluster, ComputeTimes, ExchangeKind, Setup, Work
+from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.simulate import AgentCosts, simulate
 
 COMPUTE_SECTIONS = ("environment", "inference", "learning")
@@ -181,63 +179,18 @@ _FITTED = {  # start, lower and upper bound, unit
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredPoint:
-    """One measurement of an exchange whose workers all take the same time, or none."""
+    """One measurement of an exchange whose workers compute nothing."""
 
     setup: Setup
     model_bytes: float
     bytes_per_s: float
     """Of each host's link, in each direction."""
     step_s: float
-    compute_s: float = 0.0
 
     def predicted_s(self, cluster: Cluster) -> float:
         """The model's step; the cluster gives everything but the rate of the links."""
-        work = Work(model_bytes=self.model_bytes, compute=ComputeTimes(mean_s=self.compute_s))
+        work = Work(model_bytes=self.model_bytes, compute=ComputeTimes(mean_s=0.0))
         return simulate(replace(cluster, bytes_per_s=self.bytes_per_s), work, self.setup, _STEPS).step_s
-
-
-def read_points(path: str | Path, warn: Callable[[str], None] = warn_on_stderr) -> list[MeasuredPoint]:
-    """The points of a file of JSON lines. One that is none, or of links without a limit, costs one line.
-
-    Raises:
-        UserError: it cannot be read, or holds no point at all.
-    """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    points = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            points.append(_point(json.loads(line)))
-        except (UserError, KeyError, TypeError, ValueError) as error:
-            what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
-            warn(f"{path}, line {number} left out: {what}")
-    if not points:
-        raise UserError(f"{path} holds no measured point that the model can be compared with")
-    return points
-
-
-def _point(row: dict[str, Any]) -> MeasuredPoint:
-    if row["exchange"] not in get_args(ExchangeKind):
-        raise UserError(f"unknown exchange {row['exchange']!r}")
-    if not row["rate_mbit"] > 0:
-        raise UserError("its links had no limit (rate_mbit 0): then processors decide, which the model does not know")
-    for name in ("megabytes", "step_ms"):
-        if not 0 < row[name] < math.inf:
-            raise UserError(f"{name} must be greater than 0 and finite, got {row[name]}")
-    if not 0 <= row.get("compute_ms", 0.0) < math.inf:
-        raise UserError(f"compute_ms must be at least 0 and finite, got {row['compute_ms']}")
-    setup = Setup(
-        exchange=row["exchange"], workers=row["workers"], backup=row["backup"], servers=max(1, row["servers"])
-    )
-    return MeasuredPoint(
-        setup=setup,
-        model_bytes=row["megabytes"] * 1e6,
-        bytes_per_s=row["rate_mbit"] * 1e6 / 8,
-        step_s=row["step_ms"] / 1e3,
-        compute_s=row.get("compute_ms", 0.0) / 1e3,
-    )
 
 
 def fit(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dba3c.errors import UserError, writing
-from dba3c.simulation.calibration import Calibration, calibrate, fit, read_points
+from dba3c.simulation.calibration import Calibration, calibrate
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
 from dba3c.simulation.simulate import best, compare, options
 from launch.cli.options import parse
@@ -45,10 +45,10 @@ class SimulateArguments:
     """Processor time of the coordinator for one message, in µs."""
 
     overlap_lost: float = 0.0
-    """Share of an update's transfer that unfair links keep from overlapping with its gradients (see --fit)."""
+    """Share of an update's transfer that unfair links keep from overlapping with its gradients."""
 
     link_unfairness: float = 0.0
-    """How unevenly n workers share a server's link: standard deviation of the logarithm of a share / √n (see --fit)."""
+    """How unevenly n workers share a server's link: standard deviation of the logarithm of a share / √n."""
 
     megabytes: float | None = None
     """M: gradient bytes / 1e6; 1.33 (the 2017 network) without a run."""
@@ -82,10 +82,6 @@ class SimulateArguments:
 
     output: Path | None = None
     """Write the table there as CSV too."""
-
-    fit: Path | None = None
-    """Fit latency, wire efficiency, lost overlap and unfairness first, to points that
-    `python -m param_servers.benchmarks.exchange --rate-mbit … --output FIT` measured."""
 
     central: bool = False
     """Compare synchronous workers with central inference on the same nodes."""
@@ -161,10 +157,10 @@ def _central(arguments: SimulateArguments, cluster: Cluster, calibration: Calibr
 
 
 def cluster_of(arguments: SimulateArguments) -> Cluster:
-    """The cluster that the options describe, or that fits the points of `--fit`. Raises UserError."""
+    """The cluster that the options describe. Raises UserError."""
     if not arguments.bandwidth_gbit > 0:
         raise UserError(f"--bandwidth-gbit must be greater than 0, got {arguments.bandwidth_gbit:g}")
-    cluster = Cluster(
+    return Cluster(
         bytes_per_s=arguments.bandwidth_gbit * 1e9 / 8,
         latency_s=arguments.latency_us / 1e6,
         wire_efficiency=arguments.wire_efficiency,
@@ -172,15 +168,6 @@ def cluster_of(arguments: SimulateArguments) -> Cluster:
         overlap_lost=arguments.overlap_lost,
         link_unfairness=arguments.link_unfairness,
     )
-    if arguments.fit is None:
-        return cluster
-    fitted = fit(cluster, read_points(arguments.fit))
-    print(
-        f"fitted to {arguments.fit}: --latency-us {fitted.latency_s * 1e6:.0f} --wire-efficiency "
-        f"{fitted.wire_efficiency:.3f} --overlap-lost {fitted.overlap_lost:.2f} "
-        f"--link-unfairness {fitted.link_unfairness:.2f}"
-    )
-    return fitted
 
 
 def calibration_of(arguments: SimulateArguments) -> Calibration | None:

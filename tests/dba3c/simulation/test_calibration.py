@@ -1,7 +1,6 @@
 """From run folders and measured points to a model, and what central inference is compared with."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -10,14 +9,13 @@ from dba3c.errors import UserError
 from dba3c.metrics import writer as metrics
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
-from dba3c.simulation.calibration import MeasuredPoint, calibrate, fit, read_points
+from dba3c.simulation.calibration import MeasuredPoint, calibrate, fit
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.simulate import AgentCosts, CentralSetup, best, central_steps_per_s, compare, options
 from launch.cli.main import main
 from tests.dba3c.metrics.made_up_run import CONFIG, Clock, made_up_run, step_values
 
 TEN_GBIT = Cluster(bytes_per_s=1.25e9)
-POINT = {"exchange": "servers", "megabytes": 1.33, "workers": 4, "backup": 0, "servers": 2, "rate_mbit": 100.0}
 
 
 def run_with_times(path, monkeypatch, times_s, window_s=0.0, timed=True):
@@ -97,27 +95,6 @@ def test_a_run_that_cannot_calibrate_says_why(tmp_path, monkeypatch):
         untimed = run_with_times(tmp_path / f"untimed-{window_s}", monkeypatch, [0.1] * 50, window_s, timed=False)
         with pytest.raises(UserError, match="the runs timed no sections"):
             calibrate([untimed.path], model_bytes=1e6)
-
-
-def test_points_are_read_from_lines_and_bad_ones_cost_a_line(tmp_path):
-    path, warnings = tmp_path / "points.jsonl", []
-    good = {**POINT, "step_ms": 220.0}
-    bad = [{**good, "rate_mbit": 0}, {**good, "exchange": "pigeon"}, {"exchange": "servers"}]
-    path.write_text("\n".join([json.dumps(good), "torn {", *map(json.dumps, bad), json.dumps(good)]))
-    points = read_points(path, warnings.append)
-    assert len(points) == 2 and points[0].step_s == 0.22 and points[0].bytes_per_s == 12.5e6
-    assert len(warnings) == 4 and "line 5 left out: 'rate_mbit' is missing" in warnings[-1]
-    path.write_text(
-        "\n".join(json.dumps({**good, **bad}) for bad in ({"step_ms": 0}, {"megabytes": -1}, {"compute_ms": -1}))
-    )
-    with pytest.raises(UserError, match="holds no measured point"):
-        read_points(path, warnings.append)
-    assert "line 1 left out: step_ms must be greater than 0" in warnings[-3]
-    path.write_text("hello\n")
-    with pytest.raises(UserError, match="holds no measured point"):
-        read_points(path, warnings.append)
-    with pytest.raises(UserError, match="cannot read .*absent"):
-        read_points(tmp_path / "absent")
 
 
 def test_a_fit_finds_the_cluster_that_made_the_points():
