@@ -23,7 +23,6 @@ from dba3c.studies.figures import (
     PALETTE,
     aggregate,
     draw_measured,
-    draw_simulated,
     finish,
     new_figure,
     new_panels,
@@ -33,7 +32,7 @@ from dba3c.studies.figures import (
 )
 from dba3c.studies.page import rows_of
 from dba3c.studies.results import data_points_per_s, each, read_results
-from dba3c.studies.statistics import interquartile_mean, over_games
+from dba3c.studies.statistics import interquartile_mean
 from dba3c.studies.study import NETWORK_SIZES
 
 HERE = Path(__file__).resolve().parent
@@ -141,7 +140,7 @@ def human_normalised(axes: Axes, found: Mapping[str, Sequence[seven_games.Traine
     scores = {env_id: np.stack([run.normalised(hours) for run in its]) for env_id, its in found.items()}
     axes.plot(hours, interquartile_mean(np.concatenate(list(scores.values()))), linewidth=1.8, color=PALETTE[1])
     if len(found) == len(seven_games.GOALS) and min(map(len, scores.values())) > 1:
-        spreads = [over_games([its[:, at].tolist() for its in scores.values()]) for at in range(len(hours))]
+        spreads = [seven_games.over_games([its[:, at].tolist() for its in scores.values()]) for at in range(len(hours))]
         axes.fill_between(hours, [s.low for s in spreads], [s.high for s in spreads], color=PALETTE[1], alpha=0.2)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]), top=max(1.0, axes.get_ylim()[1]))
     axes.axhline(1.0, **IDEAL)
@@ -250,6 +249,15 @@ def launch(folder: Path) -> None:
 
 
 # -- simulated ---------------------------------------------------------------------------------------------------------
+
+
+def draw_simulated(axes: Axes, x: Sequence[float], y: Sequence[float], label: str, index: int = 0) -> None:
+    """A dotted line with hollow marks, and a legend that says that it is simulated."""
+    colour = PALETTE[index % len(PALETTE)]
+    axes.plot(
+        x, y, ":", marker="o", markerfacecolor="white", markersize=5, color=colour, linewidth=1.4,
+        label=f"{label} (SIMULATED)",
+    )  # fmt: skip
 
 
 def scaling(folder: Path) -> None:

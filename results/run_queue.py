@@ -21,18 +21,22 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from games.measure import GOALS, STICKY, STICKY_GAMES, name_of
 
-from dba3c.errors import UserError, warn_on_stderr
-from dba3c.runs.checkpoints import keep_policy
+from dba3c.environments.normalization import FOLDER as STATISTICS
+from dba3c.errors import UserError, warn_on_stderr, writing
+from dba3c.runs.checkpoints import find_policy
+from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder, checkpoint_steps
 from dba3c.studies.curve import downsample
 from dba3c.studies.study import Point, Run
 from launch.cli.study import train, train_command
+from param_servers.checkpoint.files import publish, write_shard
+from param_servers.layout import plan_shards
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parent / "runs" / "queue"
@@ -266,6 +270,29 @@ def keep_agent(entry: Entry) -> None:
     """The parameters of its last checkpoint, where it is still there."""
     if (entry.run.folder / "config.json").exists() and not checkpoint_steps(entry.results / "checkpoints"):
         keep_policy(RunFolder.open(entry.run.folder), entry.results, warn_on_stderr)
+
+
+def keep_policy(run: RunFolder, into: Path, on_skip: Callable[[str], None]) -> Path:
+    """Writes the newest whole checkpoint's parameters, one float32 file without optimizer state, where a folder that is
+    worth committing (config.json, meta.json, a curve) keeps them: INTO/checkpoints/step-N. Returns that.
+
+    It is read like any other; nothing can go on training from it.
+
+    Raises:
+        UserError: the run has no whole checkpoint, or `into` cannot be written.
+    """
+    policy = find_policy(run.checkpoints, None, on_skip)
+    plan, checkpoints = plan_shards(policy.layout, 1), into / "checkpoints"
+    with writing(checkpoints):
+        entry = write_shard(checkpoints, policy.step, 0, 0, 1, policy.parameters, {})
+        kept = publish(
+            checkpoints, policy.step, data_points=policy.data_points, term=0, plan=plan, files=[entry], keep=1
+        )
+        if policy.observation_statistics is not None:
+            (into / STATISTICS).mkdir(exist_ok=True)
+            text = json.dumps({policy.step: policy.observation_statistics})
+            write_atomically(into / STATISTICS / "all.json", text + "\n")
+    return kept
 
 
 def unpack(entry: Entry) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable
@@ -18,14 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dba3c.environments.normalization import FOLDER as STATISTICS
 from dba3c.environments.normalization import statistics_of
-from dba3c.errors import UserError, writing
-from dba3c.runs.files import write_atomically
+from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder, checkpoint_steps
-from param_servers.checkpoint.files import load_checkpoint, publish, write_shard
+from param_servers.checkpoint.files import load_checkpoint
 from param_servers.errors import CheckpointError, CheckpointUnreadable
-from param_servers.layout import FlatLayout, plan_shards
+from param_servers.layout import FlatLayout
 
 _TENSORS_NAMED = 4
 _STEPS_NAMED = 8
@@ -97,29 +94,6 @@ def load_policy(checkpoint: Path) -> Policy:
         data_points=loaded.data_points,
         observation_statistics=statistics,
     )
-
-
-def keep_policy(run: RunFolder, into: Path, on_skip: Callable[[str], None]) -> Path:
-    """Writes the newest whole checkpoint's parameters, one float32 file without optimizer state, where a folder that is
-    worth committing (config.json, meta.json, a curve) keeps them: INTO/checkpoints/step-N. Returns that.
-
-    It is read like any other; nothing can go on training from it.
-
-    Raises:
-        UserError: the run has no whole checkpoint, or `into` cannot be written.
-    """
-    policy = find_policy(run.checkpoints, None, on_skip)
-    plan, checkpoints = plan_shards(policy.layout, 1), into / "checkpoints"
-    with writing(checkpoints):
-        entry = write_shard(checkpoints, policy.step, 0, 0, 1, policy.parameters, {})
-        kept = publish(
-            checkpoints, policy.step, data_points=policy.data_points, term=0, plan=plan, files=[entry], keep=1
-        )
-        if policy.observation_statistics is not None:
-            (into / STATISTICS).mkdir(exist_ok=True)
-            text = json.dumps({policy.step: policy.observation_statistics})
-            write_atomically(into / STATISTICS / "all.json", text + "\n")
-    return kept
 
 
 def find_policy(checkpoints: Path, step: int | None, on_skip: Callable[[str], None]) -> Policy:

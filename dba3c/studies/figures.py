@@ -173,15 +173,6 @@ def _spread_names(seeds: Sequence[int]) -> str:
     return ", ".join(dict.fromkeys(spread_name(count) for count in sorted(seeds, reverse=True)))
 
 
-def draw_simulated(axes: Axes, x: Sequence[float], y: Sequence[float], label: str, index: int = 0) -> None:
-    """A dotted line with hollow marks, and a legend that says that it is simulated."""
-    colour = PALETTE[index % len(PALETTE)]
-    axes.plot(
-        x, y, ":", marker="o", markerfacecolor="white", markersize=5, color=colour, linewidth=1.4,
-        label=f"{label} (SIMULATED)",
-    )  # fmt: skip
-
-
 def finish(
     axes: Axes, x_name: str, y_name: str, x: Sequence[float], log: bool = False, handlelength: float | None = None
 ) -> None:

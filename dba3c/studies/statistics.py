@@ -3,8 +3,7 @@
 IQM                  mean of the middle half (Agarwal et al. 2021, arXiv 2108.13264): as robust as the median, as sharp
                      as the mean. Of fewer than four values nothing can be cut off: it is their mean then
 spread               over seeds: the 95 % percentile bootstrap; the seeds' own range where they are fewer than five
-games                scores from random (0) to human (1); over games a stratified bootstrap: each game's seeds are drawn
-                     anew among themselves (Agarwal et al. 2021, section 4)
+games                scores from random (0) to human (1); how they are compared: Agarwal et al. 2021, section 4
 time to a goal       right-censored: a seed that did not get there counts as later than it was seen, so the median is
                      Kaplan and Meier's (1958), and is known only where more than half of the seeds got there
 """
@@ -168,27 +167,6 @@ def human_normalised(env_id: str, score: float) -> float | None:
         return None
     random, human = RANDOM_AND_HUMAN[env_id]
     return (score - random) / (human - random)
-
-
-def over_games(scores: Sequence[Sequence[float]], statistic: Statistic = interquartile_mean) -> Estimate:
-    """The statistic over all runs of all games, with its stratified bootstrap.
-
-    Args:
-        scores: of each game its seeds' normalised scores, at least two.
-
-    Raises:
-        ValueError: no game, or one with fewer than two seeds.
-    """
-    if not scores or min(map(len, scores)) < 2:
-        raise ValueError("seeds are drawn anew within each game: every game needs two")
-
-    def of_all(*games: Floats, axis: int) -> Floats:
-        return statistic(np.concatenate(games, axis=axis), axis=axis)
-
-    games = tuple(np.asarray(seeds, dtype=np.float64) for seeds in scores)
-    low, high = bootstrap_interval(of_all, *games)
-    every = np.concatenate(games)
-    return Estimate(float(of_all(*games, axis=0)), float(low), float(high), tuple(every), every.size)
 
 
 def performance_profile(scores: Sequence[Sequence[float]], thresholds: ArrayLike) -> Floats:

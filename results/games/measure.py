@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,14 @@ from dba3c.environments.atari_protocols import protocol_name
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve, load_curve
 from dba3c.studies.page import made_by, markdown, renew, rows_of, write_rows
-from dba3c.studies.statistics import human_normalised, over_games
+from dba3c.studies.statistics import (
+    Estimate,
+    Floats,
+    Statistic,
+    bootstrap_interval,
+    human_normalised,
+    interquartile_mean,
+)
 from dba3c.studies.study import DBA3C_SCORES
 
 HERE = Path(__file__).resolve().parent
@@ -142,6 +149,28 @@ def table(rows: list[dict[str, str]]) -> str:
         if not its:
             lines.append((name, f"{goal:,.0f}", "not run yet", *[""] * (len(columns) - 3)))
     return markdown(columns, lines)
+
+
+def over_games(scores: Sequence[Sequence[float]], statistic: Statistic = interquartile_mean) -> Estimate:
+    """The statistic over all runs of all games, with its stratified bootstrap: each game's seeds are drawn anew among
+    themselves (Agarwal et al. 2021, arXiv 2108.13264, section 4).
+
+    Args:
+        scores: of each game its seeds' normalised scores, at least two.
+
+    Raises:
+        ValueError: no game, or one with fewer than two seeds.
+    """
+    if not scores or min(map(len, scores)) < 2:
+        raise ValueError("seeds are drawn anew within each game: every game needs two")
+
+    def of_all(*games: Floats, axis: int) -> Floats:
+        return statistic(np.concatenate(games, axis=axis), axis=axis)
+
+    games = tuple(np.asarray(seeds, dtype=np.float64) for seeds in scores)
+    low, high = bootstrap_interval(of_all, *games)
+    every = np.concatenate(games)
+    return Estimate(float(of_all(*games, axis=0)), float(low), float(high), tuple(every), every.size)
 
 
 def aggregate(rows: list[dict[str, str]]) -> str:

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from run_queue import keep_policy
 
 import dba3c
 from dba3c import games
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
-from dba3c.runs.checkpoints import keep_policy
 
 RESULTS = Path(__file__).parents[2] / "results"
 CARTPOLE = TrainConfig(environment=EnvironmentConfig(env_id="CartPole-v1"), network=NetworkConfig(network="mlp"))

@@ -9,7 +9,6 @@ import pytest
 from dba3c.studies.statistics import (
     estimate,
     human_normalised,
-    over_games,
     performance_profile,
     probability_of_improvement,
     spread,
@@ -104,18 +103,6 @@ def test_a_random_score_is_0_a_persons_is_1_and_of_other_environments_nothing_is
     assert human_normalised("ALE/Pong-v5", 14.6) == 1
     assert human_normalised("ALE/Breakout-v5", 59.3) == pytest.approx(2)
     assert human_normalised("CartPole-v1", 500) is None
-
-
-def test_the_statistic_over_games_is_of_all_their_runs_and_its_interval_is_of_seeds_within_games():
-    # each game's seeds agree, so whatever is drawn anew within games is the same; drawn from all runs it would not be
-    agreed = over_games([[0.0, 0.0], [1.0, 1.0], [8.0, 8.0]], np.mean)
-    assert (agreed.centre, agreed.low, agreed.high) == (3, 3, 3)
-    # a resample of the first game has a mean of 0, 5 or 10, each end with probability 1/4 > 2.5 %
-    differing = over_games([[0.0, 10.0], [4.0, 4.0]], np.mean)
-    assert (differing.low, differing.high) == (2, 7)
-    assert over_games([[0, 1, 2, 3], [4, 5, 6, 100]]).centre == (2 + 3 + 4 + 5) / 4
-    with pytest.raises(ValueError, match="every game needs two"):
-        over_games([[1.0, 2.0], [3.0]])
 
 
 def test_a_profile_is_the_share_of_runs_above_each_threshold():
