@@ -1,7 +1,7 @@
 """Films of games: one full game with a checkpoint as mp4 (and GIF), and the role that films as a run goes on.
 
-videos/step-N.mp4     a game of the checkpoint of step N
-videos/step-N.json    its score, length, protocol and seed
+videos/step-N.mp4         a game of the checkpoint of step N
+videos/step-N.mp4.json    its score, length, protocol and seed
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ from dba3c.recording.videos import FILM_PANEL, GIF_PANEL, GifWriter, Mp4Writer, 
 from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import RunEnd
-from dba3c.runs.files import is_there, write_atomically
-
-OF_A_RUN = ("config.json", "meta.json", "stop.json", "lock.json")
+from dba3c.runs.files import write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,20 +62,18 @@ def record_game(
     """Play one full game with a policy in the evaluation view and film it.
 
     Args:
-        path: the mp4; a file beside it with the suffix .json says what it shows.
+        path: the mp4; PATH.json beside it says what it shows.
         gif: where to put a GIF of at most 2 MB.
         overlay: draw score, value and action probabilities beside the game, in both.
         actions: "sampled" or "greedy"; None as the protocol has it.
         on_step: called with each agent step and the score so far.
 
     Raises:
-        UserError: the policy is of another network, the environment cannot be drawn, the file not written, or beside
-            it is a .json that says no film's contents.
+        UserError: the policy is of another network, the environment cannot be drawn, or the file not written.
         GamesAbandoned: `should_stop` gave a reason; no file is left.
     """
     environment_seed, action_seed = stream_seeds(config.run.seed, "recording", seed_index)
     protocol = protocol_for(config, actions)
-    _refuse_anothers(path.with_suffix(".json"))
     for file in (path, gif):
         if file is not None:
             with writing(file):
@@ -119,24 +115,10 @@ def record_game(
         pictures=video.pictures,
         pictures_per_s=camera.pictures_per_s,
     )
-    write_atomically(path.with_suffix(".json"), json.dumps(asdict(game), indent=1) + "\n")
+    write_atomically(path.with_name(path.name + ".json"), json.dumps(asdict(game), indent=1) + "\n")
     if gif is not None:
         small.save(gif)
     return game
-
-
-def _refuse_anothers(description: Path) -> None:
-    """Raises UserError where the file is something else, or would be taken for it: RUN/stop.json for a request."""
-    if description.name in OF_A_RUN and is_there(description.with_name("config.json")):
-        raise UserError(f"{description} is no film's, but a run's: choose another name for the film")
-    if not is_there(description):
-        return
-    try:
-        found = json.loads(description.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        found = None
-    if not (isinstance(found, dict) and {"checkpoint_step", "pictures"} <= found.keys()):
-        raise UserError(f"{description} is no film's, and would be overwritten: choose another name for the film")
 
 
 @contextlib.contextmanager

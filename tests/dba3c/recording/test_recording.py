@@ -41,9 +41,8 @@ def test_a_film_shows_the_whole_game_in_colour_and_the_same_seed_films_the_same_
     policy = untrained(config)
     game = record_game(config, policy, tmp_path / "videos" / "a.mp4")
     again = record_game(config, policy, tmp_path / "videos" / "b.mp4")
-    again = record_game(config, policy, tmp_path / "videos" / "b.mp4")  # in the place of its own film
     assert game == again
-    assert json.loads((tmp_path / "videos" / "a.json").read_text())["score"] == game.score
+    assert json.loads((tmp_path / "videos" / "a.mp4.json").read_text())["score"] == game.score
     pictures = decoded(tmp_path / "videos" / "a.mp4")
     assert len(pictures) == game.pictures == 2 * game.length_steps + 1  # 2 a step of 4 frames, and the first
     assert pictures[0].shape == (420, 320, 3)
@@ -88,20 +87,6 @@ def test_a_film_that_is_given_up_leaves_no_file(config: TrainConfig, tmp_path: P
     with pytest.raises(GamesAbandoned):
         record_game(config, untrained(config), tmp_path / "game.mp4", should_stop=lambda: "enough")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("text", ['{"environment": {}}', "[]", "not json"])
-def test_a_film_whose_description_would_replace_another_file_is_refused_before_it_is_played(
-    config: TrainConfig, tmp_path: Path, text: str
-) -> None:
-    (tmp_path / "config.json").write_text(text)
-    for name in ("config", "stop"):  # the one is there, the other would be a request to stop
-        with pytest.raises(UserError, match=rf"{name}\.json is no film's, but a run's"):
-            record_game(config, untrained(config), tmp_path / f"{name}.mp4")
-    (tmp_path / "notes.json").write_text(text)
-    with pytest.raises(UserError, match=r"notes\.json is no film's, and would be overwritten"):
-        record_game(config, untrained(config), tmp_path / "notes.mp4")
-    assert [path.read_text() for path in tmp_path.iterdir()] == [text, text]
 
 
 def test_an_mp4_decodes_to_as_many_pictures_as_were_filmed(tmp_path: Path) -> None:
