@@ -59,9 +59,9 @@ _METRICS_AT_ONCE = 1000
 class TensorBoardSink:
     """One event file for each life of the run; a resumed run cuts off what lies after its checkpoint.
 
-    By TensorBoard's own writer (no torch, no TensorFlow), in the run's tensorboard/: scalars; under Custom Scalars the
-    few charts that people look at, score first; the configuration as hyperparameters and as text; events, a table of
-    evaluations, films.
+    By TensorBoard's own writer (torch is asked only for the layout), in the run's tensorboard/: scalars; under Custom
+    Scalars the few charts that people look at, score first; the configuration as hyperparameters and as text; events, a
+    table of evaluations, films.
     """
 
     name = "tensorboard"
@@ -102,22 +102,12 @@ class TensorBoardSink:
         self._hyperparameters(step, time_s)
 
     def _layout(self, step: int, time_s: float) -> None:
-        layout_pb = client("tensorboard.plugins.custom_scalar.layout_pb2", self.name)
-        metadata = client("tensorboard.plugins.custom_scalar.metadata", self.name)
-        tensors = client("tensorboard.util.tensor_util", self.name)
-        categories = []
-        for title, charts in LAYOUT.items():
-            drawn = {
-                name: layout_pb.MultilineChartContent(tag=[f"^{tag}$" for tag in tags]) for name, tags in charts.items()
-            }
-            charts_pb = [layout_pb.Chart(title=name, multiline=content) for name, content in drawn.items()]
-            categories.append(layout_pb.Category(title=title, chart=charts_pb))
-        told = self._pb.Summary.Value(
-            tag=metadata.CONFIG_SUMMARY_TAG,
-            metadata=metadata.create_summary_metadata(),
-            tensor=tensors.make_tensor_proto(layout_pb.Layout(category=categories).SerializeToString()),
-        )
-        self._add(self._pb.Summary(value=[told]), step, time_s)
+        summary = client("torch.utils.tensorboard.summary", self.name)
+        layout = {
+            title: {name: ["Multiline", [f"^{tag}$" for tag in tags]] for name, tags in charts.items()}
+            for title, charts in LAYOUT.items()
+        }
+        self._add(summary.custom_scalars(layout), step, time_s)
 
     def _hyperparameters(self, step: int, time_s: float) -> None:
         """The configuration in the table that compares runs: options whose value is a number, a word or yes or no."""

@@ -298,7 +298,7 @@ def test_an_earlier_export_is_not_doubled_and_a_committed_run_not_written_into(m
     assert not (committed / "exports").exists()
 
 
-def test_the_clients_do_not_import_torch_into_the_monitor():
+def test_no_torch_is_imported_before_a_tracker_is_given_anything():
     code = "import sys, dba3c.metrics.monitor, dba3c.metrics.trackers; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
