@@ -130,7 +130,7 @@ def run_local(stream, config, workers):
     return [result]
 
 
-def run_servers(stream, config, workers, servers=1, sharding="even_bytes", exchange="servers"):
+def run_servers(stream, config, workers, servers=1, sharding="even_bytes", exchange="servers", checkpoint_dir=None):
     plan = plan_shards(stream.layout, servers, sharding)
     settings = ExchangeConfig(
         exchange=exchange, num_workers=workers, num_servers=servers, sharding=sharding, join_timeout_s=30
@@ -144,6 +144,7 @@ def run_servers(stream, config, workers, servers=1, sharding="even_bytes", excha
             initial_parameters=stream.initial(plan.layout),
             optimizer_config=config,
             publish_address=board.publisher(shard),
+            checkpoint_dir=checkpoint_dir,
             should_stop=lambda step, data_points: "all have pulled" if over.is_set() else None,
             **common,
         )

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from param_servers.checkpoint.files import find_newest, load_checkpoint
 from param_servers.config import OptimizerConfig
 from param_servers.lanes import run_in_lanes
 from param_servers.layout import ShardPlan, plan_shards
@@ -48,9 +49,12 @@ def test_one_process_is_bit_equal_to_torch_optim(config):
 
 @pytest.mark.parametrize("sharding", ["even_bytes", "greedy_by_tensor"])
 @pytest.mark.parametrize("servers", [1, 2, 4])
-def test_any_number_of_servers_is_bit_equal_to_torch_optim(servers, sharding):
+def test_any_number_of_servers_is_bit_equal_to_torch_optim_and_so_is_their_checkpoint(tmp_path, servers, sharding):
     stream = Stream()
-    results = run_servers(stream, ADAM, workers=3, servers=servers, sharding=sharding)
+    results = run_servers(stream, ADAM, workers=3, servers=servers, sharding=sharding, checkpoint_dir=tmp_path)
+    saved = load_checkpoint(find_newest(tmp_path))
+    assert saved.step == STEPS
+    results.append((flat_in(stream.layout, saved.layout.views(saved.parameters)), saved.data_points))
     check(results, stream.reference(ADAM, 3), 3)
 
 

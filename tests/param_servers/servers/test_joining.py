@@ -171,24 +171,34 @@ def majority(secret: bytes = SECRET, **settings: Any) -> MajorityExchange:
 
 
 class Serving:
-    """A server of one worker, running in a thread, and what it says."""
+    """The servers of one worker, or some, each running in a thread, and what they say."""
 
     def __init__(self, num_workers: int = 1, plan: ShardPlan = PLAN, optimizer: OptimizerConfig = RMSPROP) -> None:
-        self.config = ExchangeConfig(exchange="servers", num_workers=num_workers, join_timeout_s=20, step_timeout_s=20)
+        self.config = ExchangeConfig(
+            exchange="servers",
+            num_workers=num_workers,
+            num_servers=plan.num_shards,
+            join_timeout_s=20,
+            step_timeout_s=20,
+        )
         self.plan = plan
         self.addresses: dict[int, tuple[str, int]] = {}
         self.end = threading.Event()
-        self.server = serve(self.config, self.addresses, self.end, plan, optimizer=optimizer)
-        self.thread = threading.Thread(target=self.server.run)
+        servers = [
+            serve(self.config, self.addresses, self.end, plan, shard, optimizer) for shard in range(plan.num_shards)
+        ]
+        self.threads = [threading.Thread(target=server.run) for server in servers]
 
     def __enter__(self) -> "Serving":
-        self.thread.start()
+        for thread in self.threads:
+            thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.end.set()
-        self.thread.join(30)
-        assert not self.thread.is_alive()
+        for thread in self.threads:
+            thread.join(30)
+            assert not thread.is_alive()
 
     def worker(self, **options: Any) -> ServersExchange:
         given = {"worker": 0, "plan": self.plan, "exchange_config": self.config, "secret": SECRET} | options
