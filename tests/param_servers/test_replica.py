@@ -7,7 +7,7 @@ import torch
 from param_servers.checkpoint.files import find_newest, read_manifest
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import LastStepsLost, RunBroken, RunStopped
-from param_servers.exchange import GradientExchange, Receipt
+from param_servers.exchange import Receipt
 from param_servers.layout import FlatLayout
 from param_servers.replica import MOST_REJECTED_STEPS, LocalExchange
 from param_servers.servers import shard as shards
@@ -27,21 +27,6 @@ def train(local, steps):
         pulled = local.pull()
         assert local.push(GRADIENTS[pulled.step], pulled.step, 5).accepted
     return local.pull()
-
-
-def test_parameters_are_those_of_torch_optim_with_the_scheduled_learning_rate():
-    parameter = torch.nn.Parameter(torch.linspace(-1, 1, LAYOUT.numel))
-    reference = torch.optim.Adam([parameter], lr=0.1, eps=CONFIG.epsilon)
-    for step in range(10):
-        reference.param_groups[0]["lr"] = CONFIG.schedule(5 * step)
-        parameter.grad = GRADIENTS[step]
-        reference.step()
-    local = exchange()
-    assert isinstance(local, GradientExchange)
-    pulled = train(local, 10)
-    assert torch.equal(pulled.parameters, parameter.detach())
-    assert (pulled.step, pulled.data_points) == (10, 50)
-    local.close()
 
 
 def test_pulled_parameters_stay_constant_until_the_next_pull():

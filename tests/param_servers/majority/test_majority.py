@@ -5,30 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.config import ExchangeConfig
 from param_servers.errors import ParamServersError, PeerLost, RunBroken, RunStopped
-from param_servers.exchange import GradientExchange, Receipt
-from param_servers.layout import FlatLayout
+from param_servers.exchange import Receipt
 from param_servers.majority.exchange import MajorityExchange
+from tests.param_servers.allreduce.test_allreduce import CONFIG, INITIAL, LAYOUT, gradient, reference
 
-LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
-OPTIMIZER = OptimizerConfig(optimizer="adam", learning_rate="0.01")
-INITIAL = torch.linspace(-1, 1, LAYOUT.numel)
 PATIENCE_S = 30
-
-
-def gradient(rank, step):
-    return torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(1000 * rank + step))
-
-
-def reference(members):
-    """Parameters after one step of torch.optim for each entry of `members`, the ranks that are averaged."""
-    parameter = torch.nn.Parameter(INITIAL.clone())
-    adam = torch.optim.Adam([parameter], 0.01, eps=OPTIMIZER.epsilon)
-    for step, ranks in enumerate(members):
-        parameter.grad = sum(gradient(rank, step) for rank in ranks) / len(ranks)
-        adam.step()
-    return parameter.detach()
 
 
 class Run:
@@ -46,7 +29,7 @@ class Run:
                 rank=rank,
                 layout=LAYOUT,
                 initial_parameters=INITIAL,
-                optimizer_config=OPTIMIZER,
+                optimizer_config=CONFIG,
                 exchange_config=self.config,
                 secret=b"0123456789abcdef",
                 resolve=self.board.resolve,
@@ -110,17 +93,6 @@ def start(board):
     yield begin
     for run in runs:
         run.close()
-
-
-def test_without_backup_workers_all_ranks_take_the_step_of_torch_optim(start):
-    run = start(2).start(0, 1)
-    assert isinstance(run.ranks[0], GradientExchange)
-    results = run.together([0, 1], steps=5)
-    assert all(receipt.accepted for rank in (0, 1) for receipt in results[rank])
-    pulls = [run.newest(rank, 5) for rank in (0, 1)]
-    for pulled in pulls:
-        assert torch.equal(pulled.parameters, reference([[0, 1]] * 5))
-        assert (pulled.step, pulled.data_points) == (5, 100)
 
 
 def test_a_late_rank_holds_up_nobody_and_its_gradient_is_answered_as_stale(start):
@@ -245,7 +217,7 @@ def test_a_rank_with_another_model_is_turned_away(start):
         rank=1,
         layout=LAYOUT.reordered(["bias", "weight"]),
         initial_parameters=INITIAL,
-        optimizer_config=OPTIMIZER,
+        optimizer_config=CONFIG,
         exchange_config=run.config,
         secret=b"0123456789abcdef",
         resolve=run.board.resolve,
