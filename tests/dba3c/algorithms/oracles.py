@@ -5,20 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 
-def n_step_return(rewards, terminated, truncated, values, bootstrap_value, discount, t):
-    """r_t + γ r_{t+1} + … up to the end of the game or of the rollout, then the bootstrap if the game goes on."""
-    total, scale = 0.0, 1.0
-    after = np.append(values[1:], bootstrap_value)
-    for k in range(t, len(rewards)):
-        total += scale * rewards[k]
-        scale *= discount
-        if terminated[k]:
-            return total
-        if truncated[k]:
-            return total + scale * after[k]
-    return total + scale * bootstrap_value
-
-
 def lambda_return(rewards, terminated, truncated, values, bootstrap_value, discount, trace_lambda, t):
     """The λ-mixture of k-step returns (Sutton & Barto, eq. 12.3), each one cut at the end of the game."""
     after = np.append(values[1:], bootstrap_value)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dba3c.algorithms.returns import lambda_returns
-from tests.dba3c.algorithms.oracles import lambda_return, n_step_return, vtrace
+from tests.dba3c.algorithms.oracles import lambda_return, vtrace
 from tests.dba3c.algorithms.rollouts import random_rollout
 
 
@@ -74,9 +74,6 @@ def test_returns_are_the_mixture_of_the_textbook(trace_lambda: float) -> None:
             value, bootstrap = rollout.values[:, b], rollout.bootstrap_value[b]
             expected = lambda_return(*sequence, value, bootstrap, 0.9, trace_lambda, t)
             np.testing.assert_allclose(targets.values[t, b], expected, rtol=1e-4, atol=1e-5)
-            if trace_lambda == 1.0:
-                plain = n_step_return(*sequence, value, bootstrap, 0.9, t)
-                np.testing.assert_allclose(targets.values[t, b], plain, rtol=1e-4, atol=1e-5)
 
 
 def test_nothing_leaks_over_the_end_of_a_game() -> None:
