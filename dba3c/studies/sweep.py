@@ -186,14 +186,19 @@ def _drawn(trial: Any, option: str, possible: list[str]) -> str:
 
 def ranked(results: StudyResults) -> list[PointResult]:
     """The points, the best first: by the time to the stop score where more than half of the seeds reached it, then by
-    the best mean score, those of too few games last."""
+    the best mean score, also one of too few games, which may yet turn out either way."""
 
-    def merit(result: PointResult) -> tuple[bool, float, bool, float]:
-        time, score = result.time_to_stop_score(), result.estimate(best_mean_score)
-        hours = math.inf if time is None else time.median
-        return math.isfinite(hours), -hours, _of_enough_games(result), -math.inf if score is None else score.centre
+    def merit(result: PointResult) -> tuple[bool, float, float]:
+        hours, score = _hours(result), result.estimate(best_mean_score)
+        return math.isfinite(hours), -hours, -math.inf if score is None else score.centre
 
     return sorted(results.points, key=merit, reverse=True)
+
+
+def _hours(result: PointResult) -> float:
+    """The median time to the stop score, inf where half of the seeds or more did not reach it."""
+    time = result.time_to_stop_score()
+    return math.inf if time is None else time.median
 
 
 def _of_enough_games(result: PointResult) -> bool:
@@ -201,7 +206,8 @@ def _of_enough_games(result: PointResult) -> bool:
 
 
 def told(results: StudyResults) -> list[str]:
-    """Lines for people: a table of the points, the best first, and the best one's command."""
+    """Lines for people: a table of the points, the best first, and the best one's command; where the best mean is of
+    too few games, that of the best one of enough."""
     order = ranked(results)
     rows = [("point", "runs", "best mean score", "hours to the stop score")]
     for result in order:
@@ -211,8 +217,14 @@ def told(results: StudyResults) -> list[str]:
         rows.append((label_of(result, results), runs, f"{score}{few}" if score else "–", str(time or "–")))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    command = shlex.join(["dba3c", "train", *order[0].point.words])
-    return [*lines, f"best: {label_of(order[0], results)}", f"    {command}"]
+    sure = [result for result in order if math.isfinite(_hours(result)) or _of_enough_games(result)]
+    decided = sure[:1] == order[:1]
+    if not decided:
+        lines.append("undecided: the best mean is of too few games; raise --total-frames (with another --into)")
+    for best in sure[:1]:
+        lines.append(f"best{'' if decided else ' of enough games'}: {label_of(best, results)}")
+        lines.append(f"    {shlex.join(['dba3c', 'train', *best.point.words])}")
+    return lines
 
 
 def label_of(result: PointResult, results: StudyResults) -> str:

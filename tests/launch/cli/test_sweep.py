@@ -21,6 +21,8 @@ from tests.integration.runs import refused
 
 ROOT = Path(__file__).parents[3]
 SHORT = ("--exchange", "local", "--workers", "1", "--lanes", "1", "--total-frames", "1500")
+FOUND = "undecided: the best mean is of too few games"
+"""What so short runs find."""
 
 
 def test_options_with_several_values_vary_and_lists_do_not():
@@ -83,21 +85,38 @@ def test_what_a_search_draws_is_trained_with_its_digits_and_within_its_range():
 def test_the_best_point_is_the_one_that_reached_the_stop_score_soonest_then_the_best_score(tmp_path, monkeypatch):
     study = grid(["CartPole-v1"], [("learning-rate", "1", "2", "3", "4")], 1)
     study.save(tmp_path)
-    of_point = {"1": lambda second: 5.0, "2": float, "3": lambda second: 7.0, "4": lambda second: 20.0}
+    of_point = {"1": lambda second: 5.0, "2": float, "3": lambda second: 7.0, "4": lambda second: 6.0}
     for run in study.runs(tmp_path):
         config = {**CONFIG, "run": {"stop_score": 30.0, "stop_games": 50, "seed": 0}}
         point = run.point.words[-1]
-        seconds = 5 if point == "4" else 60  # its few games are the first, the shortest
+        seconds = 5 if point == "4" else 60
         made_up_run(run.folder, monkeypatch, seconds=seconds, workers=1, config=config, score=of_point[point])
     results = read_results(tmp_path)
-    assert [result.point.words[-1] for result in ranked(results)] == ["2", "3", "1", "4"]
+    assert [result.point.words[-1] for result in ranked(results)] == ["2", "3", "4", "1"]
     lines = told(results)
-    assert "20 (too few games)" in lines[4]
+    assert "6 (too few games)" in lines[3] and lines[-2] == "best: learning-rate 2"
     assert lines[1].startswith("learning-rate 2 ") and lines[-1].strip() == "dba3c train CartPole-v1 --learning-rate 2"
     written = {path.name for path in plot_study(tmp_path)}
     assert written == {"points.png", "points.svg", "report.html"}
     page = (tmp_path / "figures" / "report.html").read_text()
     assert page.index("<td>learning-rate-2") < page.index("<td>learning-rate-3") < page.index("<td>learning-rate-1")
+
+
+def test_a_best_mean_of_too_few_games_is_undecided_beside_the_best_point_of_enough(tmp_path, monkeypatch):
+    study = grid(["CartPole-v1"], [("learning-rate", "1", "2", "3")], 1)
+    study.save(tmp_path)
+    for run, (seconds, score) in zip(study.runs(tmp_path), [(60, 5.0), (60, 7.0), (5, 70.0)], strict=True):
+        config = {**CONFIG, "run": {"stop_score": 475.0, "stop_games": 50, "seed": 0}}
+        made_up_run(run.folder, monkeypatch, seconds=seconds, workers=1, config=config, score=lambda _, s=score: s)
+    results = read_results(tmp_path)
+    assert [result.point.words[-1] for result in ranked(results)] == ["3", "2", "1"]
+    assert told(results)[-3:] == [
+        "undecided: the best mean is of too few games; raise --total-frames (with another --into)",
+        "best of enough games: learning-rate 2",
+        "    dba3c train CartPole-v1 --learning-rate 2",
+    ]
+    results.points = [result for result in results.points if result.point.words[-1] == "3"]
+    assert told(results)[-1].startswith("undecided: ")
 
 
 def test_an_option_s_value_with_dollars_is_drawn_as_it_stands(tmp_path, monkeypatch):
@@ -134,12 +153,12 @@ def test_a_short_grid_is_trained_told_and_drawn_and_again_nothing_is_trained(tmp
     words = ["sweep", "CartPole-v1", "--learning-rate", "1e-3", "1e-2", "--seeds", "1", *SHORT, "--into", str(tmp_path)]
     assert main(words) == 0
     out = capfd.readouterr().out
-    assert "best: learning-rate 1e-" in out and "    dba3c train CartPole-v1 --exchange local" in out
+    assert FOUND in out
     assert (tmp_path / "figures" / "points.png").exists()
     for again in (words, ["sweep", "--into", str(tmp_path)]):
         assert main(again) == 0
         out = capfd.readouterr().out
-        assert out.count("finished, left alone") == 2 and "best: learning-rate 1e-" in out
+        assert out.count("finished, left alone") == 2 and FOUND in out
 
 
 def test_a_sweep_takes_more_values_in_any_place_and_more_seeds(tmp_path):
@@ -260,7 +279,8 @@ def test_a_search_draws_its_trials_is_told_their_scores_and_goes_on_where_it_was
     assert main([*words, "1"]) == 0
     assert main([*words, "2"]) == 0
     out = capfd.readouterr().out
-    assert "trial 2 of 2: learning-rate 0.0" in out and "best: trial-00" in out and "trial-000/seed-0: finished" in out
+    assert "trial 2 of 2: learning-rate 0.0" in out and "trial-000/seed-0: finished" in out
+    assert "best: trial-00" in out or FOUND in out
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna.journal"))
     trials = optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend)).trials
     assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE"]
