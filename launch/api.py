@@ -141,12 +141,13 @@ def resume(run: str | os.PathLike[str], *, detach: bool = False, **options: Any)
 
 
 def stop(run: str | os.PathLike[str]) -> str:
-    """Ask a live run, on whichever machine, to end with a checkpoint; returns one line on what becomes of it.
+    """Ask a live run, on whichever machine, to end with a checkpoint; returns one line on what becomes of it. One that
+    has ended is left alone, and the line says why it did.
 
     Raises:
-        UserError: it is not live.
+        UserError: it is broken, or waits in a queue for its next life.
     """
-    return ask_to_end(run)
+    return ask_to_end(run, may_have_ended=True)
 
 
 def _train(

@@ -141,8 +141,15 @@ def stop(words: Sequence[str]) -> int:
     return 0
 
 
-def ask_to_end(run: str | os.PathLike[str]) -> str:
-    """Ask a live run to end with a checkpoint; a line on what becomes of it. Raises UserError: it is not live."""
+def ask_to_end(run: str | os.PathLike[str], may_have_ended: bool = False) -> str:
+    """Ask a live run to end with a checkpoint; a line on what becomes of it.
+
+    Args:
+        may_have_ended: one that has, and has no further life, is left alone, and the line says why it did.
+
+    Raises:
+        UserError: it is not live.
+    """
     folder = RunFolder.open(run)
     status = folder.status()
     if status == "live" and folder.request_stop(STOP_COMMAND):
@@ -153,6 +160,8 @@ def ask_to_end(run: str | os.PathLike[str]) -> str:
         if not what.endswith(WARNING):
             return what
     job = controller.next_life(folder.path)
+    if may_have_ended and status == "finished" and not job:
+        return f"{folder.path} has ended: {folder.life()['ended']['reason']}"
     raise UserError(f"{what}, but {job}" if job else what)
 
 

@@ -24,6 +24,7 @@ from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
 from launch import running
+from launch.cli.main import main
 from launch.cli.options import parse_train
 from launch.local.resources import given_cores
 from param_servers.errors import CheckpointError, RunBroken
@@ -226,6 +227,16 @@ def test_resume_goes_on_with_what_the_run_was_configured_with(asked: dict[str, A
     assert asked["config"].run.total_frames == 77
     with pytest.raises(UserError, match="servers"):
         dba3c.resume(run, servers=3)
+
+
+def test_stopping_a_run_that_has_just_ended_by_itself_says_why_it_did_and_the_command_refuses(
+    asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = dba3c.train("CartPole-v1", run_dir="run")
+    assert dba3c.stop(run) == f"{run.folder} has ended: {run.reason}" and run.reason
+    assert not (run.folder / "stop.json").exists()
+    assert main(["stop", str(run.folder)]) == 2
+    assert f"{run.folder} is not live: it is finished" in capsys.readouterr().err
 
 
 def test_a_detached_run_is_there_at_once_and_looked_at_when_it_has_ended(
