@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dba3c.config import typed_options
 from dba3c.errors import UserError
 from dba3c.studies.curve import load_curve
 from dba3c.studies.figures import PALETTE, new_figure, plain, save
@@ -86,9 +87,18 @@ def range_of(name: str, text: str) -> tuple[float, float]:
         low, high = (int(end) for end in ends) if all(end.isdigit() for end in ends) else (float(end) for end in ends)
     except ValueError:
         raise UserError(f"--{name} {text} is no range: give two numbers, as in 1e-4..1e-2") from None
+    if float(low).is_integer() and float(high).is_integer() and _takes_whole_numbers(name):
+        low, high = int(low), int(high)
     if not low < high or not math.isfinite(low) or not math.isfinite(high):
         raise UserError(f"--{name} {text} is no range: {low:g} is not below {high:g}")
     return low, high
+
+
+def _takes_whole_numbers(name: str) -> bool:
+    try:
+        return all(type(value) is int for value in typed_options({name.replace("-", "_"): 1.0}).values())
+    except UserError:
+        return False
 
 
 def words_of(point: Point, words: Sequence[str]) -> str:

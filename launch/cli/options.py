@@ -14,13 +14,14 @@ import os
 import re
 import textwrap
 from collections.abc import Collection, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import fields, is_dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from dba3c.config import MAY_CHANGE, TrainConfig, option_names
 from dba3c.errors import UserError, did_you_mean
@@ -142,8 +143,9 @@ def parse(kind: type[Parsed], words: Sequence[str], program: str, description: s
     try:
         with redirect_stderr(complaint):
             parsed: Parsed = tyro.cli(
-                kind, args=list(words), prog=program, description=description, config=(tyro.conf.OmitArgPrefixes,)
-            )
+                kind, args=list(words), prog=program, description=description, config=(tyro.conf.OmitArgPrefixes,),
+                registry=_numbers,
+            )  # fmt: skip
             return parsed
     except ConfigError as error:
         raise UserError(str(error)) from error
@@ -151,6 +153,33 @@ def parse(kind: type[Parsed], words: Sequence[str], program: str, description: s
         if not ended.code:
             raise
         raise UserError(_one_line(complaint.getvalue(), kind)) from None
+
+
+def whole_number(text: str) -> int:
+    """Also 1e5 and 2.5e6, which are whole. Raises ValueError: it is none, as 1.5."""
+    try:
+        return int(text)
+    except ValueError:
+        with suppress(ValueError):
+            if (number := float(text)).is_integer():
+                return int(number)
+        raise
+
+
+_numbers = ConstructorRegistry()
+
+
+@_numbers.primitive_rule
+def _int_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: whole_number(words[0]),
+        is_instance=lambda value: type(value) is int,
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 REWORDED = (

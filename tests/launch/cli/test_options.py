@@ -138,6 +138,8 @@ def test_words_give_what_they_say_and_no_more() -> None:
         ("breakout --banana 3", "unknown option --banana"),
         ("breakout pong", "pong belongs to no option"),
         ("breakout --workers two", "--workers takes a whole number, not 'two'"),
+        ("breakout --total-frames 1.5", "--total-frames takes a whole number, not '1.5'"),
+        ("breakout --total-frames inf", "--total-frames takes a whole number, not 'inf'"),
         ("breakout --stop-score high", "--stop-score takes a number, not 'high'"),
         ("breakout --workers", "--workers needs a value"),
         ("breakout --exchange sevrers", "--exchange cannot be 'sevrers'; did you mean servers?"),
@@ -151,6 +153,15 @@ def test_what_cannot_be_read_is_refused_in_one_line(words: str, why: str) -> Non
         parse_train(words.split())
     assert str(refused.value).startswith(why)
     assert "\n" not in str(refused.value)
+
+
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    words = "breakout --total-frames 1e5 --seed 2.5e6 --frame-skip 2.0 4 --stop-score 1e2"
+    said = parse_train(words.split())
+    assert said.given == {"total_frames": 10**5, "seed": 2_500_000, "frame_skip": (2, 4), "stop_score": 100.0}
+    assert type(said.given["total_frames"]) is int
+    huge = 2**53 + 1  # which no float is
+    assert parse_train(["--seed", str(huge)]).given == {"seed": huge}
 
 
 def test_no_servers_are_what_an_exchange_without_servers_has() -> None:

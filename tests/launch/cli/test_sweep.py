@@ -63,6 +63,9 @@ def test_what_cannot_be_swept_is_one_line_and_nothing_is_made(tmp_path, capsys, 
 
 def test_a_range_of_whole_numbers_stays_whole():
     assert range_of("workers", "2..8") == (2, 8) and isinstance(range_of("workers", "2..8")[0], int)
+    assert range_of("total-frames", "1e4..1e6") == (10**4, 10**6)
+    assert isinstance(range_of("total-frames", "1e4..1e6")[0], int)
+    assert isinstance(range_of("stop-score", "1e1..1e2")[0], float)
     assert range_of("learning-rate", "1e-5..1e-2") == (1e-5, 1e-2)
     with pytest.raises(UserError, match="give two numbers"):
         range_of("learning-rate", "1e-5..high")
