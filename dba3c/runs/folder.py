@@ -33,6 +33,8 @@ CURVE_FILE = "curve.csv"
 """Stands for the records of a run that was committed (under results/), which nothing is written to any more."""
 FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "audit")
 SECRET_VARIABLE = "DBA3C_SECRET"
+SHOWN_RUNS = 3
+"""As many are named where a folder of runs is taken for one."""
 _OURS = {*FOLDERS, "observations", "secret", "stop.json", "meta.json", "lock.json", ".lock-guard"}
 
 
@@ -137,7 +139,9 @@ class RunFolder:
                 which = f" of launch {launch_id}" if launch_id else ""
                 if not is_there(folder) and not launch_id:
                     raise UserError(f"there is no folder {folder}{waited}")
-                raise UserError(f"{folder} is not a run folder{which}{waited}: config.json is missing or not its own")
+                hint = "" if launch_id else _runs_beneath(folder)
+                why = f"config.json is missing or not its own{hint}"
+                raise UserError(f"{folder} is not a run folder{which}{waited}: {why}")
             time.sleep(min(0.05, max(wait_s, 0.001)))
 
     # -- lives ---------------------------------------------------------------------------------------------------
@@ -384,6 +388,14 @@ def taken_over(folder: Path, successor: Holder) -> str:
     """The line of a launch that has lost its folder."""
     who = f"process {successor.pid} on {successor.host}"
     return f"{folder} was taken over by {who}: this launch has ended at once and writes nothing more"
+
+
+def _runs_beneath(folder: Path) -> str:
+    """ "; did you mean …?" with the first runs in the folder, or in one of its folders; "" where none is there."""
+    found = [config.parent for depth in ("*", "*/*") for config in sorted(folder.glob(f"{depth}/config.json"))]
+    here = Path.cwd()
+    names = [str(run.relative_to(here) if run.is_relative_to(here) else run) for run in found[:SHOWN_RUNS]]
+    return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
 def _refuse_what_is_there(folder: Path, resume: bool) -> None:

@@ -320,6 +320,22 @@ def test_a_broken_config_is_named(tmp_path):
         RunFolder.open(run.path).config()
 
 
+def test_a_folder_of_runs_that_is_taken_for_one_names_the_first_of_them(tmp_path, monkeypatch):
+    for name in ("b/seed-1", "b/seed-0", "a", "c", "too/deep/seed-0"):
+        finished_run(tmp_path / "runs" / name)
+    monkeypatch.chdir(tmp_path)
+    why = r"config\.json is missing or not its own; did you mean "
+    with pytest.raises(UserError, match=rf"{why}runs/a or runs/c or runs/b/seed-0\?$"):
+        RunFolder.open("runs")
+    with pytest.raises(UserError, match=rf"{why}runs/too/deep/seed-0\?$"):
+        RunFolder.open("runs/too")
+    with pytest.raises(UserError, match="config.json is missing or not its own$"):
+        RunFolder.open("runs/a/metrics")
+    monkeypatch.chdir(tmp_path / "runs" / "b")
+    with pytest.raises(UserError, match=rf"{why}{tmp_path}/runs/a or "):
+        RunFolder.open(tmp_path / "runs")
+
+
 def test_opening_waits_for_the_launch_it_belongs_to(tmp_path):
     finished_run(tmp_path / "run")
     with pytest.raises(UserError, match="of launch job-7"):
