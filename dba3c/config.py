@@ -409,7 +409,8 @@ def changed_on_resume(config: TrainConfig, given: Mapping[str, Any]) -> TrainCon
         UserError: something that was given would make another run of it, or is not read, or cannot be.
     """
     if fixed := sorted(set(given) - set(MAY_CHANGE)):
-        raise UserError(f"{', '.join(fixed)} cannot change when a run goes on; what can: {', '.join(MAY_CHANGE)}")
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
+        raise UserError(f"{flags} cannot change when a run goes on; dba3c resume --help lists what can")
     changed = replace_options(config, **given)
     refuse_unread(changed, given)
     return changed
