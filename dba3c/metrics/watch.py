@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
@@ -41,7 +41,9 @@ _COLOURS = {
     "applying": "green",
     "other": "white",
 }
-_BAR_WIDTH = 30
+_BAR_WIDTH = 20
+_WIDTH_WITH_BAR = 120
+"""Narrower terminals are left without the bar, whose largest parts stand in words beside it."""
 _SILENT_AFTER_S = 15.0
 _ROWS = 20
 _LAST_LOOK_S = 10.0
@@ -140,6 +142,11 @@ def duration(hours: float) -> str:
     return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
+def core_hours(hours: float) -> str:
+    """Core-hours for people: 12.34; of a run of seconds 0.0012."""
+    return f"{hours:.2f}" if hours >= 0.1 else f"{round(hours, 4):g}"
+
+
 def score_text(summary: RunSummary) -> str:
     """The mean of the last games, and of how many games it is."""
     scores = summary.scores
@@ -161,7 +168,7 @@ def status_line(summary: RunSummary, now_s: float) -> str:
         f"[{duration(summary.hours()[0])}] step {summary.step:,}  frames {number(summary.frames)}  "
         f"score {score_text(summary)}  {number(points_s, 0)} data points/s  {number(frames_s, 0)} frames/s  "
         f"workers {summary.active_workers(now_s)}  dropped {dropped:.1%}  cores {cores_text(summary, now_s)}  "
-        f"core-hours {summary.cpu_hours:.2f}"
+        f"core-hours {core_hours(summary.cpu_hours)}"
     )
 
 
@@ -179,7 +186,7 @@ class RichView(View):
 
     def show(self, summary: RunSummary, now_s: float) -> None:
         self._live.start()  # does nothing from the second time on
-        self._live.update(render(summary, now_s), refresh=True)
+        self._live.update(render(summary, now_s, self._live.console.width), refresh=True)
 
     def close(self, summary: RunSummary) -> None:
         self._live.stop()
@@ -200,9 +207,13 @@ class NotebookView(View):
         self._below.update(self._html(f"{bar} <code>{html.escape(status_line(summary, now_s))}</code>"))
 
 
-def render(summary: RunSummary, now_s: float) -> RenderableType:
-    """The whole view, as something that rich can print."""
-    parts: list[RenderableType] = [_head(summary, now_s), _processes(summary, now_s), _legend()]
+def render(summary: RunSummary, now_s: float, width: int) -> RenderableType:
+    """The whole view, as something that rich can print on a terminal of `width` columns."""
+    with_bar = width >= _WIDTH_WITH_BAR
+    parts: list[RenderableType] = [_head(summary, now_s), _processes(summary, now_s, with_bar)]
+    if with_bar:
+        timed = {name for process in summary.processes.values() for name in process.section_shares(now_s)}
+        parts.append(_legend(timed))
     if waiting := waited_for(summary):
         parts.append(Text(waiting, style="yellow"))
     events = [event_line(event) for event in list(summary.events)[-4:]]
@@ -218,7 +229,7 @@ def _head(summary: RunSummary, now_s: float) -> RenderableType:
     grid.add_row("score", Text(score_text(summary), style="bold"), "best game", number(summary.scores.best))
     grid.add_row("data points/s", number(points_s, 0), "frames/s", number(frames_s, 0))
     grid.add_row("step", number(summary.step), "frames", number(summary.frames))
-    grid.add_row("time", duration(summary.hours()[0]), "core-hours", f"{summary.cpu_hours:.2f}")
+    grid.add_row("time", duration(summary.hours()[0]), "core-hours", core_hours(summary.cpu_hours))
     workers, staleness = str(summary.active_workers(now_s)), number(max(lags, default=None))
     grid.add_row("workers", workers, "staleness (max)", staleness)
     grid.add_row("cores", cores_text(summary, now_s), "", "")
@@ -231,13 +242,14 @@ def _head(summary: RunSummary, now_s: float) -> RenderableType:
     return Panel(grid, title=Text(summary.facts.name), title_align="left", expand=False)
 
 
-def _processes(summary: RunSummary, now_s: float) -> Table:
-    figures = [Column(heading, justify="right") for heading in ("frames/s", "cores", "score", "dropped")]
-    timed = Column("a step's time", no_wrap=True)
-    table = Table("process", *figures, timed, "", box=None, padding=(0, 2, 0, 0), header_style="dim")
+def _processes(summary: RunSummary, now_s: float, with_bar: bool) -> Table:
+    names = ("frames/s", "cores", "score", "dropped")
+    figures = [Column(name, justify="right", no_wrap=True, min_width=len(name)) for name in names]
+    process, timed = Column("process", overflow="fold", min_width=10), Column("a step's time", no_wrap=with_bar)
+    table = Table(process, *figures, timed, "", box=None, padding=(0, 2, 0, 0), header_style="dim")
     shown = [*summary.of_roles("server"), *sorted(summary.workers(), key=lambda p: _interest(p, now_s))]
-    for process in shown[:_ROWS]:
-        table.add_row(*_row(process, now_s))
+    for each in shown[:_ROWS]:
+        table.add_row(*_row(each, now_s, with_bar))
     if len(shown) > _ROWS:
         table.add_row(f"… {len(shown) - _ROWS} more")
     return table
@@ -249,36 +261,39 @@ def _interest(process: ProcessState, now_s: float) -> tuple[bool, float, int]:
     return (not silent, -round(process.dropped_share(now_s) or 0.0, 2), process.rank)
 
 
-def _row(process: ProcessState, now_s: float) -> list[RenderableType]:
+def _row(process: ProcessState, now_s: float, with_bar: bool) -> list[RenderableType]:
     note = Text("")
     if process.is_silent(now_s, _SILENT_AFTER_S):
         note = Text(f"silent for {now_s - process.last_time_s:.0f} s", style="red")
     name = process.name + (f" (incarnation {process.incarnation})" if process.incarnation else "")
-    cores, bar = number(process.recent.per_second(now_s, "cpu_s")), _bar(process.section_shares(now_s))
+    cores, timed = number(process.recent.per_second(now_s, "cpu_s")), _timed(process.section_shares(now_s), with_bar)
     if process.role == "server":
         stale = process.totals.get("stale")
-        return [name, "", cores, "", f"{number(stale)} stale" if stale else "", bar, note]
+        return [name, "", cores, "", f"{number(stale)} stale" if stale else "", timed, note]
     frames_s = number(process.recent.per_second(now_s, "frames"), 0)
     dropped = f"{number(process.totals.get('dropped', 0.0))} ({process.dropped_share(now_s) or 0.0:.0%})"
-    return [name, frames_s, cores, number(process.scores.mean), dropped, bar, note]
+    return [name, frames_s, cores, number(process.scores.mean), dropped, timed, note]
 
 
-def _bar(parts: dict[str, float]) -> Text:
+def _timed(parts: dict[str, float], with_bar: bool) -> Text:
     """Shares as a bar of coloured blocks, then the two largest in words."""
+    largest = sorted(parts, key=lambda name: -parts[name])[:2]
+    words = ", ".join(f"{name} {parts[name]:.0%}" for name in largest)
+    if not with_bar:
+        return Text(words)
     bar, drawn, reached = Text(), 0, 0.0
     for name in (name for name in SECTIONS if name in parts):
         reached += parts[name]
         until = round(reached * _BAR_WIDTH)
         bar.append("█" * (until - drawn), style=_COLOURS[name])
         drawn = until
-    largest = sorted(parts, key=lambda name: -parts[name])[:2]
-    bar.append(" " * (_BAR_WIDTH - drawn) + " " + ", ".join(f"{name} {parts[name]:.0%}" for name in largest))
+    bar.append(" " * (_BAR_WIDTH - drawn) + " " + words)
     return bar
 
 
-def _legend() -> Text:
+def _legend(timed: Collection[str]) -> Text:
     legend = Text()
-    for name in SECTIONS:
+    for name in (name for name in SECTIONS if name in timed):
         legend.append("█", style=_COLOURS[name])
         legend.append(f" {name}  ", style="dim")
     return legend

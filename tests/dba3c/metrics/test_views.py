@@ -44,9 +44,36 @@ def test_the_live_view_shows_score_speed_sections_and_dropped_gradients_by_worke
         assert expected in text
 
 
-def test_every_section_has_a_colour_and_is_in_the_legend():
+def test_every_section_has_a_colour_and_is_in_the_legend_of_a_run_that_has_it(make_up_run):
     assert set(views._COLOURS) == set(SECTIONS)
-    assert [name for name in SECTIONS if name not in views._legend().plain.split()] == []
+    assert views._legend(SECTIONS).plain.replace("█", " ").split() == list(SECTIONS)
+    _, text = rich_text(make_up_run(seconds=5))
+    (legend,) = [line for line in text.splitlines() if line.startswith("█")]
+    assert legend.replace("█", " ").split() == ["environment", "inference", "learning", "waiting", "aggregating"]
+
+
+def test_in_80_columns_every_number_is_whole_and_there_is_no_bar(make_up_run):
+    run = make_up_run(seconds=30)
+    _, wide = rich_text(run)
+    assert "█" * views._BAR_WIDTH in wide
+    _, narrow = rich_text(run, width=80)
+    lines = narrow.splitlines()
+    (header,) = [number for number, line in enumerate(lines) if line.startswith("process")]
+    table = [" ".join(line.split()) for line in lines[header : header + 5]]
+    assert table[0] == "process frames/s cores score dropped a step's time"
+    assert table[3] == "worker-1 6,400 1 14.5 30 (10%) environment 50%, inference 20%"
+    assert "…" not in narrow and "█" not in narrow and max(map(len, lines)) <= 80
+
+
+def test_a_long_name_and_a_long_silence_wrap_before_any_number_does():
+    summary, out = RunSummary(RunFacts("run")), io.StringIO()
+    step = {"kind": "step", "time_s": 60.0, "window_s": 60.0, "step": 1, "role": "worker", "rank": 0}
+    counts = {"incarnation": 3, "accepted": 1234, "dropped": 1234, "frames": 60 * 1234567.0}
+    summary.add({**step, **counts, "sections_s": {"environment": 5.0, "inference": 2.0}})
+    for width, now_s in ((80, 60.0), (80, 99_999.0), (119, 99_999.0), (120, 99_999.0)):
+        Console(file=out, width=width).print(views.render(summary, now_s, width))
+    assert "…" not in out.getvalue() and out.getvalue().count("silent") == 3
+    assert "1,234 (50%)" in out.getvalue() and "1,234,567" in out.getvalue()
 
 
 def test_the_live_view_shows_a_run_of_central_inference(tmp_path):
@@ -87,9 +114,9 @@ def test_a_silent_worker_is_named(make_up_run):
 def test_a_worker_that_writes_once_a_minute_is_not_called_silent_between_its_records():
     summary, out = RunSummary(RunFacts("run")), io.StringIO()
     summary.add({"kind": "step", "time_s": 60.0, "window_s": 60.0, "step": 1, "role": "worker", "rank": 0})
-    Console(file=out, width=140).print(views.render(summary, 105.0))
+    Console(file=out, width=140).print(views.render(summary, 105.0, 140))
     assert "silent" not in out.getvalue()
-    Console(file=out, width=140).print(views.render(summary, 300.0))
+    Console(file=out, width=140).print(views.render(summary, 300.0, 140))
     assert "silent for 240 s" in out.getvalue()
 
 
@@ -101,7 +128,7 @@ def test_plain_lines_tell_events_once_and_the_state_in_a_rhythm(make_up_run):
     assert event == "worker-0: checkpoint of step 300 written"
     assert state == (
         "[0:00:30] step 300  frames 384,000  score 17 of 300 (last 50 games, max 29)  3,040 data points/s  "
-        "12,800 frames/s  workers 2  dropped 5.0%  cores 4 of 2  core-hours 0.03"  # of 4 processes on 2 cores
+        "12,800 frames/s  workers 2  dropped 5.0%  cores 4 of 2  core-hours 0.0333"  # of 4 processes on 2 cores
     )
 
 
@@ -181,7 +208,7 @@ def test_a_notebooks_bar_is_of_frames_trained_on_not_of_those_that_fill_a_replay
 
 def test_a_runs_name_is_shown_as_it_is_whatever_is_in_its_brackets():
     out = io.StringIO()
-    Console(file=out, width=140).print(views.render(RunSummary(RunFacts("run[best]")), 1.0))
+    Console(file=out, width=140).print(views.render(RunSummary(RunFacts("run[best]")), 1.0, 140))
     assert "run[best]" in out.getvalue()
 
 
@@ -265,6 +292,13 @@ def test_watching_what_is_no_run_is_refused(tmp_path):
 )
 def test_numbers_are_written_for_people(value, text):
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"), [(0.0, "0"), (0.00123, "0.0012"), (0.0333333, "0.0333"), (0.1234, "0.12"), (12.0, "12.00")]
+)
+def test_core_hours_of_a_short_run_are_not_nothing(hours, text):
+    assert views.core_hours(hours) == text
 
 
 def test_hours_are_written_as_a_clock():
