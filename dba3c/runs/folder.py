@@ -405,8 +405,8 @@ def _refuse_what_is_there(folder: Path, resume: bool) -> None:
     if RunFolder(folder).is_committed:
         raise UserError(f"{folder} is a committed run, to be looked at and played with: no run can go on there")
     if holds_run and not resume:
-        how = f'--resume; in Python dba3c.resume("{folder}")'
-        raise UserError(f"{folder} already holds a run: resume it ({how}), or choose another folder")
+        how = f'resume it (--resume), or choose another folder; in Python: dba3c.resume("{folder}")'
+        raise UserError(f"{folder} already holds a run: {how}")
     if folder.is_dir():
         _refuse_strangers(folder)
 

@@ -141,7 +141,9 @@ def test_what_the_chief_refuses_is_every_rank_s_last_line_at_once(tmp_path: Path
     assert [rank.returncode for rank in ranks.running] == [2, 2, 2]
     last_lines = {(tmp_path / f"rank-{rank}.log").read_text().splitlines()[-1] for rank in range(3)}
     (last_line,) = last_lines
-    assert last_line.startswith(f"dba3c: {tmp_path}/run already holds a run: resume it (--resume; ")
+    assert last_line.startswith(
+        f"dba3c: {tmp_path}/run already holds a run: resume it (--resume), or choose another folder"
+    )
 
 
 @pytest.mark.slow

@@ -298,7 +298,7 @@ def test_ranks_that_wait_hear_what_their_chief_refused(tmp_path: Path, monkeypat
     assert refused(run_dir, 2) == missing[0]  # a rank whose own network is well
     RunFolder.create(run_dir, {}, launch_id="an earlier one").release()
     (line,) = {refused(run_dir, rank) for rank in range(3)}
-    assert line.startswith(f"{run_dir} already holds a run: resume it (--resume; ")
+    assert line.startswith(f"{run_dir} already holds a run: resume it (--resume), or choose another folder")
     monkeypatch.setattr(RunFolder, "launch", crash)
     with pytest.raises(ZeroDivisionError):
         train_as_rank(

@@ -75,7 +75,7 @@ def test_a_second_launch_into_a_live_folder_is_refused_naming_host_and_pid(tmp_p
 
 def test_a_finished_run_is_resumed_only_when_asked(tmp_path):
     assert finished_run(tmp_path / "run").status() == "finished"
-    with pytest.raises(UserError, match=rf'resume it \(--resume; in Python dba3c\.resume\("{tmp_path}/run"\)\), or'):
+    with pytest.raises(UserError, match=rf'already holds a run: .*; in Python: dba3c\.resume\("{tmp_path}/run"\)$'):
         RunFolder.create(tmp_path / "run", CONFIG)
     with RunFolder.launch(tmp_path / "run", None, resume=True) as run:
         assert run.config() == CONFIG

@@ -268,4 +268,4 @@ train_as_rank(parse_train(sys.argv[1:]), place, "")
     job = SlurmJob(run_dir, [sys.executable, "-c", chief, *words], TASK, LostNodes({}, run_dir, ["dba3c"]))
     assert job.run() != 0
     last_line = capfd.readouterr().out.splitlines()[-1]
-    assert last_line.startswith(f"{run_dir} already holds a run: resume it (--resume; ")
+    assert last_line.startswith(f"{run_dir} already holds a run: resume it (--resume), or choose another folder")
