@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from dba3c.errors import UserError
-from param_servers.config import option
+from param_servers.config import check_options, option
 
 Mode = Literal["worker", "central"]
 InferenceThread = Literal["shared", "own"]
@@ -20,25 +21,25 @@ class CentralConfig:
     """worker: each process steps environments and computes gradients. central: actors step environments, learners
     choose all actions and compute gradients."""
 
-    actors: int = option(4, mode="central")
+    actors: int = option(4, least=1, mode="central")
     """central: processes that step environments, dealt to the learners in turn."""
 
-    envs_per_actor: int = option(32, mode="central")
+    envs_per_actor: int = option(32, least=1, mode="central")
     """central: environments of each actor."""
 
-    actor_groups: int = option(2, mode="central")
+    actor_groups: int = option(2, least=1, mode="central")
     """central: groups of an actor's environments that take turns: one is stepped while the other is answered."""
 
-    unroll_length: int = option(20, mode="central")
+    unroll_length: int = option(20, least=1, mode="central")
     """central: T, agent steps of each environment that are trained on together."""
 
-    batch_unrolls: int = option(32, mode="central", algorithm="vtrace")
+    batch_unrolls: int = option(32, least=1, mode="central", algorithm="vtrace")
     """central: unrolls (one environment's each) that make one gradient; rounded up to whole groups."""
 
-    inference_batch: int | None = option(None, mode="central")
+    inference_batch: int | None = option(None, least=1, mode="central")
     """central: environments whose observations make a batch that waits no longer. None: half of a learner's own."""
 
-    inference_timeout_ms: float = option(10.0, mode="central")
+    inference_timeout_ms: float = option(10.0, least=0, below=math.inf, mode="central")
     """central: longest wait of an observation for its batch to fill; a dead actor costs no more than this."""
 
     inference_thread: InferenceThread = option("own", mode="central")
@@ -46,11 +47,7 @@ class CentralConfig:
     learns; shared: one thread does both in turn, which is slower but acts with the newest weights."""
 
     def __post_init__(self) -> None:
-        at_least_one(
-            self, "actors", "envs_per_actor", "actor_groups", "unroll_length", "batch_unrolls", "inference_batch"
-        )
-        if not 0 <= self.inference_timeout_ms < float("inf"):
-            raise UserError(f"inference_timeout_ms must not be negative, got {self.inference_timeout_ms}")
+        check_options(self, UserError)
         if self.envs_per_actor % self.actor_groups:
             raise UserError(
                 f"envs_per_actor {self.envs_per_actor} cannot be cut into {self.actor_groups} equal groups "
@@ -78,53 +75,38 @@ class CentralConfig:
 class ReplayConfig:
     """Experience that is kept and learned from more than once (r2d2, sac), and the networks of these algorithms."""
 
-    replay_capacity: int = option(1_000_000, algorithm="r2d2 sac")
+    replay_capacity: int = option(1_000_000, least=1, algorithm="r2d2 sac")
     """Agent steps that a learner keeps."""
 
-    replay_start: int = option(10_000, algorithm="r2d2 sac")
+    replay_start: int = option(10_000, least=1, algorithm="r2d2 sac")
     """Agent steps to gather before the first gradient."""
 
-    replay_batch: int = option(64, algorithm="r2d2 sac")
+    replay_batch: int = option(64, least=1, algorithm="r2d2 sac")
     """r2d2: sequences, sac: transitions of one gradient."""
 
-    replay_ratio: float = option(1.5, algorithm="r2d2 sac")
+    replay_ratio: float = option(1.5, above=0, below=math.inf, algorithm="r2d2 sac")
     """Steps trained on per agent step gathered (a step is counted each time it is sampled)."""
 
-    burn_in: int = option(40, algorithm="r2d2")
+    burn_in: int = option(40, least=0, algorithm="r2d2")
     """r2d2: steps before an unroll that only warm the recurrent state up."""
 
-    n_step: int = option(5, algorithm="r2d2")
+    n_step: int = option(5, least=1, algorithm="r2d2")
     """r2d2: n of the returns."""
 
-    target_every_steps: int = option(2500, algorithm="r2d2")
+    target_every_steps: int = option(2500, least=1, algorithm="r2d2")
     """r2d2: updates between copies into the target network."""
 
-    polyak: float = option(0.005, algorithm="sac")
+    polyak: float = option(0.005, above=0, most=1, algorithm="sac")
     """sac: how far the target critics move towards the critics with each update."""
 
-    memory_size: int = option(512, algorithm="r2d2")
+    memory_size: int = option(512, least=1, algorithm="r2d2")
     """r2d2: LSTM units."""
 
-    dueling_size: int = option(512, algorithm="r2d2")
+    dueling_size: int = option(512, least=1, algorithm="r2d2")
     """r2d2: hidden units of the value and of the advantage."""
 
-    hidden_size: int = option(256, algorithm="sac")
+    hidden_size: int = option(256, least=1, algorithm="sac")
     """sac: units of both hidden layers of the actor and of the critics."""
 
     def __post_init__(self) -> None:
-        at_least_one(self, "replay_capacity", "replay_start", "replay_batch", "n_step", "target_every_steps")
-        at_least_one(self, "memory_size", "dueling_size", "hidden_size")
-        if self.burn_in < 0:
-            raise UserError(f"burn_in must not be negative, got {self.burn_in}")
-        if not 0 < self.replay_ratio < float("inf"):
-            raise UserError(f"replay_ratio must be greater than 0, got {self.replay_ratio}")
-        if not 0 < self.polyak <= 1:
-            raise UserError(f"polyak must lie in (0, 1], got {self.polyak}")
-
-
-def at_least_one(config: object, *names: str) -> None:
-    """Raise UserError where one of these options is less than 1; one that may be None is not looked at then."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise UserError(f"{name} must be at least 1, got {value}")
+        check_options(self, UserError)

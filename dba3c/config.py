@@ -19,11 +19,18 @@ import cattrs
 from cattrs.errors import CattrsError, ForbiddenExtraKeysError
 from cattrs.preconf.json import make_converter
 
-from dba3c.central_config import CentralConfig, ReplayConfig, at_least_one
+from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError, did_you_mean
 from dba3c.own_code import name_of
-from param_servers.config import ExchangeConfig, OptimizerConfig, option, parse_schedule, refusal_of_unread
+from param_servers.config import (
+    ExchangeConfig,
+    OptimizerConfig,
+    check_options,
+    option,
+    parse_schedule,
+    refusal_of_unread,
+)
 from param_servers.errors import ConfigError
 from param_servers.timeouts import NOTICE_S
 
@@ -51,6 +58,7 @@ class NetworkConfig:
     """Where workers and learners compute: "cpu" or "cuda" (also "cuda:1")."""
 
     def __post_init__(self) -> None:
+        check_options(self, UserError)
         _require(
             re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is not None,
             f"device must be cpu or cuda, not {self.device!r}",
@@ -65,16 +73,16 @@ class AlgorithmConfig:
     """actor_critic (n-step), or vtrace, the V-trace form of the same loss; ppo (mode worker); r2d2, sac (mode central);
     or your own loss, package.module:loss (mode worker)."""
 
-    rollout_length: int = option(5, mode="worker")
+    rollout_length: int = option(5, least=1, mode="worker")
     """T: agent steps each environment takes for one gradient."""
 
-    discount: float = 0.99
+    discount: float = option(0.99, least=0, most=1)
     """γ, per agent step."""
 
-    trace_lambda: float = option(1.0, algorithm=POLICY_GRADIENT)
+    trace_lambda: float = option(1.0, least=0, most=1, algorithm=POLICY_GRADIENT)
     """λ of the return's recursion; 1 is the n-step return."""
 
-    value_cost: float = option(0.5, algorithm=POLICY_GRADIENT)
+    value_cost: float = option(0.5, least=0, algorithm=POLICY_GRADIENT)
     """Weight of ½(V − R)²: with 1.0 the value loss is the 2017 paper's ½(V − R)²."""
 
     entropy_cost: str = option("0.01", algorithm=POLICY_GRADIENT)
@@ -83,24 +91,21 @@ class AlgorithmConfig:
     policy_clip: str = option("0.2", algorithm=f"ppo {OWN}")
     """ppo: ε, how far a probability ratio may leave 1 before its gradient stops: a schedule over data points."""
 
-    ppo_epochs: int = option(4, algorithm=f"ppo {OWN}")
+    ppo_epochs: int = option(4, least=1, algorithm=f"ppo {OWN}")
     """ppo: passes over a rollout."""
 
-    ppo_minibatches: int = option(4, algorithm=f"ppo {OWN}")
+    ppo_minibatches: int = option(4, least=1, algorithm=f"ppo {OWN}")
     """ppo: gradients of a pass."""
 
     def __post_init__(self) -> None:
+        check_options(self, UserError)
         _require(
             ":" in self.algorithm or self.algorithm in ALGORITHMS,
             f"no algorithm is called {self.algorithm!r}; {did_you_mean(self.algorithm, (*ALGORITHMS, OWN))}",
         )
-        at_least_one(self, "ppo_epochs", "ppo_minibatches", "rollout_length")
         _require(
             parse_schedule(self.policy_clip)(0) > 0, f"policy_clip must begin greater than 0, got {self.policy_clip}"
         )
-        _require(0.0 <= self.discount <= 1.0, f"discount must lie in [0, 1], got {self.discount}")
-        _require(0.0 <= self.trace_lambda <= 1.0, f"trace_lambda must lie in [0, 1], got {self.trace_lambda}")
-        _require(self.value_cost >= 0.0, f"value_cost must not be negative, got {self.value_cost}")
         parse_schedule(self.entropy_cost)
 
 
@@ -111,65 +116,55 @@ class RunConfig:
     run_dir: Path | None = None
     """The run's folder; None makes runs/<environment>-<date>-<time>."""
 
-    seed: int = 0
+    seed: int = option(0, least=0, below=1 << 63)
     """Everything random in the run follows from it."""
 
-    total_frames: int | None = None
+    total_frames: int | None = option(None, least=1)
     """End after this many emulator frames entered updates (data points × the frame skip, its mean where it is random);
     None trains until the stop score or a signal."""
 
-    stop_score: float | None = None
+    stop_score: float | None = option(None, above=-math.inf, below=math.inf)
     """End when the mean score of the last ``stop_games`` finished games reaches it."""
 
-    stop_games: int = 50
+    stop_games: int = option(50, least=1)
     """Games in that mean (the 2017 paper: 50 consecutive games)."""
 
-    max_hours: float | None = None
+    max_hours: float | None = option(None, above=0)
     """End after this many hours of wall clock in one life."""
 
-    max_core_hours: float | None = None
+    max_core_hours: float | None = option(None, above=0)
     """End after this much processor time of all the run's processes, over all its lives, in hours; environments that
     are processes of their own are not counted."""
 
     track: tuple[str, ...] = ("tensorboard",)
     """Sinks beside the metrics files: tensorboard, neptune, mlflow, wandb."""
 
-    evaluators: int = 0
+    evaluators: int = option(0, least=0)
     """Processes that play full games with each new checkpoint; several share its games."""
 
-    recorders: int = 0
+    recorders: int = option(0, least=0)
     """Processes that film a game of every k-th checkpoint."""
 
-    evaluation_games: int = 50
+    evaluation_games: int = option(50, least=1)
     """Full games per checkpoint, of all evaluators together."""
 
-    evaluation_budget_s: float = 120.0
+    evaluation_budget_s: float = option(120.0, least=0)
     """Seconds that the evaluators may play on after the run has had its frames, score or time: they finish the games
     under way, and play with the checkpoint that the run ended with. Ctrl-C ends that; a run that is stopped has none.
     """
 
-    recording_every: int = 5
+    recording_every: int = option(5, least=1)
     """The recorder films each n-th checkpoint."""
 
-    metrics_window_s: float = 1.0
+    metrics_window_s: float = option(1.0, least=0, below=math.inf)
     """Step records are summed over windows of this length before they are written."""
 
     def __post_init__(self) -> None:
-        at_least_one(self, "total_frames", "stop_games", "evaluation_games", "recording_every")
-        for name in ("max_hours", "max_core_hours"):
-            value = getattr(self, name)
-            _require(value is None or value > 0, f"{name} must be greater than 0, got {value}")
-        _require(self.evaluation_budget_s >= 0, f"evaluation_budget_s must not be negative: {self.evaluation_budget_s}")
+        check_options(self, UserError)
         _require(
             self.evaluators <= self.evaluation_games,
             f"{self.evaluators} evaluators share evaluation_games: give at least as many, not {self.evaluation_games}",
         )
-        for name in ("evaluators", "recorders", "seed"):
-            _require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
-        _require(self.seed < 1 << 63, f"seed must be less than 2**63, got {self.seed}")
-        for name in ("metrics_window_s", "stop_score"):
-            _require(math.isfinite(getattr(self, name) or 0.0), f"{name} must be finite, got {getattr(self, name)}")
-        _require(self.metrics_window_s >= 0, f"metrics_window_s must not be negative, got {self.metrics_window_s}")
         if self.run_dir is not None:  # a shell expands ~ at the beginning of a word only
             object.__setattr__(self, "run_dir", Path(os.path.expanduser(self.run_dir)))
         for name in self.track:

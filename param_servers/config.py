@@ -1,5 +1,6 @@
 """Settings of the optimizer and of the exchange of gradients, and how an option is declared: once, as a field of a
-configuration, whose metadata say its short names and who reads it. Field names double as command-line options.
+configuration, whose metadata say its short names, its bounds and who reads it. Field names double as command-line
+options.
 
 A schedule is a setting that changes as training goes on, written as short text:
 
@@ -11,27 +12,52 @@ A data point is one agent step that entered an update. `parse_schedule(str(sched
 """
 
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from param_servers.errors import ConfigError
 from param_servers.layout import Sharding
 from param_servers.timeouts import LONGEST_S, Timeouts
 
+BOUNDS = {
+    "least": (operator.ge, "at least"),
+    "above": (operator.gt, "greater than"),
+    "most": (operator.le, "at most"),
+    "below": (operator.lt, "less than"),
+}
+"""What an option declares as its bound: what holds between a value and that, and how it is said."""
 
-def option(default: Any, *, short: str = "", **read_by: str) -> Any:
+
+def option(default: Any = MISSING, *, short: str = "", **said: Any) -> Any:
     """A dataclass field, as `field(default=default)`.
 
     Args:
         short: further names on the command line: ``option(1, short="workers learners")``.
-        read_by: with which values of other options somebody reads this one: ``option(None, exchange="async")``,
+        said: its `BOUNDS`: ``option(0.9, least=0, below=1)``, with ``below=math.inf`` where it must be finite; and with
+            which values of other options somebody reads this one: ``option(None, exchange="async")``,
             ``option(40, algorithm="r2d2 sac")``. All of several have to hold.
     """
-    readers = {name: tuple(values.split()) for name, values in read_by.items()}
-    return field(default=default, metadata={"short": tuple(short.split()), "read_by": readers})
+    bounds = {name: said.pop(name) for name in BOUNDS if name in said}
+    readers = {name: tuple(values.split()) for name, values in said.items()}
+    return field(default=default, metadata={"short": tuple(short.split()), "read_by": readers, "bounds": bounds})
+
+
+def check_options(config: Any, refusal: type[Exception] = ConfigError) -> None:
+    """Raise `refusal` where an option is none of its type's words, or out of its bounds: NaN is out of any, None is
+    where it is not the default."""
+    kinds = get_type_hints(type(config))
+    for each in fields(config):
+        value, kind, bounds = getattr(config, each.name), kinds[each.name], each.metadata.get("bounds", {})
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            raise refusal(f"{each.name} must be {' or '.join(get_args(kind))}, got {value!r}")
+        inside = (value is not None and BOUNDS[name][0](value, bound) for name, bound in bounds.items())
+        if (value is not None or each.default is not None) and not all(inside):
+            wanted = " and ".join(f"{BOUNDS[name][1]} {bound}" for name, bound in bounds.items())
+            raise refusal(f"{each.name} must be {wanted}, got {value}")
 
 
 def refusal_of_unread(options: Iterable[Field[Any]], values: Mapping[str, object]) -> str:
@@ -148,38 +174,32 @@ class OptimizerConfig:
     learning_rate: str = option("7e-4", short="lr")
     """Schedule over data points: 7e-4, linear:7e-4->0@20e6 or piecewise:1e-3@0,5e-4@1e6."""
 
-    beta1: float = option(0.9, optimizer="adam")
+    beta1: float = option(0.9, least=0, below=1, optimizer="adam")
     """adam: decay of the mean of gradients."""
 
-    beta2: float = option(0.999, optimizer="adam")
+    beta2: float = option(0.999, least=0, below=1, optimizer="adam")
     """adam: decay of the mean of squared gradients."""
 
-    epsilon: float = option(1e-5, optimizer="adam rmsprop adagrad adadelta")
+    epsilon: float = option(1e-5, above=0, below=math.inf, optimizer="adam rmsprop adagrad adadelta")
     """adam, rmsprop, adagrad, adadelta: added to the denominator."""
 
-    decay: float = option(0.99, optimizer="rmsprop adadelta")
+    decay: float = option(0.99, least=0, below=1, optimizer="rmsprop adadelta")
     """rmsprop (alpha), adadelta (rho): decay of the mean of squared gradients."""
 
-    momentum_coefficient: float = option(0.9, optimizer="momentum")
+    momentum_coefficient: float = option(0.9, least=0, below=1, optimizer="momentum")
     """momentum: decay of the sum of gradients."""
 
     clip_rule: ClipRule = "global"
     """global: L2 norm of the whole gradient; average_per_tensor: each tensor's L2 norm / elements; none."""
 
-    clip_norm: float = option(0.5, clip_rule="global average_per_tensor")
+    clip_norm: float = option(0.5, above=0, below=math.inf, clip_rule="global average_per_tensor")
     """Largest norm that the clip rule lets through; each worker clips its own gradient before it is averaged."""
 
     def __post_init__(self) -> None:
-        _check_choice("optimizer", self.optimizer, OptimizerName)
-        _check_choice("clip_rule", self.clip_rule, ClipRule)
+        check_options(self)
         object.__setattr__(self, "learning_rate", str(parse_schedule(self.learning_rate)))
         if min(value for _, value in self.schedule.points) < 0:  # it would climb
             raise ConfigError(f"learning_rate must never be less than 0, got {self.learning_rate}")
-        for name in ("beta1", "beta2", "decay", "momentum_coefficient"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 0 and less than 1, got {getattr(self, name)}")
-        for name in ("epsilon", "clip_norm"):
-            _check_positive(name, getattr(self, name))
 
     @property
     def schedule(self) -> Schedule:
@@ -198,46 +218,46 @@ class ExchangeConfig:
     collective_backend: CollectiveBackend = option("torch", exchange="allreduce")
     """allreduce: who carries the sum."""
 
-    num_workers: int = option(1, short="workers learners")
+    num_workers: int = option(1, least=1, short="workers learners")
     """Workers at the start of the run: num_gradients + num_backup_workers."""
 
-    num_gradients: int | None = option(None, short="gradients")
+    num_gradients: int | None = option(None, least=1, short="gradients")
     """g, gradients from distinct workers that make one update. None: all workers but the backup workers."""
 
-    num_backup_workers: int | None = option(None, short="backup-workers")
+    num_backup_workers: int | None = option(None, least=0, short="backup-workers")
     """b, workers whose gradient an update need not wait for. None: what num_gradients leaves over."""
 
-    num_servers: int = option(1, short="servers", exchange="servers async")
+    num_servers: int = option(1, least=1, short="servers", exchange="servers async")
     """servers, async: processes that hold one shard of the parameters each."""
 
     sharding: Sharding = option("even_bytes", exchange="servers async")
     """How parameters are cut into shards: by even bytes, or greedily with whole tensors."""
 
-    max_staleness: int | None = option(None, exchange="async")
+    max_staleness: int | None = option(None, least=0, exchange="async")
     """async: steps by which a gradient may be late and still count. None: any."""
 
-    step_timeout_s: float = 60.0
+    step_timeout_s: float = option(60.0, above=0, most=LONGEST_S)
     """Longest wait for a step to end; then the missing workers are lost and when_workers_lost decides."""
 
-    join_timeout_s: float = 300.0
+    join_timeout_s: float = option(300.0, above=0, most=LONGEST_S)
     """Longest wait at the start for the others to appear."""
 
-    reconnect_timeout_s: float = 300.0
+    reconnect_timeout_s: float = option(300.0, above=0, most=LONGEST_S)
     """servers, async: longest wait for a lost server to come back."""
 
-    checkpoint_timeout_s: float = 120.0
+    checkpoint_timeout_s: float = option(120.0, above=0, most=LONGEST_S)
     """Longest wait for the disks: to load the checkpoint that is gone on from, and to write the last one."""
 
     when_workers_lost: WhenWorkersLost = option("shrink", exchange="servers async majority")
     """With fewer than num_gradients workers left: average fewer (shrink), or stop with a checkpoint."""
 
-    min_workers: int = option(1, exchange="servers async majority")
+    min_workers: int = option(1, least=1, exchange="servers async majority")
     """shrink: with fewer workers than this the run stops with a checkpoint."""
 
-    checkpoint_every_steps: int = 1000
+    checkpoint_every_steps: int = option(1000, least=0)
     """Steps between checkpoints; 0: only at the end."""
 
-    keep_checkpoints: int = 5
+    keep_checkpoints: int = option(5, least=1)
     """Newest checkpoints kept; older ones are deleted."""
 
     interface: str | None = None
@@ -246,25 +266,11 @@ class ExchangeConfig:
     listen_host: str = "127.0.0.1"
     """Address to listen on; the default lets no other machine in."""
 
-    port: int = 0
+    port: int = option(0, least=0, most=65535)
     """Port to listen on; 0: any free one."""
 
     def __post_init__(self) -> None:
-        choices = {"exchange": ExchangeName, "collective_backend": CollectiveBackend}
-        choices |= {"sharding": Sharding, "when_workers_lost": WhenWorkersLost}
-        for name, choice in choices.items():
-            _check_choice(name, getattr(self, name), choice)
-        for name in ("step_timeout_s", "join_timeout_s", "reconnect_timeout_s", "checkpoint_timeout_s"):
-            _check_positive(name, getattr(self, name))
-            if getattr(self, name) > LONGEST_S:
-                raise ConfigError(f"{name} must be at most {LONGEST_S:g}, got {getattr(self, name):g}")
-        for name in ("num_workers", "num_servers", "min_workers", "keep_checkpoints"):
-            _check_at_least(name, getattr(self, name), 1)
-        for name in ("num_backup_workers", "max_staleness", "checkpoint_every_steps", "port"):
-            if getattr(self, name) is not None:
-                _check_at_least(name, getattr(self, name), 0)
-        if self.port > 65535:
-            raise ConfigError(f"port must be at most 65535, got {self.port}")
+        check_options(self)
         given = ("collective_backend", "max_staleness")
         changed = [each for each in fields(self) if each.name in given and getattr(self, each.name) != each.default]
         if refusal := refusal_of_unread(changed, vars(self)):  # a setting that would be ignored is a misunderstanding
@@ -272,8 +278,6 @@ class ExchangeConfig:
         self._check_workers()
 
     def _check_workers(self) -> None:
-        if self.num_gradients is not None:
-            _check_at_least("num_gradients", self.num_gradients, 1)
         if self.exchange == "local" and self.num_workers != 1:
             raise ConfigError(f"exchange local is one process, but {self.num_workers} workers were given")
         if self.exchange == "async":
@@ -326,18 +330,3 @@ class ExchangeConfig:
         return (
             self.num_workers - self.gradients_per_step if self.num_backup_workers is None else self.num_backup_workers
         )
-
-
-def _check_choice(name: str, value: object, choice: object) -> None:
-    if value not in get_args(choice):
-        raise ConfigError(f"{name} must be one of {', '.join(get_args(choice))}, got {value!r}")
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"{name} must be greater than 0 and finite, got {value}")
-
-
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{name} must be at least {least}, got {value}")

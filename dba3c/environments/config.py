@@ -14,10 +14,10 @@ import math
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Literal, NamedTuple
 
 from dba3c.errors import UserError
-from param_servers.config import option, refusal_of_unread
+from param_servers.config import check_options, option, refusal_of_unread
 
 FOOTBALL_FRAMES = 4
 """Of which football's map is made."""
@@ -126,14 +126,14 @@ class EnvironmentConfig:
     env_id: str = option("ALE/Breakout-v5", short="env")
     """A registered Gymnasium id, an Atari game as ALE/<Game>-v5, or your own as package.module:function."""
 
-    envs_per_worker: int = option(32, mode="worker")
+    envs_per_worker: int = option(32, least=1, mode="worker")
     """B: environments each worker steps together."""
 
-    lanes: int = option(1, mode="worker")
+    lanes: int = option(1, least=1, mode="worker")
     """Processes of a worker, one for each of its cores: they share its environments evenly, and one gradient, of all of
     them, travels."""
 
-    env_threads: int = 1
+    env_threads: int = option(1, least=1)
     """C++ threads that step a worker's Atari games; 1 where there is a worker per core."""
 
     frame_skip: int | tuple[int, int] | None = None
@@ -147,10 +147,10 @@ class EnvironmentConfig:
     """Vector observations minus their running mean over their running deviation, clipped to ±10 (as in PPO for
     MuJoCo). Every lane or actor keeps its own statistics, beside the checkpoints; evaluations use all, merged."""
 
-    reward_scale: float = 1.0
+    reward_scale: float = option(1.0, above=0, below=math.inf)
     """Rewards are multiplied by this, before any clipping; scores are not."""
 
-    environment_restarts: int = 3
+    environment_restarts: int = option(3, least=0)
     """How often within an hour each environment that raises, or returns what it must not, is started anew. When that
     does not do, its worker is started again, up to 5 times an hour; then the run goes on without that worker."""
 
@@ -158,23 +158,23 @@ class EnvironmentConfig:
     """Each environment in a process of its own: they step in parallel, and one that hangs is noticed and ended. Not for
     Atari, whose C++ threads step in parallel too."""
 
-    environment_timeout_s: float = 30.0
+    environment_timeout_s: float = option(30.0, above=0, below=math.inf)
     """With environment_processes: seconds after which one that does not answer is ended and started anew; less than
     the exchange's step_timeout_s, or its worker is expelled before that."""
 
-    repeat_action_probability: float = option(0.25, family="atari")
+    repeat_action_probability: float = option(0.25, least=0, below=1, family="atari")
     """Atari: probability, per emulator frame, that the console repeats the previous action (sticky actions)."""
 
     grayscale: bool = option(True, family="atari")
     """Atari: one channel per frame instead of RGB's three."""
 
-    frame_stack: int = option(4, family="atari")
+    frame_stack: int = option(4, least=1, family="atari")
     """Atari: how many of the newest frames make an observation."""
 
-    screen_size: int = option(84, family="atari")
+    screen_size: int = option(84, least=1, family="atari")
     """Atari: height and width, in pixels, that screens are resized to."""
 
-    noop_max: int = option(30, family="atari")
+    noop_max: int = option(30, least=0, family="atari")
     """Atari: a game starts with fewer than this many frames of doing nothing, drawn at random (30: 0 to 29); 0 for
     none."""
 
@@ -192,10 +192,10 @@ class EnvironmentConfig:
     full_action_space: bool = option(False, family="atari")
     """Atari: all 18 actions instead of the game's own."""
 
-    max_episode_frames: int = option(108_000, family="atari")
+    max_episode_frames: int = option(108_000, least=1, family="atari")
     """Atari: a game is truncated after this many emulator frames (108,000 is 30 minutes of play)."""
 
-    stuck_guard_steps: int = option(0, family="atari")
+    stuck_guard_steps: int = option(0, least=0, family="atari")
     """Atari, evaluation only: FIRE replaces the last of this many equal actions in a row, and those that follow it
     (30 in the 2017 system); 0 for off."""
 
@@ -209,16 +209,13 @@ class EnvironmentConfig:
     """Football: goals alone, or also a tenth for each of ten checkpoints on the way to the goal (training only)."""
 
     def __post_init__(self) -> None:
+        check_options(self, UserError)
         if isinstance(self.frame_skip, list):  # JSON knows no tuples
             object.__setattr__(self, "frame_skip", tuple(self.frame_skip))
         check_env_id(self.env_id)
-        for name, kind in get_type_hints(type(self)).items():  # JSON and Python do not check
-            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
-                raise UserError(f"{name} must be {' or '.join(get_args(kind))}, not {getattr(self, name)}")
         changed = [each for each in fields(self) if getattr(self, each.name) != each.default]
         if refusal := refusal_of_unread(changed, {"family": self.family}):
             raise UserError(refusal)
-        self._check_ranges()
         self._check_combinations()
 
     @property
@@ -256,23 +253,10 @@ class EnvironmentConfig:
             return FOOTBALL_FRAMES
         return self.frame_stack if self.family == "atari" else 1
 
-    def _check_ranges(self) -> None:
-        for name in ("envs_per_worker", "lanes", "env_threads", "frame_stack", "screen_size", "max_episode_frames"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("noop_max", "stuck_guard_steps", "environment_restarts"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} must not be negative, but is {getattr(self, name)}")
-        if not 0.0 <= self.repeat_action_probability < 1.0:
-            raise UserError(f"repeat_action_probability must be in [0, 1), not {self.repeat_action_probability}")
-        for name in ("reward_scale", "environment_timeout_s"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise UserError(f"{name} must be a positive number, not {getattr(self, name)}")
+    def _check_combinations(self) -> None:
         low, high = self.frame_skip_range
         if isinstance(self.frame_skip, bool) or not 1 <= low <= high:
             raise UserError(f"frame_skip must be positive, or (low, high) with 1 <= low <= high, not {self.frame_skip}")
-
-    def _check_combinations(self) -> None:
         if self.envs_per_worker % self.lanes:
             fewer = self.envs_per_worker // self.lanes * self.lanes
             fitting = [str(number) for number in (fewer, fewer + self.lanes) if number]
@@ -284,7 +268,6 @@ class EnvironmentConfig:
             raise UserError("fire_on_life_loss needs episodic_life: its FIRE step must fall between two episodes")
         if self.environment_processes and self.family == "atari":
             raise UserError("environment_processes is not for Atari: its C++ threads (env_threads) step in parallel")
-        low, high = self.frame_skip_range
         if FAMILIES[self.family].frame_skip is None and high > 1:
             raise UserError(f"frame_skip is not an option of {self.env_id}: wrap it in a package.module:function")
         if low != high and self.family != "atari":

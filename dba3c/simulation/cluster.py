@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dba3c.errors import UserError
+from param_servers.config import check_options, option
 
 ExchangeKind = Literal["servers", "async", "allreduce", "majority"]
 _FASTEST_BYTES_PER_S = 1e18
@@ -18,55 +19,39 @@ WARM_UP_STEPS = 2
 """Steps that begin with everybody at once, as no later one does."""
 
 
-def _require_shares(of: object, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(of, name) <= 1:
-            raise UserError(f"{name} must lie in [0, 1], got {getattr(of, name)}")
-
-
-def _require_finite(of: object, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(of, name) < math.inf:
-            raise UserError(f"{name} must be at least 0 and finite, got {getattr(of, name)}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """Hosts that can each send and receive `bytes_per_s` at once, through a switch that blocks nobody."""
 
-    bytes_per_s: float
+    bytes_per_s: float = option(above=0)
     """Of a host's link, in each direction; infinity for none."""
 
-    latency_s: float = 0.0
+    latency_s: float = option(0.0, least=0, below=math.inf)
     """One way, from a send to the other process acting on it."""
 
-    wire_efficiency: float = 1.0
+    wire_efficiency: float = option(1.0, above=0, most=1)
     """Tensor bytes / bytes on the wire: headers of Ethernet, IP, TCP."""
 
-    message_s: float = 0.0
+    message_s: float = option(0.0, least=0, below=math.inf)
     """Processor time of a coordinator for one message about one gradient."""
 
-    aggregate_bytes_per_s: float = math.inf
+    aggregate_bytes_per_s: float = option(math.inf, above=0)
     """Gradient bytes that a server sums per second."""
 
-    apply_bytes_per_s: float = math.inf
+    apply_bytes_per_s: float = option(math.inf, above=0)
     """Parameter bytes that an optimizer steps per second."""
 
-    overlap_lost: float = 0.0
+    overlap_lost: float = option(0.0, least=0, most=1)
     """Share of an update's transfer that unfair links keep from overlapping with its gradients' arrival
     (0: none, as with perfectly fair links; 1: all, as without cut-through)."""
 
-    link_unfairness: float = 0.0
+    link_unfairness: float = option(0.0, least=0, below=math.inf)
     """How unevenly n workers share a server's link without cut-through: standard deviation of the logarithm of a
     share, divided by √n (0: evenly; n beyond 8 counts as 8). With backup workers it helps: the first g gradients are
     there earlier."""
 
     def __post_init__(self) -> None:
-        for name in ("bytes_per_s", "aggregate_bytes_per_s", "apply_bytes_per_s", "wire_efficiency"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{name} must be greater than 0, got {getattr(self, name)}")
-        _require_shares(self, "wire_efficiency", "overlap_lost")
-        _require_finite(self, "latency_s", "message_s", "link_unfairness")
+        check_options(self, UserError)
 
     @property
     def tensor_bytes_per_s(self) -> float:
@@ -82,29 +67,26 @@ class ComputeTimes:
     their links or servers are given the same times (common random numbers).
     """
 
-    mean_s: float
+    mean_s: float = option(least=0, below=math.inf)
     """Mean, before stragglers."""
 
-    variation: float = 0.0
+    variation: float = option(0.0, least=0, below=math.inf)
     """Standard deviation / mean between the steps of one worker."""
 
     samples_s: tuple[float, ...] = ()
     """Measured times; when there are some, they are drawn from (interpolated quantiles) and scaled to the mean."""
 
-    worker_variation: float = 0.0
+    worker_variation: float = option(0.0, least=0, below=math.inf)
     """Standard deviation / mean between workers: a slow machine stays slow."""
 
-    straggler_probability: float = 0.0
+    straggler_probability: float = option(0.0, least=0, most=1)
     """Steps of a worker that take longer than that."""
 
-    straggler_slowdown: float = 1.0
+    straggler_slowdown: float = option(1.0, least=1, below=math.inf)
     """... by this factor."""
 
     def __post_init__(self) -> None:
-        _require_finite(self, "mean_s", "variation", "worker_variation")
-        _require_shares(self, "straggler_probability")
-        if not 1 <= self.straggler_slowdown < math.inf:
-            raise UserError(f"straggler_slowdown must be at least 1 and finite, got {self.straggler_slowdown}")
+        check_options(self, UserError)
 
     def draw(self, steps: int, workers: int, seed: int) -> NDArray[np.float64]:
         """Seconds [steps, workers] float64. The first n workers' times are the same whatever `workers` is."""
@@ -133,19 +115,17 @@ def _lognormal(normal: NDArray[np.float64] | float, variation: float) -> NDArray
 class Work:
     """A step's work, the same on every cluster."""
 
-    model_bytes: float
+    model_bytes: float = option(above=0, below=math.inf)
     """M: bytes of a gradient, and of the parameters."""
 
     compute: ComputeTimes
     """Seconds from parameters to gradient."""
 
-    data_points: float = 1.0
+    data_points: float = option(1.0, above=0, below=math.inf)
     """In one gradient."""
 
     def __post_init__(self) -> None:
-        for name in ("model_bytes", "data_points"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"{name} must be greater than 0 and finite, got {getattr(self, name)}")
+        check_options(self, UserError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,13 +134,13 @@ class Setup:
 
     exchange: ExchangeKind = "servers"
 
-    workers: int = 1
+    workers: int = option(1, least=1)
     """n: gradients of a step + backup workers."""
 
-    backup: int = 0
+    backup: int = option(0, least=0)
     """b: workers whose gradient a step does not wait for."""
 
-    servers: int = 1
+    servers: int = option(1, least=1)
     """k: servers, async."""
 
     colocated: bool = False
@@ -170,9 +150,7 @@ class Setup:
     """servers without backup workers: parameters leave while gradients arrive; False: after the update, as in 2017."""
 
     def __post_init__(self) -> None:
-        if self.workers < 1 or self.servers < 1 or self.backup < 0:
-            given = f"{self.workers}, {self.servers} and {self.backup}"
-            raise UserError(f"workers and servers must be at least 1, backup workers at least 0, got {given}")
+        check_options(self, UserError)
         if self.backup >= self.workers:
             raise UserError(f"{self.backup} backup of {self.workers} workers leave no gradient for an update")
         if self.backup and self.exchange in ("async", "allreduce"):

@@ -18,6 +18,7 @@ from dba3c.errors import UserError
 from launch.cli.configuration import of_topology, said_of_samples
 from launch.cli.options import parse, parse_train
 from launch.cluster.topology import Topology, fit
+from param_servers.config import check_options, option
 
 LEAST_TRAINING_S = 300
 """Of a life: Slurm may warn a minute early, and starting 64 ranks takes minutes."""
@@ -30,13 +31,13 @@ class SlurmShape:
     preset: str = "breakout"
     """What to train: a preset of `dba3c train`, or an environment."""
 
-    nodes: int = 64
+    nodes: int = option(64, least=1)
     """Nodes of the job; with --scaling, of its largest run."""
 
-    tasks_per_node: int = 1
+    tasks_per_node: int = option(1, least=1)
     """Ranks on each node."""
 
-    cpus_per_task: int = 12
+    cpus_per_task: int = option(12, least=1)
     """Cores of each rank."""
 
     servers: int | None = None
@@ -57,7 +58,7 @@ class SlurmShape:
     learners: int = 0
     """With these: central inference, as a heterogeneous job of learners (a node each) and --nodes nodes of actors."""
 
-    learner_cpus: int = 24
+    learner_cpus: int = option(24, least=1)
     """Cores of each learner."""
 
     scaling: bool = False
@@ -66,7 +67,7 @@ class SlurmShape:
     time: str = "04:00:00"
     """Slurm's time limit; before it ends the run is checkpointed and the job requeued."""
 
-    warning_s: int = 180
+    warning_s: int = option(180, least=1)
     """Seconds before the limit at which the checkpoint is asked for."""
 
     name: str = ""
@@ -79,9 +80,7 @@ class SlurmShape:
     """Slurm partition; without it a line to fill in, or sbatch --partition."""
 
     def __post_init__(self) -> None:
-        for field in ("nodes", "tasks_per_node", "cpus_per_task", "warning_s", "learner_cpus"):
-            if getattr(self, field) < 1:
-                raise UserError(f"{field} must be at least 1, got {getattr(self, field)}")
+        check_options(self, UserError)
         if self.scaling and (self.nodes & (self.nodes - 1) or self.evaluators or self.recorders or self.backup_workers):
             raise UserError(
                 "a scaling array runs on 1, 2, 4, … nodes with servers and workers only; nodes is a power of 2"

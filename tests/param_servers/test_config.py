@@ -1,10 +1,11 @@
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from param_servers.config import ExchangeConfig, OptimizerConfig, Schedule, parse_schedule
+from param_servers.config import ExchangeConfig, OptimizerConfig, Schedule, check_options, option, parse_schedule
 from param_servers.errors import ConfigError
 
 
@@ -35,7 +36,7 @@ def test_gradients_and_backup_workers_are_derived_from_each_other():
         ({"exchange": "allreduce", "num_workers": 4, "num_backup_workers": 1}, "choose exchange majority"),
         ({"exchange": "local", "num_workers": 2}, "local is one process, but 2 workers were given"),
         ({"exchange": "async", "num_workers": 2, "num_gradients": 2}, "num_gradients is 1"),
-        ({"exchange": "gossip"}, "exchange must be one of local, servers, async, allreduce, majority, got 'gossip'"),
+        ({"exchange": "gossip"}, "exchange must be local or servers or async or allreduce or majority, got 'gossip'"),
         ({"step_timeout_s": 0}, "step_timeout_s must be greater than 0"),
         (
             {"exchange": "majority", "num_workers": 2, "collective_backend": "horovod"},
@@ -45,7 +46,7 @@ def test_gradients_and_backup_workers_are_derived_from_each_other():
             {"exchange": "servers", "max_staleness": 0},
             "max_staleness: an option of exchange async only",
         ),
-        ({"port": 70000}, "port must be at most 65535"),
+        ({"port": 70000}, "port must be at least 0 and at most 65535, got 70000"),
         ({"min_workers": 2}, "min_workers is 2, but only 1 workers were given"),
     ],
 )
@@ -58,7 +59,7 @@ def test_bad_exchange_settings_are_one_clear_line(settings, line):
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"optimizer": "lion"}, "optimizer must be one of rmsprop, adam"),
+        ({"optimizer": "lion"}, "optimizer must be rmsprop or adam or sgd"),
         ({"learning_rate": "fast"}, "bad schedule 'fast'"),
         ({"learning_rate": "linear:7e-4->-1e-9@20e6"}, "learning_rate must never be less than 0, got linear:0.0007->"),
         ({"beta2": 1.0}, "beta2 must be at least 0 and less than 1"),
@@ -68,6 +69,32 @@ def test_bad_exchange_settings_are_one_clear_line(settings, line):
 def test_bad_optimizer_settings_are_one_clear_line(settings, line):
     with pytest.raises(ConfigError, match=line):
         OptimizerConfig(**settings)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Bounded:
+    rate: float = option(0.5, above=0, below=math.inf)
+    share: float = option(least=0, most=1)
+    steps: int | None = option(None, least=1, exchange="async")
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"rate": 0}, "rate must be greater than 0 and less than inf, got 0"),
+        ({"rate": math.inf}, "rate must be greater than 0 and less than inf, got inf"),
+        ({"rate": None}, "rate must be greater than 0 and less than inf, got None"),
+        ({"share": math.nan}, "share must be at least 0 and at most 1, got nan"),
+        ({"share": 1.1}, "share must be at least 0 and at most 1, got 1.1"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+    ],
+)
+def test_an_option_out_of_its_bounds_is_refused_and_none_where_it_is_not_the_default(values, line):
+    for share in (0, 1):
+        check_options(_Bounded(share=share))
+    with pytest.raises(KeyError) as error:
+        check_options(_Bounded(**{"share": 1, **values}), KeyError)
+    assert error.value.args == (line,)
 
 
 def test_configs_survive_a_round_trip_through_plain_values():

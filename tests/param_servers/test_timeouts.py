@@ -54,7 +54,7 @@ def test_who_decides_is_less_patient_than_those_who_wait(
 
 
 def test_a_patience_beyond_a_life_is_refused() -> None:
-    with pytest.raises(ConfigError, match="join_timeout_s must be at most 1e\\+09, got 1e\\+18"):
+    with pytest.raises(ConfigError, match="join_timeout_s must be .* at most 1000000000.0, got 1e\\+18"):
         ExchangeConfig(join_timeout_s=1e18)
 
 
@@ -62,7 +62,7 @@ def test_a_patience_beyond_a_life_is_refused() -> None:
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
 def test_a_patience_is_a_finite_time(name: str, value: float) -> None:
     settings: dict[str, Any] = {name: value}
-    with pytest.raises(ConfigError, match=f"{name} must be greater than 0 and finite"):
+    with pytest.raises(ConfigError, match=f"{name} must be greater than 0 and at most 1000000000.0, got {value}"):
         ExchangeConfig(**settings)
 
 

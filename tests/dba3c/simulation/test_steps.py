@@ -209,7 +209,7 @@ def test_four_thousand_workers_are_simulated(tiny_chunks):
         ({"workers": 2, "backup": 2}, "2 backup of 2 workers leave no gradient"),
         ({"workers": 2, "servers": 3, "colocated": True}, "3 servers cannot be colocated with 2 workers"),
         ({"workers": 4, "backup": 1, "exchange": "allreduce"}, "allreduce has no backup workers"),
-        ({"workers": 0}, "workers and servers must be at least 1"),
+        ({"workers": 0}, "workers must be at least 1"),
     ],
 )
 def test_impossible_setups_are_refused(setup, message):
@@ -225,7 +225,7 @@ def test_impossible_clusters_and_times_are_refused():
     with pytest.raises(UserError, match="straggler_slowdown must be at least 1"):
         ComputeTimes(mean_s=1, straggler_slowdown=0.5)
     for slowdown in (math.nan, math.inf):
-        with pytest.raises(UserError, match="straggler_slowdown must be at least 1 and finite"):
+        with pytest.raises(UserError, match="straggler_slowdown must be at least 1 and less than inf"):
             ComputeTimes(mean_s=1, straggler_probability=0.1, straggler_slowdown=slowdown)
     with pytest.raises(UserError, match="steps must be at least 1"):
         simulate(WIRE, NO_COMPUTE, Setup(), steps=0)
