@@ -15,6 +15,12 @@ pytest.importorskip("launch.cli.main")
 ROOT = Path(__file__).parents[2]
 LONGEST = 20  # lines, the command included
 TIMEOUT_S = 600
+FILMABLE = """
+    render_mode = "rgb_array"
+
+    def render(self):
+        return np.full((20, 10, 3), 25 * self.row, np.uint8)
+"""
 
 
 def guide() -> tuple[str, str]:
@@ -61,3 +67,7 @@ def test_the_guides_twenty_lines_train_a_game_of_ones_own(tmp_path):
     assert len(list((tmp_path / "run" / "metrics").glob("worker-*.jsonl"))) == 2
     assert sum(scores[:50]) < sum(scores[-50:])
     assert sum(scores[-50:]) / 50 > 0.8, output
+    with (tmp_path / "my_game.py").open("a") as file:
+        file.write(FILMABLE)
+    code, output = run_beside(tmp_path, ["record", "run"])
+    assert code == 0 and list((tmp_path / "run" / "videos").glob("*.mp4")), output
