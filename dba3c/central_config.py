@@ -15,7 +15,7 @@ InferenceThread = Literal["shared", "own"]
 
 @dataclass(frozen=True, kw_only=True)
 class CentralConfig:
-    """Where actions are chosen; with ``mode`` central, by whom and in what batches. Learners are ``num_workers``."""
+    """Where actions are chosen; with --mode central, by whom and in what batches. Learners are --num-workers."""
 
     mode: Mode = "worker"
     """worker: each process steps environments and computes gradients. central: actors step environments, learners

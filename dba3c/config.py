@@ -124,7 +124,7 @@ class RunConfig:
     None trains until the stop score or a signal."""
 
     stop_score: float | None = option(None, above=-math.inf, below=math.inf)
-    """End when the mean score of the last ``stop_games`` finished games reaches it."""
+    """End when the mean score of the last --stop-games finished games reaches it."""
 
     stop_games: int = option(50, least=1)
     """Games in that mean (the 2017 paper: 50 consecutive games)."""

@@ -41,7 +41,7 @@ HELP = """dba3c: synchronous data-parallel reinforcement learning on CPU cluster
 
 usage: dba3c COMMAND [OPTIONS]        (dba3c COMMAND --help lists a command's options; dba3c --version)
 
-  train ENV      train on an environment: dba3c train ALE/Pong-v5 --preset atari --workers 4 --servers 2
+  train [ENV]    train on an environment: dba3c train ALE/Pong-v5 --preset atari --workers 4 --servers 2
   resume RUN     go on with a run from its newest checkpoint
   evaluate RUN   play full games with a checkpoint: mean, median, IQM with its interval
   record RUN     film a game of a checkpoint
@@ -49,7 +49,7 @@ usage: dba3c COMMAND [OPTIONS]        (dba3c COMMAND --help lists a command's op
   stop RUN       ask a run to end with a checkpoint
   export RUN     replay a run's metrics into TensorBoard, Neptune, MLflow or Weights & Biases
   study NAME     run a grid of runs: scaling, parameter_servers, stragglers, learning_curves, architectures, games
-  sweep ENV      try options with several values each, or search: dba3c sweep CartPole-v1 --learning-rate 1e-3 3e-4
+  sweep [ENV]    try options with several values each, or search: dba3c sweep CartPole-v1 --learning-rate 1e-3 3e-4
   plot STUDY     figures and a report of a study; dba3c plot RUN... draws learning curves of any runs
   simulate       what a cluster would do: how many servers and backup workers it needs
   sbatch PRESET  print a Slurm script

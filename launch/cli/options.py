@@ -70,7 +70,8 @@ def _train_options(shown: TrainConfig | None = None, only: Collection[str] = ())
         only: these options of the configuration; without any: all.
     """
     docs, kinds = docstrings_of_fields(TrainWords), get_type_hints(TrainWords)
-    env = Annotated[str, _POSITION, tyro.conf.arg(metavar="ENV|PRESET", help="What to train.", help_behavior_hint="")]
+    what = "What to train; without it the environment of --preset, or preset breakout."
+    env = Annotated[str, _POSITION, tyro.conf.arg(metavar="[ENV|PRESET]", help=what, help_behavior_hint="")]
     options: dict[str, Any] = {"env_or_preset": env}
     for own in fields(TrainWords)[1:]:
         if only and own.name not in only:

@@ -38,7 +38,10 @@ class PlotStudyArguments:
 
 @dataclass(frozen=True)
 class PlotArguments:
-    """Draw learning curves; runs that differ only in their seeds become one line with a bootstrap band."""
+    """Draw learning curves; runs that differ only in their seeds become one line with a bootstrap band.
+
+    dba3c plot STUDY draws a study: its figures and report.html. dba3c plot STUDY --help lists the options of that.
+    """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run folders."""

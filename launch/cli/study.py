@@ -57,7 +57,7 @@ class StudyArguments(Shape, GridArguments):
     resumed.
     """
 
-    name: Annotated[str, tyro.conf.Positional]
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
     """Which study."""
 
 

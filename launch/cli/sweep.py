@@ -56,7 +56,7 @@ class SweepArguments(GridArguments):
 def sweep(words: Sequence[str]) -> int:
     """dba3c sweep [ENV] [OPTIONS]"""
     own, common, axes = split(words)
-    arguments = parse(SweepArguments, own, "dba3c sweep")
+    arguments = parse(SweepArguments, own, "dba3c sweep [ENV|PRESET] [TRAIN OPTIONS]")
     for name in ("seeds", "trials"):
         if getattr(arguments, name) < 1:
             raise UserError(f"--{name} must be at least 1, got {getattr(arguments, name)}")

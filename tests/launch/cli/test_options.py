@@ -209,7 +209,25 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     assert not ended.value.code
-    assert capsys.readouterr().out.startswith(f"usage: dba3c {command}")
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: dba3c {command}") and "``" not in said
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("train", "[OPTIONS] [ENV|PRESET]\n"),
+        ("sweep", "dba3c sweep [ENV|PRESET] [TRAIN OPTIONS]"),
+        ("study", "[OPTIONS] NAME\n"),
+        ("plot", "dba3c plot STUDY draws a study"),
+    ],
+)
+def test_help_says_what_may_be_left_out_and_how_it_is_called_in_its_text(
+    command: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert expected in capsys.readouterr().out
 
 
 def test_a_run_goes_on_with_what_may_change_and_the_rest_is_refused_by_name() -> None:
