@@ -113,8 +113,9 @@ def test_a_server_listens_on_the_interface_that_was_chosen_and_announces_it() ->
         assert addresses[0][0] == "127.0.0.1"  # lo's address, not the listen_host
     finally:
         end.set()
+        worker.close()  # or the server lingers for it
         running.join(30)
-        worker.close()
+    assert not running.is_alive()
 
 
 def test_an_interface_that_is_not_there_is_one_line_that_names_those_that_are() -> None:
