@@ -191,10 +191,7 @@ class FirstNode:
                 and _noted_job(self._run_dir) == job_name(self._environ)
                 and "ended" not in RunFolder(self._run_dir).life()
             )
-        except (
-            OSError,
-            UserError,
-        ):  # a shared file system that is away tells nothing: the wait begins anew
+        except (OSError, UserError):  # a shared file system that is away tells nothing: the wait begins anew
             self._beats = []
             return False
 

@@ -98,22 +98,27 @@ def main() -> None:
     options = parser.parse_args()
     if options.cases == ["page"]:
         return write_page("")
+    if unknown := [case for case in options.cases if case not in CASES]:
+        parser.error(f"no case is called {unknown[0]!r}")
+    missing: list[str] = []
     throughput.SECONDS, throughput.WARM_UP_S, began_s = options.seconds, options.seconds / 2, time.monotonic()
     made = facts("python results/gpu/measure.py")
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     for case in options.cases:
         if time.monotonic() - began_s > options.until_s:
-            print("no time is left for", case, flush=True)
+            missing.append(f"{case}: no time was left")
             continue
         try:
             found = measured(CASES[case].split())
         except TimeoutError as error:
-            print(case, error, flush=True)
+            missing.append(f"{case}: {error}")
             continue
         print(f"{time.monotonic() - began_s:.0f} s", case, json.dumps(found), flush=True)
         add_row(options.rows, {"case": case, "gpu": gpu, **found, "made": made_by(made)})
     if options.rows == ROWS:
         write_page(made_by(made))
+    if missing:
+        sys.exit("\n".join(missing))
 
 
 if __name__ == "__main__":
