@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,17 +12,14 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.runs import lock as run_lock
 from dba3c.runs.ending import REFUSED, outcome, telling_refusals
 from dba3c.runs.folder import RunFolder
-from dba3c.runs.lock import LOCK_NAME
 from launch import running
 from launch.cli.configuration import fit_config
 from launch.cli.options import parse_train
 from launch.cli.runs import resume, run_dir_of, run_dir_of_launch, train_as_rank
 from launch.cluster.launchers import LaunchPlace
 from launch.running import first_incarnation
-from launch.slurm import controller
 from param_servers.errors import ConfigError, RunBroken
 
 
@@ -164,115 +160,6 @@ def test_a_contradiction_is_said_by_one_rank_only() -> None:
     assert [train_as_rank(parse_train(words), place, "dba3c") for place in others[1:]] == [2] * 7
     with pytest.raises(UserError, match="2 servers"):
         train_as_rank(parse_train(words), others[0], "dba3c")
-
-
-JOB = {"SLURM_JOB_ID": "7"}
-
-
-class Watched:
-    """A first node, and the clock of the rank that looks at it."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.now_s = 0.0
-        self._first_node = controller.FirstNode(run_dir, JOB, clock=lambda: self.now_s)
-
-    def is_lost(self, after_s: float, looks: int = 100) -> bool:
-        """Whether it is for the last of so many looks, evenly in that time."""
-        found = False
-        for _ in range(looks):
-            self.now_s += after_s / looks
-            found = self._first_node.is_lost()
-        return found
-
-
-def test_only_the_death_of_both_script_and_chief_is_the_loss_of_the_first_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_lock, "HEARTBEAT_S", 1000.0)
-    run_dir = tmp_path / "run"
-    chief = RunFolder.create(run_dir, {})
-    first_node = Watched(run_dir)
-    assert not first_node.is_lost(after_s=200.0)  # no script of ours
-    script = controller.hold(run_dir)
-    controller.note_job(run_dir, JOB)
-    assert not first_node.is_lost(after_s=200.0)
-    die(run_dir / controller.FOLDER)
-    assert not first_node.is_lost(after_s=200.0)  # srun's own affair: the chief lives
-    die(run_dir)
-    assert first_node.is_lost(after_s=200.0)
-    chief.end_life("finished", "enough")
-    assert not first_node.is_lost(after_s=200.0)
-    chief.release()
-    script.release()
-
-
-def test_the_lock_that_an_earlier_job_s_killed_script_has_left_says_nothing_of_this_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_lock, "HEARTBEAT_S", 1000.0)
-    run_dir = tmp_path / "run"
-    RunFolder.create(run_dir, {}).release()
-    script = controller.hold(run_dir)
-    controller.note_job(run_dir, {"SLURM_JOB_ID": "6"})
-    die(run_dir / controller.FOLDER)
-    first_node = Watched(run_dir)
-    assert not first_node.is_lost(after_s=200.0)
-    controller.note_job(run_dir, JOB)
-    assert first_node.is_lost(after_s=200.0)
-    script.release()
-
-
-def test_an_outage_of_the_file_system_begins_the_wait_for_the_first_node_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_lock, "HEARTBEAT_S", 1000.0)
-    run_dir = tmp_path / "run"
-    RunFolder.create(run_dir, {})
-    script = controller.hold(run_dir)
-    controller.note_job(run_dir, JOB)
-    first_node, a_bit_less_s = Watched(run_dir), 0.9 * run_lock.HEARTBEAT_LOST_S
-    die(run_dir)
-    die(run_dir / controller.FOLDER)
-    assert not first_node.is_lost(a_bit_less_s)
-
-    def away(folder: Path) -> object:
-        raise OSError("Stale file handle")
-
-    with monkeypatch.context() as outage:
-        outage.setattr(controller, "heartbeat", away)
-        assert not first_node.is_lost(a_bit_less_s)
-    assert not first_node.is_lost(a_bit_less_s)
-    assert first_node.is_lost(0.2 * run_lock.HEARTBEAT_LOST_S)
-    script.release()
-
-
-def test_a_first_node_is_not_lost_to_a_rank_that_was_suspended_or_has_another_idea_of_the_time(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    RunFolder.create(run_dir, {}).release()
-    (run_dir / controller.FOLDER).mkdir()
-    controller.note_job(run_dir, JOB)
-    first_node, folders = Watched(run_dir), (run_dir, run_dir / controller.FOLDER)
-
-    def beat(at_s: float) -> None:
-        holder = {"host": "n1", "pid": 42, "process_started": "1", "pid_space": "another boot", "token": "abc"}
-        for folder in folders:
-            (folder / LOCK_NAME).write_text(json.dumps(holder))
-            os.utime(folder / LOCK_NAME, (at_s, at_s))
-
-    for at_s in range(1, 50):  # by this rank's clock it has been dead for decades
-        beat(at_s)
-        assert not first_node.is_lost(after_s=5.0, looks=2)
-    assert not first_node.is_lost(after_s=600.0, looks=1)  # suspended, or the look was blocked
-    assert not first_node.is_lost(after_s=50.0)
-    beat(60)
-    assert not first_node.is_lost(after_s=50.0)
-    assert first_node.is_lost(after_s=20.0)
-
-
-def die(folder: Path) -> None:
-    """As if the lock's holder were a process that is no more."""
-    holder = json.loads((folder / LOCK_NAME).read_text())
-    (folder / LOCK_NAME).write_text(json.dumps({**holder, "process_started": "-1"}))
 
 
 def rank_of_three(rank: int, launcher: str = "srun") -> LaunchPlace:
