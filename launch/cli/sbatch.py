@@ -32,7 +32,7 @@ class SlurmShape:
     """What to train: a preset of `dba3c train`, or an environment."""
 
     nodes: int = option(64, least=1)
-    """Nodes of the job; with --scaling, of its largest run."""
+    """Nodes of the job."""
 
     tasks_per_node: int = option(1, least=1)
     """Ranks on each node."""
@@ -44,7 +44,7 @@ class SlurmShape:
     """Servers, each with a shard of the parameters; without it 4, with --learners none."""
 
     colocated_servers: bool = False
-    """Servers share the ranks of workers, which are then all nodes; with --scaling they always do."""
+    """Servers share the ranks of workers, which are then all nodes."""
 
     backup_workers: int = 0
     """Workers whose gradient an update need not wait for."""
@@ -60,9 +60,6 @@ class SlurmShape:
 
     learner_cpus: int = option(24, least=1)
     """Cores of each learner."""
-
-    scaling: bool = False
-    """A job array over 1, 2, 4, … nodes, servers beside the workers."""
 
     time: str = "04:00:00"
     """Slurm's time limit; before it ends the run is checkpointed and the job requeued."""
@@ -81,14 +78,8 @@ class SlurmShape:
 
     def __post_init__(self) -> None:
         check_options(self, UserError)
-        if self.scaling and (self.nodes & (self.nodes - 1) or self.evaluators or self.recorders or self.backup_workers):
-            raise UserError(
-                "a scaling array runs on 1, 2, 4, … nodes with servers and workers only; nodes is a power of 2"
-            )
         if self.servers == 0 and not self.learners:
             raise UserError("--servers must be at least 1, got 0: a script without learners trains through servers")
-        if self.scaling and self.learners:
-            raise UserError("a scaling array has servers and workers, no learners")
         if self.learners and self.servers:
             raise UserError(
                 f"{self.topology().arithmetic()} leave no rank for {self.servers} servers: "
@@ -111,7 +102,7 @@ class SlurmShape:
         return default if self.servers is None else self.servers
 
     def topology(self) -> Topology:
-        """The (largest) run's shape."""
+        """The run's shape."""
         return fit(
             self.learners + self.nodes * self.tasks_per_node,
             servers=0 if self.learners else self.num_servers,
@@ -119,7 +110,7 @@ class SlurmShape:
             backup_workers=self.backup_workers,
             evaluators=self.evaluators,
             recorders=self.recorders,
-            colocated_servers=self.scaling or self.colocated_servers,
+            colocated_servers=self.colocated_servers,
             started_by=f"{self.nodes} nodes × {self.tasks_per_node}",
         )
 
@@ -156,7 +147,7 @@ def script_text(shape: SlurmShape, words: Sequence[str]) -> str:
         about,
         first(name=shape.job_name),
         _start_lines(shape),
-        last_task=shape.nodes.bit_length() - 1 if shape.scaling else None,
+        last_task=None,
         warning_s=shape.warning_s,
         second_part=["#SBATCH hetjob", *ranks(), "#SBATCH --no-kill"] if shape.learners else [],
     )
@@ -242,21 +233,10 @@ def _start_lines(shape: SlurmShape) -> list[str]:
     central = f"--mode central --learners {shape.learners}{several} {actors} {others}"
     roles = central if shape.learners else servers
     train = f'dba3c train "${{DBA3C_PRESET:-{shape.preset}}}"'
-    if not shape.scaling:
-        return [
-            "run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_JOB_ID}",
-            'exec python -m launch.slurm.job --run-dir "$run_dir" -- \\',
-            f"    {train} {roles} ${{DBA3C_ARGS:-}}",
-        ]
     return [
-        "# Task i of the array runs on 2^i nodes and gives the others back at once.",
-        "nodes=$((1 << SLURM_ARRAY_TASK_ID))",
-        f"workers=$((nodes * {shape.tasks_per_node}))",
-        f"servers=$((workers < {shape.num_servers} ? workers : {shape.num_servers}))",
-        "run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_ARRAY_JOB_ID}/nodes-$nodes",
-        'exec python -m launch.slurm.job --run-dir "$run_dir" --nodes "$nodes" -- \\',
-        # workers are said, too: a single rank would make one of each of its cores, and not one of all its lanes
-        f'    {train} --workers "$workers" --servers "$servers" --colocated-servers {workers} ${{DBA3C_ARGS:-}}',
+        "run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_JOB_ID}",
+        'exec python -m launch.slurm.job --run-dir "$run_dir" -- \\',
+        f"    {train} {roles} ${{DBA3C_ARGS:-}}",
     ]
 
 

@@ -126,18 +126,6 @@ def test_a_job_that_gets_nothing_of_its_submitter_s_environment_trains(cluster: 
     assert job.lives()[0]["ended"]["outcome"] == "finished", job.output
 
 
-def test_the_scaling_array_runs_on_1_2_and_4_nodes(cluster: Cluster, tmp_path: Path) -> None:
-    args = f"{SMALL_STEPS} --total-frames 2000"
-    job = cluster.submit("scaling_array.sh", tmp_path, "--array=0-2", "--nodes=4", args=args)
-    job.wait_for_end()
-    for nodes in (1, 2, 4):
-        run = json.loads((tmp_path / "run" / f"nodes-{nodes}" / "meta.json").read_text())["lives"][0]
-        assert run["topology"] == {**run["topology"], "nodes": nodes, "workers": nodes, "servers": nodes}, job.output
-        assert run.get("ended", {}).get("outcome") == "finished", job.output
-    assert "stay idle" not in job.output  # the nodes that a smaller run does not need were given back
-    assert "is lost" not in job.output  # no task takes another's nodes for its own
-
-
 def test_central_inference_is_a_heterogeneous_job(cluster: Cluster, tmp_path: Path) -> None:
     args = "--total-frames 3000 --batch-unrolls 8 --unroll-length 5"
     sizes = ("--nodes=1", "--cpus-per-task=4", ":", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2")

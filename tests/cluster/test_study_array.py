@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -31,6 +32,11 @@ def test_a_study_runs_as_a_job_array_and_is_not_run_twice(small_cluster: Cluster
         said = submitted(small_cluster, text, tmp_path)
         assert "2 of 2 runs are finished" in small_cluster.run(*command, "--list"), said
         assert said.count("finished, left alone") == left_alone
+        assert "stay idle" not in said  # the nodes that a smaller run does not need were given back
+        assert "is lost" not in said  # no task takes another's nodes for its own
+    for n in (1, 2):  # workers, and as many servers on nodes of their own
+        meta = json.loads((tmp_path / "study" / f"workers-{n}" / "seed-0" / "meta.json").read_text())
+        assert meta["lives"][0]["topology"]["nodes"] == 2 * n
 
 
 def test_a_sweep_runs_as_a_job_array_and_then_says_which_point_was_best(small_cluster: Cluster, tmp_path: Path) -> None:

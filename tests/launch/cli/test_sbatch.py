@@ -39,11 +39,12 @@ def test_a_script_is_short_sound_shell_without_hyperparameters(script: Path) -> 
     assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == ""
 
 
-OTHERS = ["dba3c_71nodes_paper.sh", "scaling_array.sh"]
-
-
 def test_every_committed_script_is_there() -> None:
-    assert [script.name for script in SCRIPTS] == ["breakout_64nodes.sh", "central_inference.sh", *OTHERS]
+    assert [script.name for script in SCRIPTS] == [
+        "breakout_64nodes.sh",
+        "central_inference.sh",
+        "dba3c_71nodes_paper.sh",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +57,6 @@ def test_every_committed_script_is_there() -> None:
         ({"time": "0-00:07"}, "a job of 0-00:07"),
         ({"time": "1-0", "warning_s": 86_400}, "a job of 1-0"),
         ({"servers": 0}, "--servers must be at least 1, got 0"),
-        ({"scaling": True, "nodes": 48}, "a power of 2"),
-        ({"scaling": True, "recorders": 1}, "servers and workers only"),
         (
             {"nodes": 16, "learners": 1, "backup_workers": 4},
             r"17 ranks = 1 learner \+ 16 actors leave no worker, but the options ask for 4 backup workers",
@@ -90,8 +89,6 @@ def test_a_time_limit_that_leaves_time_to_train_is_taken(limit: str) -> None:
         "",
         "--nodes 16 --backup-workers 2 --evaluators 1",
         "--colocated-servers --servers 20",
-        "--scaling --servers 12",
-        "--scaling --servers 12 --nodes 8 --tasks-per-node 2",
         "--preset dba3c_paper --nodes 16",
         "--nodes 16 --learners 1",
         "--nodes 16 --learners 2",
@@ -102,25 +99,18 @@ def test_the_command_of_a_script_makes_the_ranks_that_its_header_counts(words: s
     shape = parse(SlurmShape, words.split(), "dba3c sbatch")
     ranks = shape.topology().ranks
     place = LaunchPlace(launcher="srun", world_size=ranks, tasks_per_node=(1,) * ranks)
-    config, topology = fit_config(parse_train(train_words(shape, shape.nodes)), place, cores=24)
+    config, topology = fit_config(parse_train(train_words(shape)), place, cores=24)
     assert topology.arithmetic() == shape.topology().arithmetic()
     if shape.learners:  # whose chief has 24 cores, and the actors, for whom it says so, 12
         assert (config.environment.env_threads, config.central.envs_per_actor % 12) == (12, 0)
 
 
-def test_the_smallest_run_of_a_scaling_array_is_one_worker_of_all_lanes_as_on_the_others_nodes() -> None:
-    config = parse_train(train_words(SlurmShape(scaling=True, servers=12), nodes=1)).config(cores=12)
-    assert (config.exchange.num_workers, config.environment.lanes) == (1, 12)
-    assert (config.exchange.num_servers, config.exchange.backup_workers) == (1, 0)
-
-
-def train_words(shape: SlurmShape, nodes: int) -> list[str]:
-    """What `dba3c train` is given by a script, in the task of its array that has so many nodes."""
+def train_words(shape: SlurmShape) -> list[str]:
+    """What `dba3c train` is given by a script."""
     lines = script_text(shape, ()).partition('bin/activate"\n')[2]
     shell = lines.replace("exec python ", "printf '%s\\n' ").replace("\\\n    dba3c train", "")
-    environ = {"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": str(nodes.bit_length() - 1)}
-    environ["SLURM_CPUS_PER_TASK_HET_GROUP_1"] = str(shape.cpus_per_task)
-    environ |= dict.fromkeys(("SLURM_JOB_NAME", "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID"), "1")
+    environ = {"PATH": os.environ["PATH"], "SLURM_CPUS_PER_TASK_HET_GROUP_1": str(shape.cpus_per_task)}
+    environ |= {"SLURM_JOB_NAME": "1", "SLURM_JOB_ID": "1"}
     said = subprocess.run(
         ["bash", "-euc", shell], env=environ, capture_output=True, text=True, check=True
     ).stdout.split()
