@@ -20,7 +20,7 @@ from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics.charts import ChartInterval, Point, points_of
 from dba3c.metrics.reader import RunReader
 from dba3c.metrics.sinks import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun, first_line, give
-from dba3c.metrics.summary import RunFacts, RunSummary, idle_cores
+from dba3c.metrics.summary import RunFacts, RunSummary
 from dba3c.metrics.trackers import make_sinks
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
@@ -28,8 +28,6 @@ from dba3c.runs.ending import RunEnd
 from dba3c.runs.files import is_there
 from dba3c.runs.folder import RunFolder
 
-CORES_LOOK_S = 90.0
-"""In a life's time: when it is looked once whether its cores are used; training has long begun then."""
 POINTS_EVERY_S = 4.0
 EXPORTED_EVERY_S = 10.0
 _LEAST_CLOSE_S = 2.0  # for each sink, even when another has used the time up
@@ -64,8 +62,8 @@ class Monitor:
         facts = RunFacts.of(run)
         if limits is not None:
             facts = replace(facts, stop_games=limits.stop_games)
-        self._life_s = facts.lives[-1].started_s if facts.lives else 0.0
-        self._since_s = time.time() if again else self._life_s  # what is older was drawn by an earlier life
+        life_s = facts.lives[-1].started_s if facts.lives else 0.0
+        self._since_s = time.time() if again else life_s  # what is older was drawn by an earlier life
         tracked = TrackedRun.of(run)
         self._sinks = [BackgroundSink(sink, tracked, warn) for sink in sinks]
         self.summary = RunSummary(facts)
@@ -78,7 +76,6 @@ class Monitor:
         self._on_stop = on_stop
         self._news_s = time.monotonic()
         self._stop_failed = False
-        self._told_of_cores = again
         if again or len(facts.lives) > 1:  # what is there already is taken in, without being drawn again
             self._take_in()
             self._interval.take(self.summary.newest_s)
@@ -107,10 +104,6 @@ class Monitor:
         self.summary.judge()
         if time.monotonic() >= self._next_point_s:
             self._draw(now_s)
-        if not self._told_of_cores and self.summary.life_scores.count and now_s - self._life_s > CORES_LOOK_S:
-            self._told_of_cores = True
-            if line := idle_cores(self.summary, now_s):
-                self._warn(line)
         if self.stop_reason is None and (reason := self._limit_reached()) is not None:
             self._stop(reason)
 

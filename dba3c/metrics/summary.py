@@ -25,8 +25,6 @@ MOST_NAMED = 6
 MOSTLY_ENDED = 0.8
 """Share of a life's steps that must lie in games that have ended, before the mean of its last games counts: all
 environments begin at once, and the first games to end are the shortest."""
-WAITS_MUCH = 0.4
-"""From this share of its time on, it is the waiting that keeps a worker's cores idle."""
 _COUNTS = ("accepted", "dropped", "rejected", "agent_steps", "frames", "data_points", "commits", "stale")
 _TRAINERS = ("worker", "learner", "actor")
 
@@ -52,8 +50,6 @@ class RunFacts:
     stop_games: int = 50
     total_frames: float | None = None
     lives: tuple[Life, ...] = ()
-    plays_elsewhere: bool = False
-    """Whether games take processor time of processes that nobody counts."""
 
     @classmethod
     def of(cls, run: RunFolder) -> RunFacts:
@@ -62,15 +58,13 @@ class RunFacts:
         for name in ("run", "environment"):
             if not isinstance(config.get(name, {}), dict):
                 raise UserError(f"{run.path / 'config.json'}: {name} should be an object")
-        limits, played = config.get("run", {}), config.get("environment", {})
+        limits = config.get("run", {})
         return cls(
             name=run.path.name,
             stop_score=stop_score(config),
             stop_games=max(1, int(_number(limits.get("stop_games")) or 50)),
             total_frames=_number(limits.get("total_frames")),
             lives=_lives(meta.get("lives", [])),
-            plays_elsewhere=bool(played.get("environment_processes"))
-            or str(played.get("env_id")).startswith("vizdoom/"),
         )
 
     def hours(self, last_seen_s: Sequence[float]) -> tuple[float, float]:
@@ -386,22 +380,6 @@ def waited_for(summary: RunSummary) -> str:
         return "waiting for the first update"
     more = f" and {len(silent) - MOST_NAMED} more" if len(silent) > MOST_NAMED else ""
     return f"starting; nothing yet from {', '.join(silent[:MOST_NAMED])}{more}"
-
-
-def idle_cores(summary: RunSummary, now_s: float) -> str:
-    """One line where less than half of the given cores is used, with the likely reason; else ""."""
-    given = summary.facts.lives[-1].cores if summary.facts.lives else 0.0
-    used = summary.per_second(now_s, "cpu_s")
-    if not summary.workers() or 2 * used >= given or summary.facts.plays_elsewhere:
-        return ""
-    if summary.of_roles("learner"):
-        return f"{used:.1f} of {given:g} cores are used: more --actors or --envs-per-actor may help"
-    timed = [process.section_shares(now_s).get("waiting", 0.0) for process in summary.workers()]
-    waiting = sum(timed) / len(timed)
-    why = f"workers wait for {waiting:.0%} of their time: fewer servers or more --backup-workers may help"
-    if waiting < WAITS_MUCH:
-        why = "a worker has too few lanes (--lanes) or environments (--envs-per-worker), or there are too few workers"
-    return f"{used:.1f} of {given:g} cores are used: {why}"
 
 
 def event_line(record: Record) -> str:

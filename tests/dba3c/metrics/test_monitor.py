@@ -13,7 +13,6 @@ from dba3c.config import RunConfig, TrainConfig
 from dba3c.environments.protocol import Episode
 from dba3c.metrics.monitor import Monitor
 from dba3c.metrics.monitor import monitor as monitor_role
-from dba3c.metrics.summary import RunFacts
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
@@ -248,24 +247,3 @@ def test_what_does_not_work_is_in_the_monitors_own_records(tmp_path, monkeypatch
     assert "pip install 'dba3c[neptune]'" in capsys.readouterr().err
     lines = [json.loads(line) for line in run.metrics_file("monitor", 0).read_text().splitlines()]
     assert "neptune fails" in lines[0]["message"]
-
-
-def test_cores_that_are_not_used_are_told_once_with_the_likely_reason(make_up_run):
-    run, told = make_up_run(seconds=1, finished=False), []
-    cores = RunFacts.of(run).lives[-1].cores
-    monitor = Monitor(run, warn=told.append)
-    for second in range(2, 100):
-        who = {"time_s": START_S + second, "step": second, "role": "worker", "rank": 0, "incarnation": 0}
-        spans = {
-            "window_s": 1.0,
-            "cpu_s": 0.1 * cores,
-            "sections_s": {"waiting": 0.8, "environment": 0.2},
-        }  # worker 1: 10 %
-        with run.metrics_file("worker", 0).open("a") as file:
-            for record in ({"kind": "step", **who, **spans}, {"kind": "episode", **who, "score": 1.0}):
-                file.write(json.dumps(record) + "\n")
-        monitor.look(START_S + second)
-    monitor.close()
-    (line,) = told
-    assert line.startswith(f"{0.1 * cores:.1f} of {cores:g} cores are used: workers wait for 45% of their time")
-    run.release()

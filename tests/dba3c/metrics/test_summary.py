@@ -3,8 +3,7 @@
 import pytest
 
 from dba3c.metrics.charts import ChartInterval, Point
-from dba3c.metrics.summary import Life, RecentSums, RunFacts, RunSummary, idle_cores
-from dba3c.runs.folder import RunFolder
+from dba3c.metrics.summary import Life, RecentSums, RunFacts, RunSummary
 
 TWO_LIVES = RunFacts("run", stop_games=3, lives=(Life(0.0, 8.0), Life(100.0, 8.0)))
 FACTS = RunFacts("run", stop_games=3, lives=(Life(0.0, 8.0),))
@@ -112,15 +111,6 @@ def test_in_central_inference_active_workers_are_its_actors_also_when_learners_c
     actors = [record("step", 100.0, role="actor", rank=rank) for rank in range(4)]
     learner = record("server", 101.0, role="learner", active_workers=1)
     assert summary_of(*actors).active_workers(101.0) == summary_of(*actors, learner).active_workers(101.0) == 4
-    assert "--actors" in idle_cores(summary_of(*actors, learner, facts=TWO_LIVES), 101.0)
-
-
-def test_idle_cores_are_not_told_where_games_run_in_processes_that_nobody_counts(tmp_path):
-    worker = record("step", 100.0, sections_s={"waiting": 1.0})
-    assert idle_cores(summary_of(worker, facts=TWO_LIVES), 101.0)
-    for played in ({"env_id": "vizdoom/basic"}, {"env_id": "CartPole-v1", "environment_processes": True}):
-        with RunFolder.create(tmp_path / str(len(played)), {"environment": played}) as run:
-            assert not idle_cores(summary_of(worker, facts=RunFacts.of(run)), 101.0)
 
 
 def test_a_record_whose_clock_is_behind_adds_no_time_between_two_lives():
