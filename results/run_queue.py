@@ -219,6 +219,8 @@ QUEUE: tuple[Entry, ...] = (
     damped("1e-4", 1e-3),
     batch(480, sqrt_rule(480)),
     batch(1920, sqrt_rule(1920)),
+    *(batch(1200, sqrt_rule(1200), seed=seed) for seed in range(5)),
+    batch(3600, sqrt_rule(3600)),
     breakout(2, core_hours=2.0),
     recipe("nstep", "Pong"),
     recipe("nstep", "Boxing"),
