@@ -100,7 +100,10 @@ class TrainWords:
         fitting = _backup_workers_that_can_be(config.exchange, given) | lanes
         if given.get("num_servers", 1) < 1:
             raise UserError("--servers must be at least 1; --exchange local, allreduce or majority has none")
+        before = replace_options(config, **lanes)
         config = replace_options(config, **(fitting | given))
+        if cores_per_worker is None and config.exchange.exchange != "async":
+            config = replace_options(config, **shared_anew(before, config.exchange.gradients_per_step, self))
         refuse_normalized_replay(config)
         refuse_unread(config, set(self.given) & (set(given) | set(without)))
         return config

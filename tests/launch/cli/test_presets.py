@@ -186,6 +186,8 @@ def test_updates_of_another_size_than_was_shown_to_learn_are_told() -> None:
         (["breakout", "--servers", "1"], "servers", 12, 4),
         (["breakout", "--exchange", "allreduce", "--workers", "4"], "allreduce", 4, 9),
         (["dba3c_paper"], "servers", 65, 6),
+        (["breakout", "--workers", "4", "--backup-workers", "2"], "servers", 4, 18),  # two gradients make an update
+        (["breakout", "--exchange", "async", "--workers", "4"], "async", 4, 9),  # each is an update
     ],
 )
 def test_who_speaks_of_several_workers_or_of_servers_has_them(
