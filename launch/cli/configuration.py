@@ -17,7 +17,15 @@ from dba3c.config import TrainConfig, refuse_normalized_replay, refuse_unread, r
 from dba3c.environments.atari_protocols import with_protocol
 from dba3c.environments.config import check_env_id
 from dba3c.errors import UserError, did_you_mean, warn_on_stderr
-from launch.cli.presets import PRESETS, fitting_preset, in_one_worker, preset, with_central_inference
+from launch.cli.presets import (
+    PRESETS,
+    fitting_preset,
+    in_one_worker,
+    preset,
+    rate_for,
+    with_central_inference,
+    with_environments_for,
+)
 from launch.cluster.launchers import LaunchPlace
 from launch.cluster.topology import Topology, fit
 from param_servers.config import ExchangeConfig
@@ -35,11 +43,11 @@ COUNTS = ("num_workers", "num_gradients", "num_backup_workers", "actors")
 THROUGH_SERVERS = ("servers", "async")
 """Exchanges that have servers."""
 SHOWN_SAMPLES = {
-    "breakout": (160, "results/breakout_2cores"),
-    "atari": (256, "results/games"),
-    "breakout_cluster": (2_880, "results/batch_size"),
+    "breakout": (160, 1_200, "results/batch_size"),
+    "atari": (256, 256, "results/games"),
+    "breakout_cluster": (2_880, 2_880, "results/batch_size"),
 }
-"""Of presets: samples in an update from which it was shown to learn, and where that is."""
+"""Of presets: the fewest and the most samples in an update from which it was shown to learn, and where that is."""
 SHOWN_WITHIN = 1.5
 """A size is as good as a shown one when it is at most so many times as large, or as small."""
 WITH_THEIR_OWN_BATCH = ("dba3c_paper",)
@@ -91,6 +99,10 @@ class TrainWords:
             alone = not given.keys() & SEVERAL_WORKERS
             config = preset(self.preset, given.get("env_id"), 1 if alone else given.get("num_workers", cores))
             config = in_one_worker(config) if alone else config
+        if self._grows_with_cores(config):
+            lanes_each = given.get("lanes", cores_per_worker)
+            used = cores if lanes_each is None else lanes_each * given.get("num_workers", config.exchange.num_workers)
+            config = with_environments_for(config, used)
         if given.get("mode") == "central":
             config = with_central_inference(config, cores)
         if self.protocol is not None:
@@ -104,9 +116,25 @@ class TrainWords:
         config = replace_options(config, **(fitting | given))
         if cores_per_worker is None and config.exchange.exchange != "async":
             config = replace_options(config, **shared_anew(before, config.exchange.gradients_per_step, self))
+        config = self.with_its_rate(config)
         refuse_normalized_replay(config)
         refuse_unread(config, set(self.given) & (set(given) | set(without)))
         return config
+
+    def with_its_rate(self, config: TrainConfig) -> TrainConfig:
+        """With the learning rate that goes with so many environments, where the preset has one and none was given."""
+        if not self._grows_with_cores(config) or self.given.keys() & {"learning_rate", "optimizer"}:
+            return config
+        environments = config.exchange.gradients_per_step * config.environment.envs_per_worker
+        return replace_options(config, learning_rate=rate_for(environments))
+
+    def _grows_with_cores(self, config: TrainConfig) -> bool:
+        in_workers = self.given.get("mode", config.central.mode) == "worker"
+        return self.preset_of(config) == "breakout" and in_workers and self.given.get("exchange") != "async"
+
+    def preset_of(self, config: TrainConfig) -> str:
+        """The named preset, or the one that fits the environment."""
+        return self.preset or fitting_preset(config.environment.env_id)
 
 
 def words_of(env_or_preset: str | None, given: Mapping[str, Any], **own: Any) -> TrainWords:
@@ -126,7 +154,7 @@ def words_of(env_or_preset: str | None, given: Mapping[str, Any], **own: Any) ->
 
 def said_of_samples(said: TrainWords, config: TrainConfig) -> list[str]:
     """Lines for people: the samples of an update, and whether it has been shown to learn from so many."""
-    name = said.preset or fitting_preset(config.environment.env_id)
+    name = said.preset_of(config)
     return [line for line in (samples_text(config), not_shown(config, name)) if line]
 
 
@@ -212,13 +240,14 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
 
 def of_topology(config: TrainConfig, topology: Topology, said: TrainWords) -> TrainConfig:
     """The configuration with so many workers and gradients, which share as many environments as it had for others."""
-    return replace_options(
+    shaped = replace_options(
         config,
         num_workers=topology.workers,
         num_gradients=topology.gradients,
         num_backup_workers=topology.backup_workers,
         **shared_anew(config, topology.gradients, said),
     )
+    return said.with_its_rate(shaped)
 
 
 def _central_topology(config: TrainConfig, place: LaunchPlace, counts: Mapping[str, int], servers: int) -> Topology:
@@ -274,7 +303,7 @@ def shared(envs: float, lanes: int) -> int:
 def shared_anew(config: TrainConfig, gradients: int, said: TrainWords) -> dict[str, int]:
     """`envs_per_worker` where so many gradients make an update instead of those that `config` counts on: as many
     environments in all, of a preset whose size of an update was shown."""
-    name = said.preset or fitting_preset(config.environment.env_id)
+    name = said.preset_of(config)
     if "envs_per_worker" in said.given or name not in SHOWN_SAMPLES or config.central.mode != "worker":
         return {}
     in_all = config.environment.envs_per_worker * config.exchange.gradients_per_step
@@ -306,9 +335,10 @@ def not_shown(config: TrainConfig, preset: str | None) -> str:
     """One line where a preset is asked to learn from updates of another size than it was shown to; else ""."""
     if preset not in SHOWN_SAMPLES or config.central.mode != "worker":
         return ""
-    samples, (shown, where) = samples_of(config), SHOWN_SAMPLES[preset]
-    if shown / SHOWN_WITHIN <= samples <= shown * SHOWN_WITHIN:
+    samples, (fewest, most, where) = samples_of(config), SHOWN_SAMPLES[preset]
+    if fewest / SHOWN_WITHIN <= samples <= most * SHOWN_WITHIN:
         return ""
+    shown = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
     large = SHOWN_SAMPLES["breakout_cluster"][0]
-    advice = f"; --preset breakout_cluster has {large:,}" if preset != "breakout_cluster" and samples > shown else ""
-    return f"{samples:,} samples an update: the preset {preset} was shown to learn with {shown:,} ({where}){advice}"
+    advice = f"; --preset breakout_cluster has {large:,}" if preset != "breakout_cluster" and samples > most else ""
+    return f"{samples:,} samples an update: the preset {preset} was shown to learn with {shown} ({where}){advice}"

@@ -133,13 +133,34 @@ def test_a_preset_s_backup_workers_give_way_to_what_was_asked_for(words: str, gr
 
 
 @pytest.mark.parametrize("words", [["breakout"], ["breakout", "--mode", "worker"]])
-@pytest.mark.parametrize(("cores", "lanes", "envs"), [(2, 2, 32), (12, 12, 36)])
+@pytest.mark.parametrize(("cores", "lanes", "envs"), [(1, 1, 32), (2, 2, 32), (12, 12, 192), (64, 64, 256)])
 def test_on_one_machine_a_preset_is_one_worker_with_a_lane_for_each_core(
     words: list[str], cores: int, lanes: int, envs: int
 ) -> None:
     config = parse_train(words).config(cores)
     assert (config.exchange.exchange, config.exchange.num_workers) == ("local", 1)
     assert (config.environment.lanes, config.environment.envs_per_worker) == (lanes, envs)
+
+
+@pytest.mark.parametrize(
+    ("words", "cores", "samples", "rate"),
+    [
+        ("", 2, 160, 7e-4),
+        ("", 8, 640, 1.4e-3),
+        ("", 12, 960, 1.7e-3),
+        ("", 96, 960, 1.7e-3),  # two in each lane are 192
+        ("--workers 6", 12, 960, 1.7e-3),
+        ("--envs-per-worker 32", 12, 160, 7e-4),
+        ("--lanes 2", 12, 160, 7e-4),
+        ("--lanes 1 --workers 4", 12, 320, 9.9e-4),
+        ("--learning-rate 1e-3", 12, 960, 1e-3),
+    ],
+)
+def test_breakout_has_larger_updates_on_more_cores_and_their_learning_rate(
+    words: str, cores: int, samples: int, rate: float
+) -> None:
+    config = parse_train(["breakout", *words.split()]).config(cores)
+    assert (samples_of(config), parse_schedule(config.optimizer.learning_rate)(0)) == (samples, pytest.approx(rate))
 
 
 @pytest.mark.parametrize(("nodes", "envs"), [(64, 1), (16, 5), (8, 14), (2, 60)])
@@ -173,7 +194,7 @@ def test_updates_of_another_size_than_was_shown_to_learn_are_told() -> None:
     said = parse_train(["breakout"])
     config, _ = fit_config(said, LaunchPlace(launcher="slurm", world_size=64), cores=12)
     assert said_of_samples(said, config)[1].endswith(
-        "shown to learn with 160 (results/breakout_2cores); --preset breakout_cluster has 2,880"
+        "shown to learn with 160 to 1,200 (results/batch_size); --preset breakout_cluster has 2,880"
     )
     small = parse_train(["breakout_cluster", "--envs-per-worker", "8"])
     assert "32 samples an update: the preset breakout_cluster was shown" in said_of_samples(small, small.config(2))[1]
@@ -182,11 +203,11 @@ def test_updates_of_another_size_than_was_shown_to_learn_are_told() -> None:
 @pytest.mark.parametrize(
     ("words", "exchange", "workers", "envs"),
     [
-        (["breakout", "--workers", "2"], "servers", 2, 18),
-        (["breakout", "--servers", "1"], "servers", 12, 4),
-        (["breakout", "--exchange", "allreduce", "--workers", "4"], "allreduce", 4, 9),
+        (["breakout", "--workers", "2"], "servers", 2, 96),
+        (["breakout", "--servers", "1"], "servers", 12, 19),
+        (["breakout", "--exchange", "allreduce", "--workers", "4"], "allreduce", 4, 48),
         (["dba3c_paper"], "servers", 65, 6),
-        (["breakout", "--workers", "4", "--backup-workers", "2"], "servers", 4, 18),  # two gradients make an update
+        (["breakout", "--workers", "4", "--backup-workers", "2"], "servers", 4, 96),  # two gradients make an update
         (["breakout", "--exchange", "async", "--workers", "4"], "async", 4, 9),  # each is an update
     ],
 )
