@@ -357,6 +357,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
             "1,120 samples an update (n-step, RMSprop 1.9e-3)": "batch_size/nstep-rmsprop-1120-0.0019/seed-*",
             "1,200 samples an update (n-step, RMSprop 1.9e-3)": "batch_size/nstep-rmsprop-1200-0.0019/seed-*",
             "1,920 samples an update (n-step, RMSprop 2.4e-3)": "batch_size/nstep-rmsprop-1920-0.0024/seed-*",
+            "3,600 samples an update (n-step, RMSprop 3.3e-3)": "batch_size/nstep-rmsprop-3600-0.0033/seed-*",
             "320 samples an update (V-trace, RMSprop 1e-3, 448 environments)": "gpu/breakout",
             "2,880 samples an update (PPO, Adam 1e-3)": "batch_size/ppo-adam-2880-0.001/seed-*",
         },
