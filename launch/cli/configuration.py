@@ -19,6 +19,7 @@ from dba3c.environments.config import check_env_id
 from dba3c.errors import UserError, did_you_mean, warn_on_stderr
 from launch.cli.presets import (
     PRESETS,
+    environments_for,
     fitting_preset,
     in_one_worker,
     preset,
@@ -99,9 +100,10 @@ class TrainWords:
             alone = not given.keys() & SEVERAL_WORKERS
             config = preset(self.preset, given.get("env_id"), 1 if alone else given.get("num_workers", cores))
             config = in_one_worker(config) if alone else config
-        if self._grows_with_cores(config):
-            lanes_each = given.get("lanes", cores_per_worker)
-            used = cores if lanes_each is None else lanes_each * given.get("num_workers", config.exchange.num_workers)
+        if self.grows_with_cores(config):
+            n = given.get("num_workers", config.exchange.num_workers)
+            of_ranks = cores_per_worker is not None  # whose roles are known later: see `of_topology`
+            used = cores if of_ranks else min(cores, n * given.get("lanes", cores))
             config = with_environments_for(config, used)
         if given.get("mode") == "central":
             config = with_central_inference(config, cores)
@@ -112,7 +114,7 @@ class TrainWords:
         fitting = _backup_workers_that_can_be(config.exchange, given) | lanes
         if given.get("num_servers", 1) < 1:
             raise UserError("--servers must be at least 1; --exchange local, allreduce or majority has none")
-        before = replace_options(config, **lanes)
+        before = config if "envs_per_worker" in given else replace_options(config, **lanes)
         config = replace_options(config, **(fitting | given))
         if cores_per_worker is None and config.exchange.exchange != "async":
             config = replace_options(config, **shared_anew(before, config.exchange.gradients_per_step, self))
@@ -123,12 +125,14 @@ class TrainWords:
 
     def with_its_rate(self, config: TrainConfig) -> TrainConfig:
         """With the learning rate that goes with so many environments, where the preset has one and none was given."""
-        if not self._grows_with_cores(config) or self.given.keys() & {"learning_rate", "optimizer"}:
+        counted = self.given.keys() & {"learning_rate", "envs_per_worker"}
+        if counted or not self.grows_with_cores(config) or config.optimizer.optimizer != "rmsprop":
             return config
         environments = config.exchange.gradients_per_step * config.environment.envs_per_worker
         return replace_options(config, learning_rate=rate_for(environments))
 
-    def _grows_with_cores(self, config: TrainConfig) -> bool:
+    def grows_with_cores(self, config: TrainConfig) -> bool:
+        """Whether its environments are counted for each core."""
         in_workers = self.given.get("mode", config.central.mode) == "worker"
         return self.preset_of(config) == "breakout" and in_workers and self.given.get("exchange") != "async"
 
@@ -240,12 +244,17 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
 
 def of_topology(config: TrainConfig, topology: Topology, said: TrainWords) -> TrainConfig:
     """The configuration with so many workers and gradients, which share as many environments as it had for others."""
+    if said.grows_with_cores(config) and "envs_per_worker" not in said.given:
+        in_all = environments_for(config.environment.lanes * topology.workers)
+        envs = {"envs_per_worker": shared(in_all / topology.gradients, config.environment.lanes)}
+    else:
+        envs = shared_anew(config, topology.gradients, said)
     shaped = replace_options(
         config,
         num_workers=topology.workers,
         num_gradients=topology.gradients,
         num_backup_workers=topology.backup_workers,
-        **shared_anew(config, topology.gradients, said),
+        **envs,
     )
     return said.with_its_rate(shaped)
 

@@ -1,4 +1,5 @@
-"""Presets: functions from an environment id and the number of cores to a complete configuration.
+"""Presets: functions from an environment id and the number of workers to a complete configuration, of which
+launch.cli.configuration fits lanes and, for `breakout`, environments and learning rate to the cores.
 
 First this system's own (breakout, atari, breakout_cluster, dba3c_paper, classic), then those of environment families
 (football, vizdoom, mujoco), then other systems' recipes on this one: IMPALA's V-trace, R2D2 and SAC as in SEED RL, and
@@ -252,21 +253,25 @@ def ppo(env_id: str, cores: int) -> TrainConfig:
     )
 
 
-def with_environments_for(config: TrainConfig, cores: int) -> TrainConfig:
-    """The preset `breakout` on more than two cores: 16 environments for each, so that none steps a handful, but no more
-    than 240 in all: updates of up to 1,200 samples, of which `rate_for` is the learning rate.
+def environments_for(cores: int) -> int:
+    """In all, of the preset `breakout`: 16 for each core, so that none steps a handful, at least 32 and at most 240,
+    which make updates of 1,200 samples.
 
-    Updates of 480 and 1,120 samples took as many agent steps to a mean of 300 as those of 160, and so much fewer
+    Updates of 480 to 1,200 samples took as many agent steps to a mean of 300 as those of 160, and so much fewer
     updates; those of 1,920 half as many steps again (results/batch_size).
     """
-    environments = min(MOST_ENVIRONMENTS, ENVIRONMENTS_A_CORE * max(2, cores))
-    each = max(4, environments // config.exchange.gradients_per_step)
+    return min(MOST_ENVIRONMENTS, ENVIRONMENTS_A_CORE * max(2, cores))
+
+
+def with_environments_for(config: TrainConfig, cores: int) -> TrainConfig:
+    """The preset `breakout` for so many cores, but for its learning rate, which is that of `rate_for`."""
+    each = max(4, environments_for(cores) // config.exchange.gradients_per_step)
     return replace(config, environment=replace(config.environment, envs_per_worker=each))
 
 
 def rate_for(environments: int) -> str:
-    """RMSprop's learning rate in the preset `breakout`: it grows with the root of the environments' number, which is
-    that of an update's samples; 32 have 7e-4."""
+    """RMSprop's learning rate in the preset `breakout`: with rollouts of 5 steps it grows with the root of an update's
+    samples; 32 environments have 7e-4."""
     rate = 7e-4 * (environments / (2 * ENVIRONMENTS_A_CORE)) ** 0.5
     return f"linear:{rate:.2g}->{rate / 10:.2g}@20e6"
 

@@ -147,7 +147,6 @@ def script_text(shape: SlurmShape, words: Sequence[str]) -> str:
         about,
         first(name=shape.job_name),
         _start_lines(shape),
-        last_task=None,
         warning_s=shape.warning_s,
         second_part=["#SBATCH hetjob", *ranks(), "#SBATCH --no-kill"] if shape.learners else [],
     )
@@ -158,8 +157,8 @@ def job_text(
     what: Sequence[str],
     start: Sequence[str],
     *,
-    last_task: int | None,
     warning_s: int,
+    last_task: int | None = None,
     second_part: Sequence[str] = (),
 ) -> str:
     """What the job is about, what it asks Slurm for, how it ends, what it starts; `last_task`: of a job array."""

@@ -154,6 +154,10 @@ def test_on_one_machine_a_preset_is_one_worker_with_a_lane_for_each_core(
         ("--lanes 2", 12, 160, 7e-4),
         ("--lanes 1 --workers 4", 12, 320, 9.9e-4),
         ("--learning-rate 1e-3", 12, 960, 1e-3),
+        ("--optimizer rmsprop", 12, 960, 1.7e-3),
+        ("--optimizer adam", 12, 960, 7e-4),
+        ("--envs-per-worker 240", 2, 1200, 7e-4),  # what is counted is left alone
+        ("--lanes 24", 2, 120, 6.1e-4),  # of two cores
     ],
 )
 def test_breakout_has_larger_updates_on_more_cores_and_their_learning_rate(
@@ -161,6 +165,35 @@ def test_breakout_has_larger_updates_on_more_cores_and_their_learning_rate(
 ) -> None:
     config = parse_train(["breakout", *words.split()]).config(cores)
     assert (samples_of(config), parse_schedule(config.optimizer.learning_rate)(0)) == (samples, pytest.approx(rate))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "atari --envs-per-worker 12",
+        "CartPole-v1 --envs-per-worker 12",
+        "CartPole-v1 --lanes 3 --envs-per-worker 6",
+        "dba3c_paper --lanes 4 --envs-per-worker 8",
+        "breakout --envs-per-worker 36",
+    ],
+)
+def test_environments_that_are_counted_need_not_be_those_of_the_preset(words: str) -> None:
+    config = parse_train(words.split()).config(12)
+    assert config.environment.envs_per_worker == int(words.split()[-1])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "servers", "cores", "samples"), [(2, 1, 12, 960), (3, 2, 2, 160), (6, 2, 12, 1200), (17, 3, 12, 840)]
+)
+def test_on_a_cluster_the_cores_of_workers_count_and_not_those_of_servers(
+    ranks: int, servers: int, cores: int, samples: int
+) -> None:
+    said = parse_train(["breakout", "--servers", str(servers), "--backup-workers", "0"])
+    config, _ = fit_config(said, LaunchPlace(launcher="slurm", world_size=ranks), cores=cores)
+    assert samples_of(config) == samples
+    in_all = config.environment.envs_per_worker * config.exchange.gradients_per_step
+    rates = (config.optimizer.learning_rate, presets.rate_for(in_all))
+    assert parse_schedule(rates[0])(0) == parse_schedule(rates[1])(0)
 
 
 @pytest.mark.parametrize(("nodes", "envs"), [(64, 1), (16, 5), (8, 14), (2, 60)])
