@@ -25,7 +25,6 @@ from launch.cli.presets import (
     preset,
     rate_for,
     with_central_inference,
-    with_environments_for,
 )
 from launch.cluster.launchers import LaunchPlace
 from launch.cluster.topology import Topology, fit
@@ -100,11 +99,6 @@ class TrainWords:
             alone = not given.keys() & SEVERAL_WORKERS
             config = preset(self.preset, given.get("env_id"), 1 if alone else given.get("num_workers", cores))
             config = in_one_worker(config) if alone else config
-        if self.grows_with_cores(config):
-            n = given.get("num_workers", config.exchange.num_workers)
-            of_ranks = cores_per_worker is not None  # whose roles are known later: see `of_topology`
-            used = cores if of_ranks else min(cores, n * given.get("lanes", cores))
-            config = with_environments_for(config, used)
         if given.get("mode") == "central":
             config = with_central_inference(config, cores)
         if self.protocol is not None:
@@ -117,7 +111,8 @@ class TrainWords:
         before = config if "envs_per_worker" in given else replace_options(config, **lanes)
         config = replace_options(config, **(fitting | given))
         if cores_per_worker is None and config.exchange.exchange != "async":
-            config = replace_options(config, **shared_anew(before, config.exchange.gradients_per_step, self))
+            made = config.exchange
+            config = replace_options(config, **shared_anew(before, made.num_workers, made.gradients_per_step, self))
         config = self.with_its_rate(config)
         refuse_normalized_replay(config)
         refuse_unread(config, set(self.given) & (set(given) | set(without)))
@@ -126,13 +121,13 @@ class TrainWords:
     def with_its_rate(self, config: TrainConfig) -> TrainConfig:
         """With the learning rate that goes with so many environments, where the preset has one and none was given."""
         counted = self.given.keys() & {"learning_rate", "envs_per_worker"}
-        if counted or not self.grows_with_cores(config) or config.optimizer.optimizer != "rmsprop":
+        if counted or not self.grows_with_lanes(config) or config.optimizer.optimizer != "rmsprop":
             return config
         environments = config.exchange.gradients_per_step * config.environment.envs_per_worker
         return replace_options(config, learning_rate=rate_for(environments))
 
-    def grows_with_cores(self, config: TrainConfig) -> bool:
-        """Whether its environments are counted for each core."""
+    def grows_with_lanes(self, config: TrainConfig) -> bool:
+        """Whether its environments are counted for each lane."""
         in_workers = self.given.get("mode", config.central.mode) == "worker"
         return self.preset_of(config) == "breakout" and in_workers and self.given.get("exchange") != "async"
 
@@ -243,18 +238,13 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
 
 
 def of_topology(config: TrainConfig, topology: Topology, said: TrainWords) -> TrainConfig:
-    """The configuration with so many workers and gradients, which share as many environments as it had for others."""
-    if said.grows_with_cores(config) and "envs_per_worker" not in said.given:
-        in_all = environments_for(config.environment.lanes * topology.workers)
-        envs = {"envs_per_worker": shared(in_all / topology.gradients, config.environment.lanes)}
-    else:
-        envs = shared_anew(config, topology.gradients, said)
+    """The configuration with so many workers and gradients, which share its environments: see `shared_anew`."""
     shaped = replace_options(
         config,
         num_workers=topology.workers,
         num_gradients=topology.gradients,
         num_backup_workers=topology.backup_workers,
-        **envs,
+        **shared_anew(config, topology.workers, topology.gradients, said),
     )
     return said.with_its_rate(shaped)
 
@@ -309,14 +299,16 @@ def shared(envs: float, lanes: int) -> int:
     return max(1, round(envs / lanes)) * lanes
 
 
-def shared_anew(config: TrainConfig, gradients: int, said: TrainWords) -> dict[str, int]:
-    """`envs_per_worker` where so many gradients make an update instead of those that `config` counts on: as many
-    environments in all, of a preset whose size of an update was shown."""
-    name = said.preset_of(config)
+def shared_anew(config: TrainConfig, workers: int, gradients: int, said: TrainWords) -> dict[str, int]:
+    """`envs_per_worker` of so many workers, of which so many gradients make an update: in all as many environments as
+    `config` has, or as are right for their lanes, of a preset whose size of an update was shown."""
+    name, lanes = said.preset_of(config), config.environment.lanes
     if "envs_per_worker" in said.given or name not in SHOWN_SAMPLES or config.central.mode != "worker":
         return {}
     in_all = config.environment.envs_per_worker * config.exchange.gradients_per_step
-    return {"envs_per_worker": shared(in_all / gradients, config.environment.lanes)}
+    if said.grows_with_lanes(config):
+        in_all = environments_for(lanes * workers)
+    return {"envs_per_worker": shared(in_all / gradients, lanes)}
 
 
 def samples_of(config: TrainConfig) -> int:

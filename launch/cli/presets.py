@@ -1,5 +1,5 @@
 """Presets: functions from an environment id and the number of workers to a complete configuration, of which
-launch.cli.configuration fits lanes and, for `breakout`, environments and learning rate to the cores.
+launch.cli.configuration fits lanes and, for `breakout`, environments and learning rate to the lanes.
 
 First this system's own (breakout, atari, breakout_cluster, dba3c_paper, classic), then those of environment families
 (football, vizdoom, mujoco), then other systems' recipes on this one: IMPALA's V-trace, R2D2 and SAC as in SEED RL, and
@@ -22,7 +22,7 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 
 SMALL_CLUSTER_WORKERS = 8
 """From this many workers on, one in twelve is a backup worker (the 2017 system: 5 of 65)."""
-ENVIRONMENTS_A_CORE, MOST_ENVIRONMENTS = 16, 240
+ENVIRONMENTS_A_LANE, MOST_ENVIRONMENTS = 16, 240
 """Of the preset breakout."""
 ONE_LEARNER = ExchangeConfig(exchange="local")
 PPO_DATA_POINTS = 10_000_000
@@ -39,8 +39,8 @@ MUJOCO = (
 def breakout(env_id: str, cores: int) -> TrainConfig:
     """Atari tuned for one machine: the 5-step actor-critic, the small network, no sticky actions.
 
-    On two cores 32 environments, which all workers share: updates of 160 samples. With more cores see
-    `with_environments_for`.
+    On two cores 32 environments, which all workers share: updates of 160 samples. With more lanes see
+    `environments_for` and `rate_for`.
     """
     exchange = local_servers(cores)
     environment = EnvironmentConfig(env_id=env_id, envs_per_worker=max(4, 32 // exchange.gradients_per_step))
@@ -253,26 +253,20 @@ def ppo(env_id: str, cores: int) -> TrainConfig:
     )
 
 
-def environments_for(cores: int) -> int:
-    """In all, of the preset `breakout`: 16 for each core, so that none steps a handful, at least 32 and at most 240,
+def environments_for(lanes: int) -> int:
+    """In all, of the preset `breakout`: 16 for each lane, so that none steps a handful, at least 32 and at most 240,
     which make updates of 1,200 samples.
 
     Updates of 480 to 1,200 samples took as many agent steps to a mean of 300 as those of 160, and so much fewer
     updates; those of 1,920 half as many steps again (results/batch_size).
     """
-    return min(MOST_ENVIRONMENTS, ENVIRONMENTS_A_CORE * max(2, cores))
-
-
-def with_environments_for(config: TrainConfig, cores: int) -> TrainConfig:
-    """The preset `breakout` for so many cores, but for its learning rate, which is that of `rate_for`."""
-    each = max(4, environments_for(cores) // config.exchange.gradients_per_step)
-    return replace(config, environment=replace(config.environment, envs_per_worker=each))
+    return min(MOST_ENVIRONMENTS, ENVIRONMENTS_A_LANE * max(2, lanes))
 
 
 def rate_for(environments: int) -> str:
     """RMSprop's learning rate in the preset `breakout`: with rollouts of 5 steps it grows with the root of an update's
     samples; 32 environments have 7e-4."""
-    rate = 7e-4 * (environments / (2 * ENVIRONMENTS_A_CORE)) ** 0.5
+    rate = 7e-4 * (environments / (2 * ENVIRONMENTS_A_LANE)) ** 0.5
     return f"linear:{rate:.2g}->{rate / 10:.2g}@20e6"
 
 

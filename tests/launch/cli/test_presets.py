@@ -157,10 +157,11 @@ def test_on_one_machine_a_preset_is_one_worker_with_a_lane_for_each_core(
         ("--optimizer rmsprop", 12, 960, 1.7e-3),
         ("--optimizer adam", 12, 960, 7e-4),
         ("--envs-per-worker 240", 2, 1200, 7e-4),  # what is counted is left alone
-        ("--lanes 24", 2, 120, 6.1e-4),  # of two cores
+        ("--workers 4", 2, 320, 9.9e-4),
+        ("--workers 4 --lanes 1", 2, 320, 9.9e-4),
     ],
 )
-def test_breakout_has_larger_updates_on_more_cores_and_their_learning_rate(
+def test_breakout_has_larger_updates_with_more_lanes_and_their_learning_rate(
     words: str, cores: int, samples: int, rate: float
 ) -> None:
     config = parse_train(["breakout", *words.split()]).config(cores)
@@ -185,7 +186,7 @@ def test_environments_that_are_counted_need_not_be_those_of_the_preset(words: st
 @pytest.mark.parametrize(
     ("ranks", "servers", "cores", "samples"), [(2, 1, 12, 960), (3, 2, 2, 160), (6, 2, 12, 1200), (17, 3, 12, 840)]
 )
-def test_on_a_cluster_the_cores_of_workers_count_and_not_those_of_servers(
+def test_on_a_cluster_the_lanes_of_workers_count_and_not_the_cores_of_servers(
     ranks: int, servers: int, cores: int, samples: int
 ) -> None:
     said = parse_train(["breakout", "--servers", str(servers), "--backup-workers", "0"])
