@@ -98,6 +98,10 @@ RECIPES = {
         f"{LANES} --algorithm vtrace --rollout-length 20 --envs-per-worker 32 --learning-rate linear:7e-4->7e-5@4e6"
     ),
     "nstep": options(f"{LANES} --rollout-length 5 --envs-per-worker 32"),
+    "ppo-1024": options(
+        f"{LANES} --algorithm ppo --rollout-length 32 --envs-per-worker 128 --ppo-epochs 3 --ppo-minibatches 4"
+        " --trace-lambda 0.95 --optimizer adam --learning-rate linear:5e-4->5e-5@8e6 --epsilon 1e-5"
+    ),
 }
 """Each on top of the preset `breakout`: the small network, no sticky actions; `ppo` with two workers and
 two servers, the others with one worker of two lanes, which learns the same from less processor time. The one that won
@@ -224,6 +228,8 @@ QUEUE: tuple[Entry, ...] = (
     breakout(2, core_hours=2.0),
     recipe("nstep", "Pong"),
     recipe("nstep", "Boxing"),
+    recipe("ppo-1024", "Pong"),
+    recipe("ppo-1024", "Boxing"),
     batch(7200, sqrt_rule(7200)),
     batch(1920, 1e-3, "adam"),
     breakout(3),
