@@ -1,7 +1,7 @@
 #!/bin/bash
 # Printed by: dba3c sbatch breakout_cluster --nodes 64 --servers 20 --backup-workers 4 --colocated-servers --name breakout_64nodes
 # 64 nodes × 12 cores: 64 = 64 workers (60 gradients + 4 backup), 20 servers beside workers
-# 60 gradients × 12 lanes × 1 environment × 32 steps / 8 minibatches = 2,880 samples an update
+# 60 gradients × 12 lanes × 1 environment × 5 steps = 3,600 samples an update
 # Submit from the folder that holds .venv, shared by all nodes: sbatch --account=A --partition=P THIS_FILE
 ##SBATCH --account=
 ##SBATCH --partition=

@@ -45,7 +45,7 @@ THROUGH_SERVERS = ("servers", "async")
 SHOWN_SAMPLES = {
     "breakout": (160, 1_200, "results/batch_size"),
     "atari": (256, 256, "results/games"),
-    "breakout_cluster": (2_880, 2_880, "results/batch_size"),
+    "breakout_cluster": (3_600, 3_600, "results/batch_size"),
 }
 """Of presets: the fewest and the most samples in an update from which it was shown to learn, and where that is."""
 SHOWN_WITHIN = 1.5

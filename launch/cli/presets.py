@@ -24,6 +24,8 @@ SMALL_CLUSTER_WORKERS = 8
 """From this many workers on, one in twelve is a backup worker (the 2017 system: 5 of 65)."""
 ENVIRONMENTS_A_LANE, MOST_ENVIRONMENTS = 16, 240
 """Of the preset breakout."""
+CLUSTER_ENVIRONMENTS = 720
+"""Of breakout_cluster, in all."""
 ONE_LEARNER = ExchangeConfig(exchange="local")
 PPO_DATA_POINTS = 10_000_000
 """Of the paper's Atari runs: 40 M frames."""
@@ -61,16 +63,30 @@ def atari(env_id: str, cores: int) -> TrainConfig:
     64 environments, shared by all workers, 32 steps of each, then 3 epochs of 8 minibatches with Adam. The same
     hyperparameters for all games (results/games).
     """
-    return _atari_ppo(env_id, cores, environments=64, learning_rate="linear:5e-4->5e-5@4e6")
+    config = _with_environments(breakout(env_id, cores), 64)
+    return replace(
+        config,
+        algorithm=AlgorithmConfig(
+            algorithm="ppo",
+            rollout_length=32,
+            trace_lambda=0.95,
+            entropy_cost="0.01",
+            ppo_epochs=3,
+            ppo_minibatches=8,
+        ),
+        optimizer=OptimizerConfig(optimizer="adam", learning_rate="linear:5e-4->5e-5@4e6", epsilon=1e-5, clip_norm=0.5),
+    )
 
 
 def breakout_cluster(env_id: str, cores: int) -> TrainConfig:
-    """Atari tuned for many cores: `atari` with updates of 2,880 samples, and a learning rate for them.
+    """Atari tuned for many cores: `breakout` with updates of 3,600 samples.
 
     720 environments, one for each core of 60 nodes, are shared by all workers, however many there are. So more nodes
     are quicker at the same updates (results/batch_size).
     """
-    return _atari_ppo(env_id, cores, environments=720, learning_rate="linear:1e-3->1e-4@8e6")
+    config = _with_environments(breakout(env_id, cores), CLUSTER_ENVIRONMENTS)
+    rate = rate_for(CLUSTER_ENVIRONMENTS)
+    return replace(config, optimizer=replace(config.optimizer, learning_rate=rate))
 
 
 def dba3c_paper(env_id: str, cores: int) -> TrainConfig:
@@ -308,23 +324,10 @@ def local_servers(cores: int) -> ExchangeConfig:
     return ExchangeConfig(exchange="servers", num_workers=cores, num_servers=2, num_backup_workers=backup)
 
 
-def _atari_ppo(env_id: str, cores: int, environments: int, learning_rate: str) -> TrainConfig:
-    """PPO with so many environments in all, 32 steps of each, 3 epochs of 8 minibatches."""
-    config = breakout(env_id, cores)
+def _with_environments(config: TrainConfig, environments: int) -> TrainConfig:
+    """With so many in all."""
     envs = max(1, environments // config.exchange.gradients_per_step)
-    return replace(
-        config,
-        environment=replace(config.environment, envs_per_worker=envs),
-        algorithm=AlgorithmConfig(
-            algorithm="ppo",
-            rollout_length=32,
-            trace_lambda=0.95,
-            entropy_cost="0.01",
-            ppo_epochs=3,
-            ppo_minibatches=8,
-        ),
-        optimizer=OptimizerConfig(optimizer="adam", learning_rate=learning_rate, epsilon=1e-5, clip_norm=0.5),
-    )
+    return replace(config, environment=replace(config.environment, envs_per_worker=envs))
 
 
 def _quicker_precision() -> Literal["float32", "bfloat16"]:
