@@ -108,6 +108,7 @@ def train(
         UserError: the run folder is in use, or holds another run.
     """
     _refuse(config, run_dir, resume)
+    told = [*(_had_finished(run_dir) if resume else ()), *told]
     env_id = config.environment.env_id
     print(f"{env_id} in {run_dir}: looking whether it can be trained here, which takes seconds", flush=True)
     check_machine(config, sum(topology_of(config).values()))
@@ -162,6 +163,13 @@ def _refuse(config: TrainConfig, run_dir: Path, resume: bool) -> None:
     RunFolder.refuse_launch(run_dir, resume)
     if resume:
         refuse_another_run(config, TrainConfig.from_json(RunFolder(run_dir.expanduser()).config_text()))
+
+
+def _had_finished(run_dir: Path) -> Iterator[str]:
+    """Why a run that goes on had finished, if it had."""
+    ended = RunFolder(run_dir.expanduser()).life().get("ended") or {}
+    if ended.get("outcome") == "finished":
+        yield f"this run had finished: {ended.get('reason')}; it trains on until it does so anew"
 
 
 def refuse_unbuildable(

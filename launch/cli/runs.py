@@ -77,9 +77,6 @@ def resume(words: Sequence[str]) -> int:
     folder = RunFolder.open(run)
     config = changed_on_resume(TrainConfig.from_json(folder.config_text()), given)
     running.refuse_whole_cluster(config, folder)
-    ended = folder.life().get("ended") or {}
-    if ended.get("outcome") == "finished":
-        say_to_stderr(f"{folder.path} had finished: {ended.get('reason')}; it trains on until it does so anew")
     return running.train(config, folder.path, resume=True, command=shlex.join(["dba3c", "resume", *words]))
 
 

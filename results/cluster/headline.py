@@ -22,17 +22,13 @@ from dba3c.studies.page import rows_of
 from param_servers.benchmarks.cluster import CORES
 
 HERE = Path(__file__).resolve().parent
-RUN = HERE.parent / "batch_size" / "ppo-adam-2880-0.001" / "seed-0"
+RUN = HERE.parent / "batch_size" / "nstep-rmsprop-3600-0.0033" / "seed-0"
 GOAL = 300.0
-PPO_ENVIRONMENTS, PPO_LENGTH_STEPS, PPO_UPDATES = 720, 32, 24
-"""All nodes' lanes share its environments; an iteration is 32 steps of each, then 3 epochs of 8 minibatches."""
+ENVIRONMENTS, LENGTH_STEPS = 720, 5
+"""Of that run, an update of 5 steps of each; all nodes' lanes share them."""
 DBA3C_NODES, DBA3C_MINUTES = 64, 21.0
 """Of 12 cores each; arXiv 1801.02852."""
 ASKED_MINUTES = 5.0
-POINTS_PER_UPDATE = PPO_ENVIRONMENTS * PPO_LENGTH_STEPS / PPO_UPDATES
-"""That are new; each is used in as many updates as there are epochs."""
-
-
 PROCESSORS = HERE / "processors.jsonl"
 SAME_EXCHANGE = ("exchange", "workers", "servers", "colocated", "megabytes")
 """What a line there and a row have in common."""
@@ -91,7 +87,7 @@ def learnt(goal: float = GOAL) -> Learnt | None:
     if at is None:
         return None
     steps = float(curve.column("progress/data_points")[at])
-    return Learnt(steps / POINTS_PER_UPDATE, steps, float(curve.column("progress/cpu_hours")[at]))
+    return Learnt(steps / (ENVIRONMENTS * LENGTH_STEPS), steps, float(curve.column("progress/cpu_hours")[at]))
 
 
 def composed(rows: Sequence[dict[str, Any]], updates: float) -> list[Composed]:

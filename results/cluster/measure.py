@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from headline import PPO_UPDATES
 from other_systems import PEERS
 from plan import (
     CALIBRATION,
@@ -157,8 +156,6 @@ def prepare(row: Row | CentralRow, seconds: float) -> Prepared:
     if row.scene.exchange == "async":
         guess_s = max(guess_s, float(times_s.mean()))
     steps = lab.steps_within(seconds if row.network else seconds / 4, guess_s, dilation)
-    if row.ppo_environments:
-        steps = PPO_UPDATES  # a whole iteration: its first update is the longest by far
     waits_s = 0.0
     if (fault := row.fault_at(dilation)) is not None:
         steps = STEPS_BEFORE + STEPS_AFTER

@@ -11,7 +11,17 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from headline import ASKED_MINUTES, DBA3C_MINUTES, DBA3C_NODES, GOAL, PPO_ENVIRONMENTS, composed, learnt, undilated
+from headline import (
+    ASKED_MINUTES,
+    DBA3C_MINUTES,
+    DBA3C_NODES,
+    ENVIRONMENTS,
+    GOAL,
+    LENGTH_STEPS,
+    composed,
+    learnt,
+    undilated,
+)
 from plan import (
     MOST_OTHERS,
     PARAMETERS,
@@ -95,13 +105,14 @@ def to_score(rows: Rows) -> list[str]:
     best, served = (next(p for p in as_many if p.row["exchange"] == name) for name in ("allreduce", "servers"))
     cells = [
         (
-            point.nodes, way(row), _sum(row), f"{row['gbit']:g}", PPO_ENVIRONMENTS // (CORES * point.gradients),
+            point.nodes, way(row), _sum(row), f"{row['gbit']:g}", ENVIRONMENTS // (CORES * point.gradients),
             _dilation(row), f"{row['slowest_compute_ms']:.1f}", f"{row['bound_ms']:.1f}", f"{row['step_ms']:.1f}",
             f"{point.processor_ms:.1f}", f"{point.step_ms:.1f}", f"**{point.minutes:.1f}**", f"{row['own_share']:.0%}",
         )
         for point in points
         for row in [point.row]
     ]  # fmt: skip
+    few = min(points, key=lambda point: (point.nodes, point.minutes))
     crowded_ms, rounds = _adding_up_ms(CORES), 2 * (best.row["workers"] - 1)
     columns = ("nodes", "exchange", "workers", "Gbit/s", "environments a lane", "D", "compute, ms", "bound, ms")
     told = _TO_SCORE.format(
@@ -112,7 +123,9 @@ def to_score(rows: Rows) -> list[str]:
         crowded=reached.updates * (best.step_ms + crowded_ms - REDUCTION_MS["small"]) / 60e3, switch_us=SWITCH_US,
         rounds=rounds, ring_ms=rounds * SWITCH_US / 1e3, dilated=reached.updates * best.row["step_ms"] / 60e3,
         asked=ASKED_MINUTES, updates=reached.updates, steps=reached.agent_steps / 1e6, hours=reached.cpu_hours,
-        environments=PPO_ENVIRONMENTS, cores=CORES,
+        environments=ENVIRONMENTS, samples=ENVIRONMENTS * LENGTH_STEPS, cores=CORES,
+        few=few.nodes, few_minutes=few.minutes, times=few.minutes / best.minutes,
+        one_ms=best.row["slowest_compute_ms"], many_ms=few.row["slowest_compute_ms"],
     )  # fmt: skip
     more = ("dilated step, ms", "processor, ms", "step, ms", "minutes", "busy")
     return [told, markdown((*columns, *more), cells)]
@@ -360,11 +373,13 @@ _TO_SCORE = """\
 **{minutes:.1f} minutes on {nodes} nodes of {cores} cores ({who}; {more:.1f} with {served}), composed**; DBA3C \
 reported {then:g} on {then_nodes}, {asked:g} were asked. `slurm/breakout_64nodes.sh` as it is, 64 workers of which \
 the first 60 make an update, with {beside} servers beside them: **{script:.1f}**. Composed of {updates:,.0f} updates \
-of 2,880 samples, which a real run on two cores took to a mean of {goal:g} over 50 games (PPO, {steps:.2f} M agent \
-steps, {hours:.1f} core-hours, one seed: [batch size](../batch_size/)), times the mean step of an iteration (one \
-rollout of 32 steps and 24 updates) in the rows here, whose compute times were recorded on one core \
-(`ppo_times.csv`). All nodes share {environments} environments, so the run is the same one at every number of nodes; \
-evaluation, start-up and recovery are not in it. It has not been run on a cluster.
+of {samples:,} samples, which a real run on two cores took to a mean of {goal:g} over 50 games (5-step actor-critic, \
+{steps:.2f} M agent steps, {hours:.2f} core-hours, one seed: [batch size](../batch_size/)), times the mean step of the \
+rows here, whose compute times were recorded of a lane that has its core to itself (`shared_times.csv`; twelve on a \
+node also share its memory). All nodes share {environments} environments, so the run is the same one at every number \
+of nodes; evaluation, start-up and recovery are not in it. It has not been run on a cluster. **More nodes pay less and \
+less**: {few} take {few_minutes:.1f} minutes, {nodes} are {times:.1f} times as fast: a lane with one environment \
+computes {one_ms:.0f} ms, one with 20 only {many_ms:.0f}, and the exchange becomes as long as the computing.
 
 A step is *compute* and then the longer of two: what the exchange takes in the time-dilated row, where processors are \
 D times too fast, and *processor*, what it takes of the busiest server or rank when as many processes exchange over \

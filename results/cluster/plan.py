@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from headline import PPO_ENVIRONMENTS, PPO_LENGTH_STEPS, PPO_UPDATES
+from headline import ENVIRONMENTS as SHARED_ENVIRONMENTS
+from headline import LENGTH_STEPS
 from numpy.typing import NDArray
 from other_systems import PEERS
 
@@ -20,13 +21,16 @@ from param_servers.benchmarks.exchange import WARM_UP_STEPS
 from param_servers.benchmarks.hosts import Fault, FaultKind
 
 HERE = Path(__file__).resolve().parent
+TIMES, SHARED_TIMES = HERE / "compute_times.csv", HERE / "shared_times.csv"
+"""Recorded; the second for the part `to_score`."""
 PARAMETERS = {"dba3c": 332_037, "small": 677_429, "nature": 1_686_693}
 REDUCTION_MS = {"dba3c": 0.27, "small": 0.57, "nature": 2.0}
 """Of a node's lanes: `param_servers.benchmarks.lanes --lanes 2`, each lane on a core of its own (README)."""
-ENVIRONMENTS, LENGTH_STEPS = 4, 5
+ENVIRONMENTS = 4
+"""Of a lane, where nodes do not share the learning run's."""
 NODES = (64, 1, 4, 16, 2, 8, 32)
 SEED = 0
-DRAWN_STEPS, PPO_DRAWN = 200, 8
+DRAWN_STEPS = 200
 CALIBRATION_MBIT = 50.0
 """As slow as rows are: at 250 Mbit/s four processes took 90 % of this machine, and it was measured, not the wire."""
 CALIBRATION = {
@@ -67,21 +71,18 @@ class Row(NamedTuple):
     slow: float = 1.0
     """Worker 1 always computes so many times as long."""
     fault: FaultKind | None = None
-    ppo_environments: int = 0
-    """Of a lane, whose gradients are PPO's updates; 0: a rollout is a gradient."""
+    environments: int = ENVIRONMENTS
+    """Of a lane; a gradient is of `LENGTH_STEPS` of each."""
 
     @property
     def key(self) -> str:
         words = [self.part, self.network, *self.scene, self.tail, self.dilation, self.slow]
-        more = [*([self.fault] if self.fault else []), *([self.ppo_environments] if self.ppo_environments else [])]
-        return json.dumps([*words, *more])
+        return json.dumps([*words, *([self.fault] if self.fault else [])])
 
     @property
     def points(self) -> int:
-        """Data points of a gradient, each counted in its first update."""
-        if self.ppo_environments:
-            return CORES * self.ppo_environments * PPO_LENGTH_STEPS // PPO_UPDATES
-        return CORES * ENVIRONMENTS * LENGTH_STEPS
+        """Data points of a gradient."""
+        return CORES * self.environments * LENGTH_STEPS
 
     @property
     def most_tries(self) -> int:
@@ -94,13 +95,7 @@ class Row(NamedTuple):
         if not self.network:
             return np.zeros((1, self.scene.workers))
         reduction_s = REDUCTION_MS[self.network] / 1e3
-        if self.ppo_environments:
-            of_update = [
-                node_times_s(lane_s, reduction_s, PPO_DRAWN, self.scene.workers, SEED + update)
-                for update, lane_s in enumerate(recorded_ppo_s(self.network, self.ppo_environments))
-            ]
-            return np.stack(of_update, axis=1).reshape(-1, self.scene.workers)
-        lane_s = recorded_s(self.network)
+        lane_s = recorded_s(SHARED_TIMES if self.part == "to_score" else TIMES, self.network, self.environments)
         times_s = node_times_s(lane_s, reduction_s, DRAWN_STEPS, self.scene.workers, SEED, self.tail)
         times_s[:, 1:2] *= self.slow
         return times_s
@@ -153,18 +148,9 @@ def megabytes(network: str) -> float:
     return 4 * PARAMETERS[network] / 1e6
 
 
-def recorded_s(network: str) -> NDArray[np.float64]:
-    """Of a lane's rollouts."""
-    return _of_lane_s("compute_times.csv", network, ENVIRONMENTS)
-
-
-def recorded_ppo_s(network: str, environments: int) -> NDArray[np.float64]:
-    """[updates of an iteration, iterations] of a lane; the first takes the rollout, too."""
-    return _of_lane_s("ppo_times.csv", network, environments).reshape(-1, PPO_UPDATES).T
-
-
-def _of_lane_s(file: str, network: str, environments: int) -> NDArray[np.float64]:
-    asked, rows = (network, str(environments)), rows_of(HERE / file)
+def recorded_s(file: Path, network: str, environments: int) -> NDArray[np.float64]:
+    """Of a lane's rollouts, each with its gradient."""
+    asked, rows = (network, str(environments)), rows_of(file)
     return np.array([float(row["ms"]) / 1e3 for row in rows if (row["network"], row["environments"]) == asked])
 
 
@@ -246,18 +232,18 @@ def faults(network: str) -> Iterator[Row]:
 
 
 def to_score(network: str) -> Iterator[Row]:
-    """Figure 3, DBA3C's first plot: updates of 2,880 samples by PPO, which were shown to learn (results/batch_size)."""
+    """Figure 3, DBA3C's first plot: updates of 3,600 samples which were shown to learn (results/batch_size)."""
     for gbit, exchange, n, k in (
         (10.0, "allreduce", 60, 0), (10.0, "servers", 60, 4), (1.0, "allreduce", 60, 0), (1.0, "servers", 60, 4),
         (10.0, "allreduce", 15, 0), (10.0, "allreduce", 3, 0), (10.0, "servers", 15, 4), (10.0, "servers", 3, 4),
         (10.0, "servers", 60, 12), (10.0, "servers", 60, 20),
-        (1.0, "servers", 60, 60), (10.0, "servers", 15, 15), (10.0, "servers", 3, 3),
+        (1.0, "servers", 60, 60), (10.0, "servers", 15, 15), (10.0, "servers", 3, 3), (1.0, "allreduce", 15, 0),
+        (1.0, "servers", 15, 15), (1.0, "allreduce", 3, 0), (1.0, "servers", 3, 3),
     ):  # fmt: skip
-        envs = PPO_ENVIRONMENTS // (n * CORES)
         where = scene(exchange, n, network, gbit, k=k, colocated=k not in (0, 4, 12))
-        yield Row("to_score", network, where, ppo_environments=envs)
+        yield Row("to_score", network, where, environments=SHARED_ENVIRONMENTS // (n * CORES))
     script = scene("servers", 64, network, 10.0, k=20, b=4, colocated=True)  # slurm/breakout_64nodes.sh
-    yield Row("to_score", network, script, ppo_environments=1)
+    yield Row("to_score", network, script, environments=1)
 
 
 def central(gbit: float, network: str) -> Iterator[CentralRow]:

@@ -95,7 +95,7 @@ def test_a_live_run_is_its_own_ends_with_a_checkpoint_at_ctrl_c_and_resume_goes_
     total_frames = first["data_points"] + 2000
     with started(folder, "--resume", "--total-frames", str(total_frames)) as run:
         code, output = run.wait()
-    assert code == 0, output
+    assert code == 0 and "had finished" not in output, output
     second = json.loads((newest_checkpoint(folder) / "manifest.json").read_text())
     assert second["step"] > first["step"]
     assert total_frames <= second["data_points"] < total_frames + 200
@@ -167,6 +167,7 @@ def test_a_torn_newest_checkpoint_is_renamed_and_the_one_before_is_used(tmp_path
     with started(folder, "--resume", "--total-frames", "1500") as run:
         code, output = run.wait()
     assert code == 0, output
+    assert "this run had finished: " in output and "; it trains on until it does so anew" in output
     told = [r["message"] for r in run.records("server", 0) if r["kind"] == "event"]
     assert any(newest.name in message for message in told)
     assert (folder / "checkpoints" / f"{newest.name}.damaged-1").is_dir()

@@ -23,7 +23,6 @@ from dba3c.config import (
 from dba3c.errors import UserError
 from dba3c.metrics import watch as live_view
 from dba3c.runs.folder import RunFolder
-from launch import running
 from launch.cli.main import COMMANDS, main
 from launch.cli.options import COMMON, parse_resume, parse_train
 
@@ -300,17 +299,6 @@ def test_resume_as_one_of_several_ranks_names_what_ranks_run(
         monkeypatch.setenv(name, value)
     assert main(["resume", "RUN"]) == 2
     assert "mpirun started 4 ranks: let them run dba3c train" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("outcome", "told"), [("finished", True), ("stopped", False)])
-def test_a_run_that_had_finished_says_why_before_it_trains_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], outcome: str, told: bool
-) -> None:
-    monkeypatch.setattr(running, "train", lambda *args, **options: 0)
-    with RunFolder.create(tmp_path / "run", TrainConfig().to_json()) as run:
-        run.end_life(outcome, "mean score 475 reached")
-    assert main(["resume", str(run.path)]) == 0
-    assert ("had finished: mean score 475 reached; it trains on" in capsys.readouterr().err) is told
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("finished", 0), ("stopped", 0), ("failed", 1)])
