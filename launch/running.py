@@ -226,6 +226,8 @@ def run_rank(
             goes_on = resume or returns(run_dir, place)
             if goes_on:
                 _refuse(config, run_dir, resume=True)
+            for line in _had_finished(run_dir) if goes_on else ():
+                say_to_stderr(line)
             if has_own_code(config):  # a mistake in it would be a traceback of every rank
                 within_s = CHECK_TIMEOUT_S  # unless other ranks wait for this one
                 if place.world_size > 1:

@@ -50,6 +50,8 @@ SHOWN_SAMPLES = {
 """Of presets: the fewest and the most samples in an update from which it was shown to learn, and where that is."""
 SHOWN_WITHIN = 1.5
 """A size is as good as a shown one when it is at most so many times as large, or as small."""
+RATE_OF_ENVIRONMENTS = ("breakout", "breakout_cluster")
+"""Presets whose learning rate goes with the number of environments: see `rate_for`."""
 WITH_THEIR_OWN_BATCH = ("dba3c_paper",)
 """Presets that stand for a published number of environments."""
 
@@ -121,15 +123,20 @@ class TrainWords:
     def with_its_rate(self, config: TrainConfig) -> TrainConfig:
         """With the learning rate that goes with so many environments, where the preset has one and none was given."""
         counted = self.given.keys() & {"learning_rate", "envs_per_worker"}
-        if counted or not self.grows_with_lanes(config) or config.optimizer.optimizer != "rmsprop":
+        counts = self.preset_of(config) in RATE_OF_ENVIRONMENTS and self.is_synchronous(config)
+        if counted or not counts or config.optimizer.optimizer != "rmsprop":
             return config
         environments = config.exchange.gradients_per_step * config.environment.envs_per_worker
         return replace_options(config, learning_rate=rate_for(environments))
 
     def grows_with_lanes(self, config: TrainConfig) -> bool:
         """Whether its environments are counted for each lane."""
+        return self.preset_of(config) == "breakout" and self.is_synchronous(config)
+
+    def is_synchronous(self, config: TrainConfig) -> bool:
+        """Whether an update is made of the gradients of several workers, or of all that one has."""
         in_workers = self.given.get("mode", config.central.mode) == "worker"
-        return self.preset_of(config) == "breakout" and in_workers and self.given.get("exchange") != "async"
+        return in_workers and self.given.get("exchange") != "async"
 
     def preset_of(self, config: TrainConfig) -> str:
         """The named preset, or the one that fits the environment."""

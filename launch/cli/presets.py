@@ -1,5 +1,5 @@
 """Presets: functions from an environment id and the number of workers to a complete configuration, of which
-launch.cli.configuration fits lanes and, for `breakout`, environments and learning rate to the lanes.
+launch.cli.configuration fits lanes, environments and, for `breakout` and `breakout_cluster`, the learning rate.
 
 First this system's own (breakout, atari, breakout_cluster, dba3c_paper, classic), then those of environment families
 (football, vizdoom, mujoco), then other systems' recipes on this one: IMPALA's V-trace, R2D2 and SAC as in SEED RL, and
@@ -84,9 +84,7 @@ def breakout_cluster(env_id: str, cores: int) -> TrainConfig:
     720 environments, one for each core of 60 nodes, are shared by all workers, however many there are. So more nodes
     are quicker at the same updates (results/batch_size).
     """
-    config = _with_environments(breakout(env_id, cores), CLUSTER_ENVIRONMENTS)
-    rate = rate_for(CLUSTER_ENVIRONMENTS)
-    return replace(config, optimizer=replace(config.optimizer, learning_rate=rate))
+    return _with_environments(breakout(env_id, cores), CLUSTER_ENVIRONMENTS)
 
 
 def dba3c_paper(env_id: str, cores: int) -> TrainConfig:
@@ -280,8 +278,8 @@ def environments_for(lanes: int) -> int:
 
 
 def rate_for(environments: int) -> str:
-    """RMSprop's learning rate in the preset `breakout`: with rollouts of 5 steps it grows with the root of an update's
-    samples; 32 environments have 7e-4."""
+    """RMSprop's learning rate in the presets `breakout` and `breakout_cluster`: with rollouts of 5 steps it grows with
+    the root of an update's samples; 32 environments have 7e-4, 720 have 3.3e-3."""
     rate = 7e-4 * (environments / (2 * ENVIRONMENTS_A_LANE)) ** 0.5
     return f"linear:{rate:.2g}->{rate / 10:.2g}@20e6"
 

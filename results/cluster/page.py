@@ -18,6 +18,7 @@ from headline import (
     ENVIRONMENTS,
     GOAL,
     LENGTH_STEPS,
+    Composed,
     composed,
     learnt,
     undilated,
@@ -27,10 +28,12 @@ from plan import (
     PARAMETERS,
     REDUCTION_MS,
     REPLACED_S,
+    SHARED_TIMES,
     STEP_TIMEOUT_S,
     STRAGGLER,
     TAIL,
     is_fresh,
+    recorded_s,
 )
 
 from dba3c.benchmarks.dilated_cluster import read, way
@@ -105,7 +108,7 @@ def to_score(rows: Rows) -> list[str]:
     best, served = (next(p for p in as_many if p.row["exchange"] == name) for name in ("allreduce", "servers"))
     cells = [
         (
-            point.nodes, way(row), _sum(row), f"{row['gbit']:g}", ENVIRONMENTS // (CORES * point.gradients),
+            point.nodes, way(row), _sum(row), f"{row['gbit']:g}", _of_a_lane(point),
             _dilation(row), f"{row['slowest_compute_ms']:.1f}", f"{row['bound_ms']:.1f}", f"{row['step_ms']:.1f}",
             f"{point.processor_ms:.1f}", f"{point.step_ms:.1f}", f"**{point.minutes:.1f}**", f"{row['own_share']:.0%}",
         )
@@ -125,10 +128,20 @@ def to_score(rows: Rows) -> list[str]:
         asked=ASKED_MINUTES, updates=reached.updates, steps=reached.agent_steps / 1e6, hours=reached.cpu_hours,
         environments=ENVIRONMENTS, samples=ENVIRONMENTS * LENGTH_STEPS, cores=CORES,
         few=few.nodes, few_minutes=few.minutes, times=few.minutes / best.minutes,
-        one_ms=best.row["slowest_compute_ms"], many_ms=few.row["slowest_compute_ms"],
+        one_ms=best.row["slowest_compute_ms"], many_ms=few.row["slowest_compute_ms"], many=_of_a_lane(few),
+        one_mean_ms=_mean_ms(_of_a_lane(best)), many_mean_ms=_mean_ms(_of_a_lane(few)),
     )  # fmt: skip
     more = ("dilated step, ms", "processor, ms", "step, ms", "minutes", "busy")
     return [told, markdown((*columns, *more), cells)]
+
+
+def _of_a_lane(point: Composed) -> int:
+    """Environments."""
+    return ENVIRONMENTS // (CORES * point.gradients)
+
+
+def _mean_ms(environments: int) -> float:
+    return float(1e3 * recorded_s(SHARED_TIMES, "small", environments).mean())
 
 
 def _sum(row: Row) -> str:
@@ -377,9 +390,10 @@ of {samples:,} samples, which a real run on two cores took to a mean of {goal:g}
 {steps:.2f} M agent steps, {hours:.2f} core-hours, one seed: [batch size](../batch_size/)), times the mean step of the \
 rows here, whose compute times were recorded of a lane that has its core to itself (`shared_times.csv`; twelve on a \
 node also share its memory). All nodes share {environments} environments, so the run is the same one at every number \
-of nodes; evaluation, start-up and recovery are not in it. It has not been run on a cluster. **More nodes pay less and \
-less**: {few} take {few_minutes:.1f} minutes, {nodes} are {times:.1f} times as fast: a lane with one environment \
-computes {one_ms:.0f} ms, one with 20 only {many_ms:.0f}, and the exchange becomes as long as the computing.
+of nodes that shares them evenly; evaluation, start-up and recovery are not in it. It has not been run on a cluster. \
+**More nodes pay less and less**: {few} take {few_minutes:.1f} minutes, {nodes} are {times:.1f} times as fast: the \
+slowest of all their lanes computes {one_ms:.0f} ms for its one environment (a lane's mean is {one_mean_ms:.0f}), on \
+{few} nodes {many_ms:.0f} for {many} (mean {many_mean_ms:.0f}), and the exchange becomes as long as the computing.
 
 A step is *compute* and then the longer of two: what the exchange takes in the time-dilated row, where processors are \
 D times too fast, and *processor*, what it takes of the busiest server or rank when as many processes exchange over \

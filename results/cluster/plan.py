@@ -77,7 +77,8 @@ class Row(NamedTuple):
     @property
     def key(self) -> str:
         words = [self.part, self.network, *self.scene, self.tail, self.dilation, self.slow]
-        return json.dumps([*words, *([self.fault] if self.fault else [])])
+        environments = [self.environments] if self.part == "to_score" else []
+        return json.dumps([*words, *([self.fault] if self.fault else []), *environments])
 
     @property
     def points(self) -> int:
@@ -91,7 +92,7 @@ class Row(NamedTuple):
         return 1 if self.scene.exchange in POLLING else 2
 
     def times_s(self) -> NDArray[np.float64]:
-        """[steps, n]: the same for all rows of a network, whatever exchange, D and n."""
+        """[steps, n]: the same for all rows of a network, whatever exchange, D and, but in `to_score`, n."""
         if not self.network:
             return np.zeros((1, self.scene.workers))
         reduction_s = REDUCTION_MS[self.network] / 1e3

@@ -2,8 +2,8 @@
 
 Real Breakout runs of one lane, which has a core to itself: 5 steps of its environments, forward and backward pass, of
 1 or 4 for each network (compute_times.csv), and of those that a lane has where all nodes share 720 (shared_times.csv).
-Those that are there already are left out. What adding up the lanes' gradients takes is measured by
-`python -m param_servers.benchmarks.lanes --lanes 2`.
+Those that are there already are left out (compute_times.csv was recorded with all processes of a run on one core). What
+adding up the lanes' gradients takes is measured by `python -m param_servers.benchmarks.lanes --lanes 2`.
 """
 
 from __future__ import annotations

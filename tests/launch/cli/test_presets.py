@@ -168,6 +168,15 @@ def test_breakout_has_larger_updates_with_more_lanes_and_their_learning_rate(
     assert (samples_of(config), parse_schedule(config.optimizer.learning_rate)(0)) == (samples, pytest.approx(rate))
 
 
+@pytest.mark.parametrize("preset", ["breakout", "breakout_cluster"])
+@pytest.mark.parametrize(
+    "words", ["--exchange async --workers 4", "--mode central", "--envs-per-worker 12", "--optimizer adam"]
+)
+def test_the_learning_rate_of_synchronous_rmsprop_is_not_for_others(preset: str, words: str) -> None:
+    config = parse_train([preset, *words.split()]).config(12)
+    assert parse_schedule(config.optimizer.learning_rate)(0) == 7e-4
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -184,12 +193,20 @@ def test_environments_that_are_counted_need_not_be_those_of_the_preset(words: st
 
 
 @pytest.mark.parametrize(
-    ("ranks", "servers", "cores", "samples"), [(2, 1, 12, 960), (3, 2, 2, 160), (6, 2, 12, 1200), (17, 3, 12, 840)]
+    ("preset", "ranks", "servers", "cores", "samples"),
+    [
+        ("breakout", 2, 1, 12, 960),
+        ("breakout", 3, 2, 2, 160),
+        ("breakout", 6, 2, 12, 1200),
+        ("breakout", 17, 3, 12, 840),
+        ("breakout_cluster", 64, 4, 12, 3600),
+        ("breakout_cluster", 46, 5, 12, 2460),
+    ],
 )
 def test_on_a_cluster_the_lanes_of_workers_count_and_not_the_cores_of_servers(
-    ranks: int, servers: int, cores: int, samples: int
+    preset: str, ranks: int, servers: int, cores: int, samples: int
 ) -> None:
-    said = parse_train(["breakout", "--servers", str(servers), "--backup-workers", "0"])
+    said = parse_train([preset, "--servers", str(servers), "--backup-workers", "0"])
     config, _ = fit_config(said, LaunchPlace(launcher="slurm", world_size=ranks), cores=cores)
     assert samples_of(config) == samples
     in_all = config.environment.envs_per_worker * config.exchange.gradients_per_step
