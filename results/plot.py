@@ -94,6 +94,7 @@ def recipes(folder: Path) -> None:
         "PPO, 2 lanes × 64 environments × 32 steps, 3 epochs of 4": "recipes/ppo-1024-{}/seed-*",
         "V-trace over 20 steps, 2 lanes × 16 environments": "recipes/vtrace-{}/seed-*",
         "actor-critic over 5 steps, 2 lanes × 16 environments": "recipes/nstep-{}/seed-*",
+        "the same, entropy cost 0.001 instead of 0.01": "recipes/nstep-entropy-0.001-{}/seed-*",
     }
     for game, goal in (("Pong", 20.0), ("Boxing", 98.0)):
         runs = {label: pattern.format(game) for label, pattern in told.items()}

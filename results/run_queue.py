@@ -98,6 +98,7 @@ RECIPES = {
         f"{LANES} --algorithm vtrace --rollout-length 20 --envs-per-worker 32 --learning-rate linear:7e-4->7e-5@4e6"
     ),
     "nstep": options(f"{LANES} --rollout-length 5 --envs-per-worker 32"),
+    "nstep-entropy-0.001": options(f"{LANES} --rollout-length 5 --envs-per-worker 32 --entropy-cost 0.001"),
     "ppo-1024": options(
         f"{LANES} --algorithm ppo --rollout-length 32 --envs-per-worker 128 --ppo-epochs 3 --ppo-minibatches 4"
         " --trace-lambda 0.95 --optimizer adam --learning-rate linear:5e-4->5e-5@8e6 --epsilon 1e-5"
@@ -229,6 +230,8 @@ QUEUE: tuple[Entry, ...] = (
     recipe("nstep", "Pong"),
     recipe("nstep", "Boxing"),
     recipe("ppo-1024", "Pong"),
+    recipe("nstep-entropy-0.001", "Boxing"),
+    recipe("nstep-entropy-0.001", "Pong"),
     batch(7200, sqrt_rule(7200)),
     batch(1920, 1e-3, "adam"),
     breakout(3),
