@@ -295,6 +295,21 @@ def test_a_chief_that_crashes_once_the_run_has_begun_has_noted_its_end(
     assert ended["reason"].endswith("ZeroDivisionError: of this test")
 
 
+def test_a_chief_says_why_the_run_that_goes_on_had_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "role_processes", crash)
+    words = ["CartPole-v1", "--servers", "1", "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(ZeroDivisionError):
+        train_as_rank(parse_train(words), rank_of_three(0), "dba3c")
+    with RunFolder.launch(tmp_path / "run", None, resume=True) as folder:
+        folder.end_life("finished", "score reached")
+    assert "had finished" not in capsys.readouterr().err
+    with pytest.raises(ZeroDivisionError):
+        train_as_rank(parse_train([*words, "--resume"]), rank_of_three(0), "dba3c")
+    assert "this run had finished: score reached; it trains on until it does so anew" in capsys.readouterr().err
+
+
 def crash(*_: object, **__: object) -> None:
     raise ZeroDivisionError("of this test")
 
