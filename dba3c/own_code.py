@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
@@ -51,7 +51,8 @@ def module_of(name: str) -> ModuleType:
             raise UserError(f"{name}: no module named {error.name} here ({here}) or installed") from error
         raise UserError(f"{name}: {module_name} needs the module {error.name}, which is not installed") from error
     except ANYTHING as error:
-        raise UserError(f"{name}: importing {module_name} raised {type(error).__name__}: {error}") from error
+        frames = [frame for frame in _not_ours(error) if "importlib" not in frame.filename]  # the first is the module's
+        raise UserError(f"{name}: importing {module_name} raised {_one_line(error)}{_where(frames[:1])}") from error
 
 
 def name_of(thing: Any) -> str:
@@ -85,8 +86,21 @@ def calling(name: str) -> Iterator[None]:
     except UserError:
         raise
     except ANYTHING as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        of_the_module = [frame for frame in frames if frame.filename == module_of(name).__file__]
-        not_ours = [frame for frame in frames if not Path(frame.filename).is_relative_to(Path(__file__).parent)]
-        where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in (of_the_module or not_ours)[-1:])
-        raise UserError(f"{name} raised {type(error).__name__}: {' '.join(str(error).split())}{where}") from error
+        not_ours, file = _not_ours(error), module_of(name).__file__
+        of_the_module = [frame for frame in not_ours if frame.filename == file]
+        where = _where((of_the_module or not_ours)[-1:])
+        raise UserError(f"{name} raised {_one_line(error)}{where}") from error
+
+
+def _not_ours(error: BaseException) -> list[traceback.FrameSummary]:
+    """Where it came through, outermost first, but for this package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not Path(frame.filename).is_relative_to(Path(__file__).parent)]
+
+
+def _where(frames: Sequence[traceback.FrameSummary]) -> str:
+    return "".join(f" ({frame.filename}:{frame.lineno})" for frame in frames)
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

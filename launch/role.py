@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,15 @@ from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port
 from launch.local.child import exit_with_parent
 from launch.local.resources import given_cores, said_threads
 from launch.output import harmless_output
-from param_servers.errors import CheckpointError, ConfigError, LaneLost, LastStepsLost, ParamServersError, RunBroken
+from param_servers.errors import (
+    CheckpointError,
+    ConfigError,
+    LaneLost,
+    LastStepsLost,
+    ParamServersError,
+    RunBroken,
+    told,
+)
 
 FOLDER_TIMEOUT_S = 30.0
 """Longest wait for the launcher's run folder to appear (a shared file system may be slow)."""
@@ -81,7 +90,7 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
             print(f"{name}: {error}", file=sys.stderr, flush=True)
             return RUN_BROKEN_EXIT
         if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-            raise
+            return crashed(name, error)
         exchange = process.config.exchange
         print(f"{name} cannot listen on {exchange.listen_host}:{exchange.port}: {error.strerror}", file=sys.stderr)
         return USER_ERROR_EXIT
@@ -91,6 +100,8 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
         if not servers_ended_it and not isinstance(error, LastStepsLost):
             return RUN_BROKEN_EXIT
         code = RUN_ENDED_BROKEN_EXIT
+    except Exception as error:
+        return crashed(name, error)
     else:
         print(f"{name}: {reason}", flush=True)
         code = 0
@@ -100,6 +111,13 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
         except UserError as error:  # a full disk: the evaluators wait a little longer
             print(f"{name}: {error}", file=sys.stderr, flush=True)
     return code
+
+
+def crashed(name: str, error: Exception) -> int:
+    """The traceback, and last a line of its own: what libraries say at exit comes behind."""
+    traceback.print_exception(error)
+    print(f"{name}: {' '.join(told(error).split())}", file=sys.stderr, flush=True)
+    return RUN_BROKEN_EXIT
 
 
 def play_where_it_can_listen(role: str, process: RunProcess, job: str) -> str:
@@ -149,9 +167,9 @@ def stop_on_signal(folder: RunFolder, name: str) -> None:
 def check(words: Sequence[str]) -> int:
     """Build once what the roles of a run will build, before it is started, so that what cannot be is one line.
 
-    Words: the configuration as JSON, the run's folder, "resume" or "". Prints why not, last.
+    Words: the configuration as JSON, the run's folder, "resume" or "", and the file for the line that says why not.
     """
-    text, run_dir, goes_on = words
+    text, run_dir, goes_on, why_not = words
     config = TrainConfig.from_json(text)
     torch.set_num_threads(1)
     try:
@@ -160,12 +178,9 @@ def check(words: Sequence[str]) -> int:
         check_disk(Path(run_dir), parameters, config.exchange.keep_checkpoints)
         if config.network.precision == "bfloat16":
             warn_where_it_is_slow()
-    except (UserError, ConfigError, CheckpointError) as error:
-        print(error, file=sys.stderr)
-        return USER_ERROR_EXIT
-    except ParamServersError as error:
-        print(error, file=sys.stderr)
-        return RUN_BROKEN_EXIT
+    except (UserError, ConfigError, CheckpointError, ParamServersError) as error:
+        Path(why_not).write_text(str(error), errors="surrogateescape")
+        return USER_ERROR_EXIT if isinstance(error, (UserError, ConfigError, CheckpointError)) else RUN_BROKEN_EXIT
     return 0
 
 

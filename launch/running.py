@@ -187,7 +187,8 @@ def refuse_unbuildable(
     until_s = time.monotonic() + within_s
     ended: Future[int] = Future()
     with tempfile.TemporaryDirectory(prefix="dba3c-") as place:
-        words = [config.to_json(), str(run_dir), "resume" if resume else ""]
+        why_not = Path(place) / "why_not"
+        words = [config.to_json(), str(run_dir), "resume" if resume else "", str(why_not)]
         child = Child(fork_server, "launch.role:check", words, Path(place) / "said", ended.set_result, signal.SIGKILL)
         try:
             code = ended.result(max(0.0, until_s - time.monotonic()))
@@ -198,7 +199,9 @@ def refuse_unbuildable(
             child.signal(signal.SIGKILL)
             raise
         said = child.tail().splitlines()
-    why = "" if code == 0 else said.pop() if said else f"the check of what is to run ended: {describe_exit(code)}"
+        why = why_not.read_text(errors="surrogateescape") if why_not.exists() else ""
+    if code and not why:  # it crashed
+        why = said.pop() if said else f"the check of what is to run ended: {describe_exit(code)}"
     for warning in said:
         print(warning, file=sys.stderr)
     if why:
@@ -396,12 +399,18 @@ def role_processes(config: TrainConfig, run_dir: Path, launch_id: str, first: in
     budget_s = config.run.evaluation_budget_s if counts["evaluators"] else 0.0
     reads = {**helps, "drain_timeout_s": DRAIN_TIMEOUT_S + budget_s}
     kinds = {"server": server, "worker": trains, "learner": trains, "actor": helps}
-    kinds |= dict.fromkeys(("evaluator", "recorder", "monitor"), reads)
+    kinds |= {"evaluator": reads, "recorder": reads, "monitor": reads | {"missed": _missed_without_monitor(config)}}
     return [
         RoleProcess(role=role, rank=rank, words=partial(words, role, rank), **what)
         for role, what in kinds.items()
         for rank in range(counts[f"{role}s"])
     ]
+
+
+def _missed_without_monitor(config: TrainConfig) -> str:
+    limits = {"--stop-score": config.run.stop_score, "--max-core-hours": config.run.max_core_hours}
+    names = " and ".join(name for name, limit in limits.items() if limit is not None)
+    return names and f"so nobody looks for {names} any more: dba3c stop ends it"
 
 
 def topology_of(config: TrainConfig) -> dict[str, int]:

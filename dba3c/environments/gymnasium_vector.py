@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium.spaces import Space
 
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.process_env import ProcessEnv
+from dba3c.environments.process_env import ProcessEnv, RaisedInProcess
 from dba3c.environments.protocol import EnvironmentFailed, Games, Transition, environment_seed
 from dba3c.environments.spaces import ActionCodec, ObservationCodec
 from dba3c.errors import UserError
@@ -106,7 +106,7 @@ class LoopVectorEnvironment:
                 reward[index] = gained = float(gained)
                 raw[index] = float(info["score_reward"]) if "score_reward" in info else gained
             except ANYTHING as error:  # whatever a stranger's environment raises is named and bounded
-                broken[index], shown[index] = error, self._last[index]
+                broken[index], shown[index] = _reading("step()", error), self._last[index]
         self._write(shown, observation, broken)
         valid = ~resetting
         self._life_steps += valid
@@ -187,7 +187,7 @@ class LoopVectorEnvironment:
                 self._unseeded[index] = False
                 return
             except ANYTHING as error:  # as in step
-                self._restart(index, error, failures)
+                self._restart(index, _reading("reset()", error), failures)
 
     def _seed_of(self, index: int) -> int:
         """Another one after each restart."""
@@ -227,4 +227,10 @@ class LoopVectorEnvironment:
 
 def one_line(error: BaseException) -> str:
     """The error's type and the first line of what it says."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return (str(error) if isinstance(error, RaisedInProcess) else f"{type(error).__name__}: {error}").splitlines()[0]
+
+
+def _reading(answer: str, error: BaseException) -> BaseException:
+    """The error, which says what could not be read where the environment itself raised nothing."""
+    raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
+    return ValueError(f"what {answer} returned: {error}") if raised_here else error

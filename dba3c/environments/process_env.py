@@ -57,6 +57,10 @@ class EnvironmentHangs(RuntimeError):
     """It did not answer in time."""
 
 
+class RaisedInProcess(RuntimeError):
+    """What an environment raised in its process: its type, and what it said."""
+
+
 class EnvironmentDied(RuntimeError):
     """Its process is gone."""
 
@@ -154,7 +158,7 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         self._unanswered -= 1
         if message[:1] != _ANSWER:
             line = message[1:].decode(errors="replace")
-            raise UserError(line) if message[:1] == _USER_ERROR else RuntimeError(line)
+            raise UserError(line) if message[:1] == _USER_ERROR else RaisedInProcess(line)
         return message[1:]
 
     def _comes_at_second_look(self) -> bool:

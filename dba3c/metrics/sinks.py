@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import queue
 import threading
 import time
@@ -50,7 +51,7 @@ class TrackedRun:
             key: life[key] for key in ("launcher", "topology", "cores", "host", "versions", "source") if key in life
         }
         tags = tuple(tag for tag in ("dba3c", str(environment.get("env_id", ""))) if tag)
-        identity = hashlib.sha256(born.encode()).hexdigest()[:12]
+        identity = hashlib.sha256(os.fsencode(born)).hexdigest()[:12]
         return cls(run.path.name, identity, config, facts, tags, run.path, resumed=len(lives) > 1)
 
     def parameters(self) -> dict[str, str | int | float | bool]:

@@ -8,6 +8,7 @@ float32 one of two:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -113,7 +114,29 @@ def own_network(
         network = module if isinstance(module, ActorCriticNetwork) else Forgetful(module)
         for batch in BATCHES:  # the first pass makes the parameters of lazy layers, of the same seed as all others
             _try(name, network, observation_space, action_space, batch)
+        _refuse_statistics(name, network, observation_space)
     return network
+
+
+def _refuse_statistics(name: str, network: ActorCriticNetwork, observation_space: spaces.Space) -> None:
+    """Raise UserError where a pass changes a buffer, which is no parameter: it would not travel with them, and an agent
+    that is loaded would be another."""
+    before = {key: buffer.clone() for key, buffer in network.named_buffers()}
+    if not before:
+        return
+    space = copy.deepcopy(observation_space)
+    space.seed(0)
+    observations = torch.from_numpy(np.stack([space.sample() for _ in range(max(BATCHES))]))
+    if observations.is_floating_point():
+        observations.clamp_(-10, 10)  # a space may reach to the largest number
+    with calling(name), torch.no_grad():
+        network(observations, network.initial_state(len(observations)))
+    for key, buffer in network.named_buffers():
+        if not torch.equal(before[key], buffer):
+            raise UserError(
+                f"{name}: its buffer {key.removeprefix('module.')} changes when it sees observations, but only "
+                "parameters travel to other processes and into checkpoints: see --normalize-observations"
+            )
 
 
 def _try(

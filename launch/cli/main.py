@@ -6,8 +6,10 @@ ranks of a cluster, which only start processes, have not.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.metadata
+import os
 import signal
 import sys
 import threading
@@ -80,7 +82,10 @@ def _run(arguments: Sequence[str]) -> int:
             raise UserError(f"no command is called {name!r}; {did_you_mean(name, COMMANDS)}")
         module, function = COMMANDS[name].split(":")
         command: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
-        return command(words)
+        code = command(words)
+        if sys.stdout is not None and not sys.stdout.closed:
+            sys.stdout.flush()  # here, where a disk that is full is one line
+        return code
     except (UserError, ConfigError, CheckpointError) as error:
         print(f"dba3c: {error}", file=sys.stderr)
         return USER_ERROR_EXIT
@@ -90,9 +95,11 @@ def _run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return 0
     except OSError as error:  # a folder of somebody else, a name too long; without a file it is no user's mistake
-        if error.filename is None:
+        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        print(f"dba3c: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"dba3c: {error.filename or 'what it prints'}: {error.strerror}", file=sys.stderr)
+        if error.filename is None:  # Python would try again at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return USER_ERROR_EXIT
     except KeyboardInterrupt:  # where nothing has begun that a checkpoint could save
         print("dba3c: interrupted", file=sys.stderr)

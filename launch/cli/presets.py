@@ -19,6 +19,7 @@ from dba3c.environments.config import EnvironmentConfig, stop_score
 from dba3c.errors import UserError, did_you_mean
 from launch.local.resources import multiplies_bfloat16
 from param_servers.config import ExchangeConfig, OptimizerConfig
+from param_servers.errors import ConfigError
 
 SMALL_CLUSTER_WORKERS = 8
 """From this many workers on, one in twelve is a backup worker (the 2017 system: 5 of 65)."""
@@ -44,6 +45,7 @@ def breakout(env_id: str, cores: int) -> TrainConfig:
     On two cores 32 environments, which all workers share: updates of 160 samples. With more lanes see
     `environments_for` and `rate_for`.
     """
+    _require_family(env_id, "atari")
     exchange = local_servers(cores)
     environment = EnvironmentConfig(env_id=env_id, envs_per_worker=max(4, 32 // exchange.gradients_per_step))
     return TrainConfig(
@@ -95,6 +97,7 @@ def dba3c_paper(env_id: str, cores: int) -> TrainConfig:
     it is one rollout, 5 steps of 6 environments: 30 samples, 1,800 in an update.
     """
     del cores  # the paper's shape; --workers, --servers and --backup-workers change it
+    _require_family(env_id, "atari")
     return TrainConfig(
         environment=with_protocol(EnvironmentConfig(env_id=env_id, envs_per_worker=6), "2017"),
         network=NetworkConfig(network="dba3c"),
@@ -342,9 +345,10 @@ def _environment(env_id: str) -> tuple[EnvironmentConfig, bool]:
 
 
 def _require_family(env_id: str, family: str) -> None:
-    """Raise `UserError` where a preset made for one family is asked to train another."""
+    """Raise ValueError where a preset made for one family is asked to train another."""
     if EnvironmentConfig(env_id=env_id).family != family:
-        raise UserError(f"the preset {family} is for {family}/<scenario>, not {env_id}: --preset classic fits any")
+        what = "Atari games" if family == "atari" else f"{family}/<scenario>"
+        raise ValueError(f"is for {what}, and {env_id} is none: --preset {fitting_preset(env_id)} fits it")
 
 
 PRESETS: dict[str, tuple[Callable[[str, int], TrainConfig], str]] = {
@@ -377,7 +381,12 @@ def preset(name: str | None, env_id: str | None, cores: int) -> TrainConfig:
         raise UserError(f"no preset is called {name!r}; {did_you_mean(name, PRESETS)}")
     made, own = PRESETS[name]
     env_id = env_id or own
-    config = made(env_id, cores)
+    try:
+        config = made(env_id, cores)
+    except ConfigError as error:  # no worker, say
+        raise UserError(str(error)) from None
+    except ValueError as error:
+        raise UserError(f"the preset {name} {error}") from None
     return replace(config, run=replace(config.run, stop_score=stop_score(env_id)))
 
 

@@ -61,6 +61,8 @@ class RoleProcess:
     """In a checkpoint it keeps what is left of a run that has failed: an all-reduce has no servers for that."""
     drain_timeout_s: float = DRAIN_TIMEOUT_S
     """How long it may go on after the run has ended."""
+    missed: str = ""
+    """What nobody does any more when the run goes on without it."""
 
     @property
     def takes_part(self) -> bool:
@@ -93,11 +95,13 @@ class _Process:
 
     @property
     def cause(self) -> str:
-        """One line: the last that it said, or the signal that killed it."""
+        """One line: the last that it said of itself (what a library says at exit comes later), or of anything, or the
+        signal that killed it."""
+        name = self.spec.name
         if self.code < 0:
-            return f"{self.spec.name}: {describe_exit(self.code)}"
-        line = (self.child.tail().splitlines() or [f"{describe_exit(self.code)}, no word of it in its log"])[-1]
-        return line if line.startswith(self.spec.name) else f"{self.spec.name}: {line}"
+            return f"{name}: {describe_exit(self.code)}"
+        said = self.child.tail().splitlines() or [f"{describe_exit(self.code)}, no word of it in its log"]
+        return next((line for line in reversed(said) if line.startswith(name)), f"{name}: {said[-1]}")
 
 
 def say_to_stderr(line: str) -> None:
@@ -268,7 +272,7 @@ class Supervisor:
         elif self._phase == RUNNING:
             if not self.whole_run:  # this rank has failed, the run has not: it learns of it through its own protocol
                 self._lost = self._noted(gone)
-            self._tell("left", f"{lost}; the run goes on without it")
+            self._tell("left", f"{lost}; the run goes on without it" + (spec.missed and f", {spec.missed}"))
         else:
             said_so = code == RUN_ENDED_BROKEN_EXIT and spec.decides
             if (said_so or (spec.essential and not self._ended_well)) and not self._failure:

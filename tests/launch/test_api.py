@@ -131,6 +131,7 @@ def test_a_file_called_launch_beside_a_script_is_neither_run_nor_taken_for_ours(
     [
         ({"worker": 2}, "unknown option 'worker'; did you mean workers"),
         ({"workers": "two"}, "workers must be int, not 'two'"),
+        ({"workers": 0}, "num_workers must be at least 1, got 0"),
         ({"workers": 2, "num_workers": 2}, "num_workers is given by two of its names"),
         ({"precision": "half"}, "precision must be float32 or bfloat16, not 'half'"),
         ({"preset": "ppoo"}, "no preset is called 'ppoo'"),

@@ -31,6 +31,15 @@ def test_an_environment_that_breaks_is_named_and_restarted(what):
     assert not broken.episodes
 
 
+def test_an_answer_of_another_shape_is_named_by_what_gave_it():
+    class Old(Counting):
+        def step(self, action):
+            return super().step(action)[:4]
+
+    (line,) = loop(Old(length=100)).step(np.array([0])).failures
+    assert "step 1): ValueError: what step() returned: not enough values to unpack (expected 5, got 4); restart" in line
+
+
 def test_a_score_that_is_no_number_is_named_and_never_counted():
     class Shaped(Counting):
         def step(self, action):

@@ -1,6 +1,7 @@
 """The monitor: trackers, the stop rule, and when it ends."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dba3c.config import RunConfig, TrainConfig
 from dba3c.environments.protocol import Episode
 from dba3c.metrics.monitor import Monitor
 from dba3c.metrics.monitor import monitor as monitor_role
+from dba3c.metrics.sinks import TrackedRun
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
@@ -57,6 +59,12 @@ def test_a_point_holds_every_chart_and_events_and_evaluations_come_through(make_
     assert point["optimizer/gradient_delay_max"] == 1.0 and point["speed/progress_core_hours"] == pytest.approx(
         2 * 30 / 3600
     )
+
+
+def test_a_folder_whose_name_is_no_text_has_trackers_too(tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    RunFolder.create(folder, TrainConfig().to_json()).release()
+    assert TrackedRun.of(RunFolder.open(folder)).identity
 
 
 def test_the_stop_score_writes_stop_json_once_with_its_reason(make_up_run):

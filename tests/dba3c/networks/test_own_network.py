@@ -57,6 +57,28 @@ NETS = """
         network.body = nn.Sequential(network.body, nn.BatchNorm1d(8))
         return network
 
+    class Running(Plain):
+        def __init__(self, observation_space, action_space):
+            super().__init__(observation_space, action_space)
+            self.register_buffer("mean", torch.zeros(observation_space.shape))
+
+        def forward(self, observation):
+            self.mean.lerp_(observation.mean(0), 0.1)
+            return super().forward(observation - self.mean)
+
+    def spectral(observation_space, action_space):
+        network = Plain(observation_space, action_space)
+        network.body = nn.utils.parametrizations.spectral_norm(network.body)
+        return network
+
+    class Scaled(Plain):
+        def __init__(self, observation_space, action_space):
+            super().__init__(observation_space, action_space)
+            self.register_buffer("scale", torch.full(observation_space.shape, 0.1))
+
+        def forward(self, observation):
+            return super().forward(observation * self.scale)
+
     def lazy(observation_space, action_space):
         network = Plain(observation_space, action_space)
         network.body = nn.LazyLinear(8)
@@ -127,18 +149,24 @@ def test_a_plain_module_is_stepped_and_unrolled_as_ours_are() -> None:
         torch.testing.assert_close(unrolled.value[t], stepped.value)
 
 
+def test_a_buffer_that_stays_as_it_is_is_as_good_as_code() -> None:
+    assert build_network("mynets:Scaled", VECTOR, TWO)(torch.randn(3, 4)).value.shape == (3,)
+
+
 @pytest.mark.parametrize(
     ("name", "line"),
     [
         ("mynet:Plain", "mynet:Plain: no module named mynet here"),
         ("mynets:Plan", "mynets has no Plan; it has .*Plain"),
-        ("myscript:net", "myscript:net: importing myscript raised SystemExit: 0"),
+        ("myscript:net", r"myscript:net: importing myscript raised SystemExit: 0 \(.*myscript.py:\d+\)"),
         ("mynets:leaves", "mynets:leaves raised SystemExit: 0"),
         ("mynets:no_module", "mynets:no_module must return a torch.nn.Module, not NoneType"),
         ("mynets:OnlyLogits", r"its module must give \(policy_logits, value\), not Tensor"),
         ("mynets:broad_value", r"value must be float32 \[3\] here, not float32 \[3, 1\]"),
         ("mynets:squeezes", r"value must be float32 \[1\] here, not float32 \[\]"),
         ("mynets:normalises", "batch normalisation keeps statistics that are no parameters"),
+        ("mynets:Running", "its buffer mean changes when it sees observations, but only parameters travel"),
+        ("mynets:spectral", r"its buffer body.parametrizations.weight.0._[uv] changes when it sees observations"),
         ("mynets:layered", r"part 0 of initial_state must be float32 \[3, 16\] here, not float32 \[1, 3, 16\]"),
         ("mynets:wants_images", r"raised IndexError: .*mynets.py:\d+\)"),
     ],

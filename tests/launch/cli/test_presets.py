@@ -41,9 +41,14 @@ def test_convolutions_of_presets_are_in_bfloat16_only_where_the_processor_multip
         assert preset(name, None, cores=2).network.precision == precision
 
 
-@pytest.mark.parametrize("name", ["football", "vizdoom"])
-def test_a_family_s_preset_refuses_another_family_in_one_line(name: str) -> None:
-    with pytest.raises(UserError, match=f"the preset {name} is for {name}/<scenario>, not CartPole-v1") as refused:
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("football", "football/<scenario>"), ("vizdoom", "vizdoom/<scenario>")]
+    + [(name, "Atari games") for name in ("breakout", "atari", "breakout_cluster", "dba3c_paper")],
+)
+def test_a_family_s_preset_refuses_another_family_in_one_line(name: str, family: str) -> None:
+    line = f"the preset {name} is for {family}, and CartPole-v1 is none: --preset classic fits it"
+    with pytest.raises(UserError, match=line) as refused:
         preset(name, "CartPole-v1", cores=2)
     assert "\n" not in str(refused.value)
 

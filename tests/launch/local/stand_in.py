@@ -46,6 +46,9 @@ def main(words: Sequence[str]) -> int:
     print(f"{name} ready as incarnation {incarnation}", flush=True)
     if behaviour == "fails":
         raise RuntimeError(f"{name} has a fault of its own")
+    if behaviour == "fails-and-chats":
+        print(f"{name.replace('-', ' ')}: ValueError: late trouble", "a library says farewell", sep="\n")
+        return 1
     if behaviour == "bad-input":
         print("no such game", file=sys.stderr)
         return 2

@@ -101,5 +101,5 @@ def test_only_who_computes_in_bfloat16_hears_that_it_is_the_slower_one_here(
 ) -> None:
     monkeypatch.setattr(role, "_product_s", lambda dtype: bfloat16_s if dtype == torch.bfloat16 else 1.0)
     config = parse_train([*WORDS, precision]).config(1)
-    assert role.check([config.to_json(), str(tmp_path / "run"), ""]) == 0
+    assert role.check([config.to_json(), str(tmp_path / "run"), "", str(tmp_path / "why_not")]) == 0
     assert capsys.readouterr().err.strip() == (f"dba3c: warning: {said}" if said else "")

@@ -90,6 +90,12 @@ def test_a_worker_that_may_be_left_is_left_and_the_run_goes_on(lab: Lab) -> None
     assert lab.finish() == 0
 
 
+def test_what_a_library_says_at_exit_is_not_why_a_process_failed(lab: Lab) -> None:
+    lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 3, "fails-and-chats"))
+    assert lab.finish() == 1
+    assert lab.supervisor.cause == "worker 3: ValueError: late trouble"
+
+
 def test_restarts_are_bounded_and_then_the_run_ends_with_the_failing_code(lab: Lab) -> None:
     lab.start(lab.process("server", 0, "fails", max_restarts=2), lab.process("worker", 0, "obedient"))
     assert lab.finish() == 1
@@ -199,10 +205,13 @@ def test_an_error_of_the_supervisor_itself_costs_no_checkpoint(lab: Lab) -> None
 
 
 def test_a_broken_monitor_does_not_end_the_run(lab: Lab) -> None:
+    missed = {"missed": "so nobody looks for --stop-score any more"}
     lab.start(
-        lab.process("server", 0, "obedient"), lab.process("monitor", 0, "bad-input", decides=False, essential=False)
+        lab.process("server", 0, "obedient"),
+        lab.process("monitor", 0, "bad-input", decides=False, essential=False, **missed),
     )
     wait_until(lambda: "left" in lab.events, "the monitor's end to be told")
+    assert lab.said[-1].endswith("the run goes on without it, so nobody looks for --stop-score any more")
     lab.request_stop("enough")
     assert lab.finish() == 0
 
