@@ -121,7 +121,9 @@ def options(
             setups.append(Setup(workers=nodes, servers=nodes, backup=b, colocated=True))
             setups.append(Setup(workers=nodes, exchange="majority" if b else "allreduce", backup=b))
     if not setups:
-        raise UserError(f"{nodes} nodes leave no worker beside {min(servers, default=0)} servers")
+        least = min(backups, default=0)
+        rest = f"beside {min(servers, default=0)} servers" if nodes > least else f"beside {least} backup workers"
+        raise UserError(f"{nodes} nodes leave no worker {rest}")
     return {setup: simulate(cluster, work, setup, steps, seed) for setup in setups}
 
 

@@ -10,8 +10,8 @@ from dba3c.errors import UserError
 from dba3c.simulation import servers as servers_module
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.servers import ServerLinks, SharedLink
+from dba3c.simulation.simulate import options, simulate, simulate_majority
 from dba3c.simulation.simulate import ring_s as simulated_ring_s
-from dba3c.simulation.simulate import simulate, simulate_majority
 from param_servers.benchmarks.exchange import dedicated_servers_s, ring_s
 
 M, TEN_GBIT = 1.33e6, 1.25e9
@@ -215,6 +215,14 @@ def test_four_thousand_workers_are_simulated(tiny_chunks):
 def test_impossible_setups_are_refused(setup, message):
     with pytest.raises(UserError, match=message):
         Setup(**setup)
+
+
+@pytest.mark.parametrize(
+    ("servers", "backups", "beside"), [((1, 2), (100, 200), "100 backup workers"), ((4, 8), (), "4 servers")]
+)
+def test_nodes_that_leave_no_worker_are_refused_with_what_takes_them(servers, backups, beside):
+    with pytest.raises(UserError, match=f"^4 nodes leave no worker beside {beside}$"):
+        options(WIRE, NO_COMPUTE, 4, servers, backups)
 
 
 def test_impossible_clusters_and_times_are_refused():
