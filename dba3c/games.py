@@ -102,7 +102,7 @@ def record(
     path = folder_for_outputs(folder).videos / f"step-{policy.step}.mp4" if output is None else Path(output)
     if path.suffix != ".mp4":
         raise UserError(f"a film is an .mp4 file, not {path.name}")
-    if gif is not None and Path(gif).suffix != ".gif":
+    if gif is not None and Path(gif).suffix.lower() != ".gif":
         raise UserError(f"a GIF is a .gif file, not {Path(gif).name}")
     for file in (path, *([] if gif is None else [Path(gif)])):
         check_writable(file.parent)

@@ -20,6 +20,10 @@ ANYTHING = (Exception, SystemExit)
 """What a stranger's code can raise: a script may exit, with code 0."""
 
 
+class RaisedInProcess(RuntimeError):
+    """What was raised in a process of its own: its type, and what it said."""
+
+
 def find(name: str) -> Any:
     """What "package.module:attribute" names, which can be called.
 
@@ -51,7 +55,8 @@ def module_of(name: str) -> ModuleType:
             raise UserError(f"{name}: no module named {error.name} here ({here}) or installed") from error
         raise UserError(f"{name}: {module_name} needs the module {error.name}, which is not installed") from error
     except ANYTHING as error:
-        frames = [frame for frame in _not_ours(error) if "importlib" not in frame.filename]  # the first is the module's
+        importing = ("<frozen importlib", str(Path(importlib.__file__).parent))
+        frames = [frame for frame in _not_ours(error) if not frame.filename.startswith(importing)]  # first the module's
         raise UserError(f"{name}: importing {module_name} raised {_one_line(error)}{_where(frames[:1])}") from error
 
 
@@ -103,4 +108,5 @@ def _where(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    said = " ".join(str(error).split())
+    return said if isinstance(error, RaisedInProcess) else f"{type(error).__name__}: {said}"

@@ -25,6 +25,7 @@ from dba3c.assembly.model import check_buildable
 from dba3c.config import TrainConfig, replace_options
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT, UserError, warn_on_stderr
+from dba3c.own_code import ANYTHING
 from dba3c.roles import PER_START, ROLES, RunProcess
 from dba3c.runs.ending import TRAINING_ROLES
 from dba3c.runs.folder import RunFolder
@@ -100,7 +101,7 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
         if not servers_ended_it and not isinstance(error, LastStepsLost):
             return RUN_BROKEN_EXIT
         code = RUN_ENDED_BROKEN_EXIT
-    except Exception as error:
+    except ANYTHING as error:
         return crashed(name, error)
     else:
         print(f"{name}: {reason}", flush=True)
@@ -113,10 +114,10 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
     return code
 
 
-def crashed(name: str, error: Exception) -> int:
+def crashed(name: str, error: BaseException) -> int:
     """The traceback, and last a line of its own: what libraries say at exit comes behind."""
     traceback.print_exception(error)
-    print(f"{name}: {' '.join(told(error).split())}", file=sys.stderr, flush=True)
+    print(f"{name}: {one_line(error)}", file=sys.stderr, flush=True)
     return RUN_BROKEN_EXIT
 
 
@@ -179,9 +180,17 @@ def check(words: Sequence[str]) -> int:
         if config.network.precision == "bfloat16":
             warn_where_it_is_slow()
     except (UserError, ConfigError, CheckpointError, ParamServersError) as error:
-        Path(why_not).write_text(str(error), errors="surrogateescape")
+        Path(why_not).write_bytes(" ".join(str(error).split()).encode("utf-8", "surrogateescape"))
         return USER_ERROR_EXIT if isinstance(error, (UserError, ConfigError, CheckpointError)) else RUN_BROKEN_EXIT
+    except ANYTHING as error:
+        traceback.print_exception(error)
+        Path(why_not).write_bytes(one_line(error).encode("utf-8", "surrogateescape"))
+        return RUN_BROKEN_EXIT
     return 0
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(told(error).split())
 
 
 def warn_where_it_is_slow() -> None:

@@ -199,7 +199,7 @@ def refuse_unbuildable(
             child.signal(signal.SIGKILL)
             raise
         said = child.tail().splitlines()
-        why = why_not.read_text(errors="surrogateescape") if why_not.exists() else ""
+        why = why_not.read_text(encoding="utf-8", errors="surrogateescape") if why_not.exists() else ""
     if code and not why:  # it crashed
         why = said.pop() if said else f"the check of what is to run ended: {describe_exit(code)}"
     for warning in said:
@@ -408,7 +408,8 @@ def role_processes(config: TrainConfig, run_dir: Path, launch_id: str, first: in
 
 
 def _missed_without_monitor(config: TrainConfig) -> str:
-    limits = {"--stop-score": config.run.stop_score, "--max-core-hours": config.run.max_core_hours}
+    score = None if config.run.evaluators else config.run.stop_score  # evaluators look for it, too
+    limits = {"--stop-score": score, "--max-core-hours": config.run.max_core_hours}
     names = " and ".join(name for name, limit in limits.items() if limit is not None)
     return names and f"so nobody looks for {names} any more: dba3c stop ends it"
 

@@ -20,11 +20,11 @@ import numpy as np
 from gymnasium.spaces import Space
 
 from dba3c.environments.config import EnvironmentConfig
-from dba3c.environments.process_env import ProcessEnv, RaisedInProcess
+from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import EnvironmentFailed, Games, Transition, environment_seed
 from dba3c.environments.spaces import ActionCodec, ObservationCodec
 from dba3c.errors import UserError
-from dba3c.own_code import ANYTHING
+from dba3c.own_code import ANYTHING, RaisedInProcess
 from param_servers.timeouts import Restarts
 
 _LOG = logging.getLogger(__name__)
@@ -101,12 +101,17 @@ class LoopVectorEnvironment:
                 self._reset_one(index, shown[index], failures)
                 continue
             try:
-                shown[index], gained, ended_here, cut_here, info = env.step(action)
+                answer = env.step(action)
+            except ANYTHING as error:  # whatever a stranger's environment raises is named and bounded
+                broken[index], shown[index] = error, self._last[index]
+                continue
+            try:
+                shown[index], gained, ended_here, cut_here, info = answer
                 terminated[index], truncated[index] = bool(ended_here), bool(cut_here)
                 reward[index] = gained = float(gained)
                 raw[index] = float(info["score_reward"]) if "score_reward" in info else gained
-            except ANYTHING as error:  # whatever a stranger's environment raises is named and bounded
-                broken[index], shown[index] = _reading("step()", error), self._last[index]
+            except ANYTHING as error:
+                broken[index], shown[index] = _unreadable("step()", error), self._last[index]
         self._write(shown, observation, broken)
         valid = ~resetting
         self._life_steps += valid
@@ -181,13 +186,17 @@ class LoopVectorEnvironment:
         """Start a new game; an environment that cannot is restarted while it may be."""
         while True:
             try:
-                observation, _ = self._envs[index].reset(seed=self._seed_for_reset(index))
+                answer = self._envs[index].reset(seed=self._seed_for_reset(index))
+                try:
+                    observation, _ = answer
+                except ANYTHING as error:
+                    raise _unreadable("reset()", error) from error
                 self._observations.write(observation, row)
                 self._observations.check_finite(row)
                 self._unseeded[index] = False
                 return
             except ANYTHING as error:  # as in step
-                self._restart(index, _reading("reset()", error), failures)
+                self._restart(index, error, failures)
 
     def _seed_of(self, index: int) -> int:
         """Another one after each restart."""
@@ -230,7 +239,7 @@ def one_line(error: BaseException) -> str:
     return (str(error) if isinstance(error, RaisedInProcess) else f"{type(error).__name__}: {error}").splitlines()[0]
 
 
-def _reading(answer: str, error: BaseException) -> BaseException:
-    """The error, which says what could not be read where the environment itself raised nothing."""
-    raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
-    return ValueError(f"what {answer} returned: {error}") if raised_here else error
+def _unreadable(answer: str, error: BaseException) -> ValueError:
+    told = ValueError(f"what {answer} returned: {error}")
+    told.__cause__ = error
+    return told

@@ -38,7 +38,7 @@ from gymnasium.spaces import Space
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.spaces import ActionCodec, MixedSpace, ObservationCodec
 from dba3c.errors import UserError
-from dba3c.own_code import ANYTHING
+from dba3c.own_code import ANYTHING, RaisedInProcess
 
 _CLOSE_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 10.0
@@ -55,10 +55,6 @@ _CHILD = (
 
 class EnvironmentHangs(RuntimeError):
     """It did not answer in time."""
-
-
-class RaisedInProcess(RuntimeError):
-    """What an environment raised in its process: its type, and what it said."""
 
 
 class EnvironmentDied(RuntimeError):

@@ -119,24 +119,33 @@ def own_network(
 
 
 def _refuse_statistics(name: str, network: ActorCriticNetwork, observation_space: spaces.Space) -> None:
-    """Raise UserError where a pass changes a buffer, which is no parameter: it would not travel with them, and an agent
-    that is loaded would be another."""
-    before = {key: buffer.clone() for key, buffer in network.named_buffers()}
-    if not before:
+    """Raise UserError where what a network has seen changes what it computes, other than by its parameters: that would
+    not travel with them, and an agent that is loaded would be another."""
+    shape, batch = observation_space.shape or (), max(BATCHES)
+    rows = np.arange(batch).reshape(batch, *[1] * len(shape)) % 2  # zeros and ones, which may be indices
+    observations = torch.from_numpy(np.broadcast_to(rows, (batch, *shape)).astype(observation_space.dtype))
+    try:
+        fresh, used = copy.deepcopy(network), copy.deepcopy(network)
+    except Exception:  # a stranger's: what cannot be copied is taken as it is
         return
-    space = copy.deepcopy(observation_space)
-    space.seed(0)
-    observations = torch.from_numpy(np.stack([space.sample() for _ in range(max(BATCHES))]))
-    if observations.is_floating_point():
-        observations.clamp_(-10, 10)  # a space may reach to the largest number
-    with calling(name), torch.no_grad():
-        network(observations, network.initial_state(len(observations)))
-    for key, buffer in network.named_buffers():
-        if not torch.equal(before[key], buffer):
-            raise UserError(
-                f"{name}: its buffer {key.removeprefix('module.')} changes when it sees observations, but only "
-                "parameters travel to other processes and into checkpoints: see --normalize-observations"
-            )
+    with calling(name):
+        used(observations, used.initial_state(batch))
+        used.unroll(observations[None], used.initial_state(batch), torch.zeros(1, batch, dtype=torch.bool))
+        outputs = [_evaluated(each, observations) for each in (fresh, used)]
+    if not torch.equal(*outputs):
+        raise UserError(
+            f"{name}: what it has seen changes what it computes (statistics in buffers?), but only parameters travel to "
+            "other processes and into checkpoints: see --normalize-observations"
+        )
+
+
+def _evaluated(network: ActorCriticNetwork, observations: Tensor) -> Tensor:
+    """[B, P + 1] of policy and value, as an agent plays; noise is drawn from the same seed."""
+    network.eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        output = network(observations, network.initial_state(len(observations)))
+    return torch.nan_to_num(torch.cat((output.policy_logits, output.value[:, None]), 1))
 
 
 def _try(

@@ -122,7 +122,11 @@ def options(
             setups.append(Setup(workers=nodes, exchange="majority" if b else "allreduce", backup=b))
     if not setups:
         least = min(backups, default=0)
-        rest = f"beside {min(servers, default=0)} servers" if nodes > least else f"beside {least} backup workers"
+        rest = (
+            f"beside {min(servers, default=0)} servers"
+            if nodes > least or not least
+            else f"beside {least} backup workers"
+        )
         raise UserError(f"{nodes} nodes leave no worker {rest}")
     return {setup: simulate(cluster, work, setup, steps, seed) for setup in setups}
 

@@ -6,6 +6,7 @@ ranks of a cluster, which only start processes, have not.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import importlib.metadata
@@ -60,6 +61,20 @@ usage: dba3c COMMAND [OPTIONS]        (dba3c COMMAND --help lists a command's op
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    code = _main(argv)
+    try:
+        if sys.stdout is not None and not sys.stdout.closed:
+            sys.stdout.flush()
+    except OSError as error:  # Python would try again at its end, and say so at length
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"dba3c: cannot write: {error.strerror}", file=sys.stderr)
+            return code or USER_ERROR_EXIT
+    return code
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP, end="")
@@ -82,10 +97,7 @@ def _run(arguments: Sequence[str]) -> int:
             raise UserError(f"no command is called {name!r}; {did_you_mean(name, COMMANDS)}")
         module, function = COMMANDS[name].split(":")
         command: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
-        code = command(words)
-        if sys.stdout is not None and not sys.stdout.closed:
-            sys.stdout.flush()  # here, where a disk that is full is one line
-        return code
+        return command(words)
     except (UserError, ConfigError, CheckpointError) as error:
         print(f"dba3c: {error}", file=sys.stderr)
         return USER_ERROR_EXIT
@@ -97,9 +109,7 @@ def _run(arguments: Sequence[str]) -> int:
     except OSError as error:  # a folder of somebody else, a name too long; without a file it is no user's mistake
         if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        print(f"dba3c: {error.filename or 'what it prints'}: {error.strerror}", file=sys.stderr)
-        if error.filename is None:  # Python would try again at its end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"dba3c: {error.filename or 'cannot write'}: {error.strerror}", file=sys.stderr)
         return USER_ERROR_EXIT
     except KeyboardInterrupt:  # where nothing has begun that a checkpoint could save
         print("dba3c: interrupted", file=sys.stderr)

@@ -164,7 +164,7 @@ def vizdoom(env_id: str, cores: int) -> TrainConfig:
     """
     _require_family(env_id, "vizdoom")
     return TrainConfig(
-        environment=EnvironmentConfig(env_id=env_id, envs_per_worker=max(4, 16 // cores), reward_scale=0.01),
+        environment=EnvironmentConfig(env_id=env_id, envs_per_worker=max(4, 16 // max(1, cores)), reward_scale=0.01),
         network=NetworkConfig(network="small_lstm", precision=_quicker_precision()),
         algorithm=AlgorithmConfig(rollout_length=10, discount=0.97, trace_lambda=0.95, entropy_cost="0.005"),
         optimizer=OptimizerConfig(optimizer="adam", learning_rate="3e-4", epsilon=1e-5, clip_norm=0.5),

@@ -101,7 +101,8 @@ class _Process:
         if self.code < 0:
             return f"{name}: {describe_exit(self.code)}"
         said = self.child.tail().splitlines() or [f"{describe_exit(self.code)}, no word of it in its log"]
-        return next((line for line in reversed(said) if line.startswith(name)), f"{name}: {said[-1]}")
+        own = (f"{name}: ", f"{name} cannot")
+        return next((line for line in reversed(said) if line.startswith(own)), f"{name}: {said[-1]}")
 
 
 def say_to_stderr(line: str) -> None:

@@ -50,9 +50,11 @@ def test_a_full_disk_swallows_what_is_said(tmp_path: Path) -> None:
 
 def test_what_a_full_disk_does_not_take_of_a_short_command_is_one_line() -> None:
     command = [sys.executable, "-m", "launch", "sbatch", "--nodes", "4", "--servers", "1"]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (2, "dba3c: what it prints: No space left on device\n")
+    for unbuffered in ("", "1"):
+        environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, env=environ)
+        assert (done.returncode, done.stderr) == (2, "dba3c: cannot write: No space left on device\n")
 
 
 @pytest.mark.parametrize("reader", ["gone", "stopped", "stopped, and never waits"])

@@ -39,6 +39,21 @@ def test_a_full_disk_ends_a_role_with_one_line_that_names_the_file(
     assert "checkpoints" in line
 
 
+@pytest.mark.parametrize("error", [ValueError("late\ntrouble"), SystemExit("late trouble")])
+def test_a_role_that_crashes_says_last_what_it_was(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    def play(name: str, process: RunProcess) -> str:
+        raise error
+
+    monkeypatch.setattr(roles, "play", play)
+    monkeypatch.setattr(role, "exit_with_parent", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert role.main(["--run-dir", str(run_dir), "--role", "worker", "--launch-id", "1"]) == RUN_BROKEN_EXIT
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("Traceback") and said[-1] == f"worker 0: {type(error).__name__}: late trouble"
+
+
 def test_a_game_that_keeps_failing_is_a_fault_of_its_process_and_no_bad_input(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

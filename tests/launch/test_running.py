@@ -154,6 +154,20 @@ def test_a_run_of_a_cluster_does_not_go_on_with_all_its_processes_on_one_machine
         resume([str(folder.path)])
 
 
+@pytest.mark.parametrize(
+    ("words", "missed"),
+    [
+        ("CartPole-v1 --max-core-hours 3", "so nobody looks for --stop-score and --max-core-hours any more"),
+        ("CartPole-v1 --max-core-hours 3 --evaluators 1", "so nobody looks for --max-core-hours any more"),
+        ("tests.integration.games:make_corridor", ""),
+    ],
+)
+def test_what_a_lost_monitor_no_longer_looks_for_is_known(tmp_path: Path, words: str, missed: str) -> None:
+    processes = running.role_processes(parse_train(words.split()).config(2), tmp_path, "1", 0)
+    (monitor,) = [process for process in processes if process.role == "monitor"]
+    assert monitor.missed.startswith(missed) and bool(monitor.missed) == bool(missed)
+
+
 def test_a_contradiction_is_said_by_one_rank_only() -> None:
     words = ["breakout", "--servers", "2", "--workers", "4"]
     others = [LaunchPlace(launcher="srun", rank=rank, world_size=8, tasks_per_node=(1,) * 8) for rank in range(8)]

@@ -36,6 +36,12 @@ def test_an_answer_of_another_shape_is_named_by_what_gave_it():
         def step(self, action):
             return super().step(action)[:4]
 
+    class Deaf(Counting):
+        def step(self):
+            raise AssertionError("it is not called")
+
+    (line,) = loop(Deaf(length=100)).step(np.array([0])).failures
+    assert "TypeError: " in line and "positional argument" in line and "what step() returned" not in line
     (line,) = loop(Old(length=100)).step(np.array([0])).failures
     assert "step 1): ValueError: what step() returned: not enough values to unpack (expected 5, got 4); restart" in line
 

@@ -61,7 +61,7 @@ def test_a_point_holds_every_chart_and_events_and_evaluations_come_through(make_
     )
 
 
-def test_a_folder_whose_name_is_no_text_has_trackers_too(tmp_path):
+def test_a_folder_whose_name_is_no_text_has_an_identity_too(tmp_path):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     RunFolder.create(folder, TrainConfig().to_json()).release()
     assert TrackedRun.of(RunFolder.open(folder)).identity
