@@ -134,8 +134,8 @@ def _refuse_statistics(name: str, network: ActorCriticNetwork, observation_space
         outputs = [_evaluated(each, observations) for each in (fresh, used)]
     if not torch.equal(*outputs):
         raise UserError(
-            f"{name}: what it has seen changes what it computes (statistics in buffers?), but only parameters travel to "
-            "other processes and into checkpoints: see --normalize-observations"
+            f"{name}: what it has seen changes what it computes (statistics in buffers?), but only parameters travel "
+            "to other processes and into checkpoints: see --normalize-observations"
         )
 
 

@@ -122,12 +122,8 @@ def options(
             setups.append(Setup(workers=nodes, exchange="majority" if b else "allreduce", backup=b))
     if not setups:
         least = min(backups, default=0)
-        rest = (
-            f"beside {min(servers, default=0)} servers"
-            if nodes > least or not least
-            else f"beside {least} backup workers"
-        )
-        raise UserError(f"{nodes} nodes leave no worker {rest}")
+        others = f"{least} backup workers" if 0 < nodes <= least else f"{min(servers, default=0)} servers"
+        raise UserError(f"{nodes} nodes leave no worker beside {others}")
     return {setup: simulate(cluster, work, setup, steps, seed) for setup in setups}
 
 
