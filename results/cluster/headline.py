@@ -1,6 +1,6 @@
 """DBA3C's first plot, time to a mean of 300 of Breakout against nodes, composed of what was measured and nothing else.
 
-Updates to 300, from the learning run of `results/batch_size`, times the mean step of the time-dilated rows of the part
+Updates to 300, from the learning runs of `results/batch_size`, times the mean step of the time-dilated rows of the part
 `to_score`: the nodes there share the same 720 environments, so their updates have the same samples and the run would be
 the same one, but for the clock. Where an exchange takes the processors longer than a row's, which is dilated and has
 processors D times too fast, theirs is counted (`processors.py`).
@@ -22,10 +22,11 @@ from dba3c.studies.page import rows_of
 from param_servers.benchmarks.cluster import CORES
 
 HERE = Path(__file__).resolve().parent
-RUN = HERE.parent / "batch_size" / "nstep-rmsprop-3600-0.0033" / "seed-0"
+RUNS = HERE.parent / "batch_size" / "nstep-rmsprop-3600-0.0033"
+"""Of each seed."""
 GOAL = 300.0
 ENVIRONMENTS, LENGTH_STEPS = 720, 5
-"""Of that run, an update of 5 steps of each; all nodes' lanes share them."""
+"""Of those runs, an update of 5 steps of each; all nodes' lanes share them."""
 DBA3C_NODES, DBA3C_MINUTES = 64, 21.0
 """Of 12 cores each; arXiv 1801.02852."""
 ASKED_MINUTES = 5.0
@@ -35,11 +36,17 @@ SAME_EXCHANGE = ("exchange", "workers", "servers", "colocated", "megabytes")
 
 
 class Learnt(NamedTuple):
-    """The run on two cores, where it first had the goal."""
+    """The runs on two cores, where they first had the goal."""
 
-    updates: float
+    of_seeds: tuple[float, ...]
+    """Updates of each."""
     agent_steps: float
+    """Mean, like the next."""
     cpu_hours: float
+
+    @property
+    def updates(self) -> float:
+        return statistics.mean(self.of_seeds)
 
 
 class Composed(NamedTuple):
@@ -81,13 +88,17 @@ class Composed(NamedTuple):
 
 
 def learnt(goal: float = GOAL) -> Learnt | None:
-    """None: the run has not reached it."""
-    curve = load_curve(RUN)
-    at = curve.reached(goal)
-    if at is None:
-        return None
-    steps = float(curve.column("progress/data_points")[at])
-    return Learnt(steps / (ENVIRONMENTS * LENGTH_STEPS), steps, float(curve.column("progress/cpu_hours")[at]))
+    """None: a run has not reached it."""
+    steps, hours = [], []
+    for folder in sorted(RUNS.glob("seed-*")):
+        curve = load_curve(folder)
+        at = curve.reached(goal)
+        if at is None:
+            return None
+        steps.append(float(curve.column("progress/data_points")[at]))
+        hours.append(float(curve.column("progress/cpu_hours")[at]))
+    of_seeds = tuple(count / (ENVIRONMENTS * LENGTH_STEPS) for count in steps)
+    return Learnt(of_seeds, statistics.mean(steps), statistics.mean(hours))
 
 
 def composed(rows: Sequence[dict[str, Any]], updates: float) -> list[Composed]:

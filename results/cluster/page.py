@@ -125,7 +125,8 @@ def to_score(rows: Rows) -> list[str]:
         crowded_ms=crowded_ms,
         crowded=reached.updates * (best.step_ms + crowded_ms - REDUCTION_MS["small"]) / 60e3, switch_us=SWITCH_US,
         rounds=rounds, ring_ms=rounds * SWITCH_US / 1e3, dilated=reached.updates * best.row["step_ms"] / 60e3,
-        asked=ASKED_MINUTES, updates=reached.updates, steps=reached.agent_steps / 1e6, hours=reached.cpu_hours,
+        asked=ASKED_MINUTES, of_seeds=" and ".join(f"{n:,.0f}" for n in reached.of_seeds), updates=reached.updates,
+        steps=reached.agent_steps / 1e6, hours=reached.cpu_hours,
         environments=ENVIRONMENTS, samples=ENVIRONMENTS * LENGTH_STEPS, cores=CORES,
         few=few.nodes, few_minutes=few.minutes, times=few.minutes / best.minutes,
         one_ms=best.row["slowest_compute_ms"], many_ms=few.row["slowest_compute_ms"], many=_of_a_lane(few),
@@ -386,10 +387,10 @@ _TO_SCORE = """\
 **{minutes:.1f} minutes on {nodes} nodes of {cores} cores ({who}; {more:.1f} with {served}), composed**; DBA3C \
 reported {then:g} on {then_nodes}, {asked:g} were asked. `slurm/breakout_64nodes.sh` as it is, 64 workers of which \
 the first 60 make an update, with {beside} servers beside them: **{script:.1f}**. Composed of {updates:,.0f} updates \
-of {samples:,} samples, which a real run on two cores took to a mean of {goal:g} over 50 games (5-step actor-critic, \
-{steps:.2f} M agent steps, {hours:.2f} core-hours, one seed: [batch size](../batch_size/)), times the mean step of the \
-rows here, whose compute times were recorded of a lane that has its core to itself (`shared_times.csv`; twelve on a \
-node also share its memory). All nodes share {environments} environments, so the run is the same one at every number \
+of {samples:,} samples, the mean of what real runs on two cores took to a mean of {goal:g} over 50 games (5-step \
+actor-critic, {steps:.2f} M agent steps, {hours:.2f} core-hours; {of_seeds} updates by seed: \
+[batch size](../batch_size/)), times the mean step of the rows here, whose compute times were recorded of a lane that \
+has its core to itself (`shared_times.csv`; twelve on a node also share its memory). All nodes share {environments} environments, so the run is the same one at every number \
 of nodes that shares them evenly; evaluation, start-up and recovery are not in it. It has not been run on a cluster. \
 **More nodes pay less and less**: {few} take {few_minutes:.1f} minutes, {nodes} are {times:.1f} times as fast: the \
 slowest of all their lanes computes {one_ms:.0f} ms for its one environment (a lane's mean is {one_mean_ms:.0f}), on \
