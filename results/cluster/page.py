@@ -390,8 +390,9 @@ the first 60 make an update, with {beside} servers beside them: **{script:.1f}**
 of {samples:,} samples, the mean of what real runs on two cores took to a mean of {goal:g} over 50 games (5-step \
 actor-critic, {steps:.2f} M agent steps, {hours:.2f} core-hours; {of_seeds} updates by seed: \
 [batch size](../batch_size/)), times the mean step of the rows here, whose compute times were recorded of a lane that \
-has its core to itself (`shared_times.csv`; twelve on a node also share its memory). All nodes share {environments} environments, so the run is the same one at every number \
-of nodes that shares them evenly; evaluation, start-up and recovery are not in it. It has not been run on a cluster. \
+has its core to itself (`shared_times.csv`; twelve on a node also share its memory). All nodes share {environments} \
+environments, so the run is the same one at every number of nodes that shares them evenly; evaluation, start-up and \
+recovery are not in it. It has not been run on a cluster. \
 **More nodes pay less and less**: {few} take {few_minutes:.1f} minutes, {nodes} are {times:.1f} times as fast: the \
 slowest of all their lanes computes {one_ms:.0f} ms for its one environment (a lane's mean is {one_mean_ms:.0f}), on \
 {few} nodes {many_ms:.0f} for {many} (mean {many_mean_ms:.0f}), and the exchange becomes as long as the computing.
