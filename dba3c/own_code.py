@@ -57,7 +57,7 @@ def module_of(name: str) -> ModuleType:
     except ANYTHING as error:
         importing = ("<frozen importlib", str(Path(importlib.__file__).parent))
         frames = [frame for frame in _not_ours(error) if not frame.filename.startswith(importing)]  # first the module's
-        raise UserError(f"{name}: importing {module_name} raised {_one_line(error)}{_where(frames[:1])}") from error
+        raise UserError(f"{name}: importing {module_name} raised {one_line(error)}{_where(frames[:1])}") from error
 
 
 def name_of(thing: Any) -> str:
@@ -94,7 +94,7 @@ def calling(name: str) -> Iterator[None]:
         not_ours, file = _not_ours(error), module_of(name).__file__
         of_the_module = [frame for frame in not_ours if frame.filename == file]
         where = _where((of_the_module or not_ours)[-1:])
-        raise UserError(f"{name} raised {_one_line(error)}{where}") from error
+        raise UserError(f"{name} raised {one_line(error)}{where}") from error
 
 
 def _not_ours(error: BaseException) -> list[traceback.FrameSummary]:
@@ -107,6 +107,7 @@ def _where(frames: Sequence[traceback.FrameSummary]) -> str:
     return "".join(f" ({frame.filename}:{frame.lineno})" for frame in frames)
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """The error's type and what it says."""
     said = " ".join(str(error).split())
     return said if isinstance(error, RaisedInProcess) else f"{type(error).__name__}: {said}"

@@ -117,7 +117,7 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
 def crashed(name: str, error: BaseException) -> int:
     """The traceback, and last a line of its own: what libraries say at exit comes behind."""
     traceback.print_exception(error)
-    print(f"{name}: {one_line(error)}", file=sys.stderr, flush=True)
+    print(f"{name}: {told(error)}", file=sys.stderr, flush=True)
     return RUN_BROKEN_EXIT
 
 
@@ -184,13 +184,9 @@ def check(words: Sequence[str]) -> int:
         return USER_ERROR_EXIT if isinstance(error, (UserError, ConfigError, CheckpointError)) else RUN_BROKEN_EXIT
     except ANYTHING as error:
         traceback.print_exception(error)
-        Path(why_not).write_bytes(one_line(error).encode("utf-8", "surrogateescape"))
+        Path(why_not).write_bytes(told(error).encode("utf-8", "surrogateescape"))
         return RUN_BROKEN_EXIT
     return 0
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(told(error).split())
 
 
 def warn_where_it_is_slow() -> None:

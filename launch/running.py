@@ -408,8 +408,9 @@ def role_processes(config: TrainConfig, run_dir: Path, launch_id: str, first: in
 
 
 def _missed_without_monitor(config: TrainConfig) -> str:
-    score = None if config.run.evaluators else config.run.stop_score  # evaluators look for it, too
-    limits = {"--stop-score": score, "--max-core-hours": config.run.max_core_hours}
+    run = config.run
+    evaluators_look = run.evaluators and run.evaluation_games >= run.stop_games
+    limits = {"--stop-score": None if evaluators_look else run.stop_score, "--max-core-hours": run.max_core_hours}
     names = " and ".join(name for name, limit in limits.items() if limit is not None)
     return names and f"so nobody looks for {names} any more: dba3c stop ends it"
 

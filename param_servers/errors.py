@@ -55,5 +55,6 @@ class RunStopped(Exception):
 
 def told(error: BaseException) -> str:
     """One line on any error: this package's and the system's speak for themselves, of others the kind is said too."""
-    speaks = isinstance(error, (ParamServersError, OSError)) and str(error)
-    return str(error) if speaks else f"{type(error).__name__}: {error}".rstrip(": ")
+    said = " ".join(str(error).split())
+    speaks = isinstance(error, (ParamServersError, OSError)) and said
+    return said if speaks else f"{type(error).__name__}: {said}".rstrip(": ")

@@ -45,7 +45,7 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
     module.asked = []
     monkeypatch.setattr(module.lab, "measure", lambda scene, *given: module.asked.append((scene, *given)) or dict(ROW))
     yield module
-    for name in ("other_systems", "page", "plan"):
+    for name in ("other_systems", "page", "plan", "time_to_score", "beyond"):
         sys.modules.pop(name, None)
 
 
@@ -170,6 +170,12 @@ def test_the_page_is_what_the_rows_say(campaign: Any) -> None:
     made = json.loads((FOLDER / "meta.json").read_text(encoding="utf-8"))
     figures = sorted(path.name for path in FOLDER.glob("*.png"))
     assert page.page(read(FOLDER), made, figures) == (FOLDER / "README.md").read_text(encoding="utf-8")
+
+
+def test_what_is_beyond_64_nodes_is_simulated_from_what_was_recorded(campaign: Any) -> None:
+    beyond = importlib.import_module("beyond")
+    first = next(beyond.ways(64, 10.0, beyond.Processors.measured()))
+    assert first.workers == 48 and first.step_s > max(first.parts.values())
 
 
 def test_the_page_says_first_where_another_is_ahead(campaign: Any) -> None:

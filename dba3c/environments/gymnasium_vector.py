@@ -24,7 +24,7 @@ from dba3c.environments.process_env import ProcessEnv
 from dba3c.environments.protocol import EnvironmentFailed, Games, Transition, environment_seed
 from dba3c.environments.spaces import ActionCodec, ObservationCodec
 from dba3c.errors import UserError
-from dba3c.own_code import ANYTHING, RaisedInProcess
+from dba3c.own_code import ANYTHING, one_line
 from param_servers.timeouts import Restarts
 
 _LOG = logging.getLogger(__name__)
@@ -232,11 +232,6 @@ class LoopVectorEnvironment:
             raise EnvironmentFailed(f"{line}; given up after {restarts.most} restarts") from error
         failures.append(f"{line}; restart {restarts}")
         _LOG.warning(failures[-1])
-
-
-def one_line(error: BaseException) -> str:
-    """The error's type and the first line of what it says."""
-    return (str(error) if isinstance(error, RaisedInProcess) else f"{type(error).__name__}: {error}").splitlines()[0]
 
 
 def _unreadable(answer: str, error: BaseException) -> ValueError:

@@ -38,7 +38,7 @@ from gymnasium.spaces import Space
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.spaces import ActionCodec, MixedSpace, ObservationCodec
 from dba3c.errors import UserError
-from dba3c.own_code import ANYTHING, RaisedInProcess
+from dba3c.own_code import ANYTHING, RaisedInProcess, one_line
 
 _CLOSE_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 10.0
@@ -223,7 +223,7 @@ def serve(descriptor: int, maker_of: Callable[[EnvironmentConfig], Callable[[], 
             _play(pipe, config.env_id, maker_of(config)())
         except ANYTHING as error:  # whatever a stranger's environment raises is named by the worker
             is_user_error = isinstance(error, UserError)
-            line = " ".join((str(error) if is_user_error else f"{type(error).__name__}: {error}").split())
+            line = " ".join(str(error).split()) if is_user_error else one_line(error)
             with contextlib.suppress(OSError):  # the worker is gone and wants no answer
                 pipe.send_bytes((_USER_ERROR if is_user_error else _RAISED) + line.encode()[:_LARGEST_WORDS])
 

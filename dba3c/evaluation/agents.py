@@ -15,12 +15,11 @@ from dba3c.algorithms.policies import Asked
 from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import maker_of
-from dba3c.environments.gymnasium_vector import one_line
 from dba3c.environments.normalization import RunningStatistics, kept
 from dba3c.environments.spaces import ActionCodec, ObservationCodec
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.networks import State, reset_state
-from dba3c.own_code import ANYTHING
+from dba3c.own_code import ANYTHING, one_line
 from dba3c.runs.checkpoints import Policy, open_policy
 
 

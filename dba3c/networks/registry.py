@@ -18,7 +18,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dba3c.errors import UserError, did_you_mean
+from dba3c.errors import UserError, did_you_mean, warn_on_stderr
 from dba3c.networks.actor_critic import ActorCriticNetwork, Core, Heads, NetworkOutput, RecurrentNetwork, State
 from dba3c.networks.distributions import parameter_count
 from dba3c.networks.torsos import (
@@ -31,7 +31,7 @@ from dba3c.networks.torsos import (
     small_torso,
     torso_for,
 )
-from dba3c.own_code import calling, find
+from dba3c.own_code import ANYTHING, calling, find, one_line
 
 _TORSOS: dict[str, Callable[..., Any]] = {
     "dba3c": dba3c_torso,
@@ -126,7 +126,8 @@ def _refuse_statistics(name: str, network: ActorCriticNetwork, observation_space
     observations = torch.from_numpy(np.broadcast_to(rows, (batch, *shape)).astype(observation_space.dtype))
     try:
         fresh, used = copy.deepcopy(network), copy.deepcopy(network)
-    except Exception:  # a stranger's: what cannot be copied is taken as it is
+    except ANYTHING as error:
+        warn_on_stderr(f"{name}: whether what it has seen changes it is not known: {one_line(error)}")
         return
     with calling(name):
         used(observations, used.initial_state(batch))

@@ -32,6 +32,8 @@ PPO_DATA_POINTS = 10_000_000
 """Of the paper's Atari runs: 40 M frames."""
 FAMILY_PRESETS = {"football": "football", "vizdoom": "vizdoom", "atari": "breakout"}
 """Which preset fits a family when none is named; `fitting_preset` knows the rest."""
+OF_ONE_FAMILY = ("breakout", "atari", "breakout_cluster", "dba3c_paper", "football", "vizdoom")
+"""Presets that train no environments of other families."""
 MUJOCO = (
     "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum",
     "Pusher", "Reacher", "Swimmer", "Walker2d",
@@ -45,7 +47,6 @@ def breakout(env_id: str, cores: int) -> TrainConfig:
     On two cores 32 environments, which all workers share: updates of 160 samples. With more lanes see
     `environments_for` and `rate_for`.
     """
-    _require_family(env_id, "atari")
     exchange = local_servers(cores)
     environment = EnvironmentConfig(env_id=env_id, envs_per_worker=max(4, 32 // exchange.gradients_per_step))
     return TrainConfig(
@@ -97,7 +98,6 @@ def dba3c_paper(env_id: str, cores: int) -> TrainConfig:
     it is one rollout, 5 steps of 6 environments: 30 samples, 1,800 in an update.
     """
     del cores  # the paper's shape; --workers, --servers and --backup-workers change it
-    _require_family(env_id, "atari")
     return TrainConfig(
         environment=with_protocol(EnvironmentConfig(env_id=env_id, envs_per_worker=6), "2017"),
         network=NetworkConfig(network="dba3c"),
@@ -139,7 +139,6 @@ def football(env_id: str, cores: int) -> TrainConfig:
     γ 0.993 and the entropy cost are those of the environment's authors (arXiv 1907.11180). For the map add
     `--football-observation extracted --network football`.
     """
-    _require_family(env_id, "football")
     return TrainConfig(
         environment=EnvironmentConfig(
             env_id=env_id,
@@ -162,7 +161,6 @@ def vizdoom(env_id: str, cores: int) -> TrainConfig:
     γ 0.97: a game of `basic` is won in ten or twenty steps, and waiting costs. Learning rate: at 1e-3, which the small
     network without memory likes, the LSTM had not learned `basic` in 785 k steps; at 3e-4 it takes 160 k.
     """
-    _require_family(env_id, "vizdoom")
     return TrainConfig(
         environment=EnvironmentConfig(env_id=env_id, envs_per_worker=max(4, 16 // max(1, cores)), reward_scale=0.01),
         network=NetworkConfig(network="small_lstm", precision=_quicker_precision()),
@@ -344,13 +342,6 @@ def _environment(env_id: str) -> tuple[EnvironmentConfig, bool]:
     return environment, environment.family in ("vizdoom", "football")
 
 
-def _require_family(env_id: str, family: str) -> None:
-    """Raise ValueError where a preset made for one family is asked to train another."""
-    if EnvironmentConfig(env_id=env_id).family != family:
-        what = "Atari games" if family == "atari" else f"{family}/<scenario>"
-        raise ValueError(f"is for {what}, and {env_id} is none: --preset {fitting_preset(env_id)} fits it")
-
-
 PRESETS: dict[str, tuple[Callable[[str, int], TrainConfig], str]] = {
     "impala": (impala, "ALE/Breakout-v5"),
     "r2d2": (r2d2, "ALE/Breakout-v5"),
@@ -372,7 +363,7 @@ def preset(name: str | None, env_id: str | None, cores: int) -> TrainConfig:
     """The named preset for an environment; without a name the one that fits it, without an environment its own.
 
     Raises:
-        UserError: no such preset (the close ones are named).
+        UserError: no such preset (the close ones are named), or it is for other environments.
     """
     if name is None:
         env_id = env_id or EnvironmentConfig().env_id
@@ -381,12 +372,15 @@ def preset(name: str | None, env_id: str | None, cores: int) -> TrainConfig:
         raise UserError(f"no preset is called {name!r}; {did_you_mean(name, PRESETS)}")
     made, own = PRESETS[name]
     env_id = env_id or own
+    family = EnvironmentConfig(env_id=own).family
+    if name in OF_ONE_FAMILY and EnvironmentConfig(env_id=env_id).family != family:
+        what = f"{family}/<scenario>" if family in FAMILY_PRESETS.values() else "Atari games"
+        fits = fitting_preset(env_id)
+        raise UserError(f"the preset {name} is for {what}, and {env_id} is none: --preset {fits} fits it")
     try:
         config = made(env_id, cores)
     except ConfigError as error:  # no worker, say
         raise UserError(str(error)) from None
-    except ValueError as error:
-        raise UserError(f"the preset {name} {error}") from None
     return replace(config, run=replace(config.run, stop_score=stop_score(env_id)))
 
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from headline import PROCESSORS
 from numpy.typing import NDArray
-from page import SWITCH_US
-from plan import ENVIRONMENTS, LENGTH_STEPS, REDUCTION_MS, SEED, megabytes, recorded_s
+from plan import ENVIRONMENTS, LENGTH_STEPS, REDUCTION_MS, SEED, TIMES, megabytes, recorded_s
+from time_to_score import SWITCH_US
 
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.simulate import ring_s, simulate_times
@@ -72,7 +72,7 @@ class Way(NamedTuple):
 def ways(nodes: int, gbit: float, costs: Processors) -> Iterator[Way]:
     """All that are compared."""
     model_bytes, bytes_per_s = 1e6 * megabytes(NETWORK), 1e9 * gbit / 8
-    times_s = node_times_s(recorded_s(NETWORK), REDUCTION_MS[NETWORK] / 1e3, STEPS, nodes, SEED)
+    times_s = node_times_s(recorded_s(TIMES, NETWORK, ENVIRONMENTS), REDUCTION_MS[NETWORK] / 1e3, STEPS, nodes, SEED)
     slowest_s = float(times_s.max(axis=1).mean())
     wire = {"latency_s": SWITCH_US / 1e6, "wire_efficiency": 0.95}
     servers = Cluster(
@@ -122,7 +122,7 @@ def main() -> None:
         ["a step of a rank of all-reduce", f"{1e3 * costs.rank_s:.1f} ms"],
         ["a round of its ring", f"{1e6 * costs.round_s:.0f} µs"],
     )
-    alone_s = float(recorded_s(NETWORK).mean())
+    alone_s = float(recorded_s(TIMES, NETWORK, ENVIRONMENTS).mean())
     for nodes in NODES:
         for way in ways(nodes, GBIT, costs):
             longest = max(way.parts, key=lambda name: way.parts[name]) if way.parts else "–"

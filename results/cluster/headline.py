@@ -29,7 +29,6 @@ ENVIRONMENTS, LENGTH_STEPS = 720, 5
 """Of those runs, an update of 5 steps of each; all nodes' lanes share them."""
 DBA3C_NODES, DBA3C_MINUTES = 64, 21.0
 """Of 12 cores each; arXiv 1801.02852."""
-ASKED_MINUTES = 5.0
 PROCESSORS = HERE / "processors.jsonl"
 SAME_EXCHANGE = ("exchange", "workers", "servers", "colocated", "megabytes")
 """What a line there and a row have in common."""

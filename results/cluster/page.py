@@ -11,42 +11,28 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from headline import (
-    ASKED_MINUTES,
-    DBA3C_MINUTES,
-    DBA3C_NODES,
-    ENVIRONMENTS,
-    GOAL,
-    LENGTH_STEPS,
-    Composed,
-    composed,
-    learnt,
-    undilated,
-)
+from headline import learnt, undilated
 from plan import (
     MOST_OTHERS,
     PARAMETERS,
     REDUCTION_MS,
     REPLACED_S,
-    SHARED_TIMES,
     STEP_TIMEOUT_S,
     STRAGGLER,
     TAIL,
-    is_fresh,
-    recorded_s,
+    dilation_told,
+    mark,
 )
+from time_to_score import to_score
 
 from dba3c.benchmarks.dilated_cluster import read, way
-from dba3c.studies.page import made_by, markdown, rows_of
-from param_servers.benchmarks.cluster import CORES
+from dba3c.studies.page import made_by, markdown
 
 HERE = Path(__file__).resolve().parent
 OURS = ("servers", "async", "allreduce", "majority")
 ASKED_OVER_BOUND = 1.15
 CORRECTED = "2026-11-24"
 """The day on which three errors of the simulator were found by these rows."""
-SWITCH_US = 25
-"""From one host to the next, as is usual; no row has it."""
 Row = dict[str, Any]
 Rows = Sequence[Row]
 _ORDER = {name: place for place, name in enumerate(OURS)}
@@ -98,63 +84,6 @@ def _of_processors() -> dict[str, float]:
 # -- sections ----------------------------------------------------------------------------------------------------------
 
 
-def to_score(rows: Rows) -> list[str]:
-    """Updates that were learned × step times that were measured."""
-    reached = learnt()
-    assert reached is not None
-    points = composed(rows, reached.updates)
-    as_many = [p for p in points if DBA3C_NODES - 4 <= p.nodes <= DBA3C_NODES and not p.row["backup"]]
-    script = next(point for point in points if point.row["backup"])
-    best, served = (next(p for p in as_many if p.row["exchange"] == name) for name in ("allreduce", "servers"))
-    cells = [
-        (
-            point.nodes, way(row), _sum(row), f"{row['gbit']:g}", _of_a_lane(point),
-            _dilation(row), f"{row['slowest_compute_ms']:.1f}", f"{row['bound_ms']:.1f}", f"{row['step_ms']:.1f}",
-            f"{point.processor_ms:.1f}", f"{point.step_ms:.1f}", f"**{point.minutes:.1f}**", f"{row['own_share']:.0%}",
-        )
-        for point in points
-        for row in [point.row]
-    ]  # fmt: skip
-    few = min(points, key=lambda point: (point.nodes, point.minutes))
-    crowded_ms, rounds = _adding_up_ms(CORES), 2 * (best.row["workers"] - 1)
-    columns = ("nodes", "exchange", "workers", "Gbit/s", "environments a lane", "D", "compute, ms", "bound, ms")
-    told = _TO_SCORE.format(
-        goal=GOAL, script=script.minutes, beside=script.row["servers"],
-        minutes=best.minutes, nodes=best.nodes, who=best.who, served=served.who, more=served.minutes,
-        then=DBA3C_MINUTES, then_nodes=DBA3C_NODES, sum_ms=REDUCTION_MS["small"], two_ms=_adding_up_ms(2),
-        crowded_ms=crowded_ms,
-        crowded=reached.updates * (best.step_ms + crowded_ms - REDUCTION_MS["small"]) / 60e3, switch_us=SWITCH_US,
-        rounds=rounds, ring_ms=rounds * SWITCH_US / 1e3, dilated=reached.updates * best.row["step_ms"] / 60e3,
-        asked=ASKED_MINUTES, of_seeds=" and ".join(f"{n:,.0f}" for n in reached.of_seeds), updates=reached.updates,
-        steps=reached.agent_steps / 1e6, hours=reached.cpu_hours,
-        environments=ENVIRONMENTS, samples=ENVIRONMENTS * LENGTH_STEPS, cores=CORES,
-        few=few.nodes, few_minutes=few.minutes, times=few.minutes / best.minutes,
-        one_ms=best.row["slowest_compute_ms"], many_ms=few.row["slowest_compute_ms"], many=_of_a_lane(few),
-        one_mean_ms=_mean_ms(_of_a_lane(best)), many_mean_ms=_mean_ms(_of_a_lane(few)),
-    )  # fmt: skip
-    more = ("dilated step, ms", "processor, ms", "step, ms", "minutes", "busy")
-    return [told, markdown((*columns, *more), cells)]
-
-
-def _of_a_lane(point: Composed) -> int:
-    """Environments."""
-    return ENVIRONMENTS // (CORES * point.gradients)
-
-
-def _mean_ms(environments: int) -> float:
-    return float(1e3 * recorded_s(SHARED_TIMES, "small", environments).mean())
-
-
-def _sum(row: Row) -> str:
-    return f"{row['workers'] - row['backup']} + {row['backup']} backup" if row["backup"] else str(row["workers"])
-
-
-def _adding_up_ms(lanes: int) -> float:
-    """On two cores, as results/lanes has it."""
-    rows = rows_of(HERE.parent / "lanes" / "reduction.jsonl")
-    return next(row["step_ms"] for row in rows if (row["lanes"], row["megabytes"]) == (lanes, 2.7))
-
-
 def peers(rows: Rows) -> list[str]:
     """Who is ahead, those cases first in which it is not ours."""
     key = ("workers", "megabytes", "slow")
@@ -163,7 +92,7 @@ def peers(rows: Rows) -> list[str]:
     cells = [
         (
             way(row), row["workers"], row["backup"], f"{row['megabytes']:g}", "yes" if row["slow"] > 1 else "no",
-            _dilation(row), f"{row['step_ms']:.1f}", f"{row['data_points_per_s']:,.0f}", f"{row['own_share']:.0%}",
+            dilation_told(row), f"{row['step_ms']:.1f}", f"{row['data_points_per_s']:,.0f}", f"{row['own_share']:.0%}",
         )
         for row in _sorted(_fastest_first(rows), *key)
     ]  # fmt: skip
@@ -200,7 +129,7 @@ def main_rows(rows: Rows) -> list[str]:
         mine = list(found)
         most = max(row["workers"] for row in mine)
         ranked = _fastest_first([row for row in mine if row["workers"] == most])
-        lines = (f"{way(row)} {row['data_points_per_s']:,.0f}{_over(row)}{_mark(row)}" for row in ranked)
+        lines = (f"{way(row)} {row['data_points_per_s']:,.0f}{_over(row)}{mark(row)}" for row in ranked)
         told.append(f"- **{group[0]}, {group[1]:g} Gbit/s, {most} workers**: " + "; ".join(lines) + ".")
     columns = ("network", "Gbit/s", "exchange", "n", "b", "D", "compute, ms", "bound, ms", "step, ms", "predicted")
     more = ("error", "data points/s", "dropped", "busy", "server's cores")
@@ -227,7 +156,7 @@ def _table(columns: Sequence[str], rows: Rows) -> str:
         times = [f"{row[name]:.1f}" for name in ("slowest_compute_ms", "bound_ms", "step_ms", "predicted_ms")]
         rate, shares = f"{row['data_points_per_s']:,.0f}", (f"{row['dropped_share']:.1%}", f"{row['own_share']:.0%}")
         cores = "–" if row["server_cores"] is None else f"{row['server_cores']:.1f}"
-        who = (network, f"{row['gbit']:g}", way(row), row["workers"], row["backup"], _dilation(row))
+        who = (network, f"{row['gbit']:g}", way(row), row["workers"], row["backup"], dilation_told(row))
         cells.append((*who, *times, f"{row['error']:+.1%}", rate, *shares, cores))
     return markdown(columns, cells)
 
@@ -240,7 +169,7 @@ def backup(rows: Rows) -> list[str]:
         mine = _sorted(list(found), "backup")
         best = max(mine, key=lambda row: row["data_points_per_s"])
         guess = max(mine, key=lambda row: row["data_points_per_s"] * row["step_ms"] / row["predicted_ms"])
-        tried = ", ".join(f"b = {row['backup']}: {row['data_points_per_s']:,.0f}{_mark(row)}" for row in mine)
+        tried = ", ".join(f"b = {row['backup']}: {row['data_points_per_s']:,.0f}{mark(row)}" for row in mine)
         advice = f"the simulator's advice was {guess['backup']}"
         who = f"{way(best)}, {best['network']} network"
         told.append(f"- {who}: {tried} data points/s. The best b is {best['backup']}; {advice}.")
@@ -261,7 +190,7 @@ def faults(rows: Rows) -> list[str]:
     )
     cells = [
         (
-            row["fault"], way(row), row["workers"], row["backup"], _dilation(row), f"{1e3 / row['step_ms']:.1f}",
+            row["fault"], way(row), row["workers"], row["backup"], dilation_told(row), f"{1e3 / row['step_ms']:.1f}",
             f"{_longest_pause_ms(row) / 1e3:.2f}", *_at_the_end(row),
         )
         for row in _sorted(rows, "fault", "exchange")
@@ -287,7 +216,7 @@ def central(rows: Rows) -> list[str]:
     columns = ("network", "Gbit/s", "actors", "learner, cores", "D", "wire, ms", "update, ms", "predicted", "error")
     cells = [
         (
-            row["network"], f"{row['gbit']:g}", row["workers"], f"{row['learner_cores']:g}", _dilation(row),
+            row["network"], f"{row['gbit']:g}", row["workers"], f"{row['learner_cores']:g}", dilation_told(row),
             f"{row['bound_ms']:.1f}", f"{row['step_ms']:.1f}", f"{row['predicted_ms']:.1f}", f"{row['error']:+.1%}",
             f"{row['data_points_per_s']:,.0f}", f"{row['own_share']:.0%}", f"{row['learner_process_cores']:.1f}",
         )
@@ -309,7 +238,7 @@ def simulator(rows: Rows) -> list[str]:
     )
     beyond = [
         f"- {way(row)}, {row['workers']} workers, b = {row['backup']}, {row['megabytes']:.2f} MB at {row['gbit']:g} "
-        f"Gbit/s, D = {_dilation(row)}: predicted {row['predicted_ms']:.1f} ms, measured {row['step_ms']:.1f}."
+        f"Gbit/s, D = {dilation_told(row)}: predicted {row['predicted_ms']:.1f} ms, measured {row['step_ms']:.1f}."
         for row in sorted(rows, key=lambda row: -abs(row["error"]))
         if abs(row["error"]) > 0.1
     ]
@@ -327,7 +256,7 @@ def method(rows: Rows) -> list[str]:
     told = "; ".join(f"{who} {_percent(spread)}" for spread, who in spreads)
     cells = [
         (
-            way(row), row["workers"], f"{row['gbit']:g}", _dilation(row), f"{row['step_ms']:.1f}",
+            way(row), row["workers"], f"{row['gbit']:g}", dilation_told(row), f"{row['step_ms']:.1f}",
             f"{row['predicted_ms']:.1f}", f"{row['own_share']:.0%}",
         )
         for row in _sorted(rows, *key, "dilation")
@@ -347,14 +276,6 @@ def _fastest_first(rows: Rows) -> list[Row]:
 
 def _percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:.{digits}f} %"
-
-
-def _dilation(row: Row) -> str:
-    return f"{row['dilation']}{_mark(row)}"
-
-
-def _mark(row: Row) -> str:
-    return (" †" if row["refused"] else "") + ("" if is_fresh(row) else " ‡")
 
 
 # -- prose -------------------------------------------------------------------------------------------------------------
@@ -382,29 +303,6 @@ gradient of 240 data points per node is on the wire. {sizes}.
 †: the row took more than 60 % of this machine, or other work more than {others} of it, in every try; the least \
 busy try is shown, and is not counted. ‡: measured before the switch's queues were repaired ([below](#does-d-matter)), \
 or beside more other work than is allowed now; not yet again."""
-
-_TO_SCORE = """\
-**{minutes:.1f} minutes on {nodes} nodes of {cores} cores ({who}; {more:.1f} with {served}), composed**; DBA3C \
-reported {then:g} on {then_nodes}, {asked:g} were asked. `slurm/breakout_64nodes.sh` as it is, 64 workers of which \
-the first 60 make an update, with {beside} servers beside them: **{script:.1f}**. Composed of {updates:,.0f} updates \
-of {samples:,} samples, the mean of what real runs on two cores took to a mean of {goal:g} over 50 games (5-step \
-actor-critic, {steps:.2f} M agent steps, {hours:.2f} core-hours; {of_seeds} updates by seed: \
-[batch size](../batch_size/)), times the mean step of the rows here, whose compute times were recorded of a lane that \
-has its core to itself (`shared_times.csv`; twelve on a node also share its memory). All nodes share {environments} \
-environments, so the run is the same one at every number of nodes that shares them evenly; evaluation, start-up and \
-recovery are not in it. It has not been run on a cluster. \
-**More nodes pay less and less**: {few} take {few_minutes:.1f} minutes, {nodes} are {times:.1f} times as fast: the \
-slowest of all their lanes computes {one_ms:.0f} ms for its one environment (a lane's mean is {one_mean_ms:.0f}), on \
-{few} nodes {many_ms:.0f} for {many} (mean {many_mean_ms:.0f}), and the exchange becomes as long as the computing.
-
-A step is *compute* and then the longer of two: what the exchange takes in the time-dilated row, where processors are \
-D times too fast, and *processor*, what it takes of the busiest server or rank when as many processes exchange over \
-this machine's loopback, not dilated (`processors.py`, the median of its runs; they share two cores, which costs them \
-more than hosts of their own would). By the dilated rows alone the first would be {dilated:.1f} minutes. Not in it: \
-{switch_us} µs from host to host, {ring_ms:.1f} ms in the {rounds} rounds of that ring; and the adding up of a node's \
-twelve lanes is taken as {sum_ms:g} ms, that of two lanes on two cores of an EPYC (of a Xeon {two_ms:.1f}), while \
-twelve that take turns on two need {crowded_ms:.0f} ms ([lanes](../lanes/)), with which it would be \
-{crowded:.1f} minutes."""
 
 _PEERS = """\
 Their code is `other_systems.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, \
@@ -459,8 +357,8 @@ _LIMITS = """\
 - The processors are D times too fast: what servers and ranks spend on summing, on optimizers and in the kernel costs \
 a D-th of what it would. *Server's cores* says where that matters. Not dilated, a step of 2.7 MB takes the \
 busiest of 4 servers for 60 workers {server_ms:.0f} ms, the busiest of 60 beside them \
-{beside_ms:.0f} ms, a rank of all-reduce {rank_ms:.0f} ms (`processors.jsonl`): less than the wire at 1 Gbit/s, more \
-than it at 10, where only the time to 300 above counts it.
+{beside_ms:.0f} ms, a rank of all-reduce {rank_ms:.0f} ms (`processors.jsonl`): less than the wire at 1 Gbit/s, and \
+but for the 4 servers more than it at 10, where only the time to 300 above counts it.
 - This kernel cannot delay packets: a round trip takes this machine's 0.1 to 0.3 ms divided by D, which is kind to a \
 ring of 64 ranks (126 rounds a step). Timers of the kernel's TCP are not dilated, either.
 - Other work ran on this machine now and then. A row's processes have real-time priority (`SCHED_RR`), so it waits for \

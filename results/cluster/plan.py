@@ -145,6 +145,15 @@ def is_fresh(row: dict[str, Any]) -> bool:
     return row.get("queue_bytes") == QUEUE_BYTES and quiet
 
 
+def dilation_told(row: dict[str, Any]) -> str:
+    """D, with the marks that the page explains."""
+    return f"{row['dilation']}{mark(row)}"
+
+
+def mark(row: dict[str, Any]) -> str:
+    return (" †" if row["refused"] else "") + ("" if is_fresh(row) else " ‡")
+
+
 def megabytes(network: str) -> float:
     return 4 * PARAMETERS[network] / 1e6
 

@@ -111,7 +111,7 @@ def test_a_new_environment_that_cannot_be_made_is_one_more_failed_restart():
     envs.reset()
     broken = envs.step(np.array([0]))
     first, second = broken.failures
-    assert "step 1): RuntimeError: the physics exploded; restart 1 of 2" in first
+    assert "step 1): RuntimeError: the physics exploded second line; restart 1 of 2" in first
     assert re.search(r"environment 0 \(seed \d+, step 0\): OSError: the port is in use; restart 2 of 2", second)
     assert not broken.valid[0] and broken.truncated[0]
     assert [envs.step(np.array([0])).observation[0, 0] for _ in range(2)] == [0, 1]
