@@ -44,6 +44,7 @@ def test_every_public_name_is_documented():
 
 
 def test_a_curve_is_a_series_over_frames_and_arrays_without_pandas(monkeypatch):
+    pytest.importorskip("pandas")
     run = dba3c.read(RESULTS / "breakout_2cores")
     series = run.curve("score_mean_50")
     assert series.index.name == "frames" and np.all(np.diff(series.index) >= 0)
@@ -73,6 +74,7 @@ def test_a_run_is_taken_wherever_its_folder_is(make_run, write_checkpoint):
 
 
 def test_numpy_s_numbers_are_numbers_and_what_is_none_is_said_before_a_game_is_played(make_run, write_checkpoint):
+    pytest.importorskip("pygame")
     run = make_run(CARTPOLE)
     write_checkpoint(run, CARTPOLE, step=10)
     one, ten = np.int64(1), np.int64(10)
@@ -106,6 +108,7 @@ def test_games_are_not_played_whose_scores_could_not_be_kept(make_run, write_che
 def test_a_committed_run_is_played_filmed_and_read_and_nothing_is_written_into_it(
     make_run, write_checkpoint, tmp_path, monkeypatch
 ):
+    pytest.importorskip("pygame")
     run = make_run(CARTPOLE)
     write_checkpoint(run, CARTPOLE, step=10)
     results = tmp_path / "results" / "cartpole" / "nstep" / "seed-0"

@@ -23,6 +23,7 @@ import dba3c
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
+from dba3c.studies.curve import load_curve
 from launch import running
 from launch.cli.main import main
 from launch.cli.options import parse_train
@@ -248,7 +249,7 @@ def test_a_detached_run_is_there_at_once_and_looked_at_when_it_has_ended(
     assert training.folder == folder and training.status == "live" and training.wait(0.0) is training
     run = training.wait()
     assert run.status == training.status == "finished" and f"run ended: {run.reason}" in capfd.readouterr().out
-    assert run.curve("score_mean_50").iloc[-1] > 5
+    assert load_curve(folder).column("score/mean")[-1] > 5
     assert run.agent().act([0.0, 0.0, 0.0, 0.0]) in (0, 1)
 
 

@@ -89,7 +89,9 @@ def test_floats_from_a_space_of_integers_are_refused():
 def test_an_environment_that_keeps_breaking_is_given_up_with_index_seed_and_step():
     envs = LoopVectorEnvironment(CONFIG, lambda: Counting(fault=raising, bad_at=1), 1, 7)
     envs.reset()
-    with pytest.raises(EnvironmentFailed, match=r"environment 0 \(seed \d+, step 1\).*exploded second line; given up after 2"):
+    with pytest.raises(
+        EnvironmentFailed, match=r"environment 0 \(seed \d+, step 1\).*exploded second line; given up after 2"
+    ):
         for _ in range(10):
             envs.step(np.array([0]))
 

@@ -22,7 +22,7 @@ FAMILIES = {
     "football": EnvironmentConfig(env_id="football/academy_empty_goal_close"),
     "your own": EnvironmentConfig(env_id="gymnasium.envs.classic_control:CartPoleEnv"),
 }
-NEEDS = {"mujoco": "mujoco", "vizdoom": "vizdoom", "football": "gfootball"}
+NEEDS = {"mujoco": "glfw", "vizdoom": "vizdoom.vizdoom", "football": "gfootball"}
 
 
 def games_after_reset(envs, seed=None, steps=25):

@@ -20,7 +20,7 @@ from dba3c.runs.folder import RunFolder
 from dba3c.workers.worker import worker
 from launch.cli.presets import preset
 
-pytest.importorskip("vizdoom")
+pytest.importorskip("vizdoom.vizdoom")  # results/vizdoom may pass for the package itself
 
 CONFIG = EnvironmentConfig(env_id="vizdoom/basic")
 NOTHING, LEFT, RIGHT, ATTACK = range(4)

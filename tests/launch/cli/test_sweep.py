@@ -44,6 +44,13 @@ def test_a_grid_has_every_value_with_every_other():
     assert all("/" not in name and ">" not in name for name in names)
 
 
+def test_a_range_that_is_none_is_refused(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    assert "is no range" in refused(capsys, "sweep", "--workers", "4..2", "--search", "optuna")
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_cannot_be_swept_is_one_line_and_nothing_is_made(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     two = ("--learning-rate", "1e-3", "1e-4")
@@ -54,7 +61,6 @@ def test_what_cannot_be_swept_is_one_line_and_nothing_is_made(tmp_path, capsys, 
     assert "unknown option --trails; did you mean --trials?" in refused(capsys, "sweep", *two, "--trails", "3")
     assert "--seeds must be at least 1" in refused(capsys, "sweep", *two, "--seeds", "0")
     assert "--learning-rate is given twice" in refused(capsys, "sweep", *two, *two)
-    assert "is no range" in refused(capsys, "sweep", "--workers", "4..2", "--search", "optuna")
     assert "--search cannot be 'opuna'" in refused(capsys, "sweep", *two, "--search", "opuna")
     late = refused(capsys, "sweep", "--into", "here", "CartPole-v1", *two)
     assert "CartPole-v1 belongs to no option; ENV comes first: dba3c sweep ENV --into" in late
