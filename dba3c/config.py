@@ -358,59 +358,6 @@ def refuse_unread(config: TrainConfig, given: Iterable[str]) -> None:
         raise UserError(refusal)
 
 
-MAY_CHANGE = (
-    "total_frames", "stop_score", "stop_games", "max_hours", "max_core_hours", "track", "evaluators", "recorders",
-    "evaluation_games", "evaluation_budget_s", "recording_every", "checkpoint_every_steps", "keep_checkpoints",
-    "lanes", "env_threads", "environment_restarts", "environment_timeout_s", "device", "precision",
-    "listen_host", "interface", "port",
-    "step_timeout_s", "join_timeout_s", "reconnect_timeout_s", "checkpoint_timeout_s",
-)  # fmt: skip
-"""Options that a run may go on with other values of: when it ends, who watches it, on which machine it is played."""
-
-
-FOLLOWS_THE_MACHINE = ("envs_per_worker", "environment_processes")
-"""Options of what a run is that follow, like some of `MAY_CHANGE`, from the cores or ranks it goes on with."""
-WHAT_A_RUN_IS = ("environment", "network", "algorithm", "optimizer", "replay")
-"""Groups of options that make another run of it."""
-
-
-def _meant(value: Any, config: TrainConfig, name: str) -> Any:
-    """What an option says, however it is written: 1e-2 is 0.01, and None what the environment's family has."""
-    if name in ("entropy_cost", "policy_clip", "learning_rate"):
-        return parse_schedule(value)
-    of_family = {"frame_skip": config.environment.frame_skip_range, "clip_reward": config.environment.clips_reward}
-    return of_family.get(name, value)
-
-
-def refuse_another_run(config: TrainConfig, of_run: TrainConfig) -> None:
-    """Raise UserError, naming the options, where `train --resume` was told another run than the one that is there."""
-    other = [
-        f"--{name.replace('_', '-')} {old} (not {new})"
-        for group in WHAT_A_RUN_IS
-        for name, old in vars(getattr(of_run, group)).items()
-        if name not in (*MAY_CHANGE, *FOLLOWS_THE_MACHINE)
-        and _meant(old, of_run, name) != _meant(new := getattr(getattr(config, group), name), config, name)
-    ]
-    if config.run.seed != of_run.run.seed:
-        other.append(f"--seed {of_run.run.seed} (not {config.run.seed})")
-    if other:
-        raise UserError(f"the run to resume has {', '.join(other)}: give the options that it began with")
-
-
-def changed_on_resume(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of a run that goes on, with what was given.
-
-    Raises:
-        UserError: something that was given would make another run of it, or is not read, or cannot be.
-    """
-    if fixed := sorted(set(given) - set(MAY_CHANGE)):
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
-        raise UserError(f"{flags} cannot change when a run goes on; dba3c resume --help lists what can")
-    changed = replace_options(config, **given)
-    refuse_unread(changed, given)
-    return changed
-
-
 def replace_options(config: TrainConfig, **options: Any) -> TrainConfig:
     """A copy with some leaf options changed, whichever group they live in.
 

@@ -18,10 +18,11 @@ from threading import Event, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from dba3c.api import Run
-from dba3c.config import TrainConfig, changed_on_resume, refuse_unread, replace_options, typed_options
+from dba3c.config import TrainConfig, refuse_unread, replace_options, typed_options
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics.watch import watched
 from dba3c.own_code import name_of
+from dba3c.resuming import changed_on_resume
 from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.folder import RunFolder
 from launch import running
@@ -130,7 +131,7 @@ def resume(run: str | os.PathLike[str], *, detach: bool = False, **options: Any)
     """Go on with a run from its newest checkpoint; see `train`, also for what is raised.
 
     Args:
-        options: of what may change (`dba3c.config.MAY_CHANGE`); any other is a UserError.
+        options: of what may change (`dba3c.resuming.MAY_CHANGE`); any other is a UserError.
     """
     folder = RunFolder.open(run)
     given = typed_options(options, ("detach",))

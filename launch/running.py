@@ -27,11 +27,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dba3c.config import TrainConfig, has_own_code, refuse_another_run, replace_options
+from dba3c.config import TrainConfig, has_own_code, replace_options
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics.trackers import check_clients
 from dba3c.metrics.watch import PlainView, watched
 from dba3c.metrics.writer import MetricsWriter
+from dba3c.resuming import refuse_another_run
 from dba3c.roles import PER_START
 from dba3c.runs.ending import (
     TRAINING_ROLES,

@@ -17,13 +17,13 @@ from dba3c.config import TrainConfig, refuse_normalized_replay, refuse_unread, r
 from dba3c.environments.atari_protocols import with_protocol
 from dba3c.environments.config import check_env_id
 from dba3c.errors import UserError, did_you_mean, warn_on_stderr
+from dba3c.resuming import environments_of, rate_for
 from launch.cli.presets import (
     PRESETS,
     environments_for,
     fitting_preset,
     in_one_worker,
     preset,
-    rate_for,
     with_central_inference,
 )
 from launch.cluster.launchers import LaunchPlace
@@ -126,8 +126,7 @@ class TrainWords:
         counts = self.preset_of(config) in RATE_OF_ENVIRONMENTS and self.is_synchronous(config)
         if counted or not counts or config.optimizer.optimizer != "rmsprop":
             return config
-        environments = config.exchange.gradients_per_step * config.environment.envs_per_worker
-        return replace_options(config, learning_rate=rate_for(environments))
+        return replace_options(config, learning_rate=rate_for(environments_of(config)))
 
     def grows_with_lanes(self, config: TrainConfig) -> bool:
         """Whether its environments are counted for each lane."""

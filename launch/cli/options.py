@@ -23,8 +23,9 @@ from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from dba3c.config import MAY_CHANGE, TrainConfig, option_names
+from dba3c.config import TrainConfig, option_names
 from dba3c.errors import UserError, did_you_mean
+from dba3c.resuming import MAY_CHANGE
 from launch.cli.configuration import TrainWords, words_of
 from launch.local.resources import given_cores
 from param_servers.errors import ConfigError

@@ -45,7 +45,7 @@ def breakout(env_id: str, cores: int) -> TrainConfig:
     """Atari tuned for one machine: the 5-step actor-critic, the small network, no sticky actions.
 
     On two cores 32 environments, which all workers share: updates of 160 samples. With more lanes see
-    `environments_for` and `rate_for`.
+    `environments_for` and `dba3c.resuming.rate_for`.
     """
     exchange = local_servers(cores)
     environment = EnvironmentConfig(env_id=env_id, envs_per_worker=max(4, 32 // exchange.gradients_per_step))
@@ -276,13 +276,6 @@ def environments_for(lanes: int) -> int:
     updates; those of 1,920 half as many steps again (results/batch_size).
     """
     return min(MOST_ENVIRONMENTS, ENVIRONMENTS_A_LANE * max(2, lanes))
-
-
-def rate_for(environments: int) -> str:
-    """RMSprop's learning rate in the presets `breakout` and `breakout_cluster`: with rollouts of 5 steps it grows with
-    the root of an update's samples; 32 environments have 7e-4, 720 have 3.3e-3."""
-    rate = 7e-4 * (environments / (2 * ENVIRONMENTS_A_LANE)) ** 0.5
-    return f"linear:{rate:.2g}->{rate / 10:.2g}@20e6"
 
 
 def in_one_worker(config: TrainConfig) -> TrainConfig:

@@ -19,10 +19,11 @@ from typing import Annotated
 
 import tyro
 
-from dba3c.config import TrainConfig, changed_on_resume
+from dba3c.config import TrainConfig
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics import monitor as trackers
 from dba3c.metrics import watch as live_view
+from dba3c.resuming import changed_on_resume
 from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.folder import RunFolder
 from launch import running

@@ -11,17 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dba3c.config import (
-    MAY_CHANGE,
-    TrainConfig,
-    changed_on_resume,
-    option_names,
-    refuse_another_run,
-    replace_options,
-    typed_options,
-)
+from dba3c.config import TrainConfig, option_names, replace_options, typed_options
 from dba3c.errors import UserError
 from dba3c.metrics import watch as live_view
+from dba3c.resuming import MAY_CHANGE, changed_on_resume, refuse_another_run
 from dba3c.runs.folder import RunFolder
 from launch.cli.main import COMMANDS, main
 from launch.cli.options import COMMON, parse_resume, parse_train
@@ -290,6 +283,16 @@ def test_train_resume_with_the_options_of_another_run_is_refused_by_name_and_oth
         refuse_another_run(other, of_run)
     with pytest.raises(UserError, match=r"--seed 0 \(not 3\): give the options that it began with"):
         refuse_another_run(other, of_run)
+
+
+def test_a_run_whose_learning_rate_goes_with_the_cores_goes_on_with_others_and_one_of_its_own_does_not() -> None:
+    said = parse_train(["breakout"])
+    refuse_another_run(said.config(12), said.config(2))
+    assert said.config(12).optimizer.learning_rate != said.config(2).optimizer.learning_rate
+    own = parse_train(["breakout", "--learning-rate", "1e-3"])
+    refuse_another_run(own.config(12), own.config(2))
+    with pytest.raises(UserError, match=r"--learning-rate constant:0.001 \(not linear:.*\): give the options"):
+        refuse_another_run(said.config(12), own.config(2))
 
 
 def test_resume_as_one_of_several_ranks_names_what_ranks_run(

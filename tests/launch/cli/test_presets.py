@@ -8,6 +8,7 @@ from dba3c.assembly.model import Spaces, build_module
 from dba3c.environments.atari_protocols import protocol_name
 from dba3c.errors import UserError
 from dba3c.networks.torsos import ConvolutionalTorso, PerceptronTorso
+from dba3c.resuming import environments_of, rate_for
 from launch.cli import presets
 from launch.cli.configuration import fit_config, said_of_samples, samples_of, samples_text
 from launch.cli.options import parse_train
@@ -214,8 +215,7 @@ def test_on_a_cluster_the_lanes_of_workers_count_and_not_the_cores_of_servers(
     said = parse_train([preset, "--servers", str(servers), "--backup-workers", "0"])
     config, _ = fit_config(said, LaunchPlace(launcher="slurm", world_size=ranks), cores=cores)
     assert samples_of(config) == samples
-    in_all = config.environment.envs_per_worker * config.exchange.gradients_per_step
-    rates = (config.optimizer.learning_rate, presets.rate_for(in_all))
+    rates = (config.optimizer.learning_rate, rate_for(environments_of(config)))
     assert parse_schedule(rates[0])(0) == parse_schedule(rates[1])(0)
 
 
