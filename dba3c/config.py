@@ -247,6 +247,7 @@ RETIRED_OPTIONS = (
     ("environment", "atari_backend", "ale"),
     ("exchange", "transport", "tcp"),
     ("exchange", "wire_dtype", "float32"),
+    ("exchange", "when_workers_lost", "shrink"),
     *(("environment", f"dmlab_{name}", None) for name in ("level_cache", "dataset", "home")),
 )
 """(group, option, value): what older run folders say that is no option any more, with the one value still meant."""

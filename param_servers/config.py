@@ -161,7 +161,6 @@ OptimizerName = Literal["rmsprop", "adam", "sgd", "momentum", "adagrad", "adadel
 ClipRule = Literal["global", "average_per_tensor", "none"]
 ExchangeName = Literal["local", "servers", "async", "allreduce", "majority"]
 CollectiveBackend = Literal["torch", "horovod", "mpi"]
-WhenWorkersLost = Literal["shrink", "stop"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +236,8 @@ class ExchangeConfig:
     """async: steps by which a gradient may be late and still count. None: any."""
 
     step_timeout_s: float = option(60.0, above=0, most=LONGEST_S)
-    """Longest wait for a step to end; then the missing workers are lost and when_workers_lost decides."""
+    """Longest wait for a step to end; then the missing workers are lost, and with fewer than
+    min_workers left the run."""
 
     join_timeout_s: float = option(300.0, above=0, most=LONGEST_S)
     """Longest wait at the start for the others to appear."""
@@ -248,11 +248,9 @@ class ExchangeConfig:
     checkpoint_timeout_s: float = option(120.0, above=0, most=LONGEST_S)
     """Longest wait for the disks: to load the checkpoint that is gone on from, and to write the last one."""
 
-    when_workers_lost: WhenWorkersLost = option("shrink", exchange="servers async majority")
-    """With fewer than num_gradients workers left: average fewer (shrink), or stop with a checkpoint."""
-
     min_workers: int = option(1, least=1, exchange="servers async majority")
-    """shrink: with fewer workers than this the run stops with a checkpoint."""
+    """With fewer than num_gradients workers left a step averages fewer; with fewer than this many the run stops with a
+    checkpoint."""
 
     checkpoint_every_steps: int = option(1000, least=0)
     """Steps between checkpoints; 0: only at the end."""

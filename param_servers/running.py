@@ -67,6 +67,8 @@ def serve(
     addresses, config, plan = _run_of(module, address, exchange_config)
     host, port = addresses[shard]
     if steps is not None:
+        if "should_stop" in options:
+            raise ConfigError("steps and should_stop both say when the run ends: give one of them")
         options["should_stop"] = lambda step, data_points: f"{steps} steps" if step >= steps else None
     return ParameterServer(
         shard=shard,

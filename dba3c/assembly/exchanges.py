@@ -45,6 +45,7 @@ def connect(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: M
                 secret=process.secret,
                 resolve=process.address_of("rank"),
                 publish_address=process.publisher("rank"),
+                **_audit(process),
                 **duties,
             )
     return ClippedExchange(exchange, plan.layout, config.optimizer)
@@ -84,6 +85,11 @@ def _duties(process: RunProcess, parameters: Tensor, metrics: MetricsWriter) -> 
     }
 
 
+def _audit(process: RunProcess) -> dict[str, Any]:
+    """Where whoever decides about steps says which gradients made them."""
+    return {"audit_path": process.folder.audit / "commits.jsonl", "life": process.folder.life_number()}
+
+
 def server(process: RunProcess) -> str:
     """Hold one shard of the parameters."""
     plan, parameters = initial_parameters(process.config)
@@ -96,8 +102,7 @@ def server(process: RunProcess) -> str:
             publish_address=process.publisher("server"),
             secret=process.secret,
             incarnation=process.incarnation,
-            audit_path=process.folder.audit / "commits.jsonl",
-            life=process.folder.life_number(),
+            **_audit(process),
             **_duties(process, parameters, metrics),
         ).run()
     finally:

@@ -35,7 +35,7 @@ WITH_BACKUP_WORKERS = ("servers", "majority")
 WITHOUT_SERVERS = ("local", "allreduce", "majority")
 SEVERAL_WORKERS = {
     "exchange", "collective_backend", "num_workers", "num_gradients", "num_backup_workers", "num_servers", "sharding",
-    "max_staleness", "when_workers_lost", "min_workers",
+    "max_staleness", "min_workers",
 }  # fmt: skip
 """Options that speak of several workers, or of servers."""
 COUNTS = ("num_workers", "num_gradients", "num_backup_workers", "actors")

@@ -227,15 +227,18 @@ class Processes:
             with suppress(Empty):
                 return self._results.get(timeout=0.05)
             look()
-            if failed := [number for number, process in self._running.items() if _has_failed(process.pid)]:
+            if failed := [number for number, process in self._running.items() if _has_failed(process)]:
                 raise PeerLost(f"of the case's processes {failed[0]} failed, and {len(failed) - 1} others")
         raise PeerLost(f"no process had a result within {PATIENCE_S:g} s")
 
 
-def _has_failed(pid: int) -> bool:
+def _has_failed(process: Any) -> bool:
     """Whether a child has ended with an error. It is not reaped: with it would go its time, which a `Snapshot` of the
     others still needs, and its parent would have it as another's."""
-    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    try:
+        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # it was, where another one has been started since
+        return bool(process.exitcode)
     return ended is not None and ended.si_status != 0
 
 

@@ -158,14 +158,15 @@ class MajorityCoordinator:
         complete = self.phase == "gathering" and enough and set(self.connected) == set(self._standing)
         return self._form(now_s) if complete else []
 
-    def _form(self, now_s: float) -> list[MajorityDecision]:
-        """A group of all ranks that answered, at the step of the one that is furthest (the lowest of them)."""
+    def _form(self, now_s: float, why: str = "") -> list[MajorityDecision]:
+        """A group of all ranks that answered, at the step of the one that is furthest (the lowest of them). `why`: who
+        did not answer."""
         config, members, wanted = self._config, sorted(self._standing), self._config.gradients_per_step
         self._fruitless += 1
         short = len(members) < wanted
-        too_few = f"{len(members)} ranks are left for {wanted} gradients"
-        if len(members) < config.min_workers or (short and config.when_workers_lost == "stop"):
-            return self.stop(f"{too_few} (min_workers {config.min_workers}, {config.when_workers_lost})", failed=True)
+        too_few = f"{len(members)} ranks are left for {wanted} gradients{why and f': {why}'}"
+        if len(members) < config.min_workers:
+            return self.stop(f"{too_few} (min_workers {config.min_workers})", failed=True)
         if self._fruitless > MOST_FORMATIONS:
             return self.stop(f"{MOST_FORMATIONS} groups broke one after the other without a step", failed=True)
         source = max(members, key=lambda rank: (self._standing[rank][0], -rank))
@@ -213,9 +214,8 @@ class MajorityCoordinator:
         why = f"ranks {sorted(expected - set(self._standing))} did not {'answer' if self.generation else 'come'}"
         silent = sorted(set(self.connected) - set(self._standing))
         expelled = [Expel(rank, self._remove(rank), "it did not answer in time") for rank in silent]
-        if not self.generation and self._config.when_workers_lost == "stop":
-            return [*expelled, *self.stop(f"{why} within {self._timeouts.join_s:g} s", failed=True)]
-        return [*expelled, *(self._form(now_s) if self._standing else self.stop(why, failed=True))]
+        why += f" within {self._patience_s:g} s"
+        return [*expelled, *(self._form(now_s, why) if self._standing else self.stop(why, failed=True))]
 
     def stop(self, reason: str, failed: bool) -> list[MajorityDecision]:
         """End the run: all ranks that are connected are told."""

@@ -93,7 +93,7 @@ class Coordinator:
         self._servers.discard(shard)
         self._missing[shard] = (now_s, self._timeouts.server_return_s)
         if self.state in ("stopping", "stopped"):
-            return [] if self._ending is None else self._end(f"server {shard} is gone")
+            return self._end(f"server {shard} is gone") if self.state == "stopping" else []
         self.state = "gathering"
         self.checkpointing.abandon()
         return [Note("server_lost", f"server {shard} is gone at step {self.step}; waiting for it to come back")]
@@ -206,11 +206,14 @@ class Coordinator:
         steps, config, open_step = self.steps, self._config, self.step
         decisions = steps.expel_the_late(f"no gradient for step {open_step} {waited}")
         self._wait(now_s, self._timeouts.step_s)
-        left = steps.possible_gradients
-        what = f"step {open_step} needs {steps.num_gradients} gradients, but {waited} only {left} workers gave one"
+        left, absent = steps.possible_gradients, sorted(set(range(config.num_workers)) - steps.complete)
+        what = (
+            f"step {open_step} needs {steps.num_gradients} gradients, but {waited} only {left} workers gave one, "
+            f"not {_names('worker', absent)}"
+        )
         if left >= steps.num_gradients:
             decisions += steps.commit()
-        elif config.when_workers_lost == "stop" or left < config.min_workers:
+        elif left < config.min_workers:
             return decisions + self.stop(f"{what} (min_workers {config.min_workers})", now_s, failed=True)
         else:
             decisions += steps.shrink(left, what)

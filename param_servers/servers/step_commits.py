@@ -188,13 +188,17 @@ class StepCommits:
 
     def expel_the_late(self, reason: str) -> list[Decision]:
         """Part with every worker whose gradient of the open step is not complete."""
-        complete = {worker for worker, _ in self._complete}
         decisions: list[Decision] = []
-        for worker in sorted(set(self._workers) - complete):
+        for worker in sorted(set(self._workers) - self.complete):
             incarnation = self._workers.pop(worker).incarnation
             self._forget(worker)
             decisions.append(Expel(worker, incarnation, reason))
         return decisions
+
+    @property
+    def complete(self) -> set[int]:
+        """Workers whose gradient of the open step is complete."""
+        return {worker for worker, _ in self._complete}
 
     @property
     def possible_gradients(self) -> int:

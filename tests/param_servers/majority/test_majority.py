@@ -131,8 +131,8 @@ def test_with_fewer_ranks_than_gradients_the_run_goes_on_with_those_that_are_lef
     )
 
 
-def test_with_the_policy_stop_the_loss_of_a_rank_ends_the_run_with_a_checkpoint(start, tmp_path):
-    run = start(2, when_workers_lost="stop").start(0, 1, checkpoint_dir=tmp_path)
+def test_with_fewer_than_min_workers_the_loss_of_a_rank_ends_the_run_with_a_checkpoint(start, tmp_path):
+    run = start(2, min_workers=2).start(0, 1, checkpoint_dir=tmp_path)
     run.together([0, 1])
     run.die(1)
     error = run.together([0])[0]
@@ -226,8 +226,8 @@ def test_a_rank_with_another_model_is_turned_away(start):
         run.ranks[1].pull()
 
 
-def test_ranks_that_do_not_come_are_named_under_the_policy_stop(start):
-    run = start(3, join_timeout_s=5, when_workers_lost="stop").start(0, 1)
+def test_ranks_that_do_not_come_are_named(start):
+    run = start(3, join_timeout_s=5, min_workers=3).start(0, 1)
     for error in run.together([0, 1]).values():
         assert isinstance(error, ParamServersError)
     assert any("ranks [2] did not come within 5 s" in event["message"] for event in run.events)

@@ -49,7 +49,7 @@ class SimulatedRun:
             step_timeout_s=5.0,
             join_timeout_s=20.0,
             reconnect_timeout_s=40.0,
-            when_workers_lost=rng.choice(["shrink", "shrink", "stop"]),
+            min_workers=rng.choice([1, 1, 1 if self.asynchronous else g]),
             checkpoint_every_steps=rng.choice([0, 1, 2, 5]),
         )
         self.optimizer = OptimizerConfig(

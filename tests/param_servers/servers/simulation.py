@@ -101,7 +101,7 @@ class Simulation(SimulatedRun):
 
     def _somebody_is_missing(self) -> bool:
         dead_servers = any(not server.hub.alive for server in self.servers.values())
-        borne = self.lost if self.exchange.when_workers_lost == "shrink" and self.exchange.num_workers > 1 else None
+        borne = self.lost if self.exchange.min_workers == 1 and self.exchange.num_workers > 1 else None
         lives = [life for life in self._newest_lives() if life.worker != borne]
         return dead_servers or any(life.hub.frozen or life.why_dead == "killed" for life in lives)
 

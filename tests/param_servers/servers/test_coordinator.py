@@ -160,8 +160,8 @@ def test_silent_workers_are_expelled_by_name_and_g_shrinks() -> None:
     assert coordinator.steps.num_gradients == 2  # it has reached all and counts again, from the next step on
 
 
-def test_the_policy_stop_ends_the_run_with_a_checkpoint() -> None:
-    coordinator = running(workers=2, when_workers_lost="stop", checkpoints=True)
+def test_fewer_than_min_workers_end_the_run_with_a_checkpoint_and_are_named() -> None:
+    coordinator = running(workers=2, num_workers=2, min_workers=2, checkpoints=True)
     push(coordinator, 0, 1, 0), push(coordinator, 1, 1, 0)
     push(coordinator, 0, 2, 1)
     for shard in range(2):
@@ -171,16 +171,22 @@ def test_the_policy_stop_ends_the_run_with_a_checkpoint() -> None:
     assert coordinator.checkpointing.slice_written(0, 1) is False
     assert coordinator.checkpointing.slice_written(1, 1) is True
     (stop,) = only(coordinator.checkpoint_done(1, ""), Stop)
-    assert stop.failed and "2 gradients" in stop.reason
+    assert stop.failed and "only 1 workers gave one, not worker 1 (min_workers 2)" in stop.reason
 
 
-def test_fewer_than_min_workers_stop_the_run() -> None:
-    coordinator = running(workers=2, min_workers=2)
+def test_a_worker_that_never_came_is_named() -> None:
+    coordinator = running(workers=1, num_workers=2, min_workers=2)
     push(coordinator, 0, 1, 0)
     for shard in range(2):
         coordinator.server_heard(shard, 400.0)
     (stop,) = only(coordinator.tick(400.0), Stop)
-    assert stop.failed and "min_workers 2" in stop.reason
+    assert stop.failed and "only 1 workers gave one, not worker 1 (min_workers 2)" in stop.reason
+
+
+def test_an_end_is_told_once() -> None:
+    coordinator = running(workers=2)
+    assert len(only(coordinator.stop("enough", 20.0), Stop)) == 1 and coordinator.state == "stopped"
+    assert coordinator.server_left(1, 21.0) == []
 
 
 def test_a_silent_server_is_not_blamed_on_the_workers() -> None:
