@@ -51,7 +51,7 @@ def module_of(name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is not None and module_name.startswith(error.name):
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
             raise UserError(f"{name}: no module named {error.name} here ({here}) or installed") from error
         raise UserError(f"{name}: {module_name} needs the module {error.name}, which is not installed") from error
     except ANYTHING as error:

@@ -19,9 +19,12 @@ MAY_CHANGE = (
 """Options that a run may go on with other values of: when it ends, who watches it, on which machine it is played."""
 
 
-FOLLOWS_THE_MACHINE = ("envs_per_worker", "environment_processes")
+FOLLOWS_THE_MACHINE = (
+    "envs_per_worker", "environment_processes",
+    "actors", "envs_per_actor", "actor_groups", "inference_batch", "inference_timeout_ms", "inference_thread",
+)  # fmt: skip
 """Options of what a run is that follow, like some of `MAY_CHANGE`, from the cores or ranks it goes on with."""
-WHAT_A_RUN_IS = ("environment", "network", "algorithm", "optimizer", "replay")
+WHAT_A_RUN_IS = ("environment", "network", "algorithm", "optimizer", "central", "replay")
 """Groups of options that make another run of it."""
 
 

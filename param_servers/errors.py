@@ -53,6 +53,11 @@ class RunStopped(Exception):
         self.reason = reason
 
 
+def first_line(error: BaseException) -> str:
+    """What a library raised, which may be anything, and a C++ back trace after it."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
 def told(error: BaseException) -> str:
     """One line on any error: this package's and the system's speak for themselves, of others the kind is said too."""
     said = " ".join(str(error).split())

@@ -26,7 +26,7 @@ from param_servers.timeouts import AwakeClock, Redial
 from param_servers.wire.frames import Event, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, new_life
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import Header, Kind
+from param_servers.wire.messages import Header, Kind, text_of
 
 Address = tuple[str, int]
 Ends = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -208,7 +208,7 @@ class Actor:
         elif isinstance(event, Message):
             self._heard_s = self._now_s()
             if event.header.kind == Kind.STOP:
-                return bytes(event.payload).decode("utf-8", "replace")
+                return text_of(event.payload)
             if event.header.sequence == self._groups[event.header.term].sequence:
                 self._step(event.header)
         return None

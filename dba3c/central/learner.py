@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.assembly.exchanges import connect
 from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
@@ -122,7 +120,7 @@ def build_serving(
     service = InferenceService(
         process.secret,
         process.rank,
-        build_policy(config, copy.deepcopy(network) if own else network, spaces, seed),
+        build_policy(config, build_model(config, spaces).network if own else network, spaces, seed),
         UnrollStore(group_shape(config, spaces), central.unroll_length),
         batcher,
         central.actor_groups,

@@ -102,6 +102,8 @@ def points_of(
             next_s = None
         next_s = record["time_s"] + every_s if next_s is None else next_s
         happened = interval.add(record)
+        if record["kind"] == "step":
+            summary.judge()  # as often as the run's stop rule, which may see its goal between two points
         if happened is not None:
             yield happened
     if next_s is not None:

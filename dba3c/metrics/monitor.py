@@ -19,7 +19,7 @@ from dba3c.config import RunConfig
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics.charts import ChartInterval, Point, points_of
 from dba3c.metrics.reader import RunReader
-from dba3c.metrics.sinks import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun, first_line, give
+from dba3c.metrics.sinks import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun, give
 from dba3c.metrics.summary import RunFacts, RunSummary
 from dba3c.metrics.trackers import make_sinks
 from dba3c.metrics.writer import MetricsWriter
@@ -27,6 +27,7 @@ from dba3c.roles import RunProcess
 from dba3c.runs.ending import RunEnd
 from dba3c.runs.files import is_there
 from dba3c.runs.folder import RunFolder
+from param_servers.errors import first_line
 
 POINTS_EVERY_S = 4.0
 EXPORTED_EVERY_S = 10.0

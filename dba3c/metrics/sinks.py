@@ -18,6 +18,7 @@ from dba3c.errors import UserError
 from dba3c.metrics.charts import Event, Point
 from dba3c.metrics.registry import tracker_name
 from dba3c.runs.folder import RunFolder
+from param_servers.errors import first_line
 
 QUEUE_LENGTH = 256
 RETRY_OPEN_S = 60.0
@@ -174,8 +175,3 @@ class BackgroundSink:
                 self._warn(f"{self.sink.name} fails ({first_line(error)}); the run and its other trackers go on")
             return False
         return True
-
-
-def first_line(error: Exception) -> str:
-    """What a foreign client raised, which may be anything, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

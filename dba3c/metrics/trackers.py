@@ -160,6 +160,7 @@ class MLflowSink:
     def __init__(self) -> None:
         self._client: Any = None
         self._run_id = ""
+        self._events = 0
         self._artifacts: str | None = None
 
     def open(self, run: TrackedRun) -> None:
@@ -210,7 +211,9 @@ class MLflowSink:
             self._client.log_batch(self._run_id, metrics=metrics[start : start + _METRICS_AT_ONCE])
 
     def event(self, message: str, step: int, time_s: float) -> None:
-        self._client.set_tag(self._run_id, f"event.{int(time_s * 1000)}", f"step {step}: {message}"[:5000])
+        self._events += 1
+        key = f"event.{int(time_s * 1000)}.{self._events}"  # many happen in one millisecond, and a tag has one value
+        self._client.set_tag(self._run_id, key, f"step {step}: {message}"[:5000])
 
     def film(self, path: Path, step: int, time_s: float) -> None:
         self._client.log_artifact(self._run_id, str(path), "films")
@@ -275,6 +278,8 @@ class WandbSink:
     def __init__(self) -> None:
         self._run: Any = None
         self._step = 0
+        self._told: list[str] = []
+        """The events of this step."""
 
     def open(self, run: TrackedRun) -> None:
         wandb = self._client = client("wandb", self.name)
@@ -297,13 +302,19 @@ class WandbSink:
         self._log(values, step, time_s)
 
     def event(self, message: str, step: int, time_s: float) -> None:
-        self._log({"event": message}, step, time_s)
+        self._begin(step)
+        self._told.append(message)
+        self._log({"event": "\n".join(self._told)}, step, time_s)  # many happen in a step, which has one value
 
     def film(self, path: Path, step: int, time_s: float) -> None:
         self._log({"film": self._client.Video(str(path), format="gif")}, step, time_s)
 
+    def _begin(self, step: int) -> None:
+        if step > self._step:  # W&B drops what comes for an earlier step, as evaluations do
+            self._step, self._told = step, []
+
     def _log(self, values: Mapping[str, Any], step: int, time_s: float) -> None:
-        self._step = max(self._step, step)  # W&B drops what comes for an earlier step, as evaluations do
+        self._begin(step)
         self._run.log({**values, "_timestamp": time_s}, step=self._step)
 
     def close(self) -> None:

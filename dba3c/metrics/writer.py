@@ -192,7 +192,10 @@ class MetricsWriter:
             self._flush()
 
     def _spent_s(self) -> float:
-        """Processor seconds since a record last had them, so that all records together have all of them."""
+        """Processor seconds since a record last had them, so that all records together have all of them. A launcher's
+        are not the run's: in Python it is in the caller's own process."""
+        if self._identity["role"] == "launcher":
+            return 0.0
         before_s, self._cpu_s = self._cpu_s, time.process_time()
         return round(self._cpu_s - before_s, 3)
 

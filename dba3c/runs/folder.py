@@ -35,7 +35,7 @@ FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "aud
 SECRET_VARIABLE = "DBA3C_SECRET"
 SHOWN_RUNS = 3
 """As many are named where a folder of runs is taken for one."""
-_OURS = {*FOLDERS, "observations", "secret", "stop.json", "meta.json", "lock.json", ".lock-guard"}
+_OURS = {*FOLDERS, "observations", "secret", "stop.json", "meta.json", "lock.json"}
 
 
 class RunFolder:
@@ -412,6 +412,6 @@ def _refuse_what_is_there(folder: Path, resume: bool) -> None:
 
 
 def _refuse_strangers(folder: Path) -> None:
-    strangers = {entry.name for entry in folder.iterdir()} - _OURS
-    if not is_there(folder / "config.json") and any(not name.startswith(".") for name in strangers):
+    strangers = {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")} - _OURS
+    if strangers and not is_there(folder / "config.json"):
         raise UserError(f"{folder} is not a run folder and not empty ({min(strangers)}): choose another")

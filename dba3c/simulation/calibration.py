@@ -100,6 +100,7 @@ def _read(run: RunFolder, seen: _Seen) -> float:
             is_gradient = "accepted" in record  # else another lane's part of one, which lane 0 counts and times
             if is_gradient:
                 gradients += count
+                seen.gradients += record["accepted"] or 0  # servers add up no others
                 records_of[rank] += 1
             if records_of[rank] > _WARM_UP_RECORDS:
                 took_s = {name: sections.get(name, 0.0) for name in COMPUTE_SECTIONS}
@@ -115,7 +116,6 @@ def _read(run: RunFolder, seen: _Seen) -> float:
             seen.aggregating_s += sections.get("aggregating", 0.0)
             # a rank of an all-reduce applies while its worker pushes: there it is no section of its own
             seen.applying_s += sections.get("applying", 0.0) + (record.get("applying_s") or 0.0)
-    seen.gradients += gradients
     return float(_manifest_bytes(run) or (received_bytes / gradients if gradients else 0.0))
 
 

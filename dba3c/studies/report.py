@@ -45,16 +45,17 @@ td,th{padding:.2rem .8rem;border-bottom:1px solid #ddd;text-align:right}
 td:first-child,th:first-child{text-align:left}.problems{color:#8a3b00}"""
 
 
-def plot_study(folder: str | Path, into: str | Path | None = None) -> list[Path]:
+def plot_study(folder: str | Path, into: str | Path | None = None, results: StudyResults | None = None) -> list[Path]:
     """Draws a study's figures (one that cannot be drawn costs a line) and its report.html; returns what was written.
 
     Args:
         into: a folder; None for FOLDER/figures.
+        results: what was read there, if it was.
 
     Raises:
         UserError: no study, or nothing that can be drawn.
     """
-    results = read_results(folder)
+    results = results or read_results(folder)
     if results.study.kind == SWEEP:
         results.points = ranked(results)
     target = Path(folder) / "figures" if into is None else Path(into)

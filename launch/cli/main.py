@@ -105,6 +105,8 @@ def _run(arguments: Sequence[str]) -> int:
         print(f"dba3c: {error}", file=sys.stderr)
         return RUN_BROKEN_EXIT
     except BrokenPipeError:
+        if name in MAKE_WHAT_LASTS:  # whose output harms nobody: another pipe has broken
+            raise
         return 0
     except OSError as error:  # a folder of somebody else, a name too long; without a file it is no user's mistake
         if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -17,7 +17,7 @@ from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.atari_protocols import with_protocol
 from dba3c.environments.config import EnvironmentConfig, stop_score
 from dba3c.errors import UserError, did_you_mean
-from launch.local.resources import multiplies_bfloat16
+from dba3c.runs.host_facts import multiplies_bfloat16
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError
 

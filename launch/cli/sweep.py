@@ -79,8 +79,9 @@ def sweep(words: Sequence[str]) -> int:
     else:
         code = search(declared, declared.search, folder, arguments.task)
     if not (arguments.list or arguments.slurm or arguments.task is not None or code - 128 in STOP_SIGNALS):
-        written = plot_study(folder)
-        print(*told(read_results(folder)), f"figure and page: {written[0]}, {written[-1]}", sep="\n")
+        results = read_results(folder)
+        written = plot_study(folder, results=results)
+        print(*told(results), f"figure and page: {written[0]}, {written[-1]}", sep="\n")
     return code
 
 

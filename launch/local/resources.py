@@ -1,26 +1,19 @@
 """What this machine has for a run: the cores a process was given (by affinity, cgroup and Slurm), not those the machine
-has, and what they can multiply; threads and binding; and, before anything is started, whether what it needs is here."""
+has; threads and binding; and, before anything is started, whether what it needs is here."""
 
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import resource
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.trackers import check_clients
+from dba3c.runs.host_facts import affinity_cores, cgroup_quota_cores
 from param_servers.wire.tcp_sockets import listen_address
-
-CGROUP_ROOT = Path("/sys/fs/cgroup")
-SELF_CGROUP = Path("/proc/self/cgroup")
-CPUINFO = Path("/proc/cpuinfo")
-BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-"""Of /proc/cpuinfo, on x86 and on ARM."""
 
 FILES_OF_A_PROCESS = 64
 """Of its own, beside its links: libraries, logs, metrics, event loops."""
@@ -68,18 +61,6 @@ def _slurm_cores_per_task(environ: Mapping[str, str]) -> int | None:
     return _slurm_number(environ, "SLURM_CPUS_PER_TASK")
 
 
-def affinity_cores() -> list[int]:
-    """The cores this process may run on, in order."""
-    return sorted(os.sched_getaffinity(0))
-
-
-def multiplies_bfloat16(cpuinfo: Path = CPUINFO) -> bool:
-    """Whether the processor has instructions that multiply bfloat16. Those without take 2 (AVX-512) to 90 times (AVX2)
-    as long as in float32."""
-    words = (_read(cpuinfo) or "").split()
-    return not BFLOAT16_FLAGS.isdisjoint(words)
-
-
 def cores_of_all_ranks(environ: Mapping[str, str], cores: int, world_size: int) -> int:
     """Cores of all ranks, each with as many as this one; the parts of a heterogeneous job have their own."""
     parts = range(_slurm_number(environ, "SLURM_HET_SIZE") or 0)
@@ -100,39 +81,6 @@ def _slurm_number(environ: Mapping[str, str], name: str, at_least: int = 1) -> i
     if not text.isdigit() or int(text) < at_least:
         raise UserError(f"{name} should be a number from {at_least} on, it is {text!r}")
     return int(text)
-
-
-def cgroup_quota_cores(root: Path = CGROUP_ROOT, self_cgroup: Path = SELF_CGROUP) -> float | None:
-    """CPU quota in cores of this process's control group and those above it, version 1 or 2; None without one.
-
-    In a container the path in /proc/self/cgroup may be the host's, and not there: then only the mount itself counts.
-    """
-    paths: dict[str, str] = {}
-    for line in (_read(self_cgroup) or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        paths |= dict.fromkeys(controllers.split(","), path.lstrip("/"))
-    mounts = [(root, ""), *((root / name, "cpu") for name in ("cpu", "cpu,cpuacct", "cpuacct,cpu"))]
-    quotas = []
-    for mount, controller in mounts:
-        deepest = mount / paths.get(controller, "")
-        groups = [deepest, *deepest.parents] if deepest.is_dir() else [mount]
-        quotas += [_quota(group) for group in groups if group.is_relative_to(mount)]
-    least = min(quotas)
-    return None if least == math.inf else least
-
-
-def _quota(group: Path) -> float:
-    v1 = f"{_read(group / 'cpu.cfs_quota_us') or -1} {_read(group / 'cpu.cfs_period_us') or 0}"
-    quota_us, period_us = (_read(group / "cpu.max") or v1).split()
-    limited = quota_us != "max" and int(quota_us) > 0 and int(period_us) > 0
-    return int(quota_us) / int(period_us) if limited else math.inf
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip() or None
-    except OSError:
-        return None
 
 
 def thread_environment(threads: int, environ: Mapping[str, str], by_torchrun: bool = False) -> dict[str, str]:

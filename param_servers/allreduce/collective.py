@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
 from param_servers.config import ExchangeConfig
-from param_servers.errors import PeerLost, RunBroken
+from param_servers.errors import PeerLost, RunBroken, first_line
 from param_servers.exchange import Publish, Resolve
 from param_servers.timeouts import GRACE_S, ROLL_CALL_S, within
 from param_servers.wire.tcp_sockets import listen_address
@@ -84,12 +84,6 @@ def describe_lost(ranks: Iterable[int], size: int, why: str) -> str:
     return f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {size} lost: {why}"
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of a library's error, which may be followed by a C++ back trace."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
-
-
 # -- over torch.distributed ----------------------------------------------------------------------------------------
 
 
@@ -112,7 +106,7 @@ def reach_store(host: str, port: int, secret: bytes, timeout_s: float) -> Any:
     timeout = timedelta(seconds=timeout_s)
     try:  # torch would wait for ever for a stopped host, whose kernel takes the connection
         store = within(timeout_s + GRACE_S, lambda: TCPStore(host, port, None, False, timeout, wait_for_workers=False))
-    except (RuntimeError, dist.DistError, TimeoutError) as error:
+    except (RuntimeError, TimeoutError) as error:
         raise PeerLost(f"rank 0 at {host}:{port} did not answer: {first_line(error)}") from error
     return _private(store, secret)
 
@@ -192,7 +186,7 @@ class TorchCollective:
         try:
             keys = self._keys("here")
             gone = within(GRACE_S, lambda: [rank for rank, key in enumerate(keys) if not self._store.check([key])])
-        except (RuntimeError, dist.DistError, TimeoutError):
+        except (RuntimeError, TimeoutError):
             return  # the store is gone: rank 0 is lost
         self._check_none(gone)
 
@@ -266,6 +260,6 @@ class TorchCollective:
                 seen = set(keys) - missing
                 time.sleep(0.01)
                 late = time.monotonic() > deadline_s  # and one look more: this process may have been stopped
-        except (RuntimeError, dist.DistError):
+        except RuntimeError:
             pass  # rank 0 left with the store: lost, unless it had answered
         return missing

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from param_servers.allreduce.collective import describe_lost, first_line
+from param_servers.allreduce.collective import describe_lost
 from param_servers.config import ExchangeConfig
-from param_servers.errors import ConfigError, PeerLost
+from param_servers.errors import ConfigError, PeerLost, first_line
 
 SPIN_S = 0.002
 """A call that takes longer waits for a straggler: from then on this process sleeps between polls."""
@@ -86,8 +86,10 @@ class MpiCollective:
         while silent and time.monotonic() < deadline_s:
             silent = {rank for rank in silent if not answers[rank].Test()}
             time.sleep(_NAP_S)
-        for request in [*calls, *(answers[rank] for rank in silent)]:
-            request.Free() if request in calls else request.Cancel()
+        for call in calls:
+            call.Free()
+        for rank in silent:
+            answers[rank].Cancel()
         return silent
 
 

@@ -211,23 +211,26 @@ def find_newest(directory: Path, on_skip: Callable[[str], None] = lambda line: N
         CheckpointError: checkpoints are there, and none is whole.
         CheckpointUnreadable: the directory, or one that may be the newest valid one, cannot be read.
     """
-    for look in range(_LOOKS):
-        found, torn = patiently(lambda: _found(directory), directory), []
+    found: list[tuple[int, Path]] = []
+    torn: list[str] = []
+    for _ in range(_LOOKS):
+        before, found = found, patiently(lambda: _found(directory), directory)
+        if not found:
+            return None
+        if found == before:
+            break
+        torn.clear()
         for _, path in reversed(found):
             why = _why_torn(path)
             if not why:
                 return path
             torn.append(why)
             on_skip(f"skipped: {why}")
-        if not found:
-            return None
-        if look == _LOOKS - 1 or patiently(lambda: _found(directory), directory) == found:
-            named = "; ".join(torn[:_TORN_NAMED]) + ("; …" if len(torn) > _TORN_NAMED else "")
-            raise CheckpointError(
-                f"{directory}: none of its checkpoints is whole ({named}); nothing was changed there: "
-                "move them away to begin from step 0"
-            )
-    raise AssertionError("the last look returns or raises")
+    named = "; ".join(torn[:_TORN_NAMED]) + ("; …" if len(torn) > _TORN_NAMED else "")
+    raise CheckpointError(
+        f"{directory}: none of its checkpoints is whole ({named}); nothing was changed there: "
+        "move them away to begin from step 0"
+    )
 
 
 def _why_torn(path: Path) -> str:

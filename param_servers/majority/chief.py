@@ -41,16 +41,14 @@ from param_servers.wire.handshake import Hello, Lives, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import RECIPIENT, Code, Header, Kind, Row, check_data_points, pack_rows
 
-NAP_S = 0.05
+_LOOK_EVERY_S = 0.05
 _MOST_STEP = 1 << 62
 MOST_FORMATIONS = 20
 """Groups formed in a row without one committed step between; then the run is broken."""
 
 
 class LeaveGroup(NamedTuple):
-    """All connected ranks leave their group of `generation`, if they are in one, and say how far they are."""
-
-    generation: int
+    """All connected ranks leave their group, if they are in one, and say how far they are."""
 
 
 class FormGroup(NamedTuple):
@@ -150,7 +148,7 @@ class MajorityCoordinator:
         self.phase, self._steps = "gathering", None
         self._standing.clear()
         self._wait(now_s, self._timeouts.group_s)
-        return [Note("regrouping", f"{why}; the others form a new group"), LeaveGroup(self.generation)]
+        return [Note("regrouping", f"{why}; the others form a new group"), LeaveGroup()]
 
     def _form_when_complete(self, now_s: float) -> list[MajorityDecision]:
         """All who are connected have answered; the first time, all ranks of the run have to be connected."""
@@ -278,7 +276,7 @@ class MajorityChief:
 
     def _decide(self, given_up: threading.Event) -> None:
         while self._coordinator.phase != "stopped" and not given_up.is_set():
-            for event in self._hub.poll(NAP_S):
+            for event in self._hub.poll(_LOOK_EVERY_S):
                 self._handle(event, self._clock.now_s())
             now_s = self._clock.now_s()
             self._carry_out(self._coordinator.tick(now_s))
@@ -332,7 +330,7 @@ class MajorityChief:
             if isinstance(decision, Commit):
                 self._commit(decision)
             elif isinstance(decision, LeaveGroup):
-                self._send_all(Header(Kind.ABORTED, 0, term=decision.generation))
+                self._send_all(Header(Kind.ABORTED, 0))
             elif isinstance(decision, FormGroup):
                 self._form(decision)
             elif isinstance(decision, Expel):

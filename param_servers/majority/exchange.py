@@ -27,7 +27,7 @@ from param_servers.allreduce.collective import (
     wait_for_address,
 )
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import BadMessage, LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped, told
+from param_servers.errors import LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped, told
 from param_servers.exchange import OnEvent, OnReport, Publish, Pull, Receipt, Resolve, ShouldStop, never, unread
 from param_servers.layout import FlatLayout, floats
 from param_servers.majority.chief import MajorityChief
@@ -38,13 +38,11 @@ from param_servers.timeouts import GOODBYE_S, NAP_S
 from param_servers.wire.frames import Event, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_life
 from param_servers.wire.hub import WakeableHub
-from param_servers.wire.messages import RECIPIENT, Code, Dtype, Header, Kind, Row, unpack_rows
+from param_servers.wire.messages import RECIPIENT, Code, Header, Kind, Row, control_payload, text_of, unpack_rows
 from param_servers.wire.tcp_sockets import listen_address
 
 CHIEF = Peer(Role.SERVER, 0)
 """The other end of the only link that a rank has."""
-_MOST_BYTES = 1 << 20
-"""Of an order of the chief."""
 
 
 class MajorityExchange:
@@ -221,7 +219,7 @@ class MajorityExchange:
         elif header.kind == Kind.ABORTED:
             self._leave_group()
         elif header.kind in (Kind.STOP, Kind.EXPELLED):
-            reason = bytes(payload).decode("utf-8", "replace")
+            reason = text_of(payload)
             if header.kind == Kind.EXPELLED:
                 self._end(RunBroken(f"rank {self.rank} was expelled: {reason}"))
             else:
@@ -314,7 +312,4 @@ class MajorityExchange:
 
 def small_payload(peer: Peer, header: Header) -> memoryview:
     """A rank's `receive_into`: orders of the chief."""
-    allowed = (Kind.RESTORE, Kind.COMMIT, Kind.EXPELLED, Kind.STOP)
-    if header.kind not in allowed or header.dtype != Dtype.BYTES or header.length > _MOST_BYTES:
-        raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
-    return memoryview(bytearray(header.length))
+    return control_payload(header, (Kind.RESTORE, Kind.COMMIT, Kind.EXPELLED, Kind.STOP))

@@ -55,8 +55,6 @@ class Chief:
         should_stop: ShouldStop = never,
     ) -> None:
         self.coordinator = coordinator
-        self.staleness: list[int] = []
-        """Of the gradients committed since the last report."""
         self._node, self._hub, self._checkpoints, self._clock = node, hub, checkpoints, clock
         self._on_event, self._audit, self._keep = on_event, audit, keep
         self._should_stop = should_stop
@@ -182,7 +180,6 @@ class Chief:
 
     def _record(self, order: Order) -> None:
         if isinstance(order, Commit):
-            self.staleness += order.staleness
             if self._audit is not None:
                 self._audit.commit(order, self._node.shard.learning_rate(order.data_points_before))
         elif isinstance(order, Expel):

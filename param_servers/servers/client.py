@@ -26,13 +26,13 @@ from param_servers.wire.frames import Event, Frame, Joined, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_life
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import (
-    MOST_CONTROL_BYTES,
     REASONS,
     Code,
     Dtype,
     Header,
     Kind,
     check_data_points,
+    control_payload,
     text_of,
 )
 from param_servers.wire.tcp_sockets import LOOPBACK
@@ -149,6 +149,11 @@ class ClientState:
 
     # -- pushes --------------------------------------------------------------------------------------------------
 
+    @property
+    def open_push(self) -> Push | None:
+        """The push that has no answer yet."""
+        return self.push if self.push is not None and self.push.receipt is None else None
+
     def begin_push(self, gradient: Tensor, step: int, data_points: int) -> Push:
         """Number a push. Its receipt is set at once when it cannot count."""
         self._sequence += 1
@@ -164,8 +169,8 @@ class ClientState:
         """A PARAMETERS, STEP or RECEIPT header: what exists, and perhaps the answer to the push."""
         version = (header.term, header.step)
         self.newest = max(self.newest, version)
-        push = self.push
-        if push is None or push.receipt is not None:
+        push = self.open_push
+        if push is None:
             return
         if header.sequence == push.sequence and header.code != Code.NONE:
             push.receipt = Receipt(header.code == Code.ACCEPTED, header.step, REASONS.get(header.code, "rejected"))
@@ -220,7 +225,7 @@ class ServersExchange:
         self._now_s = clock or AwakeClock(timeouts.answer_s).now_s
         check_secret(secret)
         self._new_hub: Callable[[], Hub] = lambda: Hub(secret, self.receive_into, silence_timeout_s=timeouts.silence_s)
-        self._hub, self._moved_before = hub or self._new_hub(), (0, 0)
+        self._hub = hub or self._new_hub()
         self._pace = EvenPush(self._hub)
         self._distant = False
         """Whether a server is on another host, so that the pace of its link is the network's."""
@@ -235,8 +240,8 @@ class ServersExchange:
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        (sent, received), (sent_before, received_before) = self._hub.bytes_moved, self._moved_before
-        return sent + sent_before, received + received_before
+        """Sent and received over the links that there are now."""
+        return self._hub.bytes_moved
 
     def pull(self) -> Pull:
         """The newest committed parameters, [P] float32; see `GradientExchange.pull`."""
@@ -256,7 +261,7 @@ class ServersExchange:
         with self._or_start_over():
             self._turn(0.0)
             heard_s = self._now_s()
-            while self._earlier_push_is_open:
+            while self.state.open_push:  # another one's place on the shards, and shard 0 may be about to commit it
                 heard_s = self._wait(heard_s, "the answer to a push that was interrupted")
             push = self.begin_push(gradient, step, data_points)
             while push.receipt is None:
@@ -264,11 +269,6 @@ class ServersExchange:
             if not push.receipt.accepted:
                 self.give_up_push()
             return push.receipt
-
-    @property
-    def _earlier_push_is_open(self) -> bool:
-        """A further one would take its place on the shards, while shard 0 may be about to commit it."""
-        return self.state.push is not None and self.state.push.receipt is None
 
     @contextlib.contextmanager
     def _or_start_over(self) -> Iterator[None]:
@@ -284,12 +284,11 @@ class ServersExchange:
             for shard, redial in enumerate(self._redials):
                 self.state.lost(shard)
                 redial.begin_anew()  # not by the time until the next call, which may be a notebook's next cell
-            self._moved_before = self.bytes_moved
             self._hub.shut()
             self._hub = self._new_hub()
             self._pace = EvenPush(self._hub)
-            if self.state.push is not None and self._earlier_push_is_open:
-                self.state.push.gradient = self.state.push.gradient.clone()
+            if push := self.state.open_push:
+                push.gradient = push.gradient.clone()
             raise
 
     def close(self) -> None:
@@ -377,8 +376,7 @@ class ServersExchange:
 
     def advance(self) -> None:
         """Let a push go on; to be called after each poll."""
-        push = self.state.push
-        if push is not None and push.receipt is None:
+        if self.state.open_push:
             self._pace.advance()
         else:
             self._pace.finish()
@@ -397,8 +395,8 @@ class ServersExchange:
             self._hub.send(server, header, payload)
 
     def receive_into(self, peer: Peer, header: Header) -> memoryview:
-        if header.kind in (Kind.STOP, Kind.EXPELLED) and header.length <= MOST_CONTROL_BYTES:
-            return memoryview(bytearray(header.length))
+        if header.kind in (Kind.STOP, Kind.EXPELLED):
+            return control_payload(header, (Kind.STOP, Kind.EXPELLED))
         return as_bytes(self.state.slot(peer.rank, header))
 
     def handle(self, event: Event) -> None:
@@ -424,8 +422,7 @@ class ServersExchange:
         self._linked.add(shard)
         self._redials[shard].succeeded(self._return_s)
         self._must_ask = True
-        push = self.state.push
-        if push is not None and push.receipt is None:
+        if push := self.state.open_push:
             self._send_slice(shard, push)
 
     def _hear(self, shard: int, header: Header, payload: memoryview) -> None:

@@ -48,7 +48,6 @@ class Coordinator:
             max_staleness=config.max_staleness,
         )
         self.checkpointing = Checkpointing(self._num_shards, config.checkpoint_every_steps if checkpoints else 0, saved)
-        self._servers: set[int] = set()
         self._ready: set[int] = set()
         self._heard_s: dict[int, float] = {}
         self._since_s, self._patience_s = now_s, self._timeouts.join_s
@@ -80,17 +79,15 @@ class Coordinator:
 
     def server_joined(self, shard: int, term: int, now_s: float) -> list[Decision]:
         """A shard is connected (shard 0: itself); it has seen `term`. With all of them there, all restore."""
-        self._servers.add(shard)
         self._missing.pop(shard, None)
         self._heard_s[shard] = now_s
         self.steps.term = max(self.term, term)
-        if self.state == "gathering" and len(self._servers) == self._num_shards:
+        if self.state == "gathering" and not self._missing:
             return self._restore(now_s)
         return []
 
     def server_left(self, shard: int, now_s: float) -> list[Decision]:
         """A shard is gone: nothing can be committed until it is back, and then all roll back together."""
-        self._servers.discard(shard)
         self._missing[shard] = (now_s, self._timeouts.server_return_s)
         if self.state in ("stopping", "stopped"):
             return self._end(f"server {shard} is gone") if self.state == "stopping" else []
@@ -177,8 +174,8 @@ class Coordinator:
             return []
         waited = f"within {self._patience_s:g} s"
         if self.state == "restoring":
-            slow = sorted(self._servers - self._ready)
-            if len(slow) == len(self._servers):
+            slow = sorted(set(range(self._num_shards)) - self._ready)
+            if len(slow) == self._num_shards:
                 slow = [0]  # which sets later checkpoints aside before it asks the others
             return self.stop(f"{_names('server', slow)} did not load step {self.step} {waited}", now_s, failed=True)
         if self.state == "stopping":
@@ -196,7 +193,7 @@ class Coordinator:
 
     def _forsake_silent_servers(self, waited: str, now_s: float) -> list[Decision]:
         decisions: list[Decision] = []
-        for shard in sorted(self._servers - {0}):
+        for shard in range(1, self._num_shards):
             if now_s - self._heard_s[shard] > self._timeouts.server_silence_s:
                 decisions.append(Forsake(shard, f"server {shard} is silent, and step {self.step} did not end {waited}"))
                 decisions += self.server_left(shard, now_s)

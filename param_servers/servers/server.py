@@ -321,7 +321,7 @@ class Reporter:
     Keys: step, term, data_points_total, active_workers, num_gradients (shard 0), commits, stale, rejected,
     update_norm (L2, of one update, the first since the last report; this shard's), first_moment_norm and
     second_moment_norm (L2, this shard's; where the optimizer keeps them), learning_rate, bytes_sent, bytes_received,
-    staleness_mean/min/max (shard 0, async), sections_s {aggregating, applying, waiting, other}, window_s.
+    sections_s {aggregating, applying, waiting, other}, window_s.
     """
 
     def __init__(self, node: ShardNode, hub: Hub, chief: Chief | None, on_report: OnReport) -> None:
@@ -369,10 +369,6 @@ class Reporter:
         }
         if self._chief is not None:
             report["num_gradients"] = self._chief.coordinator.steps.num_gradients
-            delays, self._chief.staleness = self._chief.staleness, []
-            if delays:
-                report |= {"staleness_mean": sum(delays) / len(delays)}
-                report |= {"staleness_min": min(delays), "staleness_max": max(delays)}
         node.shard.measure_next_update()
         self._counts, self._since_s, self._waiting_s = counts, now_s, 0.0
         self._on_report(report)

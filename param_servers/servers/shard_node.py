@@ -19,7 +19,6 @@ from param_servers.servers.step_commits import Checkpoint, Commit, Expel, Give, 
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import (
-    MOST_CONTROL_BYTES,
     RECIPIENT,
     Code,
     Dtype,
@@ -27,6 +26,7 @@ from param_servers.wire.messages import (
     Kind,
     Row,
     check_data_points,
+    control_payload,
     pack_rows,
     text_of,
     unpack_rows,
@@ -97,9 +97,7 @@ class ShardNode:
         if peer.role is Role.WORKER:
             return self._slice_for(peer, header)
         allowed = _FROM_SHARD_0 if peer.rank == 0 else _FROM_SHARDS
-        if header.kind not in allowed or header.dtype != Dtype.BYTES or header.length > MOST_CONTROL_BYTES:
-            raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
-        return memoryview(bytearray(header.length))
+        return control_payload(header, allowed)
 
     def _slice_for(self, peer: Peer, header: Header) -> memoryview:
         if header.kind != Kind.GRADIENT or header.dtype != Dtype.FLOAT32 or header.length % 4:

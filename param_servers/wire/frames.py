@@ -236,7 +236,7 @@ class Link:
                 self._greeting = self._greeting[self.sock.send(self._greeting) :]
             while self.wants_to_send and not self._greeting:
                 self._send_some(self._outbox[0])
-        except (BlockingIOError, InterruptedError):
+        except BlockingIOError:
             return
 
     def _send_some(self, frame: Frame) -> None:
@@ -258,7 +258,7 @@ class Link:
             self._shake_hands()
             return
         budget = READ_BUDGET_BYTES
-        with suppress(BlockingIOError, InterruptedError):
+        with suppress(BlockingIOError):
             while budget > 0:
                 places = incoming.places
                 count = self._received(self.sock.recvmsg_into(places)[0])
@@ -297,7 +297,7 @@ class Link:
         while self._incoming is None:
             try:
                 self._have += self._received(self.sock.recv_into(self._wanted[self._have :]))
-            except (BlockingIOError, InterruptedError):
+            except BlockingIOError:
                 return
             if self._have < len(self._wanted):
                 return

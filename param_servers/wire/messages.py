@@ -26,7 +26,7 @@ Whoever says other things than these registers kinds of its own, `register(KINDS
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -177,6 +177,13 @@ def check_data_points(data_points: int) -> None:
     """
     if not 0 <= data_points <= MOST_DATA_POINTS:
         raise BadMessage(f"a gradient over {data_points} data points")
+
+
+def control_payload(header: Header, allowed: Collection[Kind]) -> memoryview:
+    """A place for the payload of a short frame. Raises BadMessage where another kind, or so much, may not come."""
+    if header.kind not in allowed or header.dtype != Dtype.BYTES or header.length > MOST_CONTROL_BYTES:
+        raise BadMessage(f"an unexpected {header.kind.name} of {header.length} bytes")
+    return memoryview(bytearray(header.length))
 
 
 def text_of(payload: bytes | memoryview) -> str:

@@ -89,7 +89,7 @@ class Row(NamedTuple):
     def most_tries(self) -> int:
         """On too busy a machine: at slower links a byte costs more processor time, packet by packet, so a row may never
         be slow enough."""
-        return 1 if self.scene.exchange in POLLING else 2
+        return 1 if self.scene.exchange in POLLING else 3
 
     def times_s(self) -> NDArray[np.float64]:
         """[steps, n]: the same for all rows of a network, whatever exchange, D and, but in `to_score`, n."""
@@ -217,13 +217,15 @@ def backup(exchange: str, k: int, network: str) -> Iterator[Row]:
 
 
 def peers(n: int, network: str, mb: float, polling: bool) -> Iterator[Row]:
-    """Ours and what a user would pick instead; without and with one straggler, where ours have one backup worker.
+    """Ours and what a user would pick instead; without a straggler, where ours have their all-reduce too, and with one,
+    where they have one backup worker.
 
     `polling`: those of `POLLING` alone, or all others.
     """
     for slow in (1.0, STRAGGLER):
         b = int(slow > 1)
         ours = [("servers", n, b, True), ("majority", 0, b, False), ("servers", 4, b, False)]
+        ours += [] if b else [("allreduce", 0, 0, False)]
         theirs = [(name, int(other.serve is not None), 0, False) for name, other in PEERS.items()]
         for exchange, k, backups, colocated in theirs + ours:
             if (exchange in POLLING) is polling:

@@ -49,7 +49,9 @@ def set_lives(run, *lives):
     run._write_meta(meta)
 
 
-def made_up_run(path, monkeypatch, seconds=30, workers=2, servers=2, config=CONFIG, score=float, finished=True):
+def made_up_run(
+    path, monkeypatch, seconds=30, workers=2, servers=2, config=CONFIG, score=float, finished=True, noted=""
+):
     """Ten steps a second; a game a second and worker, of 1,600 steps and score `score(second)`; worker 1 is late in
     each tenth step."""
     clock = Clock()
@@ -71,6 +73,8 @@ def made_up_run(path, monkeypatch, seconds=30, workers=2, servers=2, config=CONF
                 figures = {"active_workers": workers, "commits": 1, "data_points_total": tick * 300, "update_norm": 3.0}
                 writer.record_report({"step": tick, **figures, "sections_s": {"aggregating": 0.02, "waiting": 0.08}})
         worker_writers[0].record_event("checkpoint", f"checkpoint of step {tick} written", step=tick)
+        if noted:
+            worker_writers[0].record_event("note", noted, step=tick)
         scores = {"mean": 3.0, "median": 2.0, "iqm": 2.5, "max": 9.0}
         worker_writers[0].record_evaluation(tick, checkpoint_step=tick - 50, games=10, interval_95=(1.0, 4.0), **scores)
         for writer in (*worker_writers, *server_writers):

@@ -173,7 +173,7 @@ def test_neptune_mode_of_the_environment_is_honoured(make_up_run, monkeypatch):
 def test_mlflow_writes_a_local_store(make_up_run):
     tracking = pytest.importorskip("mlflow.tracking", reason="the mlflow client is not installed")
     pytest.importorskip("sqlalchemy", reason="mlflow-skinny has no local store")
-    run = make_up_run(seconds=30)
+    run = make_up_run(seconds=30, noted="as many lines as events")
     assert export(run.path, "mlflow") == 3
     check_mlflow(tracking.MlflowClient(f"sqlite:///{run.path}/exports/mlflow.db"))
 
@@ -186,7 +186,8 @@ def check_mlflow(client):
     history = client.get_metric_history(found.info.run_id, "score/mean")
     assert len(history) == 3 and history[-1].value == pytest.approx(SCORE) and history[-1].step == 300
     assert "cluster/active_workers" in found.data.metrics
-    assert any("checkpoint of step 300" in value for value in found.data.tags.values())
+    told = [value for name, value in found.data.tags.items() if name.startswith("event.")]
+    assert sum("checkpoint of step 300" in line for line in told) == 1 and len(told) == 2
 
 
 def test_an_unreachable_mlflow_server_is_one_line(make_up_run, monkeypatch):
@@ -200,12 +201,13 @@ def test_an_unreachable_mlflow_server_is_one_line(make_up_run, monkeypatch):
 
 def test_wandb_writes_an_offline_run(make_up_run):
     pytest.importorskip("wandb", reason="the wandb client is not installed")
-    run = make_up_run(seconds=30)
+    run = make_up_run(seconds=30, noted="as many lines as events")
     assert export(run.path, "wandb") == 3
     (log,) = (run.path / "exports" / "wandb").glob("offline-run-*/*.wandb")
     rows = wandb_rows(log)
     assert [row["score/mean"] for row in rows if "score/mean" in row][-1] == pytest.approx(SCORE)
-    assert any(row.get("event") == "worker-0: checkpoint of step 300 written" for row in rows)
+    (told,) = [row["event"] for row in rows if "event" in row]
+    assert told == "worker-0: checkpoint of step 300 written\nworker-0: as many lines as events"
 
 
 def wandb_rows(log: Path):

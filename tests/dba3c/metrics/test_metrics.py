@@ -101,6 +101,13 @@ def test_records_together_have_all_of_the_processor_time(tmp_path, clock):
     assert sum(seconds for _, seconds in told) == 9.0 and told[0] == ("evaluation", 3.0)
 
 
+def test_a_launchers_events_count_no_processor_time_which_may_be_a_notebooks(tmp_path, clock):
+    writer = MetricsWriter(RunFolder(tmp_path), "launcher", 0)
+    clock.now_s += 1800.0
+    writer.record_event("restarted", "worker 0 restarted")
+    assert lines(tmp_path / "metrics" / "launcher-0.jsonl")[0]["cpu_s"] == 0.0
+
+
 def test_an_event_is_written_at_once(tmp_path, clock):
     MetricsWriter(RunFolder(tmp_path), "server", 0).record_event("joined", "worker 2 joined at step 5", step=5)
     (record,) = lines(tmp_path / "metrics" / "server-0.jsonl")

@@ -49,7 +49,10 @@ def serving(command, url, log):
 def test_a_real_mlflow_server_gets_the_whole_run(make_up_run, tmp_path, monkeypatch):
     from mlflow.tracking import MlflowClient
 
-    run, url = make_up_run(seconds=30), f"http://127.0.0.1:{free_port('127.0.0.1', f'mlflow-{os.getpid()}')}"
+    run, url = (
+        make_up_run(seconds=30, noted="as many lines as events"),
+        f"http://127.0.0.1:{free_port('127.0.0.1', f'mlflow-{os.getpid()}')}",
+    )
     store = ["--backend-store-uri", f"sqlite:///{tmp_path}/store.db", "--artifacts-destination", str(tmp_path / "a")]
     where = ["--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--workers", "1"]
     with serving([sys.executable, "-m", "mlflow", "server", *store, *where], f"{url}/health", tmp_path / "log"):

@@ -131,6 +131,7 @@ NETS = """
 def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "mynets.py").write_text(textwrap.dedent(NETS))
     (tmp_path / "myscript.py").write_text("raise SystemExit(0)")
+    (tmp_path / "mynet_s_needs.py").write_text("import mynet")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
     yield
@@ -175,6 +176,7 @@ def test_a_buffer_that_changes_nothing_of_what_is_computed_is_as_good_as_code(na
     ("name", "line"),
     [
         ("mynet:Plain", "mynet:Plain: no module named mynet here"),
+        ("mynet_s_needs:net", "mynet_s_needs needs the module mynet, which is not installed"),
         ("mynets:Plan", "mynets has no Plan; it has .*Plain"),
         ("myscript:net", r"myscript:net: importing myscript raised SystemExit: 0 \(.*myscript.py:\d+\)"),
         ("mynets:leaves", "mynets:leaves raised SystemExit: 0"),

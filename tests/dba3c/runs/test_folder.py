@@ -293,6 +293,11 @@ def test_a_folder_of_other_things_is_not_made_a_run(tmp_path):
     with pytest.raises(UserError, match=r"not a run folder and not empty \(thesis.tex\)"):
         RunFolder.create(tmp_path, CONFIG)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+    (tmp_path / ".bashrc").write_text("of a home")
+    with pytest.raises(UserError, match=r"not empty \(thesis.tex\)"):
+        RunFolder.create(tmp_path, CONFIG)
+    (tmp_path / "thesis.tex").unlink()
+    RunFolder.create(tmp_path, CONFIG).release()
 
 
 def test_resuming_nothing_is_refused(tmp_path):

@@ -58,7 +58,7 @@ def test_what_servers_do_is_calibrated_too(tmp_path, monkeypatch):
     run = made_up_run(tmp_path / "run", monkeypatch, seconds=60)
     found = calibrate([run.path], model_bytes=1e6)
     assert found.work.compute.mean_s == pytest.approx(0.09)
-    assert found.aggregate_bytes_per_s == pytest.approx(2 * 600 * 1e6 / (2 * 600 * 0.02), rel=0.01)
+    assert found.aggregate_bytes_per_s == pytest.approx((2 * 600 - 60) * 1e6 / (2 * 600 * 0.02), rel=0.01)
 
 
 def test_the_lanes_of_a_worker_make_one_gradient_of_all_their_data_points(tmp_path, monkeypatch):

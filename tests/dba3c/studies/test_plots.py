@@ -249,3 +249,13 @@ def test_a_figure_that_cannot_be_written_is_an_error_of_one_line(run, tmp_path):
 def test_plotting_runs_leaves_the_broken_out(run, tmp_path, capsys):
     assert [path.name for path in plot_runs([tmp_path / "missing", run.path], tmp_path / "f.png")] == ["f.png", "f.svg"]
     assert "left out" in capsys.readouterr().err
+
+
+def test_a_goal_that_was_reached_between_two_points_was_reached(tmp_path, monkeypatch):
+    """The mean of the last 50 games (25 s) is 1 at one moment only, between two points 5 s apart."""
+    run = made_up_run(tmp_path / "run", monkeypatch, seconds=90, score=lambda second: float(27 <= second <= 51))
+    curve = load_curve(run.path)
+    means = curve.column("score/mean")
+    assert np.nanmax(means) < 1.0
+    row = curve.reached(1.0)
+    assert row is not None and np.nanmax(means[: row + 1]) > 0.9

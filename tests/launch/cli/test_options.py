@@ -270,8 +270,9 @@ def test_train_resume_with_the_options_of_another_run_is_refused_by_name_and_oth
     of_run = replace_options(TrainConfig(), exchange="servers")
     refuse_another_run(of_run, of_run)
     fitted = replace_options(
-        of_run, num_workers=7, num_servers=3, envs_per_worker=16, lanes=4, precision="bfloat16", total_frames=9
-    )
+        of_run, num_workers=7, num_servers=3, envs_per_worker=16, lanes=4, precision="bfloat16", total_frames=9,
+        actors=9, inference_batch=16,
+    )  # fmt: skip
     refuse_another_run(fitted, of_run)
     written_otherwise = {"entropy_cost": "1e-2", "policy_clip": "constant:0.2", "frame_skip": 4, "clip_reward": True}
     assert of_run.environment.frame_skip_range == (4, 4) and of_run.environment.clips_reward
@@ -283,6 +284,8 @@ def test_train_resume_with_the_options_of_another_run_is_refused_by_name_and_oth
         refuse_another_run(other, of_run)
     with pytest.raises(UserError, match=r"--seed 0 \(not 3\): give the options that it began with"):
         refuse_another_run(other, of_run)
+    with pytest.raises(UserError, match=r"--mode worker \(not central\), --unroll-length 20 \(not 5\)"):
+        refuse_another_run(replace_options(of_run, mode="central", algorithm="vtrace", unroll_length=5), of_run)
 
 
 def test_a_run_whose_learning_rate_goes_with_the_cores_goes_on_with_others_and_one_of_its_own_does_not() -> None:

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
+from dba3c.runs.host_facts import cgroup_quota_cores, multiplies_bfloat16
 from launch.local import resources
 from launch.local.resources import (
     bind_to_own_cores,
-    cgroup_quota_cores,
     cores_of_all_ranks,
     given_cores,
-    multiplies_bfloat16,
     thread_environment,
 )
 

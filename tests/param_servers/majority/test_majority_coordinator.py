@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from param_servers.config import ExchangeConfig
 from param_servers.majority.chief import (
     MOST_FORMATIONS,
@@ -92,7 +90,7 @@ def test_what_is_said_of_an_earlier_group_means_nothing() -> None:
 def test_a_lost_rank_makes_all_others_say_how_far_they_are() -> None:
     coordinator = running()
     decisions = coordinator.left(1, "killed", 2.0)
-    assert notes(decisions) == ["left", "regrouping"] and only(decisions, LeaveGroup) == [LeaveGroup(1)]
+    assert notes(decisions) == ["left", "regrouping"] and only(decisions, LeaveGroup) == [LeaveGroup()]
     assert coordinator.stands(0, 1, 4, 40, 2.0) == []
     assert only(coordinator.stands(2, 1, 5, 50, 2.0), FormGroup) == [FormGroup(2, (0, 2), 2, 5, 50)]
 
