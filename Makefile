@@ -16,7 +16,7 @@ PIP         := $(BIN)/python -m pip --disable-pip-version-check
 QUIET       := $(if $(CI),--quiet)
 TORCH       := $(shell grep '^torch==' constraints.txt)
 INSTALLED   := $(VENV)/.installed
-# Tested where they are installed. Not among them: football, whose wheel takes 7 minutes to build (docs/environments.md).
+# Tested where they are installed. Not among them: football, whose wheel takes 6 to 7 minutes to build (docs/environments.md).
 OPTIONAL    := mpi,vizdoom,mujoco,classic-control,sweep,neptune,mlflow-server,wandb,docs
 COMPLETE    := $(VENV)/.installed-all
 
