@@ -19,6 +19,7 @@ import cattrs
 from cattrs.errors import CattrsError, ForbiddenExtraKeysError
 from cattrs.preconf.json import make_converter
 
+from dba3c.algorithms.config import OWN, POLICY_GRADIENT, AlgorithmConfig
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError, did_you_mean
@@ -28,18 +29,13 @@ from param_servers.config import (
     OptimizerConfig,
     check_options,
     option,
-    parse_schedule,
     refusal_of_unread,
 )
 from param_servers.errors import ConfigError
 from param_servers.timeouts import NOTICE_S
 
 ALGORITHMS_OF_MODES = {"worker": ("actor_critic", "vtrace", "ppo"), "central": ("vtrace", "r2d2", "sac")}
-ALGORITHMS = ("actor_critic", "vtrace", "ppo", "r2d2", "sac")
 TRACKERS = ("tensorboard", "neptune", "mlflow", "wandb")
-OWN = "package.module:loss"
-"""What stands for the user's own loss or algorithm, whatever it is called, where options say who reads them."""
-POLICY_GRADIENT = f"actor_critic vtrace ppo {OWN}"
 WHY_NOT = {"worker": "which replays experience that workers do not keep", "central": "which needs its own actions"}
 
 
@@ -63,50 +59,6 @@ class NetworkConfig:
             re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is not None,
             f"device must be cpu or cuda, not {self.device!r}",
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig:
-    """The loss and the experience that one gradient is computed on."""
-
-    algorithm: str = "actor_critic"
-    """actor_critic (n-step), or vtrace, the V-trace form of the same loss; ppo (mode worker); r2d2, sac (mode central);
-    or your own loss, package.module:loss (mode worker)."""
-
-    rollout_length: int = option(5, least=1, mode="worker")
-    """T: agent steps each environment takes for one gradient."""
-
-    discount: float = option(0.99, least=0, most=1)
-    """γ, per agent step."""
-
-    trace_lambda: float = option(1.0, least=0, most=1, algorithm=POLICY_GRADIENT)
-    """λ of the return's recursion; 1 is the n-step return."""
-
-    value_cost: float = option(0.5, least=0, algorithm=POLICY_GRADIENT)
-    """Weight of ½(V − R)²: with 1.0 the value loss is the 2017 paper's ½(V − R)²."""
-
-    entropy_cost: str = option("0.01", algorithm=POLICY_GRADIENT)
-    """Weight of the policy's entropy: a schedule over data points."""
-
-    policy_clip: str = option("0.2", algorithm=f"ppo {OWN}")
-    """ppo: ε, how far a probability ratio may leave 1 before its gradient stops: a schedule over data points."""
-
-    ppo_epochs: int = option(4, least=1, algorithm=f"ppo {OWN}")
-    """ppo: passes over a rollout."""
-
-    ppo_minibatches: int = option(4, least=1, algorithm=f"ppo {OWN}")
-    """ppo: gradients of a pass."""
-
-    def __post_init__(self) -> None:
-        check_options(self, UserError)
-        _require(
-            ":" in self.algorithm or self.algorithm in ALGORITHMS,
-            f"no algorithm is called {self.algorithm!r}; {did_you_mean(self.algorithm, (*ALGORITHMS, OWN))}",
-        )
-        _require(
-            parse_schedule(self.policy_clip)(0) > 0, f"policy_clip must begin greater than 0, got {self.policy_clip}"
-        )
-        parse_schedule(self.entropy_cost)
 
 
 @dataclass(frozen=True, kw_only=True)

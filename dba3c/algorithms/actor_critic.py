@@ -11,32 +11,18 @@ their joint batch. Divided by the valid steps of each worker, those of a worker 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.algorithms.returns import Targets, lambda_returns
 from dba3c.algorithms.rollout import Rollout
 from dba3c.errors import UserError
 from dba3c.networks.distributions import DiagonalGaussian, Distribution, distribution
 from dba3c.own_code import calling, find
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActorCriticSettings:
-    """The coefficients of the loss and of its targets."""
-
-    discount: float = 0.99
-    """γ per agent step."""
-    trace_lambda: float = 1.0
-    """λ of the returns; 1 is n-step."""
-    value_cost: float = 0.5
-    """c_v, the weight of ½(V − target)²."""
-    vtrace: bool = False
-    """Correct for the behaviour policy's age (V-trace). On-policy it changes nothing."""
 
 
 class Loss(NamedTuple):
@@ -55,7 +41,7 @@ class Loss(NamedTuple):
 class ActorCriticLoss:
     """Targets and loss of rollouts over one action space: ``total, metrics = loss(rollout, entropy_cost=0.01)``."""
 
-    def __init__(self, action_space: spaces.Space, settings: ActorCriticSettings) -> None:
+    def __init__(self, action_space: spaces.Space, settings: AlgorithmConfig) -> None:
         self.action_space = action_space
         self.settings = settings
 
@@ -79,15 +65,16 @@ class ActorCriticLoss:
 def actor_critic_targets(
     policy: Distribution,
     rollout: Rollout,
-    settings: ActorCriticSettings,
+    settings: AlgorithmConfig,
     behaviour_log_probs: Tensor | None = None,
 ) -> Targets:
-    """λ-returns, or V-trace targets when the settings say so; the graph of policy and values is not followed.
+    """λ-returns, or V-trace targets where another policy acted; the graph of policy and values is not followed.
 
-    behaviour_log_probs: [T, B] float32, log μ(a|x) when acting; None when the policy itself acted.
+    behaviour_log_probs: [T, B] float32, log μ(a|x) when acting; None when the policy itself acted, for which the two
+        are the same (all importance weights are 1).
     """
-    log_ratios = torch.zeros_like(rollout.rewards) if settings.vtrace else None
-    if settings.vtrace and behaviour_log_probs is not None:
+    log_ratios = None
+    if behaviour_log_probs is not None:
         log_ratios = policy.log_prob(rollout.actions).detach() - behaviour_log_probs
     return lambda_returns(
         rollout.rewards,
@@ -154,7 +141,7 @@ class OwnLoss(ActorCriticLoss):
         UserError: it cannot be found or made; when it is called, it gave no loss.
     """
 
-    def __init__(self, name: str, action_space: spaces.Space, settings: ActorCriticSettings) -> None:
+    def __init__(self, name: str, action_space: spaces.Space, settings: AlgorithmConfig) -> None:
         super().__init__(action_space, settings)
         self._name = name
         with calling(name):

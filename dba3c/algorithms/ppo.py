@@ -8,6 +8,7 @@ Sums run over the positions that train; the others weigh nothing, but N counts t
 gradients is the gradient of their joint minibatch (see ``actor_critic``). That is exact for given advantages; where
 they are normalised, it is within a worker's own minibatch (of all its lanes), as in every data-parallel PPO that
 averages gradients only.
+Those of the paper's Atari (table 5) are the preset ``ppo``'s: ε falls from 0.1, c_v is 2 on this scale, 3 epochs.
 For feed-forward networks: minibatches are drawn point by point, so there is no state to carry.
 """
 
@@ -15,37 +16,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dba3c.algorithms.actor_critic import ActorCriticSettings, Loss, actor_critic_loss, actor_critic_targets
+from dba3c.algorithms.actor_critic import Loss, actor_critic_loss, actor_critic_targets
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.algorithms.returns import Targets
 from dba3c.algorithms.rollout import Rollout
 from dba3c.networks.distributions import Distribution
 
 Total = Callable[[Sequence[float]], Sequence[float]]
 """Numbers of each of a worker's processes → their sums."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PpoSettings(ActorCriticSettings):
-    """The coefficients of PPO.
-
-    Those of the paper's Atari (table 5) are the preset ``ppo``'s: ε falls from 0.1, c_v is 2 on this scale, 3 epochs.
-    These defaults are not: they are for small problems.
-    """
-
-    trace_lambda: float = 0.95
-    """λ of the generalised advantage."""
-    policy_clip: float = 0.2
-    """ε: how far the probability ratio may leave 1 before its gradient stops."""
-    epochs: int = 4
-    """Passes over a rollout."""
-    minibatches: int = 4
-    """Gradients of a pass."""
 
 
 class PpoBatch(NamedTuple):
@@ -71,7 +54,7 @@ class PpoBatch(NamedTuple):
 
 
 @torch.no_grad()
-def ppo_batch(policy: Distribution, rollout: Rollout, observations: Tensor, settings: PpoSettings) -> PpoBatch:
+def ppo_batch(policy: Distribution, rollout: Rollout, observations: Tensor, settings: AlgorithmConfig) -> PpoBatch:
     """The positions of a rollout, with the targets that stay fixed during its epochs.
 
     policy: the acting one, over [T, B]. observations: [T, B, *S], the ones acted on.
@@ -82,16 +65,16 @@ def ppo_batch(policy: Distribution, rollout: Rollout, observations: Tensor, sett
     return PpoBatch(*(tensor.flatten(0, 1) for tensor in points))
 
 
-def minibatches(batch: PpoBatch, settings: PpoSettings, generator: torch.Generator) -> Iterator[PpoBatch]:
-    """``epochs·minibatches`` parts of the batch: each epoch visits every position once, in an order of its own.
+def minibatches(batch: PpoBatch, settings: AlgorithmConfig, generator: torch.Generator) -> Iterator[PpoBatch]:
+    """``ppo_epochs·ppo_minibatches`` parts of the batch: each epoch visits every position once, in an order of its own.
 
     Always that many and for every rollout of the same sizes, so that synchronous workers keep step and weigh alike;
     sizes differ by one at most. Where there are fewer positions than minibatches, some are empty: loss and gradient 0.
     """
     size = batch.actions.shape[0]
-    for _ in range(settings.epochs):
+    for _ in range(settings.ppo_epochs):
         order = torch.randperm(size, generator=generator).to(batch.actions.device)
-        for part in torch.tensor_split(order, settings.minibatches):
+        for part in torch.tensor_split(order, settings.ppo_minibatches):
             yield PpoBatch(*(tensor.index_select(0, part) for tensor in batch))  # a 20th of the time of tensor[part]
 
 
@@ -119,11 +102,14 @@ def ppo_loss(
     values: Tensor,
     batch: PpoBatch,
     advantages: Tensor,
-    settings: PpoSettings,
     *,
+    policy_clip: float,
+    value_cost: float,
     entropy_cost: float,
 ) -> Loss:
     """The clipped loss of the present policy and values [N] (with graph) on one minibatch, for given advantages [N].
+
+    policy_clip: ε, how far the probability ratio may leave 1 before its gradient stops.
 
     Logged terms of the loss are on its scale, the other metrics are means over the positions that train. Beside the
     actor-critic's metrics: ``clip_fraction``, the share of points whose ratio left 1 ± ε, and ``kl_divergence``, the
@@ -131,17 +117,17 @@ def ppo_loss(
     """
     log_ratios = policy.log_prob(batch.actions) - batch.log_probs
     ratios = log_ratios.exp()
-    clipped = ratios.clamp(1 - settings.policy_clip, 1 + settings.policy_clip)
+    clipped = ratios.clamp(1 - policy_clip, 1 + policy_clip)
     return actor_critic_loss(
         policy,
         values,
         torch.minimum(ratios * advantages, clipped * advantages),
         Targets(batch.value_targets, batch.advantages),
         batch.valid,
-        value_cost=settings.value_cost,
+        value_cost=value_cost,
         entropy_cost=entropy_cost,
         means={
-            "clip_fraction": (ratios - 1).abs() > settings.policy_clip,
+            "clip_fraction": (ratios - 1).abs() > policy_clip,
             "kl_divergence": ratios - 1 - log_ratios,
         },
     )

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings, OwnLoss, own_algorithm
+from dba3c.algorithms.actor_critic import ActorCriticLoss, OwnLoss, own_algorithm
 from dba3c.algorithms.agent import Agent, FlatNetwork
 from dba3c.algorithms.policies import Actions, ActorCriticPolicy, Policy, R2d2Policy, SacPolicy
 from dba3c.algorithms.r2d2 import exploration_rate
@@ -75,18 +75,12 @@ def build_model(config: TrainConfig, spaces: Spaces, *, only_plays: bool = False
     algorithm, where = config.algorithm, {"precision": config.network.precision, "device": device}
     if algorithm.algorithm in ("r2d2", "sac"):
         return Model(FlatNetwork(module, plan.layout, **where), plan, parameters)
-    settings = ActorCriticSettings(
-        discount=algorithm.discount,
-        trace_lambda=algorithm.trace_lambda,
-        value_cost=algorithm.value_cost,
-        vtrace=algorithm.algorithm == "vtrace",
-    )
     assert isinstance(module, ActorCriticNetwork)
     if algorithm.algorithm == "ppo" and module.initial_state(1):
         raise UserError(f"ppo draws its minibatches step by step, but {config.network.network} remembers: use vtrace")
-    loss = ActorCriticLoss(spaces.action, settings)
+    loss = ActorCriticLoss(spaces.action, algorithm)
     if ":" in algorithm.algorithm and own_algorithm(algorithm.algorithm) is None:
-        loss = OwnLoss(algorithm.algorithm, spaces.action, settings)
+        loss = OwnLoss(algorithm.algorithm, spaces.action, algorithm)
     draws = ":" in config.network.network
     return Model(Agent(module, plan.layout, loss, draws=draws, **where), plan, parameters)
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dba3c.algorithms.actor_critic import own_algorithm
 from dba3c.algorithms.agent import Agent
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.algorithms.ppo import (
     PpoBatch,
-    PpoSettings,
     Total,
     alone,
     minibatches,
@@ -22,7 +22,6 @@ from dba3c.algorithms.ppo import (
     ppo_loss,
 )
 from dba3c.algorithms.rollout import Rollout
-from dba3c.config import AlgorithmConfig
 from param_servers.config import parse_schedule
 
 Part = TypeVar("Part")
@@ -101,29 +100,29 @@ class PpoGradients:
     several = keeps_observations = True
 
     def __init__(self, algorithm: AlgorithmConfig, agent: Agent, total: Total = alone) -> None:
-        self._agent, self._total = agent, total
+        self._algorithm, self._agent, self._total = algorithm, agent, total
         self._entropy_cost = parse_schedule(algorithm.entropy_cost)
         self._policy_clip = parse_schedule(algorithm.policy_clip)
-        self._settings = PpoSettings(
-            discount=algorithm.discount,
-            trace_lambda=algorithm.trace_lambda,
-            value_cost=algorithm.value_cost,
-            epochs=algorithm.ppo_epochs,
-            minibatches=algorithm.ppo_minibatches,
-        )
 
     def parts(self, rollout: Rollout, generator: torch.Generator) -> Iterator[tuple[PpoBatch, int]]:
         assert rollout.observations is not None
         policy = self._agent.policy(rollout.policy_logits)
-        batch = ppo_batch(policy, rollout, rollout.observations, self._settings)
-        for index, part in enumerate(minibatches(batch, self._settings, generator)):
+        batch = ppo_batch(policy, rollout, rollout.observations, self._algorithm)
+        for index, part in enumerate(minibatches(batch, self._algorithm, generator)):
             # a point is data when it enters its first update, not again in later epochs
-            yield part, part.data_points if index < self._settings.minibatches else 0
+            yield part, part.data_points if index < self._algorithm.ppo_minibatches else 0
 
     def of(self, part: PpoBatch, data_points: int) -> tuple[Tensor, dict[str, float]]:
         cost = self._entropy_cost(data_points)
-        settings = replace(self._settings, policy_clip=self._policy_clip(data_points))
         output = self._agent.forward(part.observations, ())
         policy, advantages = self._agent.policy(output.policy_logits), normalised_advantages(part, self._total)
-        loss = ppo_loss(policy, output.value, part, advantages, settings, entropy_cost=cost)
+        loss = ppo_loss(
+            policy,
+            output.value,
+            part,
+            advantages,
+            policy_clip=self._policy_clip(data_points),
+            value_cost=self._algorithm.value_cost,
+            entropy_cost=cost,
+        )
         return self._agent.gradient_of(loss.total), loss.metrics | {"entropy_cost": cost}

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.central_config import CentralConfig, ReplayConfig
-from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
+from dba3c.config import NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.atari_protocols import with_protocol
 from dba3c.environments.config import EnvironmentConfig, stop_score
 from dba3c.errors import UserError, did_you_mean

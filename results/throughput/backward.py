@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.assembly.model import Spaces, build_model
-from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
+from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.protocol import Transition
 from dba3c.metrics.writer import Sections
 from dba3c.studies.page import facts, made_by, markdown, renew

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from dba3c.config import AlgorithmConfig, RunConfig, TrainConfig, option_names, replace_options
+from dba3c.algorithms.config import AlgorithmConfig
+from dba3c.config import RunConfig, TrainConfig, option_names, replace_options
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from launch.cli.presets import PRESETS, preset

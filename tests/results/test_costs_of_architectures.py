@@ -6,8 +6,9 @@ from dataclasses import asdict
 import pytest
 from architectures.costs import cost_of, plot_costs, read_csv, table
 
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.central_config import CentralConfig
-from dba3c.config import AlgorithmConfig, TrainConfig
+from dba3c.config import TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder

@@ -9,7 +9,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings, actor_critic_loss
+from dba3c.algorithms.actor_critic import ActorCriticLoss, actor_critic_loss
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.algorithms.returns import Targets, lambda_returns
 from dba3c.algorithms.rollout import Rollout
 from dba3c.environments.protocol import Experience
@@ -53,7 +54,7 @@ def numpy_loss(logits, values, actions, targets, valid, value_cost, entropy_cost
 def test_the_loss_and_its_metrics_are_those_of_the_formula() -> None:
     for seed in range(10):
         rollout = played(seed)
-        settings = ActorCriticSettings(discount=0.9, trace_lambda=0.8, value_cost=0.7)
+        settings = AlgorithmConfig(discount=0.9, trace_lambda=0.8, value_cost=0.7)
         loss = ActorCriticLoss(ACTIONS, settings)(rollout, entropy_cost=0.03)
         masks = (rollout.rewards, rollout.terminated, rollout.truncated, rollout.valid)
         targets = lambda_returns(
@@ -67,7 +68,7 @@ def test_the_loss_and_its_metrics_are_those_of_the_formula() -> None:
 
 
 def test_logged_terms_add_up_to_the_loss_that_is_optimised() -> None:
-    loss, metrics = ActorCriticLoss(ACTIONS, ActorCriticSettings())(played(3), entropy_cost=0.5)
+    loss, metrics = ActorCriticLoss(ACTIONS, AlgorithmConfig())(played(3), entropy_cost=0.5)
     total = metrics["loss_policy"] + metrics["loss_value"] - 0.5 * metrics["entropy"]
     assert loss.item() == pytest.approx(total, rel=1e-5)
     assert {"loss_total", "value_mean", "advantage_mean", "max_probability"} <= metrics.keys()
@@ -75,7 +76,7 @@ def test_logged_terms_add_up_to_the_loss_that_is_optimised() -> None:
 
 def test_gradients_are_those_of_the_closed_form() -> None:
     rollout = played(5)
-    settings = ActorCriticSettings(discount=0.9, value_cost=0.5)
+    settings = AlgorithmConfig(discount=0.9, value_cost=0.5)
     loss = ActorCriticLoss(ACTIONS, settings)(rollout, entropy_cost=0.0)
     loss.total.backward()
     masks = (rollout.rewards, rollout.terminated, rollout.truncated, rollout.valid)
@@ -91,7 +92,7 @@ def test_gradients_are_those_of_the_closed_form() -> None:
 def test_steps_that_are_not_valid_give_no_gradient() -> None:
     rollout = played(7)
     assert not rollout.valid.all()
-    ActorCriticLoss(ACTIONS, ActorCriticSettings())(rollout, entropy_cost=0.1).total.backward()
+    ActorCriticLoss(ACTIONS, AlgorithmConfig())(rollout, entropy_cost=0.1).total.backward()
     assert not rollout.policy_logits.grad[~rollout.valid].any()
     assert not rollout.values.grad[~rollout.valid].any()
 
@@ -99,7 +100,7 @@ def test_steps_that_are_not_valid_give_no_gradient() -> None:
 def test_a_rollout_without_a_valid_step_has_no_loss_and_no_gradient() -> None:
     rollout = played(2)
     nothing = replace(rollout, valid=torch.zeros_like(rollout.valid))
-    loss = ActorCriticLoss(ACTIONS, ActorCriticSettings())(nothing, entropy_cost=0.1)
+    loss = ActorCriticLoss(ACTIONS, AlgorithmConfig())(nothing, entropy_cost=0.1)
     loss.total.backward()
     assert loss.total.item() == 0.0
     assert not rollout.policy_logits.grad.any()
@@ -117,19 +118,26 @@ def test_the_mean_of_two_workers_gradients_is_the_gradient_of_their_joint_batch(
     joint = replace(halves[0], **joined)
     joint.policy_logits.requires_grad_()
     joint.values.requires_grad_()
-    loss = ActorCriticLoss(ACTIONS, ActorCriticSettings(vtrace=vtrace))
+    loss = ActorCriticLoss(ACTIONS, AlgorithmConfig())
     for rollout in (*halves, joint):
-        loss(rollout, entropy_cost=0.01).total.backward()
+        older = acted_with(rollout) - 0.3 if vtrace else None
+        loss(rollout, entropy_cost=0.01, behaviour_log_probs=older).total.backward()
     mean = torch.cat([half.policy_logits.grad for half in halves], 1) / 2
     torch.testing.assert_close(mean, joint.policy_logits.grad, rtol=1e-6, atol=1e-9)
     values = torch.cat([half.values.grad for half in halves], 1) / 2
     torch.testing.assert_close(values, joint.values.grad, rtol=1e-6, atol=1e-9)
 
 
-def test_the_vtrace_form_on_the_acting_graph_is_the_n_step_loss() -> None:
+def acted_with(rollout: Rollout) -> torch.Tensor:
+    """[T, B] log π(a|x) of the policy itself."""
+    return Categorical(rollout.policy_logits.detach()).log_prob(rollout.actions)
+
+
+def test_the_vtrace_form_of_what_the_policy_itself_did_is_the_n_step_loss() -> None:
     plain, corrected = played(4), played(4)
-    first = ActorCriticLoss(ACTIONS, ActorCriticSettings())(plain, entropy_cost=0.01)
-    second = ActorCriticLoss(ACTIONS, ActorCriticSettings(vtrace=True))(corrected, entropy_cost=0.01)
+    loss = ActorCriticLoss(ACTIONS, AlgorithmConfig())
+    first = loss(plain, entropy_cost=0.01)
+    second = loss(corrected, entropy_cost=0.01, behaviour_log_probs=acted_with(corrected))
     first.total.backward()
     second.total.backward()
     torch.testing.assert_close(first.total, second.total)
@@ -138,10 +146,11 @@ def test_the_vtrace_form_on_the_acting_graph_is_the_n_step_loss() -> None:
 
 def test_old_behaviour_is_corrected_by_its_log_probabilities() -> None:
     rollout = played(6)
-    loss = ActorCriticLoss(ACTIONS, ActorCriticSettings(vtrace=True))
-    now = Categorical(rollout.policy_logits.detach()).log_prob(rollout.actions)
+    loss = ActorCriticLoss(ACTIONS, AlgorithmConfig())
+    now = acted_with(rollout)
     same = loss(rollout, entropy_cost=0.0, behaviour_log_probs=now).metrics
-    assert same == pytest.approx(loss(rollout, entropy_cost=0.0).metrics)
+    plain = loss(rollout, entropy_cost=0.0).metrics
+    assert {name: same[name] for name in plain} == pytest.approx(plain)
     surprised = loss(rollout, entropy_cost=0.0, behaviour_log_probs=now + 5).metrics  # π/μ = e⁻⁵
     assert abs(surprised["loss_policy"]) < 0.05 * abs(same["loss_policy"])
     assert surprised["importance_mean"] == pytest.approx(np.exp(-5), rel=1e-4)

@@ -5,8 +5,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings
+from dba3c.algorithms.actor_critic import ActorCriticLoss
 from dba3c.algorithms.agent import Agent, FlatNetwork
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.environments.protocol import Episode, Transition
 from dba3c.metrics.writer import Sections
 from dba3c.networks import build_network
@@ -49,7 +50,7 @@ def make_agent(seed: int = 0) -> tuple[Agent, torch.Tensor]:
     network = build_network("mlp", OBSERVATION, ACTION, seed=seed)
     layout = FlatLayout.of_module(network)
     flat = layout.flatten(network)
-    return Agent(network, layout, ActorCriticLoss(ACTION, ActorCriticSettings())), flat
+    return Agent(network, layout, ActorCriticLoss(ACTION, AlgorithmConfig())), flat
 
 
 def test_the_gradient_of_the_acting_graph_is_that_of_a_second_forward_pass() -> None:
@@ -109,7 +110,7 @@ def test_a_bfloat16_torso_gives_a_float32_gradient_close_to_the_float32_one(netw
     for precision in ("float32", "bfloat16"):
         built = build_network(network, images, ACTION, seed=0)
         layout = FlatLayout.of_module(built)
-        agent = Agent(built, layout, ActorCriticLoss(ACTION, ActorCriticSettings()), precision=precision)
+        agent = Agent(built, layout, ActorCriticLoss(ACTION, AlgorithmConfig()), precision=precision)
         output = agent.forward(frames, ())
         (output.policy_logits.square().mean() + output.value.square().mean()).backward()
         gradients.append(torch.cat([p.grad.float().flatten() for p in agent.network.parameters()]))

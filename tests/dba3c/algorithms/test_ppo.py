@@ -6,11 +6,14 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from dba3c.algorithms.actor_critic import ActorCriticLoss, ActorCriticSettings, Loss
-from dba3c.algorithms.ppo import PpoBatch, PpoSettings, minibatches, normalised_advantages, ppo_batch, ppo_loss
+from dba3c.algorithms.actor_critic import ActorCriticLoss, Loss
+from dba3c.algorithms.config import AlgorithmConfig
+from dba3c.algorithms.ppo import PpoBatch, minibatches, normalised_advantages, ppo_batch, ppo_loss
 from dba3c.algorithms.returns import lambda_returns
 from dba3c.networks.distributions import Categorical
 from tests.dba3c.algorithms.test_actor_critic import played
+
+COSTS = {"policy_clip": 0.2, "value_cost": 0.5}
 
 
 def batch_of(points: int) -> PpoBatch:
@@ -22,7 +25,7 @@ def batch_of(points: int) -> PpoBatch:
 def test_a_batch_holds_the_rollouts_positions_and_their_gae_targets() -> None:
     rollout = played(3)
     observations = torch.arange(rollout.valid.numel()).reshape(*rollout.valid.shape, 1)
-    settings = PpoSettings(discount=0.9, trace_lambda=0.8)
+    settings = AlgorithmConfig(discount=0.9, trace_lambda=0.8)
     policy = Categorical(rollout.policy_logits.detach())
     batch = ppo_batch(policy, rollout, observations, settings)
     masks = (rollout.rewards, rollout.terminated, rollout.truncated, rollout.valid)
@@ -35,7 +38,9 @@ def test_a_batch_holds_the_rollouts_positions_and_their_gae_targets() -> None:
 
 
 def test_each_epoch_visits_every_point_once_in_another_order() -> None:
-    parts = list(minibatches(batch_of(10), PpoSettings(epochs=2, minibatches=4), torch.Generator().manual_seed(0)))
+    parts = list(
+        minibatches(batch_of(10), AlgorithmConfig(ppo_epochs=2, ppo_minibatches=4), torch.Generator().manual_seed(0))
+    )
     assert len(parts) == 8
     epochs = [[point for part in parts[i : i + 4] for point in part.advantages.tolist()] for i in (0, 4)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10))
@@ -44,10 +49,18 @@ def test_each_epoch_visits_every_point_once_in_another_order() -> None:
 
 
 def test_workers_with_few_points_keep_step_with_the_others() -> None:
-    parts = list(minibatches(batch_of(2), PpoSettings(epochs=1, minibatches=4), torch.Generator()))
+    parts = list(minibatches(batch_of(2), AlgorithmConfig(ppo_epochs=1, ppo_minibatches=4), torch.Generator()))
     assert [len(part.actions) for part in parts] == [1, 1, 0, 0]
     logits = torch.zeros(0, 3, requires_grad=True)
-    loss = ppo_loss(Categorical(logits), torch.zeros(0), parts[-1], torch.zeros(0), PpoSettings(), entropy_cost=0.01)
+    loss = ppo_loss(
+        Categorical(logits),
+        torch.zeros(0),
+        parts[-1],
+        torch.zeros(0),
+        policy_clip=0.2,
+        value_cost=0.5,
+        entropy_cost=0.01,
+    )
     assert loss.total.item() == 0.0 and all(value == 0.0 for value in loss.metrics.values())
 
 
@@ -58,7 +71,7 @@ def one_point(ratio: float, advantage: float) -> tuple[float, float]:
     logits = logits.unsqueeze(0).requires_grad_()
     zero = torch.zeros(1)
     batch = PpoBatch(zero, zero.long(), log_prob, zero, torch.tensor([advantage]), zero == 0)
-    loss = ppo_loss(Categorical(logits), zero, batch, batch.advantages, PpoSettings(), entropy_cost=0.0)
+    loss = ppo_loss(Categorical(logits), zero, batch, batch.advantages, **COSTS, entropy_cost=0.0)
     loss.total.backward()
     assert logits.grad is not None
     return loss.total.item(), logits.grad.abs().sum().item()
@@ -83,22 +96,22 @@ def test_the_clipped_objective_by_hand(ratio: float, advantage: float, loss: flo
 
 def test_the_first_gradient_of_a_rollout_is_the_actor_critics() -> None:
     ours, theirs = played(5), played(5)
-    settings = PpoSettings(discount=0.9, trace_lambda=0.8)
+    settings = AlgorithmConfig(discount=0.9, trace_lambda=0.8)
     observations = torch.zeros(*ours.valid.shape, 1)
     batch = ppo_batch(Categorical(ours.policy_logits.detach()), ours, observations, settings)
     policy = Categorical(ours.policy_logits.flatten(0, 1))
-    loss = ppo_loss(policy, ours.values.flatten(), batch, batch.advantages, settings, entropy_cost=0.01)
+    loss = ppo_loss(policy, ours.values.flatten(), batch, batch.advantages, **COSTS, entropy_cost=0.01)
     loss.total.backward()
     assert loss.metrics["clip_fraction"] == 0.0
     assert loss.metrics["kl_divergence"] == pytest.approx(0.0, abs=1e-6)
-    reference = ActorCriticLoss(spaces.Discrete(3), ActorCriticSettings(discount=0.9, trace_lambda=0.8))
+    reference = ActorCriticLoss(spaces.Discrete(3), AlgorithmConfig(discount=0.9, trace_lambda=0.8))
     reference(theirs, entropy_cost=0.01).total.backward()
     torch.testing.assert_close(ours.policy_logits.grad, theirs.policy_logits.grad)
     torch.testing.assert_close(ours.values.grad, theirs.values.grad)
 
 
 def test_the_mean_of_two_workers_minibatches_is_their_joint_minibatch() -> None:
-    settings = PpoSettings(epochs=1, minibatches=3)
+    settings = AlgorithmConfig(ppo_epochs=1, ppo_minibatches=3, trace_lambda=0.95)
     generator = torch.Generator().manual_seed(0)
     workers, whole = [played(seed, environments=2) for seed in (11, 14)], []
     for rollout in workers:
@@ -110,7 +123,7 @@ def test_the_mean_of_two_workers_minibatches_is_their_joint_minibatch() -> None:
     def gradient(part: PpoBatch, rows: torch.Tensor) -> torch.Tensor:
         parameters = logits[rows].clone().requires_grad_()
         policy, values = Categorical(parameters), parameters[:, 0]
-        ppo_loss(policy, values, part, part.advantages, settings, entropy_cost=0.01).total.backward()
+        ppo_loss(policy, values, part, part.advantages, **COSTS, entropy_cost=0.01).total.backward()
         assert parameters.grad is not None
         return parameters.grad
 
@@ -126,7 +139,7 @@ def test_the_mean_of_two_workers_minibatches_is_their_joint_minibatch() -> None:
 def loss_of(logits: torch.Tensor, batch: PpoBatch, entropy_cost: float) -> Loss:
     """As a worker has it: the minibatch's advantages are normalised. All values are 0."""
     policy, values = Categorical(logits), torch.zeros(len(logits))
-    return ppo_loss(policy, values, batch, normalised_advantages(batch), PpoSettings(), entropy_cost=entropy_cost)
+    return ppo_loss(policy, values, batch, normalised_advantages(batch), **COSTS, entropy_cost=entropy_cost)
 
 
 def test_positions_that_do_not_train_weigh_nothing_and_normalise_nothing() -> None:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.assembly.model import build_model, build_policy, initial_parameters, spaces_of
 from dba3c.central.inference_thread import OwnThread, Serving, SharedThread
 from dba3c.central.learner import build_trainer, run_learner
 from dba3c.central_config import CentralConfig, ReplayConfig
-from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
+from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.protocol import Episode
 from dba3c.metrics.registry import INFERENCE_THREAD_SECTIONS

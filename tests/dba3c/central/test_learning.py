@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.assembly.model import build_model, build_policy, initial_parameters, spaces_of
 from dba3c.central.learner import build_trainer, run_learner
 from dba3c.central_config import CentralConfig, ReplayConfig
-from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
+from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import dba3c
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.algorithms.policies import Asked
 from dba3c.assembly.model import build_model, build_policy, spaces_of
 from dba3c.central.learner import build_trainer
 from dba3c.central_config import CentralConfig, ReplayConfig
-from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
+from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.metrics.writer import Sections
 from param_servers.exchange import Pull

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.algorithms.policies import Asked, Decision
 from dba3c.assembly.model import build_model, spaces_of
 from dba3c.central.learner import build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central_config import CentralConfig, ReplayConfig
-from dba3c.config import AlgorithmConfig, TrainConfig
+from dba3c.config import TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.metrics.writer import Sections
 from tests.dba3c.central.in_process import InProcessServing

@@ -7,13 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.assembly.model import build_model, build_policy, spaces_of
 from dba3c.central.algorithm import ReplayDebt
 from dba3c.central.learner import build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
 from dba3c.central.sac import SacTrainer
 from dba3c.central_config import CentralConfig, ReplayConfig
-from dba3c.config import AlgorithmConfig, TrainConfig
+from dba3c.config import TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.metrics.writer import Sections
 from param_servers.config import ExchangeConfig

@@ -11,6 +11,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from dba3c.algorithms.agent import FlatNetwork
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
 from dba3c.central.learner import build_trainer
 from dba3c.central.r2d2 import R2d2Trainer
@@ -18,7 +19,7 @@ from dba3c.central.unrolls import GroupKey, UnrollStore, batch_of
 from dba3c.central.vtrace import rollout_of
 from dba3c.central.wire import GroupShape, pack_step
 from dba3c.central_config import CentralConfig, ReplayConfig
-from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
+from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.metrics.writer import Sections

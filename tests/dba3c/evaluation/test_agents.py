@@ -8,10 +8,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.algorithms.policies import Asked, R2d2Policy
 from dba3c.assembly.model import Spaces, build_model
 from dba3c.central_config import CentralConfig
-from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
+from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError

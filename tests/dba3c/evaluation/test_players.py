@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.algorithms.policies import Asked, R2d2Policy
 from dba3c.assembly.model import initial_parameters, spaces_of
 from dba3c.central_config import CentralConfig
-from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig, replace_options
+from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.assembly.model import build_model, build_policy, spaces_of
 from dba3c.central.learner import build_trainer, run_learner
 from dba3c.central_config import CentralConfig, ReplayConfig
-from dba3c.config import AlgorithmConfig, NetworkConfig, RunConfig, TrainConfig
+from dba3c.config import NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import Transition

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dba3c.config import AlgorithmConfig
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.metrics.writer import Sections
 from dba3c.networks import build_network
 from dba3c.workers.collector import Collector

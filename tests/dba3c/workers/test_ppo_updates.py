@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from dba3c.algorithms.config import AlgorithmConfig
 from dba3c.assembly.model import build_model, spaces_of
-from dba3c.config import AlgorithmConfig, NetworkConfig, TrainConfig
+from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
 from dba3c.environments.protocol import worker_seed
