@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -159,6 +159,20 @@ class TrainConfig:
         """The resolved tree as indented JSON; ``from_json`` gives an equal tree back."""
         return json.dumps(_converter.unstructure(self), indent=2) + "\n"
 
+    @property
+    def processes(self) -> dict[str, int]:
+        """How many there are of each role."""
+        central = self.central.mode == "central"
+        return {
+            "servers": self.exchange.num_servers if self.exchange.has_servers else 0,
+            "workers": 0 if central else self.exchange.num_workers,
+            "learners": self.exchange.num_workers if central else 0,
+            "actors": self.central.actors if central else 0,
+            "evaluators": self.run.evaluators,
+            "recorders": self.run.recorders,
+            "monitors": 1,
+        }
+
     @staticmethod
     def from_json(text: str) -> TrainConfig:
         """Read a tree back.
@@ -249,13 +263,9 @@ _converter.register_structure_hook(bool, _bool)
 _converter.register_structure_hook(int, _int)
 
 
-def option_names(tree: type = TrainConfig) -> dict[str, str]:
-    """Each leaf field's name → the group it lives in; a name used twice would make the command line ambiguous."""
-    names: dict[str, str] = {}
-    for group, kind in get_type_hints(tree).items():
-        for leaf in fields(kind) if is_dataclass(kind) else ():
-            names[leaf.name] = f"{group}, also {names[leaf.name]}" if leaf.name in names else group
-    return names
+def option_names() -> dict[str, str]:
+    """Each option's name → the group it lives in."""
+    return {leaf.name: group for group, kind in get_type_hints(TrainConfig).items() for leaf in fields(kind)}
 
 
 def typed_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:

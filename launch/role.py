@@ -97,7 +97,7 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
         return USER_ERROR_EXIT
     except ParamServersError as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
-        servers_ended_it = isinstance(error, RunBroken) and process.config.exchange.exchange in ("servers", "async")
+        servers_ended_it = isinstance(error, RunBroken) and process.config.exchange.has_servers
         if not servers_ended_it and not isinstance(error, LastStepsLost):
             return RUN_BROKEN_EXIT
         code = RUN_ENDED_BROKEN_EXIT

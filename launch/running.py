@@ -112,11 +112,11 @@ def train(
     told = [*(_had_finished(run_dir) if resume else ()), *told]
     env_id = config.environment.env_id
     print(f"{env_id} in {run_dir}: looking whether it can be trained here, which takes seconds", flush=True)
-    check_machine(config, sum(topology_of(config).values()))
+    check_machine(config, sum(config.processes.values()))
     with ForkServer(environ=environ) as fork_server:
         refuse_unbuildable(fork_server, config, run_dir, resume)
         launch_id = launch_id or secrets.token_hex(4)
-        shape = {**topology_of(config), **({"run_name": run_name} if run_name else {})}
+        shape = {**config.processes, **({"run_name": run_name} if run_name else {})}
         life = {"launcher": "local", "topology": shape, "launch_id": launch_id, "command": command}
         cores = given_cores(os.environ if environ is None else environ)
         with RunFolder.launch(run_dir, config.to_json(), resume, cores=cores, **life) as folder:
@@ -150,7 +150,7 @@ def _note_end(folder: RunFolder, code: int, cause: str) -> str:
 def refuse_whole_cluster(config: TrainConfig, folder: RunFolder) -> None:
     """Raise UserError where a cluster's run would go on here, all its processes on one machine."""
     launcher = folder.life().get("launcher", "local")
-    processes = config.exchange.num_workers * config.environment.lanes + topology_of(config)["actors"]
+    processes = config.exchange.num_workers * config.environment.lanes + config.processes["actors"]
     cores = given_cores(os.environ)
     if launcher != "local" and processes > MOST_PROCESSES_ON_A_CORE * cores:
         raise UserError(
@@ -389,7 +389,7 @@ def role_processes(config: TrainConfig, run_dir: Path, launch_id: str, first: in
             "--incarnation", str(first + incarnation), "--launch-id", launch_id,
         ]  # fmt: skip
 
-    counts, drain_s = topology_of(config), config.exchange.timeouts.drain_s
+    counts, drain_s = config.processes, config.exchange.timeouts.drain_s
     all_needed = config.exchange.exchange == "allreduce"  # nobody can take a lost rank's place in a collective
     server: dict[str, Any] = {"max_restarts": RESTARTS, "drain_timeout_s": drain_s}
     trains = {"max_restarts": 0 if all_needed else RESTARTS, "essential": all_needed, "drain_timeout_s": drain_s}
@@ -414,21 +414,6 @@ def _missed_without_monitor(config: TrainConfig) -> str:
     limits = {"--stop-score": None if evaluators_look else run.stop_score, "--max-core-hours": run.max_core_hours}
     names = " and ".join(name for name, limit in limits.items() if limit is not None)
     return names and f"so nobody looks for {names} any more: dba3c stop ends it"
-
-
-def topology_of(config: TrainConfig) -> dict[str, int]:
-    """How many processes of each role."""
-    has_servers = config.exchange.exchange in ("servers", "async")
-    central = config.central.mode == "central"
-    return {
-        "servers": config.exchange.num_servers if has_servers else 0,
-        "workers": 0 if central else config.exchange.num_workers,
-        "learners": config.exchange.num_workers if central else 0,
-        "actors": config.central.actors if central else 0,
-        "evaluators": config.run.evaluators,
-        "recorders": config.run.recorders,
-        "monitors": 1,
-    }
 
 
 def first_incarnation(folder: RunFolder, rank: int) -> int:

@@ -314,6 +314,11 @@ class ExchangeConfig:
         )
 
     @property
+    def has_servers(self) -> bool:
+        """Whether gradients go through parameter servers."""
+        return self.exchange in ("servers", "async")
+
+    @property
     def gradients_per_step(self) -> int:
         """g, resolved: what was given, else the workers that are not backup (async: 1)."""
         if self.exchange == "async":

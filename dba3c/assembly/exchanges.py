@@ -30,7 +30,7 @@ def connect(process: RunProcess, plan: ShardPlan, parameters: Tensor, metrics: M
     """
     config = process.config
     exchange: GradientExchange
-    if config.exchange.exchange in ("servers", "async"):
+    if config.exchange.has_servers:
         exchange = _servers(process, plan)
     else:
         duties = {"layout": plan.layout, **_duties(process, parameters, metrics)}

@@ -24,6 +24,7 @@ from dba3c.assembly.model import Spaces, build_model
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.errors import UserError
 from dba3c.studies.figures import LINES, PALETTE, finish, new_figure, save
+from dba3c.studies.page import write_rows
 
 SPACES = Spaces(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(4))
 _WARM_UP_CALLS = 3
@@ -105,10 +106,7 @@ def run(arguments: Arguments) -> list[Row]:
 
 def write(rows: list[Row], path: Path) -> None:
     """As CSV."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Row._fields)
-        writer.writerows([*row[:4], *(f"{number:.6g}" for number in row[4:])] for row in rows)
+    write_rows(path, [row._asdict() | {name: f"{getattr(row, name):.6g}" for name in Row._fields[4:]} for row in rows])
 
 
 def read(path: Path) -> list[Row]:

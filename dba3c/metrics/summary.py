@@ -15,9 +15,9 @@ from typing import Any
 from dba3c.errors import UserError
 from dba3c.metrics.reader import Record
 from dba3c.metrics.registry import SECTIONS
+from dba3c.runs.ending import TRAINING_ROLES
 from dba3c.runs.folder import RunFolder
 
-WORKING = ("server", "learner", "worker", "actor")
 """Roles without which there is no update."""
 HEARD_OF_S = 10.0
 LEAST_HORIZON_S = 10.0
@@ -99,7 +99,7 @@ def _lives(listed: Sequence[Mapping[str, Any]]) -> tuple[Life, ...]:
 
 
 def _counts(topology: object) -> dict[str, int]:
-    named = {role: topology.get(f"{role}s") for role in WORKING} if isinstance(topology, dict) else {}
+    named = {role: topology.get(f"{role}s") for role in TRAINING_ROLES} if isinstance(topology, dict) else {}
     return {role: count for role, count in named.items() if isinstance(count, int) and count > 0}
 
 

@@ -199,16 +199,13 @@ class Overtime:
     """
 
     def __init__(self, folder: RunFolder, config: TrainConfig, run_end: RunEnd) -> None:
-        exchange = config.exchange
-        if exchange.exchange in ("servers", "async"):
-            role, count = "server", exchange.num_servers
-        else:
-            role, count = "learner" if config.central.mode == "central" else "worker", exchange.num_workers
+        counts = config.processes
+        role = next(role for role in ("server", "learner", "worker") if counts[f"{role}s"])
         self.step = 0
         self.budget_s = config.run.evaluation_budget_s
         self._folder, self._run_end = folder, run_end
-        self._awaited = [(role, rank) for rank in range(count)]
-        self._write_s = exchange.checkpoint_timeout_s
+        self._awaited = [(role, rank) for rank in range(counts[f"{role}s"])]
+        self._write_s = config.exchange.checkpoint_timeout_s
         self._next_look_s = 0.0
         self._asked_s: float | None = None
         self._first_ended_s: float | None = None

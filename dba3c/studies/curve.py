@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import difflib
-import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +20,7 @@ from dba3c.metrics.charts import Event, Point, points_of
 from dba3c.metrics.summary import RunFacts, stop_score
 from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import CURVE_FILE, RunFolder
+from dba3c.studies.page import write_rows
 
 _POINTS_EVERY_S = 5.0
 
@@ -167,13 +167,11 @@ def downsample(
         for name in ("config.json", "meta.json"):
             if (run.path / name).exists():
                 write_atomically(folder / name, (run.path / name).read_text(encoding="utf-8"))
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(curve.columns)
-        for row in _kept(curve, rows):
-            cells = [float(values[row]) for values in curve.columns.values()]
-            writer.writerow("" if math.isnan(cell) else f"{cell:.7g}" for cell in cells)
-        write_atomically(folder / CURVE_FILE, text.getvalue())  # the last: where it is, the others are
+        told = [
+            {name: "" if math.isnan(values[row]) else f"{values[row]:.7g}" for name, values in curve.columns.items()}
+            for row in _kept(curve, rows)
+        ]
+        write_rows(folder / CURVE_FILE, told)  # the last: where it is, the others are
     return folder / CURVE_FILE
 
 

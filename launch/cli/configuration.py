@@ -40,8 +40,6 @@ SEVERAL_WORKERS = {
 """Options that speak of several workers, or of servers."""
 COUNTS = ("num_workers", "num_gradients", "num_backup_workers", "actors")
 """Options that the ranks must add up to; in central inference `num_workers` are the learners."""
-THROUGH_SERVERS = ("servers", "async")
-"""Exchanges that have servers."""
 SHOWN_SAMPLES = {
     "breakout": (160, 1_200, "results/batch_size"),
     "atari": (256, 256, "results/games"),
@@ -201,7 +199,7 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
     counts = {name: said.given[name] for name in COUNTS if said.given.get(name) is not None}
     config = said.config(place.world_size, without=COUNTS, cores_per_worker=cores)
     exchange, run = config.exchange, config.run
-    servers = exchange.num_servers if exchange.exchange in THROUGH_SERVERS else 0
+    servers = exchange.num_servers if exchange.has_servers else 0
     if sums_over_all_ranks(config) and run.evaluators + run.recorders:
         raise UserError(
             f"{exchange.collective_backend} sums over all {place.world_size} ranks, where an evaluator or a recorder "

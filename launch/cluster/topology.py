@@ -20,7 +20,7 @@ SPREAD = ("server", "learner")
 """Roles of which two on one node would share its link."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Assignment:
     """One process: its role, and its number within the role."""
 

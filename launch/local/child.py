@@ -73,7 +73,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
 
-    def tail(self, lines: int = 40) -> str:
+    def tail(self) -> str:
         """The last lines that this process, not an earlier incarnation, wrote to its log."""
         try:
             with self.log.open("rb") as file:
@@ -82,7 +82,7 @@ class Child:
                 text = file.read().decode(errors="replace")
         except OSError as error:
             return f"(its log {self.log} cannot be read: {error.strerror})"
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(text.splitlines()[-40:])
 
 
 def _opened(log: Path) -> BinaryIO:

@@ -135,7 +135,7 @@ def check_machine(config: TrainConfig, processes: int) -> None:
     sums_by_mpi = exchange.exchange == "allreduce" and exchange.collective_backend == "mpi"
     if sums_by_mpi and importlib.util.find_spec("mpi4py") is None:
         raise UserError("--collective-backend mpi needs mpi4py: pip install 'dba3c[mpi]'")
-    if exchange.port and exchange.exchange in ("servers", "async") and exchange.num_servers > 1:
+    if exchange.port and exchange.has_servers and exchange.num_servers > 1:
         raise UserError(f"{exchange.num_servers} servers cannot all listen on --port {exchange.port} of one machine")
     check_listen_host(listen_address(exchange.listen_host, exchange.interface))
     check_open_files(processes)
