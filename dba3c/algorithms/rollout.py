@@ -9,10 +9,8 @@ through them. Frames are not kept at all: what the graph needs of them it has sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from dba3c.environments.protocol import Episode, Experience
@@ -56,22 +54,3 @@ class Rollout:
     def reward_mean(self) -> float:
         """Of the steps that train: a reset's 0 is no reward."""
         return float((self.rewards * self.valid).sum()) / max(1, self.data_points)
-
-
-class EpisodeStarts:
-    """Tells after each step of B environments which observations begin an episode: those after a whole game's end.
-
-    `terminated` and `valid` would not do. A lost life may be `terminated` though the game goes on, and the step after
-    it may be a FIRE, which is as little `valid` as a reset is; an evaluation, which plays whole games, remembers across
-    both. So a game has ended when it is reported, or `truncated` (an environment that broke reports no game).
-    """
-
-    def __init__(self, num_envs: int) -> None:
-        self._ended = np.zeros(num_envs, dtype=bool)
-
-    def __call__(self, truncated: np.ndarray, episodes: Iterable[Episode]) -> np.ndarray:
-        """The step just taken, truncated [B] bool and the games it finished → [B] bool: its observation is a first."""
-        first, self._ended = self._ended, truncated.copy()
-        for episode in episodes:
-            self._ended[episode.environment] = True
-        return first

@@ -136,10 +136,7 @@ class _Bench:
     def _act(self, rank: int) -> None:
         size = self._shape.num_envs
         step_s = size * self._costs.environment_s / CORES
-        groups = [
-            ActorGroup(BlankEnvironment(size, lambda: self._sleep(step_s)), self._shape, seed=rank)
-            for _ in range(GROUPS)
-        ]
+        groups = [ActorGroup(BlankEnvironment(size, lambda: self._sleep(step_s)), self._shape) for _ in range(GROUPS)]
         Actor(
             rank=rank,
             incarnation=0,

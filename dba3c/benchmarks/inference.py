@@ -73,10 +73,10 @@ class BlankEnvironment:
         nothing = np.zeros(num_envs, bool)
         rewards, frames = np.zeros(num_envs, np.float32), np.ones(num_envs, np.int64)
         self._step = Transition(
-            self._observation, rewards, nothing, nothing, ~nothing, [], rewards.astype(np.float64), frames
+            self._observation, rewards, nothing, nothing, ~nothing, nothing, [], rewards.astype(np.float64), frames
         )
 
-    def reset(self, seed: int | None = None) -> np.ndarray:
+    def reset(self) -> np.ndarray:
         return self._observation
 
     def step(self, actions: np.ndarray) -> Transition:
@@ -117,7 +117,7 @@ def play(name: str, num_envs: int, rank: int, service: tuple[int, bytes] | None,
     so many seconds with nobody to ask."""
     size = num_envs // GROUPS
     shape = shape_of(name, size)
-    groups = [ActorGroup(make_environments(name, size, rank * 10 + i), shape, rank * 10 + i) for i in range(GROUPS)]
+    groups = [ActorGroup(make_environments(name, size, rank * 10 + i), shape) for i in range(GROUPS)]
     begin.wait(JOIN_TIMEOUT_S)
     played = _bare(groups, seconds) if service is None else _through(*service, rank, groups)
     for group in groups:

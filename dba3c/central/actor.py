@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dba3c.algorithms.rollout import EpisodeStarts
 from dba3c.assembly.model import Spaces
 from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.central.wire import CentralKind, CentralRole, GroupShape, group_shape, pack_step
@@ -42,15 +41,13 @@ def actor(process: RunProcess) -> str:
     metrics = MetricsWriter.of(process, "actor")
     vectors: list[VectorEnvironment] = []
     try:
-        seeds = [
-            worker_seed(config.run.seed, process.rank * central.actor_groups + index, process.incarnation)
-            for index in range(central.actor_groups)
-        ]
-        for seed in seeds:
+        for index in range(central.actor_groups):
+            group = process.rank * central.actor_groups + index
+            seed = worker_seed(config.run.seed, group, process.incarnation)
             vectors.append(make_vector_environment(config.environment, central.envs_per_group, seed))
         keeper = StatisticsKeeper(process, "actor", vectors)
         shape = group_shape(config, Spaces(vectors[0].observation_space, vectors[0].action_space))
-        groups = [ActorGroup(vector, shape, seed) for vector, seed in zip(vectors, seeds, strict=True)]
+        groups = [ActorGroup(vector, shape) for vector in vectors]
 
         def stepped(version: int, experience: Experience, sections: dict[str, float]) -> None:
             keeper.at(version)
@@ -82,13 +79,12 @@ def actor(process: RunProcess) -> str:
 class ActorGroup:
     """One group of environments: its newest step as a message, and the actions that answer it."""
 
-    def __init__(self, environments: VectorEnvironment, shape: GroupShape, seed: int) -> None:
+    def __init__(self, environments: VectorEnvironment, shape: GroupShape) -> None:
         self.environments, self.shape = environments, shape
         size = environments.num_envs
         self.actions = np.zeros((size, *shape.action_shape), shape.action_dtype)
         self.sequence = 0
-        self._observation = environments.reset(seed)
-        self._starts = EpisodeStarts(size)
+        self._observation = environments.reset()
         self._message = np.zeros(shape.most_bytes, np.uint8)
         self.begin_link()
 
@@ -98,8 +94,7 @@ class ActorGroup:
         self._observation = transition.observation
         ends = (transition.terminated, transition.truncated, transition.valid)
         # only a new game's stack is not the last one shifted by one frame
-        whole = self._starts(transition.truncated, transition.episodes)
-        self._pack(transition.reward, ends, whole, transition.episodes)
+        self._pack(transition.reward, ends, transition.first, transition.episodes)
         self.sequence += 1
         return transition
 

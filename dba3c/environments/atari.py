@@ -235,13 +235,10 @@ class AtariVectorEnvironment:
         self._fire = np.int32(consoles.actions.index(Action.FIRE) if has_fire else 0)
         self._fire_on_life_loss = config.fire_on_life_loss and has_fire
         self._stuck_guard_steps = 0 if training or not has_fire else config.stuck_guard_steps
-        self._fire_is_agents = not training  # an evaluation has no use for `valid`: its games are whole
         self._lives: np.ndarray | None = None
 
-    def reset(self, seed: int | None = None) -> np.ndarray:
+    def reset(self) -> np.ndarray:
         """First observations [B, C, H, W] uint8 of new games; see `VectorEnvironment.reset`."""
-        if seed is not None:
-            self._seeds = environment_seeds(seed, self.num_envs)
         observation, self._lives = self._consoles.reset(self._seeds)
         self._resetting = np.zeros(self.num_envs, dtype=bool)  # the next step is the autoreset's
         self._must_fire = np.zeros(self.num_envs, dtype=bool)
@@ -257,8 +254,7 @@ class AtariVectorEnvironment:
         valid = plays.copy()
         if self._fire_on_life_loss and self._must_fire.any():
             actions = np.where(self._must_fire, self._fire, actions)
-            if not self._fire_is_agents:
-                valid &= ~self._must_fire
+            valid &= ~self._must_fire
         if self._stuck_guard_steps:
             actions = self._unstick(actions)
         stepped = self._consoles.step(actions)
@@ -279,6 +275,7 @@ class AtariVectorEnvironment:
             terminated=stepped.game_over | life_lost if self._episodic_life else stepped.game_over,
             truncated=stepped.cut & ~stepped.game_over,
             valid=valid,
+            first=~plays,
             episodes=episodes,
             gained=stepped.reward.astype(np.float64),
             frames=np.where(plays, stepped.frames, 0).astype(np.int64),

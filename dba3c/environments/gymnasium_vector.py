@@ -66,9 +66,8 @@ class LoopVectorEnvironment:
         self.action_space = self._actions.space
         self._last: np.ndarray | None = None  # the last good observations [B, ...]
 
-    def reset(self, seed: int | None = None) -> np.ndarray:
+    def reset(self) -> np.ndarray:
         """First observations [B, ...]; see `VectorEnvironment.reset`."""
-        self._seed = self._seed if seed is None else seed
         self._unseeded[:], self._life_steps[:] = True, 0
         self._games = Games(self.num_envs)
         self._resetting = np.zeros(self.num_envs, dtype=bool)
@@ -134,7 +133,8 @@ class LoopVectorEnvironment:
         if self._clip_reward:
             np.clip(rewards, -1.0, 1.0, out=rewards)
         frames = valid * np.int64(self._frames_per_step)
-        return Transition(observation, rewards, ended, cut & ~ended, valid, episodes, gained, frames, failures)
+        cut &= ~ended
+        return Transition(observation, rewards, ended, cut, valid, resetting, episodes, gained, frames, failures)
 
     def close(self) -> None:
         """Close every environment."""

@@ -88,8 +88,8 @@ class NormalizedObservations:
         self._envs = envs
         self._learns = view == "training"
 
-    def reset(self, seed: int | None = None) -> np.ndarray:
-        return self._normalized(self._envs.reset(seed))
+    def reset(self) -> np.ndarray:
+        return self._normalized(self._envs.reset())
 
     def step(self, actions: np.ndarray) -> Transition:
         transition = self._envs.step(actions)

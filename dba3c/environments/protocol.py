@@ -79,6 +79,7 @@ class Transition(NamedTuple):
     terminated: np.ndarray  # bool [B]; in the training view a lost life counts when `episodic_life`
     truncated: np.ndarray  # bool [B]; never together with `terminated`: a truncated episode bootstraps
     valid: np.ndarray  # bool [B]; False where the action was not the agent's doing: the step must not train
+    first: np.ndarray  # bool [B]; the step was a reset: its observation is a new game's first (a lost life begins none)
     episodes: list[Episode]  # games finished in this step
     gained: np.ndarray  # float64 [B]: what the step adds to the score, never clipped
     frames: np.ndarray  # int64 [B]: emulator frames that the step ran; 0 where it was a reset, or broke
@@ -104,11 +105,9 @@ class VectorEnvironment(Protocol):
     observation_space: Space[Any]  # of one environment: Box uint8 [C, H, W], Box float32 [D], or `spaces.MixedSpace`
     action_space: Space[Any]  # of one environment: Discrete, MultiDiscrete or Box
 
-    def reset(self, seed: int | None = None) -> np.ndarray:
-        """Start new games everywhere; the first observations [B, ...].
-
-        `seed` replaces the seed the environment was made with; the same seed gives the same games.
-        """
+    def reset(self) -> np.ndarray:
+        """Start new games everywhere; the first observations [B, ...]. The seed the environment was made with gives the
+        same games again."""
         ...
 
     def step(self, actions: np.ndarray) -> Transition:

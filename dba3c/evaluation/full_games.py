@@ -168,9 +168,8 @@ def play_full_games(
                 done[int(played[index]), index] = episode
                 played[index] += 1
                 on_game(episode)
-        # the step that is not valid was a reset: what it returned is a new game's first observation
-        state = reset_state(decision.state, torch.from_numpy(~transition.valid))
-        running_steps = np.where(transition.valid, running_steps + 1, 0)
+        state = reset_state(decision.state, torch.from_numpy(transition.first))
+        running_steps = np.where(transition.first, 0, running_steps + 1)
         endless = np.flatnonzero((running_steps > LONGEST_GAME_STEPS) & (played < quota))
         if endless.size:
             raise UserError(

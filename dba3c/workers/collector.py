@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dba3c.algorithms.agent import Agent
-from dba3c.algorithms.rollout import EpisodeStarts, Rollout
+from dba3c.algorithms.rollout import Rollout
 from dba3c.environments.protocol import Experience, VectorEnvironment
 from dba3c.metrics.writer import Sections
 from dba3c.networks import reset_state
@@ -20,7 +20,6 @@ class Collector:
 
     Args:
         rollout_length: T.
-        seed: of the environments.
         keep_observations: its rollouts hold the observations, and no graph (PPO, which sees them several times, and
             where one forward pass more is faster than many small graphs).
     """
@@ -30,16 +29,14 @@ class Collector:
         environments: VectorEnvironment,
         agent: Agent,
         rollout_length: int,
-        seed: int,
         keep_observations: bool = False,
     ) -> None:
         self.keep_observations = keep_observations
         self.environments = environments
         self.agent = agent
         self.rollout_length = rollout_length
-        self.observation: Any = environments.reset(seed)
+        self.observation: Any = environments.reset()
         self.state = agent.initial_state(environments.num_envs)
-        self._starts = EpisodeStarts(environments.num_envs)
 
     def collect(self, generator: torch.Generator, sections: Sections) -> Rollout:
         """Take ``rollout_length`` steps with the agent's present parameters."""
@@ -62,8 +59,8 @@ class Collector:
             outputs.append(output)
             actions.append(action)
             transitions.append(transition)
-            first = self._starts(transition.truncated, transition.episodes)
-            self.observation, self.state = transition.observation, reset_state(output.state, torch.from_numpy(first))
+            self.observation = transition.observation
+            self.state = reset_state(output.state, torch.from_numpy(transition.first))
         device = self.agent.device
         with sections("inference"):
             bootstrap_value = self.agent.value(self.observation, self.state)

@@ -111,8 +111,7 @@ def run_worker(
         ParamServersError: the exchange broke (a peer was lost for good, a wait ran out).
     """
     gradients = gradients_of(config.algorithm, agent, environments.num_envs, lane.total)
-    seed = worker_seed(config.run.seed, rank, incarnation, lane.index)
-    collector = Collector(environments, agent, config.algorithm.rollout_length, seed, gradients.keeps_observations)
+    collector = Collector(environments, agent, config.algorithm.rollout_length, gradients.keeps_observations)
     random = RolloutRandomness(config.run.seed, rank, incarnation, lane.index)
     sections, recorder, relus = Sections(), GradientRecorder(metrics, counts=lane.index == 0), ActiveRelus()
 
@@ -197,7 +196,7 @@ def check_own_code(config: TrainConfig) -> None:
             gradients = gradients_of(config.algorithm, agent, config.environment.envs_per_lane)
             generator = torch.Generator()
             length, keep = config.algorithm.rollout_length, gradients.keeps_observations
-            rollout = Collector(environments, agent, length, 0, keep).collect(generator, Sections())
+            rollout = Collector(environments, agent, length, keep).collect(generator, Sections())
             part, _ = next(iter(gradients.parts(rollout, generator)))
             gradient, numbers = gradients.of(part, 0)
     finally:

@@ -39,12 +39,12 @@ class RandomFrames:
         self.num_envs = num_envs
         self._frames = np.random.default_rng(0).integers(0, 255, (num_envs, 4, 84, 84), dtype=np.uint8)
 
-    def reset(self, seed: int | None = None) -> np.ndarray:
+    def reset(self) -> np.ndarray:
         return self._frames
 
     def step(self, actions: np.ndarray) -> Transition:
         no, yes, one = np.zeros(self.num_envs, bool), np.ones(self.num_envs, bool), np.ones(self.num_envs, np.float32)
-        return Transition(self._frames, one, no, no, yes, [], one, np.full(self.num_envs, 4))
+        return Transition(self._frames, one, no, no, yes, no, [], one, np.full(self.num_envs, 4))
 
 
 def step_us(network: str, precision: str, num_envs: int) -> dict[str, float]:
@@ -60,7 +60,7 @@ def step_us(network: str, precision: str, num_envs: int) -> dict[str, float]:
         gradients = gradients_of(config.algorithm, model.network, 1 if way == "one pass" else 1000)
         environments: Any = RandomFrames(num_envs)
         kept = gradients.keeps_observations
-        ways[way] = gradients, Collector(environments, model.network, LENGTH, seed=0, keep_observations=kept)
+        ways[way] = gradients, Collector(environments, model.network, LENGTH, keep_observations=kept)
     generator = torch.Generator()
     for _ in range(WARM_UP + ROUNDS):
         for way, (gradients, collector) in ways.items():

@@ -31,7 +31,7 @@ class ScriptedEnvironments:
         self.rewards = random.normal(size=(50, B)).astype(np.float32)
         self.actions: list[np.ndarray] = []
 
-    def reset(self, seed: int | None = None) -> np.ndarray:
+    def reset(self) -> np.ndarray:
         return self.observations[0]
 
     def step(self, actions: np.ndarray) -> Transition:
@@ -41,7 +41,8 @@ class ScriptedEnvironments:
         valid = np.array([t != 3, True, True])
         episodes = [Episode(score=7.0, length_steps=2, terminated=False, truncated=True)] if t == 2 else []
         rewards, frames = self.rewards[t - 1] * valid, 4 * valid.astype(np.int64)
-        return Transition(self.observations[t], rewards, np.zeros(B, bool), truncated, valid, episodes, rewards, frames)
+        none = np.zeros(B, bool)
+        return Transition(self.observations[t], rewards, none, truncated, valid, ~valid, episodes, rewards, frames)
 
     def close(self) -> None: ...
 
@@ -56,7 +57,7 @@ def make_agent(seed: int = 0) -> tuple[Agent, torch.Tensor]:
 def test_the_gradient_of_the_acting_graph_is_that_of_a_second_forward_pass() -> None:
     agent, _ = make_agent()
     environments = ScriptedEnvironments()
-    rollout = Collector(environments, agent, T, seed=1).collect(torch.Generator().manual_seed(3), Sections())
+    rollout = Collector(environments, agent, T).collect(torch.Generator().manual_seed(3), Sections())
     gradient, _ = agent.gradient(rollout, entropy_cost=0.01)
     gradient = gradient.clone()
 
@@ -78,7 +79,7 @@ def test_the_gradient_of_the_acting_graph_is_that_of_a_second_forward_pass() -> 
 
 def test_a_rollout_counts_the_reset_step_neither_as_stepped_nor_as_data() -> None:
     agent, _ = make_agent()
-    rollout = Collector(ScriptedEnvironments(), agent, T, seed=1).collect(torch.Generator(), Sections())
+    rollout = Collector(ScriptedEnvironments(), agent, T).collect(torch.Generator(), Sections())
     assert rollout.experience == (T * B - 1, 4 * (T * B - 1))
     assert rollout.data_points == T * B - 1
     assert [episode.score for episode in rollout.episodes] == [7.0]
@@ -97,7 +98,7 @@ def test_the_same_generator_seed_gives_the_same_actions() -> None:
     taken = []
     for _ in range(2):
         agent, environments = make_agent()[0], ScriptedEnvironments()
-        Collector(environments, agent, T, seed=1).collect(torch.Generator().manual_seed(5), Sections())
+        Collector(environments, agent, T).collect(torch.Generator().manual_seed(5), Sections())
         taken.append(np.stack(environments.actions))
     assert np.array_equal(*taken)
 

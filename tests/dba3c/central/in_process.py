@@ -37,7 +37,7 @@ class InProcessService:
             key = GroupKey(number // central.actor_groups, 0, number % central.actor_groups)
             seed = worker_seed(config.run.seed, number)
             environments = make_vector_environment(config.environment, shape.num_envs, seed)
-            self.groups[key] = ActorGroup(environments, shape, seed)
+            self.groups[key] = ActorGroup(environments, shape)
             self.states[key] = policy.initial_state(shape.num_envs)
             self.store.begin(key, self.states[key])
 

@@ -42,7 +42,7 @@ class AlwaysRight:
 def make_groups(count: int = 2) -> list[ActorGroup]:
     made = [make_vector_environment(CARTPOLE, 2, seed) for seed in range(count)]
     shape = GroupShape.of(made[0].observation_space, made[0].action_space, 2, 1)
-    return [ActorGroup(environments, shape, seed) for seed, environments in enumerate(made)]
+    return [ActorGroup(environments, shape) for environments in made]
 
 
 def make_actor(groups: list[ActorGroup], resolve: Callable[[], object], **options: object) -> Actor:
@@ -90,7 +90,7 @@ def test_unrolls_of_an_actor_are_what_its_environments_did() -> None:
     assert acting.result == "seen enough"
 
     twins = make_vector_environment(CARTPOLE, 2, 0)
-    observation = twins.reset(0)
+    observation = twins.reset()
     for unroll in unrolls:
         batch = batch_of([unroll])
         for t in range(4):

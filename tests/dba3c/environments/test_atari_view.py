@@ -123,7 +123,7 @@ def test_an_evaluation_presses_fire_too_where_training_does():
     script = [(0, False, False, 1), (0, False, False, 1)]
     transitions, played = play(script, view="evaluation", episodic_life=True, fire_on_life_loss=True)
     assert played == [RIGHT, FIRE]
-    assert all(t.valid[0] for t in transitions)
+    assert not any(t.first[0] for t in transitions)  # its memory goes on
 
 
 def test_the_stuck_guard_fires_at_the_nth_equal_action_in_evaluation_only():

@@ -21,7 +21,7 @@ class LongGamesScoreMore:
         self.at = [0] * self.num_envs
         self.actions = []
 
-    def reset(self, seed=None):
+    def reset(self):
         return np.zeros((self.num_envs, 1), np.float32)
 
     def step(self, actions):
@@ -41,7 +41,7 @@ class LongGamesScoreMore:
                 episodes.append(Episode(float(length), length, True, False, index))
         observation = np.array(self.at, np.float32)[:, None]
         ones, frames = np.ones(self.num_envs, np.float32), 4 * valid.astype(np.int64)
-        return Transition(observation, ones, ended, ~valid & ended, valid, episodes, ones, frames)
+        return Transition(observation, ones, ended, ~valid & ended, valid, ~valid, episodes, ones, frames)
 
 
 class CountingPlayer:

@@ -43,8 +43,8 @@ class RandomFrames:
             self._environments.action_space,
         )
 
-    def reset(self, seed: int | None = None) -> np.ndarray:
-        return self._environments.reset(seed)
+    def reset(self) -> np.ndarray:
+        return self._environments.reset()
 
     def step(self, actions: np.ndarray) -> Transition:
         transition = self._environments.step(actions)

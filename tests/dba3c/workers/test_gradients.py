@@ -15,7 +15,7 @@ def gradient_with(algorithm: AlgorithmConfig, num_envs: int):
     """(gradient, metrics) of the same steps, made as for rollouts of `num_envs`."""
     agent, _ = make_agent()
     gradients = gradients_of(algorithm, agent, num_envs)
-    collector = Collector(ScriptedEnvironments(), agent, T, seed=1, keep_observations=gradients.keeps_observations)
+    collector = Collector(ScriptedEnvironments(), agent, T, keep_observations=gradients.keeps_observations)
     rollout = collector.collect(torch.Generator().manual_seed(3), Sections())
     ((part, data_points),) = gradients.parts(rollout, torch.Generator())
     assert data_points == T * B - 1  # of which one step trains nothing

@@ -15,7 +15,6 @@ from dba3c.assembly.model import build_model, spaces_of
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.protocol import worker_seed
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.networks.distributions import Categorical
 from dba3c.runs.folder import RunFolder
@@ -97,7 +96,7 @@ def plainly(config: TrainConfig) -> tuple[torch.Tensor, int, int]:
     network, cut, ended = agent.network, 0, 0
     optimizer = torch.optim.Adam(network.parameters(), lr=0.0, eps=1e-5)
     environments = make_vector_environment(config.environment, ENVS, seed=1)
-    observation = torch.from_numpy(environments.reset(worker_seed(config.run.seed, 0)))
+    observation = torch.from_numpy(environments.reset())
     step = data_points = 0
     for _ in range(ROLLOUTS):
         generator, rows, values = RolloutRandomness(config.run.seed, 0, 0).at(step), [], []
