@@ -54,18 +54,6 @@ class FrameRows:
             if 0 <= age < depth - 1:
                 parts[whole.environments, : depth - 1 - age] = whole.older[:, age:]
 
-    def stacks_view(self, row: int) -> np.ndarray | None:
-        """The observations [B, K·C, ...] of one row as a view with strides, or None.
-
-        There is none for frames of several channels, nor while a stack is not made of the rows before it.
-        """
-        depth = self.frame_stack
-        if depth == 1:
-            return self.frames[row]
-        if self.frames.shape[2] != 1 or any(0 <= row - whole.row < depth - 1 for whole in self.wholes):
-            return None
-        return self.frames[row - depth + 1 : row + 1, :, 0].swapaxes(0, 1)
-
     def carry_over(self, to: FrameRows, shift: int) -> None:
         """Take along to ``to``, where this one's row r is r − ``shift``, the whole stacks that still matter there."""
         for whole in self.wholes:

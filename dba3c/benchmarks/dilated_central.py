@@ -166,8 +166,7 @@ class _Bench:
         updated_s: list[float] = []
         began: Snapshot | None = None
         while len(updated_s) < WARM_UP_UPDATES + self._updates:
-            if unrolls := serving.collect(scene.actors * GROUPS, sections):
-                service.store.release(unrolls)
+            if serving.collect(scene.actors * GROUPS, sections):
                 self._sleep(scene.points_per_update * (costs.inference_s + costs.learning_s) / speed)
                 updated_s.append(time.perf_counter())
             if began is None and len(updated_s) >= WARM_UP_UPDATES:

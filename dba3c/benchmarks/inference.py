@@ -265,7 +265,7 @@ def serve(name: str, actors: int, arguments: Arguments) -> tuple[Served, list[Pl
         sections = Sections()
         while time.perf_counter() - began_s < arguments.seconds:
             service.turn(MOST_TURN_S, sections)
-            service.store.release(service.store.take(service.store.ready))
+            service.store.take(service.store.ready)
             turns += 1
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
         report = service.report.take()
@@ -283,7 +283,7 @@ def _warm_up(service: InferenceService, actors: int) -> None:
                 here = sorted(service.actors)
                 raise TimeoutError(f"only actors {here} of {actors} came within {JOIN_TIMEOUT_S:.0f} s")
             service.turn(MOST_TURN_S, sections)
-        service.store.release(service.store.take(service.store.ready))
+        service.store.take(service.store.ready)
     service.report.take()
 
 

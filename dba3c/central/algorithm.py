@@ -39,7 +39,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def take(self, unrolls: list[Unroll]) -> None:
-        """New experience; copied, the unrolls' memory may be used again."""
+        """New experience."""
 
     @abstractmethod
     def update(self, pulled: Pull) -> Update:

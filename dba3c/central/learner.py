@@ -85,7 +85,6 @@ def run_learner(
                     if unrolls:
                         trainer.take(unrolls)
                         recorder.stepped(pulled.step, Experience(), service.take_episodes())  # actors count their steps
-                        service.store.release(unrolls)
                 if not trainer.owes:
                     recorder.finish()  # games are told while there is no gradient, too
                     continue

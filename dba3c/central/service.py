@@ -310,9 +310,7 @@ class InferenceService:
         self.report.batch(queued, self._batcher.environments, [wait_s + took_s for wait_s in waited_s.values()])
 
     def _observations(self, unrolls: list[Unroll]) -> np.ndarray:
-        """[N, ...] of their newest messages; a view where nothing has to be put together."""
-        if len(unrolls) == 1 and (view := unrolls[0].observation_view()) is not None:
-            return view
+        """[N, ...] of their newest messages."""
         shape, size = self.store.shape, self.store.shape.num_envs
         if len(self._batch) < len(unrolls) * size:  # else the memory is used again
             self._batch = np.empty((len(unrolls) * size, *shape.observation_shape), shape.dtype)

@@ -44,8 +44,8 @@ class Unroll:
     they come, by when it is unpacked: rows with room for it would be four times as long, memory that is never touched.
     """
 
-    def __init__(self, shape: GroupShape, length: int) -> None:
-        self.shape, self.length = shape, length
+    def __init__(self, shape: GroupShape, length: int, key: GroupKey, initial_state: State) -> None:
+        self.shape, self.length, self.key = shape, length, key
         self.history = shape.frame_stack - 1
         rows = self.history + length + 1
         memory = np.zeros((rows - 1) * shape.row_bytes + max(shape.row_bytes, shape.most_bytes), np.uint8)
@@ -61,10 +61,8 @@ class Unroll:
         self.log_probs = np.zeros((length, shape.num_envs), np.float32)
         self.versions = np.zeros(length, np.int64)
         """[T] which weights chose the actions."""
-        self.initial_state: State = ()
+        self.initial_state = initial_state
         """The recurrent state [B, ...] with which observation 0 was met."""
-        self.key = GroupKey(-1, 0, 0)
-        """Whose it is."""
         self.continues = False
         """Whether message 0 is the last one of an earlier unroll."""
         self.time = 0
@@ -97,10 +95,6 @@ class Unroll:
         """Observation ``time`` [B, ...], stacked."""
         self.frames.stacks_into(self.history + self.time, out)
 
-    def observation_view(self) -> np.ndarray | None:
-        """Observation ``time`` [B, ...] where it lies, valid until the next message; None when it lies in pieces."""
-        return self.frames.stacks_view(self.history + self.time)
-
     def answer(self, actions: np.ndarray, log_probs: np.ndarray, version: int) -> None:
         """What was decided for observation ``time``, which ends its turn."""
         self.actions[self.time], self.log_probs[self.time], self.versions[self.time] = actions, log_probs, version
@@ -110,31 +104,26 @@ class Unroll:
     def complete(self) -> bool:
         return self.time == self.length
 
-    def begin(self, key: GroupKey, initial_state: State) -> None:
-        """Forget everything; message 0 is awaited, which no other unroll goes before."""
-        self.key, self.time, self.initial_state, self.continues = key, 0, initial_state, False
-        self.frames.wholes = []
-
-    def begin_after(self, before: Unroll, initial_state: State) -> None:
-        """Go on where ``before`` ended: its message T is message 0 here."""
-        self.begin(before.key, initial_state)
-        self.continues = True
-        self._rows[: self.history + 1] = before._rows[before.length :]
-        before.frames.carry_over(self.frames, before.length)
+    def following(self, initial_state: State) -> Unroll:
+        """The next one, which goes on where this one ended: message T here is message 0 there."""
+        unroll = Unroll(self.shape, self.length, self.key, initial_state)
+        unroll.continues = True
+        unroll._rows[: self.history + 1] = self._rows[self.length :]
+        self.frames.carry_over(unroll.frames, self.length)
+        return unroll
 
 
 class UnrollStore:
     """The partial unroll of every group, and the complete ones that wait to be trained on.
 
     Keyed by (actor, incarnation, group): an actor that was restarted is somebody new, and what its former life had
-    begun is dropped. Memory of used unrolls is used again, so that a steady run allocates nothing.
+    begun is dropped.
     """
 
     def __init__(self, shape: GroupShape, length: int) -> None:
         self.shape, self.length = shape, length
         self._partial: dict[GroupKey, Unroll] = {}
         self._complete: deque[Unroll] = deque()
-        self._spare: list[Unroll] = []
 
     @property
     def ready(self) -> int:
@@ -143,16 +132,11 @@ class UnrollStore:
 
     def begin(self, key: GroupKey, initial_state: State) -> None:
         """A group appears; a partial unroll under the same key is dropped."""
-        self.drop(key)
-        unroll = self._take_spare()
-        unroll.begin(key, initial_state)
-        self._partial[key] = unroll
+        self._partial[key] = Unroll(self.shape, self.length, key, initial_state)
 
     def drop(self, key: GroupKey) -> None:
         """A group is gone."""
-        unroll = self._partial.pop(key, None)
-        if unroll is not None:
-            self._spare.append(unroll)
+        self._partial.pop(key, None)
 
     def of(self, key: GroupKey) -> Unroll:
         """The group's partial unroll. Raises KeyError for a stranger."""
@@ -166,22 +150,13 @@ class UnrollStore:
         unroll = self._partial[key]
         episodes = unroll.arrived(length)
         if unroll.complete:
-            following = self._take_spare()
-            following.begin_after(unroll, state)
-            self._partial[key] = following
+            self._partial[key] = unroll.following(state)
             self._complete.append(unroll)
         return episodes
 
     def take(self, count: int) -> list[Unroll]:
-        """``count`` complete unrolls, oldest first; give them back with ``release`` when they are copied."""
+        """``count`` complete unrolls, oldest first."""
         return [self._complete.popleft() for _ in range(count)]
-
-    def release(self, unrolls: list[Unroll]) -> None:
-        """Their memory may be used again."""
-        self._spare += unrolls
-
-    def _take_spare(self) -> Unroll:
-        return self._spare.pop() if self._spare else Unroll(self.shape, self.length)
 
 
 @dataclass(frozen=True)

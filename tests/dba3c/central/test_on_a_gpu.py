@@ -59,7 +59,6 @@ def gradient_of(config: TrainConfig, device: str) -> torch.Tensor:
     while not trainer.owes:
         unrolls = serving.collect(trainer.groups_per_batch, Sections())
         trainer.take(unrolls)
-        serving.service.store.release(unrolls)
     torch.manual_seed(3)
     gradient = trainer.update(Pull(parameters=learning.parameters, step=1, data_points=0)).gradient.clone()
     serving.close(None)

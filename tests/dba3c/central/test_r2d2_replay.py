@@ -64,7 +64,6 @@ class Acting:
         for _ in range(unrolls):
             taken = self.serving.collect(1, Sections())
             self.trainer.take(taken)
-            self.serving.service.store.release(taken)
             self.unrolls += 1
 
     def redial(self) -> None:

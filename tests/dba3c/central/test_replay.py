@@ -53,7 +53,6 @@ class Life:
         for _ in range(10):
             unrolls = serving.collect(1, Sections())
             trainer.take(unrolls)
-            serving.service.store.release(unrolls)
         serving.close(None)
 
     def update(self, step: int) -> Tensor:
