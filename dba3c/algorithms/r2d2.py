@@ -62,9 +62,9 @@ def unrescale(x: Tensor) -> Tensor:
     return (wide.sign() * (root.square() - 1)).to(x.dtype)
 
 
-def exploration_rate(index: int, count: int, base: float = 0.4, exponent: float = 7.0) -> float:
-    """ε of environment ``index`` of ``count``: base^(1 + exponent·index/(count − 1)) (Horgan et al. 2018)."""
-    return base ** (1 + exponent * index / max(1, count - 1))
+def exploration_rate(index: int, count: int) -> float:
+    """ε of environment ``index`` of ``count``: 0.4^(1 + 7·index/(count − 1)) (Horgan et al. 2018, arXiv 1803.00933)."""
+    return float(0.4 ** (1 + 7 * index / max(1, count - 1)))
 
 
 @torch.no_grad()

@@ -33,10 +33,6 @@ def make_vector_environment(
     Raises:
         UserError: the environment cannot be made or is not supported, in one line.
     """
-    if num_envs < 1:
-        raise UserError(f"a vector environment needs at least 1 environment, not {num_envs}")
-    if view not in ("training", "evaluation"):
-        raise UserError(f"view must be training or evaluation, not {view}")
     environments: VectorEnvironment
     if config.family == "atari":
         environments = pkgutil.resolve_name(FAMILIES["atari"].makes)(config, num_envs, seed, view)

@@ -107,30 +107,34 @@ class Study:
 
         More points or seeds of the same study are added to what is there.
         """
-        path, declared = Path(folder) / STUDY_FILE, self
-        if path.exists():
-            before = load(folder)
-            sweep = self.kind == SWEEP  # whose x only counts the points
-            shared = {point.name: replace(point, x=0.0) if sweep else point for point in before.points}
-            ours = [replace(point, x=0.0) if sweep else point for point in self.points]
-            changed = [point.name for point in ours if shared.get(point.name, point) != point]
-            drawn_from = [study.search and replace(study.search, trials=1) for study in (before, self)]
-            if before.kind != self.kind or changed or drawn_from[0] != drawn_from[1]:
-                what = f"point {changed[0]} with other options" if changed else f"study {before.kind}"
-                what = "another search, or none" if before.kind == self.kind and not changed else what
-                raise UserError(f"{folder} already holds {what}: choose another folder (--into)")
-            names, seeds = {mine.name for mine in self.points}, tuple(sorted({*before.seeds, *self.seeds}))
-            if sweep:
-                added = [point for point in self.points if point.name not in shared]
-                points = tuple(replace(point, x=number) for number, point in enumerate((*before.points, *added)))
-            else:
-                kept = [point for point in before.points if point.name not in names]
-                points = tuple(sorted((*self.points, *kept), key=lambda point: point.x))
-            declared = replace(self, points=points, seeds=seeds)
+        path = Path(folder) / STUDY_FILE
+        declared = self._added_to(load(folder), folder) if path.exists() else self
         tree = asdict(declared if self.search is None else replace(declared, points=()))
         if self.search is None:
             del tree["search"]
         _write(path, tree)
+
+    def _added_to(self, before: Study, folder: str | Path) -> Study:
+        """This study with the points and seeds of `before`. Raises UserError where that is another one."""
+        sweep, known = self.kind == SWEEP, {point.name: point for point in before.points}
+        again = [point for point in self.points if point.name in known]
+        # the x of a sweep's point only counts it
+        changed = [p.name for p in again if replace(p, x=known[p.name].x if sweep else p.x) != known[p.name]]
+        drawn_from = [study.search and replace(study.search, trials=1) for study in (before, self)]
+        other = f"point {changed[0]} with other options" if changed else ""
+        if before.kind != self.kind:
+            other = other or f"study {before.kind}"
+        elif drawn_from[0] != drawn_from[1]:
+            other = other or "another search, or none"
+        if other:
+            raise UserError(f"{folder} already holds {other}: choose another folder (--into)")
+        if sweep:
+            added = [point for point in self.points if point.name not in known]
+            points = [replace(point, x=number) for number, point in enumerate((*before.points, *added))]
+        else:
+            ours = {point.name: point for point in self.points}
+            points = sorted((known | ours).values(), key=lambda point: point.x)
+        return replace(self, points=tuple(points), seeds=tuple(sorted({*before.seeds, *self.seeds})))
 
 
 def load(folder: str | Path) -> Study:

@@ -169,6 +169,10 @@ def fit(
     others = sum(parts.values())
     left = world_size - others
     asked_sum = " + ".join(_count(number, role) for role, number in parts.items() if number)
+
+    def contradicted(asks: str) -> UserError:
+        return UserError(f"{started_by} started {_count(world_size, 'rank')}, but {asks}")
+
     if actors and not learners:
         raise UserError(f"0 learners + {_count(actors, 'actor')}: actors need a learner (--mode central --learners 1)")
     if learners:
@@ -179,22 +183,15 @@ def fit(
                     f"but the options ask for {_count(number, what)}"
                 )
         if actors is not None and actors != left:
-            raise UserError(
-                f"{started_by} started {_count(world_size, 'rank')}, but the options ask for "
-                f"{asked_sum} + {_count(actors, 'actor')} = {others + actors}"
-            )
+            raise contradicted(f"the options ask for {asked_sum} + {_count(actors, 'actor')} = {others + actors}")
         return Topology(servers=servers, learners=learners, actors=left, evaluators=evaluators, recorders=recorders)
     if workers is None:
         if left < 1:
-            leave = f"{asked_sum} leave none for a worker"
-            raise UserError(f"{started_by} started {_count(world_size, 'rank')}, but {leave}")
+            raise contradicted(f"{asked_sum} leave none for a worker")
         workers = left
     elif workers != left:
         asked = f"{asked_sum} + " if asked_sum else ""
-        raise UserError(
-            f"{started_by} started {_count(world_size, 'rank')}, but the options ask for "
-            f"{asked}{_count(workers, 'worker')} = {others + workers}"
-        )
+        raise contradicted(f"the options ask for {asked}{_count(workers, 'worker')} = {others + workers}")
     if gradients is None:
         backup_workers = backup_workers or 0
     elif backup_workers is None:
