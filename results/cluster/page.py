@@ -97,7 +97,23 @@ def peers(rows: Rows) -> list[str]:
         for row in _sorted(_fastest_first(rows), *key)
     ]  # fmt: skip
     columns = ("exchange", "n", "b", "MB", "straggler", "D", "step, ms", "data points/s", "busy")
-    return [_PEERS.format(straggler=STRAGGLER), "\n".join(told), markdown(columns, cells)]
+    introduction = _PEERS.format(straggler=STRAGGLER, majority=_behind("majority", cases))
+    return [introduction, "\n".join(told), markdown(columns, cells)]
+
+
+def _behind(exchange: str, cases: Sequence[Rows]) -> str:
+    """In words, how far it is behind the best of others where that is furthest, and nobody late."""
+    furthest = []
+    for case in cases:
+        counted = [row for row in case if not row["refused"] and row["slow"] == 1]
+        ours = [row["data_points_per_s"] for row in counted if row["exchange"] == exchange]
+        theirs = [row["data_points_per_s"] for row in counted if row["exchange"] not in OURS]
+        if ours and theirs:
+            furthest.append((1 - max(ours) / max(theirs), case[0]))
+    if not furthest:
+        return ""
+    share, row = max(furthest, key=itemgetter(0))
+    return f" ({_percent(share)} behind theirs at {row['workers']} workers and {row['megabytes']:g} MB)"
 
 
 def _is_contest(case: Rows) -> bool:
@@ -307,7 +323,10 @@ or beside more other work than is allowed now; not yet again."""
 _PEERS = """\
 Their code is `other_systems.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, \
 compute times and hosts. Straggler: worker 1 always computes {straggler:g} times as long; ours then have one backup \
-worker, which none of theirs knows. Data points/s, those cases first in which another is furthest ahead:"""
+worker, which none of theirs knows. Where nobody is late ours have their plain all-reduce, too, as one would choose it \
+then: a majority's ranks sum when it is known who is in the step, so all wait for the one that was last to end the step \
+before, where a ring lets each go on by itself{majority}. Data points/s, those cases first in which another is \
+furthest ahead:"""
 
 _COLUMNS = """\
 *compute*: mean over steps of the slowest worker that a step waits for. *bound*: the wire's (BytePS, OSDI'20), headers \
