@@ -323,9 +323,9 @@ or beside more other work than is allowed now; not yet again."""
 _PEERS = """\
 Their code is `other_systems.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, \
 compute times and hosts. Straggler: worker 1 always computes {straggler:g} times as long; ours then have one backup \
-worker, which none of theirs knows. Where nobody is late ours have their plain all-reduce, too, as one would choose it \
-then: a majority's ranks sum when it is known who is in the step, so all wait for the one that was last to end the step \
-before, where a ring lets each go on by itself{majority}. Data points/s, those cases first in which another is \
+worker, which none of theirs knows. Where nobody is late ours have their plain all-reduce, too, as one would choose \
+it then: a majority's ranks sum when it is known who is in the step, so all wait for the one that was last to end the \
+step before, where a ring lets each go on by itself{majority}. Data points/s, those cases first in which another is \
 furthest ahead:"""
 
 _COLUMNS = """\
