@@ -17,8 +17,6 @@ MAY_CHANGE = (
     "step_timeout_s", "join_timeout_s", "reconnect_timeout_s", "checkpoint_timeout_s",
 )  # fmt: skip
 """Options that a run may go on with other values of: when it ends, who watches it, on which machine it is played."""
-
-
 FOLLOWS_THE_MACHINE = (
     "envs_per_worker", "environment_processes",
     "actors", "envs_per_actor", "actor_groups", "inference_batch", "inference_timeout_ms", "inference_thread",
@@ -41,23 +39,26 @@ def environments_of(config: TrainConfig) -> int:
 
 
 def _meant(value: Any, config: TrainConfig, name: str) -> Any:
-    """What an option says, however it is written: 1e-2 is 0.01, None what the environment's family has, and a rate that
-    goes with the environments does so with those of another machine, too."""
+    """What an option says, however it is written: 1e-2 is 0.01, and None what the environment's family has."""
     if name in ("entropy_cost", "policy_clip", "learning_rate"):
-        schedule = parse_schedule(value)
-        goes_with_them = name == "learning_rate" and schedule == parse_schedule(rate_for(environments_of(config)))
-        return rate_for if goes_with_them else schedule
+        return parse_schedule(value)
     of_family = {"frame_skip": config.environment.frame_skip_range, "clip_reward": config.environment.clips_reward}
     return of_family.get(name, value)
 
 
+def _follows_the_environments(config: TrainConfig) -> bool:
+    """Whether the learning rate is that of as many as there are, and so another one on another machine."""
+    return parse_schedule(config.optimizer.learning_rate) == parse_schedule(rate_for(environments_of(config)))
+
+
 def refuse_another_run(config: TrainConfig, of_run: TrainConfig) -> None:
     """Raise UserError, naming the options, where `train --resume` was told another run than the one that is there."""
+    follows = ("learning_rate",) if _follows_the_environments(config) and _follows_the_environments(of_run) else ()
     other = [
         f"--{name.replace('_', '-')} {old} (not {new})"
         for group in WHAT_A_RUN_IS
         for name, old in vars(getattr(of_run, group)).items()
-        if name not in (*MAY_CHANGE, *FOLLOWS_THE_MACHINE)
+        if name not in (*MAY_CHANGE, *FOLLOWS_THE_MACHINE, *follows)
         and _meant(old, of_run, name) != _meant(new := getattr(getattr(config, group), name), config, name)
     ]
     if config.run.seed != of_run.run.seed:

@@ -8,8 +8,8 @@ Sums run over the positions that train; the others weigh nothing, but N counts t
 gradients is the gradient of their joint minibatch (see ``actor_critic``). That is exact for given advantages; where
 they are normalised, it is within a worker's own minibatch (of all its lanes), as in every data-parallel PPO that
 averages gradients only.
-Those of the paper's Atari (table 5) are the preset ``ppo``'s: ε falls from 0.1, c_v is 2 on this scale, 3 epochs.
-For feed-forward networks: minibatches are drawn point by point, so there is no state to carry.
+The coefficients of the paper's Atari runs (table 5) are the preset ``ppo``'s: ε falls from 0.1, c_v is 2 on this scale,
+3 epochs. For feed-forward networks: minibatches are drawn point by point, so there is no state to carry.
 """
 
 from __future__ import annotations

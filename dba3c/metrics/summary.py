@@ -18,7 +18,6 @@ from dba3c.metrics.registry import SECTIONS
 from dba3c.runs.ending import TRAINING_ROLES
 from dba3c.runs.folder import RunFolder
 
-"""Roles without which there is no update."""
 HEARD_OF_S = 10.0
 LEAST_HORIZON_S = 10.0
 MOST_NAMED = 6

@@ -55,7 +55,7 @@ def plot_study(folder: str | Path, into: str | Path | None = None, results: Stud
     Raises:
         UserError: no study, or nothing that can be drawn.
     """
-    results = results or read_results(folder)
+    results = read_results(folder) if results is None else results
     if results.study.kind == SWEEP:
         results.points = ranked(results)
     target = Path(folder) / "figures" if into is None else Path(into)

@@ -296,6 +296,9 @@ def test_a_run_whose_learning_rate_goes_with_the_cores_goes_on_with_others_and_o
     refuse_another_run(own.config(12), own.config(2))
     with pytest.raises(UserError, match=r"--learning-rate constant:0.001 \(not linear:.*\): give the options"):
         refuse_another_run(said.config(12), own.config(2))
+    for words in (["--learning-rate", "linear:7e-4->7e-5@20e6"], ["--mode", "central"]):  # by chance that of 32
+        same = parse_train(["breakout", *words])
+        refuse_another_run(same.config(64), same.config(1))
 
 
 def test_resume_as_one_of_several_ranks_names_what_ranks_run(
