@@ -25,6 +25,7 @@ from other_systems import PEERS
 from plan import (
     CALIBRATION,
     CALIBRATION_MBIT,
+    MOST_EXPECTED,
     MOST_OTHERS,
     SEED,
     STEP_TIMEOUT_S,
@@ -150,7 +151,8 @@ def prepare(row: Row | CentralRow, seconds: float) -> Prepared:
     times_s = row.times_s()
     slowest_s = float(np.sort(times_s, axis=1)[:, row.scene.gradients - 1].mean())
     dilation = row.dilation or lab.choose_dilation(row.scene, slowest_s, cores, least)
-    most = lab.MOST_BUSY if row.network else float("inf")  # without compute the wire alone is asked
+    most = lab.MOST_BUSY if row.dilation is None else MOST_EXPECTED
+    most = most if row.network else float("inf")  # without compute the wire alone is asked
     lab.check_machine(row.scene, slowest_s, dilation, cores, lab.available_mb(), most)
     guess_s = slowest_s + 1.1 * row.scene.bound_s + 1e-3
     if row.scene.exchange == "async":
@@ -225,7 +227,8 @@ def campaign(until_s: float, row_s: float, only: list[str]) -> None:
     torch.set_num_threads(1)
     clusters: dict[str, Cluster] = {}
     made = facts("python results/cluster/measure.py")  # now: a campaign of hours outlives the commit it was begun at
-    here = {"commit": made["source"].get("commit"), "processor": made["host"]["processor"]}
+    host = made["host"]
+    here = {"commit": made["source"].get("commit"), "processor": host["processor"], "cores": host["usable_cores"]}
     for row in missing(only):
         if row.part != "calibration" and not clusters:
             clusters = calibrate(newest(rows_of(ROWS)))

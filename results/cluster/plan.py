@@ -44,7 +44,11 @@ CALIBRATION = {
 """(n, k, b, megabytes), without compute; each family of exchanges is fitted by itself."""
 MOST_OTHERS = 0.2
 """Of the processors, by other work while a row is measured."""
+MOST_EXPECTED = 0.8
+"""Of the processors, where D is given: what is expected is the dearest that was seen, and what is measured decides."""
 STRAGGLER = 3.0
+UNDILATED_HOSTS = 8
+"""Sixteen cores hold them at D = 1."""
 TAIL = 0.5
 POLLING = ("Horovod", "Open MPI", "Open MPI ring")
 """Ranks that wait by asking again and again: they take all processors at any D."""
@@ -185,6 +189,16 @@ def method() -> Iterator[Row]:
     for dilation in (10, 20, 40):
         yield Row("method", "small", scene("servers", 16, "small", 1, k=4), dilation=dilation)
         yield Row("method", "small", scene("allreduce", 16, "small", 1), dilation=dilation)
+    yield Row("method", "small", scene("servers", 16, "small", 1, k=4), dilation=1)  # needs more than two cores
+    yield Row("method", "small", scene("allreduce", 16, "small", 1), dilation=2)
+
+
+def undilated() -> Iterator[Row]:
+    """Eight hosts beside what a user would pick instead, once more on a machine that holds them at D = 1."""
+    for network, mb in (("small", 1.33), ("nature", 6.7)):
+        for polling in (False, True):
+            for row in peers(UNDILATED_HOSTS, network, mb, polling):
+                yield row._replace(part="undilated", dilation=1)
 
 
 def workers(gbit: float, network: str, nodes: tuple[int, ...] = NODES) -> Iterator[Row]:
@@ -303,3 +317,4 @@ def _in_order_of_worth() -> Iterator[Row | CentralRow]:
         yield from workers(10.0, network)
         yield from servers(10.0, network)
         yield from asynchronous(10.0, network)
+    yield from undilated()
