@@ -45,7 +45,7 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
     module.asked = []
     monkeypatch.setattr(module.lab, "measure", lambda scene, *given: module.asked.append((scene, *given)) or dict(ROW))
     yield module
-    for name in ("other_systems", "page", "plan", "time_to_score", "beyond"):
+    for name in ("other_systems", "page", "beside_others", "plan", "time_to_score", "beyond"):
         sys.modules.pop(name, None)
 
 

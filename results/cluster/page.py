@@ -11,6 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from beside_others import OURS, by_columns, fastest_first, peers, percent
 from headline import learnt, undilated
 from plan import (
     MOST_OTHERS,
@@ -18,7 +19,6 @@ from plan import (
     REDUCTION_MS,
     REPLACED_S,
     STEP_TIMEOUT_S,
-    STRAGGLER,
     TAIL,
     dilation_told,
     mark,
@@ -29,7 +29,6 @@ from dba3c.benchmarks.dilated_cluster import read, way
 from dba3c.studies.page import made_by, markdown
 
 HERE = Path(__file__).resolve().parent
-OURS = ("servers", "async", "allreduce", "majority")
 ASKED_OVER_BOUND = 1.15
 CORRECTED = "2026-11-24"
 """The day on which three errors of the simulator were found by these rows."""
@@ -52,7 +51,7 @@ def page(rows: Rows, made: dict[str, Any], figures: Sequence[str]) -> str:
     )
     processors = Counter(row["processor"] for row in rows).most_common()
     machines = ", ".join(f"{count} with cores of {processor}" for processor, count in processors)
-    others = _percent(MOST_OTHERS, 0)
+    others = percent(MOST_OTHERS, 0)
     parts = [_INTRODUCTION.format(made=made_by(made), machines=machines, others=others, **_of_inputs())]
     for title, told, mine, prefixes in sections:
         if mine:
@@ -84,67 +83,14 @@ def _of_processors() -> dict[str, float]:
 # -- sections ----------------------------------------------------------------------------------------------------------
 
 
-def peers(rows: Rows) -> list[str]:
-    """Who is ahead, those cases first in which it is not ours."""
-    key = ("workers", "megabytes", "slow")
-    cases = [list(group) for _, group in groupby(_sorted(rows, *key), itemgetter(*key))]
-    told = [line for _, line in sorted(_ahead(case) for case in cases if _is_contest(case))]
-    cells = [
-        (
-            way(row), row["workers"], row["backup"], f"{row['megabytes']:g}", "yes" if row["slow"] > 1 else "no",
-            dilation_told(row), f"{row['step_ms']:.1f}", f"{row['data_points_per_s']:,.0f}", f"{row['own_share']:.0%}",
-        )
-        for row in _sorted(_fastest_first(rows), *key)
-    ]  # fmt: skip
-    columns = ("exchange", "n", "b", "MB", "straggler", "D", "step, ms", "data points/s", "busy")
-    introduction = _PEERS.format(straggler=STRAGGLER, majority=_behind("majority", cases))
-    return [introduction, "\n".join(told), markdown(columns, cells)]
-
-
-def _behind(exchange: str, cases: Sequence[Rows]) -> str:
-    """In words, how far it is behind the best of others where that is furthest, and nobody late."""
-    furthest = []
-    for case in cases:
-        counted = [row for row in case if not row["refused"] and row["slow"] == 1]
-        ours = [row["data_points_per_s"] for row in counted if row["exchange"] == exchange]
-        theirs = [row["data_points_per_s"] for row in counted if row["exchange"] not in OURS]
-        if ours and theirs:
-            furthest.append((1 - max(ours) / max(theirs), case[0]))
-    if not furthest:
-        return ""
-    share, row = max(furthest, key=itemgetter(0))
-    return f" ({_percent(share)} behind theirs at {row['workers']} workers and {row['megabytes']:g} MB)"
-
-
-def _is_contest(case: Rows) -> bool:
-    counted = [row["exchange"] in OURS for row in case if not row["refused"]]
-    return any(counted) and not all(counted)
-
-
-def _ahead(case: Rows) -> tuple[float, str]:
-    """(by how much the best of ours is ahead of the best of theirs, in words)."""
-    counted = _fastest_first([row for row in case if not row["refused"]])
-    our, their = (next(row for row in counted if (row["exchange"] in OURS) is own) for own in (True, False))
-    ratio = our["data_points_per_s"] / their["data_points_per_s"]
-    late = "nobody late" if case[0]["slow"] == 1 else "one straggler"
-    if ratio < 1:
-        result = f"**{way(their)} is ahead**, ours {_percent(1 - ratio)} behind"
-    else:
-        result = f"ours {ratio:.2f} times {way(their)}" if ratio >= 1.1 else f"ours {_percent(ratio - 1)} ahead"
-    if our["processor"] != their["processor"]:
-        result += " **(not side by side: two machines)**"
-    points = "; ".join(f"{way(row)} {row['data_points_per_s']:,.0f}" for row in counted)
-    return ratio, f"- {case[0]['workers']} workers, {case[0]['megabytes']:g} MB, {late}: {result} ({points})."
-
-
 def main_rows(rows: Rows) -> list[str]:
     """What each exchange makes of the most workers, then all rows."""
     told = []
     key = ("network", "gbit")
-    for group, found in groupby(_sorted(of(rows, "workers"), *key), itemgetter(*key)):
+    for group, found in groupby(by_columns(of(rows, "workers"), *key), itemgetter(*key)):
         mine = list(found)
         most = max(row["workers"] for row in mine)
-        ranked = _fastest_first([row for row in mine if row["workers"] == most])
+        ranked = fastest_first([row for row in mine if row["workers"] == most])
         lines = (f"{way(row)} {row['data_points_per_s']:,.0f}{_over(row)}{mark(row)}" for row in ranked)
         told.append(f"- **{group[0]}, {group[1]:g} Gbit/s, {most} workers**: " + "; ".join(lines) + ".")
     columns = ("network", "Gbit/s", "exchange", "n", "b", "D", "compute, ms", "bound, ms", "step, ms", "predicted")
@@ -181,8 +127,8 @@ def backup(rows: Rows) -> list[str]:
     """The best b, measured and simulated."""
     told = []
     key = ("network", "exchange", "servers")
-    for _, found in groupby(_sorted(rows, *key), itemgetter(*key)):
-        mine = _sorted(list(found), "backup")
+    for _, found in groupby(by_columns(rows, *key), itemgetter(*key)):
+        mine = by_columns(list(found), "backup")
         best = max(mine, key=lambda row: row["data_points_per_s"])
         guess = max(mine, key=lambda row: row["data_points_per_s"] * row["step_ms"] / row["predicted_ms"])
         tried = ", ".join(f"b = {row['backup']}: {row['data_points_per_s']:,.0f}{mark(row)}" for row in mine)
@@ -209,7 +155,7 @@ def faults(rows: Rows) -> list[str]:
             row["fault"], way(row), row["workers"], row["backup"], dilation_told(row), f"{1e3 / row['step_ms']:.1f}",
             f"{_longest_pause_ms(row) / 1e3:.2f}", *_at_the_end(row),
         )
-        for row in _sorted(rows, "fault", "exchange")
+        for row in by_columns(rows, "fault", "exchange")
     ]  # fmt: skip
     words = {"timeout": f"{STEP_TIMEOUT_S:g}", "replaced": f"{REPLACED_S:g}"}
     return [_FAULTS.format(**words), markdown(columns, cells)]
@@ -236,7 +182,7 @@ def central(rows: Rows) -> list[str]:
             f"{row['bound_ms']:.1f}", f"{row['step_ms']:.1f}", f"{row['predicted_ms']:.1f}", f"{row['error']:+.1%}",
             f"{row['data_points_per_s']:,.0f}", f"{row['own_share']:.0%}", f"{row['learner_process_cores']:.1f}",
         )
-        for row in _sorted(rows, "network", "gbit", "workers", "learner_cores")
+        for row in by_columns(rows, "network", "gbit", "workers", "learner_cores")
     ]  # fmt: skip
     return [_CENTRAL, markdown((*columns, "data points/s", "busy", "learner's process, cores"), cells)]
 
@@ -248,9 +194,9 @@ def simulator(rows: Rows) -> list[str]:
     share, worst = f"{within} of {len(errors)}", max(counted, key=lambda row: abs(row["error"]))
     goal = "as asked" if within >= 0.95 * len(errors) else "95 % were asked"
     mean = sum(errors) / len(errors)
-    told = f"**{share} rows within 10 % ({_percent(within / len(errors), 0)}; {goal})**, mean error {_percent(mean)}, "
+    told = f"**{share} rows within 10 % ({percent(within / len(errors), 0)}; {goal})**, mean error {percent(mean)}, "
     told += (
-        f"worst {_percent(abs(worst['error']))}. The rows of the check of D and ours beside others are counted, † not."
+        f"worst {percent(abs(worst['error']))}. The rows of the check of D and ours beside others are counted, † not."
     )
     beyond = [
         f"- {way(row)}, {row['workers']} workers, b = {row['backup']}, {row['megabytes']:.2f} MB at {row['gbit']:g} "
@@ -265,33 +211,20 @@ def simulator(rows: Rows) -> list[str]:
 
 def method(rows: Rows) -> list[str]:
     spreads, key = [], ("exchange", "workers")
-    for _, found in groupby(_sorted(rows, *key), itemgetter(*key)):
+    for _, found in groupby(by_columns(rows, *key), itemgetter(*key)):
         mine = list(found)
         steps = [row["step_ms"] for row in mine]
         spreads.append((max(steps) / min(steps) - 1, f"{way(mine[0])} with {mine[0]['workers']}"))
-    told = "; ".join(f"{who} {_percent(spread)}" for spread, who in spreads)
+    told = "; ".join(f"{who} {percent(spread)}" for spread, who in spreads)
     cells = [
         (
             way(row), row["workers"], f"{row['gbit']:g}", dilation_told(row), f"{row['step_ms']:.1f}",
             f"{row['predicted_ms']:.1f}", f"{row['own_share']:.0%}",
         )
-        for row in _sorted(rows, *key, "dilation")
+        for row in by_columns(rows, *key, "dilation")
     ]  # fmt: skip
     columns = ("exchange", "n", "Gbit/s", "D", "step, ms", "predicted", "busy")
     return [f"5 % were asked. Between the fastest and the slowest D: {told}.", markdown(columns, cells), _QUEUES]
-
-
-def _sorted(rows: Rows, *names: str) -> list[Row]:
-    """By these columns; rows that have the same stay in their order."""
-    return sorted(rows, key=itemgetter(*names))
-
-
-def _fastest_first(rows: Rows) -> list[Row]:
-    return sorted(rows, key=itemgetter("data_points_per_s"), reverse=True)
-
-
-def _percent(share: float, digits: int = 1) -> str:
-    return f"{100 * share:.{digits}f} %"
 
 
 # -- prose -------------------------------------------------------------------------------------------------------------
@@ -319,14 +252,6 @@ gradient of 240 data points per node is on the wire. {sizes}.
 †: the row took more than 60 % of this machine, or other work more than {others} of it, in every try; the least \
 busy try is shown, and is not counted. ‡: measured before the switch's queues were repaired ([below](#does-d-matter)), \
 or beside more other work than is allowed now; not yet again."""
-
-_PEERS = """\
-Their code is `other_systems.py` and `open_mpi.py`, as their documentation shows it; the same harness, gradients, \
-compute times and hosts. Straggler: worker 1 always computes {straggler:g} times as long; ours then have one backup \
-worker, which none of theirs knows. Where nobody is late ours have their plain all-reduce, too, as one would choose \
-it then: a majority's ranks sum when it is known who is in the step, so all wait for the one that was last to end the \
-step before, where a ring lets each go on by itself{majority}. Data points/s, those cases first in which another is \
-furthest ahead:"""
 
 _COLUMNS = """\
 *compute*: mean over steps of the slowest worker that a step waits for. *bound*: the wire's (BytePS, OSDI'20), headers \
