@@ -179,9 +179,16 @@ def check_privileges() -> None:
         raise ConfigError(f"{' and '.join(missing)} of iproute2 not found")
 
 
-def take_priority() -> None:
-    """This process and those that it forks run before all that have ordinary priority. Needs root."""
-    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+def take_priority() -> bool:
+    """This process and those that it forks run before all that have ordinary priority. Needs root.
+
+    Returns: whether; False where a control group has no time for such processes.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except PermissionError:
+        return False
+    return True
 
 
 def available_mb() -> float:

@@ -1,18 +1,20 @@
-"""The page's section of what a user would pick instead, on the same wire; and what its other sections sort by."""
+"""The page's sections of what a user would pick instead, on the same wire; and what its other sections sort by."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
+from statistics import median
 from typing import Any
 
-from plan import STRAGGLER, dilation_told
+from plan import STRAGGLER, UNDILATED_HOSTS, dilation_told
 
 from dba3c.benchmarks.dilated_cluster import way
 from dba3c.studies.page import markdown
 
 OURS = ("servers", "async", "allreduce", "majority")
+_CASE = ("workers", "megabytes", "slow")
 Row = dict[str, Any]
 Rows = Sequence[Row]
 
@@ -32,19 +34,57 @@ def percent(share: float, digits: int = 1) -> str:
 
 def peers(rows: Rows) -> list[str]:
     """Who is ahead, those cases first in which it is not ours."""
-    key = ("workers", "megabytes", "slow")
-    cases = [list(group) for _, group in groupby(by_columns(rows, *key), itemgetter(*key))]
-    told = [line for _, line in sorted(_ahead(case) for case in cases if _is_contest(case))]
+    cases, told = _contests(rows)
     cells = [
         (
             way(row), row["workers"], row["backup"], f"{row['megabytes']:g}", "yes" if row["slow"] > 1 else "no",
             dilation_told(row), f"{row['step_ms']:.1f}", f"{row['data_points_per_s']:,.0f}", f"{row['own_share']:.0%}",
         )
-        for row in by_columns(fastest_first(rows), *key)
+        for row in by_columns(fastest_first(rows), *_CASE)
     ]  # fmt: skip
     columns = ("exchange", "n", "b", "MB", "straggler", "D", "step, ms", "data points/s", "busy")
     introduction = _PEERS.format(straggler=STRAGGLER, majority=_behind("majority", cases))
-    return [introduction, "\n".join(told), markdown(columns, cells)]
+    return [introduction, told, markdown(columns, cells)]
+
+
+def at_one(rows: Rows) -> list[str]:
+    """The same at D = 1, each row beside the dilated one of its scene: rows of both."""
+    mine = [row for row in rows if row["part"] == "undilated"]
+    dilated = {_scene(row): row for row in rows if row["part"] == "peers"}
+    told, errors, cells = _contests(mine)[1], [], []
+    for row in by_columns(fastest_first(mine), *_CASE):
+        beside = dilated.get(_scene(row))
+        error = beside["step_ms"] / row["step_ms"] - 1 if beside else 0.0
+        if beside and not beside["refused"]:
+            errors.append(error)
+        as_dilated = (f"{beside['step_ms']:.1f}", dilation_told(beside), f"{error:+.1%}") if beside else ("–",) * 3
+        cells.append(
+            (
+                way(row), row["backup"], f"{row['megabytes']:g}", "yes" if row["slow"] > 1 else "no",
+                f"{row['step_ms']:.1f}", *as_dilated, f"{row['data_points_per_s']:,.0f}", f"{row['own_share']:.0%}",
+            )
+        )  # fmt: skip
+    columns = ("exchange", "b", "MB", "straggler", "step, ms", "dilated", "D", "error", "data points/s", "busy")
+    introduction = _AT_ONE.format(
+        hosts=UNDILATED_HOSTS,
+        machine=f"{mine[0]['cores']} cores of {mine[0]['processor']}",
+        rows=len(errors),
+        five=sum(abs(error) <= 0.05 for error in errors),
+        ten=sum(abs(error) <= 0.1 for error in errors),
+        median=f"{median(errors):+.1%}",
+        furthest=f"{min(errors):+.0%} to {max(errors):+.0%}",
+    )
+    return [introduction, told, markdown(columns, cells)]
+
+
+def _scene(row: Row) -> tuple[Any, ...]:
+    return itemgetter("exchange", "workers", "backup", "servers", "colocated", "megabytes", "gbit", "slow")(row)
+
+
+def _contests(rows: Rows) -> tuple[list[list[Row]], str]:
+    """(all cases, a line for each in which ours and others were measured)."""
+    cases = [list(group) for _, group in groupby(by_columns(rows, *_CASE), itemgetter(*_CASE))]
+    return cases, "\n".join(line for _, line in sorted(_ahead(case) for case in cases if _is_contest(case)))
 
 
 def _behind(exchange: str, cases: Sequence[Rows]) -> str:
@@ -88,5 +128,17 @@ Their code is `other_systems.py` and `open_mpi.py`, as their documentation shows
 compute times and hosts. Straggler: worker 1 always computes {straggler:g} times as long; ours then have one backup \
 worker, which none of theirs knows. Where nobody is late ours have their plain all-reduce, too, as one would choose \
 it then: a majority's ranks sum when it is known who is in the step, so all wait for the one that was last to end the \
-step before, where a ring lets each go on by itself{majority}. Data points/s, those cases first in which another is \
-furthest ahead:"""
+step before, where a ring lets each go on by itself{majority}. Servers are slower with a backup worker than without \
+where the wire is the limit: who is in a step is known when the g-th gradient is complete, so nothing is passed on \
+before, and pushing and pulling follow each other. A majority knows it before anything is sent. Data points/s, those \
+cases first in which another is furthest ahead:"""
+
+_AT_ONE = """\
+**Measured, not dilated**: {hosts} of these hosts on {machine}, their links at 1 Gbit/s and processors as fast as they \
+are (torch 2.11.0, Python 3.12; no real-time priority there, and no other work). Hosts and compute times are emulated \
+as above. Beside it, what the dilated row of the same scene says: of {rows} (without †), {five} are within 5 % of it \
+and {ten} within 10 %, the median is {median}, all are {furthest}. Below zero dilation is kind: what summing, the \
+optimizer and the kernel take is D times too cheap there, and so are the kernel's timers when packets are lost. We \
+suspect these of the largest error, of servers beside workers with a straggler: on two cores the same scene took 47 \
+ms at D = 10 and 51 at D = 5, and the straggler's host sent 28 and 156 segments again. Open MPI's ranks, which poll, \
+have a core each here; Horovod was not built on that machine. Rows are one run of 6 to 66 steps."""

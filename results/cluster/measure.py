@@ -184,7 +184,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that a row's processes and hosts are removed
         try:
             lab.check_privileges()
-            lab.take_priority()
+            if not lab.take_priority():
+                print("no real-time priority here: what else runs takes its share, and rows say how much", flush=True)
             campaign(time.monotonic() + options.for_s, options.row_s, options.only)
         except ConfigError as error:
             sys.exit(f"error: {error}")

@@ -11,7 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from beside_others import OURS, by_columns, fastest_first, peers, percent
+from beside_others import OURS, at_one, by_columns, fastest_first, peers, percent
 from headline import learnt, undilated
 from plan import (
     MOST_OTHERS,
@@ -42,6 +42,7 @@ def page(rows: Rows, made: dict[str, Any], figures: Sequence[str]) -> str:
     sections: tuple[tuple[str, Callable[[Rows], list[str]], Rows, tuple[str, ...]], ...] = (
         ("Time to 300 of Breakout, against nodes", to_score, of(rows, "to_score") if learnt() else [], ("to_score",)),
         ("What a user would pick instead, on the same wire", peers, of(rows, "peers"), ()),
+        ("Eight hosts, not dilated", at_one, [*of(rows, "undilated"), *of(rows, "peers")], ()),
         ("Data points/s", main_rows, [*of(rows, "workers"), *of(rows, "backup")], ("workers_", "servers_")),
         ("Backup workers", backup, of(rows, "backup"), ("backup_",)),
         ("Faults, with 64 workers", faults, of(rows, "faults"), ("faults",)),
@@ -49,8 +50,8 @@ def page(rows: Rows, made: dict[str, Any], figures: Sequence[str]) -> str:
         ("The simulator, judged", simulator, [row for row in rows if "error" in row], ()),
         ("Does D matter?", method, of(rows, "method"), ()),
     )
-    processors = Counter(row["processor"] for row in rows).most_common()
-    machines = ", ".join(f"{count} with cores of {processor}" for processor, count in processors)
+    processors = Counter((row.get("cores", 2), row["processor"]) for row in rows).most_common()
+    machines = ", ".join(f"{count} on {cores} cores of {processor}" for (cores, processor), count in processors)
     others = percent(MOST_OTHERS, 0)
     parts = [_INTRODUCTION.format(made=made_by(made), machines=machines, others=others, **_of_inputs())]
     for title, told, mine, prefixes in sections:
