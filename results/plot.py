@@ -333,7 +333,11 @@ def simulation(folder: Path) -> None:
 
 
 def gpu(folder: Path) -> None:
-    learning({"score": "hours"}, {"14 actors, one GPU: V-trace, small network": "gpu/breakout"}, goal=300.0)(folder)
+    runs = {
+        "14 actors, one GPU: V-trace": "gpu/breakout",
+        "16 lanes, no GPU: n-step actor-critic": "gpu/breakout_16_lanes",
+    }
+    learning({"score": "hours"}, runs, goal=300.0)(folder)
     batch_size.draw(batch_size.read(folder / "batch_size_cuda.csv"), folder / "batch_size_cuda")
 
 
