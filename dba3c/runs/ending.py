@@ -64,8 +64,9 @@ class StopRule:
         self.total_frames = config.run.total_frames
         self.max_hours = config.run.max_hours
         self.replay_frames = frames_before_learning(config)
-        began_s = float(folder.life().get("started_s", time.time()))
-        self._until_s = math.inf if self.max_hours is None else began_s + self.max_hours * 3600
+        now_s = time.time()  # compared once with the launch's: a clock that is set later changes no run's hours
+        over_s = now_s - float(folder.life().get("started_s", now_s))
+        self._until_s = math.inf if self.max_hours is None else time.monotonic() + self.max_hours * 3600 - over_s
         self._next_look_s = 0.0
         self._unreadable_since_s = math.inf
 
@@ -75,7 +76,7 @@ class StopRule:
         now_s = time.monotonic()
         looks = now_s >= self._next_look_s
         limit = self._frames_reached(data_points)
-        if limit is None and looks and time.time() >= self._until_s:
+        if limit is None and looks and now_s >= self._until_s:
             limit = f"{self.max_hours} hours of this life are over"
         if limit is not None:
             self.folder.stop_here(limit, finished=True)  # monitor, evaluators and recorders look for it there

@@ -7,6 +7,7 @@ change a job without editing its file.
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -116,17 +117,19 @@ class SlurmShape:
 
 
 def refuse_short(limit: str, warning_s: int) -> None:
-    """Raise UserError where a job would be warned before it has trained, and go round without end."""
-    days, _, clock = limit.rpartition("-")
-    try:
-        numbers = [int(number) for number in clock.split(":")]
-        if days:
-            hours, minutes, seconds = [*numbers, 0, 0][:3]
-        else:  # minutes, minutes:seconds or hours:minutes:seconds
-            hours, minutes, seconds = {1: [0, *numbers, 0], 2: [0, *numbers], 3: numbers}[len(numbers)]
-        limit_s = ((24 * int(days or 0) + hours) * 60 + minutes) * 60 + seconds
-    except (ValueError, KeyError):
-        return  # "infinite", or what Slurm itself refuses
+    """Raise UserError for what Slurm would not take as a limit, and where a job would be warned before it has trained,
+    and go round without end."""
+    if limit.lower() in ("infinite", "unlimited"):
+        return
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", limit)
+    if found is None:
+        raise UserError(f"{limit!r} is no time limit of Slurm's: 90, 90:00, 1:30:00, 0-1, 0-1:30 or 0-1:30:00")
+    days, numbers = found[1], [int(number) for number in found[2].split(":")]
+    if days:
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+    else:  # minutes, minutes:seconds or hours:minutes:seconds
+        hours, minutes, seconds = {1: [0, *numbers, 0], 2: [0, *numbers], 3: numbers}[len(numbers)]
+    limit_s = ((24 * int(days or 0) + hours) * 60 + minutes) * 60 + seconds
     if 0 < limit_s < warning_s + LEAST_TRAINING_S:  # 0: none
         raise UserError(
             f"a job of {limit} is warned {warning_s} s before its end: give it {LEAST_TRAINING_S} s more than that"

@@ -40,6 +40,14 @@ def test_a_run_that_has_seen_its_frames_ends_also_when_the_disk_cannot_note_why(
     run.release()
 
 
+def test_a_clock_that_is_set_changes_no_runs_hours(tmp_path, monkeypatch):
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        rule = StopRule(run, replace_options(TrainConfig(), max_hours=0.5))
+        now = time.time()
+        monkeypatch.setattr(ending.time, "time", lambda: now + 7200)
+        assert rule(1, 1) is None
+
+
 def test_hours_are_those_of_the_life_whenever_its_coordinator_came(tmp_path):
     with RunFolder.create(tmp_path / "run", {}) as run:
         meta = run.meta()

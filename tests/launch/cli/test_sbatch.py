@@ -78,6 +78,12 @@ def test_an_environment_that_is_none_is_refused_where_its_script_is_printed(lear
         script_text(SlurmShape(preset="NoSuchGame-v9", nodes=16, learners=learners), ())
 
 
+@pytest.mark.parametrize("limit", ["4h", "1:2:3:4", "-1:00", "1-", "", "8:00\n", "soon"])
+def test_what_slurm_would_not_take_as_a_time_limit_is_refused_with_what_it_takes(limit: str) -> None:
+    with pytest.raises(UserError, match="no time limit of Slurm's: 90, "):
+        SlurmShape(time=limit)
+
+
 @pytest.mark.parametrize("limit", ["8", "8:00", "00:08:00", "1-0", "0-1:30", "1-00:00:00", "infinite", "0"])
 def test_a_time_limit_that_leaves_time_to_train_is_taken(limit: str) -> None:
     assert SlurmShape(time=limit).time == limit
