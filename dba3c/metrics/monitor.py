@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
+import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -212,7 +213,8 @@ def export(
     folder = Path(into).expanduser().resolve() if into is not None else run.path / "exports"
     if folder == run.path:
         raise UserError(f"{folder} is where the run's own trackers write: choose another folder (--into)")
-    for earlier in (folder / to, folder / f"{to}.db", folder / f".{to}"):
+    places = (folder / to, folder / f"{to}.db", folder / f".{to}")
+    for earlier in places:
         if is_there(earlier):
             raise UserError(f"{earlier} holds an earlier export: remove it, or choose another folder (--into)")
     tracked, points = TrackedRun.of(run), 0
@@ -230,8 +232,13 @@ def export(
             give(sink, happened, run.path)
             points += isinstance(happened, Point) and not happened.of_evaluation
         sink.close()
-    except UserError:
-        raise
-    except Exception as error:  # a foreign client raises anything
+    except BaseException as error:  # a foreign client raises anything
+        for place in places:  # half an export, which the next one would take for an earlier one
+            if place.is_dir():
+                shutil.rmtree(place, ignore_errors=True)
+            else:
+                place.unlink(missing_ok=True)
+        if isinstance(error, UserError) or not isinstance(error, Exception):
+            raise
         raise UserError(f"{to} failed after {points} points: {first_line(error)}") from error
     return points

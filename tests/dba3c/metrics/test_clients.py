@@ -15,7 +15,7 @@ import pytest
 from dba3c.errors import UserError
 from dba3c.metrics.monitor import Monitor, export
 from dba3c.metrics.registry import PER_WORKER_CHARTS, charts, tracker_name
-from dba3c.metrics.sinks import TrackedRun
+from dba3c.metrics.sinks import TrackedRun, give
 from dba3c.metrics.trackers import make_sinks
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.studies.curve import downsample
@@ -298,6 +298,22 @@ def test_an_earlier_export_is_not_doubled_and_a_committed_run_not_written_into(m
     with pytest.raises(UserError, match="is a committed run"):
         export(committed, "tensorboard")
     assert not (committed / "exports").exists()
+
+
+def test_of_an_export_that_fails_half_way_nothing_is_left_in_the_next_ones_way(make_up_run, monkeypatch):
+    run = make_up_run(seconds=5)
+    given = iter([None])
+
+    def fails_at_the_second_point(sink, happened, path):
+        if next(given, "full") == "full":
+            raise OSError("no space left")
+        give(sink, happened, path)
+
+    monkeypatch.setattr("dba3c.metrics.monitor.give", fails_at_the_second_point)
+    with pytest.raises(UserError, match="tensorboard failed after 1 points: OSError: no space left"):
+        export(run.path, "tensorboard")
+    monkeypatch.undo()
+    assert export(run.path, "tensorboard") > 1
 
 
 def test_no_torch_is_imported_before_a_tracker_is_given_anything():
