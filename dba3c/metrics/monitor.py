@@ -233,6 +233,8 @@ def export(
             points += isinstance(happened, Point) and not happened.of_evaluation
         sink.close()
     except BaseException as error:  # a foreign client raises anything
+        with contextlib.suppress(Exception):  # a thread of its own may still write
+            sink.close()
         for place in places:  # half an export, which the next one would take for an earlier one
             if place.is_dir():
                 shutil.rmtree(place, ignore_errors=True)
