@@ -248,9 +248,9 @@ class ExchangeConfig:
     checkpoint_timeout_s: float = option(120.0, above=0, most=LONGEST_S)
     """Longest wait for the disks: to load the checkpoint that is gone on from, and to write the last one."""
 
-    min_workers: int = option(1, least=1, exchange="servers async majority")
-    """With fewer than num_gradients workers left a step averages fewer; with fewer than this many the run stops with a
-    checkpoint."""
+    min_workers: int = option(1, least=1, exchange="servers majority")
+    """With fewer than num_gradients workers left a step averages fewer; with fewer than this many, at most
+    num_gradients, the run stops with a checkpoint."""
 
     checkpoint_every_steps: int = option(1000, least=0)
     """Steps between checkpoints; 0: only at the end."""
@@ -276,6 +276,9 @@ class ExchangeConfig:
         self._check_workers()
 
     def _check_workers(self) -> None:
+        if self.min_workers > max(1, self.gradients_per_step):
+            needs = f"but a step averages {self.gradients_per_step} gradients and needs no more workers"
+            raise ConfigError(f"min_workers is {self.min_workers}, {needs}")
         if self.exchange == "local" and self.num_workers != 1:
             raise ConfigError(f"exchange local is one process, but {self.num_workers} workers were given")
         if self.exchange == "async":
@@ -290,8 +293,6 @@ class ExchangeConfig:
                 f"exchange allreduce waits for all its workers, but {backup} of {self.num_workers} "
                 "would be backup workers: choose exchange majority"
             )
-        if self.min_workers > self.num_workers:
-            raise ConfigError(f"min_workers is {self.min_workers}, but only {self.num_workers} workers were given")
 
     def _arithmetic(self) -> str:
         gradients, backup = self.num_gradients, self.num_backup_workers

@@ -18,8 +18,8 @@ from torch import Tensor
 from param_servers.checkpoint.files import find_newest, load_checkpoint, read_manifest, set_aside_after
 from param_servers.checkpoint.writer import Checkpoints, steps_lost
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import CheckpointError, LastStepsLost, RunBroken, RunStopped
-from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, never, unread
+from param_servers.errors import CheckpointError, LastStepsLost, RunStopped
+from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, check_rejected, never, unread
 from param_servers.layout import FlatLayout, ShardPlan
 from param_servers.optim import State
 from param_servers.servers.shard import Shard, is_usable
@@ -250,10 +250,6 @@ class ReplicaReport:
         self._start()
 
 
-MOST_REJECTED_STEPS = 100
-"""After so many gradients in a row that were not finite, the run is broken: the next one would not be finite either."""
-
-
 class LocalExchange:
     """`GradientExchange` without a network. Goes on from the newest checkpoint, if there is one.
 
@@ -339,9 +335,3 @@ def refusal(gradient: Tensor, step: int, replica: Replica) -> str:
     if gradient.shape != (replica.layout.numel,):
         return "wrong-length"
     return "" if is_usable(gradient) else "non-finite"
-
-
-def check_rejected(steps_in_a_row: int, step: int) -> None:
-    """Raise RunBroken when no gradient has been finite for too long."""
-    if steps_in_a_row >= MOST_REJECTED_STEPS:
-        raise RunBroken(f"no gradient of step {step} was finite, {steps_in_a_row} times in a row: it has diverged")

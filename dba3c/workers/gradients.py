@@ -16,7 +16,7 @@ from dba3c.algorithms.ppo import (
     PpoBatch,
     Total,
     alone,
-    minibatches,
+    minibatch_positions,
     normalised_advantages,
     ppo_batch,
     ppo_loss,
@@ -44,6 +44,10 @@ class Gradients(Protocol[Part]):
 
         data_points: of the run so far, by which schedules go.
         """
+        ...
+
+    def refused(self) -> None:
+        """The newest gradient has entered no update. An algorithm of a user's may lack it."""
         ...
 
 
@@ -78,6 +82,9 @@ class OneGradient:
     def parts(self, rollout: Rollout, generator: torch.Generator) -> Iterator[tuple[Rollout, int]]:
         yield rollout, rollout.data_points
 
+    def refused(self) -> None:
+        """Its points are lost with it."""
+
     def of(self, part: Rollout, data_points: int) -> tuple[Tensor, dict[str, float]]:
         cost = self._entropy_cost(data_points)
         if part.observations is not None:
@@ -103,14 +110,20 @@ class PpoGradients:
         self._algorithm, self._agent, self._total = algorithm, agent, total
         self._entropy_cost = parse_schedule(algorithm.entropy_cost)
         self._policy_clip = parse_schedule(algorithm.policy_clip)
+        self._refused = False
 
     def parts(self, rollout: Rollout, generator: torch.Generator) -> Iterator[tuple[PpoBatch, int]]:
         assert rollout.observations is not None
         policy = self._agent.policy(rollout.policy_logits)
         batch = ppo_batch(policy, rollout, rollout.observations, self._algorithm)
-        for index, part in enumerate(minibatches(batch, self._algorithm, generator)):
-            # a point is data when it enters its first update, not again in later epochs
-            yield part, part.data_points if index < self._algorithm.ppo_minibatches else 0
+        uncounted = batch.valid.clone()  # a point is data when it enters its first update, not again in later epochs
+        for positions in minibatch_positions(batch, self._algorithm, generator):
+            new, self._refused = uncounted[positions], False
+            yield batch.at(positions), int(new.sum())
+            uncounted[positions] = new & self._refused
+
+    def refused(self) -> None:
+        self._refused = True
 
     def of(self, part: PpoBatch, data_points: int) -> tuple[Tensor, dict[str, float]]:
         cost = self._entropy_cost(data_points)

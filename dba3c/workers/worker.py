@@ -136,6 +136,8 @@ def run_worker(
                     gradient, numbers = gradients.of(part, pulled.data_points)
                 with sections("pushing"):
                     receipt = exchange.push(gradient, pulled.step, data_points)
+                if not receipt.accepted and hasattr(gradients, "refused"):
+                    gradients.refused()
                 numbers |= relus.take() | {"reward_mean": rollout.reward_mean}
                 recorder.record(receipt, pulled.step, data_points, numbers, sections)
     except RunStopped as stopped:

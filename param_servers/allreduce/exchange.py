@@ -3,7 +3,7 @@
     1. rank 0 loads the newest checkpoint, or takes the initial parameters, and hands its state to all;
     2. each rank pulls, computes a gradient and pushes it into one sum over [gradient | what each rank says of itself];
     3. the sum is divided by the number of finite gradients, and every rank takes the same optimizer step;
-    4. rank 0 writes checkpoints, and says in its row when the run is to end: all end after the same step.
+    4. rank 0 writes checkpoints, and says in its row when the run is to end: that sum is no step, and all end there.
 
 The buffer that is summed is [gradient | rows]: one row for each rank, in which that rank alone is not zero, so that the
 sum hands every row to everybody. A row is whole numbers below 2^24, which float32 holds exactly.
@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,9 +23,9 @@ from torch import Tensor
 from param_servers.allreduce.collective import Collective
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped
-from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, never, unread
+from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, check_rejected, never, unread
 from param_servers.layout import FlatLayout, floats
-from param_servers.replica import Replica, ReplicaReport, check_rejected, how_it_ended, refusal
+from param_servers.replica import Replica, ReplicaReport, how_it_ended, refusal
 
 T = TypeVar("T")
 COMPARE_EVERY_STEPS = 100
@@ -43,8 +43,8 @@ class StepRow(NamedTuple):
     """Samples its gradient averages over; 0 when it contributes nothing."""
     rejected: bool
     """Its gradient is not finite: it contributes zeros and is left out of the mean."""
-    stop: bool
-    """The run is to end after this step (rank 0 says so)."""
+    stop: int
+    """Rank 0's alone: 0, or `ASKED` or `BROKEN` where the run is to end instead of taking this step."""
     step: int
     """Its step modulo 256."""
     digest: int
@@ -52,6 +52,7 @@ class StepRow(NamedTuple):
 
 
 ROW_NUMBERS = len(StepRow._fields)
+ASKED, BROKEN = 1, 2
 
 
 class AllReduceExchange:
@@ -62,7 +63,7 @@ class AllReduceExchange:
         worker: which of the run's workers this is, where they are numbered: worker 0 must be rank 0 of `collective`.
         layout, initial_parameters, optimizer_config, exchange_config, on_event: see `Replica`.
         checkpoint_dir: the same on all ranks; rank 0 reads and writes there.
-        should_stop: rank 0 asks it before each push; all ranks end after that step.
+        should_stop: rank 0 asks it before each step; all ranks end there. RunBroken from it ends the run as failed.
         on_report: called by rank 0 about once a second with the figures of `ReplicaReport`.
 
     Raises:
@@ -93,6 +94,7 @@ class AllReduceExchange:
         on_report = on_report if collective.rank == 0 else unread
         self._report = ReplicaReport(self.replica, on_report, workers=collective.size)
         self._rejected_in_a_row = 0
+        self._reason: str | None = None
         self._ended: RunStopped | LastStepsLost | None = None
         self._saved, self._patience_s = False, collective.patience_s
         collective.patience_s = exchange_config.timeouts.first_sum_s
@@ -135,9 +137,9 @@ class AllReduceExchange:
             return Receipt(False, self.replica.step, reason)
         rows = self._sum(gradient, reason, data_points)
         self._check_equal(rows)
-        self._apply(rows)
         if rows[0].stop:
-            self._end()
+            self._end(broken=rows[0].stop == BROKEN)
+        self._apply(rows)
         self._report.maybe()
         return Receipt(not reason, self.replica.step, reason)
 
@@ -148,14 +150,23 @@ class AllReduceExchange:
             self._gradient.zero_()
         else:
             self._gradient.copy_(gradient)
-        self._reason = self._should_stop(replica.step, replica.data_points) if self._collective.rank == 0 else None
+        stop = self._asked_to_stop() if self._collective.rank == 0 else 0
         digest = digest_of(replica.shard.parameters) if replica.step % COMPARE_EVERY_STEPS == 0 else 0
-        own = StepRow(0 if reason else data_points, bool(reason), self._reason is not None, replica.step, digest)
+        own = StepRow(0 if reason else data_points, bool(reason), stop, replica.step, digest)
         write_rows(self._rows, self._collective.rank, own)
         start_s = time.perf_counter()
         self._or_save(lambda: self._collective.all_reduce_sum_(self._buffer))
         self._report.collective_s += time.perf_counter() - start_s
         return read_rows(self._rows)
+
+    def _asked_to_stop(self) -> int:
+        """Rank 0's `StepRow.stop`; why is kept."""
+        try:
+            self._reason = self._should_stop(self.replica.step, self.replica.data_points)
+        except RunBroken as broken:
+            self._reason = str(broken)
+            return BROKEN
+        return 0 if self._reason is None else ASKED
 
     def _apply(self, rows: list[StepRow]) -> None:
         """Step 3: the mean over the finite gradients, and the update."""
@@ -179,10 +190,18 @@ class AllReduceExchange:
             self._saved = True  # nobody knows which of them is right: the checkpoint before stays the newest
             raise RunBroken(f"ranks {odd} hold other parameters than rank 0 at step {self.replica.step}")
 
-    def _end(self) -> None:
+    def _end(self, broken: bool) -> NoReturn:
         """Step 4: all ranks are here in the same step."""
-        reason = self._or_save(lambda: self._agree_on_reason(self._reason))
+
+        def agree() -> str:
+            reason = self._agree_on_reason(self._reason)
+            if broken:
+                raise RunBroken(reason)
+            return reason
+
+        reason = self._or_save(agree)
         self._ended = how_it_ended(reason, self.replica.finish() if self._collective.rank == 0 else "")
+        raise self._ended
 
     def _agree_on_reason(self, reason: str | None) -> str:
         """Rank 0's reason on all ranks; "" for None."""
@@ -254,6 +273,6 @@ def write_rows(rows: Tensor, rank: int, own: StepRow) -> None:
 def read_rows(rows: Tensor) -> list[StepRow]:
     """All ranks' rows from the summed `rows` [n, ROW_NUMBERS]."""
     return [
-        StepRow(data_points, bool(rejected), bool(stop), step, digest)
+        StepRow(data_points, bool(rejected), stop, step, digest)
         for data_points, rejected, stop, step, digest in rows.to(torch.int64).tolist()
     ]

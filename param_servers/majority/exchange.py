@@ -28,11 +28,22 @@ from param_servers.allreduce.collective import (
 )
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped, told
-from param_servers.exchange import OnEvent, OnReport, Publish, Pull, Receipt, Resolve, ShouldStop, never, unread
+from param_servers.exchange import (
+    OnEvent,
+    OnReport,
+    Publish,
+    Pull,
+    Receipt,
+    Resolve,
+    ShouldStop,
+    check_rejected,
+    never,
+    unread,
+)
 from param_servers.layout import FlatLayout, floats
 from param_servers.majority.chief import MajorityChief
 from param_servers.majority.shared_replica import Outcome, SharedReplica
-from param_servers.replica import Replica, ReplicaReport, check_rejected
+from param_servers.replica import Replica, ReplicaReport
 from param_servers.servers.audit import AuditLog
 from param_servers.timeouts import GOODBYE_S, NAP_S
 from param_servers.wire.frames import Event, Left, Message

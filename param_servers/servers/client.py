@@ -18,7 +18,7 @@ from torch import Tensor
 
 from param_servers.config import ExchangeConfig
 from param_servers.errors import BadMessage, ConfigError, ParamServersError, PeerLost, Refused, RunBroken, RunStopped
-from param_servers.exchange import Pull, Receipt, Resolve
+from param_servers.exchange import Pull, Receipt, Resolve, check_rejected
 from param_servers.layout import ShardPlan, as_bytes, floats
 from param_servers.timeouts import GOODBYE_S, NAP_S, AwakeClock, Redial
 from param_servers.wire.even_push import EvenPush
@@ -237,6 +237,7 @@ class ServersExchange:
         self._linked: set[int] = set()
         self._must_ask = True
         self._closed = False
+        self._rejected_in_a_row = 0
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
@@ -268,7 +269,16 @@ class ServersExchange:
                 heard_s = self._wait(heard_s, f"the answer to the gradient of step {step}")
             if not push.receipt.accepted:
                 self.give_up_push()
+            self._check_finite(push.receipt)
             return push.receipt
+
+    def _check_finite(self, receipt: Receipt) -> None:
+        """This worker alone may have diverged: it ends, and the others need not."""
+        if receipt.reason == "non-finite":
+            self._rejected_in_a_row += 1
+            check_rejected(self._rejected_in_a_row, receipt.step, ParamServersError)
+        elif receipt.accepted:
+            self._rejected_in_a_row = 0
 
     @contextlib.contextmanager
     def _or_start_over(self) -> Iterator[None]:

@@ -200,21 +200,16 @@ class Coordinator:
         return decisions
 
     def _go_on_without_the_late(self, waited: str, now_s: float) -> list[Decision]:
-        steps, config, open_step = self.steps, self._config, self.step
-        decisions = steps.expel_the_late(f"no gradient for step {open_step} {waited}")
-        self._wait(now_s, self._timeouts.step_s)
-        left, absent = steps.possible_gradients, sorted(set(range(config.num_workers)) - steps.complete)
+        steps, config = self.steps, self._config
+        left, absent = len(steps.complete), sorted(set(range(config.num_workers)) - steps.complete)
         what = (
-            f"step {open_step} needs {steps.num_gradients} gradients, but {waited} only {left} workers gave one, "
+            f"step {self.step} needs {steps.num_gradients} gradients, but {waited} only {left} workers gave one, "
             f"not {_names('worker', absent)}"
         )
-        if left >= steps.num_gradients:
-            decisions += steps.commit()
-        elif left < config.min_workers:
-            return decisions + self.stop(f"{what} (min_workers {config.min_workers})", now_s, failed=True)
-        else:
-            decisions += steps.shrink(left, what)
-        return decisions if self.step == open_step else decisions + self._step_ended(now_s)
+        if left < config.min_workers:  # the late stay: they are to hear why it ends
+            return self.stop(f"{what} (min_workers {config.min_workers})", now_s, failed=True)
+        decisions = steps.expel_the_late(f"no gradient for step {self.step} {waited}")
+        return [*decisions, *steps.shrink(left, what), *self._step_ended(now_s)]
 
     # -- checkpoints and the end ---------------------------------------------------------------------------------
 

@@ -200,11 +200,6 @@ class StepCommits:
         """Workers whose gradient of the open step is complete."""
         return {worker for worker, _ in self._complete}
 
-    @property
-    def possible_gradients(self) -> int:
-        """How many the open step can get at most from those who are here or have given theirs."""
-        return max(len(self._workers), len(self._complete))
-
     def _find(self, worker: int, incarnation: int) -> Member | None:
         member = self._workers.get(worker)
         return member if member is not None and member.incarnation == incarnation else None

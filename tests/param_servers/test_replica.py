@@ -7,9 +7,9 @@ import torch
 from param_servers.checkpoint.files import find_newest, read_manifest
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import LastStepsLost, RunBroken, RunStopped
-from param_servers.exchange import Receipt
+from param_servers.exchange import MOST_REJECTED, Receipt
 from param_servers.layout import FlatLayout
-from param_servers.replica import MOST_REJECTED_STEPS, LocalExchange
+from param_servers.replica import LocalExchange
 from param_servers.servers import shard as shards
 
 LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
@@ -52,8 +52,8 @@ def test_gradients_that_are_stale_or_not_finite_or_of_another_length_are_answere
 
 def test_a_run_whose_gradients_are_never_finite_ends():
     local = exchange()
-    with pytest.raises(RunBroken, match="no gradient of step 0 was finite, 100 times in a row"):
-        for _ in range(MOST_REJECTED_STEPS):
+    with pytest.raises(RunBroken, match="none of the last 100 gradients was finite, the newest of step 0: "):
+        for _ in range(MOST_REJECTED):
             local.push(torch.full((LAYOUT.numel,), math.nan), local.pull().step, 1)
 
 

@@ -36,3 +36,21 @@ def test_a_network_with_memory_keeps_the_graph_that_acted():
     agent, _ = make_agent()
     agent.network = build_network("mlp_lstm", OBSERVATION, ACTION, seed=0)
     assert not gradients_of(AlgorithmConfig(), agent, 1).keeps_observations
+
+
+@pytest.mark.parametrize("refused", [(), (1,), (0, 1, 2, 3), (1, 5), (1, 5, 9)])
+def test_a_point_of_ppo_is_counted_when_it_first_enters_an_update(refused: tuple[int, ...]):
+    """Also where backup workers let the gradient of the first epoch come too late."""
+    agent, _ = make_agent()
+    gradients = gradients_of(AlgorithmConfig(algorithm="ppo", ppo_epochs=3, ppo_minibatches=4), agent, B)
+    rollout = Collector(ScriptedEnvironments(), agent, T, True).collect(torch.Generator().manual_seed(3), Sections())
+    rollout.observations[:] = torch.arange(T * B).reshape(T, B, 1)  # who is who
+    valid, entered, counted = rollout.valid.flatten(), set[int](), 0
+    for index, (part, data_points) in enumerate(gradients.parts(rollout, torch.Generator().manual_seed(0))):
+        if index in refused:
+            gradients.refused()
+            continue
+        entered |= set(part.observations.flatten(1)[:, 0].int().tolist())
+        counted += data_points
+        assert counted == sum(bool(valid[each]) for each in entered)
+    assert counted <= T * B - 1 and (refused == (1, 5, 9) or counted == T * B - 1)

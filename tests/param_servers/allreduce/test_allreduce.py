@@ -114,7 +114,7 @@ def test_a_run_whose_gradients_are_never_finite_ends_on_all_ranks_with_a_checkpo
     def body(collective):
         worker = exchange(collective, checkpoint_dir=tmp_path)
         train(worker, collective.rank, 3)
-        with pytest.raises(RunBroken, match="100 times in a row: it has diverged"):
+        with pytest.raises(RunBroken, match="none of the last 100 gradients was finite.*: it has diverged"):
             for _ in range(101):
                 worker.push(torch.full((LAYOUT.numel,), math.nan), worker.pull().step, 5)
 
@@ -124,7 +124,7 @@ def test_a_run_whose_gradients_are_never_finite_ends_on_all_ranks_with_a_checkpo
 
 def test_rank_0_ends_the_run_on_all_ranks_at_the_same_step_with_a_checkpoint(run_ranks, tmp_path):
     def stop(step, data_points):
-        return "4 steps" if step >= 3 else None
+        return "4 steps" if step >= 4 else None
 
     def body(collective):
         options = {"should_stop": stop} if collective.rank == 0 else {}
@@ -145,6 +145,26 @@ def test_rank_0_ends_the_run_on_all_ranks_at_the_same_step_with_a_checkpoint(run
     pulls = run_ranks(2, resumed)
     assert [pulled.step for pulled in pulls] == [7, 7]
     assert all(torch.equal(pulled.parameters, reference([[0, 1]] * 7)) for pulled in pulls)
+
+
+def test_a_run_that_rank_0_cannot_look_at_any_more_ends_as_failed_on_all_ranks_with_a_checkpoint(run_ranks, tmp_path):
+    def stop(step, data_points):
+        if step >= 2:
+            raise RunBroken("the run cannot be read for 60 s: NFS is away")
+        return None
+
+    def body(collective):
+        options = {"should_stop": stop} if collective.rank == 0 else {}
+        worker = exchange(collective, checkpoint_dir=tmp_path, **options)
+        try:
+            train(worker, collective.rank, 5)
+        finally:
+            worker.close()
+
+    errors = run_ranks(2, body)
+    assert [str(error) for error in errors] == ["the run cannot be read for 60 s: NFS is away"] * 2
+    assert all(isinstance(error, RunBroken) for error in errors)
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-2"]
 
 
 def test_ranks_with_another_model_are_named(run_ranks):
@@ -206,12 +226,12 @@ def test_a_rank_that_leaves_is_named_and_a_survivor_writes_a_checkpoint(run_rank
 
 def test_a_rank_that_is_lost_after_the_last_step_costs_no_step(run_ranks, tmp_path):
     def body(collective):
-        stop = {"should_stop": lambda step, data_points: "3 steps" if step >= 2 else None}
+        stop = {"should_stop": lambda step, data_points: "3 steps" if step >= 3 else None}
         worker = exchange(collective, checkpoint_dir=tmp_path, **(stop if collective.rank == 0 else {}))
-        train(worker, collective.rank, 2)
+        train(worker, collective.rank, 3)
         if collective.rank == 1:
             worker._agree_on_reason = lambda reason: worker.close()  # dies between the sum and the reason
-        worker.push(gradient(collective.rank, 2), 2, 1)
+        worker.push(gradient(collective.rank, 3), 3, 1)
 
     error = run_ranks(2, body, step_timeout_s=8)[0]
     assert isinstance(error, PeerLost) and "rank 1 of 2 lost" in str(error)
