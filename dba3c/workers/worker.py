@@ -129,7 +129,9 @@ def run_worker(
             with relus.watch():
                 rollout = collector.collect(generator, sections)
             recorder.stepped(pulled.step, rollout.experience, rollout.episodes, rollout.failures)
+            pushed = False
             for part, data_points in gradients.parts(rollout, generator):
+                pushed = True
                 if gradients.several:
                     pulled = pull()
                 with sections("learning"):
@@ -140,6 +142,8 @@ def run_worker(
                     gradients.refused()
                 numbers |= relus.take() | {"reward_mean": rollout.reward_mean}
                 recorder.record(receipt, pulled.step, data_points, numbers, sections)
+            if not pushed:  # and pulling again before others have pushed: lanes would be out of step
+                raise UserError(f"{config.algorithm.algorithm}: its parts gave no gradient of a rollout")
     except RunStopped as stopped:
         return stopped.reason
     finally:

@@ -31,7 +31,7 @@ from param_servers.timeouts import NAP_S, AwakeClock, Redial
 from param_servers.wire.frames import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import MOST_TERM, Hello, Lives, Peer, Role, check_secret
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import Header, Kind, Row, pack_rows
+from param_servers.wire.messages import Header, Kind, Row, pack_rows, text_of
 from param_servers.wire.tcp_sockets import listen_address
 
 _SHARD_0 = Peer(Role.SERVER, 0)
@@ -219,6 +219,8 @@ class ParameterServer:
                 self._left(Left(peer, str(error)))
         else:
             self._heard_s = self._clock()
+            if header.kind == Kind.EXPELLED:
+                raise PeerLost(f"server {self.shard} was turned away by server 0: {text_of(payload)}")
             if header.kind != Kind.ALIVE:
                 self.node.obey(unpack_order(header, payload))
 

@@ -33,7 +33,7 @@ from param_servers.wire.messages import (
 )
 
 _FROM_SHARDS = {Kind.ARRIVED, Kind.WRITTEN}
-_FROM_SHARD_0 = {Kind.COMMIT, Kind.GIVE, Kind.EXPEL, Kind.STOP}
+_FROM_SHARD_0 = {Kind.COMMIT, Kind.GIVE, Kind.EXPEL, Kind.STOP, Kind.EXPELLED}
 
 
 Tell = Callable[[Header, Row | dict[str, Any] | None], None]

@@ -315,6 +315,27 @@ def test_an_earlier_life_of_a_server_does_not_take_the_place_of_its_successor() 
     server.close()
 
 
+def test_of_two_processes_that_are_the_same_server_the_first_ends_and_says_why() -> None:
+    """They had taken each other's place for ever."""
+    with Serving(plan=PLAN_OF_TWO) as run:
+        worker = run.worker()
+        assert run.trains(worker)
+        first, run.threads[1] = (
+            run.threads[1],
+            threading.Thread(target=serve(run.config, run.addresses, run.end, PLAN_OF_TWO, 1).run),
+        )
+        said: list[str] = []
+        hook, threading.excepthook = threading.excepthook, lambda given: said.append(str(given.exc_value))
+        try:
+            run.threads[1].start()
+            first.join(30)
+        finally:
+            threading.excepthook = hook
+        assert said == ["server 1 was turned away by server 0: another process connected as server 1, incarnation 0"]
+        assert run.trains(worker)
+        worker.close()
+
+
 class OtherRole(IntEnum):
     SPECTATOR = 255
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from param_servers.exchange import Receipt, RunStopped
+from param_servers.errors import ParamServersError
+from param_servers.exchange import MOST_REJECTED, Receipt, RunStopped
 from param_servers.layout import FlatLayout
 from param_servers.servers import cut_through
 from param_servers.servers.cut_through import CutThrough
@@ -73,4 +74,16 @@ def test_a_gradient_that_is_not_finite_is_answered_and_the_worker_may_try_again(
         with pytest.raises(RunStopped, match="enough"):
             while run.trains(worker):
                 pass
+        worker.close()
+
+
+def test_a_worker_whose_gradients_are_never_finite_ends_and_says_that_it_has_diverged() -> None:
+    """It had pushed them until the step timed out, which blamed nobody's numbers."""
+    with Serving(plan=PLAN_OF_TWO) as run:
+        worker, bad = run.worker(), torch.full((8,), float("nan"))
+        for _ in range(MOST_REJECTED - 1):
+            assert worker.push(bad, worker.pull().step, 1).reason == "non-finite"
+        with pytest.raises(ParamServersError, match="none of the last 100 gradients was finite, the newest of step 0"):
+            worker.push(bad, 0, 1)
+        assert run.trains(worker)
         worker.close()
