@@ -49,7 +49,7 @@ class Run(os.PathLike[str]):
     @property
     def config(self) -> TrainConfig:
         """What it was configured with, complete."""
-        return TrainConfig.from_json(self._folder.config_text())
+        return self._folder.train_config()
 
     @property
     def status(self) -> str:

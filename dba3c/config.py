@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import cattrs
-from cattrs.errors import CattrsError, ForbiddenExtraKeysError
+from cattrs.errors import AttributeValidationNote, CattrsError, ForbiddenExtraKeysError
 from cattrs.preconf.json import make_converter
 
 from dba3c.algorithms.config import OWN, POLICY_GRADIENT, AlgorithmConfig
@@ -174,25 +174,25 @@ class TrainConfig:
         }
 
     @staticmethod
-    def from_json(text: str) -> TrainConfig:
+    def from_json(text: str, source: str = "the configuration") -> TrainConfig:
         """Read a tree back.
 
         Raises:
-            UserError: not JSON, a value of the wrong type, or an unknown key (the close ones are named).
+            UserError: not JSON, a value of the wrong type, or an unknown key (the close ones are named); in `source`.
         """
         try:
             tree = json.loads(text)
             groups = [group.name for group in fields(TrainConfig)]
             if not isinstance(tree, dict) or not all(isinstance(tree.get(group, {}), dict) for group in groups):
-                raise UserError("bad configuration: it should be one JSON object, of one for each group of options")
+                raise UserError(f"{source} should be one JSON object, of one for each group of options")
             for group, name, value in RETIRED_OPTIONS:
                 if tree.get(group, {}).get(name, ...) == value:
                     del tree[group][name]
             return _converter.structure(tree, TrainConfig)
         except json.JSONDecodeError as error:
-            raise UserError(f"the configuration is not valid JSON: {error}") from error
+            raise UserError(f"{source} is not valid JSON: {error}") from error
         except cattrs.BaseValidationError as error:
-            raise UserError(f"bad configuration: {_first_line(error)}") from error
+            raise UserError(f"{source}: {_first_line(error)}") from error
 
 
 def refuse_normalized_replay(config: TrainConfig) -> None:
@@ -226,13 +226,15 @@ def _require(condition: bool, message: str) -> None:
 
 def _first_line(error: Exception) -> str:
     """The innermost cause of a structuring error, in one line."""
+    where: list[str] = []
     while getattr(error, "exceptions", None):
         error = error.exceptions[0]  # type: ignore[attr-defined]
+        where += [note.name for note in getattr(error, "__notes__", ()) if isinstance(note, AttributeValidationNote)]
     if isinstance(error, ForbiddenExtraKeysError):
         known = [f.name for f in fields(error.cl)]
         hints = [close for key in error.extra_fields for close in difflib.get_close_matches(key, known)]
         return f"unknown option {sorted(error.extra_fields)} in {error.cl.__name__}; close: {hints or known}"
-    return str(error).splitlines()[0]
+    return ": ".join([".".join(where), str(error).splitlines()[0]] if where else [str(error).splitlines()[0]])
 
 
 _converter = make_converter(forbid_extra_keys=True)

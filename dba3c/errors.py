@@ -26,7 +26,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """What to say after a name that is none: "did you mean ppo?", or else all that there are."""
     known = list(known)
     close = difflib.get_close_matches(name, known)
-    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
+    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known) or 'none'}"
 
 
 @contextlib.contextmanager

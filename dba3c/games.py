@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from dba3c.algorithms.policies import Actions
-from dba3c.config import TrainConfig
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.evaluation import evaluator
 from dba3c.evaluation.agents import whole_number
@@ -61,7 +60,7 @@ def evaluate(
     with _progress("game") as progress:
         task = progress.add_task(f"playing step {policy.step}", total=games)
         evaluation = evaluator.evaluate(
-            TrainConfig.from_json(folder.config_text()),
+            folder.train_config(),
             policy,
             games=games,
             actions=actions,
@@ -109,7 +108,7 @@ def record(
     with _progress("step", "score {task.fields[score]:g}") as progress:
         task = progress.add_task(f"filming step {policy.step}", total=None, score=0.0)
         game = record_game(
-            TrainConfig.from_json(folder.config_text()),
+            folder.train_config(),
             policy,
             path,
             gif=None if gif is None else Path(gif),

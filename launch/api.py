@@ -135,7 +135,7 @@ def resume(run: str | os.PathLike[str], *, detach: bool = False, **options: Any)
     """
     folder = RunFolder.open(run)
     given = typed_options(options, ("detach",))
-    config = changed_on_resume(TrainConfig.from_json(folder.config_text()), given)
+    config = changed_on_resume(folder.train_config(), given)
     running.refuse_whole_cluster(config, folder)
     command = ", ".join([repr(str(folder.path)), *(f"{name}={value!r}" for name, value in given.items())])
     return _train(config, folder.path, True, f"dba3c.resume({command})", detach)

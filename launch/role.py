@@ -75,7 +75,7 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
         folder = RunFolder.open(arguments.run_dir, wait_s=FOLDER_TIMEOUT_S, launch_id=arguments.launch_id)
         folder.end_process_when_lost()
         stop_on_signal(folder, name)
-        config = TrainConfig.from_json(folder.config_text())
+        config = folder.train_config()
         by_hand = arguments.incarnation is None  # an actor that nobody announced: no later life repeats its games
         incarnation = PER_START * folder.life_number() if by_hand else arguments.incarnation
         process = RunProcess(folder, config, arguments.rank, incarnation)

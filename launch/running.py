@@ -47,7 +47,7 @@ from dba3c.runs.folder import RunFolder, checkpoint_steps
 from launch.cluster.launchers import REPLACEMENT, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.cluster.topology import Assignment, Topology
-from launch.local.child import Child, describe_exit, taking_signals
+from launch.local.child import Child, describe_exit, raise_interrupt, taking_signals
 from launch.local.fork_server import ForkServer
 from launch.local.resources import (
     bind_to_own_cores,
@@ -113,6 +113,7 @@ def train(
     env_id = config.environment.env_id
     print(f"{env_id} in {run_dir}: looking whether it can be trained here, which takes seconds", flush=True)
     check_machine(config, sum(config.processes.values()))
+    raise_interrupt()  # what came while modules were imported
     with ForkServer(environ=environ) as fork_server:
         refuse_unbuildable(fork_server, config, run_dir, resume)
         launch_id = launch_id or secrets.token_hex(4)
@@ -131,6 +132,7 @@ def train(
             code = 1
             try:
                 with beside(folder):
+                    raise_interrupt()
                     code = supervisor.run()
             finally:
                 reason = _note_end(folder, code, supervisor.cause)

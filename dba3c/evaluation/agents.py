@@ -37,7 +37,7 @@ def load(path: str | os.PathLike[str], *, step: int | None = None, seed: int = 0
     """
     seed, step = whole_number("seed", seed), None if step is None else whole_number("step", step)
     folder, policy = open_policy(path, step, on_skip=warn_on_stderr)
-    return Agent(TrainConfig.from_json(folder.config_text()), policy, seed)
+    return Agent(folder.train_config(), policy, seed)
 
 
 class Agent:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dba3c.errors import UserError
+from dba3c.errors import UserError, did_you_mean
 from dba3c.metrics.sinks import Sink, TrackedRun, client, flat_names
 
 FLUSH_S = 2
@@ -340,6 +340,6 @@ def make_sinks(names: Iterable[str]) -> list[Sink]:
     sinks: list[Sink] = []
     for name in dict.fromkeys(names):
         if name not in TRACKERS:
-            raise UserError(f"unknown tracker {name!r}; known: {', '.join(TRACKERS)}")
+            raise UserError(f"no tracker is called {name!r}; {did_you_mean(name, TRACKERS)}")
         sinks.append(TRACKERS[name]())
     return sinks

@@ -94,6 +94,7 @@ def make_camera(config: EnvironmentConfig, seed: int) -> Camera:
 
 
 def _make_drawn(env_id: str) -> gymnasium.Env[Any, Any]:
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # pygame's SDL takes SIGTERM, which then would end nothing
     if not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen, which nothing is shown on
     try:

@@ -24,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dba3c.config import TrainConfig
 from dba3c.errors import RUN_TAKEN_OVER_EXIT, UserError, warn_on_stderr, writing
 from dba3c.runs import host_facts
 from dba3c.runs.files import check_writable, is_there, write_atomically, write_once
@@ -252,8 +253,12 @@ class RunFolder:
     # -- content -------------------------------------------------------------------------------------------------
 
     def config_text(self) -> str:
-        """config.json as it stands (dba3c.config.TrainConfig.from_json reads it)."""
+        """config.json as it stands."""
         return self._read("config.json")
+
+    def train_config(self) -> TrainConfig:
+        """config.json, checked. Raises UserError: it cannot be what a run was configured with; the file is named."""
+        return TrainConfig.from_json(self.config_text(), source=str(self.path / "config.json"))
 
     def config(self) -> dict[str, Any]:
         """config.json as plain data."""

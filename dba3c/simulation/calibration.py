@@ -75,7 +75,10 @@ def calibrate(paths: Sequence[str | Path], model_bytes: float | None = None) -> 
     steps = sum(seen.counts)
     if steps < LEAST_STEPS:
         names = ", ".join(str(path) for path in paths)
-        raise UserError(f"{names}: {steps} gradients in all, too few to calibrate ({LEAST_STEPS} are needed)")
+        raise UserError(
+            f"{names}: {steps} gradients after each worker's first {_WARM_UP_RECORDS} records, too few to calibrate "
+            f"({LEAST_STEPS} are needed): let it run longer, or with a shorter --metrics-window-s"
+        )
     if model_bytes is None and len(known) != 1:
         what = f"runs disagree on the model's bytes ({sorted(known)})" if known else "no server told the model's bytes"
         raise UserError(f"{what}: give --megabytes")

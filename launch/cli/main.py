@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from dba3c.errors import RUN_BROKEN_EXIT, USER_ERROR_EXIT, UserError, did_you_mean
+from launch.local.child import remembering_interrupts
 from launch.output import harmless_output
 from param_servers.errors import CheckpointError, ConfigError, ParamServersError
 
@@ -85,9 +86,10 @@ def _main(argv: Sequence[str] | None) -> int:
     if arguments[0] in MAKE_WHAT_LASTS:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored one is inherited: no exit code could be known
-        with harmless_output():
+        with harmless_output(), remembering_interrupts():
             return _run(arguments)
-    return _run(arguments)
+    with remembering_interrupts():
+        return _run(arguments)
 
 
 def _run(arguments: Sequence[str]) -> int:

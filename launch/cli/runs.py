@@ -76,7 +76,7 @@ def resume(words: Sequence[str]) -> int:
             f"dba3c train with the options that the run began with, and --resume --run-dir {run}"
         )
     folder = RunFolder.open(run)
-    config = changed_on_resume(TrainConfig.from_json(folder.config_text()), given)
+    config = changed_on_resume(folder.train_config(), given)
     running.refuse_whole_cluster(config, folder)
     return running.train(config, folder.path, resume=True, command=shlex.join(["dba3c", "resume", *words]))
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dba3c.errors import UserError, writing
+from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.simulation.calibration import Calibration, calibrate
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
 from dba3c.simulation.simulate import best, compare, options
@@ -113,6 +113,10 @@ def simulate(words: Sequence[str]) -> int:
     if arguments.central:
         return _central(arguments, cluster, calibration)
     work = work_of(arguments, calibration)
+    least = min(arguments.backup_workers, default=0)
+    for k in arguments.servers if arguments.servers != SimulateArguments.servers else ():
+        if left_out := [str(nodes) for nodes in arguments.nodes if nodes - k <= least]:
+            warn_on_stderr(f"{k} servers leave no worker on {' and '.join(left_out)} nodes: left out")
     rows: list[Sequence[object]] = [COLUMNS]
     for nodes in arguments.nodes:
         found = options(

@@ -153,6 +153,37 @@ def taking_signals(take: Callable[[int], None]) -> Iterator[None]:
             signal.signal(signum, previous)
 
 
+_pressed: list[int] = []
+
+
+@contextlib.contextmanager
+def remembering_interrupts() -> Iterator[None]:
+    """Inside, Ctrl-C raises KeyboardInterrupt as ever, but one that is swallowed (in a compiled module that is just
+    being imported, numpy's random for one) is not lost: `raise_interrupt` raises it again."""
+
+    def pressed(signum: int, frame: FrameType | None) -> None:
+        _pressed.append(signum)
+        raise KeyboardInterrupt
+
+    _pressed.clear()
+    in_main = threading.current_thread() is threading.main_thread()
+    takes = in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if takes:
+        signal.signal(signal.SIGINT, pressed)
+    try:
+        yield
+    finally:
+        if takes:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def raise_interrupt() -> None:
+    """Raise KeyboardInterrupt where it was raised before and is remembered, and did not end what it should have."""
+    if _pressed and threading.current_thread() is threading.main_thread():
+        _pressed.clear()
+        raise KeyboardInterrupt
+
+
 def describe_exit(code: int) -> str:
     """``exit code 1`` or ``killed by SIGKILL``."""
     if code >= 0:

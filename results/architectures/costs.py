@@ -55,7 +55,7 @@ def cost_of(path: Path, architecture: str, network: str, seconds: float) -> Cost
     Raises UserError when that was less than half of it.
     """
     run = RunFolder.open(path)
-    config = TrainConfig.from_json(run.config_text())
+    config = run.train_config()
     by_process: dict[tuple[str, int], list[Record]] = {}
     for record in whole_run(run):
         if record["kind"] in ("step", "server"):

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dba3c import games
-from dba3c.config import TrainConfig
 from dba3c.environments.atari_protocols import protocol_name
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import Curve, load_curve
@@ -107,7 +106,7 @@ def evaluated(run: Trained) -> float:
 
 def row_of(run: Trained, before: Mapping[tuple[str, ...], str]) -> dict[str, str]:
     """A line of scores.csv. `before`: its KEY → the evaluated score that it has already."""
-    config = TrainConfig.from_json(RunFolder.open(run.folder).config_text())
+    config = RunFolder.open(run.folder).train_config()
     row = {
         "game": run.game,
         "seed": str(run.seed),

@@ -56,7 +56,7 @@ def test_what_is_not_json_is_one_line() -> None:
 
 @pytest.mark.parametrize("text", ["5", "[]", '{"environment": []}', '{"exchange": null}'])
 def test_json_that_is_no_configuration_is_one_line(text: str) -> None:
-    with pytest.raises(UserError, match="bad configuration: it should be one JSON object"):
+    with pytest.raises(UserError, match="the configuration should be one JSON object"):
         TrainConfig.from_json(text)
 
 

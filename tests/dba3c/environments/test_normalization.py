@@ -140,7 +140,7 @@ def test_an_evaluation_normalises_by_the_statistics_of_its_checkpoint(
         used.append(environments.statistics)
 
     monkeypatch.setattr("dba3c.evaluation.full_games.use_statistics", spy)
-    config = TrainConfig.from_json(folder.config_text())
+    config = folder.train_config()
     evaluate(config, policy, games=2, num_envs=2)
     assert used[0].to_dict() == policy.observation_statistics  # and 400 steps later it is still the same
     with pytest.raises(UserError, match=f"step-{step}: its run kept no observation statistics"):

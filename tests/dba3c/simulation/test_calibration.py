@@ -86,7 +86,7 @@ def test_a_run_that_cannot_calibrate_says_why(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"there is no folder"):
         calibrate([tmp_path / "nothing"])
     few = run_with_times(tmp_path / "few", monkeypatch, [0.1] * 5)
-    with pytest.raises(UserError, match="3 gradients in all, too few to calibrate"):
+    with pytest.raises(UserError, match="3 gradients after .*, too few to calibrate"):
         calibrate([few.path])
     untold = run_with_times(tmp_path / "untold", monkeypatch, [0.1] * 50)
     with pytest.raises(UserError, match="no server told the model's bytes: give --megabytes"):
