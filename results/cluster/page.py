@@ -104,6 +104,7 @@ def main_rows(rows: Rows) -> list[str]:
         ),
     )  # fmt: skip
     unlike = f"In brackets: what the exchange takes (step − compute), in bounds; asked was at most {ASKED_OVER_BOUND}."
+    unlike += " Below 1: the steps of that row, 6 at least, drew shorter compute times than the mean of all."
     return ["Data points/s, the most first. " + unlike, "\n".join(told), _COLUMNS, _table((*columns, *more), shown)]
 
 
