@@ -234,7 +234,7 @@ def _first_line(error: Exception) -> str:
         known = [f.name for f in fields(error.cl)]
         hints = [close for key in error.extra_fields for close in difflib.get_close_matches(key, known)]
         return f"unknown option {sorted(error.extra_fields)} in {error.cl.__name__}; close: {hints or known}"
-    return ": ".join([".".join(where), str(error).splitlines()[0]] if where else [str(error).splitlines()[0]])
+    return "".join([".".join(where), ": " if where else "", str(error).splitlines()[0]])
 
 
 _converter = make_converter(forbid_extra_keys=True)

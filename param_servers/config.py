@@ -277,8 +277,10 @@ class ExchangeConfig:
 
     def _check_workers(self) -> None:
         if self.min_workers > max(1, self.gradients_per_step):
-            needs = f"but a step averages {self.gradients_per_step} gradients and needs no more workers"
-            raise ConfigError(f"min_workers is {self.min_workers}, {needs}")
+            raise ConfigError(
+                f"min_workers is {self.min_workers}, but a step waits for no more workers than its gradients: "
+                f"num_gradients is {self.gradients_per_step}"
+            )
         if self.exchange == "local" and self.num_workers != 1:
             raise ConfigError(f"exchange local is one process, but {self.num_workers} workers were given")
         if self.exchange == "async":

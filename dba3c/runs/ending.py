@@ -65,8 +65,8 @@ class StopRule:
         self.max_hours = config.run.max_hours
         self.replay_frames = frames_before_learning(config)
         now_s = time.time()  # compared once with the launch's: a clock that is set later changes no run's hours
-        over_s = now_s - float(folder.life().get("started_s", now_s))
-        self._until_s = math.inf if self.max_hours is None else time.monotonic() + self.max_hours * 3600 - over_s
+        past_s = now_s - float(folder.life().get("started_s", now_s))
+        self._until_s = math.inf if self.max_hours is None else time.monotonic() + self.max_hours * 3600 - past_s
         self._next_look_s = 0.0
         self._unreadable_since_s = math.inf
 

@@ -48,7 +48,7 @@ def peers(rows: Rows) -> list[str]:
 
 
 def at_one(rows: Rows) -> list[str]:
-    """The same at D = 1, each row beside the dilated one of its scene: rows of both."""
+    """The same at D = 1, each row beside the dilated one of its scene; of all rows."""
     mine = [row for row in rows if row["part"] == "undilated"]
     dilated = {_scene(row): row for row in rows if row["part"] == "peers"}
     told, errors, cells = _contests(mine)[1], [], []
@@ -71,8 +71,8 @@ def at_one(rows: Rows) -> list[str]:
         rows=len(errors),
         five=sum(abs(error) <= 0.05 for error in errors),
         ten=sum(abs(error) <= 0.1 for error in errors),
-        median=f"{median(errors):+.1%}",
-        furthest=f"{min(errors):+.0%} to {max(errors):+.0%}",
+        median=f"{median(errors):+.1%}" if errors else "unknown",
+        furthest=f"{min(errors):+.0%} to {max(errors):+.0%}" if errors else "unknown",
     )
     return [introduction, told, markdown(columns, cells)]
 

@@ -42,7 +42,7 @@ def page(rows: Rows, made: dict[str, Any], figures: Sequence[str]) -> str:
     sections: tuple[tuple[str, Callable[[Rows], list[str]], Rows, tuple[str, ...]], ...] = (
         ("Time to 300 of Breakout, against nodes", to_score, of(rows, "to_score") if learnt() else [], ("to_score",)),
         ("What a user would pick instead, on the same wire", peers, of(rows, "peers"), ()),
-        ("Eight hosts, not dilated", at_one, [*of(rows, "undilated"), *of(rows, "peers")], ()),
+        ("Eight hosts, not dilated", at_one, rows if of(rows, "undilated") and of(rows, "peers") else [], ()),
         ("Data points/s", main_rows, [*of(rows, "workers"), *of(rows, "backup")], ("workers_", "servers_")),
         ("Backup workers", backup, of(rows, "backup"), ("backup_",)),
         ("Faults, with 64 workers", faults, of(rows, "faults"), ("faults",)),

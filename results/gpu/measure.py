@@ -35,13 +35,6 @@ ACTORS = max(1, CORES - 2)
 CENTRAL = f"--mode central --algorithm vtrace --exchange local --workers 1 --actors {ACTORS} --envs-per-actor 32"
 LANES = "--exchange local --workers 1 --lanes {lanes} --envs-per-worker {envs}"
 LONG = "--unroll-length 20 --batch-unrolls 64"
-WAYS = (
-    ("all-reduce", "allreduce", ""),
-    ("4 servers", "servers", "--servers 4"),
-    ("a majority", "majority", "--backup-workers 1"),
-    ("4 servers, asynchronous", "async", "--servers 4"),
-)
-"""Of exchange between workers of one lane: (for people, --exchange, more)."""
 CASES = {
     **{
         f"GPU, {network}, {precision}": f"{CENTRAL} {LONG} --device cuda --network {network} --precision {precision}"
@@ -59,12 +52,6 @@ CASES = {
     },
     "16 lanes, small, 2 environments a lane": f"{LANES.format(lanes=16, envs=32)} --precision bfloat16",
     "16 lanes, small, 4 environments a lane": f"{LANES.format(lanes=16, envs=64)} --precision bfloat16",
-    **{
-        f"{n} workers, {told}, small": f"--exchange {exchange} --workers {n} {servers} --lanes 1 --envs-per-worker 16"
-        " --precision bfloat16"
-        for told, exchange, servers in WAYS
-        for n in (16, 8, 4)
-    },
 }
 TOLD = ("inference_batch", "inference_latency_p50_ms", "inference_latency_p99_ms", "policy_lag_mean", "unroll_queue",
         "inference_thread_holding", "inference_thread_inference", "inference_thread_serving",

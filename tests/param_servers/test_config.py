@@ -47,16 +47,16 @@ def test_gradients_and_backup_workers_are_derived_from_each_other():
             "max_staleness: an option of exchange async only",
         ),
         ({"port": 70000}, "port must be at least 0 and at most 65535, got 70000"),
-        ({"min_workers": 2}, "min_workers is 2, but a step averages 1 gradients"),
+        ({"min_workers": 2}, "gradients: num_gradients is 1"),
         (
             {"exchange": "servers", "num_workers": 4, "num_gradients": 2, "min_workers": 3},
-            "a step averages 2 gradients",
+            "gradients: num_gradients is 2",
         ),
         (
             {"exchange": "majority", "num_workers": 4, "num_gradients": 2, "min_workers": 3},
-            "a step averages 2 gradients",
+            "gradients: num_gradients is 2",
         ),
-        ({"exchange": "async", "num_workers": 2, "min_workers": 2}, "but a step averages 1 gradients"),
+        ({"exchange": "async", "num_workers": 2, "min_workers": 2}, "gradients: num_gradients is 1"),
     ],
 )
 def test_bad_exchange_settings_are_one_clear_line(settings, line):
