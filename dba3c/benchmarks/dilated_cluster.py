@@ -97,7 +97,8 @@ def _draw_servers(folder: Path, rows: Sequence[Row]) -> None:
     axes.set_xscale("log", base=2)
     _from_zero(axes)
     every_k = [row["servers"] for row in sharded]
-    finish(axes, f"parameter servers ({most} workers, {people}, {_dilations(of_servers)})", RATE, every_k)
+    axes.set_title(f"{most} workers, {people}, {_dilations(of_servers)}", fontsize=9)
+    finish(axes, "parameter servers", RATE, every_k)
     save(figure, folder / f"servers_{file}")
 
 
