@@ -26,7 +26,7 @@ from dba3c.metrics import watch as live_view
 from dba3c.resuming import changed_on_resume
 from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.folder import RunFolder
-from launch import running
+from launch import rank, running
 from launch.cli.configuration import TrainWords, fit_config, said_of_samples, sums_over_all_ranks
 from launch.cli.options import parse, parse_resume, parse_train
 from launch.cluster.launchers import PLAIN, STARTS_RANKS_AGAIN, LaunchPlace, detect
@@ -96,7 +96,7 @@ def train_as_rank(said: TrainWords, place: LaunchPlace, command: str) -> int:
         say_to_stderr(f"{topology.arithmetic()}; run folder: {run_dir}")
         for line in said_of_samples(said, config):
             say_to_stderr(line)
-    return running.run_rank(config, place, topology, run_dir, resume=said.resume, command=command)
+    return rank.run_rank(config, place, topology, run_dir, resume=said.resume, command=command)
 
 
 def run_dir_of_launch(config: TrainConfig, place: LaunchPlace) -> Path:

@@ -13,7 +13,7 @@ import pytest
 from dba3c.config import TrainConfig
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
-from launch import running
+from launch import rank, running
 from launch.cli import runs as commands
 from launch.cluster.launchers import LaunchPlace, detect
 
@@ -100,7 +100,7 @@ def test_colocated_servers_in_an_array_s_smallest_task_stay_in_its_rank(
 ) -> None:
     under(monkeypatch, SHELL)
     told: list[str] = []
-    monkeypatch.setattr(running, "run_rank", lambda config, place, shape, *_, **__: told.append(shape.arithmetic()))
+    monkeypatch.setattr(rank, "run_rank", lambda config, place, shape, *_, **__: told.append(shape.arithmetic()))
     commands.train(["breakout", "--servers", "1", "--colocated-servers"])
     assert told == ["1 = 1 worker (1 gradient + 0 backup), 1 server beside workers"]
     assert trained == {}
@@ -127,7 +127,7 @@ def test_what_sums_over_the_launcher_s_ranks_remains_a_rank(
     trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     under(monkeypatch, MPIRUN)
-    monkeypatch.setattr(running, "run_rank", lambda *_, **__: 0)
+    monkeypatch.setattr(rank, "run_rank", lambda *_, **__: 0)
     assert commands.train(["CartPole-v1", "--exchange", "allreduce", "--collective-backend", "mpi"]) == 0
     assert trained == {}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from param_servers.layout import FlatLayout, plan_shards
-from param_servers.servers.client import ClientState
+from param_servers.servers.client_state import ClientState
 from param_servers.wire.messages import Code, Dtype, Header, Kind
 
 PLAN = plan_shards(FlatLayout.of({"w": (4,)}), 2)

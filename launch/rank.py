@@ -1,0 +1,218 @@
+"""One rank of a run that srun, mpirun, torchrun, … started (`run_rank`).
+
+1. The chief (rank 0) makes or resumes the run folder; the others wait for the folder of this very launch.
+2. Each rank starts the processes that the topology deals it; the chief also the monitor.
+3. It stays until they are gone. Processes find each other through the folder's rendezvous files.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from dba3c.config import TrainConfig, has_own_code, replace_options
+from dba3c.errors import USER_ERROR_EXIT, UserError
+from dba3c.metrics.trackers import check_clients
+from dba3c.metrics.watch import PlainView, watched
+from dba3c.metrics.writer import MetricsWriter
+from dba3c.runs.ending import TRAINING_ROLES, note_failure, refusal, telling_refusals
+from dba3c.runs.folder import RunFolder
+from launch.cluster.launchers import REPLACEMENT, LaunchPlace
+from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
+from launch.cluster.topology import Assignment, Topology
+from launch.local.fork_server import ForkServer
+from launch.local.resources import (
+    bind_to_own_cores,
+    check_open_files,
+    cores_of_all_ranks,
+    given_cores,
+    thread_environment,
+    warn_of_few_threads,
+)
+from launch.local.supervisor import Supervisor, say_to_stderr
+from launch.running import (
+    CHECK_TIMEOUT_S,
+    first_incarnation,
+    had_finished,
+    note_end_undisturbed,
+    refuse_unbuildable,
+    refuse_what_is_there,
+    returns,
+    role_processes,
+)
+from launch.slurm import controller
+from param_servers.errors import ConfigError
+from param_servers.timeouts import MARGIN_S
+
+END_LOOK_S = 2.0
+REFUSAL_HOLDS_S = 60.0
+"""How much later than its chief a rank may begin to wait, where a launch may have the name of an earlier one: what was
+refused, or began and has ended, before that, was the earlier one."""
+PROGRESS_EVERY_S = 30.0
+"""Between lines in the output of a job."""
+
+
+def run_rank(
+    config: TrainConfig, place: LaunchPlace, topology: Topology, run_dir: Path, *, resume: bool, command: str
+) -> int:
+    """Run what this rank has to run, until it is over; returns the exit code.
+
+    Raises:
+        UserError: the run folder is in use, or it or the chief's address did not appear within `join_timeout_s`;
+            nothing was started then.
+    """
+    mine = topology.place(place.tasks_per_node)[place.rank]
+    cores = given_cores(os.environ, place.local_world_size)
+    if place.launcher == "srun":
+        bind_to_own_cores(os.environ, place.local_rank, place.local_world_size)
+    with telling_refusals(run_dir, place.launch_id) if place.is_chief else nullcontext():
+        check_open_files(place.world_size)
+        listen_host = _listen_host(config, place, mine[0], run_dir)
+        if place.is_chief:
+            check_clients(config.run.track)
+            goes_on = resume or returns(run_dir, place)
+            if goes_on:
+                refuse_what_is_there(config, run_dir, resume=True)
+            for line in had_finished(run_dir) if goes_on else ():
+                say_to_stderr(line)
+            if has_own_code(config):  # a mistake in it would be a traceback of every rank
+                within_s = CHECK_TIMEOUT_S  # unless other ranks wait for this one
+                if place.world_size > 1:
+                    within_s = min(within_s, max(MARGIN_S, config.exchange.join_timeout_s - MARGIN_S))
+                with ForkServer(import_timeout_s=within_s) as fork_server:
+                    here = replace_options(config, device="cpu")  # a server's node may have no GPU
+                    refuse_unbuildable(fork_server, here, run_dir, goes_on, within_s)
+            shape = {**asdict(topology), "nodes": len(place.tasks_per_node), "restart_count": place.restart_count}
+            folder = RunFolder.launch(
+                run_dir,
+                config.to_json(),
+                goes_on,
+                topology={**shape, "run_name": place.run_name},
+                cores=cores_of_all_ranks(os.environ, cores, place.world_size),
+                launcher=place.launcher,
+                launch_id=place.launch_id,
+                command=command,
+            )
+        else:
+            folder = _folder_of_the_chief(config, place, run_dir)
+    sets_threads = place.launcher == "torchrun" and place.local_world_size > 1
+    cores_of_each = max(1, cores // len(mine))
+    environ = {
+        **os.environ,
+        **thread_environment(cores_of_each, os.environ, by_torchrun=sets_threads),
+        LISTEN_HOST_VARIABLE: listen_host,
+    }
+    if any(part.role == "learner" for part in mine):
+        warn_of_few_threads(environ, cores_of_each)
+    if place.is_chief:
+        mine = (*mine, Assignment("monitor", 0))
+    with folder, ForkServer(environ=environ) as fork_server:
+        folder.end_process_when_lost(say_to_stderr)
+        metrics = MetricsWriter(folder, "launcher", place.rank)
+        try:
+            first = first_incarnation(folder, place.rank)
+            of_run = role_processes(config, folder.path, place.launch_id, first)
+            processes = [process for process in of_run if Assignment(process.role, process.rank) in mine]
+            supervisor = Supervisor(
+                fork_server,
+                folder.path,
+                processes,
+                folder.request_stop,
+                on_event=metrics.record_event,
+                say=lambda line: say_to_stderr(f"[{mine[0]} on {place.node_name}] {line}"),
+                whole_run=place.world_size == 1,
+                joins_late=place.launcher == REPLACEMENT,
+                stop_timeout_s=config.exchange.timeouts.stop_s,
+            )
+            first_node = controller.FirstNode(folder.path, os.environ) if place.launcher == "srun" else None
+            with _told_of_the_end(supervisor, folder, place, first_node), _showing_progress(folder, place):
+                code = supervisor.run()
+            if place.is_chief:
+                note_end_undisturbed(folder, code, supervisor.cause)
+            elif first_node is not None and first_node.is_lost():
+                why = controller.requeue_without_first_node(folder.path, place.launch_id, os.environ)
+                metrics.record_event("first_node_lost", why)  # srun, which would pass on what is printed, is dead too
+        except BaseException as error:
+            if place.is_chief:  # else the others would wait for what it had to start
+                note_end_undisturbed(folder, 1, f"rank 0 on {place.node_name}: {type(error).__name__}: {error}")
+            raise
+        finally:
+            metrics.close()
+    return code
+
+
+def _folder_of_the_chief(config: TrainConfig, place: LaunchPlace, run_dir: Path) -> RunFolder:
+    """The folder that this launch's chief makes. Raises UserError: it refused, cannot make it, or did not in time."""
+    # an indexed Job's id is a uid; torchrun's, and those that are set by hand, may come again
+    unique = place.launch_id and place.launcher not in ("torchrun", "the environment")
+    since_s = 0.0 if unique else time.time() - REFUSAL_HOLDS_S
+
+    def look() -> None:
+        if why := refusal(run_dir, place.launch_id, since_s):
+            raise UserError(why)
+
+    RunFolder.refuse_unusable(run_dir)
+    wait_s = config.exchange.join_timeout_s
+    return RunFolder.open(run_dir, wait_s=wait_s, launch_id=place.launch_id, while_waiting=look, since_s=since_s)
+
+
+def _listen_host(config: TrainConfig, place: LaunchPlace, part: Assignment, run_dir: Path) -> str:
+    """Where this rank's processes listen. A rank that can do so nowhere ends the run, which would wait for it."""
+    nodes, wait_s = len(place.tasks_per_node), config.exchange.join_timeout_s
+    try:
+        return listen_address(config.exchange.interface, place.address, nodes, wait_s, say_to_stderr)
+    except (UserError, ConfigError) as error:
+        if not place.is_chief and place.launcher != REPLACEMENT and part.role in TRAINING_ROLES:
+            say_to_stderr(f"{part} on {place.node_name}: {error}")  # the chief's folder may be long in coming
+            with suppress(UserError):
+                folder = _folder_of_the_chief(config, place, run_dir)
+                note_failure(folder.path, part.role, part.rank, USER_ERROR_EXIT, str(error), place.node_name)
+                folder.request_stop(f"{part} on {place.node_name}: {error}")
+        raise
+
+
+@contextmanager
+def _showing_progress(folder: RunFolder, place: LaunchPlace) -> Iterator[None]:
+    """The chief prints a line now and then, and each event."""
+    if not place.is_chief:
+        yield
+        return
+    with watched(folder, PlainView(PROGRESS_EVERY_S, sys.stderr, folder.life().get("started_s", 0.0)), poll_s=5.0):
+        yield
+
+
+@contextmanager
+def _told_of_the_end(
+    supervisor: Supervisor, folder: RunFolder, place: LaunchPlace, first_node: controller.FirstNode | None
+) -> Iterator[None]:
+    """Tell a rank's supervisor when the chief notes the run's end: a worker that is still joining would not notice.
+
+    Args:
+        first_node: None where a chief may come back (a restarted pod).
+    """
+    left = threading.Event()
+
+    def look() -> None:
+        while not left.wait(END_LOOK_S):
+            if first_node is not None and first_node.is_lost():
+                supervisor.run_has_ended(well=False)
+                return
+            with suppress(UserError):  # meta.json, seen while it was replaced on a slow file system
+                life = folder.life()
+                is_ours = life.get("launch_id") == place.launch_id
+                if "ended" in life or not is_ours:  # a further life has no place for what is left of this one
+                    supervisor.run_has_ended(well=is_ours and life["ended"]["outcome"] != "failed")
+                    return
+
+    if not place.is_chief:
+        threading.Thread(target=look, name="end", daemon=True).start()
+    try:
+        yield
+    finally:
+        left.set()
