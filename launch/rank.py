@@ -75,30 +75,7 @@ def run_rank(
         check_open_files(place.world_size)
         listen_host = _listen_host(config, place, mine[0], run_dir)
         if place.is_chief:
-            check_clients(config.run.track)
-            goes_on = resume or returns(run_dir, place)
-            if goes_on:
-                refuse_what_is_there(config, run_dir, resume=True)
-            for line in had_finished(run_dir) if goes_on else ():
-                say_to_stderr(line)
-            if has_own_code(config):  # a mistake in it would be a traceback of every rank
-                within_s = CHECK_TIMEOUT_S  # unless other ranks wait for this one
-                if place.world_size > 1:
-                    within_s = min(within_s, max(MARGIN_S, config.exchange.join_timeout_s - MARGIN_S))
-                with ForkServer(import_timeout_s=within_s) as fork_server:
-                    here = replace_options(config, device="cpu")  # a server's node may have no GPU
-                    refuse_unbuildable(fork_server, here, run_dir, goes_on, within_s)
-            shape = {**asdict(topology), "nodes": len(place.tasks_per_node), "restart_count": place.restart_count}
-            folder = RunFolder.launch(
-                run_dir,
-                config.to_json(),
-                goes_on,
-                topology={**shape, "run_name": place.run_name},
-                cores=cores_of_all_ranks(os.environ, cores, place.world_size),
-                launcher=place.launcher,
-                launch_id=place.launch_id,
-                command=command,
-            )
+            folder = _make_folder(config, place, topology, run_dir, resume=resume, cores=cores, command=command)
         else:
             folder = _folder_of_the_chief(config, place, run_dir)
     sets_threads = place.launcher == "torchrun" and place.local_world_size > 1
@@ -145,6 +122,47 @@ def run_rank(
         finally:
             metrics.close()
     return code
+
+
+def _make_folder(
+    config: TrainConfig,
+    place: LaunchPlace,
+    topology: Topology,
+    run_dir: Path,
+    *,
+    resume: bool,
+    cores: int,
+    command: str,
+) -> RunFolder:
+    """The chief's: a new run's, or that of the run that goes on.
+
+    Raises:
+        UserError, RunBroken: it cannot be, or what the user wrote cannot run.
+    """
+    check_clients(config.run.track)
+    goes_on = resume or returns(run_dir, place)
+    if goes_on:
+        refuse_what_is_there(config, run_dir, resume=True)
+        for line in had_finished(run_dir):
+            say_to_stderr(line)
+    if has_own_code(config):  # a mistake in it would be a traceback of every rank
+        within_s = CHECK_TIMEOUT_S  # unless other ranks wait for this one
+        if place.world_size > 1:
+            within_s = min(within_s, max(MARGIN_S, config.exchange.join_timeout_s - MARGIN_S))
+        with ForkServer(import_timeout_s=within_s) as fork_server:
+            here = replace_options(config, device="cpu")  # a server's node may have no GPU
+            refuse_unbuildable(fork_server, here, run_dir, goes_on, within_s)
+    shape = {**asdict(topology), "nodes": len(place.tasks_per_node), "restart_count": place.restart_count}
+    return RunFolder.launch(
+        run_dir,
+        config.to_json(),
+        goes_on,
+        topology={**shape, "run_name": place.run_name},
+        cores=cores_of_all_ranks(os.environ, cores, place.world_size),
+        launcher=place.launcher,
+        launch_id=place.launch_id,
+        command=command,
+    )
 
 
 def _folder_of_the_chief(config: TrainConfig, place: LaunchPlace, run_dir: Path) -> RunFolder:
