@@ -168,12 +168,13 @@ class RecentSums:
         return {name: max(0.0, amount) for name, amount in self._sums.items()}
 
     def per_second(self, now_s: float, name: str) -> float:
-        """The rate of one amount, from where the horizon's first window begins until `now_s`."""
+        """The rate of one amount over the horizon's windows; it falls once the next window should have come."""
         total = self.sums(now_s).get(name, 0.0)
         if not total:
             return 0.0
-        (_, begin_s, _), (newest_s, _, _) = self._entries[0], self._entries[-1]
-        return total / max(1e-3, max(now_s, newest_s) - begin_s)  # this machine's clock may be behind the process's
+        (_, first_s, _), (newest_s, newest_begin_s, _) = self._entries[0], self._entries[-1]
+        overdue_s = max(0.0, now_s - newest_s - (newest_s - newest_begin_s))
+        return total / max(1e-3, newest_s + overdue_s - first_s)
 
 
 @dataclass

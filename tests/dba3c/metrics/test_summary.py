@@ -81,14 +81,16 @@ def test_rates_are_over_the_time_that_the_windows_cover():
         *(record("step", float(t), agent_steps=50, data_points=40, window_s=1.0) for t in range(1, 31))
     )
     assert summary.per_second(30.0, "agent_steps") == pytest.approx(50.0)
-    assert summary.per_second(35.0, "agent_steps") == pytest.approx(5 * 50.0 / 10)
+    assert summary.per_second(31.0, "agent_steps") == pytest.approx(50.0)  # the next window is not over
+    assert summary.per_second(35.0, "agent_steps") == pytest.approx(5 * 50.0 / 9)
 
 
 def test_windows_longer_than_the_horizon_still_give_a_rate():
     recent = RecentSums()
     for time_s in (60.0, 120.0, 180.0):
         recent.add(time_s, {"agent_steps": 600.0}, window_s=60.0)
-    assert recent.per_second(200.0, "agent_steps") == pytest.approx(1800 / 200)
+    assert recent.per_second(239.0, "agent_steps") == pytest.approx(1800 / 180)
+    assert recent.per_second(290.0, "agent_steps") == pytest.approx(1200 / 170)  # overdue for 50 s
 
 
 def test_one_long_window_does_not_slow_the_rates_down_for_ever():
