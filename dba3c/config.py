@@ -19,7 +19,7 @@ import cattrs
 from cattrs.errors import AttributeValidationNote, CattrsError, ForbiddenExtraKeysError
 from cattrs.preconf.json import make_converter
 
-from dba3c.algorithms.config import OWN, POLICY_GRADIENT, AlgorithmConfig
+from dba3c.algorithms.config import OWN, POLICY_GRADIENT, REPLAYING, AlgorithmConfig
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError, did_you_mean
@@ -198,7 +198,7 @@ class TrainConfig:
 def refuse_normalized_replay(config: TrainConfig) -> None:
     """Raise UserError where a new run would; one that was trained so before can be played and resumed."""
     _require(
-        not config.environment.normalize_observations or config.algorithm.algorithm not in ("r2d2", "sac"),
+        not config.environment.normalize_observations or config.algorithm.algorithm not in REPLAYING,
         f"normalize_observations is for what is learned from once: the replay of {config.algorithm.algorithm} would "
         "keep what earlier statistics, of several actors, have made of observations",
     )

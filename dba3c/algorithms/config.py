@@ -9,6 +9,8 @@ from dba3c.errors import UserError, did_you_mean
 from param_servers.config import check_options, option, parse_schedule
 
 ALGORITHMS = ("actor_critic", "vtrace", "ppo", "r2d2", "sac")
+REPLAYING = ("r2d2", "sac")
+"""Those that learn from a replay."""
 OWN = "package.module:loss"
 """What stands for the user's own loss or algorithm, whatever it is called, where options say who reads them."""
 POLICY_GRADIENT = f"actor_critic vtrace ppo {OWN}"

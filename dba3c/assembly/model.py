@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dba3c.algorithms.actor_critic import ActorCriticLoss, OwnLoss, own_algorithm
 from dba3c.algorithms.agent import Agent, FlatNetwork
+from dba3c.algorithms.config import REPLAYING
 from dba3c.algorithms.policies import Actions, ActorCriticPolicy, Policy, R2d2Policy, SacPolicy
 from dba3c.algorithms.r2d2 import exploration_rate
 from dba3c.config import TrainConfig
@@ -73,7 +74,7 @@ def build_model(config: TrainConfig, spaces: Spaces, *, only_plays: bool = False
     plan = plan_of(config, module)
     parameters = plan.layout.flatten(module)  # before the torso is cast to its precision
     algorithm, where = config.algorithm, {"precision": config.network.precision, "device": device}
-    if algorithm.algorithm in ("r2d2", "sac"):
+    if algorithm.algorithm in REPLAYING:
         return Model(FlatNetwork(module, plan.layout, **where), plan, parameters)
     assert isinstance(module, ActorCriticNetwork)
     if algorithm.algorithm == "ppo" and module.initial_state(1):

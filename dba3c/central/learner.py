@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dba3c.algorithms.agent import FlatNetwork
+from dba3c.algorithms.config import REPLAYING
 from dba3c.assembly.exchanges import connect
 from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
 from dba3c.central.algorithm import Trainer
@@ -31,7 +32,7 @@ def learner(process: RunProcess) -> str:
     config, metrics = process.config, MetricsWriter.of(process, "learner")
     seed = worker_seed(config.run.seed, process.rank + LEARNER_SEEDS, process.incarnation)
     try:
-        if process.incarnation and config.algorithm.algorithm in ("r2d2", "sac"):
+        if process.incarnation and config.algorithm.algorithm in REPLAYING:
             metrics.record_event("resumed", "the replay begins empty, the target network as a copy of the parameters")
         spaces = spaces_of(config)
         model = build_model(config, spaces)

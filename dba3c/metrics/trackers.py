@@ -110,25 +110,13 @@ class TensorBoardSink:
         self._add(summary.custom_scalars(layout), step, time_s)
 
     def _hyperparameters(self, step: int, time_s: float) -> None:
-        """The configuration in the table that compares runs: options whose value is a number, a word or yes or no."""
-        api_pb = client("tensorboard.plugins.hparams.api_pb2", self.name)
-        data_pb = client("tensorboard.plugins.hparams.plugin_data_pb2", self.name)
-        metadata = client("tensorboard.plugins.hparams.metadata", self.name)
-        hparams = client("tensorboard.plugins.hparams.summary_v2", self.name)
+        """The configuration in the table that compares runs: options whose value is a number or a word."""
+        summary = client("torch.utils.tensorboard.summary", self.name)
         options = {name: value for name, value in flat_names(self._run.config) if value not in ("None", "")}
-        kinds = {bool: api_pb.DATA_TYPE_BOOL, str: api_pb.DATA_TYPE_STRING}
-        experiment = api_pb.Experiment(
-            hparam_infos=[
-                api_pb.HParamInfo(name=name, type=kinds.get(type(value), api_pb.DATA_TYPE_FLOAT64))
-                for name, value in options.items()
-            ],
-            metric_infos=[api_pb.MetricInfo(name=api_pb.MetricName(tag=tag)) for tag in JUDGED_BY],
-            time_created_secs=time_s,
-        )
-        told = metadata.create_summary_metadata(data_pb.HParamsPluginData(experiment=experiment))
-        columns = self._pb.Summary.Value(tag=metadata.EXPERIMENT_TAG, metadata=told, tensor=metadata.NULL_TENSOR)
-        self._add(self._pb.Summary(value=[columns]), step, time_s)
-        self._add(hparams.hparams_pb(options, self._run.identity, time_s), step, time_s)
+        told = {name: str(value).lower() if isinstance(value, bool) else value for name, value in options.items()}
+        columns, row, _ = summary.hparams(told, dict.fromkeys(JUDGED_BY, 0.0))  # the third says that it has ended well
+        self._add(columns, step, time_s)
+        self._add(row, step, time_s)
 
     def event(self, message: str, step: int, time_s: float) -> None:
         self._text("events", message, step, time_s)

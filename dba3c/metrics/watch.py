@@ -27,7 +27,7 @@ from rich.text import Text
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.reader import Record, RunReader
 from dba3c.metrics.registry import SECTIONS
-from dba3c.metrics.summary import ProcessState, RunFacts, RunSummary, dropped_share, event_line, waited_for
+from dba3c.metrics.summary import HEARD_OF_S, ProcessState, RunFacts, RunSummary, dropped_share, event_line, waited_for
 from dba3c.runs.folder import RunFolder
 
 _COLOURS = {
@@ -44,7 +44,6 @@ _COLOURS = {
 _BAR_WIDTH = 20
 _WIDTH_WITH_BAR = 120
 """Narrower terminals are left without the bar, whose largest parts stand in words beside it."""
-_SILENT_AFTER_S = 15.0
 _ROWS = 20
 _LAST_LOOK_S = 10.0
 
@@ -116,8 +115,8 @@ def evaluation_text(record: Record) -> str:
     return f"{figures} of {record.get('games')} full games{left}"
 
 
-def terminal_view(out: TextIO | None = None, every_s: float = 10.0, since_s: float = float("-inf")) -> View:
-    """The live view where `out` (stdout by default) is a terminal, a bar in a notebook, else lines every `every_s`.
+def terminal_view(out: TextIO | None = None, since_s: float = float("-inf")) -> View:
+    """The live view where `out` (stdout by default) is a terminal, a bar in a notebook, else lines every 10 s.
 
     Plain lines leave out events before `since_s`: a resumed launch does not tell its earlier lives again.
     """
@@ -125,7 +124,7 @@ def terminal_view(out: TextIO | None = None, every_s: float = 10.0, since_s: flo
         return NotebookView()
     stream = out or sys.stdout
     if not stream.isatty():
-        return PlainView(every_s, stream, since_s)
+        return PlainView(out=stream, since_s=since_s)
     return RichView(Console(file=stream))
 
 
@@ -257,13 +256,13 @@ def _processes(summary: RunSummary, now_s: float, with_bar: bool) -> Table:
 
 def _interest(process: ProcessState, now_s: float) -> tuple[bool, float, int]:
     """Few workers are listed by rank; of many, the silent ones and those that drop most come first."""
-    silent = process.is_silent(now_s, _SILENT_AFTER_S)
+    silent = process.is_silent(now_s, HEARD_OF_S)
     return (not silent, -round(process.dropped_share(now_s) or 0.0, 2), process.rank)
 
 
 def _row(process: ProcessState, now_s: float, with_bar: bool) -> list[RenderableType]:
     note = Text("")
-    if process.is_silent(now_s, _SILENT_AFTER_S):
+    if process.is_silent(now_s, HEARD_OF_S):
         note = Text(f"silent for {now_s - process.last_time_s:.0f} s", style="red")
     name = process.name + (f" (incarnation {process.incarnation})" if process.incarnation else "")
     cores, timed = number(process.recent.per_second(now_s, "cpu_s")), _timed(process.section_shares(now_s), with_bar)

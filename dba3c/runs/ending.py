@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from dba3c.algorithms.config import REPLAYING
 from dba3c.config import TrainConfig
 from dba3c.errors import USER_ERROR_EXIT, UserError, warn_on_stderr
 from dba3c.runs.files import write_atomically
@@ -43,7 +44,6 @@ LATE_S = 10.0
 """Longest wait for further processes of the training after the first has ended."""
 LOADING_S = 60.0
 """Silence of evaluators beyond their budget: the last checkpoint is written before, and loaded."""
-REPLAYING = ("r2d2", "sac")
 TRAINING_ROLES = ("server", "worker", "learner", "actor")
 """Bad input to one of these is bad input to the run."""
 STOP_COMMAND = "dba3c stop"

@@ -26,9 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dba3c.simulation.cluster import WARM_UP_STEPS, Cluster, Outcome, Setup, Work
+from param_servers.servers.step_commits import GIVEN_AHEAD
 
-GIVEN_AHEAD = 2
-"""Versions that a worker is sent before it must have asked (param_servers.servers.step_commits)."""
 SLICE_CHUNKS, LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES = 16, 16_384, 262_144
 """In which pieces cut-through passes a slice on. The servers' parts are finer (64, of 4 KB at least), but a process
 wakes up for several: with those, 107 of results/cluster's 119 rows are within 10 % and the mean error is 5.0 %, with
