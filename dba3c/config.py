@@ -94,8 +94,8 @@ class RunConfig:
     evaluators: int = option(0, least=0)
     """Processes that play full games with each new checkpoint; several share its games."""
 
-    recorders: int = option(0, least=0)
-    """Processes that film a game of every k-th checkpoint."""
+    recorders: int = option(0, least=0, most=1)
+    """1: a process films a game of every k-th checkpoint."""
 
     evaluation_games: int = option(50, least=1)
     """Full games per checkpoint, of all evaluators together."""

@@ -22,6 +22,7 @@ import torch
 
 from dba3c import roles
 from dba3c.assembly.model import check_buildable
+from dba3c.central.learner import check_trainable
 from dba3c.config import TrainConfig, replace_options
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT, UserError, warn_on_stderr
@@ -37,6 +38,7 @@ from launch.output import harmless_output
 from param_servers.errors import (
     CheckpointError,
     ConfigError,
+    Diverged,
     LaneLost,
     LastStepsLost,
     ParamServersError,
@@ -97,8 +99,10 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
         return USER_ERROR_EXIT
     except ParamServersError as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
-        servers_ended_it = isinstance(error, RunBroken) and process.config.exchange.has_servers
-        if not servers_ended_it and not isinstance(error, LastStepsLost):
+        exchange = process.config.exchange
+        servers_ended_it = isinstance(error, RunBroken) and exchange.has_servers
+        alone = isinstance(error, Diverged) and exchange.exchange == "local"  # its checkpoint would diverge as well
+        if not servers_ended_it and not alone and not isinstance(error, LastStepsLost):
             return RUN_BROKEN_EXIT
         code = RUN_ENDED_BROKEN_EXIT
     except ANYTHING as error:
@@ -176,6 +180,8 @@ def check(words: Sequence[str]) -> int:
     try:
         parameters = check_buildable(config, Path(run_dir) / "checkpoints" if goes_on else None)
         check_own_code(config)
+        if config.central.mode == "central":
+            check_trainable(replace_options(config, device="cpu"))
         check_disk(Path(run_dir), parameters, config.exchange.keep_checkpoints)
         if config.network.precision == "bfloat16":
             warn_where_it_is_slow()

@@ -25,6 +25,10 @@ class RunBroken(ParamServersError):
     """The run ended because it could not go on as declared (e.g. too few live workers under the policy `stop`)."""
 
 
+class Diverged(RunBroken):
+    """No gradient has been finite for too long, and the next one would not be, either."""
+
+
 class LastStepsLost(RunBroken):
     """The run has ended, and its last checkpoint could not be written."""
 

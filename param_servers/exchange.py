@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from param_servers.errors import ParamServersError, RunBroken
+from param_servers.errors import Diverged, ParamServersError
 from param_servers.errors import RunStopped as RunStopped
 
 Resolve = Callable[[int], tuple[str, int] | None]
@@ -95,7 +95,7 @@ MOST_REJECTED = 100
 """Gradients in a row that were not finite; the next one would not be, either."""
 
 
-def check_rejected(in_a_row: int, step: int, error: type[ParamServersError] = RunBroken) -> None:
+def check_rejected(in_a_row: int, step: int, error: type[ParamServersError] = Diverged) -> None:
     """Raise `error` when no gradient has been finite for too long; `step`: of the newest."""
     if in_a_row >= MOST_REJECTED:
         raise error(f"none of the last {in_a_row} gradients was finite, the newest of step {step}: it has diverged")

@@ -122,6 +122,11 @@ class UniformReplay:
         self._rewards = np.zeros(capacity, dtype=np.float32)
         self._terminated, self._used = np.zeros(capacity, dtype=bool), np.zeros(capacity, dtype=bool)
 
+    @property
+    def memory_bytes(self) -> int:
+        """All of it, full."""
+        return sum(held.nbytes for held in vars(self).values() if isinstance(held, np.ndarray))
+
     def __len__(self) -> int:
         """Transitions held."""
         return min(self.inserted, self.capacity)

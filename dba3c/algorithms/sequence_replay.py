@@ -106,6 +106,12 @@ class SequenceReplay:
         self._weights = np.zeros(environments * self.blocks)
         self._max_weight = 1.0
 
+    @property
+    def memory_bytes(self) -> int:
+        """All of it, full, but for what lies behind frames that begin something."""
+        held = (*self._states, *vars(self).values())
+        return sum(each.nbytes for each in held if isinstance(each, np.ndarray))
+
     def __len__(self) -> int:
         """Sequences that can be sampled."""
         return int(np.count_nonzero(self._births >= 0))

@@ -31,6 +31,8 @@ class Trainer(ABC):
 
     groups_per_batch: int = 1
     """Group unrolls that it takes at a time."""
+    memory_bytes: int = 0
+    """What a replay takes once it is full."""
 
     @property
     @abstractmethod

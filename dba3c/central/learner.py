@@ -16,10 +16,12 @@ from dba3c.central.vtrace import ActorCriticTrainer
 from dba3c.central.wire import group_shape
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Experience, worker_seed
+from dba3c.errors import UserError
 from dba3c.metrics.writer import GradientRecorder, MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
 from dba3c.roles import RunProcess
 from dba3c.runs.ending import before_the_first_update
+from dba3c.runs.host_facts import memory_bytes
 from param_servers.exchange import GradientExchange, RunStopped
 from param_servers.wire.tcp_sockets import listen_address
 
@@ -135,9 +137,30 @@ def build_serving(
 
 
 def build_trainer(config: TrainConfig, network: FlatNetwork, spaces: Spaces, actors: range, seed: int) -> Trainer:
-    """How unrolls become gradients."""
+    """How unrolls become gradients. Raises UserError: a replay for which there is no memory, or unrolls too short."""
+    steps, room = config.replay.replay_capacity, memory_bytes()
+    try:
+        trainer = _trainer(config, network, spaces, actors, seed)
+    except MemoryError as error:
+        raise UserError(f"no memory for a replay of {steps:,} agent steps: {error}; see --replay-capacity") from error
+    if (needed := trainer.memory_bytes) > room:
+        raise UserError(
+            f"a replay of {steps:,} agent steps takes {needed / 1e9:.1f} GB, and there are {room / 1e9:.1f} GB of "
+            "memory: see --replay-capacity"
+        )
+    return trainer
+
+
+def _trainer(config: TrainConfig, network: FlatNetwork, spaces: Spaces, actors: range, seed: int) -> Trainer:
     if config.algorithm.algorithm == "r2d2":
         return R2d2Trainer(config, network, group_shape(config, spaces), actors, seed)
     if config.algorithm.algorithm == "sac":
         return SacTrainer(config, network, spaces, seed)
     return ActorCriticTrainer(config, network)  # type: ignore[arg-type]
+
+
+def check_trainable(config: TrainConfig) -> None:
+    """Build what the last learner will train with. Raises UserError: it cannot be, or no actor would dial it."""
+    spaces, learners = spaces_of(config), config.exchange.num_workers
+    actors = config.central.actors_of(learners - 1, learners)
+    build_trainer(config, build_model(config, spaces).network, spaces, actors, seed=0)

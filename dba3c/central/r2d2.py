@@ -61,6 +61,7 @@ class R2d2Trainer(Trainer):
         self._target_period = -1
         self._sample: Sample | None = None
         self._rng = np.random.default_rng(seed)
+        self.memory_bytes = self._replay.memory_bytes
 
     @property
     def owes(self) -> bool:
@@ -108,7 +109,8 @@ class R2d2Trainer(Trainer):
             burn_in=self._burn_in,
         )
         gradient = self._network.gradient_of(loss.total)
-        self._replay.update_priorities(sample, priorities.cpu())
+        if bool(priorities.isfinite().all()):  # else neither is the gradient, which the exchange refuses
+            self._replay.update_priorities(sample, priorities.cpu())
         numbers = loss.metrics | {"priority_mean": float(priorities.mean())}
         self._debt.paid()
         self._sample = sample

@@ -32,6 +32,7 @@ class SacTrainer(Trainer):
         shape, dtype = spaces.observation.shape, spaces.observation.dtype
         assert shape is not None and dtype is not None
         self._replay = UniformReplay(replay.replay_capacity, shape, dtype, len(self._scaling.centre))
+        self.memory_bytes = self._replay.memory_bytes
         self._debt = ReplayDebt(replay.replay_start, replay.replay_ratio, replay.replay_batch)
         self._target = copy.deepcopy(network.network.critics).requires_grad_(False)
         self._target_step = -1

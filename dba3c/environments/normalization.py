@@ -107,14 +107,15 @@ class NormalizedObservations:
 def statistics_of(run: Path, step: int, name: str | None = None) -> Stored | None:
     """The statistics that belong to the checkpoint of `step`: of one process (`name`), or of all that played, merged.
 
-    Each process's newest snapshot that is not younger than the checkpoint counts; its oldest where all are younger. Of
-    an earlier life than others' is who plays no more, as after a resume with fewer lanes. None where there are none.
+    Each process's newest snapshot that is not younger than the checkpoint counts, or everybody's oldest where all are
+    younger. Of an earlier life than others' is who plays no more, as after a resume with fewer lanes. None where there
+    are none.
     """
     files = sorted((run / FOLDER).glob("*.json")) if name is None else [run / FOLDER / f"{name}.json"]
-    of_all = [
-        snapshots[max((s for s in snapshots if s <= step), default=min(snapshots))]
-        for snapshots in filter(None, map(read_snapshots, files))
-    ]
+    kept_by_all = [*filter(None, map(read_snapshots, files))]
+    until_then = [[s for s in snapshots if s <= step] for snapshots in kept_by_all]
+    of_all = [snapshots[max(then)] for snapshots, then in zip(kept_by_all, until_then, strict=True) if then]
+    of_all = of_all or [snapshots[min(snapshots)] for snapshots in kept_by_all]
     newest_life = max((stored.get("life", 0) for stored in of_all), default=0)
     playing = [stored for stored in of_all if stored.get("life", 0) == newest_life]
     if not playing:

@@ -9,6 +9,7 @@ import os
 import platform
 import socket
 import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 PACKAGES = (
@@ -17,7 +18,7 @@ PACKAGES = (
 )  # fmt: skip
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 SELF_CGROUP = Path("/proc/self/cgroup")
-CPUINFO = Path("/proc/cpuinfo")
+CPUINFO, MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 """Of /proc/cpuinfo, on x86 and on ARM."""
 
@@ -75,7 +76,23 @@ def multiplies_bfloat16(cpuinfo: Path = CPUINFO) -> bool:
 
 
 def cgroup_quota_cores(root: Path = CGROUP_ROOT, self_cgroup: Path = SELF_CGROUP) -> float | None:
-    """CPU quota in cores of this process's control group and those above it, version 1 or 2; None without one.
+    """CPU quota in cores of this process's control group and those above it, version 1 or 2; None without one."""
+    mounts = [(root, ""), *((root / name, "cpu") for name in ("cpu", "cpu,cpuacct", "cpuacct,cpu"))]
+    least = min(map(_quota, _control_groups(mounts, self_cgroup)))
+    return None if least == math.inf else least
+
+
+def memory_bytes(root: Path = CGROUP_ROOT, self_cgroup: Path = SELF_CGROUP) -> float:
+    """The least of the memory that the machine has left and what this process's control groups may take."""
+    lines = (line.split() for line in (_read(MEMINFO) or "").splitlines())
+    left = next((1024 * int(words[1]) for words in lines if words[0] == "MemAvailable:"), math.inf)
+    groups = _control_groups([(root, ""), (root / "memory", "memory")], self_cgroup)
+    limits = (_read(group / name) for group in groups for name in ("memory.max", "memory.limit_in_bytes"))
+    return min([left, *(int(limit) for limit in limits if limit and limit != "max")])
+
+
+def _control_groups(mounts: Sequence[tuple[Path, str]], self_cgroup: Path) -> Iterator[Path]:
+    """This process's and those above it, of each mount (and its controller in version 1, "" in version 2).
 
     In a container the path in /proc/self/cgroup may be the host's, and not there: then only the mount itself counts.
     """
@@ -83,14 +100,10 @@ def cgroup_quota_cores(root: Path = CGROUP_ROOT, self_cgroup: Path = SELF_CGROUP
     for line in (_read(self_cgroup) or "").splitlines():
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path.lstrip("/"))
-    mounts = [(root, ""), *((root / name, "cpu") for name in ("cpu", "cpu,cpuacct", "cpuacct,cpu"))]
-    quotas = []
     for mount, controller in mounts:
         deepest = mount / paths.get(controller, "")
         groups = [deepest, *deepest.parents] if deepest.is_dir() else [mount]
-        quotas += [_quota(group) for group in groups if group.is_relative_to(mount)]
-    least = min(quotas)
-    return None if least == math.inf else least
+        yield from (group for group in groups if group.is_relative_to(mount))
 
 
 def _quota(group: Path) -> float:

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from dba3c import roles
-from dba3c.config import NetworkConfig, TrainConfig
+from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments.protocol import EnvironmentFailed
-from dba3c.errors import RUN_BROKEN_EXIT
+from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT
 from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
 from launch import role
+from launch.cli.options import parse_train
 from param_servers.config import ExchangeConfig
+from param_servers.errors import Diverged, RunBroken
 
 
 @pytest.fixture
@@ -66,6 +68,46 @@ def test_a_game_that_keeps_failing_is_a_fault_of_its_process_and_no_bad_input(
     code = role.main(["--run-dir", str(run_dir), "--role", "worker", "--launch-id", "1"])
     (line,) = capsys.readouterr().err.splitlines()
     assert code == RUN_BROKEN_EXIT and line.startswith("worker 0: corridor environment 0")
+
+
+@pytest.mark.parametrize(
+    ("exchange", "error", "code"),
+    [
+        ("local", Diverged, RUN_ENDED_BROKEN_EXIT),
+        ("local", RunBroken, RUN_BROKEN_EXIT),
+        ("majority", Diverged, RUN_BROKEN_EXIT),
+        ("servers", RunBroken, RUN_ENDED_BROKEN_EXIT),
+    ],
+)
+def test_a_process_that_has_diverged_alone_is_not_started_again_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str, error: type[RunBroken], code: int
+) -> None:
+    def play(name: str, process: RunProcess) -> str:
+        raise error("none of the last 100 gradients was finite")
+
+    monkeypatch.setattr(roles, "play", play)
+    monkeypatch.setattr(role, "exit_with_parent", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    config = replace_options(TrainConfig(), exchange=exchange, num_workers=1)
+    RunFolder.create(tmp_path / "run", config.to_json(), launch_id="1").release()
+    assert role.main(["--run-dir", str(tmp_path / "run"), "--role", "worker", "--launch-id", "1"]) == code
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("--actors 2 --learners 3 --exchange allreduce", "3 learners need as many actors or more, got 2 (--actors)"),
+        ("--algorithm r2d2 --unroll-length 1", "r2d2 needs unrolls of 2 steps or more here, got 1 (--unroll-length)"),
+        ("--algorithm r2d2 --replay-capacity 2000000000", "see --replay-capacity"),
+        ("--algorithm r2d2 --replay-capacity 200000000000000", "see --replay-capacity"),
+        ("--algorithm vtrace", ""),
+    ],
+)
+def test_what_a_learner_cannot_be_is_said_before_the_run_has_a_folder(said: str, why: str, tmp_path: Path) -> None:
+    config = parse_train(["CartPole-v1", "--mode", "central", *said.split()]).config(2)
+    code = role.check([config.to_json(), str(tmp_path / "run"), "", str(tmp_path / "why")])
+    assert code == (USER_ERROR_EXIT if why else 0)
+    assert not why or (tmp_path / "why").read_text().endswith(why)
 
 
 def test_a_role_that_is_started_by_hand_in_a_later_life_does_not_repeat_the_games_of_an_earlier_one(

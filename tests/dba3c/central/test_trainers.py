@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -167,6 +168,23 @@ def test_a_learner_without_an_actor_says_so_and_does_not_wait() -> None:
     assert [list(R2D2.central.actors_of(learner, 2)) for learner in (0, 1)] == [[0], [1]]
     with pytest.raises(UserError, match="3 learners need as many actors or more, got 2"):
         R2D2.central.actors_of(2, 3)
+
+
+def test_r2d2_keeps_its_priorities_where_a_loss_is_not_finite_and_leaves_the_gradient_to_the_exchange() -> None:
+    trainer, network = r2d2_trainer()
+    store, state = (
+        UnrollStore(SHAPE, R2D2.central.unroll_length),
+        (torch.zeros(2, 8), torch.zeros(2, 8), torch.zeros(2, 1)),
+    )
+    store.begin(GroupKey(0, 0, 0), state)
+    tell(store, GroupKey(0, 0, 0), range(23))
+    trainer.take(store.take(store.ready))
+    parameters = network.layout.flatten(network.network)
+    before = trainer._replay._weights.copy()
+    network.load(torch.full_like(parameters, math.nan))
+    update = trainer.update(Pull(network.layout.flatten(network.network), 0, 0))
+    assert not torch.isfinite(update.gradient).all()
+    np.testing.assert_array_equal(trainer._replay._weights, before)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["accepted", "every_second_dropped"])

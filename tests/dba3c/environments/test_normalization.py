@@ -173,6 +173,17 @@ def test_an_evaluation_normalises_without_those_that_a_resumed_life_does_not_hav
     assert statistics_of(tmp_path, 200) == seen(rows[:40])
 
 
+def test_an_older_checkpoint_is_normalised_without_those_that_came_with_a_later_life(tmp_path: Path):
+    rows = np.random.default_rng(0).normal(size=(60, 3))
+    observations = tmp_path / "observations"
+    observations.mkdir()
+    of_lives = [seen(rows[:10]) | {"life": 0}, seen(rows[:40]) | {"life": 1}]
+    (observations / "worker-0.json").write_text(json.dumps({"100": of_lives[0], "300": of_lives[1]}))
+    (observations / "worker-0.1.json").write_text(json.dumps({"300": seen(rows[40:]) | {"life": 1}}))
+    assert statistics_of(tmp_path, 100) == seen(rows[:10])
+    assert statistics_of(tmp_path, 300)["count"] == 60
+
+
 def test_a_worker_keeps_a_snapshot_for_each_checkpoint_and_groups_share_theirs(tmp_path: Path):
     config = config_of()
     with RunFolder.create(tmp_path / "run", config.to_json()) as folder:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.runs.host_facts import cgroup_quota_cores, multiplies_bfloat16
+from dba3c.runs.host_facts import cgroup_quota_cores, memory_bytes, multiplies_bfloat16
 from launch.local import resources
 from launch.local.resources import (
     bind_to_own_cores,
@@ -44,6 +44,26 @@ def test_the_quota_of_a_control_group_is_read_in_both_versions(
         write(root / name, text)
     write(tmp_path / "self", self_cgroup)
     assert cgroup_quota_cores(root, tmp_path / "self") == cores
+
+
+@pytest.mark.parametrize(
+    ("files", "self_cgroup", "limit"),
+    [
+        ({"memory.max": "max"}, "0::/\n", None),
+        ({"job_3/step_0/memory.max": "max", "job_3/memory.max": "1000000"}, "0::/job_3/step_0\n", 1_000_000),
+        ({"memory/s/memory.limit_in_bytes": "2000000"}, "5:memory:/s\n", 2_000_000),
+    ],
+)
+def test_the_memory_of_a_process_is_what_the_machine_has_left_or_its_control_group_may_take(
+    files: dict[str, str], self_cgroup: str, limit: int | None, tmp_path: Path
+) -> None:
+    root = tmp_path / "cgroup"
+    root.mkdir()
+    for name, text in files.items():
+        write(root / name, text)
+    write(tmp_path / "self", self_cgroup)
+    found = memory_bytes(root, tmp_path / "self")
+    assert found == limit if limit else 1e7 < found < 1e15
 
 
 def test_the_least_of_what_was_given_counts(monkeypatch: pytest.MonkeyPatch) -> None:
