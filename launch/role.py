@@ -29,7 +29,7 @@ from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT
 from dba3c.own_code import ANYTHING
 from dba3c.roles import PER_START, ROLES, RunProcess
 from dba3c.runs.ending import TRAINING_ROLES
-from dba3c.runs.folder import RunFolder
+from dba3c.runs.folder import RunFolder, checkpoint_steps
 from dba3c.workers.worker import check_own_code
 from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port
 from launch.local.child import exit_with_parent
@@ -214,13 +214,15 @@ def _product_s(dtype: torch.dtype) -> float:
 
 
 def check_disk(run_dir: Path, parameters: int, keep: int) -> None:
-    """Raise UserError where there is no room for as many checkpoints as are kept, and one that is being written."""
+    """Raise UserError where there is no room for as many checkpoints as are kept, those that are there among them, and
+    one that is being written."""
     there = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
     checkpoint = 4 * parameters * COPIES_OF_A_CHECKPOINT
-    needed, free = (keep + 1) * checkpoint + SPARE_BYTES, shutil.disk_usage(there).free
+    more = 1 + max(0, keep - len(checkpoint_steps(run_dir / "checkpoints")))
+    needed, free = more * checkpoint + SPARE_BYTES, shutil.disk_usage(there).free
     if free < needed:
         raise UserError(
-            f"{there} has {free / 1e6:,.0f} MB left, the run may need {needed / 1e6:,.0f}: {keep} + 1 checkpoints of "
+            f"{there} has {free / 1e6:,.0f} MB left, the run may need {needed / 1e6:,.0f}: {more} more checkpoints of "
             f"{checkpoint / 1e6:,.1f} MB and {SPARE_BYTES / 1e6:.0f} MB for records; see --keep-checkpoints, --run-dir"
         )
 

@@ -181,8 +181,9 @@ def returns(run_dir: Path, place: LaunchPlace) -> bool:
         life = RunFolder(run_dir).life()
     except UserError:
         return False
-    if place.restart_count:
-        return bool(place.run_name) and life.get("topology", {}).get("run_name") == place.run_name
+    if place.restart_count:  # not of an earlier launch under the same name, which has ended as it should
+        well = life.get("ended", {}).get("outcome") in ("finished", "stopped")
+        return bool(place.run_name) and life.get("topology", {}).get("run_name") == place.run_name and not well
     return bool(place.launch_id) and life.get("launch_id") == place.launch_id and "ended" not in life
 
 

@@ -189,6 +189,8 @@ class ProcessState:
     """When it last trained or played."""
     totals: dict[str, float] = field(default_factory=dict)  # since the run began; of sections as "section:NAME"
     recent: RecentSums = field(default_factory=RecentSums)
+    told_cpu_s: float = 0.0
+    """Processor time that events have told since the last window; part of the next one's."""
     latest: dict[str, float] = field(default_factory=dict)  # newest value of each number it records
     scores: Scores = field(default_factory=Scores)
 
@@ -207,6 +209,8 @@ class ProcessState:
         amounts |= {f"section:{name}": seconds for name, seconds in (record.get("sections_s") or {}).items()}
         for name, amount in amounts.items():
             self.totals[name] = self.totals.get(name, 0.0) + amount
+        amounts["cpu_s"] = amounts.get("cpu_s", 0.0) + self.told_cpu_s
+        self.told_cpu_s = 0.0
         self.recent.add(record["time_s"], amounts, record.get("window_s", 0.0))
         self.latest.update((name, value) for name, value in record.items() if isinstance(value, (int, float)))
 
@@ -266,6 +270,7 @@ class RunSummary:
             self.data_points_committed = points or self.data_points_committed
         elif spent_s := record.get("cpu_s"):  # those who only evaluate or film record no steps
             process.totals["cpu_s"] = process.totals.get("cpu_s", 0.0) + spent_s
+            process.told_cpu_s += spent_s
         if kind == "episode":  # counts with its process's next steps, among which its own are
             key = process.role, process.rank
             self._told_steps[key] = self._told_steps.get(key, 0) + (record.get("length_steps") or 0)

@@ -165,7 +165,8 @@ class RunEnd:
         """
         self._look()
         silence_s = self._evaluators_s if self._evaluators_play else SETTLED_S
-        return self._status != "live" or (self.reason is not None and silent_s > silence_s)
+        over = self._status == "finished" or time.monotonic() - self._broken_since_s > GONE_AFTER_S
+        return over or (self.reason is not None and silent_s > silence_s)
 
     def _look(self) -> None:
         now_s = time.monotonic()

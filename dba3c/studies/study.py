@@ -115,7 +115,7 @@ class Study:
         _write(path, tree)
 
     def _added_to(self, before: Study, folder: str | Path) -> Study:
-        """This study with the points and seeds of `before`. Raises UserError where that is another one."""
+        """This study with the points, seeds and trials of `before`. Raises UserError where that is another one."""
         sweep, known = self.kind == SWEEP, {point.name: point for point in before.points}
         again = [point for point in self.points if point.name in known]
         # the x of a sweep's point only counts it
@@ -128,13 +128,17 @@ class Study:
             other = other or "another search, or none"
         if other:
             raise UserError(f"{folder} already holds {other}: choose another folder (--into)")
+        search = self.search
+        if search and before.search:
+            search = replace(search, trials=max(search.trials, before.search.trials))
         if sweep:
             added = [point for point in self.points if point.name not in known]
             points = [replace(point, x=number) for number, point in enumerate((*before.points, *added))]
         else:
             ours = {point.name: point for point in self.points}
             points = sorted((known | ours).values(), key=lambda point: point.x)
-        return replace(self, points=tuple(points), seeds=tuple(sorted({*before.seeds, *self.seeds})))
+        seeds = tuple(sorted({*before.seeds, *self.seeds}))
+        return replace(self, points=tuple(points), seeds=seeds, search=search)
 
 
 def load(folder: str | Path) -> Study:
@@ -260,7 +264,7 @@ def architectures(shape: Shape) -> list[Point]:
     of_workers = f"--envs-per-worker {each} --rollout-length {_UNROLL}"
     central = f"--mode central --envs-per-actor {each} --unroll-length {_UNROLL} --batch-unrolls {n * each}"
     made = {
-        "sync-servers": ("--exchange servers ", workers, servers + of_workers, n + k),
+        "sync-servers": ("--exchange servers --backup-workers 0 ", workers, servers + of_workers, n + k),
         "sync-allreduce": ("--exchange allreduce ", workers, of_workers, n),
         "async-servers": ("--exchange async ", workers, servers + of_workers, n + k),
         "central": (central, f" --actors {n}", "", n + 1),

@@ -84,10 +84,10 @@ def range_of(name: str, text: str) -> tuple[float, float]:
     found = RANGE.fullmatch(text)
     ends = found.groups() if found else ()
     try:
-        low, high = (int(end) for end in ends) if all(end.isdigit() for end in ends) else (float(end) for end in ends)
+        low, high = (float(end) for end in ends)
     except ValueError:
         raise UserError(f"--{name} {text} is no range: give two numbers, as in 1e-4..1e-2") from None
-    if float(low).is_integer() and float(high).is_integer() and _takes_whole_numbers(name):
+    if low.is_integer() and high.is_integer() and _takes_whole_numbers(name):
         low, high = int(low), int(high)
     if not low < high or not math.isfinite(low) or not math.isfinite(high):
         raise UserError(f"--{name} {text} is no range: {low:g} is not below {high:g}")

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import tyro
 
-from dba3c.errors import UserError
+from dba3c.errors import UserError, did_you_mean
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.study import Point, Run, Shape, Study, build, load
 from launch.cli.options import parse, parse_train
@@ -35,8 +35,8 @@ class GridArguments:
     slurm: bool = False
     """Declare it and print a Slurm job array for it; nothing is run."""
 
-    task: int | None = None
-    """Do one task of the job array only, by its number."""
+    task: str | None = None
+    """Do one task of the job array only: a run, by its name; of a search a trial, by its number."""
 
     list: bool = False
     """Say how far it is; nothing is run."""
@@ -94,16 +94,12 @@ def go_on(declared: Study, folder: Path, arguments: GridArguments, command: str)
         sys.stdout.write(array_text(declared, folder, arguments.cpus_per_task, arguments.time, command))
         return 0
     if arguments.task is not None:
-        check_task(arguments.task, len(runs))
-        code = run_task(runs[arguments.task])
-        return 0 if runs[arguments.task].state() == "finished" else code
+        named = {run.name: run for run in runs}
+        if arguments.task not in named:
+            raise UserError(f"--task {arguments.task}: {did_you_mean(arguments.task, named)}")
+        code = run_task(named[arguments.task])
+        return 0 if named[arguments.task].state() == "finished" else code
     return run_all(runs)
-
-
-def check_task(task: int, tasks: int) -> None:
-    """Raise UserError: there is no such task."""
-    if not 0 <= task < tasks:
-        raise UserError(f"--task {task}: the study has runs 0 to {tasks - 1}")
 
 
 def check_points(points: Sequence[Point]) -> None:
@@ -159,17 +155,21 @@ def array_text(declared: Study, folder: Path, cpus_per_task: int, limit: str, co
     nodes = max((point.nodes for point in declared.points), default=1)
     points, into = len(declared.points), shlex.quote(str(folder))
     refuse_short(limit, SlurmShape.warning_s)
+    task, names = "$SLURM_ARRAY_TASK_ID", [shlex.quote(run.name) for run in declared.runs(folder)]
+    if not search:
+        task = "${runs[SLURM_ARRAY_TASK_ID]}"
     what = f"{tasks} trials × {seeds} seeds" if search else f"{points} points × {seeds} seeds = {tasks} runs"
     return job_text(
         [
             f"Study {declared.kind}: {what}.",
-            f"Task i is {'trial' if search else 'run'} i ({command} --into {into} --list); "
+            f"Task i is {'trial i' if search else 'the run i of those below'} ({command} --into {into} --list); "
             "submit again to go on with what is not finished.",
         ],
         request_lines(f"study_{declared.kind}", nodes=nodes, cpus_per_task=cpus_per_task, time=limit),
         [
             "# A run on fewer nodes than the largest one gives the others back at once.",
-            f'exec {command} --into {into} --task "$SLURM_ARRAY_TASK_ID"',
+            *([] if search else [f"runs=({' '.join(names)})  # by name: the study may get more of them"]),
+            f'exec {command} --into {into} --task "{task}"',
         ],
         last_task=tasks - 1,
         warning_s=SlurmShape.warning_s,

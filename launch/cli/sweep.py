@@ -21,7 +21,6 @@ from launch.cli.options import parse
 from launch.cli.study import (
     GridArguments,
     check_points,
-    check_task,
     declare,
     go_on,
     run_all,
@@ -77,12 +76,19 @@ def sweep(words: Sequence[str]) -> int:
     if declared.search is None or arguments.list or arguments.slurm:
         code = go_on(declared, folder, arguments, "dba3c sweep")
     else:
-        code = search(declared, declared.search, folder, arguments.task)
+        code = search(declared, declared.search, folder, trial_of(arguments.task, declared.search.trials))
     if not (arguments.list or arguments.slurm or arguments.task is not None or code - 128 in STOP_SIGNALS):
         results = read_results(folder)
         written = plot_study(folder, results=results)
         print(*told(results), f"figure and page: {written[0]}, {written[-1]}", sep="\n")
     return code
+
+
+def trial_of(task: str | None, trials: int) -> int | None:
+    """Which trial a task is, None for all. Raises UserError: there is no such trial."""
+    if task is not None and task not in map(str, range(trials)):
+        raise UserError(f"--task {task}: the search has trials 0 to {trials - 1}")
+    return None if task is None else int(task)
 
 
 def extended(declared: Study, folder: Path, own: Sequence[str], arguments: SweepArguments) -> Study:
@@ -172,8 +178,6 @@ def name_of(common: Sequence[str], axes: Sequence[tuple[str, ...]]) -> str:
 def search(declared: Study, drawn_from: Search, folder: Path, task: int | None) -> int:
     """All trials that are left, or one of them; see `launch.cli.study.go_on`."""
     trials = drawn_from.trials
-    if task is not None:
-        check_task(task, trials)
     drawn, failed = OptunaSearch(declared, drawn_from, folder), 0
     for number in range(trials) if task is None else (task,):
         point = drawn.point(number)

@@ -75,6 +75,11 @@ class RoleProcess:
         return self.essential or (self.decides and self.rank == 0)
 
     @property
+    def saves_last(self) -> bool:
+        """Whether it writes the last checkpoint, also after others of its kind have ended well."""
+        return self.saves_alone and self.rank == 0
+
+    @property
     def only_reads(self) -> bool:
         """What others write: when they are gone, it has nothing to wait for."""
         return self.role == "monitor"
@@ -164,6 +169,8 @@ class Supervisor:
         """The run goes on without it; this rank does not."""
         self._ended_well = False
         """A process that decides ended with 0."""
+        self._unsaved = False
+        """Who was to write the last checkpoint was terminated."""
         self._forced = False
         """Somebody had to be terminated."""
         self._nothing_to_save = False  # refused before it began, or over elsewhere: who is late need not be asked again
@@ -173,7 +180,7 @@ class Supervisor:
         with taking_signals(lambda signum: self._happened.put(("signal", "", signum))):
             try:
                 for spec in self.processes:
-                    self._start(spec, incarnation=0)
+                    self._start_first(spec)
                 while self._live:
                     self._handle_next()
             finally:
@@ -193,7 +200,7 @@ class Supervisor:
             self.say(f"dba3c: {failed.spec.name} {how}")
             self.say(failed.child.tail())
             return shell_code(failed.code)
-        if self._ended_well:  # whoever had to be terminated after that was only slow to leave
+        if self._ended_well and not self._unsaved:  # whoever had to be terminated after that was only slow to leave
             return 0
         if self._forced:
             return 128 + int(self._last_signal)
@@ -229,6 +236,14 @@ class Supervisor:
         )
         self._live[name] = _Process(spec, child, incarnation)
 
+    def _start_first(self, spec: RoleProcess) -> None:
+        try:
+            self._start(spec, incarnation=0)
+        except OSError as error:
+            how_many = f"it would be process {len(self._live) + 1} of {len(self.processes)}"
+            why = f"{error.strerror or error}; {how_many} (ulimit -u, and the control group's pids.max)"
+            raise UserError(f"{spec.name} cannot be started: {why}") from error
+
     def _handle_next(self) -> None:
         left_s = None if self._deadline_s is None else max(0.0, self._deadline_s - self._now_s())
         try:
@@ -259,6 +274,7 @@ class Supervisor:
                 self._drain()
             return
         if self._phase >= TERMINATING:
+            self._unsaved |= spec.saves_last
             return
         # What this process's first life, or another machine, could do was no bad input: who is refused has met a fault.
         final = code in FINAL_EXITS and not (code == USER_ERROR_EXIT and (gone.incarnation or self.joins_late))
@@ -341,7 +357,7 @@ class Supervisor:
 
     def _obey(self, signum: signal.Signals) -> None:
         self._last_signal = signum
-        if self._phase == RUNNING:
+        if self._phase == RUNNING or (self._phase == ENDING and any(p.spec.saves_last for p in self._live.values())):
             self._stop(signum.name)
             if signum == signal.SIGINT:
                 self.say("once more to end without a checkpoint")

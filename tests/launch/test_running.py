@@ -44,6 +44,21 @@ def test_a_chief_whose_pod_is_restarted_goes_on_with_its_run(tmp_path: Path) -> 
     assert not running.returns(run_dir, chief_of("uid-1"))
 
 
+@pytest.mark.parametrize(("outcome", "goes_on"), [("failed", True), ("finished", False), ("stopped", False)])
+def test_what_torchrun_starts_again_goes_on_with_its_run_and_not_with_one_that_ended_well_before(
+    tmp_path: Path, outcome: str, goes_on: bool
+) -> None:
+    again = LaunchPlace(
+        launcher="torchrun", world_size=3, launch_id="none-h-29500-1", restart_count=1, run_name="none-h-29500"
+    )
+    with RunFolder.create(
+        tmp_path / "run", {}, launch_id="none-h-29500-0", topology={"run_name": again.run_name}
+    ) as run:
+        assert running.returns(run.path, again)
+        run.end_life(outcome, "a reason")
+    assert running.returns(run.path, again) is goes_on
+
+
 @pytest.mark.parametrize(
     ("words", "processes"),
     [("breakout --workers 60 --lanes 12 --servers 4", 720), ("impala --actors 512", 513)],

@@ -85,6 +85,16 @@ def test_rates_are_over_the_time_that_the_windows_cover():
     assert summary.per_second(35.0, "agent_steps") == pytest.approx(5 * 50.0 / 9)
 
 
+def test_processor_time_that_an_event_has_told_is_part_of_the_rate():
+    summary = summary_of(
+        record("step", 1.0, cpu_s=1.0, window_s=1.0),
+        record("event", 1.5, cpu_s=0.5, event="checkpoint", message="written"),
+        record("step", 2.0, cpu_s=0.5, window_s=1.0),
+    )
+    assert summary.per_second(2.0, "cpu_s") == pytest.approx(1.0)
+    assert summary.cpu_hours == pytest.approx(2.0 / 3600)
+
+
 def test_windows_longer_than_the_horizon_still_give_a_rate():
     recent = RecentSums()
     for time_s in (60.0, 120.0, 180.0):

@@ -28,6 +28,17 @@ def test_the_monitor_of_a_finished_run_waits_for_its_evaluators_and_of_a_stopped
         assert is_over(silent_s=50.0)
 
 
+def test_a_lock_that_is_away_for_a_moment_is_no_end_of_the_run_for_its_monitor(tmp_path, monkeypatch):
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run_end = RunEnd(run, look_s=0.0)
+        (run.path / "lock.json").rename(run.path / "moved.json")
+        assert not run_end.nothing_more_comes(silent_s=0.0)
+        monkeypatch.setattr(ending, "GONE_AFTER_S", -1.0)
+        assert run_end.nothing_more_comes(silent_s=0.0)
+        (run.path / "moved.json").rename(run.path / "lock.json")
+        assert not run_end.nothing_more_comes(silent_s=0.0)
+
+
 def test_a_run_that_has_seen_its_frames_ends_also_when_the_disk_cannot_note_why(tmp_path, monkeypatch, capsys):
     def full(path, *_, **__):
         raise UserError(f"cannot write {path}: No space left on device")

@@ -126,6 +126,7 @@ def test_a_protocol_that_does_not_exist_or_fit_is_refused_in_one_line() -> None:
         ("breakout --exchange allreduce", 64, 0),
         ("breakout --exchange async", 1, 0),
         ("breakout --exchange local --workers 1", 1, 0),
+        ("breakout --exchange local", 1, 0),
         ("breakout --workers 4", 4, 0),
         ("breakout --workers 40", 36, 4),
         ("breakout --gradients 50", 50, 14),

@@ -111,7 +111,7 @@ def test_a_task_whose_run_has_ended_by_itself_is_done_though_a_signal_came_meanw
     monkeypatch.setattr(slurm_job, "main", job)
     into = ["--into", str(tmp_path / "study")]
     assert main(["study", "scaling", "--values", "1", "--seeds", "1", "--slurm", *into]) == 0
-    assert main(["study", "scaling", "--task", "0", *into]) == 0
+    assert main(["study", "scaling", "--task", "workers-1/seed-0", *into]) == 0
 
 
 def test_a_run_folder_that_cannot_be_read_is_not_overwritten(runs, capsys):
@@ -145,7 +145,7 @@ def test_a_job_array_has_a_task_for_each_run_and_the_nodes_of_the_largest(tmp_pa
     assert main(["study", "scaling", "--list", "--into", into]) == 0
     assert "0 of 6 runs are finished" in capsys.readouterr().out
     assert main(["study", "scaling", "--task", "6", "--into", into]) == 2
-    assert "the study has runs 0 to 5" in capsys.readouterr().err
+    assert "did you mean" not in (said := capsys.readouterr().err) and "--task 6: there are workers-2/seed-0, " in said
 
 
 def test_a_bad_option_is_refused_before_anything_is_started(tmp_path, capsys):

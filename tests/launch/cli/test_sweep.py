@@ -72,6 +72,7 @@ def test_a_range_of_whole_numbers_stays_whole():
     assert range_of("total-frames", "1e4..1e6") == (10**4, 10**6)
     assert isinstance(range_of("total-frames", "1e4..1e6")[0], int)
     assert isinstance(range_of("stop-score", "1e1..1e2")[0], float)
+    assert isinstance(range_of("entropy-cost", "0..1")[0], float)  # else only 0 and 1 would be drawn
     assert range_of("learning-rate", "1e-5..1e-2") == (1e-5, 1e-2)
     with pytest.raises(UserError, match="give two numbers"):
         range_of("learning-rate", "1e-5..high")
@@ -142,12 +143,16 @@ def test_a_sweep_on_slurm_has_a_task_for_each_run_and_a_search_for_each_trial(tm
     into = str(tmp_path / "grid")
     assert main(["sweep", "CartPole-v1", "--learning-rate", "1e-3", "1e-4", "--slurm", "--into", into]) == 0
     text = capsys.readouterr().out
-    assert "#SBATCH --array=0-5\n" in text and f'exec dba3c sweep --into {into} --task "$SLURM_ARRAY_TASK_ID"' in text
+    assert "#SBATCH --array=0-5\n" in text
+    assert f'exec dba3c sweep --into {into} --task "${{runs[SLURM_ARRAY_TASK_ID]}}"' in text
+    names = [run.name for run in load(into).runs(into)]
+    assert f"runs=({' '.join(names)})" in text and len(names) == 6
     pytest.importorskip("optuna")
     into = str(tmp_path / "search")
     words = ["sweep", "CartPole-v1", "--learning-rate", "1e-4..1e-2", "--search", "optuna", "--trials", "40"]
     assert main([*words, "--slurm", "--into", into]) == 0
-    assert "#SBATCH --array=0-39\n" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "#SBATCH --array=0-39\n" in text and '--task "$SLURM_ARRAY_TASK_ID"' in text
     assert main(["sweep", "--into", into, "--task", "40"]) == 2
 
 
@@ -191,6 +196,8 @@ def test_a_sweep_takes_more_values_in_any_place_and_more_seeds(tmp_path):
     searched(["CartPole-v1"], [("learning-rate", "1e-4..1e-2")], 1, trials=5).save(tmp_path / "search")
     more = extended(load(tmp_path / "search"), tmp_path / "search", ["--trials", "9"], said)
     assert more.search is not None and more.search.trials == 9
+    searched(["CartPole-v1"], [("learning-rate", "1e-4..1e-2")], 1, trials=5).save(tmp_path / "search")
+    assert load(tmp_path / "search").search == more.search
 
 
 def test_a_point_s_own_words_are_told_also_where_an_option_has_no_value():

@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> int:
         child = subprocess.Popen(["sleep", "60"])
         (run_dir / f"{name}.grandchild").write_text(str(child.pid))
     asked: list[int] = []
-    if behaviour == "saves-at-sigterm":
+    if behaviour in ("saves-at-sigterm", "saves-for-ever"):
         signal.signal(signal.SIGTERM, lambda signum, _: asked.append(signum))
     temporary = run_dir / f".{name}.{incarnation}"
     temporary.write_text(str(os.getpid()))
@@ -55,6 +55,12 @@ def main(words: Sequence[str]) -> int:
     if behaviour == "bad-input-later" and incarnation != "0":
         print("config.json cannot be read", file=sys.stderr)
         return 2
+    if behaviour == "saves-for-ever":
+        time.sleep(GIVE_UP_S)
+    if behaviour == "saves-at-the-end":
+        wait_until((run_dir / "stop.json").exists)
+        (run_dir / f"{name}.saved").touch()
+        return 0
     if behaviour == "ends":
         return 0
     if behaviour == "saves-at-sigterm":

@@ -65,10 +65,13 @@ def test_one_port_for_several_servers_of_one_machine_is_refused(capsys):
 def test_a_full_disk_is_refused_with_its_arithmetic(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000_000))
     with pytest.raises(
-        UserError, match=r"has 100 MB left, the run may need 184: 4 \+ 1 checkpoints of 24.0 MB and 64 MB"
+        UserError, match=r"has 100 MB left, the run may need 184: 5 more checkpoints of 24.0 MB and 64 MB"
     ):
         check_disk(tmp_path / "runs" / "new", parameters=2_000_000, keep=4)
     check_disk(tmp_path, parameters=2_000, keep=4)
+    for step in range(1, 5):  # those that are there are among them: one more has room
+        (tmp_path / "checkpoints" / f"step-{step}").mkdir(parents=True)
+    check_disk(tmp_path, parameters=2_000_000, keep=4)
 
 
 def test_the_limit_on_open_files_is_raised_or_the_run_refused(monkeypatch):

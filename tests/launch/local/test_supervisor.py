@@ -74,6 +74,19 @@ def test_a_worker_that_this_machine_has_no_room_to_start_again_is_left_and_the_r
     assert lab.finish() == 0
 
 
+def test_a_machine_without_room_for_the_processes_of_a_run_is_said_in_one_line(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(lab.fork_server, "fork", no_room)
+    server = lab.process("server", 0, "obedient")
+    lab.supervisor = Supervisor(lab.fork_server, lab.run_dir, [server], lab.request_stop)
+    with pytest.raises(UserError, match=r"server 0 cannot be started: .*process 1 of 1 \(ulimit -u"):
+        lab.supervisor.run()
+
+
 def test_a_worker_that_may_be_left_is_left_and_the_run_goes_on(lab: Lab) -> None:
     lab.start(
         lab.process("server", 0, "obedient"),

@@ -41,6 +41,29 @@ def test_ctrl_c_twice_terminates_and_three_times_kills(lab: Lab) -> None:
     assert gone(deaf)
 
 
+def test_ctrl_c_leaves_who_writes_the_last_checkpoint_its_time_when_the_other_ranks_have_ended(lab: Lab) -> None:
+    ranks = (
+        lab.process("worker", rank, what, saves_alone=True) for rank, what in ((0, "saves-at-the-end"), (1, "ends"))
+    )
+    lab.start(*ranks, terminate_timeout_s=0.1)
+    lab.pid("worker-0")
+    wait_until(lambda: "worker 1" not in lab.supervisor.pids(), "the other rank's end")
+    lab.signal(signal.SIGINT)
+    assert lab.finish() == 0 and (lab.run_dir / "worker-0.saved").exists()
+
+
+def test_a_run_whose_last_checkpoint_was_not_given_its_time_has_not_ended_well(lab: Lab) -> None:
+    ranks = [
+        lab.process("worker", rank, what, saves_alone=True) for rank, what in enumerate(("saves-for-ever", "ends"))
+    ]
+    lab.start(*ranks, terminate_timeout_s=0.1)
+    lab.pid("worker-0")
+    wait_until(lambda: "worker 1" not in lab.supervisor.pids(), "the other rank's end")
+    lab.signal(signal.SIGINT)
+    lab.signal(signal.SIGINT)
+    assert lab.finish() == 128 + signal.SIGINT
+
+
 def test_a_launcher_that_repeats_sigterm_does_not_cost_the_checkpoint(lab: Lab) -> None:
     lab.start(lab.process("server", 0, "obedient"))
     lab.pid("server-0")
