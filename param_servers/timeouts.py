@@ -238,6 +238,11 @@ class AwakeClock:
         return now_s
 
 
+def clock_of_a_loop(patience_s: float) -> AwakeClock:
+    """For who has so much patience, and looks at the clock at least each `NAP_S` unless it was stopped."""
+    return AwakeClock(min(patience_s, 8 * NAP_S))
+
+
 class LeavableThread:
     """Does one piece of work after the other in a thread of its own, which can be left behind when it hangs.
 

@@ -35,7 +35,7 @@ from param_servers.errors import BadMessage, told
 from param_servers.exchange import OnEvent, ShouldStop
 from param_servers.servers.audit import AuditLog
 from param_servers.servers.step_commits import Commit, Expel, Note, StepCommits, Stop
-from param_servers.timeouts import LAST_WORDS_S, AwakeClock
+from param_servers.timeouts import LAST_WORDS_S, clock_of_a_loop
 from param_servers.wire.frames import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import Hello, Lives, Peer, Role
 from param_servers.wire.hub import Hub
@@ -248,7 +248,7 @@ class MajorityChief:
         on_event: OnEvent,
         audit: AuditLog | None,
     ) -> None:
-        self._clock = AwakeClock(config.step_timeout_s)
+        self._clock = clock_of_a_loop(config.step_timeout_s)
         self._coordinator = MajorityCoordinator(config, fingerprint, self._clock.now_s())
         self._store_port, self._learning_rate, self._should_stop = store_port, learning_rate, should_stop
         self._on_event, self._audit = on_event, audit

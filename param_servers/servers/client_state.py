@@ -126,13 +126,15 @@ class ClientState:
         return self.push if self.push is not None and self.push.receipt is None else None
 
     def begin_push(self, gradient: Tensor, step: int, data_points: int) -> Push:
-        """Number a push. Its receipt is set at once when it cannot count."""
+        """Number a push. Its receipt is set at once when it cannot count, as a second one of a version cannot."""
         self._sequence += 1
         version = (self.current_version[0], step)
+        before = self.push.receipt if self.push is not None and self.push.version == version else None
+        counted = before is not None and before.accepted
         self.push = push = Push(self._sequence, version, gradient, data_points)
         if gradient.shape != (self.plan.layout.numel,):
             push.receipt = Receipt(False, self.newest[1], "wrong-length")
-        elif version != self.current_version or self._outdates(self.newest, version):
+        elif counted or version != self.current_version or self._outdates(self.newest, version):
             push.receipt = Receipt(False, self.newest[1], "stale")
         return push
 

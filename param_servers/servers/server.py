@@ -18,7 +18,7 @@ from torch import Tensor
 
 from param_servers.checkpoint.writer import Checkpoints
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import BadMessage, ConfigError, PeerLost, RunBroken
+from param_servers.errors import BadMessage, CheckpointError, ConfigError, ParamServersError, PeerLost, RunBroken
 from param_servers.exchange import OnEvent, OnReport, Publish, Resolve, ShouldStop, never, unread
 from param_servers.layout import ShardPlan
 from param_servers.servers.audit import AuditLog
@@ -27,7 +27,7 @@ from param_servers.servers.coordinator import Coordinator
 from param_servers.servers.cut_through import is_worthwhile, window_bytes
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode, unpack_order
-from param_servers.timeouts import NAP_S, AwakeClock, Redial
+from param_servers.timeouts import NAP_S, Redial, clock_of_a_loop
 from param_servers.wire.frames import Event, Joined, Left, Message, Rejected
 from param_servers.wire.handshake import MOST_TERM, Hello, Lives, Peer, Role, check_secret
 from param_servers.wire.hub import Hub
@@ -102,7 +102,7 @@ class ParameterServer:
         self._address = listen_address(exchange.listen_host, exchange.interface), exchange.port
         self._publish_address, self._resolve, self._on_event = publish_address, resolve, on_event
         self._num_workers, self._lives, self._timeouts = exchange.num_workers, Lives(), timeouts
-        self._clock = clock or AwakeClock(exchange.step_timeout_s).now_s
+        self._clock = clock or clock_of_a_loop(exchange.step_timeout_s).now_s
         check_secret(secret)
         self._hub = hub or Hub(
             secret,
@@ -258,7 +258,12 @@ class ParameterServer:
             self._tell_arrived()
             self._hub.flush()
         self.node.advance()
-        self._checkpoints.poll()
+        try:
+            self._checkpoints.poll()
+        except CheckpointError as error:
+            if not self.node.term:
+                raise
+            raise ParamServersError(str(error)) from error  # at a roll-back: who starts again finds the one before
         if self.chief is not None:
             self.chief.tick()
         else:

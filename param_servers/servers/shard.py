@@ -123,10 +123,11 @@ class Accumulator:
         return stale
 
     def decide(self, row: Row) -> None:
-        """This push has its answer; it will not be taken again."""
+        """This push has its answer; it will not be taken again. A later one stays."""
         key = (row.worker, row.incarnation)
         self._decided[key] = max(self._decided.get(key, 0), row.sequence)
-        self._release([key])
+        if (held := self._slices.get(key)) is not None and held.sequence <= row.sequence:
+            self._release([key])
 
     def forget(self, worker: int, incarnation: int) -> None:
         """Drop what this and earlier incarnations of a worker pushed: the coordinator will not commit it."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError
-from param_servers.timeouts import LONGEST_S, NOTICE_S, AwakeClock, Redial, Restarts, within
+from param_servers.timeouts import LONGEST_S, NOTICE_S, AwakeClock, Redial, Restarts, clock_of_a_loop, within
 
 WAITS = [  # who waits; what goes before the decision, in a row; by how much more it waits at least
     ("answer_s", ("join_s", "disk_s"), NOTICE_S),  # server 0 waits for servers, then for their disks
@@ -104,6 +104,17 @@ def test_time_passes_also_for_a_process_that_is_always_late():
     reads = iter(range(0, 3000, 3))
     clock = AwakeClock(2.0, lambda: float(next(reads)))
     assert [clock.now_s() for _ in range(100)][-1] == 25.0
+
+
+def test_a_stop_that_is_shorter_than_a_patience_costs_none_of_it(monkeypatch: pytest.MonkeyPatch):
+    now_s = [100.0]
+    monkeypatch.setattr(AwakeClock.__init__, "__defaults__", (lambda: now_s[0],))
+    clock = clock_of_a_loop(patience_s=60.0)
+    began_s = clock.now_s()
+    for gap_s in (*[0.5] * 30, 50.0):  # a step has been open for 15 s, then everybody is stopped
+        now_s[0] += gap_s
+        passed_s = clock.now_s() - began_s
+    assert 15.0 <= passed_s < 16.0
 
 
 def test_who_was_interrupted_dials_at_once_when_it_goes_on_however_late_that_is():

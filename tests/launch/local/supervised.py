@@ -41,6 +41,7 @@ class Lab:
         self.said: list[str] = []
         self.events: list[str] = []
         self.code: int | None = None
+        self.thread = threading.Thread(target=self._run)
 
     def process(self, role: str, rank: int, behaviour: str, **options: object) -> RoleProcess:
         def words(incarnation: int) -> list[str]:
@@ -72,7 +73,6 @@ class Lab:
             terminate_timeout_s=terminate_timeout_s,
             refused_timeout_s=1.0,
         )
-        self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
     def _run(self) -> None:

@@ -31,6 +31,14 @@ def test_a_repetition_is_recognised_before_and_after_the_commit() -> None:
     assert accumulator.add(0, 0, 1, 0, torch.ones(3)) == Code.ACCEPTED
 
 
+def test_the_answer_to_a_push_leaves_the_next_one_of_its_worker_alone() -> None:
+    accumulator = Accumulator(3, keeps_older=True)
+    accumulator.add(0, 0, 1, 0, torch.ones(3))
+    assert accumulator.add(0, 0, 2, 0, 2 * torch.ones(3)) == Code.NONE
+    accumulator.decide(Row(0, 0, 1))
+    assert accumulator.gradients([Row(0, 0, 2)])[0].sum() == 6
+
+
 def test_a_late_gradient_is_answered_as_stale() -> None:
     accumulator = Accumulator(3)
     accumulator.committed([])

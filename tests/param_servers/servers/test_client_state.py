@@ -107,3 +107,16 @@ def test_an_asynchronous_push_of_an_older_version_of_the_same_term_is_for_the_se
     assert state.take() is not None
     state.heard(parameters(0, 1, 2))
     assert state.begin_push(torch.zeros(4), 1, 1).receipt is None
+
+
+def test_a_second_push_of_a_version_is_stale_once_the_first_has_counted() -> None:
+    """Also in asynchronous mode, where a push of an older version is for the servers to judge."""
+    state = ClientState(PLAN, asynchronous=True)
+    for shard in range(2):
+        deliver(state, shard, parameters(shard, 1, 0), 1.0)
+    assert state.take() is not None
+    first = state.begin_push(torch.ones(4), 0, 1)
+    state.heard(Header(Kind.RECEIPT, 0, 0, 1, 1, first.sequence, code=Code.ACCEPTED))
+    assert first.receipt is not None and first.receipt.accepted
+    second = state.begin_push(torch.ones(4), 0, 1)
+    assert second.receipt is not None and second.receipt.reason == "stale"

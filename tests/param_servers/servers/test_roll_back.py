@@ -3,14 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import RunBroken
-from param_servers.layout import as_bytes
+from param_servers.errors import CheckpointError, ParamServersError, RunBroken
+from param_servers.layout import FlatLayout, as_bytes, plan_shards
 from param_servers.servers.chief import Chief
 from param_servers.servers.coordinator import Coordinator
+from param_servers.servers.server import ParameterServer
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
 from param_servers.servers.step_commits import Commit, Give, Restore
@@ -185,3 +187,32 @@ def test_a_slice_that_was_written_before_a_roll_back_is_in_no_checkpoint_after_i
     written(1, 2)
     files = [{"file": "shard 0 of term 2"}, {"file": "shard 1 of term 2"}]
     assert recorder.calls[-1] == ("publish", 1, 2, files)
+
+
+def test_a_checkpoint_that_is_damaged_at_a_roll_back_is_no_bad_input() -> None:
+    """A server that is started again then finds the one before; at a start it is refused."""
+
+    class Damaged:
+        def newest(self, on_skip: object) -> tuple[int, int, int]:
+            return 0, 0, 0
+
+        def poll(self) -> None:
+            raise CheckpointError("server 1 cannot find checkpoint step-2000")
+
+    checkpoints: Any = Damaged()
+    server = ParameterServer(
+        shard=1,
+        plan=plan_shards(FlatLayout.of({"w": (4,)}), 2),
+        initial_parameters=torch.zeros(4),
+        optimizer_config=OptimizerConfig(),
+        exchange_config=ExchangeConfig(exchange="servers", num_servers=2),
+        resolve=lambda shard: None,
+        secret=b"s" * 16,
+        checkpoints=checkpoints,
+    )
+    with pytest.raises(CheckpointError, match="cannot find"):
+        server.look_at_the_clock()
+    server.node.term = 1
+    with pytest.raises(ParamServersError, match="cannot find") as fault:
+        server.look_at_the_clock()
+    assert not isinstance(fault.value, CheckpointError)
