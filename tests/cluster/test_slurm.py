@@ -137,6 +137,17 @@ def test_central_inference_is_a_heterogeneous_job(cluster: Cluster, tmp_path: Pa
     assert job.lives()[0].get("ended", {}).get("outcome") == "finished", job.output
 
 
+def test_both_parts_of_a_heterogeneous_job_deal_several_learners_alike(cluster: Cluster, tmp_path: Path) -> None:
+    args = "--total-frames 3000 --batch-unrolls 8 --unroll-length 5 --learners 2 --exchange allreduce"
+    sizes = ("--nodes=2", "--cpus-per-task=2", ":", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2")
+    job = cluster.submit("central_inference.sh", tmp_path, *sizes, args=args)
+    job.wait_for_end()
+    assert "6 = 2 learners + 4 actors" in job.output
+    assert job.lives()[0].get("ended", {}).get("outcome") == "finished", job.output
+    assert len(list((job.run_dir / "metrics").glob("learner-*.jsonl"))) == 2
+    assert len(list((job.run_dir / "metrics").glob("actor-*.jsonl"))) == 4
+
+
 def test_eight_nodes_at_100_mbit_train(slow_network: Cluster, tmp_path: Path) -> None:
     args = f"{SMALL_STEPS} --total-frames 5000 --servers 2 --backup-workers 1"
     job = slow_network.submit("breakout_64nodes.sh", tmp_path, "--nodes=8", args=args)
