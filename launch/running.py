@@ -23,7 +23,7 @@ from dba3c.metrics.watch import watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.resuming import refuse_another_run
 from dba3c.roles import PER_START
-from dba3c.runs.ending import before_the_first_update, note_end
+from dba3c.runs.ending import STOP_COMMAND, before_the_first_update, note_end
 from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder, checkpoint_steps
 from launch.cluster.launchers import LaunchPlace
@@ -181,9 +181,10 @@ def returns(run_dir: Path, place: LaunchPlace) -> bool:
         life = RunFolder(run_dir).life()
     except UserError:
         return False
-    if place.restart_count:  # not of an earlier launch under the same name, which has ended as it should
-        well = life.get("ended", {}).get("outcome") in ("finished", "stopped")
-        return bool(place.run_name) and life.get("topology", {}).get("run_name") == place.run_name and not well
+    if place.restart_count:  # not of an earlier launch under the same name, which has ended as somebody wanted
+        ended = life.get("ended", {})
+        wanted = ended.get("outcome") == "finished" or ended.get("reason") in (STOP_COMMAND, "SIGINT")
+        return bool(place.run_name) and life.get("topology", {}).get("run_name") == place.run_name and not wanted
     return bool(place.launch_id) and life.get("launch_id") == place.launch_id and "ended" not in life
 
 

@@ -255,9 +255,8 @@ class ExchangeConfig:
     checkpoint_every_steps: int = option(1000, least=0)
     """Steps between checkpoints; 0: only at the end."""
 
-    keep_checkpoints: int = option(5, least=2)
-    """Newest checkpoints kept, two at least: a run that goes back while one is being published needs the one before.
-    Older ones are deleted."""
+    keep_checkpoints: int = option(5, least=1)
+    """Newest checkpoints kept; older ones are deleted. With servers two at least."""
 
     interface: str | None = None
     """Network interface for tensors, e.g. eth0. None: found from listen_host."""

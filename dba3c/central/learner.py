@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.config import REPLAYING
 from dba3c.assembly.exchanges import connect
@@ -143,7 +145,8 @@ def build_trainer(config: TrainConfig, network: FlatNetwork, spaces: Spaces, act
         trainer = _trainer(config, network, spaces, actors, seed)
     except MemoryError as error:
         raise UserError(f"no memory for a replay of {steps:,} agent steps: {error}; see --replay-capacity") from error
-    if (needed := trainer.memory_bytes) > room:
+    total_steps = (config.run.total_frames or math.inf) / config.environment.frames_per_step
+    if (needed := trainer.memory_bytes * min(1.0, total_steps / steps)) > room:
         raise UserError(
             f"a replay of {steps:,} agent steps takes {needed / 1e9:.1f} GB, and there are {room / 1e9:.1f} GB of "
             "memory: see --replay-capacity"

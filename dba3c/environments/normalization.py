@@ -107,8 +107,8 @@ class NormalizedObservations:
 def statistics_of(run: Path, step: int, name: str | None = None) -> Stored | None:
     """The statistics that belong to the checkpoint of `step`: of one process (`name`), or of all that played, merged.
 
-    Each process's newest snapshot that is not younger than the checkpoint counts, or everybody's oldest where all are
-    younger. Of an earlier life than others' is who plays no more, as after a resume with fewer lanes. None where there
+    Each process's newest snapshot that is not later than the checkpoint counts, or everybody's oldest where all are
+    later. Of an earlier life than others' is who plays no more, as after a resume with fewer lanes. None where there
     are none.
     """
     files = sorted((run / FOLDER).glob("*.json")) if name is None else [run / FOLDER / f"{name}.json"]

@@ -59,7 +59,7 @@ _METRICS_AT_ONCE = 1000
 class TensorBoardSink:
     """One event file for each life of the run; a resumed run cuts off what lies after its checkpoint.
 
-    By TensorBoard's own writer (torch is asked only for the layout), in the run's tensorboard/: scalars; under Custom
+    By TensorBoard's own writer (torch makes the layout and the table), in the run's tensorboard/: scalars; under Custom
     Scalars the few charts that people look at, score first; the configuration as hyperparameters and as text; events, a
     table of evaluations, films.
     """
@@ -113,6 +113,7 @@ class TensorBoardSink:
         """The configuration in the table that compares runs: options whose value is a number or a word."""
         summary = client("torch.utils.tensorboard.summary", self.name)
         options = {name: value for name, value in flat_names(self._run.config) if value not in ("None", "")}
+        # torch shows a yes or no as 1 or 0
         told = {name: str(value).lower() if isinstance(value, bool) else value for name, value in options.items()}
         columns, row, _ = summary.hparams(told, dict.fromkeys(JUDGED_BY, 0.0))  # the third says that it has ended well
         self._add(columns, step, time_s)

@@ -53,8 +53,8 @@ class SlurmShape:
     evaluators: int = 0
     """Ranks that play full games with each new checkpoint."""
 
-    recorders: int = 0
-    """Ranks that film a game of each n-th checkpoint."""
+    recorders: int = option(0, least=0, most=1)
+    """1: a rank films a game of each n-th checkpoint."""
 
     learners: int = 0
     """With these: central inference, as a heterogeneous job of learners (a node each) and --nodes nodes of actors."""

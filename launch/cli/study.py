@@ -162,8 +162,8 @@ def array_text(declared: Study, folder: Path, cpus_per_task: int, limit: str, co
     return job_text(
         [
             f"Study {declared.kind}: {what}.",
-            f"Task i is {'trial i' if search else 'the run i of those below'} ({command} --into {into} --list); "
-            "submit again to go on with what is not finished.",
+            f"Task i is {'trial i' if search else 'run i of those below'}; {command} --into {into} --list says how far "
+            "they are. Submit again to go on with what is not finished.",
         ],
         request_lines(f"study_{declared.kind}", nodes=nodes, cpus_per_task=cpus_per_task, time=limit),
         [

@@ -99,6 +99,8 @@ def extended(declared: Study, folder: Path, own: Sequence[str], arguments: Sweep
     if "--trials" in given:
         if declared.search is None:
             raise UserError(f"{folder} holds a grid, which draws no trials: give an option more values instead")
+        if arguments.trials < declared.search.trials:
+            raise UserError(f"--trials {arguments.trials}: the search in {folder} has {declared.search.trials} already")
         declared = replace(declared, search=replace(declared.search, trials=arguments.trials))
     if given & {"--seeds", "--trials"}:
         declared.save(folder)

@@ -17,6 +17,7 @@ the run goes on and says nothing. After an error of the supervisor itself the ru
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import signal
@@ -29,6 +30,7 @@ from typing import Any
 
 from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT, USER_ERROR_EXIT, UserError
 from dba3c.runs.ending import TRAINING_ROLES, note_failure
+from dba3c.runs.folder import RunFolder
 from launch.local.child import Child, describe_exit, shell_code, taking_signals
 from launch.local.fork_server import ForkServer
 from param_servers.timeouts import NAP_S, AwakeClock, Restarts
@@ -169,8 +171,10 @@ class Supervisor:
         """The run goes on without it; this rank does not."""
         self._ended_well = False
         """A process that decides ended with 0."""
-        self._unsaved = False
-        """Who was to write the last checkpoint was terminated."""
+        self._unsaved = ""
+        """Who was terminated when it had yet to write the last checkpoint."""
+        self._not_started = ""
+        """Why a process could not be started at all."""
         self._forced = False
         """Somebody had to be terminated."""
         self._nothing_to_save = False  # refused before it began, or over elsewhere: who is late need not be asked again
@@ -213,7 +217,7 @@ class Supervisor:
     @property
     def cause(self) -> str:
         """Why the run failed, in one line; "" when it did not."""
-        return "" if self._decisive is None else self._decisive.cause
+        return self._decisive.cause if self._decisive is not None else self._unsaved or self._not_started
 
     def pids(self) -> dict[str, int]:
         """Name → pid of the processes alive now."""
@@ -240,9 +244,10 @@ class Supervisor:
         try:
             self._start(spec, incarnation=0)
         except OSError as error:
-            how_many = f"it would be process {len(self._live) + 1} of {len(self.processes)}"
-            why = f"{error.strerror or error}; {how_many} (ulimit -u, and the control group's pids.max)"
-            raise UserError(f"{spec.name} cannot be started: {why}") from error
+            which = f"{spec.name}, process {len(self._live) + 1} of {len(self.processes)},"
+            limits = " (ulimit -u, or the control group's pids.max)" if error.errno == errno.EAGAIN else ""
+            self._not_started = f"{which} cannot be started: {error.strerror or error}{limits}"
+            raise UserError(self._not_started) from error
 
     def _handle_next(self) -> None:
         left_s = None if self._deadline_s is None else max(0.0, self._deadline_s - self._now_s())
@@ -274,7 +279,8 @@ class Supervisor:
                 self._drain()
             return
         if self._phase >= TERMINATING:
-            self._unsaved |= spec.saves_last
+            if spec.saves_last and not RunFolder(self.run_dir).has_left(spec.role, spec.rank):
+                self._unsaved = f"{spec.name} was terminated before it had written the last checkpoint"
             return
         # What this process's first life, or another machine, could do was no bad input: who is refused has met a fault.
         final = code in FINAL_EXITS and not (code == USER_ERROR_EXIT and (gone.incarnation or self.joins_late))
@@ -292,7 +298,7 @@ class Supervisor:
             self._tell("left", f"{lost}; the run goes on without it" + (spec.missed and f", {spec.missed}"))
         else:
             said_so = code == RUN_ENDED_BROKEN_EXIT and spec.decides
-            if (said_so or (spec.essential and not self._ended_well)) and not self._failure:
+            if (said_so or (spec.essential and (spec.saves_last or not self._ended_well))) and not self._failure:
                 self._failure = self._noted(gone)
             elif spec.decides:
                 self._lost = self._noted(gone)  # unless another one ends well

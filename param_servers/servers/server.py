@@ -132,7 +132,7 @@ class ParameterServer:
                 self._clock,
                 on_event,
                 self._audit,
-                exchange.keep_checkpoints,
+                max(2, exchange.keep_checkpoints),  # who goes back while one is being published needs the one before
                 should_stop,
             )
         self._redial = Redial(timeouts.start_s, seed=shard)
@@ -157,7 +157,7 @@ class ParameterServer:
         Raises:
             RunBroken: it could not go on as declared (a last checkpoint was written where possible).
             PeerLost: shard 0 is gone and did not come back, or turned this server away.
-            CheckpointError: a checkpoint to go back to cannot be loaded, or one that is undone not be set aside.
+            ParamServersError: a checkpoint to go back to cannot be loaded, or one that is undone not be set aside.
             CheckpointUnreadable: the file system does not let it be read.
             OSError: the address to listen on is taken.
         """
@@ -253,6 +253,7 @@ class ParameterServer:
 
         Raises:
             PeerLost: shard 0 is gone and did not come back.
+            CheckpointError, ParamServersError: no checkpoint can be loaded, at a start or at a roll-back.
         """
         if self._arrived:  # shard 0 must not wait for it behind the last part of the update
             self._tell_arrived()
@@ -263,7 +264,7 @@ class ParameterServer:
         except CheckpointError as error:
             if not self.node.term:
                 raise
-            raise ParamServersError(str(error)) from error  # at a roll-back: who starts again finds the one before
+            raise ParamServersError(str(error)) from error  # at a roll-back: a fault, no bad input
         if self.chief is not None:
             self.chief.tick()
         else:

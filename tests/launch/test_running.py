@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
+from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.folder import RunFolder
 from launch import running
 from launch.cli.options import parse_train
@@ -44,9 +45,17 @@ def test_a_chief_whose_pod_is_restarted_goes_on_with_its_run(tmp_path: Path) -> 
     assert not running.returns(run_dir, chief_of("uid-1"))
 
 
-@pytest.mark.parametrize(("outcome", "goes_on"), [("failed", True), ("finished", False), ("stopped", False)])
+@pytest.mark.parametrize(
+    ("outcome", "reason", "goes_on"),
+    [
+        ("failed", "worker 0 failed", True),
+        ("stopped", "SIGTERM", True),  # torchrun's own, when it ends the ranks that are left
+        ("stopped", STOP_COMMAND, False),
+        ("finished", "score reached", False),
+    ],
+)
 def test_what_torchrun_starts_again_goes_on_with_its_run_and_not_with_one_that_ended_well_before(
-    tmp_path: Path, outcome: str, goes_on: bool
+    tmp_path: Path, outcome: str, reason: str, goes_on: bool
 ) -> None:
     again = LaunchPlace(
         launcher="torchrun", world_size=3, launch_id="none-h-29500-1", restart_count=1, run_name="none-h-29500"
@@ -55,7 +64,7 @@ def test_what_torchrun_starts_again_goes_on_with_its_run_and_not_with_one_that_e
         tmp_path / "run", {}, launch_id="none-h-29500-0", topology={"run_name": again.run_name}
     ) as run:
         assert running.returns(run.path, again)
-        run.end_life(outcome, "a reason")
+        run.end_life(outcome, reason)
     assert running.returns(run.path, again) is goes_on
 
 

@@ -83,8 +83,9 @@ def test_a_machine_without_room_for_the_processes_of_a_run_is_said_in_one_line(
     monkeypatch.setattr(lab.fork_server, "fork", no_room)
     server = lab.process("server", 0, "obedient")
     lab.supervisor = Supervisor(lab.fork_server, lab.run_dir, [server], lab.request_stop)
-    with pytest.raises(UserError, match=r"server 0 cannot be started: .*process 1 of 1 \(ulimit -u"):
+    with pytest.raises(UserError, match=r"server 0, process 1 of 1, cannot be started: .* \(ulimit -u"):
         lab.supervisor.run()
+    assert lab.supervisor.cause.startswith("server 0, process 1 of 1, cannot be started")
 
 
 def test_a_worker_that_may_be_left_is_left_and_the_run_goes_on(lab: Lab) -> None:
@@ -243,6 +244,15 @@ def test_a_checkpoint_that_fails_after_the_request_to_stop_fails_the_run(lab: La
     lab.pid("server-0")
     lab.signal(signal.SIGTERM)
     assert lab.finish() == 1
+
+
+def test_an_all_reduce_that_loses_its_last_checkpoint_when_the_other_ranks_have_ended_has_failed(lab: Lab) -> None:
+    kinds = enumerate(("breaks-at-the-end", "ends"))
+    lab.start(*(lab.process("worker", rank, what, saves_alone=True, essential=True) for rank, what in kinds))
+    wait_until(lambda: "worker 1" not in lab.supervisor.pids(), "the other rank's end")
+    lab.request_stop("enough")
+    assert lab.finish() == 1
+    assert lab.supervisor.cause.startswith("worker 0: ")
 
 
 def test_who_still_writes_the_last_checkpoint_when_the_others_have_ended_is_given_the_time(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_a_run_whose_last_checkpoint_was_not_given_its_time_has_not_ended_well(l
     lab.signal(signal.SIGINT)
     lab.signal(signal.SIGINT)
     assert lab.finish() == 128 + signal.SIGINT
+    assert lab.supervisor.cause == "worker 0 was terminated before it had written the last checkpoint"
 
 
 def test_a_launcher_that_repeats_sigterm_does_not_cost_the_checkpoint(lab: Lab) -> None:

@@ -190,7 +190,7 @@ def test_a_slice_that_was_written_before_a_roll_back_is_in_no_checkpoint_after_i
 
 
 def test_a_checkpoint_that_is_damaged_at_a_roll_back_is_no_bad_input() -> None:
-    """A server that is started again then finds the one before; at a start it is refused."""
+    """At a start it is."""
 
     class Damaged:
         def newest(self, on_skip: object) -> tuple[int, int, int]:
