@@ -182,7 +182,7 @@ def check(words: Sequence[str]) -> int:
         check_own_code(config)
         if config.central.mode == "central":
             check_trainable(replace_options(config, device="cpu"))
-        check_disk(Path(run_dir), parameters, config.exchange.keep_checkpoints)
+        check_disk(Path(run_dir), parameters, config.exchange.checkpoints_kept)
         if config.network.precision == "bfloat16":
             warn_where_it_is_slow()
     except (UserError, ConfigError, CheckpointError, ParamServersError) as error:

@@ -275,6 +275,11 @@ class ExchangeConfig:
             raise ConfigError(refusal)
         self._check_workers()
 
+    @property
+    def checkpoints_kept(self) -> int:
+        """Where servers go back while a checkpoint is being published, they need the one before."""
+        return max(2, self.keep_checkpoints) if self.has_servers else self.keep_checkpoints
+
     def _check_workers(self) -> None:
         if self.min_workers > max(1, self.gradients_per_step):
             raise ConfigError(

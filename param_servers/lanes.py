@@ -44,7 +44,7 @@ from torch import Tensor
 from param_servers.errors import ConfigError, LaneLost, RunStopped
 from param_servers.errors import told as line_of
 from param_servers.exchange import GradientExchange, Pull, Receipt
-from param_servers.timeouts import CLOSE_S, NAP_S, AwakeClock, Timeouts
+from param_servers.timeouts import CLOSE_S, NAP_S, Timeouts, clock_of_a_loop
 
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
@@ -206,7 +206,7 @@ class _Link:
 
     def __init__(self, who: str, end: socket.socket, timeout_s: float, process: ForkProcess | None = None) -> None:
         self._who, self._end, self._timeout_s, self._process = who, end, timeout_s, process
-        self._clock, self._poll = AwakeClock(8 * NAP_S), select.poll()
+        self._clock, self._poll = clock_of_a_loop(), select.poll()
         self._poll.register(end, select.POLLIN)
 
     def send(

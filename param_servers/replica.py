@@ -178,7 +178,7 @@ class Replica:
             if "error" in entry:
                 done(entry)
                 return
-            checkpoints.publish(step, term, data_points, [entry], self._config.keep_checkpoints, done)
+            checkpoints.publish(step, term, data_points, [entry], self._config.checkpoints_kept, done)
 
         def done(answer: dict[str, Any]) -> None:
             if "error" in answer:

@@ -238,8 +238,8 @@ class AwakeClock:
         return now_s
 
 
-def clock_of_a_loop(patience_s: float) -> AwakeClock:
-    """For who has so much patience, and looks at the clock at least each `NAP_S` unless it was stopped."""
+def clock_of_a_loop(patience_s: float = math.inf) -> AwakeClock:
+    """For who has so much patience at least, and looks at the clock at least each `NAP_S` unless it was stopped."""
     return AwakeClock(min(patience_s, 8 * NAP_S))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from dba3c.algorithms.agent import FlatNetwork
 from dba3c.algorithms.config import REPLAYING
 from dba3c.assembly.exchanges import connect
@@ -18,12 +16,12 @@ from dba3c.central.vtrace import ActorCriticTrainer
 from dba3c.central.wire import group_shape
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Experience, worker_seed
-from dba3c.errors import UserError
+from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.writer import GradientRecorder, MetricsWriter, Sections
 from dba3c.networks.active_relus import ActiveRelus
 from dba3c.roles import RunProcess
 from dba3c.runs.ending import before_the_first_update
-from dba3c.runs.host_facts import memory_bytes
+from dba3c.runs.host_facts import available_memory_bytes
 from param_servers.exchange import GradientExchange, RunStopped
 from param_servers.wire.tcp_sockets import listen_address
 
@@ -139,17 +137,16 @@ def build_serving(
 
 
 def build_trainer(config: TrainConfig, network: FlatNetwork, spaces: Spaces, actors: range, seed: int) -> Trainer:
-    """How unrolls become gradients. Raises UserError: a replay for which there is no memory, or unrolls too short."""
-    steps, room = config.replay.replay_capacity, memory_bytes()
+    """How unrolls become gradients. Raises UserError: a replay that no memory can hold, or unrolls too short."""
+    steps, room = config.replay.replay_capacity, available_memory_bytes()
     try:
         trainer = _trainer(config, network, spaces, actors, seed)
     except MemoryError as error:
         raise UserError(f"no memory for a replay of {steps:,} agent steps: {error}; see --replay-capacity") from error
-    total_steps = (config.run.total_frames or math.inf) / config.environment.frames_per_step
-    if (needed := trainer.memory_bytes * min(1.0, total_steps / steps)) > room:
-        raise UserError(
-            f"a replay of {steps:,} agent steps takes {needed / 1e9:.1f} GB, and there are {room / 1e9:.1f} GB of "
-            "memory: see --replay-capacity"
+    if (needed := trainer.memory_bytes) > room:  # short runs do not fill it
+        warn_on_stderr(
+            f"a replay of {steps:,} agent steps takes {needed / 1e9:.1f} GB once it is full, and there are "
+            f"{room / 1e9:.1f} GB of memory: see --replay-capacity"
         )
     return trainer
 

@@ -82,7 +82,7 @@ def cgroup_quota_cores(root: Path = CGROUP_ROOT, self_cgroup: Path = SELF_CGROUP
     return None if least == math.inf else least
 
 
-def memory_bytes(root: Path = CGROUP_ROOT, self_cgroup: Path = SELF_CGROUP) -> float:
+def available_memory_bytes(root: Path = CGROUP_ROOT, self_cgroup: Path = SELF_CGROUP) -> float:
     """The least of the memory that the machine has left and what this process's control groups may take."""
     lines = (line.split() for line in (_read(MEMINFO) or "").splitlines())
     left = next((1024 * int(words[1]) for words in lines if words[0] == "MemAvailable:"), math.inf)

@@ -96,8 +96,8 @@ class TrainWords:
             del given["num_servers"]  # it says what is so anyway
         config = preset(self.preset, given.get("env_id"), cores)
         if cores_per_worker is None and {config.central.mode, given.get("mode", "worker")} == {"worker"}:
-            one_process = {"exchange"} if given.get("exchange") == "local" else set[str]()
-            alone = not given.keys() & (SEVERAL_WORKERS - one_process)
+            of_several = given.keys() & SEVERAL_WORKERS
+            alone = not of_several or (of_several == {"exchange"} and given["exchange"] == "local")
             config = preset(self.preset, given.get("env_id"), 1 if alone else given.get("num_workers", cores))
             config = in_one_worker(config) if alone else config
         if given.get("mode") == "central":

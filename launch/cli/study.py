@@ -155,9 +155,8 @@ def array_text(declared: Study, folder: Path, cpus_per_task: int, limit: str, co
     nodes = max((point.nodes for point in declared.points), default=1)
     points, into = len(declared.points), shlex.quote(str(folder))
     refuse_short(limit, SlurmShape.warning_s)
-    task, names = "$SLURM_ARRAY_TASK_ID", [shlex.quote(run.name) for run in declared.runs(folder)]
-    if not search:
-        task = "${runs[SLURM_ARRAY_TASK_ID]}"
+    task = "$SLURM_ARRAY_TASK_ID" if search else "${runs[SLURM_ARRAY_TASK_ID]}"
+    names = " ".join(shlex.quote(run.name) for run in declared.runs(folder))
     what = f"{tasks} trials × {seeds} seeds" if search else f"{points} points × {seeds} seeds = {tasks} runs"
     return job_text(
         [
@@ -168,7 +167,7 @@ def array_text(declared: Study, folder: Path, cpus_per_task: int, limit: str, co
         request_lines(f"study_{declared.kind}", nodes=nodes, cpus_per_task=cpus_per_task, time=limit),
         [
             "# A run on fewer nodes than the largest one gives the others back at once.",
-            *([] if search else [f"runs=({' '.join(names)})  # by name: the study may get more of them"]),
+            *([] if search else [f"runs=({names})  # by name: the study may get more of them"]),
             f'exec {command} --into {into} --task "{task}"',
         ],
         last_task=tasks - 1,

@@ -33,7 +33,7 @@ from dba3c.runs.ending import TRAINING_ROLES, note_failure
 from dba3c.runs.folder import RunFolder
 from launch.local.child import Child, describe_exit, shell_code, taking_signals
 from launch.local.fork_server import ForkServer
-from param_servers.timeouts import NAP_S, AwakeClock, Restarts
+from param_servers.timeouts import NAP_S, Restarts, clock_of_a_loop
 
 RUNNING, ENDING, STOPPING, TERMINATING, KILLING = range(5)
 SAME_REQUEST_S = 1.0
@@ -155,7 +155,7 @@ class Supervisor:
         self.terminate_timeout_s = terminate_timeout_s
         self.refused_timeout_s = refused_timeout_s
         self._started_s = time.monotonic()
-        self._now_s = AwakeClock(8 * NAP_S).now_s
+        self._now_s = clock_of_a_loop().now_s
         self._ended_s = float("-inf")
         """On that clock; for ever ago where it has not ended well."""
         self._phase = RUNNING

@@ -132,7 +132,7 @@ class ParameterServer:
                 self._clock,
                 on_event,
                 self._audit,
-                max(2, exchange.keep_checkpoints),  # who goes back while one is being published needs the one before
+                exchange.checkpoints_kept,
                 should_stop,
             )
         self._redial = Redial(timeouts.start_s, seed=shard)

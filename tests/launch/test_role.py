@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dba3c import roles
+from dba3c.central import learner
 from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT
@@ -136,3 +137,14 @@ def test_a_learner_of_a_deep_network_computes_with_its_share_of_all_cores_and_ev
     assert role.threads_without_launcher("learner", deep) == 3
     for name, config in (("learner", small), ("worker", deep), ("actor", deep)):
         assert role.threads_without_launcher(name, config) == 1
+
+
+def test_a_replay_that_may_outgrow_the_memory_is_warned_of_and_a_short_run_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(learner, "available_memory_bytes", lambda: 1e6)
+    config = parse_train(
+        ["CartPole-v1", "--mode", "central", "--algorithm", "r2d2", "--replay-capacity", "100000"]
+    ).config(2)
+    assert role.check([config.to_json(), str(tmp_path / "run"), "", str(tmp_path / "why")]) == 0
+    assert "a replay of 100,000 agent steps takes 0.0 GB once it is full" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
-from dba3c.runs.host_facts import cgroup_quota_cores, memory_bytes, multiplies_bfloat16
+from dba3c.runs.host_facts import available_memory_bytes, cgroup_quota_cores, multiplies_bfloat16
 from launch.local import resources
 from launch.local.resources import (
     bind_to_own_cores,
@@ -21,6 +21,16 @@ from launch.local.resources import (
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+def control_groups(tmp_path: Path, files: dict[str, str], self_cgroup: str) -> Path:
+    """Where they are mounted; beside it, "self" says which is this process's."""
+    root = tmp_path / "cgroup"
+    root.mkdir()
+    for name, text in files.items():
+        write(root / name, text)
+    write(tmp_path / "self", self_cgroup)
+    return root
 
 
 @pytest.mark.parametrize(
@@ -38,11 +48,7 @@ def write(path: Path, text: str) -> None:
 def test_the_quota_of_a_control_group_is_read_in_both_versions(
     files: dict[str, str], self_cgroup: str, cores: float | None, tmp_path: Path
 ) -> None:
-    root = tmp_path / "cgroup"
-    root.mkdir()
-    for name, text in files.items():
-        write(root / name, text)
-    write(tmp_path / "self", self_cgroup)
+    root = control_groups(tmp_path, files, self_cgroup)
     assert cgroup_quota_cores(root, tmp_path / "self") == cores
 
 
@@ -57,12 +63,8 @@ def test_the_quota_of_a_control_group_is_read_in_both_versions(
 def test_the_memory_of_a_process_is_what_the_machine_has_left_or_its_control_group_may_take(
     files: dict[str, str], self_cgroup: str, limit: int | None, tmp_path: Path
 ) -> None:
-    root = tmp_path / "cgroup"
-    root.mkdir()
-    for name, text in files.items():
-        write(root / name, text)
-    write(tmp_path / "self", self_cgroup)
-    found = memory_bytes(root, tmp_path / "self")
+    root = control_groups(tmp_path, files, self_cgroup)
+    found = available_memory_bytes(root, tmp_path / "self")
     assert found == limit if limit else 1e7 < found < 1e15
 
 
