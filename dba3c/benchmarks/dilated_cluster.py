@@ -12,6 +12,8 @@ from dba3c.studies.figures import IDEAL, PALETTE, finish, new_figure, new_panels
 from dba3c.studies.page import rows_of
 
 RATE = "data points/s, time-dilated"
+WAYS = ("4 servers", "a server beside every worker", "all-reduce (Gloo)", "majority", "4 servers, asynchronous")
+"""Each has its own colour, the same in every figure."""
 Row = dict[str, Any]
 
 
@@ -150,7 +152,7 @@ def _draw_faults(folder: Path, rows: Sequence[Row]) -> None:
             times_s = [at_ms / 1e3 for at_ms, _ in row["through_ms"]]
             since = next(step for at_ms, step in reversed(row["through_ms"]) if at_ms <= 0)
             steps = [step - since for _, step in row["through_ms"]]
-            colour = PALETTE[ways.index(way(row))]
+            colour = PALETTE[_place(way(row), ways.index(way(row)))]
             axes.step(times_s, steps, where="post", color=colour, label=told)
             if row["ended"] != "measured":
                 axes.plot(times_s[-1], steps[-1], "x", color=colour, markersize=9)
@@ -160,16 +162,21 @@ def _draw_faults(folder: Path, rows: Sequence[Row]) -> None:
     save(figure, folder / "faults")
 
 
+def _place(name: str, otherwise: int = 0) -> int:
+    """Of a way among all; `otherwise` of anything else."""
+    return WAYS.index(name) if name in WAYS else otherwise
+
+
 def _draw_lines(axes: Axes, rows: Sequence[Row], x: str, label: str | None = None) -> None:
     """Marks where it was measured, hollow ones on too busy a machine; a thin dotted line where it was simulated. Two
     points are not joined."""
     of_way: dict[str, list[Row]] = {}
     for row in rows:
         of_way.setdefault(label or way(row), []).append(row)
-    for index, (name, unsorted) in enumerate(of_way.items()):
-        mine = sorted(unsorted, key=lambda row: row[x])
+    for index, name in enumerate(sorted(of_way, key=_place)):
+        mine = sorted(of_way[name], key=lambda row: row[x])
         places, rates = [row[x] for row in mine], [row["data_points_per_s"] for row in mine]
-        colour, line = PALETTE[index % len(PALETTE)], "-" if len(mine) > 2 else "none"
+        colour, line = PALETTE[_place(name, index)], "-" if len(mine) > 2 else "none"
         axes.plot(places, rates, marker="o", color=colour, label=name, linestyle=line)
         for place, rate, row in zip(places, rates, mine, strict=True):
             if row["refused"]:
