@@ -87,7 +87,9 @@ def check_env_id(env_id: str) -> None:
                 f"{env_id} is a legacy id: write ALE/{legacy['game']}-v5 and say the protocol with "
                 f"--frame-skip {skip} --repeat-action-probability {sticky}"
             )
-        raise UserError(f"unknown environment {env_id}{close_names(env_id, [*registered, *atari_games()])}")
+        raise UserError(
+            f"unknown environment {env_id or repr(env_id)}{close_names(env_id, [*registered, *atari_games()])}"
+        )
 
 
 @functools.lru_cache(maxsize=1)

@@ -146,7 +146,7 @@ def parse(kind: type[Parsed], words: Sequence[str], program: str, description: s
         with redirect_stderr(complaint):
             parsed: Parsed = tyro.cli(
                 kind, args=list(words), prog=program, description=description, config=(tyro.conf.OmitArgPrefixes,),
-                registry=_numbers,
+                registry=_values,
             )  # fmt: skip
             return parsed
     except ConfigError as error:
@@ -168,10 +168,17 @@ def whole_number(text: str) -> int:
         raise
 
 
-_numbers = ConstructorRegistry()
+def path(text: str) -> Path:
+    """Raises ValueError: it is empty, as a variable that is not set; pathlib takes that for the current folder."""
+    if not text:
+        raise ValueError("an empty path")
+    return Path(text)
 
 
-@_numbers.primitive_rule
+_values = ConstructorRegistry()
+
+
+@_values.primitive_rule
 def _int_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
     if info.type is not int:
         return None
@@ -184,9 +191,25 @@ def _int_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
     )
 
 
+@_values.primitive_rule
+def _path_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
+    return (
+        None
+        if info.type is not Path
+        else PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="PATH",
+            instance_from_str=lambda words: path(words[0]),
+            is_instance=lambda value: isinstance(value, Path),
+            str_from_instance=lambda value: [str(value)],
+        )
+    )
+
+
 REWORDED = (
     (r"Error parsing (--[\w-]+).*?invalid literal for int.*? base 10: ('.*?')", "{0} takes a whole number, not {1}"),
     (r"Error parsing (--[\w-]+).*?could not convert string to float: ('.*?')", "{0} takes a number, not {1}"),
+    (r"Error parsing \[*([\w-]+).*?(?:an empty path|from \[''\]|arguments: \[''\])", "{0} is empty"),
     (r"Error parsing (--[\w-]+).*?valid parse for arguments: \[(.*?)\]", "{0} cannot be {1}"),
     (r"Missing value for argument '(--[\w-]+)", "{0} needs a value"),
     (r"Missing from [^:]*: (--[\w-]+) \S+ (.*?) \(required\)", "{0} is missing: {1}"),

@@ -148,6 +148,23 @@ def test_what_cannot_be_read_is_refused_in_one_line(words: str, why: str) -> Non
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["train", "CartPole-v1", "--run-dir", ""], "--run-dir is empty"),
+        (["train", ""], "unknown environment ''"),
+        (["plot", "--into", "", "runs"], "--into is empty"),
+        (["watch", ""], "PATH is empty"),
+        (["resume", ""], "PATH is empty"),
+    ],
+)
+def test_an_empty_word_as_of_a_variable_that_is_not_set_is_no_path(
+    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(f"dba3c: {why}")
+
+
 def test_whole_numbers_may_be_written_as_floats() -> None:
     words = "breakout --total-frames 1e5 --seed 2.5e6 --frame-skip 2.0 4 --stop-score 1e2"
     said = parse_train(words.split())
