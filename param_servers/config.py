@@ -211,7 +211,7 @@ class ExchangeConfig:
     """How workers exchange gradients: which exchange, how many take part, what happens when some are lost."""
 
     exchange: ExchangeName = "local"
-    """local: one process; servers: sharded parameter servers; async: servers that apply each gradient on arrival;
+    """local: one worker, without servers; servers: sharded parameter servers; async: servers that apply each gradient on arrival;
     allreduce: every rank averages with every other; majority: all-reduce with backup workers."""
 
     collective_backend: CollectiveBackend = option("torch", exchange="allreduce")
@@ -287,7 +287,7 @@ class ExchangeConfig:
                 f"num_gradients is {self.gradients_per_step}"
             )
         if self.exchange == "local" and self.num_workers != 1:
-            raise ConfigError(f"exchange local is one process, but {self.num_workers} workers were given")
+            raise ConfigError(f"exchange local is one worker, but {self.num_workers} were given")
         if self.exchange == "async":
             if self.num_gradients not in (None, 1) or self.num_backup_workers:
                 raise ConfigError("exchange async applies each gradient on arrival: num_gradients is 1, with no backup")

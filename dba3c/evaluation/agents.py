@@ -46,6 +46,7 @@ class Agent:
     Attributes:
         config: of the run that trained it.
         step: the update that its parameters are of.
+        network: the PyTorch module, in eval mode, with the checkpoint's parameters.
         observation_space, action_space: of one environment. Atari's observations are those that it was trained on:
             uint8 [4, 84, 84], frames stacked.
     """
@@ -60,12 +61,13 @@ class Agent:
             self._statistics = RunningStatistics(self._observations.space.shape[0])
             self._statistics.merge(kept(policy.observation_statistics, f"checkpoint step-{policy.step}"))
         spaces = Spaces(self._observations.space, own.action)
-        network = build_model(config, spaces, only_plays=True).network
+        flat = build_model(config, spaces, only_plays=True).network
+        self.network: torch.nn.Module = flat.network
         self._drawn, self._greedy = (
-            build_policy(config, network, spaces, seed, actions) for actions in ("sampled", "greedy")
+            build_policy(config, flat, spaces, seed, actions) for actions in ("sampled", "greedy")
         )
         for player in (self._drawn, self._greedy):
-            player.load(policy.parameters_for(network.layout), policy.step)
+            player.load(policy.parameters_for(flat.layout), policy.step)
         self._state: State = ()
         self._games = 0
 

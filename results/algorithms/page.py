@@ -10,9 +10,11 @@ from dba3c.studies.statistics import estimate, time_to_goal
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = (
-    "preset", "environment", "seeds", "goal", "thousand frames to the goal, median",
-    "core-minutes to the goal, median", "best mean of 50 games, IQM",
+    "recipe", "environment", "seeds", "goal", "thousand frames to the goal, median",
+    "core-minutes to the goal, median", "best mean of 50 games, IQM", "at the end, IQM",
 )  # fmt: skip
+RECIPES = {"ppo-LunarLander": "long PPO"}
+"""Those that are no preset."""
 GOALS = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "LunarLander-v3": 200.0, "vizdoom/basic": 75.0}
 """Gymnasium's, and a scripted player's; the runs go on beyond them."""
 FRAMES, CORE_HOURS = "progress/frames", "progress/cpu_hours"
@@ -28,12 +30,21 @@ def to_goal(curves: list[Curve], goal: float, chart: str, unit: float) -> str:
 def line(folder: Path) -> tuple[object, ...]:
     """Of the runs of one preset on one environment."""
     curves = [load_curve(path) for path in sorted(folder.glob("seed-*"))]
-    preset = folder.name.partition("-")[0]
+    recipe = folder.name.partition("-")[0]
     environment = curves[0].config["environment"]["env_id"]
     goal = GOALS.get(environment)
     times = ("–", "–") if goal is None else (to_goal(curves, goal, FRAMES, 1e-3), to_goal(curves, goal, CORE_HOURS, 60))
     best = estimate([float(curve.column("score/best_mean")[-1]) for curve in curves])
-    return preset, environment, len(curves), "–" if goal is None else f"{goal:g}", *times, best
+    last = estimate([float(curve.column("score/mean")[-1]) for curve in curves])
+    return (
+        RECIPES.get(folder.name, recipe),
+        environment,
+        len(curves),
+        "–" if goal is None else f"{goal:g}",
+        *times,
+        best,
+        last,
+    )
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ def test_every_example_of_the_page_does_what_it_says(tmp_path: Path) -> None:
     examples = [block for block in blocks("python.md") if has_pygame or "dba3c.record" not in block]
     (tmp_path / "my_game.py").write_text(blocks("own_environment.md")[0])
     (tmp_path / "my_nets.py").write_text(blocks("own_network.md")[0])
+    (tmp_path / "results").symlink_to(ROOT / "results")
     (tmp_path / "script.py").write_text("\n".join(examples))
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -34,7 +34,7 @@ def test_gradients_and_backup_workers_are_derived_from_each_other():
             "2 backup of 2 workers leave no gradient for an update",
         ),
         ({"exchange": "allreduce", "num_workers": 4, "num_backup_workers": 1}, "choose exchange majority"),
-        ({"exchange": "local", "num_workers": 2}, "local is one process, but 2 workers were given"),
+        ({"exchange": "local", "num_workers": 2}, "local is one worker, but 2 were given"),
         ({"exchange": "async", "num_workers": 2, "num_gradients": 2}, "num_gradients is 1"),
         ({"exchange": "gossip"}, "exchange must be local or servers or async or allreduce or majority, got 'gossip'"),
         ({"step_timeout_s": 0}, "step_timeout_s must be greater than 0"),

@@ -110,6 +110,15 @@ def test_atari_s_observations_are_those_that_it_was_trained_on(trained):
     assert agent.action_space.contains(agent.act(np.zeros((4, 84, 84), np.uint8)))
 
 
+def test_its_network_is_there_as_a_module_which_decides_as_it_does(trained):
+    agent = load(trained(config_of("CartPole-v1")))
+    observation = np.asarray([[0.1, -0.2, 0.05, 0.3]], np.float32)
+    assert not agent.network.training
+    with torch.no_grad():
+        logits = agent.network(torch.from_numpy(observation), ())[0]
+    assert agent.act(observation, greedy=True) == logits.argmax(dim=-1).numpy()
+
+
 def test_an_observation_that_does_not_fit_is_named(trained):
     agent = load(trained(config_of("CartPole-v1")))
     with pytest.raises(UserError, match=r"CartPole-v1: observation of shape \(3,\) instead of \(4,\)"):
