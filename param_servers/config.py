@@ -211,8 +211,8 @@ class ExchangeConfig:
     """How workers exchange gradients: which exchange, how many take part, what happens when some are lost."""
 
     exchange: ExchangeName = "local"
-    """local: one worker, without servers; servers: sharded parameter servers; async: servers that apply each gradient on arrival;
-    allreduce: every rank averages with every other; majority: all-reduce with backup workers."""
+    """local: one worker, without servers; servers: sharded parameter servers; async: servers that apply each gradient
+    on arrival; allreduce: every rank averages with every other; majority: all-reduce with backup workers."""
 
     collective_backend: CollectiveBackend = option("torch", exchange="allreduce")
     """allreduce: who carries the sum."""
