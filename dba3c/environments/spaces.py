@@ -49,19 +49,20 @@ class ObservationCodec:
         self._original, self._is_box = original, isinstance(original, spaces.Box)
         shape: Any = original.shape
         self._shape, self._dtype = shape, original.dtype
-        self._channels_last = False
         self.space: spaces.Box
         if isinstance(original, MixedSpace):  # written by the process that it comes from
             self.space = original
         elif is_image(original):
-            self._channels_last, channels_first = _channels_first(shape)
-            self.space = spaces.Box(0, 255, channels_first, np.uint8)
+            self.space = spaces.Box(0, 255, _channels_first(shape)[1], np.uint8)
         else:
             images, size = _parts(env_id, original, "observation")
             self.space = MixedSpace(images, size) if images else spaces.Box(-np.inf, np.inf, (size,), np.float32)
         self._is_float = self.space.dtype == np.float32
         self._at_once = (
-            self._is_box and self._shape == self.space.shape and np.dtype(self._dtype).kind == self.space.dtype.kind
+            self._is_box
+            and self._shape == self.space.shape
+            and np.dtype(self._dtype).kind == self.space.dtype.kind
+            and (self._is_float or _brightened_by(original) == 1)
         )
 
     def write(self, observation: Any, row: np.ndarray) -> None:
@@ -77,7 +78,7 @@ class ObservationCodec:
             return
         array = np.asarray(observation)
         _check_array(array, self._shape, self._dtype, "observation")
-        row[...] = np.moveaxis(array, 2, 0) if self._channels_last else array.reshape(row.shape)
+        _write_box(self._original, array, row)
 
     def write_all(self, observations: list[Any], batch: np.ndarray) -> bool:
         """Put all into `batch` [B, ...] at once; False where one does not fit as it is: `write` says which, and why."""
@@ -144,14 +145,37 @@ class ActionCodec:
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Whether a space holds uint8 images: [H, W], or three-dimensional."""
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+    """Whether a space holds uint8 images: [H, W], three-dimensional, or a stack of those."""
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3, 4)
 
 
 def _channels_first(shape: tuple[int, ...]) -> tuple[bool, tuple[int, int, int]]:
-    """Of an image [H, W], [H, W, C] or [C, H, W]: whether its channels are last, and [C, H, W]."""
-    last = len(shape) == 3 and shape[2] <= _MOST_CHANNELS and shape[2] < min(shape[:2])
-    return last, (shape[2], *shape[:2]) if last else (1, *shape)[-3:]  # type: ignore[return-value]
+    """Of an image [H, W], [H, W, C] or [C, H, W], or K of the latter two: whether its channels are last, and
+    [K·C, H, W]."""
+    stacked, image = math.prod(shape[:-3]), shape[-3:]
+    last = len(image) == 3 and image[2] <= _MOST_CHANNELS and image[2] < min(image[:2])
+    channels, height, width = (image[2], *image[:2]) if last else (1, *image)[-3:]
+    return last, (stacked * channels, height, width)
+
+
+def _brightened_by(space: spaces.Space[Any]) -> int:
+    """What pixels of a space are multiplied by, so that the greatest that they may be is near 255, as networks take it:
+    a board of 0 and 1 would be all but black."""
+    return max(1, 255 // max(1, int(space.high.max()))) if is_image(space) and isinstance(space, spaces.Box) else 1
+
+
+def _write_box(space: spaces.Space[Any], array: np.ndarray, row: np.ndarray) -> None:
+    """Put what a Box holds into `row`: an image as [C, H, W], the rest flat; uint8 that are no image as 0…1."""
+    if is_image(space):
+        if _channels_first(array.shape)[0]:
+            array = np.moveaxis(array, -1, -3)
+        if (factor := _brightened_by(space)) > 1:
+            array = np.minimum(array, 255 // factor) * np.uint8(factor)
+        row[...] = array.reshape(row.shape)
+    elif space.dtype == np.uint8 and isinstance(space, spaces.Box):
+        np.divide(array.reshape(row.shape), np.maximum(space.high, 1).reshape(row.shape), out=row, dtype=row.dtype)
+    else:
+        row[...] = array.reshape(row.shape)
 
 
 def _parts(env_id: str, space: spaces.Space[Any], where: str) -> tuple[list[tuple[int, int, int]], int]:
@@ -221,12 +245,14 @@ def _write(
     dtype = array.dtype if isinstance(space, spaces.MultiBinary) else space.dtype
     _check_array(array, space.shape or (), dtype, where)
     if is_image(space):
-        picture = next(pictures)
-        picture[...] = np.moveaxis(array, 2, 0) if _channels_first(array.shape)[0] else array
+        _write_box(space, array, next(pictures))
         return begin
     if isinstance(space, spaces.Box):
-        flat: Any = array.reshape(-1)
-    elif space.contains(array):
+        end = begin + array.size
+        _write_box(space, array, row[begin:end])
+        return end
+    flat: Any
+    if space.contains(array):
         flat = spaces.flatten(space, array)
     else:
         raise ValueError(f"{where} is {array.tolist()}, which is not in {space}")

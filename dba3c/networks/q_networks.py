@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from dba3c.errors import UserError
 from dba3c.networks.actor_critic import Core, State
-from dba3c.networks.torsos import PerceptronTorso, linear, nature_torso, sees_images, torso_for
+from dba3c.networks.torsos import PerceptronTorso, images_of, linear, nature_torso, torso_for
 
 NO_ACTION = -1
 """The previous action of an episode's first observation: its one-hot is all zeros."""
@@ -107,7 +107,7 @@ def build_q_network(
     generator = torch.Generator().manual_seed(seed)
     num_actions = int(action_space.n)
     torso: Any
-    if sees_images(observation_space):
+    if images_of(observation_space):
         torso = torso_for(observation_space, nature_torso, generator)
     else:
         torso = PerceptronTorso(observation_space, generator, hidden=hidden, separate=False)

@@ -22,12 +22,13 @@ from dba3c.errors import UserError, did_you_mean, warn_on_stderr
 from dba3c.networks.actor_critic import ActorCriticNetwork, Core, Heads, NetworkOutput, RecurrentNetwork, State
 from dba3c.networks.distributions import parameter_count
 from dba3c.networks.torsos import (
+    SMALLEST_SIDE,
     PerceptronTorso,
     dba3c_torso,
     football_torso,
+    images_of,
     nature_torso,
     resnet_torso,
-    sees_images,
     small_torso,
     torso_for,
 )
@@ -48,15 +49,15 @@ def build_network(
 ) -> ActorCriticNetwork:
     """The network called ``name`` for single (unbatched) spaces; the same seed gives the same parameters.
 
-    "auto" is the one that fits the observations: "small" where they are images or have some, "mlp" for the rest. A
-    network for images takes observations that have some and a vector, too (``FusionTorso``).
+    "auto" is the one that fits the observations (``fitting_network``). A network for images takes observations that
+    have some and a vector, too (``FusionTorso``).
 
     Raises UserError for an unknown name (naming the nearest), or spaces the network cannot serve.
     """
     if ":" in name:
         return own_network(name, observation_space, action_space, seed=seed)
     if name == "auto":
-        name = "small" if sees_images(observation_space) else "mlp"
+        name = fitting_network(observation_space)
     if name not in NETWORKS:
         raise UserError(f"no network is called {name!r}; {did_you_mean(name, NETWORKS)}")
     generator = torch.Generator().manual_seed(seed)
@@ -72,6 +73,15 @@ def build_network(
         core = Core(torso.features, lstm_size, generator)
         return RecurrentNetwork(torso, core, Heads(lstm_size, action_space, generator))
     return ActorCriticNetwork(torso, Heads(torso.features, action_space, generator, separate=separate))
+
+
+def fitting_network(observation_space: spaces.Space) -> str:
+    """What "auto" is for these observations: "small" where they are images or have some, "resnet" where one of these is
+    too small for it, "mlp" for the rest."""
+    images = images_of(observation_space)
+    if not images:
+        return "mlp"
+    return "small" if min(min(height, width) for _, height, width in images) >= SMALLEST_SIDE else "resnet"
 
 
 STEPS, BATCHES = 2, (3, 1)

@@ -81,9 +81,11 @@ class ImageShape(NamedTuple):
     width: int
 
 
-def sees_images(space: spaces.Space) -> bool:
-    """Whether observations are images, or have some."""
-    return isinstance(space, MixedSpace) or is_image(space)
+def images_of(space: spaces.Space) -> list[ImageShape]:
+    """The images of an observation, in order."""
+    if isinstance(space, MixedSpace):
+        return [ImageShape(*image) for image in space.images]
+    return [ImageShape(*(space.shape or ()))] if is_image(space) else []
 
 
 def image_shape(space: spaces.Space) -> ImageShape:
@@ -158,7 +160,8 @@ class ConvolutionalTorso(nn.Module):
                 height, width = height // 2, width // 2
             channels = outputs
         if height < 1 or width < 1:
-            raise UserError(f"images of {image.height}×{image.width} are too small for this network: nothing is left")
+            size = f"{image.height}×{image.width}"
+            raise UserError(f"images of {size} are too small for this network (--network resnet takes them)")
         self.connected = linear(channels * height * width, features, generator)
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -187,6 +190,10 @@ def dba3c_torso(image: ImageShape, generator: torch.Generator) -> ConvolutionalT
 def nature_torso(image: ImageShape, generator: torch.Generator) -> ConvolutionalTorso:
     """Mnih et al. 2015 (Nature 518): 32×8×8/4, 64×4×4/2, 64×3×3, FC 512. 1,684,128 parameters, 1,686,693 with heads."""
     return ConvolutionalTorso(image, [(32, 8, 4), (64, 4, 2), (64, 3, 1)], 512, generator)
+
+
+SMALLEST_SIDE = 20
+"""Of an image that leaves something for `small_torso`'s second convolution."""
 
 
 def small_torso(image: ImageShape, generator: torch.Generator) -> ConvolutionalTorso:
@@ -290,7 +297,7 @@ def split(observation: Tensor, space: MixedSpace) -> tuple[list[Tensor], Tensor]
         images.append(observation[:, begin:end].unflatten(1, image))
         begin = end
     vector = observation[:, begin:].clone(memory_format=torch.contiguous_format)  # aligned for float32
-    return images, vector.view(torch.float32)
+    return images, vector.view(torch.float32) if space.vector_size else vector.float()
 
 
 class FusionTorso(nn.Module):

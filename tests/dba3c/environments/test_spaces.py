@@ -24,6 +24,8 @@ def image(*shape):
         (image(72, 96, 16), (16, 72, 96), np.uint8),
         (image(12, 8, 8), (12, 8, 8), np.uint8),
         (image(8, 8, 3), (3, 8, 8), np.uint8),
+        (image(4, 96, 96, 3), (12, 96, 96), np.uint8),
+        (image(2, 3, 72, 96), (6, 72, 96), np.uint8),
         (Box(-1, 1, (3, 2), np.float64), (6,), np.float32),
         (Box(0, 255, (128,), np.uint8), (128,), np.float32),
         (Discrete(16), (16,), np.float32),
@@ -50,12 +52,40 @@ def test_channels_come_first_and_pixels_stay():
     assert all(row[c, y, x] == observation[y, x, c] for c in range(3) for y in range(5) for x in range(4))
 
 
+def test_stacked_frames_are_more_channels_in_their_order():
+    codec = ObservationCodec("game", image(2, 5, 4, 3))
+    observation = np.arange(120, dtype=np.uint8).reshape(2, 5, 4, 3)
+    row = np.zeros((6, 5, 4), np.uint8)
+    codec.write(observation, row)
+    assert all(np.array_equal(row[3 * k + c], observation[k, :, :, c]) for k in range(2) for c in range(3))
+
+
+def test_a_board_of_zeros_and_ones_is_as_bright_as_one_of_0_and_255():
+    board = np.eye(6, dtype=np.uint8)
+    for space, value in ((Box(0, 1, (6, 6), np.uint8), board), (Dict(board=Box(0, 1, (6, 6), np.uint8)), None)):
+        codec = ObservationCodec("game", space)
+        rows = np.zeros((1, *codec.space.shape), np.uint8)
+        shown = {"board": board} if value is None else value
+        assert not codec.write_all([shown], rows)
+        codec.write(shown, rows[0])
+        assert rows[0].reshape(6, 6).tolist() == (255 * board).tolist()
+    codec, row = ObservationCodec("game", Box(0, 10, (6, 6), np.uint8)), np.zeros((1, 6, 6), np.uint8)
+    codec.write(np.uint8(10) * board + np.uint8(7), row)  # 17 is beyond what its space allows
+    assert sorted(set(row.reshape(-1).tolist())) == [175, 250]
+
+
+def test_bytes_that_are_no_image_are_shown_by_their_bounds():
+    codec, row = ObservationCodec("game", Box(0, np.array([255, 4, 1, 0]), dtype=np.uint8)), np.zeros(4, np.float32)
+    codec.write(np.array([51, 1, 1, 0], np.uint8), row)
+    assert row.tolist() == pytest.approx([0.2, 0.25, 1.0, 0.0])
+
+
 @pytest.mark.parametrize(
     "space",
     [
         Dict({"b": Box(-9, 9, (2,)), "a": Discrete(3)}),
         Dict(goal=Box(-1, 1, (2, 3), np.float64), at=Dict(here=Discrete(3, start=-1), there=MultiBinary((2, 2)))),
-        Tuple((Discrete(4), MultiDiscrete([2, 3], start=[5, -7]), Box(0, 255, (4,), np.uint8))),
+        Tuple((Discrete(4), MultiDiscrete([2, 3], start=[5, -7]), Box(0, 255, (4,), np.int16))),
         MultiDiscrete([[2, 3], [4, 2]], np.int32),
         MultiBinary(4),
         Discrete(5, start=2),

@@ -13,7 +13,8 @@ from dba3c.environments.spaces import MixedSpace
 from dba3c.errors import UserError
 from dba3c.networks import ActorCriticNetwork, build_network
 from dba3c.networks.q_networks import build_q_network
-from dba3c.networks.torsos import pixels, split
+from dba3c.networks.registry import fitting_network
+from dba3c.networks.torsos import SMALLEST_SIDE, pixels, split
 
 GRAY = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 RGB = spaces.Box(0, 255, (12, 84, 84), np.uint8)
@@ -21,6 +22,10 @@ VECTOR = spaces.Box(-1, 1, (4,), np.float32)
 
 
 MIXED = MixedSpace([(4, 84, 84), (1, 36, 36)], 3)
+
+
+IMAGES_ALONE = MixedSpace([(3, 36, 36), (1, 36, 36)], 0)
+"""A Dict of them, without a number beside."""
 
 
 def count(module: nn.Module) -> int:
@@ -210,3 +215,24 @@ def test_what_sees_vectors_refuses_images_in_one_line_and_r2d2_takes_them() -> N
     with pytest.raises(UserError, match="is no vector: use a network for images"):
         build_network("mlp", MIXED, spaces.Discrete(4))
     assert build_q_network(MIXED, spaces.Discrete(4)).torso(torch.from_numpy(mixed(2))).shape == (2, 256)
+
+
+@pytest.mark.parametrize("batch", [0, 1, 3])
+@pytest.mark.parametrize("name", ["auto", "nature", "resnet_lstm"])
+def test_networks_for_images_take_several_without_a_number_beside_them(name: str, batch: int) -> None:
+    network = build_network(name, IMAGES_ALONE, spaces.Discrete(4))
+    observation = frames(IMAGES_ALONE, batch)
+    assert network(observation, network.initial_state(batch)).policy_logits.shape == (batch, 4)
+    images, vector = split(observation, IMAGES_ALONE)
+    assert [image.shape[1:] for image in images] == [(3, 36, 36), (1, 36, 36)]
+    assert (vector.shape, vector.dtype) == ((batch, 0), torch.float32)
+
+
+@pytest.mark.parametrize("space", [spaces.Box(0, 255, (3, 7, 7), np.uint8), MixedSpace([(4, 84, 84), (3, 7, 7)], 2)])
+def test_images_that_are_too_small_for_its_convolutions_get_residual_blocks_by_themselves(space: spaces.Box) -> None:
+    with pytest.raises(UserError, match=r"images of 7×7 are too small for this network \(--network resnet takes them"):
+        build_network("small", space, spaces.Discrete(4))
+    observation = torch.zeros((2, *space.shape), dtype=torch.uint8)
+    assert build_network("auto", space, spaces.Discrete(4))(observation).policy_logits.shape == (2, 4)
+    smallest = spaces.Box(0, 255, (1, SMALLEST_SIDE, SMALLEST_SIDE), np.uint8)
+    assert fitting_network(smallest) == "small" and count(build_network("small", smallest, spaces.Discrete(4)))
