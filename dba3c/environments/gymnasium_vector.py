@@ -1,7 +1,8 @@
 """Any single `gymnasium.Env`, B of them in a loop: classic control, Box2D, MuJoCo, toy text and every other id.
 
 Needs: what the id needs (`gymnasium[mujoco]`, `gymnasium[box2d]`). Observes: see `spaces`. Frame skip: 1 (as
-registered). Score: the sum of rewards, or of `info["score_reward"]` where an environment with a shaped reward gives it.
+registered). Score: the sum of rewards, or of `info["score_reward"]` where an environment with a shaped reward gives it,
+with every step or with some, as the last of a game.
 
 An environment that raises, returns NaN, or a wrong shape or dtype, is named with its index, seed and step, and started
 anew a bounded number of times; the broken step is `truncated` (so the steps before it bootstrap from the last good
@@ -21,7 +22,7 @@ from gymnasium.spaces import Space
 
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.process_env import ProcessEnv
-from dba3c.environments.protocol import EnvironmentFailed, Games, Transition, environment_seed
+from dba3c.environments.protocol import EnvironmentFailed, Games, Transition, environment_seed, number
 from dba3c.environments.spaces import ActionCodec, ObservationCodec
 from dba3c.errors import UserError
 from dba3c.own_code import ANYTHING, one_line
@@ -55,7 +56,10 @@ class LoopVectorEnvironment:
             self._observations = ObservationCodec(self._env_id, self._envs[0].observation_space)
             self._actions = ActionCodec(self._env_id, self._envs[0].action_space)
             for _ in range(num_envs - 1):
-                self._envs.append(make_env())
+                another = make_env()
+                if any(another is env for env in self._envs):
+                    raise UserError(f"{self._env_id} gave the same object twice: it must make a new one at each call")
+                self._envs.append(another)
         except ANYTHING as error:
             self.close()
             if isinstance(error, UserError):
@@ -64,6 +68,7 @@ class LoopVectorEnvironment:
         self.observation_space: Space[Any] = self._observations.space
         self._batch_shape = (num_envs, *self._observations.space.shape)
         self.action_space = self._actions.space
+        self._gives_score = False  # as one of them was seen to: their rewards are not the score
         self._last: np.ndarray | None = None  # the last good observations [B, ...]
 
     def reset(self) -> np.ndarray:
@@ -107,8 +112,12 @@ class LoopVectorEnvironment:
             try:
                 shown[index], gained, ended_here, cut_here, info = answer
                 terminated[index], truncated[index] = bool(ended_here), bool(cut_here)
-                reward[index] = gained = float(gained)
-                raw[index] = float(info["score_reward"]) if "score_reward" in info else gained
+                reward[index] = gained = number(gained)
+                if "score_reward" in info:
+                    raw[index] = number(info["score_reward"])
+                    self._count_no_rewards(raw, index)
+                elif not self._gives_score:
+                    raw[index] = gained
             except ANYTHING as error:
                 broken[index], shown[index] = _unreadable("step()", error), self._last[index]
         self._write(shown, observation, broken)
@@ -155,6 +164,12 @@ class LoopVectorEnvironment:
                 env.send_reset(self._seed_for_reset(index))
             else:
                 env.send_step(actions[index])
+
+    def _count_no_rewards(self, raw: list[float], index: int) -> None:
+        """Environment `index` has told a score: what the games, and this step's others, have gained before was none."""
+        if not self._gives_score:
+            self._gives_score, raw[:index] = True, [0.0] * index
+            self._games.forget_scores()
 
     def _write(self, shown: list[Any], observation: np.ndarray, broken: dict[int, BaseException]) -> None:
         """Put what was shown into `observation` [B, ...], and add to `broken` whose does not fit."""

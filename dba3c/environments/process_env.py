@@ -36,6 +36,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.protocol import number
 from dba3c.environments.spaces import ActionCodec, MixedSpace, ObservationCodec
 from dba3c.errors import UserError
 from dba3c.own_code import ANYTHING, RaisedInProcess, one_line
@@ -45,7 +46,7 @@ _KILL_TIMEOUT_S = 10.0
 _SECOND_LOOK_S = 1.0  # where this process was stopped while it waited, so was the environment's
 _PR_SET_PDEATHSIG = 1
 _RESET, _STEP, _ANSWER, _RAISED, _USER_ERROR = (bytes([kind]) for kind in range(5))
-_PLAYED = struct.Struct("<dd??")  # reward, score_reward, terminated, truncated
+_PLAYED = struct.Struct("<dd???")  # reward, score_reward, whether that was given, terminated, truncated
 _LARGEST_WORDS = 1 << 20  # bytes of what is no observation
 _CHILD = (
     "import sys; sys.path[:1] = filter(None, sys.path[:1]); "  # no file in the current directory is taken for ours
@@ -110,8 +111,8 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         """The answer to `send_step`, which is sent now if it was not."""
         if not self._unanswered:
             self.send_step(action)
-        observation, (reward, score_reward, terminated, truncated) = self._played()
-        return observation, reward, terminated, truncated, {"score_reward": score_reward}
+        observation, (reward, score_reward, scored, terminated, truncated) = self._played()
+        return observation, reward, terminated, truncated, {"score_reward": score_reward} if scored else {}
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -241,12 +242,12 @@ def _play(pipe: Connection, env_id: str, env: gymnasium.Env[Any, Any]) -> None:
             return
         if question[:1] == _RESET:
             observation, _ = env.reset(seed=json.loads(question[1:]))
-            played = _PLAYED.pack(0.0, 0.0, False, False)
+            played = _PLAYED.pack(0.0, 0.0, False, False, False)
         else:
             # an array that may be written to, or where it has no dimension its number
             action = np.frombuffer(question, actions.dtype, offset=1).reshape(actions.shape or ()).copy()[()]
             observation, reward, terminated, truncated, info = env.step(action)
-            score_reward = float(info.get("score_reward", reward))
-            played = _PLAYED.pack(float(reward), score_reward, bool(terminated), bool(truncated))
+            numbers = (number(reward), number(info.get("score_reward", 0.0)), "score_reward" in info)
+            played = _PLAYED.pack(*numbers, bool(terminated), bool(truncated))
         observations.write(observation, row)
         pipe.send_bytes(_ANSWER + played + row.tobytes())

@@ -33,7 +33,7 @@ MAX_SEED = 2**31 - 1  # ale-py takes a C int and reads a negative one as "unseed
 class Episode(NamedTuple):
     """One whole game (all its lives), finished in the step that reports it."""
 
-    score: float  # sum of the raw rewards, never clipped
+    score: float  # sum of the raw rewards (or of what an environment gives for them), never clipped
     length_steps: int  # agent steps, the reset's not counted
     terminated: bool  # the game itself ended
     truncated: bool  # a time limit ended it
@@ -51,6 +51,10 @@ class Games:
         """Add a step: what it gained [B], and whether it was one of the game (bool [B]; no autoreset)."""
         self._score += gained
         self._length_steps += played
+
+    def forget_scores(self) -> None:
+        """What the games have gained so far was no score."""
+        self._score[:] = 0.0
 
     def finish(self, finished: np.ndarray, terminated: np.ndarray) -> list[Episode]:
         """The games that `finished` (indices); `terminated` [B]: by the game itself. The next ones begin at 0."""
@@ -128,6 +132,15 @@ class EnvironmentFailed(UserError):
 
     A fault of the process that plays it, like a crash: whoever supervises that process starts it again.
     """
+
+
+def number(value: Any) -> float:
+    """A reward as an environment gives it, also as an array of one (-np.square(action)). Raises what Python and NumPy
+    raise of anything else."""
+    try:
+        return float(value)
+    except TypeError:
+        return float(np.asarray(value).item())
 
 
 def worker_seed(run_seed: int, worker: int, incarnation: int = 0, lane: int = 0) -> int:

@@ -9,6 +9,7 @@ float32 one of two:
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dba3c.errors import UserError, did_you_mean, warn_on_stderr
-from dba3c.networks.actor_critic import ActorCriticNetwork, Core, Heads, NetworkOutput, RecurrentNetwork, State
+from dba3c.networks.actor_critic import (
+    ActorCriticNetwork,
+    Core,
+    Heads,
+    NetworkOutput,
+    RecurrentNetwork,
+    State,
+    reset_state,
+)
 from dba3c.networks.distributions import parameter_count
 from dba3c.networks.torsos import (
     SMALLEST_SIDE,
@@ -84,6 +93,8 @@ def fitting_network(observation_space: spaces.Space) -> str:
     return "small" if min(min(height, width) for _, height, width in images) >= SMALLEST_SIDE else "resnet"
 
 
+_MADE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""By users' functions, in this process: who acts and who learns would share the parameters of one given again."""
 STEPS, BATCHES = 2, (3, 1)
 """T and B that a network is tried with: what squeezes too much is found with one."""
 
@@ -117,6 +128,9 @@ def own_network(
             module = function(observation_space, action_space)
         if not isinstance(module, nn.Module):
             raise UserError(f"{name} must return a torch.nn.Module, not {type(module).__name__}")
+        if module in _MADE:
+            raise UserError(f"{name} gave the same module twice: it must make a new one at each call")
+        _MADE.add(module)
         if any(isinstance(part, _BatchNorm) for part in module.modules()):
             raise UserError(
                 f"{name}: batch normalisation keeps statistics that are no parameters and do not travel: use LayerNorm"
@@ -147,6 +161,30 @@ def _refuse_statistics(name: str, network: ActorCriticNetwork, observation_space
         raise UserError(
             f"{name}: what it has seen changes what it computes (statistics in buffers?), but only parameters travel "
             "to other processes and into checkpoints: see --normalize-observations"
+        )
+    with calling(name):
+        _refuse_another_unroll(name, used, observations)
+
+
+def _refuse_another_unroll(name: str, network: ActorCriticNetwork, observations: Tensor) -> None:
+    """Raise UserError where a network that remembers unrolls to something else than its single steps give: who learns
+    would not be who acts. It is in eval mode; of one that draws noise then it is not known."""
+    start, batch = network.initial_state(len(observations)), len(observations)
+    if any(part.any() for part in start):
+        raise UserError(f"{name}: initial_state must be zeros, as what is forgotten is")
+    reset = torch.zeros(STEPS, batch, dtype=torch.bool)
+    reset[1, 0] = True
+    with torch.no_grad():
+        unrolled, again = (network.unroll(observations.expand(STEPS, *observations.shape), start, reset) for _ in "ab")
+        state, stepped = start, []
+        for forgotten in reset:
+            stepped.append(network(observations, reset_state(state, forgotten)))
+            state = stepped[-1].state
+    logits = torch.stack([step.policy_logits for step in stepped])
+    is_repeatable = torch.equal(unrolled.policy_logits, again.policy_logits)
+    if start and is_repeatable and not torch.allclose(unrolled.policy_logits, logits, rtol=1e-3, atol=1e-5):
+        raise UserError(
+            f"{name}: unroll must give what as many calls of forward give, which begin at zeros where reset is true"
         )
 
 

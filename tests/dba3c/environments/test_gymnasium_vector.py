@@ -60,6 +60,43 @@ def test_ends_may_be_arrays_of_one():
     assert any(transition.terminated.all() for transition in transitions)
 
 
+def test_a_reward_may_be_an_array_of_one_and_of_two_is_named():
+    class Square(Counting):
+        def step(self, action):
+            observation, _, *rest = super().step(action)
+            return observation, -np.square(np.array([2.0, 3.0][: self.t])), *rest
+
+    envs = loop(Square(length=9))
+    assert envs.step(np.array([0])).reward.tolist() == [-4.0]
+    (failure,) = envs.step(np.array([0])).failures
+    assert "what step() returned: can only convert an array of size 1" in failure
+
+
+class Shaped(Counting):
+    """Its score is told with a game's last step alone."""
+
+    def step(self, action):
+        *played, _ = super().step(action)
+        return *played, {"score_reward": 1.0} if self.t == self.length else {}
+
+
+def test_a_score_that_is_told_at_the_end_alone_holds_no_shaped_rewards():
+    envs = loop(Shaped(length=3), Shaped(length=5))
+    transitions = [envs.step(np.array([0, 0])) for _ in range(12)]
+    episodes = [episode for transition in transitions for episode in transition.episodes]
+    assert [(episode.environment, episode.score, episode.length_steps) for episode in episodes] == [
+        (0, 1.0, 3), (1, 1.0, 5), (0, 1.0, 3), (0, 1.0, 3), (1, 1.0, 5),
+    ]  # fmt: skip
+    assert [transition.gained.tolist() for transition in transitions[:5]] == [[10, 10]] * 2 + [[1, 0], [0, 0], [0, 1]]
+    assert transitions[0].reward.tolist() == [10, 10]
+
+
+def test_a_function_that_gives_the_same_environment_again_is_refused():
+    one = Counting()
+    with pytest.raises(UserError, match=r"tests.game:make gave the same object twice: it must make a new one at each"):
+        LoopVectorEnvironment(CONFIG, lambda: one, 2, seed=0)
+
+
 def test_an_environment_that_broke_at_its_first_reset_is_told_with_the_first_step():
     failing = iter([True, False])
 

@@ -71,6 +71,11 @@ GAMES = """
                 action *= 2
             return np.full(1, number.sum(), np.float32), 0.0, False, False, {}
 
+    class Shaped(Game):
+        def step(self, action):
+            observation, reward, *_ = super().step(action)
+            return observation, np.array([reward]), self.t == 3, False, {"score_reward": 1.0} if self.t == 3 else {}
+
     class Whole(Picky):
         action_space = gymnasium.spaces.Discrete(3, start=1, dtype=np.int32)
 
@@ -176,6 +181,14 @@ def test_actions_start_where_the_environment_starts_them_and_scores_are_its_own(
     envs.reset()
     transition = envs.step(np.array([0, 2]))
     assert (transition.reward.tolist(), transition.gained.tolist()) == ([5.0, 7.0], [1.0, 1.0])
+
+
+def test_a_score_that_is_told_at_the_end_alone_is_that_of_the_process_too(made, config):
+    envs = made(config("Shaped"), 1, seed=0)
+    envs.reset()
+    transitions = [envs.step(np.array([1])) for _ in range(3)]
+    assert [transition.reward.tolist() for transition in transitions] == [[6.0]] * 3
+    assert [episode.score for episode in transitions[-1].episodes] == [1.0]
 
 
 @pytest.mark.parametrize(

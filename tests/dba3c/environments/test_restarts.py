@@ -49,15 +49,15 @@ def test_an_answer_of_another_shape_is_named_by_what_gave_it():
 def test_a_score_that_is_no_number_is_named_and_never_counted():
     class Shaped(Counting):
         def step(self, action):
-            return *super().step(action)[:4], {"score_reward": float("nan") if self.life == 2 else 1.0}
+            return *super().step(action)[:4], {"score_reward": float("nan") if self.life == self.bad_at else 1.0}
 
-    envs = loop(Shaped(length=100), Counting(length=2))
+    envs = loop(Shaped(length=100), Shaped(length=2, bad_at=3))
     envs.step(np.array([0, 0]))
     broken = envs.step(np.array([0, 0]))
     (line,) = broken.failures
     assert re.search(r"environment 0 \(seed \d+, step 2\): ValueError: score_reward nan; restart 1 of 2", line)
     assert broken.valid.tolist() == [False, True]
-    assert [(episode.environment, episode.score) for episode in broken.episodes] == [(1, 20.0)]
+    assert [(episode.environment, episode.score) for episode in broken.episodes] == [(1, 2.0)]
     assert np.isfinite(broken.gained).all()
 
 

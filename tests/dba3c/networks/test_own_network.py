@@ -18,10 +18,11 @@ from dba3c.networks import ActorCriticNetwork, build_network
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)
 TWO = spaces.Discrete(2)
 NETS = """
+    import gymnasium
     import torch
     from torch import nn
 
-    from dba3c.networks import Core, Heads, RecurrentNetwork
+    from dba3c.networks import ActorCriticNetwork, Core, Heads, RecurrentNetwork
 
     class Plain(nn.Module):
         def __init__(self, observation_space, action_space, keep_dimension=False):
@@ -116,6 +117,38 @@ NETS = """
         torso = nn.Linear(observation_space.shape[0], 8)
         return Layered(torso, Core(8, 16), Heads(16, action_space))
 
+    class ForgetsWhereItLearns(RecurrentNetwork):
+        unroll = ActorCriticNetwork.unroll
+
+        def forward(self, observation, state=()):
+            return super().forward(observation, state or self.initial_state(len(observation)))
+
+    class IgnoresResets(RecurrentNetwork):
+        def unroll(self, observations, state, reset):
+            return super().unroll(observations, state, torch.zeros_like(reset))
+
+    class BeginsAtOne(RecurrentNetwork):
+        def initial_state(self, batch_size):
+            return tuple(part + 1 for part in super().initial_state(batch_size))
+
+    def of(kind):
+        torso = nn.Linear(4, 8)
+        return kind(torso, Core(8, 16), Heads(16, gymnasium.spaces.Discrete(2)))
+
+    def forgets_where_it_learns(observation_space, action_space):
+        return of(ForgetsWhereItLearns)
+
+    def ignores_resets(observation_space, action_space):
+        return of(IgnoresResets)
+
+    def begins_at_one(observation_space, action_space):
+        return of(BeginsAtOne)
+
+    PLAIN = Plain(gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2))
+
+    def the_same(observation_space, action_space):
+        return PLAIN
+
     def no_module(observation_space, action_space):
         return None
 
@@ -188,6 +221,9 @@ def test_a_buffer_that_changes_nothing_of_what_is_computed_is_as_good_as_code(na
         ("mynets:Running", "what it has seen changes what it computes .*, but only parameters travel"),
         ("mynets:spectral", "what it has seen changes what it computes"),
         ("mynets:layered", r"part 0 of initial_state must be float32 \[3, 16\] here, not float32 \[1, 3, 16\]"),
+        ("mynets:forgets_where_it_learns", "unroll must give what as many calls of forward give"),
+        ("mynets:ignores_resets", "unroll must give what as many calls of forward give, which begin at zeros where"),
+        ("mynets:begins_at_one", "initial_state must be zeros"),
         ("mynets:wants_images", r"raised IndexError: .*mynets.py:\d+\)"),
     ],
 )
@@ -195,3 +231,9 @@ def test_what_cannot_be_used_is_said_in_one_line(name: str, line: str) -> None:
     with pytest.raises(UserError, match=line) as caught:
         build_network(name, VECTOR, TWO)
     assert "\n" not in str(caught.value)
+
+
+def test_a_function_that_gives_the_same_module_again_is_refused() -> None:
+    build_network("mynets:the_same", VECTOR, TWO)
+    with pytest.raises(UserError, match="mynets:the_same gave the same module twice: it must make a new one at each"):
+        build_network("mynets:the_same", VECTOR, TWO)
