@@ -87,7 +87,7 @@ class Agent(FlatNetwork):
 
     def initial_state(self, num_envs: int) -> State:
         """Recurrent state of ``num_envs`` fresh episodes; () when the network has none."""
-        return self.network.initial_state(num_envs)
+        return tuple(part.to(self.device) for part in self.network.initial_state(num_envs))
 
     def forward(self, observation: Any, state: State) -> NetworkOutput:
         """Policy and values with graph, for observations [B, ...] as the environment gave them."""

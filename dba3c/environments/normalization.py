@@ -74,6 +74,11 @@ class RunningStatistics:
         return {"count": self.count, "mean": self.mean.tolist(), "squares": self.squares.tolist()}
 
 
+def normalized_space(space: Space[Any]) -> Box:
+    """That of vectors [D], once they are normalised."""
+    return Box(-_CLIP, _CLIP, space.shape, np.float32)
+
+
 class NormalizedObservations:
     """A `VectorEnvironment` whose observations are normalised; `statistics` is what it has seen."""
 
@@ -82,7 +87,7 @@ class NormalizedObservations:
         if not isinstance(space, Box) or space.dtype != np.float32 or len(space.shape) != 1:
             raise UserError(f"normalize_observations is for vector observations; {env_id} has {space}")
         self.num_envs = envs.num_envs
-        self.observation_space: Space[Any] = Box(-_CLIP, _CLIP, space.shape, np.float32)
+        self.observation_space: Space[Any] = normalized_space(space)
         self.action_space: Space[Any] = envs.action_space
         self.statistics = RunningStatistics(space.shape[0])
         self._envs = envs

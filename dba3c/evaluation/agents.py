@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import ArrayLike
 
 from dba3c.algorithms.policies import Asked
 from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
 from dba3c.config import TrainConfig
 from dba3c.environments.factory import maker_of
-from dba3c.environments.normalization import RunningStatistics, kept
+from dba3c.environments.normalization import RunningStatistics, kept, normalized_space
 from dba3c.environments.spaces import ActionCodec, ObservationCodec
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.networks import State, reset_state
@@ -57,14 +58,15 @@ class Agent:
         self._observations = ObservationCodec(config.environment.env_id, own.observation)
         self._actions = ActionCodec(config.environment.env_id, own.action)
         self._statistics: RunningStatistics | None = None
+        seen: spaces.Box = self._observations.space
         if config.environment.normalize_observations:
-            self._statistics = RunningStatistics(self._observations.space.shape[0])
+            seen, self._statistics = normalized_space(seen), RunningStatistics(seen.shape[0])
             self._statistics.merge(kept(policy.observation_statistics, f"checkpoint step-{policy.step}"))
-        spaces = Spaces(self._observations.space, own.action)
-        flat = build_model(config, spaces, only_plays=True).network
+        given = Spaces(seen, own.action)
+        flat = build_model(config, given, only_plays=True).network
         self.network: torch.nn.Module = flat.network
         self._drawn, self._greedy = (
-            build_policy(config, flat, spaces, seed, actions) for actions in ("sampled", "greedy")
+            build_policy(config, flat, given, seed, actions) for actions in ("sampled", "greedy")
         )
         for player in (self._drawn, self._greedy):
             player.load(policy.parameters_for(flat.layout), policy.step)

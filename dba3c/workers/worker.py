@@ -203,14 +203,16 @@ def check_own_code(config: TrainConfig) -> None:
             generator = torch.Generator()
             length, keep = config.algorithm.rollout_length, gradients.keeps_observations
             rollout = Collector(environments, agent, length, keep).collect(generator, Sections())
-            part, _ = next(iter(gradients.parts(rollout, generator)))
+            part, data_points = next(iter(gradients.parts(rollout, generator)))
+            _ = gradients.several
             gradient, numbers = gradients.of(part, 0)
     finally:
         environments.close()
-    if gradient.shape != (agent.layout.numel,):
-        raise UserError(
-            f"{name}: its gradient has the shape {tuple(gradient.shape)} instead of ({agent.layout.numel},)"
-        )
+    if type(data_points) is not int:
+        raise UserError(f"{name}: the data points of a part must be an int, not {type(data_points).__name__}")
+    if gradient.shape != (agent.layout.numel,) or gradient.dtype != torch.float32 or gradient.device.type != "cpu":
+        made = f"{str(gradient.dtype)[6:]} {list(gradient.shape)} on {gradient.device.type}"
+        raise UserError(f"{name}: its gradient must be float32 [{agent.layout.numel}] on the CPU, not {made}")
     if not torch.isfinite(gradient).all():
         raise UserError(f"{name}: the gradient of the first rollout has numbers that are not finite")
     for metric in numbers:

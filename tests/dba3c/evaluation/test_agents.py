@@ -1,5 +1,6 @@
 """A trained agent acts as the player of evaluated games does, on the environment's own observations."""
 
+import json
 from pathlib import Path
 
 import gymnasium
@@ -15,9 +16,11 @@ from dba3c.central_config import CentralConfig
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
+from dba3c.environments.normalization import RunningStatistics
 from dba3c.errors import UserError
 from dba3c.evaluation.agents import load
 from dba3c.evaluation.full_games import make_player
+from dba3c.networks import ActorCriticNetwork, build_network
 from dba3c.runs.checkpoints import load_policy
 from param_servers.config import ExchangeConfig
 
@@ -60,6 +63,25 @@ def test_an_agent_that_remembers_acts_as_the_player_of_evaluated_games(trained):
         decision = player.act(Asked(batch, state, np.zeros(3, np.float32), np.arange(3)))
         assert agent.act(batch, greedy=True).tolist() == decision.actions.tolist()
         state = decision.state
+
+
+def by_bounds(observation_space: spaces.Box, action_space: spaces.Discrete) -> ActorCriticNetwork:
+    """A network of somebody's own, which divides by what observations can be at most."""
+    network = build_network("mlp", observation_space, action_space)
+    network.bounds = observation_space.high.tolist()
+    return network
+
+
+def test_a_network_of_ones_own_is_made_for_the_observations_that_it_was_trained_on(trained):
+    config = config_of("CartPole-v1", f"{__name__}:by_bounds", normalize_observations=True)
+    environments = make_vector_environment(config.environment, 1, 0)
+    learner = build_model(config, Spaces(environments.observation_space, environments.action_space)).network.network
+    folder = trained(config)
+    seen = RunningStatistics(4)
+    seen.update(np.eye(4))
+    (folder / "observations").mkdir(exist_ok=True)
+    (folder / "observations" / "worker-0.json").write_text(json.dumps({"10": seen.to_dict()}))
+    assert load(folder).network.bounds == learner.bounds == [10.0] * 4
 
 
 def test_what_an_agent_remembers_is_of_its_game_and_gone_with_it(trained):
