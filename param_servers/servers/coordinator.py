@@ -90,7 +90,8 @@ class Coordinator:
         """A shard is gone: nothing can be committed until it is back, and then all roll back together."""
         self._missing[shard] = (now_s, self._timeouts.server_return_s)
         if self.state in ("stopping", "stopped"):
-            return self._end(f"server {shard} is gone") if self.state == "stopping" else []
+            needed = self.state == "stopping" and shard in self.checkpointing.missing
+            return self._end(f"server {shard} is gone") if needed else []
         self.state = "gathering"
         self.checkpointing.abandon()
         return [Note("server_lost", f"server {shard} is gone at step {self.step}; waiting for it to come back")]
@@ -243,6 +244,8 @@ class Coordinator:
             return []
         if failed or not self._has_checkpoints or self.checkpointing.saved[0] == self.step:
             return self._end()
+        if self._missing:
+            return self._end(f"{_names('server', sorted(self._missing))} is gone")
         return self._checkpoint()
 
     def _end(self, why_unsaved: str = "") -> list[Decision]:

@@ -12,6 +12,7 @@ from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Row
 
 GIVEN_AHEAD = 2
 """Versions that may be on their way to a worker that has not asked."""
+_MOST_DOUBLINGS = 20
 Key = tuple[int, int]
 """(worker, incarnation)"""
 
@@ -102,8 +103,9 @@ class Member:
     """Versions sent that the worker has not been seen to use yet."""
     waiting: bool = False
     """It asked for parameters while there were none to give."""
-    asked: bool = False
-    """It has asked for parameters, as only who is linked to every shard does."""
+    pulls_to_count: int = 1
+    """How often it has yet to ask for parameters, as only who is linked to every shard does, before a step waits for
+    it: see `StepCommits.joined`."""
 
     def uses(self, step: int) -> None:
         self.given = [version for version in self.given if version > step]
@@ -152,6 +154,8 @@ class StepCommits:
         """Newest incarnation of each worker that ever joined."""
         self._workers: dict[int, Member] = {}
         """Who is connected."""
+        self._times_late: dict[int, int] = {}
+        """How often a worker was expelled since it was last a member of a step."""
         self.pushes: dict[Key, Push] = {}
         """Gradients of the open step, as far as the shards have reported them."""
         self._complete: list[Key] = []
@@ -170,9 +174,14 @@ class StepCommits:
     # -- who is here ---------------------------------------------------------------------------------------------
 
     def joined(self, worker: int, incarnation: int) -> list[Decision]:
-        """A worker is connected, in place of any earlier incarnation of it; nothing is on its way to it."""
+        """A worker is connected, in place of any earlier incarnation of it; nothing is on its way to it.
+
+        Steps wait for it again when it pulls; if it was expelled n times in a row for being late, when it has pulled
+        2^(n - 1) times: one that is always too late costs less and less.
+        """
         before = self.newest.get(worker, incarnation)
-        self._workers[worker], self.newest[worker] = Member(incarnation), incarnation
+        pulls = 1 << min(max(self._times_late.get(worker, 0) - 1, 0), _MOST_DOUBLINGS)
+        self._workers[worker], self.newest[worker] = Member(incarnation, pulls_to_count=pulls), incarnation
         decisions: list[Decision] = []
         if before < incarnation:
             self._forget(worker)
@@ -191,6 +200,7 @@ class StepCommits:
         decisions: list[Decision] = []
         for worker in sorted(set(self._workers) - self.complete):
             incarnation = self._workers.pop(worker).incarnation
+            self._times_late[worker] = self._times_late.get(worker, 0) + 1
             self._forget(worker)
             decisions.append(Expel(worker, incarnation, reason))
         return decisions
@@ -220,7 +230,7 @@ class StepCommits:
         member = self._find(worker, incarnation)
         if member is None:
             return []
-        member.asked = True
+        member.pulls_to_count = max(0, member.pulls_to_count - 1)
         if used < 0:
             member.given = []
         elif term == self.term:
@@ -278,6 +288,8 @@ class StepCommits:
         if len(self._complete) < self.num_gradients:
             return []
         members = {key: self.pushes[key] for key in self._complete[: self.num_gradients]}
+        for worker, _ in members:
+            self._times_late.pop(worker, None)
         before = self.data_points
         self.data_points += sum(push.data_points for push in members.values())
         staleness = tuple(self.step - push.step for push in members.values())
@@ -292,7 +304,7 @@ class StepCommits:
         kept = {key: push for key, push in self.pushes.items() if self._asynchronous and key not in members}
         self.pushes, self._complete = kept, [key for key in self._complete if key in kept]
         commit = Commit(self.term, step, before, self.data_points, tuple(sorted(rows.values())), staleness)
-        wanted = min(self._most_gradients, sum(member.asked for member in self._workers.values()))
+        wanted = min(self._most_gradients, sum(not member.pulls_to_count for member in self._workers.values()))
         if wanted <= self.num_gradients:
             return [commit]
         self.num_gradients = wanted  # after a shrink: returned workers count again

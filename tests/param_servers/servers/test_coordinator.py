@@ -319,6 +319,68 @@ def test_a_last_checkpoint_that_is_not_written_is_no_success_and_its_steps_are_n
     assert stop.reason.endswith("): all steps since 0 are lost")
 
 
+def test_a_server_that_is_lost_after_it_wrote_its_part_of_the_last_checkpoint_costs_nothing() -> None:
+    coordinator = running(num_shards=2, workers=1, num_gradients=1, checkpoints=True)
+    push(coordinator, 0, 1, 0)
+    coordinator.stop("enough", 2.0)
+    coordinator.checkpointing.slice_written(0, 1)
+    coordinator.checkpointing.slice_written(1, 1)
+    assert not only(coordinator.server_left(1, 3.0), Stop)
+    assert only(coordinator.checkpoint_done(1, ""), Stop) == [Stop("enough", failed=False)]
+
+
+def test_a_last_checkpoint_after_one_in_the_making_is_not_waited_for_without_its_servers() -> None:
+    coordinator = running(num_shards=2, workers=1, num_gradients=1, checkpoints=True, checkpoint_every_steps=1)
+    push(coordinator, 0, 1, 0)
+    push(coordinator, 0, 2, 1)
+    coordinator.stop("enough", 2.0)
+    coordinator.checkpointing.slice_written(0, 1)
+    coordinator.checkpointing.slice_written(1, 1)
+    assert not only(coordinator.server_left(1, 3.0), Stop)
+    (stop,) = only(coordinator.checkpoint_done(1, ""), Stop)
+    lost = "the last checkpoint could not be written (server 1 is gone): all steps since 1 are lost"
+    assert stop == Stop(f"enough; {lost}", failed=True)
+
+
+@pytest.mark.parametrize(
+    "asks_again_s", [1.0, 12.0], ids=["asks for parameters and gives nothing", "needs longer than a step may"]
+)
+def test_a_worker_that_is_always_late_costs_less_and_less(asks_again_s: float) -> None:
+    coordinator = running(num_shards=1, workers=3, num_gradients=3)
+    incarnation, commits, expelled, next_pull_s, pushed = 0, 0, 0, 0.0, -1
+    for now_s in map(float, range(1, 2_401)):  # the others need a second for a step
+        decisions = coordinator.tick(now_s)
+        if pushed < coordinator.step:
+            pushed = coordinator.step
+            for worker in (0, 1):
+                decisions += push(coordinator, worker, pushed + 1, pushed, now_s=now_s)
+        if now_s >= next_pull_s:
+            coordinator.pulled(2, incarnation, coordinator.step - 1, coordinator.term)
+            next_pull_s = now_s + asks_again_s
+        commits += len(only(decisions, Commit))
+        for expel in only(decisions, Expel):
+            assert expel.worker == 2
+            expelled, incarnation, next_pull_s = expelled + 1, incarnation + 1, now_s + asks_again_s
+            coordinator.worker_joined(2, incarnation, 0, now_s)
+    assert 5 <= expelled <= 12 and commits > 1_950  # 300 s are the first join
+
+
+def test_a_worker_that_was_in_a_step_again_counts_at_its_next_pull() -> None:
+    coordinator, now_s = running(num_shards=1, workers=2), 1.0
+    push(coordinator, 0, 1, 0), push(coordinator, 1, 1, 0)
+    for incarnation in range(1, 5):
+        step, now_s = coordinator.step, now_s + 100.0
+        push(coordinator, 0, step + 1, step, now_s=now_s)
+        assert only(coordinator.tick(now_s + 11.0), Expel)
+        coordinator.worker_joined(1, incarnation, 0, now_s + 12.0)
+        coordinator.pulled(1, incarnation, -1, 0)
+        push(coordinator, 0, step + 2, step + 1, now_s=now_s + 13.0)
+        assert coordinator.steps.num_gradients == 2
+        push(coordinator, 0, step + 3, step + 2, now_s=now_s + 14.0)
+        push(coordinator, 1, 1, step + 2, incarnation=incarnation, now_s=now_s + 14.0)
+        assert coordinator.step == step + 3
+
+
 def test_a_checkpoint_that_failed_is_not_tried_again_before_the_next_one_is_due() -> None:
     coordinator = running(num_shards=1, workers=1, num_gradients=1, checkpoints=True, checkpoint_every_steps=10)
     begun = []

@@ -154,6 +154,20 @@ def test_a_run_whose_folder_cannot_be_read_any_more_ends_with_a_checkpoint_and_t
     assert node.ended == ("stop.json: permission denied for a minute", True)
 
 
+def test_who_waits_for_a_lost_server_hears_a_request_to_stop() -> None:
+    recorder: Any = Recorder()
+    coordinator = Coordinator(ExchangeConfig(exchange="servers", num_servers=2), 0.0, checkpoints=True)
+    node, asked = shard_node(recorder), [None, "SIGTERM"]
+    chief = Chief(
+        coordinator, node, recorder, recorder, lambda: 0.0, lambda event: None, should_stop=lambda *counts: asked.pop(0)
+    )
+    chief.begin()
+    chief.tick()
+    assert coordinator.state == "gathering"  # server 1 has not come
+    chief.tick()
+    assert (coordinator.state, node.ended) == ("stopped", ("SIGTERM", False))
+
+
 def test_a_slice_that_was_written_before_a_roll_back_is_in_no_checkpoint_after_it() -> None:
     recorder: Any = Recorder()
     config = ExchangeConfig(exchange="servers", num_servers=2, checkpoint_every_steps=1)
