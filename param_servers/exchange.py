@@ -87,7 +87,11 @@ class GradientExchange(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the run. Safe to call twice."""
+        """Leave the run. Safe to call twice.
+
+        Raises:
+            LastStepsLost: of a run in this process alone that nobody asked to stop, the last steps cannot be saved.
+        """
         ...
 
 

@@ -6,9 +6,10 @@ and all are equal.
 
 import contextlib
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop,
 from param_servers.layout import FlatLayout, ShardPlan
 from param_servers.optim import State
 from param_servers.servers.shard import Shard, is_usable
+from param_servers.timeouts import clock_of_a_loop
 
 REPORT_EVERY_S = 1.0
 
@@ -158,11 +160,12 @@ class Replica:
             if there < self.step:
                 self._write(checkpoints)
 
-        deadline_s = time.monotonic() + self._config.timeouts.disk_s
-        self._wait(checkpoints, deadline_s)
+        now_s = clock_of_a_loop().now_s
+        deadline_s = now_s() + self._config.timeouts.disk_s
+        self._wait(checkpoints, now_s, deadline_s)
         if self._safe < self.step and not checkpoints.busy:
             checkpoints.submit(newest, write_unless_there)
-            self._wait(checkpoints, deadline_s)
+            self._wait(checkpoints, now_s, deadline_s)
         return "" if self._safe >= self.step else steps_lost(self._safe, self._failure)
 
     def close(self) -> None:
@@ -190,14 +193,15 @@ class Replica:
 
         checkpoints.write(step, term, self.shard.published(), self.shard.optimizer_state(), written)
 
-    def _wait(self, checkpoints: Checkpoints, deadline_s: float) -> None:
+    def _wait(self, checkpoints: Checkpoints, now_s: Callable[[], float], deadline_s: float) -> None:
+        checkpoints.poll()
         while checkpoints.busy:
-            if time.monotonic() > deadline_s:
+            if now_s() > deadline_s:
                 self._failure = f"not within {self._config.timeouts.disk_s:g} s"
                 self.note("checkpoint_failed", f"the last checkpoint was not written: {self._failure}")
                 return
-            checkpoints.poll()
             time.sleep(0.001)
+            checkpoints.poll()
 
 
 class ReplicaReport:
@@ -277,11 +281,14 @@ class LocalExchange:
         self.replica.restore_newest()
         self._should_stop, self._report = should_stop, ReplicaReport(self.replica, on_report)
         self._rejected_in_a_row = 0
+        self._lost: str | None = None
+        """What the end has cost; None: it has not ended."""
 
     def pull(self) -> Pull:
         reason = self._should_stop(self.replica.step, self.replica.data_points)
         if reason is not None:
-            raise how_it_ended(reason, self.replica.finish())
+            self._lost = self.replica.finish()
+            raise how_it_ended(reason, self._lost)
         return self.replica.pull()
 
     def push(self, gradient: Tensor, step: int, data_points: int) -> Receipt:
@@ -301,9 +308,19 @@ class LocalExchange:
         return Receipt(not reason, self.replica.step, reason)
 
     def close(self) -> None:
+        """Of a process that ends otherwise than asked (its environment failed, its loop is over) no step is lost.
+
+        Raises:
+            LastStepsLost: what could not be written then, unless another exception is on its way.
+        """
         self._report.maybe(last=True)
-        self.replica.finish()  # of a process that ends otherwise than asked (its environment failed) no step is lost
+        if self._lost is not None:
+            self.replica.close()
+            return
+        self._lost = self.replica.finish()
         self.replica.close()
+        if self._lost and sys.exc_info()[1] is None:
+            raise LastStepsLost(self._lost)
 
 
 @contextlib.contextmanager

@@ -140,7 +140,14 @@ def publish(
         _set_aside(final)
     os.rename(folder, final)
     _sync(directory)
-    # a later one, which is torn, counts for nothing
+    with contextlib.suppress(OSError):  # this one is there, whatever becomes of the others; the next one sweeps, too
+        _sweep(directory, step, term, keep)
+    return final
+
+
+def _sweep(directory: Path, step: int, term: int, keep: int) -> None:
+    """What the checkpoint of `step` makes superfluous: older ones, and those of earlier terms that were not finished.
+    A later one, which is torn, counts for nothing."""
     older = [path for saved, path in _found(directory) if saved < step]
     for old in older[: max(0, len(older) + 1 - keep)]:
         _delete_if_whole(old)
@@ -148,7 +155,6 @@ def publish(
         number = abandoned.stem.rpartition("-")[2]
         if number.isdigit() and int(number) <= term:  # a later term's are of the writer that took this one's place
             shutil.rmtree(abandoned, ignore_errors=True)
-    return final
 
 
 def set_aside_after(directory: Path, step: int) -> None:

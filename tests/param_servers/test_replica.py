@@ -1,9 +1,14 @@
+import contextlib
 import math
 import signal
+import threading
+import time
 
 import pytest
 import torch
 
+from param_servers import replica
+from param_servers.checkpoint import files, writer
 from param_servers.checkpoint.files import find_newest, read_manifest
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import LastStepsLost, RunBroken, RunStopped
@@ -11,6 +16,7 @@ from param_servers.exchange import MOST_REJECTED, Receipt
 from param_servers.layout import FlatLayout
 from param_servers.replica import LocalExchange
 from param_servers.servers import shard as shards
+from param_servers.timeouts import AwakeClock
 
 LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
 CONFIG = OptimizerConfig(optimizer="adam", learning_rate="linear:0.1->0@100")
@@ -146,7 +152,43 @@ def test_a_last_checkpoint_that_cannot_be_written_is_told_with_what_is_lost(tmp_
     folder.touch()  # a file where the folder should be
     with pytest.raises(LastStepsLost, match=r"^enough; the last checkpoint .* all steps since 0 are lost$"):
         train(local, 3)
+    folder.unlink()
     local.close()
+    local.close()
+    assert not folder.exists()  # what was told to be lost is not saved after all
+
+
+def test_a_loop_that_is_over_is_told_when_its_steps_cannot_be_saved_unless_it_has_failed_itself(tmp_path):
+    for failure in (None, ZeroDivisionError):
+        folder = tmp_path / f"checkpoints of {failure}"
+        local = exchange(checkpoint_dir=folder)
+        train(local, 3)
+        folder.touch()
+        with pytest.raises(failure or LastStepsLost), contextlib.closing(local):
+            if failure:
+                raise failure
+        local.close()
+
+
+def test_a_process_that_was_stopped_while_it_wrote_its_last_checkpoint_has_not_lost_it(tmp_path, monkeypatch):
+    local, write = exchange(checkpoint_dir=tmp_path), files.write_shard
+    train(local, 3)
+    begun, may_write = threading.Event(), threading.Event()
+
+    def slow(*what):
+        begun.set()
+        assert may_write.wait(60)
+        return write(*what)
+
+    def suspended_for_an_hour():
+        if begun.is_set():
+            may_write.set()
+            return time.monotonic() + 3600
+        return time.monotonic()
+
+    monkeypatch.setattr(writer, "write_shard", slow)
+    monkeypatch.setattr(replica, "clock_of_a_loop", lambda: AwakeClock(1.0, suspended_for_an_hour))
+    assert local.replica.finish() == "" and local.replica._safe == 3
 
 
 def test_what_was_committed_is_reported_at_the_latest_when_it_closes():

@@ -200,6 +200,23 @@ def test_old_ones_are_deleted_only_where_they_are_whole(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-2.damaged-1", "step-6"]
 
 
+def test_a_checkpoint_that_is_there_is_published_though_older_ones_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_shards(LAYOUT, 1)
+    save(tmp_path, plan, 2)
+
+    def stale(directory: Path) -> list[tuple[int, Path]]:
+        raise OSError(errno.ESTALE, "Stale file handle", str(directory))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(files, "_found", stale)
+        assert save(tmp_path, plan, 4, keep=1) == tmp_path / "step-4"
+    assert names(tmp_path) == ["step-2", "step-4"]
+    save(tmp_path, plan, 6, keep=1)
+    assert names(tmp_path) == ["step-6"]
+
+
 def test_a_damaged_later_one_does_not_cost_the_one_that_was_just_written(tmp_path: Path) -> None:
     plan = plan_shards(LAYOUT, 1)
     for step in (10, 12):
