@@ -219,7 +219,7 @@ class AllReduceExchange:
             rank, survivors = self._collective.rank, set(range(self._collective.size)) - self._collective.lost
             if rank != min(survivors, default=0):
                 raise
-            self.replica.term += int(rank > 0)  # should rank 0 be alive, it writes under another name
+            self.replica.term += rank  # should another be alive that takes itself for the first, it has another name
             self._saved = True
             if lost := self.replica.finish():
                 raise type(error)(f"{error}; {lost}") from error

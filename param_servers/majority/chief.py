@@ -250,6 +250,8 @@ class MajorityChief:
     ) -> None:
         self._clock = clock_of_a_loop(config.step_timeout_s)
         self._coordinator = MajorityCoordinator(config, fingerprint, self._clock.now_s())
+        self._progress = 0, 0
+        """(step, data points) of the members' state, when it was last known."""
         self._store_port, self._learning_rate, self._should_stop = store_port, learning_rate, should_stop
         self._on_event, self._audit = on_event, audit
         self._timeouts, self._alive_s = config.timeouts, 0.0
@@ -319,8 +321,10 @@ class MajorityChief:
             self._carry_out(self._coordinator.stop(why, failed=True))
 
     def _stop_when_asked(self) -> None:
-        progress = self._coordinator.progress
-        if progress is not None and (reason := self._should_stop(*progress)) is not None:
+        if self._coordinator.phase == "stopped":
+            return
+        self._progress = self._coordinator.progress or self._progress
+        if (reason := self._should_stop(*self._progress)) is not None:
             self._carry_out(self._coordinator.stop(reason, failed=False))
 
     # -- what is decided -----------------------------------------------------------------------------------------

@@ -20,12 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from param_servers.allreduce.collective import (
-    TorchCollective,
-    host_store,
-    reach_store,
-    wait_for_address,
-)
+from param_servers.allreduce.collective import TorchCollective, host_store, reach_store
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped, told
 from param_servers.exchange import (
@@ -45,7 +40,7 @@ from param_servers.majority.chief import MajorityChief
 from param_servers.majority.shared_replica import Outcome, SharedReplica
 from param_servers.replica import Replica, ReplicaReport
 from param_servers.servers.audit import AuditLog
-from param_servers.timeouts import GOODBYE_S, NAP_S
+from param_servers.timeouts import GOODBYE_S, NAP_S, Redial
 from param_servers.wire.frames import Event, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_life
 from param_servers.wire.hub import WakeableHub
@@ -135,8 +130,9 @@ class MajorityExchange:
         self._buffer = floats(layout.numel)
         self._announced, self._closing = 0, False
         self._hub = WakeableHub(secret, small_payload, silence_timeout_s=config.timeouts.silence_s)
-        self._chief_host, self._quiet_s = "", 0.0
-        self._thread = threading.Thread(target=self._main, args=(resolve, torch.get_num_threads()), daemon=True)
+        self._resolve, self._redial = resolve, Redial(config.timeouts.start_s, seed=rank)
+        self._met_chief, self._chief_host, self._quiet_s = False, "", 0.0
+        self._thread = threading.Thread(target=self._main, args=(torch.get_num_threads(),), daemon=True)
         self._thread.start()
 
     def pull(self) -> Pull:
@@ -171,15 +167,16 @@ class MajorityExchange:
 
     # -- the comm thread: obeys the chief, sums with the others, takes the steps -----------------------------------
 
-    def _main(self, resolve: Resolve, threads: int) -> None:
+    def _main(self, threads: int) -> None:
         torch.set_num_threads(threads)  # torch keeps this number for each thread
         try:
-            self._dial_the_chief(resolve)
             while self._shared.ended is None and not self._closing:
+                if not self._met_chief:
+                    self._dial_the_chief()
                 self._shared.turns += 1
                 start_s = time.monotonic()
                 events = self._hub.poll(NAP_S)
-                self._listen_for_the_chief(bool(events), time.monotonic() - start_s)
+                self._listen_for_the_chief(bool(events) or not self._met_chief, time.monotonic() - start_s)
                 for event in events:
                     self._handle(event)
                 self._announce()
@@ -196,31 +193,42 @@ class MajorityExchange:
             self._close_group()
             self._hub.drain(GOODBYE_S)
 
-    def _end(self, outcome: Outcome) -> None:
-        try:
-            lost = self.replica.finish() if self.rank == 0 else ""
-        except BaseException as error:  # the main thread waits to be told how the run ended
-            lost = f"the last checkpoint was not written: {told(error)}"
+    def _end(self, outcome: Outcome, chief_is_lost: bool = False) -> None:
+        """The first of the group that is left writes the last checkpoint, and so does rank 0, which may be in none."""
+        group = [rank for rank in self._members if rank or not chief_is_lost]
+        lost = ""
+        if self.rank in (0, *group[:1]):
+            self.replica.term += self.rank  # should rank 0 be alive, too, it writes under another name
+            try:
+                lost = self.replica.finish()
+            except BaseException as error:  # the main thread waits to be told how the run ended
+                lost = f"the last checkpoint was not written: {told(error)}"
         if lost:
-            outcome = LastStepsLost(f"{outcome}; {lost}")
+            outcome = (PeerLost if chief_is_lost else LastStepsLost)(f"{outcome}; {lost}")
         self._shared.end(outcome)
 
     # -- the chief -----------------------------------------------------------------------------------------------
 
-    def _dial_the_chief(self, resolve: Resolve) -> None:
-        address = wait_for_address(resolve, 0, self._config.timeouts.start_s)
-        self._chief_host, fingerprint = address[0], self.replica.layout.fingerprint
-        self._hub.dial(address, Hello(Role.WORKER, self.rank, self._incarnation, 0, fingerprint, life=new_life()))
+    def _dial_the_chief(self) -> None:
+        what = f"rank {self.rank} cannot reach rank 0, which decides who takes part,"
+        address = self._redial.attempt(lambda: self._resolve(0), time.monotonic(), what)
+        if address is not None:
+            self._chief_host, fingerprint = address[0], self.replica.layout.fingerprint
+            self._hub.dial(address, Hello(Role.WORKER, self.rank, self._incarnation, 0, fingerprint, life=new_life()))
 
     def _handle(self, event: Event) -> None:
         if self._shared.ended is not None:
             return  # the link that closes after STOP is no loss
         if isinstance(event, Left):
-            self._chief_lost(event.reason)
+            if self._met_chief or event.refused:
+                self._chief_lost(event.reason)
+            else:  # the address may be that of its earlier life
+                self._redial.failed(event.reason, time.monotonic())
         elif isinstance(event, Message):
             self._obey(event.header, event.payload)
         else:
-            self._stand()  # joined: the chief learns how far this rank is
+            self._met_chief = True
+            self._stand()  # the chief learns how far this rank is
 
     def _obey(self, header: Header, payload: memoryview) -> None:
         if header.kind == Kind.COMMIT and header.term == self._generation:
@@ -244,10 +252,7 @@ class MajorityExchange:
             self._chief_lost(f"silent for {self._config.timeouts.chief_silence_s:g} s")
 
     def _chief_lost(self, reason: str) -> None:
-        if self.rank == next((rank for rank in self._members if rank != 0), -1):
-            self.replica.term += 1  # should rank 0 be alive behind a broken link, it writes under another name
-            reason = "; ".join(filter(None, (reason, self.replica.finish())))
-        self._end(PeerLost(f"rank 0, which decides who takes part, is lost: {reason}"))
+        self._end(PeerLost(f"rank 0, which decides who takes part, is lost: {reason}"), chief_is_lost=True)
 
     def _say(self, kind: Kind, step: int = 0, sequence: int = 0, data_points: int = 0) -> None:
         header = Header(kind, self.rank, self._incarnation, self._generation, step, sequence, data_points)

@@ -1,3 +1,4 @@
+import socket
 import threading
 import time
 from pathlib import Path
@@ -5,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from param_servers.checkpoint.files import find_newest
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Receipt
@@ -176,6 +178,43 @@ def test_the_loss_of_rank_0_is_told_by_the_others_and_the_next_one_writes_a_chec
     for error in run.together([1, 2]).values():
         assert isinstance(error, PeerLost) and "rank 0, which decides who takes part, is lost" in str(error)
     assert (tmp_path / "step-1").is_dir()
+
+
+def test_where_rank_0_was_expelled_the_next_one_writes_the_last_checkpoint(start, tmp_path):
+    def stop(step, data_points):
+        return "3 steps" if step >= 3 else None
+
+    run = start(3, step_timeout_s=1, join_timeout_s=2).start(0, 1, 2, checkpoint_dir=tmp_path, should_stop=stop)
+    run.together([0, 1, 2])
+    for outcome in run.together([1, 2], steps=10).values():  # rank 0's game hangs; its chief does not
+        assert isinstance(outcome, RunStopped) and outcome.reason == "3 steps"
+    assert any(event["event"] == "expelled" and "rank 0" in event["message"] for event in run.events)
+    assert find_newest(tmp_path).name == "step-3"
+
+
+def test_a_rank_that_finds_rank_0_s_earlier_address_asks_for_it_again(start):
+    run, old = start(2), socket.create_server(("127.0.0.1", 0))
+    run.board.publisher(0)(*old.getsockname()[:2])
+    old.close()
+    run.start(1)
+    while run.ranks[1]._redial._reason == "no address known":
+        time.sleep(0.01)  # until it has dialled in vain
+    run.start(0)
+    results = run.together([0, 1])
+    assert all(receipt.accepted for rank in (0, 1) for receipt in results[rank])
+
+
+def test_a_rank_that_waits_for_rank_0_can_be_closed(start):
+    run = start(2).start(1)
+    waiting = run.ranks.pop(1)
+    waiting.close()
+    assert not waiting._thread.is_alive()
+
+
+def test_who_waits_for_ranks_that_do_not_come_hears_a_request_to_stop(start):
+    run = start(2, join_timeout_s=300).start(0, should_stop=lambda *counts: "SIGTERM")
+    with pytest.raises(RunStopped, match="SIGTERM"):
+        run.ranks[0].pull()
 
 
 def test_rank_0_left_alone_that_fails_by_itself_leaves_a_checkpoint(start, tmp_path):
