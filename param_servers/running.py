@@ -8,13 +8,17 @@ ask again for an address before each attempt.
 learn how the parts fit.
 """
 
+import contextlib
 import gc
 import multiprocessing
 import operator
 import os
 import secrets
+import signal
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
@@ -28,7 +32,7 @@ from torch import Tensor, nn
 from param_servers.checkpoint.files import Checkpoint, find_newest, load_checkpoint
 from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import ConfigError, RunBroken, RunStopped
-from param_servers.exchange import GradientExchange, OnEvent, ShouldStop, unread
+from param_servers.exchange import GradientExchange, OnEvent, ShouldStop, never, unread
 from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.optim import ClippedExchange
 from param_servers.servers.client import ServersExchange
@@ -57,7 +61,7 @@ def serve(
         module: its parameters are those of step 0, the same in all servers; it is not changed.
         address: where this server listens; of several servers, all their addresses in order.
         shard: which of them this is.
-        steps: after so many the run ends; None: `should_stop` says when, or nobody.
+        steps: after so many the run ends; None: `should_stop` says when, or Ctrl-C at server 0.
         exchange_config: how many workers, backup workers, how patient; None: one worker, and the defaults.
         secret: at least 16 bytes that every process of the run knows; None: `shared_secret`.
         options: further ones of `ParameterServer`: should_stop, checkpoint_dir, on_event, …
@@ -70,16 +74,44 @@ def serve(
         if "should_stop" in options:
             raise ConfigError("steps and should_stop both say when the run ends: give one of them")
         options["should_stop"] = lambda step, data_points: f"{steps} steps" if step >= steps else None
-    return ParameterServer(
-        shard=shard,
-        plan=plan,
-        initial_parameters=plan.layout.flatten(module),
-        optimizer_config=optimizer_config,
-        exchange_config=replace(config, listen_host=host, port=port),
-        resolve=lambda server: addresses[server],
-        secret=shared_secret() if secret is None else secret,
-        **options,
-    ).run()
+    with _asked_by_ctrl_c(shard) as interrupted:
+        asked: ShouldStop = options.pop("should_stop", never)
+        return ParameterServer(
+            shard=shard,
+            plan=plan,
+            initial_parameters=plan.layout.flatten(module),
+            optimizer_config=optimizer_config,
+            exchange_config=replace(config, listen_host=host, port=port),
+            resolve=lambda server: addresses[server],
+            secret=shared_secret() if secret is None else secret,
+            should_stop=lambda step, data_points: interrupted() or asked(step, data_points),
+            **options,
+        ).run()
+
+
+@contextlib.contextmanager
+def _asked_by_ctrl_c(shard: int) -> Iterator[Callable[[], str | None]]:
+    """Within, the first Ctrl-C of a main thread is a request to end the run, which is what is given tells: "Ctrl-C", or
+    None. Server 0 obeys it; the others, of the same terminal, go on until it has ended the run. The second one leaves.
+    """
+    pressed: list[int] = []
+
+    def press(signum: int, frame: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(signum)
+        how = "ending the run with a checkpoint" if shard == 0 else "server 0 ends the run"
+        print(f"server {shard}: {how}; once more to leave at once", file=sys.stderr)
+
+    takes_it = threading.current_thread() is threading.main_thread()
+    if not takes_it or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: None
+        return
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: "Ctrl-C" if pressed else None
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def connect(

@@ -90,7 +90,7 @@ class ServersExchange:
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """Sent and received over the links that there are now."""
+        """Sent and received over all links so far."""
         return self._hub.bytes_moved
 
     def pull(self) -> Pull:

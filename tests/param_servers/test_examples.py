@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import param_servers
 from launch.cluster.network import free_port
 from param_servers import ExchangeConfig, FlatLayout, OptimizerConfig, RunStopped, connect, serve
 from param_servers.benchmarks.exchange import main
+from param_servers.checkpoint.files import find_newest, load_checkpoint
 
 ROOT = Path(__file__).parents[2]
 ADDRESSES = itertools.count()
@@ -53,6 +55,36 @@ def test_the_quick_start_of_15_lines_runs_as_it_stands(tmp_path: Path) -> None:
     assert loss is not None and float(loss[1]) < 0.15, done.stdout  # 0.33 before the first
     (secret,) = (tmp_path / ".cache" / "param_servers").iterdir()
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600 and len(secret.read_bytes()) == 32
+
+
+SERVES = """
+import sys, torch
+from param_servers import OptimizerConfig, serve
+model = torch.nn.Linear(3, 1)
+address = "127.0.0.1", int(sys.argv[1])
+print(serve(model, OptimizerConfig(), address, secret=b"0123456789abcdef", checkpoint_dir="kept"))
+"""
+
+
+def test_ctrl_c_at_a_server_ends_the_run_with_its_last_step_in_a_checkpoint(tmp_path: Path) -> None:
+    address, model = free_address(), torch.nn.Linear(3, 1)
+    command = [sys.executable, "-c", SERVES, str(address[1])]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, **pipes) as server:  # type: ignore[call-overload]
+        exchange = connect(model, address, secret=b"0123456789abcdef")
+        for _ in range(3):
+            exchange.push(torch.ones(4), exchange.pull().step, 1)
+        server.send_signal(signal.SIGINT)
+        with pytest.raises(RunStopped, match="Ctrl-C"):
+            while True:
+                exchange.push(torch.ones(4), exchange.pull().step, 1)
+        exchange.close()
+        said, errors = server.communicate(timeout=60)
+    assert (server.returncode, said) == (0, "Ctrl-C\n")
+    assert errors == "server 0: ending the run with a checkpoint; once more to leave at once\n"
+    newest = find_newest(tmp_path / "kept")
+    assert newest is not None and load_checkpoint(newest).step >= 3
 
 
 def test_two_servers_and_two_workers_know_each_other_by_their_addresses() -> None:
