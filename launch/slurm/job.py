@@ -35,6 +35,7 @@ from dba3c.runs.ending import failures, refusal
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import living_holder
 from launch.local.child import describe_exit, shell_code, taking_signals
+from launch.output import harmless_output
 from launch.slurm import controller
 
 AT_THE_JOB = "at the Slurm job"
@@ -365,4 +366,6 @@ def main(argv: Sequence[str] | None = None, heard: list[int] | None = None) -> i
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with harmless_output():  # a full disk behind --output costs lines: neither the run nor its next life
+        code = main()
+    sys.exit(code)

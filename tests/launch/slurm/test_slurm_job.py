@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +107,22 @@ def test_a_disk_that_is_full_when_the_warning_comes_is_asked_again_and_the_job_g
     assert SlurmJob(run_dir, command, TASK, LostNodes({}, run_dir, ["dba3c"])).run() == 0
     assert "No space left on device; asking again" in capfd.readouterr().out
     assert asked(tmp_path) == ["scontrol requeue 7_2"]
+
+
+def test_a_full_disk_behind_the_job_s_output_costs_lines_and_not_the_next_life(tmp_path: Path, fake: Fake) -> None:
+    fake("scontrol", "exit 0")
+    run_dir, warning, training = tmp_path / "run", tmp_path / "warning", tmp_path / "training.py"
+    warning.touch()
+    training.write_text(TRAINING)
+    fake("srun", f"exec {sys.executable} {training} {run_dir} {warning}")
+    words = [sys.executable, "-m", "launch.slurm.job", "--run-dir", str(run_dir), "--", "dba3c", "train"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            words, env=os.environ | TASK, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert RunFolder(run_dir).life()["ended"]["reason"] == "SIGUSR1 at the Slurm job"
+    assert asked(tmp_path)[-1] == "scontrol requeue 7_2"
 
 
 def test_the_end_at_the_limit_does_not_take_the_warning_before_it_back(tmp_path: Path, fake: Fake) -> None:
