@@ -31,6 +31,7 @@ from dba3c.roles import PER_START, ROLES, RunProcess
 from dba3c.runs.ending import TRAINING_ROLES
 from dba3c.runs.folder import RunFolder, checkpoint_steps
 from dba3c.workers.worker import check_own_code
+from launch.cluster.launchers import REPLACES_VARIABLE
 from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port
 from launch.local.child import exit_with_parent
 from launch.local.resources import given_cores, said_threads
@@ -159,13 +160,17 @@ def threads_without_launcher(role: str, config: TrainConfig) -> int:
 
 
 def stop_on_signal(folder: RunFolder, name: str) -> None:
-    """SIGTERM asks the whole run to end at a step boundary; SIGINT is the launcher's, which does the same."""
+    """SIGTERM asks the whole run to end at a step boundary; SIGINT is the launcher's, which does the same.
+
+    But for a lost node's replacement, a job of its own that may be preempted alone: SIGTERM only ends its processes.
+    """
 
     def ask(signum: int, frame: Any) -> None:
         del frame
         folder.stop_here(f"{signal.Signals(signum).name} at {name}")
 
-    signal.signal(signal.SIGTERM, ask)
+    if REPLACES_VARIABLE not in os.environ:
+        signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -38,6 +38,7 @@ class Launcher:
 
 
 REPLACEMENT = "a replacement of a lost node"
+REPLACES_VARIABLE = "DBA3C_REPLACES_RANK"
 MPIRUN = "mpirun"
 MPICH = "MPICH's mpirun"
 SRUN = "srun"
@@ -47,8 +48,8 @@ STARTS_RANKS_AGAIN = ("torchrun", "an indexed Kubernetes Job", "the environment"
 LAUNCHERS = (
     Launcher(
         name=REPLACEMENT,
-        sign="DBA3C_REPLACES_RANK",
-        rank=("DBA3C_REPLACES_RANK",),
+        sign=REPLACES_VARIABLE,
+        rank=(REPLACES_VARIABLE,),
         world_size=("DBA3C_WORLD_SIZE",),
         local_rank=("SLURM_PROCID",),
         local_world_size=("DBA3C_LOCAL_WORLD_SIZE",),

@@ -126,7 +126,8 @@ class Supervisor:
         on_event: called with (event, message) for the run's metrics: started, killed, restarted, left, stopping.
         whole_run: these are all the processes of the run; False where other ranks have others, which go on without
             these if they may.
-        joins_late: another machine's processes have played this part of the run, which goes on.
+        joins_late: another machine's processes have played this part of the run, which goes on, also where these are
+            asked to end.
         stop_timeout_s: bound of a clean stop; a checkpoint has to be written in it.
         refused_timeout_s: bound of a clean stop when a role refused its input, or the run failed elsewhere, before it
             was as old as `stop_timeout_s`: there is nothing yet to save; and of a run that failed elsewhere later,
@@ -363,7 +364,9 @@ class Supervisor:
 
     def _obey(self, signum: signal.Signals) -> None:
         self._last_signal = signum
-        if self._phase == RUNNING or (self._phase == ENDING and any(p.spec.saves_last for p in self._live.values())):
+        if self.joins_late and self._phase < TERMINATING:  # it is this machine's: the run goes on, with another one
+            self._terminate(signum.name)
+        elif self._phase == RUNNING or (self._phase == ENDING and any(p.spec.saves_last for p in self._live.values())):
             self._stop(signum.name)
             if signum == signal.SIGINT:
                 self.say("once more to end without a checkpoint")

@@ -34,6 +34,7 @@ from dba3c.errors import UserError
 from dba3c.runs.ending import failures, refusal
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import living_holder
+from launch.cluster.launchers import REPLACES_VARIABLE
 from launch.local.child import describe_exit, shell_code, taking_signals
 from launch.output import harmless_output
 from launch.slurm import controller
@@ -324,7 +325,7 @@ class LostNodes:
         of_job = {name for name in self.environ if name.startswith(("SLURM_", "SBATCH_")) and name != "SLURM_CONF"}
         return {
             **{name: value for name, value in self.environ.items() if name not in of_job},
-            "DBA3C_REPLACES_RANK": str(self.nodes.index(node) * tasks),
+            REPLACES_VARIABLE: str(self.nodes.index(node) * tasks),
             "DBA3C_WORLD_SIZE": str(len(self.nodes) * tasks),
             "DBA3C_LOCAL_WORLD_SIZE": str(tasks),
             "DBA3C_LAUNCH_ID": self._launch_id(),

@@ -42,6 +42,19 @@ def test_a_full_disk_ends_a_role_with_one_line_that_names_the_file(
     assert "checkpoints" in line
 
 
+@pytest.mark.parametrize(
+    ("environ", "hears"), [({}, ["SIGTERM", "SIGINT"]), ({"DBA3C_REPLACES_RANK": "3"}, ["SIGINT"])]
+)
+def test_sigterm_to_a_role_ends_the_run_but_where_it_is_of_a_replacement(
+    environ: dict[str, str], hears: list[str], run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handled: list[str] = []
+    monkeypatch.setattr(os, "environ", environ)
+    monkeypatch.setattr(signal, "signal", lambda signum, handler: handled.append(signum.name))
+    role.stop_on_signal(RunFolder(run_dir), "worker 3")
+    assert handled == hears
+
+
 @pytest.mark.parametrize("error", [ValueError("late\ntrouble"), SystemExit("late trouble")])
 def test_a_role_that_crashes_says_last_what_it_was(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException

@@ -74,6 +74,17 @@ def test_a_launcher_that_repeats_sigterm_does_not_cost_the_checkpoint(lab: Lab) 
     assert lab.events == ["stopping"]
 
 
+def test_a_replacement_that_is_preempted_ends_its_own_processes_and_not_the_run(lab: Lab) -> None:
+    worker = lab.process("worker", 1, "stubborn", essential=False, decides=False, max_restarts=1)
+    lab.start(lab.process("server", 0, "stubborn"), worker, joins_late=True, whole_run=False)
+    lab.pid("server-0")
+    lab.pid("worker-1")
+    lab.signal(signal.SIGTERM)
+    assert lab.finish() == 128 + signal.SIGTERM
+    assert lab.events == ["terminating"]
+    assert not (lab.run_dir / "stop.json").exists()
+
+
 def test_a_repetition_that_waited_behind_a_slow_disk_is_no_new_request(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
