@@ -42,11 +42,10 @@ def job_name(environ: Mapping[str, str]) -> str:
     """What Slurm's programs should be told to mean this job alone.
 
     The task of an array that was started last has the array's own number as its SLURM_JOB_ID; to Slurm's programs that
-    number means every task.
+    number means every task. A job that was submitted from inside a task inherits the variables of that one's array.
     """
-    if environ.get("SLURM_ARRAY_TASK_ID"):
-        return f"{environ.get('SLURM_ARRAY_JOB_ID') or environ['SLURM_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
-    return environ["SLURM_JOB_ID"]
+    job = environ["SLURM_JOB_ID"]
+    return f"{job}_{environ['SLURM_ARRAY_TASK_ID']}" if environ.get("SLURM_ARRAY_JOB_ID") == job else job
 
 
 def tasks_per_node(environ: Mapping[str, str]) -> int:

@@ -177,7 +177,7 @@ def test_a_program_that_is_not_installed_is_a_refusal(monkeypatch: pytest.Monkey
 def test_a_task_of_an_array_never_means_the_whole_array(tmp_path: Path, fake: Fake) -> None:
     assert controller.job_name({"SLURM_JOB_ID": "7"}) == "7"
     assert controller.job_name(TASK) == "7_2"
-    assert controller.job_name({**TASK, "SLURM_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "0"}) == "7_0"
+    assert controller.job_name({**TASK, "SLURM_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "0"}) == "9"
     fake("scontrol", '[ "$1" = update ]')
     fake("scancel", "exit 0")
     give_back_nodes({**TASK, "SLURM_NNODES": "4"}, 2)
@@ -187,6 +187,11 @@ def test_a_task_of_an_array_never_means_the_whole_array(tmp_path: Path, fake: Fa
     everything = asked(tmp_path)
     assert everything[0] == "scontrol update JobId=7_2 NumNodes=2"
     assert everything[1:] == ["scontrol requeue 7_2"] * controller.REQUEUE_TRIES + ["scancel 7_2"]
+
+
+def test_a_job_that_was_submitted_from_a_task_of_an_array_is_not_taken_for_that_task() -> None:
+    inherited = {"SLURM_ARRAY_JOB_ID": "100", "SLURM_ARRAY_TASK_ID": "3"}
+    assert controller.job_name({"SLURM_JOB_ID": "200", **inherited}) == "200"
 
 
 def test_the_first_node_s_loss_is_told_even_where_slurm_cannot_be_asked(
