@@ -123,15 +123,17 @@ class RunFolder:
     ) -> RunFolder:
         """An existing run: for the processes of its launch, for viewers and for plots.
 
-        Waits up to `wait_s` for the launch to have made it; with `launch_id`, for that launch and not an earlier one
-        (of the same name, that began before `since_s` and has ended), whose lock is then followed.
+        Waits up to `wait_s` for the launch to have made it; with `launch_id` or `since_s`, for that launch and not an
+        earlier one (of the same name or also without one, that began before `since_s` and has ended). The lock of a
+        launch with a name is then followed.
         `while_waiting` may raise, which ends the wait.
         """
         folder = Path(path).expanduser().resolve()
         deadline_s = time.monotonic() + wait_s
         while True:
             run = cls(folder)
-            if is_there(folder / "config.json") and (not launch_id or run._is_in_life_of(launch_id, since_s)):
+            any_life = not launch_id and not since_s
+            if is_there(folder / "config.json") and (any_life or run._is_in_life_of(launch_id, since_s)):
                 run._follow(launch_id)
                 return run
             while_waiting()
