@@ -29,5 +29,5 @@
 set -eu
 source "${DBA3C_VENV:-.venv}/bin/activate"
 run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_JOB_ID}
-exec python -m launch.slurm.job --run-dir "$run_dir" -- \
+exec dba3c job --run-dir "$run_dir" -- \
     dba3c train "${DBA3C_PRESET:-breakout}" --mode central --learners 1 --env-threads "${SLURM_CPUS_PER_TASK_HET_GROUP_1:?}" --evaluators 0 --recorders 0 ${DBA3C_ARGS:-}

@@ -21,7 +21,7 @@ from launch.local.child import remembering_interrupts
 from launch.output import harmless_output
 from param_servers.errors import CheckpointError, ConfigError, ParamServersError
 
-MAKE_WHAT_LASTS = ("train", "resume", "study", "sweep", "evaluate", "record")
+MAKE_WHAT_LASTS = ("train", "resume", "study", "sweep", "job", "evaluate", "record")
 """Commands whose work lies in a folder: they do it to its end, and exit as it ends, whoever reads what they print. What
 the others print is their work, so they end with their reader, and fail where it cannot be written."""
 
@@ -38,6 +38,7 @@ COMMANDS = {
     "plot": "launch.cli.plot:plot",
     "simulate": "launch.cli.simulate:simulate",
     "sbatch": "launch.cli.sbatch:sbatch",
+    "job": "launch.slurm.job:main",
 }
 """Each command's function."""
 
@@ -57,6 +58,7 @@ usage: dba3c COMMAND [OPTIONS]        (dba3c COMMAND --help lists a command's op
   plot STUDY     figures and a report of a study; dba3c plot RUN... draws learning curves of any runs
   simulate       what a cluster would do: how many servers and backup workers it needs
   sbatch PRESET  print a Slurm script
+  job            what such a script runs: all ranks, lost nodes, the requeue
 """
 
 

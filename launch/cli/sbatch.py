@@ -237,7 +237,7 @@ def _start_lines(shape: SlurmShape) -> list[str]:
     train = f'dba3c train "${{DBA3C_PRESET:-{shape.preset}}}"'
     return [
         "run_dir=${DBA3C_RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_JOB_ID}",
-        'exec python -m launch.slurm.job --run-dir "$run_dir" -- \\',
+        'exec dba3c job --run-dir "$run_dir" -- \\',
         f"    {train} {roles} ${{DBA3C_ARGS:-}}",
     ]
 

@@ -21,6 +21,7 @@ from dba3c.studies.study import Point, Run, Shape, Study, build, load
 from launch.cli.options import parse, parse_train
 from launch.cli.sbatch import SlurmShape, job_text, refuse_short, request_lines
 from launch.local.child import STOP_SIGNALS, before_exec, shell_code, taking_signals
+from launch.local.fork_server import running_module
 from launch.local.resources import given_cores
 from launch.slurm import job as slurm_job
 
@@ -236,5 +237,5 @@ def run_all(runs: Sequence[Run], train: Callable[[Sequence[str]], int] = train) 
 
 def train_command(run: Run, resume: bool) -> list[str]:
     """What trains one run of a study on this machine."""
-    command = [sys.executable, "-m", "launch", "train", *run.point.words, "--seed", str(run.seed)]
+    command = [*running_module("launch"), "train", *run.point.words, "--seed", str(run.seed)]
     return [*command, "--run-dir", str(run.folder), *(["--resume"] if resume else [])]

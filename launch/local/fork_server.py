@@ -40,12 +40,6 @@ ROLE_IMPORTS = (
     "dba3c.central.actor",
 )
 """What evaluators and recorders need beyond it (SciPy, video) they import themselves: most runs have none."""
-_START = (
-    "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
-    f"sys.path.append({str(Path(__file__).parents[2])!r}); "
-    "import runpy; runpy.run_module('launch.local.fork_server', run_name='__main__')"
-)
-"""As `python -m` does, but that nothing in the current directory (a launch.py, a queue.py) is taken for ours."""
 PARENT_VARIABLE = "DBA3C_PARENT_PID"
 """Tells a forked process whose child it is."""
 IMPORT_TIMEOUT_S = 600.0
@@ -60,6 +54,17 @@ _COMMAND_BYTES = 1024
 """Room for the command line of a role, as `ps` shows it."""
 _ONE_AT_A_TIME = threading.Lock()
 """Who is a subreaper is a property of the process, which may have several runs."""
+
+
+def running_module(module: str) -> list[str]:
+    """The command `python -m module`, but that nothing in the current directory (the user's own launch.py, a queue.py)
+    is taken for ours."""
+    start = (
+        "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
+        f"sys.path.append({str(Path(__file__).parents[2])!r}); "
+        f"import runpy; runpy.run_module({module!r}, run_name='__main__')"
+    )
+    return [sys.executable, "-c", start]
 
 
 class ForkServer:
@@ -85,7 +90,7 @@ class ForkServer:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._said = os.fdopen(os.memfd_create("fork-server"), "w+b")
         with theirs:
-            module = [sys.executable, "-c", _START, str(theirs.fileno()), *self._imports]
+            module = [*running_module("launch.local.fork_server"), str(theirs.fileno()), *self._imports]
             self._process = subprocess.Popen(
                 [*module, " " * (_COMMAND_BYTES - len(" ".join(module)))],
                 stdin=subprocess.DEVNULL,

@@ -339,14 +339,15 @@ def names_of(nodelist: str) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None, heard: list[int] | None = None) -> int:
-    """``python -m launch.slurm.job --run-dir RUN [--nodes N] -- dba3c train …``; `heard`: as in `SlurmJob`."""
-    parser = argparse.ArgumentParser(prog="python -m launch.slurm.job", allow_abbrev=False)
-    parser.add_argument("--run-dir", required=True, type=Path)
+    """``dba3c job --run-dir RUN [--nodes N] -- dba3c train …``; `heard`: as in `SlurmJob`."""
+    about = "What a Slurm script runs on its first node: srun of all ranks, and the life of a job around it."
+    parser = argparse.ArgumentParser(prog="dba3c job", description=about, allow_abbrev=False)
+    parser.add_argument("--run-dir", required=True, type=Path, help="the run's folder")
     parser.add_argument("--nodes", type=int, default=None, help="run on the first N nodes, give the others back")
     parser.add_argument("train", nargs="+", help="the command of every rank")
     arguments = parser.parse_args(argv)
     if "SLURM_JOB_ID" not in os.environ:
-        print("dba3c: launch.slurm.job is what a Slurm script runs; there is no SLURM_JOB_ID here", file=sys.stderr)
+        print("dba3c: dba3c job is what a Slurm script runs; there is no SLURM_JOB_ID here", file=sys.stderr)
         return 2
     if any(re.match("--run[-_]dir(=|$)", word) for word in arguments.train):
         print("dba3c: the script has a run folder of its own: say DBA3C_RUN_DIR, not --run-dir", file=sys.stderr)
@@ -366,7 +367,7 @@ def main(argv: Sequence[str] | None = None, heard: list[int] | None = None) -> i
         return 2
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # scripts that were printed before there was `dba3c job`
     with harmless_output():  # a full disk behind --output costs lines: neither the run nor its next life
         code = main()
     sys.exit(code)

@@ -114,7 +114,7 @@ def test_the_command_of_a_script_makes_the_ranks_that_its_header_counts(words: s
 def train_words(shape: SlurmShape) -> list[str]:
     """What `dba3c train` is given by a script."""
     lines = script_text(shape, ()).partition('bin/activate"\n')[2]
-    shell = lines.replace("exec python ", "printf '%s\\n' ").replace("\\\n    dba3c train", "")
+    shell = lines.replace("exec dba3c ", "printf '%s\\n' ").replace("\\\n    dba3c train", "")
     environ = {"PATH": os.environ["PATH"], "SLURM_CPUS_PER_TASK_HET_GROUP_1": str(shape.cpus_per_task)}
     environ |= {"SLURM_JOB_NAME": "1", "SLURM_JOB_ID": "1"}
     said = subprocess.run(

@@ -131,8 +131,16 @@ def test_an_interrupted_study_stops_and_says_how_to_go_on(runs, capsys, signum):
 
 def test_the_command_of_a_run_names_its_seed_and_its_folder(runs):
     command = train_command(runs[2], resume=False)
-    assert command[1:4] == ["-m", "launch", "train"]
+    assert command[3:5] == ["train", *runs[2].point.words][:2]
     assert command[-4:] == ["--seed", "1", "--run-dir", str(runs[2].folder)]
+
+
+def test_a_study_does_not_run_what_the_user_calls_launch_py(runs, tmp_path, monkeypatch, capfd):
+    (tmp_path / "launch.py").write_text("print('mine')")
+    monkeypatch.chdir(tmp_path)
+    assert study.train(train_command(runs[0], resume=True)) == 2
+    told = capfd.readouterr()
+    assert told.err.startswith("dba3c: nothing to resume") and "mine" not in told.out
 
 
 def test_a_job_array_has_a_task_for_each_run_and_the_nodes_of_the_largest(tmp_path, capsys):
