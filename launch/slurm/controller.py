@@ -87,7 +87,8 @@ def ask(command: Sequence[str], *, environ: Mapping[str, str] | None = None) -> 
             env=dict(os.environ if environ is None else environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",  # the user's other jobs may be called what they like
             timeout=timeout_s,
             check=False,
         )

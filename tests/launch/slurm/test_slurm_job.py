@@ -177,6 +177,11 @@ def test_a_program_that_is_not_installed_is_a_refusal(monkeypatch: pytest.Monkey
     assert (answer.returncode, answer.stderr) == (127, "scontrol cannot be run: No such file or directory")
 
 
+def test_a_job_name_in_another_encoding_is_no_reason_not_to_hear_of_the_others(fake: Fake) -> None:
+    fake("squeue", r"printf '7 k\xf6ln\n8 n2\n'")
+    assert controller.ask(["squeue", "--me"]).stdout.splitlines() == ["7 k\ufffdln", "8 n2"]
+
+
 def test_a_task_of_an_array_never_means_the_whole_array(tmp_path: Path, fake: Fake) -> None:
     assert controller.job_name({"SLURM_JOB_ID": "7"}) == "7"
     assert controller.job_name(TASK) == "7_2"
