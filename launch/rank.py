@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +23,7 @@ from dba3c.metrics.watch import PlainView, watched
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import TRAINING_ROLES, note_failure, refusal, telling_refusals
 from dba3c.runs.folder import RunFolder
+from dba3c.runs.host_facts import multiplies_bfloat16
 from launch.cluster.launchers import REPLACEMENT, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.cluster.topology import Assignment, Topology
@@ -93,6 +94,8 @@ def run_rank(
         folder.end_process_when_lost(say_to_stderr)
         metrics = MetricsWriter(folder, "launcher", place.rank)
         try:
+            if slow := _slow_arithmetic(folder, mine):
+                metrics.record_event("slow_precision", f"{mine[0]} on {place.node_name}: {slow}")  # the chief prints it
             first = first_incarnation(folder, place.rank)
             of_run = role_processes(config, folder.path, place.launch_id, first)
             processes = [process for process in of_run if Assignment(process.role, process.rank) in mine]
@@ -122,6 +125,15 @@ def run_rank(
         finally:
             metrics.close()
     return code
+
+
+def _slow_arithmetic(folder: RunFolder, mine: Sequence[Assignment]) -> str:
+    """What is slow here with the precision that the chief's processor may have chosen for all; "" where nothing is."""
+    network = folder.train_config().network
+    computes = network.device == "cpu" and any(part.role in ("worker", "learner") for part in mine)
+    if not computes or network.precision == "float32" or multiplies_bfloat16():
+        return ""
+    return f"this processor has no instructions for {network.precision}, which may be much slower: --precision float32"
 
 
 def _make_folder(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.errors import UserError
 from dba3c.runs.ending import REFUSED, outcome, telling_refusals
 from dba3c.runs.folder import RunFolder
@@ -237,6 +238,21 @@ def test_a_learner_that_is_told_to_compute_with_few_of_its_cores_says_so(
     number = said.partition(",")[0]
     line = f"dba3c: warning: OMP_NUM_THREADS={number}: the learner computes with {number} of its 24 cores"
     assert (line in capsys.readouterr().err.splitlines()) == warned
+
+
+def test_a_node_that_is_slow_in_the_precision_of_its_chief_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch_rank, "role_processes", crash)
+    monkeypatch.setattr(launch_rank, "multiplies_bfloat16", lambda: False)
+    config = TrainConfig(network=NetworkConfig(precision="bfloat16"))
+    words = ["CartPole-v1", "--servers", "1", "--run-dir", str(tmp_path / "run")]
+    with RunFolder.create(tmp_path / "run", config.to_json(), launch_id="17-0-0") as folder:
+        with pytest.raises(ZeroDivisionError):
+            train_as_rank(parse_train(words), replace(rank_of_three(1), node_name="n7"), "dba3c")
+        (record,) = map(json.loads, folder.metrics_file("launcher", 1).read_text().splitlines())
+    assert record["event"] == "slow_precision"
+    assert record["message"].startswith("worker 0 on n7: this processor has no instructions for bfloat16")
 
 
 def test_a_chief_that_crashes_once_the_run_has_begun_has_noted_its_end(
