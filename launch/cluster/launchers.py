@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,9 @@ REPLACES_VARIABLE = "DBA3C_REPLACES_RANK"
 MPIRUN = "mpirun"
 MPICH = "MPICH's mpirun"
 SRUN = "srun"
+ALONE_IN_ITS_STEP = dict.fromkeys(
+    ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_NODES"), "1"
+)
 STARTS_RANKS_AGAIN = ("torchrun", "an indexed Kubernetes Job", "the environment")
 """Launchers (and those that set the variables by hand) whose rank 0, started again, goes on with its run."""
 
@@ -172,6 +176,8 @@ def detect(environ: Mapping[str, str]) -> LaunchPlace:
     present = [launcher for launcher in LAUNCHERS if launcher.sign in environ]
     if _is_srun_with_pmi(environ):
         present = [launcher for launcher in present if launcher.name != MPICH]
+    if _is_typed_in_its_shell(environ):
+        environ = {**environ, **ALONE_IN_ITS_STEP}
     if not present:
         return PLAIN
     inner, outer = present[0], present[1:]
@@ -241,6 +247,12 @@ def _is_srun_with_pmi(environ: Mapping[str, str]) -> bool:
     """Whether Slurm's own PMI (MpiDefault=pmi2) set MPICH's variables: they say the same as the step's."""
     step = _first(environ, ("SLURM_PROCID",)), _first(environ, ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
     return "SLURM_STEP_ID" in environ and step == (environ.get("PMI_RANK"), environ.get("PMI_SIZE"))
+
+
+def _is_typed_in_its_shell(environ: Mapping[str, str]) -> bool:
+    """Whether this was started from the shell of `srun -n 8 --pty bash`. The other seven shells had no input, and have
+    ended. What is one of srun's own tasks, the first with its terminal, belongs to no job of an interactive shell."""
+    return "SLURM_PTY_PORT" in environ and os.isatty(0) and os.getpgrp() != os.getsid(0)
 
 
 def _tasks_per_node(launcher: Launcher, world_size: int, environ: Mapping[str, str]) -> tuple[int, ...]:

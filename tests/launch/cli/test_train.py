@@ -95,6 +95,21 @@ def test_an_interactive_shell_trains_on_the_cores_it_was_given(
     assert trained["config"].run.run_dir is None  # a folder for each command typed in the shell
 
 
+@pytest.mark.parametrize(("terminal", "group", "ranks"), [(True, 7, 1), (False, 7, 8), (True, 5, 8)])
+def test_the_shell_that_is_left_of_several_is_one_rank_and_what_srun_itself_starts_there_is_not(
+    terminal: bool, group: int, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an srun in that shell the tasks have its SLURM_PTY_PORT too; `srun --pty dba3c train` leads its session."""
+    of_eight = {"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "8"}
+    pmi = {"PMI_RANK": "0", "PMI_SIZE": "8"}
+    monkeypatch.setattr(os, "isatty", lambda descriptor: terminal)
+    monkeypatch.setattr(os, "getpgrp", lambda: group)
+    monkeypatch.setattr(os, "getsid", lambda pid: 5)
+    for environ in ({**SHELL, **of_eight}, {**SHELL, **of_eight, **pmi}):
+        place = detect(environ)
+        assert (place.launcher, place.rank, place.world_size) == ("srun", 0, ranks)
+
+
 def test_colocated_servers_in_an_array_s_smallest_task_stay_in_its_rank(
     trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
