@@ -35,8 +35,10 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> dict[str, object]:
-    """{"commit": hash, "dirty": whether tracked files differ}; {} when this is not a git checkout."""
+    """{"commit": hash, "dirty": whether tracked files differ}; {} when this is not a git checkout, but for one of the
+    user's own that it was installed in."""
     try:
+        _git("ls-files", "--error-unmatch", str(Path(__file__).resolve()))
         head = _git("rev-parse", "HEAD")
         return {"commit": head, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
     except (OSError, subprocess.SubprocessError):
