@@ -3,7 +3,8 @@
 The lock is the file `lock.json` {host, pid, ...}. Its holder touches it every few seconds. Whoever finds it decides:
 
 1. the holder's process can be seen from here (same kernel boot, same pid namespace): it is alive or it is not;
-2. it cannot be seen (another host or container of a shared file system): it is alive while the heartbeat is fresh.
+2. it cannot be seen (another host or container of a shared file system), or it lives and this seems to be a copy of its
+   folder (another inode, which some file systems change): it is alive while the heartbeat is fresh.
    Heartbeats are compared on the file system's own clock, where one can be asked (some have their clients' times), so
    hosts need not agree on the time; whoever acts on a stale one first looks whether it changes (`heartbeat`).
 
@@ -58,11 +59,12 @@ class Holder:
     pid_space: str  # kernel boot and pid namespace: only inside it does `pid` mean anything
     token: str
     launch_id: str = ""  # where a launcher may start the process again, and the launch stays the same
+    inode: int = 0  # of the folder, for who is on the same host; 0: not noted
 
     @classmethod
-    def this_process(cls, launch_id: str = "") -> Holder:
+    def this_process(cls, launch_id: str = "", inode: int = 0) -> Holder:
         started, token = _process_started(os.getpid()), secrets.token_hex(8)
-        return cls(socket.gethostname(), os.getpid(), started, host_facts.namespace("pid"), token, launch_id)
+        return cls(socket.gethostname(), os.getpid(), started, host_facts.namespace("pid"), token, launch_id, inode)
 
 
 def _process_started(pid: int) -> str:
@@ -128,8 +130,10 @@ def living_holder(folder: Path) -> Holder | None:
             return None
         except PermissionError:  # it is someone else's, and it runs
             hidden = not _process_started(holder.pid)  # /proc mounted with hidepid: its heartbeat tells
-        if not hidden:
-            return holder if _process_started(holder.pid) == holder.process_started else None
+        if not hidden and _process_started(holder.pid) != holder.process_started:
+            return None
+        if not hidden and holder.inode in (0, folder.stat().st_ino):
+            return holder
     try:
         age_s = _filesystem_now_s(folder) - path.stat().st_mtime
     except FileNotFoundError:
@@ -196,8 +200,8 @@ class RunLock:
     def acquire(cls, folder: Path, launch_id: str = "") -> RunLock:
         """Takes the folder. Raises UserError when somebody has it, or took it at the same moment."""
         path = folder / LOCK_NAME
-        mine = Holder.this_process(launch_id)
         with writing(path):
+            mine = Holder.this_process(launch_id, folder.stat().st_ino)
             refuse_held(folder)
             last = heartbeat(folder)
             if last is not None and last[0].pid_space != mine.pid_space:
