@@ -6,7 +6,8 @@ The lock is the file `lock.json` {host, pid, ...}. Its holder touches it every f
 2. it cannot be seen (another host or container of a shared file system), or it lives and this seems to be a copy of its
    folder (another inode, which some file systems change): it is alive while the heartbeat is fresh.
    Heartbeats are compared on the file system's own clock, where one can be asked (some have their clients' times), so
-   hosts need not agree on the time; whoever acts on a stale one first looks whether it changes (`heartbeat`).
+   hosts need not agree on the time. One that seems old but is seen to change is fresh all the same, so whoever acts
+   on a stale one looks more than once.
 
 A dead holder's lock is taken over. Two launches that take over at once are put in order by flock where the file system
 has it; where it has none, the one whose token is in the file afterwards has won.
@@ -47,6 +48,7 @@ HEARTBEAT_LOST_S = 60.0  # NFS may show a modification time up to 60 s old (acre
 _GUARD_WAIT_S = 10.0
 _CLOCK_VALID_S = 300.0
 _clock_ahead_s: dict[Path, tuple[float, float]] = {}  # when it was measured (monotonic), and what it was
+_beats_s: dict[Path, tuple[float, float]] = {}  # the newest that was seen, and when it was seen to come (monotonic)
 
 
 @dataclass(frozen=True)
@@ -135,10 +137,16 @@ def living_holder(folder: Path) -> Holder | None:
         if not hidden and holder.inode in (0, folder.stat().st_ino):
             return holder
     try:
-        age_s = _filesystem_now_s(folder) - path.stat().st_mtime
+        beat_s = path.stat().st_mtime
     except FileNotFoundError:
         return None
-    return holder if age_s < HEARTBEAT_LOST_S else None
+    now_s = time.monotonic()
+    last_s, came_s = _beats_s.get(folder, (math.inf, -math.inf))
+    if beat_s != last_s:
+        came_s = now_s if beat_s > last_s else came_s
+        _beats_s[folder] = beat_s, came_s
+    silent_s = min(_filesystem_now_s(folder) - beat_s, now_s - came_s)
+    return holder if silent_s < HEARTBEAT_LOST_S else None
 
 
 def refuse_held(folder: Path) -> None:
