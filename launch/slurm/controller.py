@@ -9,6 +9,7 @@ Slurm to requeue the job, which resumes from the newest checkpoint.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -114,6 +115,12 @@ def requeue(environ: Mapping[str, str]) -> str:
         if further:
             time.sleep(REQUEUE_PAUSE_S)
     return answer.stderr.strip() or f"scontrol ended with exit code {answer.returncode}"
+
+
+def was_preempted(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm has taken this life's nodes for another job. False where it does not say."""
+    shown = ask(["scontrol", "show", "job", "--oneliner", job_name(environ)]).stdout
+    return bool(re.search(r" PreemptTime=(?!None|Unknown)\S", shown))
 
 
 def hold(run_dir: Path) -> RunLock:

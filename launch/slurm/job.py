@@ -2,7 +2,7 @@
 
 - USR1 (``--signal``, before the time limit): asks the run to end with a checkpoint, then ``scontrol requeue``; the next
   life resumes the same run folder. SIGTERM (preemption, ``scancel --batch``): the same without requeueing, which is
-  Slurm's own business then.
+  Slurm's own business then; but where a partition's GraceTime left the run the time to end, it has not done so yet.
 - The job's outcome is the run's, noted in its folder, not srun's: after a node's loss srun may hang, or report the lost
   rank of a run that went on well. So once the run has ended srun has only so long to follow.
 - A node that is lost is replaced (`LostNodes`); the loss of this first node is for the others to see.
@@ -109,6 +109,10 @@ class SlurmJob:
         _say(f"srun: {describe_exit(code)}; run: {ended or 'left no word'}")
         if self.requeue and (not ended or ended["reason"] == self._stop_reason):
             return requeue(self.environ)
+        if ended and ended["reason"].startswith(signal.SIGTERM.name) and controller.was_preempted(self.environ):
+            return requeue(
+                self.environ
+            )  # Slurm does it itself at the end of the GraceTime: too late for a job that ends
         if ended:
             code = 1 if ended["outcome"] == "failed" else 0
         else:

@@ -102,6 +102,27 @@ def test_a_job_that_slurm_preempts_checkpoints_and_goes_on_in_its_next_life(clus
     assert steps == list(range(len(steps)))  # nothing twice, nothing left out
 
 
+def test_a_job_that_ends_within_the_grace_of_its_preemption_goes_on_all_the_same(
+    small_cluster: Cluster, tmp_path: Path
+) -> None:
+    where = ("--partition=graceful", "--nodes=5")
+    job = small_cluster.submit(
+        "breakout_64nodes.sh", tmp_path, *where, args=f"{ENDLESS} --servers 2 --backup-workers 1"
+    )
+    job.wait_for_commits(10)
+    urgent = ("--partition=urgent", "--nodes=5", "--exclusive", "--output=/dev/null", "--wrap=true")
+    small_cluster.run("sbatch", *urgent)
+    job.wait_until(
+        lambda: "requeueing" in job.output, "the end of the first life, which Slurm would take for the job's"
+    )
+    first_life = job.commits()[-1]["step"]
+    job.wait_for_life(2)
+    job.wait_until(lambda: job.commits()[-1]["step"] > first_life + 2, "steps of the second life")
+    small_cluster.run("scancel", job.number)
+    assert job.wait_for_end()["JobState"] == "CANCELLED"
+    assert "SIGTERM" in job.lives()[0]["ended"]["reason"]
+
+
 def test_bad_input_fails_the_job_and_says_why(cluster: Cluster, tmp_path: Path) -> None:
     job = cluster.submit(
         "breakout_64nodes.sh", tmp_path, "--nodes=2", preset="NoSuchGame-v0", args="--servers 1 --backup-workers 0"

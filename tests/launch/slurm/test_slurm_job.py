@@ -140,6 +140,22 @@ def test_the_end_at_the_limit_does_not_take_the_warning_before_it_back(tmp_path:
     assert asked(tmp_path) == ["scontrol requeue 7_2"]
 
 
+@pytest.mark.parametrize(("preempted", "requeued"), [("None", 0), ("2026-11-27T01:13:45", 1)])
+def test_a_run_that_ends_within_the_grace_of_a_preemption_is_requeued_and_one_that_was_cancelled_is_not(
+    tmp_path: Path, fake: Fake, preempted: str, requeued: int
+) -> None:
+    fake("scontrol", f"echo JobId=7 PreemptEligibleTime=2026-11-27T01:13:40 PreemptTime={preempted} SuspendTime=None")
+    run_dir = tmp_path / "run"
+    training = (
+        "import sys; from dba3c.runs.folder import RunFolder; "
+        "folder = RunFolder.create(sys.argv[1], {}); folder.end_life('stopped', 'SIGTERM at worker 3'); "
+        "folder.release()"
+    )
+    job = SlurmJob(run_dir, [sys.executable, "-c", training, str(run_dir)], TASK, LostNodes({}, run_dir, ["dba3c"]))
+    assert job.run() == 0
+    assert asked(tmp_path) == ["scontrol show job --oneliner 7_2", *["scontrol requeue 7_2"] * requeued]
+
+
 def test_a_requeue_is_asked_for_until_the_controller_answers(tmp_path: Path, fake: Fake) -> None:
     fake("scontrol", f'[ "$(wc -l < {tmp_path}/asked)" -ge 3 ] || {{ echo "no controller" >&2; exit 1; }}')
     assert controller.requeue(TASK) == ""
