@@ -24,7 +24,7 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import TRAINING_ROLES, note_failure, refusal, telling_refusals
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.host_facts import multiplies_bfloat16
-from launch.cluster.launchers import REPLACEMENT, LaunchPlace
+from launch.cluster.launchers import REPLACEMENT, TORCHRUN, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.cluster.topology import Assignment, Topology
 from launch.local.fork_server import ForkServer
@@ -79,7 +79,7 @@ def run_rank(
             folder = _make_folder(config, place, topology, run_dir, resume=resume, cores=cores, command=command)
         else:
             folder = _folder_of_the_chief(config, place, run_dir)
-    sets_threads = place.launcher == "torchrun" and place.local_world_size > 1
+    sets_threads = place.launcher == TORCHRUN and place.local_world_size > 1
     cores_of_each = max(1, cores // len(mine))
     environ = {
         **os.environ,
@@ -180,7 +180,7 @@ def _make_folder(
 def _folder_of_the_chief(config: TrainConfig, place: LaunchPlace, run_dir: Path) -> RunFolder:
     """The folder that this launch's chief makes. Raises UserError: it refused, cannot make it, or did not in time."""
     # an indexed Job's id is a uid; torchrun's, and those that are set by hand, may come again
-    unique = place.launch_id and place.launcher not in ("torchrun", "the environment")
+    unique = place.launch_id and place.launcher not in (TORCHRUN, "the environment")
     since_s = 0.0 if unique else time.time() - REFUSAL_HOLDS_S
 
     def look() -> None:

@@ -26,7 +26,8 @@ from dba3c.roles import PER_START
 from dba3c.runs.ending import STOP_COMMAND, before_the_first_update, note_end
 from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder, checkpoint_steps
-from launch.cluster.launchers import LaunchPlace
+from dba3c.runs.host_facts import parent_process
+from launch.cluster.launchers import TORCHRUN, LaunchPlace
 from launch.local.child import Child, describe_exit, raise_interrupt, taking_signals
 from launch.local.fork_server import ForkServer
 from launch.local.resources import check_machine, given_cores
@@ -185,6 +186,8 @@ def returns(run_dir: Path, place: LaunchPlace) -> bool:
         ended = life.get("ended", {})
         wanted = ended.get("outcome") == "finished" or ended.get("reason") in (STOP_COMMAND, "SIGINT")
         return bool(place.run_name) and life.get("topology", {}).get("run_name") == place.run_name and not wanted
+    if place.launcher == TORCHRUN and life.get("started_by") == parent_process():  # whose ranks became more or fewer
+        return "ended" not in life or str(life["ended"].get("reason")).startswith(signal.SIGTERM.name)
     return bool(place.launch_id) and life.get("launch_id") == place.launch_id and "ended" not in life
 
 

@@ -166,6 +166,7 @@ class RunFolder:
             "command": command,
             "topology": dict(topology or {}),
             "cores": cores if cores is not None else host_facts.usable_cores(),
+            "started_by": host_facts.parent_process(),
             "lock": asdict(self.lock.holder) if self.lock is not None else None,
             "host": host_facts.host(),
             "versions": host_facts.versions(),

@@ -59,6 +59,11 @@ def namespace(kind: str) -> str:
         return socket.gethostname()
 
 
+def parent_process() -> str:
+    """Which process has started this one, whatever host others are on."""
+    return f"{os.getppid()} of {namespace('pid')}"
+
+
 def affinity_cores() -> list[int]:
     """The cores this process may run on, in order."""
     return sorted(os.sched_getaffinity(0))

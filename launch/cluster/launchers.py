@@ -40,13 +40,14 @@ class Launcher:
 
 REPLACEMENT = "a replacement of a lost node"
 REPLACES_VARIABLE = "DBA3C_REPLACES_RANK"
+TORCHRUN = "torchrun"
 MPIRUN = "mpirun"
 MPICH = "MPICH's mpirun"
 SRUN = "srun"
 ALONE_IN_ITS_STEP = dict.fromkeys(
     ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_NODES"), "1"
 )
-STARTS_RANKS_AGAIN = ("torchrun", "an indexed Kubernetes Job", "the environment")
+STARTS_RANKS_AGAIN = (TORCHRUN, "an indexed Kubernetes Job", "the environment")
 """Launchers (and those that set the variables by hand) whose rank 0, started again, goes on with its run."""
 
 LAUNCHERS = (
@@ -61,7 +62,7 @@ LAUNCHERS = (
         launch_id=("DBA3C_LAUNCH_ID",),
     ),
     Launcher(
-        name="torchrun",
+        name=TORCHRUN,
         sign="TORCHELASTIC_RUN_ID",
         rank=("RANK",),
         world_size=("WORLD_SIZE",),
@@ -286,7 +287,7 @@ def _refuse_contradiction(inner: LaunchPlace, outer: LaunchPlace) -> None:
     """``srun -N 4 torchrun`` without ``--nnodes 4`` makes four runs of one node each: surely not what was meant."""
     if outer.world_size in (1, inner.world_size):
         return
-    if inner.launcher == "torchrun" and inner.world_size == outer.world_size * inner.local_world_size:
+    if inner.launcher == TORCHRUN and inner.world_size == outer.world_size * inner.local_world_size:
         return
     if inner.launcher in (MPIRUN, MPICH) and outer.launcher == SRUN:
         return  # mpirun's own daemons are what srun started

@@ -174,6 +174,21 @@ def test_a_restarted_launch_resumes_its_own_run_and_no_other(tmp_path: Path) -> 
     assert not running.returns(tmp_path / "run", other)
 
 
+@pytest.mark.parametrize(("reason", "goes_on"), [("SIGTERM", True), ("SIGTERM at worker 0", True), ("SIGINT", False)])
+def test_a_launch_whose_torchrun_starts_its_ranks_again_for_a_node_that_joins_goes_on(
+    reason: str, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts that as no restart, and may choose another port: the run is known by the torchrun that started it."""
+    first, second = (detect({**TORCHRUN, "MASTER_PORT": port}) for port in ("29500", "29501"))
+    folder = RunFolder.create(tmp_path / "run", {}, launch_id=first.launch_id, topology={"run_name": first.run_name})
+    assert running.returns(folder.path, second)  # it was killed before it could end
+    folder.end_life("stopped", reason)
+    folder.release()
+    assert [running.returns(tmp_path / "run", place) for place in (first, second)] == [goes_on] * 2
+    monkeypatch.setattr(running, "parent_process", lambda: "another torchrun")
+    assert not running.returns(tmp_path / "run", first)
+
+
 WHAT_TAKES_SECONDS = {"torch", "numpy", "gymnasium", "ale_py", "scipy", "matplotlib", "tensorboard"}
 ASKED_FROM = {
     "the command line": 'from launch.cli import main; main.main(["train", "breakout", "--run-dir", "run"])',
