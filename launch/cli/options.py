@@ -13,7 +13,7 @@ import itertools
 import os
 import re
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import redirect_stderr, suppress
 from dataclasses import fields, is_dataclass
 from io import StringIO
@@ -178,32 +178,22 @@ def path(text: str) -> Path:
 _values = ConstructorRegistry()
 
 
-@_values.primitive_rule
-def _int_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
-    if info.type is not int:
-        return None
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="INT",
-        instance_from_str=lambda words: whole_number(words[0]),
-        is_instance=lambda value: type(value) is int,
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-@_values.primitive_rule
-def _path_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
-    return (
-        None
-        if info.type is not Path
-        else PrimitiveConstructorSpec(
+def _rule(kind: type, metavar: str, read: Callable[[str], Any]) -> None:
+    @_values.primitive_rule
+    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        if info.type is not kind:
+            return None
+        return PrimitiveConstructorSpec(
             nargs=1,
-            metavar="PATH",
-            instance_from_str=lambda words: path(words[0]),
-            is_instance=lambda value: isinstance(value, Path),
+            metavar=metavar,
+            instance_from_str=lambda words: read(words[0]),
+            is_instance=lambda value: isinstance(value, kind) and type(value) is not bool,
             str_from_instance=lambda value: [str(value)],
         )
-    )
+
+
+_rule(int, "INT", whole_number)
+_rule(Path, "PATH", path)
 
 
 REWORDED = (
