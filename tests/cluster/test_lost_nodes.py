@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.cluster.conftest import Cluster, Job
@@ -53,6 +54,24 @@ def test_a_lost_node_costs_its_worker_not_the_run_and_rejoins_with_its_server_wh
     job.wait_for_end()
     assert job.lives()[0]["ended"]["outcome"] == "stopped", job.output
     assert small_cluster.run("squeue", "-h") == ""  # the replacements ended with the run
+
+
+def test_a_replacement_that_is_cancelled_alone_is_replaced_and_does_not_end_the_run(
+    small_cluster: Cluster, tmp_path: Path
+) -> None:
+    job = small_cluster.submit(
+        "breakout_64nodes.sh", tmp_path, "--nodes=4", args=f"{ENDLESS} --servers 2 --backup-workers 1"
+    )
+    job.wait_for_commits(5)
+    node = job.nodes()[3]  # without a server beside it
+    small_cluster.kill_node(node)
+    replacement_is_announced(job, node)
+    job.wait_until(lambda: [3, 100] in [member[:2] for member in job.members()], "worker 3 on the fifth node")
+    small_cluster.run("scancel", re.findall(rf"node {node} is lost; job (\d+)", job.output)[0])
+    job.wait_until(lambda: [3, 200] in [member[:2] for member in job.members()], "its second replacement")
+    assert not (job.run_dir / "stop.json").exists()
+    small_cluster.run("scancel", job.number)
+    job.wait_for_end()
 
 
 def test_a_server_that_does_not_come_back_ends_the_run_with_one_line(small_cluster: Cluster, tmp_path: Path) -> None:
