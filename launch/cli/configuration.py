@@ -219,7 +219,7 @@ def fit_config(said: TrainWords, place: LaunchPlace, cores: int = 1) -> tuple[Tr
             given |= {name: number for name, number in of_actor.items() if name not in said.given}
         return replace_options(config, num_workers=topology.learners, actors=topology.actors, **given), topology
     if exchange.exchange == "local" and place.world_size > 1:
-        raise UserError(f"exchange local is one process, but {place.launcher} started {place.world_size} ranks")
+        raise UserError(f"exchange local is one worker, but {place.launcher} started {place.world_size} ranks")
     left = place.world_size - (0 if said.colocated_servers else servers) - run.evaluators - run.recorders
     backup_workers = counts.get("num_backup_workers")
     if backup_workers is None and "num_gradients" not in counts and exchange.backup_workers < left:

@@ -107,12 +107,10 @@ class SlurmJob:
     def _ended(self, code: int, started_s: float) -> int:
         ended = self._life().get("ended")
         _say(f"srun: {describe_exit(code)}; run: {ended or 'left no word'}")
-        if self.requeue and (not ended or ended["reason"] == self._stop_reason):
+        if self.requeue and (not ended or ended["reason"].startswith(self._stop_reason)):  # behind it: what was lost
             return requeue(self.environ)
         if ended and ended["reason"].startswith(signal.SIGTERM.name) and controller.was_preempted(self.environ):
-            return requeue(
-                self.environ
-            )  # Slurm does it itself at the end of the GraceTime: too late for a job that ends
+            return requeue(self.environ)  # Slurm would at the end of the GraceTime: too late for a job that ends
         if ended:
             code = 1 if ended["outcome"] == "failed" else 0
         else:

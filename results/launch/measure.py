@@ -112,7 +112,7 @@ def kind_of(command: list[str]) -> str:
         return command[command.index("--role") + 1]
     if any("launch.local.fork_server" in word for word in command):
         return "fork server"
-    if "train" in command and not any(word.endswith(("srun", "launch.slurm.job")) for word in command):
+    if "train" in command and "job" not in command and not any(word.endswith("srun") for word in command):
         return "rank"
     return "job script and srun"
 

@@ -71,7 +71,7 @@ def test_a_preset_gives_way_to_the_ranks_there_are(world_size: int, words: str, 
         ),
         (8, "breakout --servers 2 --gradients 7", "7 gradients need as many workers, but 8 ranks leave 6"),
         (5, "dba3c_paper", "srun started 5 ranks, but 4 servers + 1 evaluator + 1 recorder leave none for a worker"),
-        (2, "CartPole-v1 --exchange local", "exchange local is one process"),
+        (2, "CartPole-v1 --exchange local", "exchange local is one worker"),
         (
             8,
             "breakout --workers many",

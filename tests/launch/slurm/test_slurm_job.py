@@ -140,6 +140,22 @@ def test_the_end_at_the_limit_does_not_take_the_warning_before_it_back(tmp_path:
     assert asked(tmp_path) == ["scontrol requeue 7_2"]
 
 
+def test_a_run_that_was_warned_and_could_not_save_its_last_steps_goes_on_from_those_before(
+    tmp_path: Path, fake: Fake
+) -> None:
+    fake("scontrol", "exit 0")
+    run_dir = tmp_path / "run"
+    lost = "; the last checkpoint could not be written (server 1 is gone): all steps since 40 are lost"
+    ends = '"stopped", folder.stop_reason() or "nobody asked"'
+    training = TRAINING.replace(ends, f'"failed", folder.stop_reason() + {lost!r}')
+    command = [sys.executable, "-c", training, str(run_dir), str(tmp_path / "warning")]
+    job = SlurmJob(run_dir, command, TASK, LostNodes({}, run_dir, ["dba3c"]))
+    job._signalled(signal.SIGUSR1)
+    assert job.run() == 0
+    assert RunFolder(run_dir).life()["ended"]["reason"].endswith(lost)
+    assert asked(tmp_path) == ["scontrol requeue 7_2"]
+
+
 @pytest.mark.parametrize(("preempted", "requeued"), [("None", 0), ("2026-11-27T01:13:45", 1)])
 def test_a_run_that_ends_within_the_grace_of_a_preemption_is_requeued_and_one_that_was_cancelled_is_not(
     tmp_path: Path, fake: Fake, preempted: str, requeued: int
