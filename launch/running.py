@@ -187,7 +187,7 @@ def returns(run_dir: Path, place: LaunchPlace) -> bool:
         wanted = ended.get("outcome") == "finished" or ended.get("reason") in (STOP_COMMAND, "SIGINT")
         return bool(place.run_name) and life.get("topology", {}).get("run_name") == place.run_name and not wanted
     if place.launcher == TORCHRUN and life.get("started_by") == parent_process():  # whose ranks became more or fewer
-        return "ended" not in life or str(life["ended"].get("reason")).startswith(signal.SIGTERM.name)
+        return "ended" not in life or signal.SIGTERM.name in str(life["ended"].get("reason"))
     return bool(place.launch_id) and life.get("launch_id") == place.launch_id and "ended" not in life
 
 

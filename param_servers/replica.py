@@ -311,7 +311,7 @@ class LocalExchange:
         """Of a process that ends otherwise than asked (its environment failed, its loop is over) no step is lost.
 
         Raises:
-            LastStepsLost: what could not be written then, unless another exception is on its way.
+            LastStepsLost: what could not be written then; not where another exception is on its way or being handled.
         """
         self._report.maybe(last=True)
         if self._lost is not None:

@@ -2,7 +2,7 @@
 
 Needs: what the id needs (`gymnasium[mujoco]`, `gymnasium[box2d]`). Observes: see `spaces`. Frame skip: 1 (as
 registered). Score: the sum of rewards, or of `info["score_reward"]` where an environment with a shaped reward gives it,
-with every step or with some, as the last of a game.
+with every step or with the last of every game.
 
 An environment that raises, returns NaN, or a wrong shape or dtype, is named with its index, seed and step, and started
 anew a bounded number of times; the broken step is `truncated` (so the steps before it bootstrap from the last good
@@ -187,9 +187,9 @@ class LoopVectorEnvironment:
         """Add to `broken` whose observation, reward or score is no finite number; one look at all of them."""
         for what, numbers, total in (("reward", rewards, rewards.sum()), ("score_reward", raw, sum(raw))):
             if not math.isfinite(total):
-                for index, number in enumerate(numbers):
-                    if not math.isfinite(number):
-                        broken.setdefault(index, ValueError(f"{what} {number}"))
+                for index, given in enumerate(numbers):
+                    if not math.isfinite(given):
+                        broken.setdefault(index, ValueError(f"{what} {given}"))
         if self._observations.may_be_broken(observation):
             for index in range(self.num_envs):
                 try:

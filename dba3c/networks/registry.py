@@ -175,7 +175,8 @@ def _refuse_another_unroll(name: str, network: ActorCriticNetwork, observations:
     reset = torch.zeros(STEPS, batch, dtype=torch.bool)
     reset[1, 0] = True
     with torch.no_grad():
-        unrolled, again = (network.unroll(observations.expand(STEPS, *observations.shape), start, reset) for _ in "ab")
+        steps = torch.stack([observations] * STEPS)
+        unrolled, again = network.unroll(steps, start, reset), network.unroll(steps, start, reset)
         state, stepped = start, []
         for forgotten in reset:
             stepped.append(network(observations, reset_state(state, forgotten)))

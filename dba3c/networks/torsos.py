@@ -161,7 +161,7 @@ class ConvolutionalTorso(nn.Module):
             channels = outputs
         if height < 1 or width < 1:
             size = f"{image.height}×{image.width}"
-            raise UserError(f"images of {size} are too small for this network (--network resnet takes them)")
+            raise UserError(f"images of {size} are too small for this network (resnet takes them)")
         self.connected = linear(channels * height * width, features, generator)
 
     def forward(self, observation: Tensor) -> Tensor:

@@ -48,7 +48,8 @@ HEARTBEAT_LOST_S = 60.0  # NFS may show a modification time up to 60 s old (acre
 _GUARD_WAIT_S = 10.0
 _CLOCK_VALID_S = 300.0
 _clock_ahead_s: dict[Path, tuple[float, float]] = {}  # when it was measured (monotonic), and what it was
-_beats_s: dict[Path, tuple[float, float]] = {}  # the newest that was seen, and when it was seen to come (monotonic)
+_beats_s: dict[Path, tuple[float, float, float]] = {}
+"""The newest that was seen, when that was last looked at, and when one was seen to come (the two latter monotonic)."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,14 @@ def heartbeat(folder: Path) -> tuple[Holder, float] | None:
         return None
 
 
+def _inode(folder: Path) -> int:
+    """0 where it is gone."""
+    try:
+        return folder.stat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
 def living_holder(folder: Path) -> Holder | None:
     """The process that holds `folder` now, or None when nobody does or its holder is dead."""
     path = folder / LOCK_NAME
@@ -134,17 +143,17 @@ def living_holder(folder: Path) -> Holder | None:
             hidden = not _process_started(holder.pid)  # /proc mounted with hidepid: its heartbeat tells
         if not hidden and _process_started(holder.pid) != holder.process_started:
             return None
-        if not hidden and holder.inode in (0, folder.stat().st_ino):
+        if not hidden and holder.inode in (0, _inode(folder)):
             return holder
     try:
         beat_s = path.stat().st_mtime
     except FileNotFoundError:
         return None
     now_s = time.monotonic()
-    last_s, came_s = _beats_s.get(folder, (math.inf, -math.inf))
-    if beat_s != last_s:
-        came_s = now_s if beat_s > last_s else came_s
-        _beats_s[folder] = beat_s, came_s
+    last_s, looked_s, came_s = _beats_s.get(folder, (math.inf, -math.inf, -math.inf))
+    if beat_s > last_s and now_s - looked_s < HEARTBEAT_LOST_S:  # else it may have come long ago
+        came_s = now_s
+    _beats_s[folder] = beat_s, now_s, came_s
     silent_s = min(_filesystem_now_s(folder) - beat_s, now_s - came_s)
     return holder if silent_s < HEARTBEAT_LOST_S else None
 

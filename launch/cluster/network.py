@@ -103,7 +103,7 @@ def _resolved(peer: str, wait_s: float, say: Callable[[str], object]) -> str:
             return str(socket.getaddrinfo(peer, 9, socket.AF_INET, socket.SOCK_DGRAM)[0][4][0])
         except (OSError, UnicodeError) as error:  # UnicodeError: "a..b" is no name
             why = getattr(error, "strerror", None) or str(error)
-            if _has_only_ipv6(peer):
+            if getattr(error, "errno", None) != socket.EAI_AGAIN and _has_only_ipv6(peer):
                 raise UserError(
                     f"no way to {peer} from {socket.gethostname()}: it has an IPv6 address alone, and ranks are linked "
                     "by IPv4: say which interface has such an address (--interface NAME)"

@@ -107,9 +107,9 @@ class SlurmJob:
     def _ended(self, code: int, started_s: float) -> int:
         ended = self._life().get("ended")
         _say(f"srun: {describe_exit(code)}; run: {ended or 'left no word'}")
-        if self.requeue and (not ended or ended["reason"].startswith(self._stop_reason)):  # behind it: what was lost
+        if self.requeue and (not ended or self._stop_reason in ended["reason"]):  # around it: who lost what
             return requeue(self.environ)
-        if ended and ended["reason"].startswith(signal.SIGTERM.name) and controller.was_preempted(self.environ):
+        if ended and signal.SIGTERM.name in ended["reason"] and controller.was_preempted(self.environ):
             return requeue(self.environ)  # Slurm would at the end of the GraceTime: too late for a job that ends
         if ended:
             code = 1 if ended["outcome"] == "failed" else 0

@@ -343,7 +343,8 @@ class MajorityChief:
                 self._hub.close(Peer(Role.WORKER, decision.worker))
             elif isinstance(decision, Stop):
                 code = Code.FAILED if decision.failed else Code.NONE
-                self._end = Header(Kind.STOP, 0, code=code), decision.reason.encode()
+                writer = min(self._coordinator.connected, default=0)  # of the last checkpoint
+                self._end = Header(Kind.STOP, 0, sequence=writer, code=code), decision.reason.encode()
                 self._send_all(*self._end)
             elif isinstance(decision, Note):
                 self._note(decision)

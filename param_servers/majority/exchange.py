@@ -193,18 +193,17 @@ class MajorityExchange:
             self._close_group()
             self._hub.drain(GOODBYE_S)
 
-    def _end(self, outcome: Outcome, chief_is_lost: bool = False) -> None:
-        """The first of the group that is left writes the last checkpoint, and so does rank 0, which may be in none."""
-        group = [rank for rank in self._members if rank or not chief_is_lost]
+    def _end(self, outcome: Outcome, writer: int = 0) -> None:
+        """Rank 0 writes the last checkpoint, and so does `writer`: the first that is left, where that is another."""
         lost = ""
-        if self.rank in (0, *group[:1]):
+        if self.rank in (0, writer):
             self.replica.term += self.rank  # should rank 0 be alive, too, it writes under another name
             try:
                 lost = self.replica.finish()
             except BaseException as error:  # the main thread waits to be told how the run ended
                 lost = f"the last checkpoint was not written: {told(error)}"
         if lost:
-            outcome = (PeerLost if chief_is_lost else LastStepsLost)(f"{outcome}; {lost}")
+            outcome = (PeerLost if isinstance(outcome, PeerLost) else LastStepsLost)(f"{outcome}; {lost}")
         self._shared.end(outcome)
 
     # -- the chief -----------------------------------------------------------------------------------------------
@@ -242,7 +241,7 @@ class MajorityExchange:
             if header.kind == Kind.EXPELLED:
                 self._end(RunBroken(f"rank {self.rank} was expelled: {reason}"))
             else:
-                self._end(RunBroken(reason) if header.code == Code.FAILED else RunStopped(reason))
+                self._end(RunBroken(reason) if header.code == Code.FAILED else RunStopped(reason), header.sequence)
 
     def _listen_for_the_chief(self, heard: bool, polled_s: float) -> None:
         """Called after each poll. What comes while this thread is in a sum is heard before silence is told, and a poll
@@ -252,7 +251,8 @@ class MajorityExchange:
             self._chief_lost(f"silent for {self._config.timeouts.chief_silence_s:g} s")
 
     def _chief_lost(self, reason: str) -> None:
-        self._end(PeerLost(f"rank 0, which decides who takes part, is lost: {reason}"), chief_is_lost=True)
+        first = next((rank for rank in self._members if rank), 0)
+        self._end(PeerLost(f"rank 0, which decides who takes part, is lost: {reason}"), first)
 
     def _say(self, kind: Kind, step: int = 0, sequence: int = 0, data_points: int = 0) -> None:
         header = Header(kind, self.rank, self._incarnation, self._generation, step, sequence, data_points)

@@ -137,7 +137,7 @@ class Chief:
         self._ask_whether_to_stop()
 
     def _ask_whether_to_stop(self) -> None:
-        if self.coordinator.state not in ("stopping", "stopped"):
+        if self.coordinator.may_stop(self._clock()):
             try:
                 reason = self._should_stop(self.coordinator.step, self.coordinator.data_points)
             except RunBroken as broken:  # no steps are lost by it, and all are told

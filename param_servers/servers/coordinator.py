@@ -15,6 +15,10 @@ from param_servers.config import ExchangeConfig
 from param_servers.servers.step_commits import Checkpoint, Decision, Forsake, Note, Restore, StepCommits, Stop
 from param_servers.wire.messages import Row
 
+STOP_AFTER_S = 30.0
+"""So long a request to stop waits for a lost server whose return undoes committed steps: a server that is started again
+is there sooner, and then nothing is lost that was not lost with it."""
+
 
 class Coordinator:
     """Servers, patience, roll-backs and the end of one run. Every method returns the decisions that follow.
@@ -78,7 +82,10 @@ class Coordinator:
     # -- servers -------------------------------------------------------------------------------------------------
 
     def server_joined(self, shard: int, term: int, now_s: float) -> list[Decision]:
-        """A shard is connected (shard 0: itself); it has seen `term`. With all of them there, all restore."""
+        """A shard is connected (shard 0: itself); it has seen `term`. With all of them there, all restore; at the end
+        of a run none does any more, and it stays lost."""
+        if self.state in ("stopping", "stopped"):
+            return []
         self._missing.pop(shard, None)
         self._heard_s[shard] = now_s
         self.steps.term = max(self.term, term)
@@ -227,6 +234,12 @@ class Coordinator:
         if error:
             note = Note("checkpoint_failed", f"checkpoint of step {step} failed: {error}; training goes on")
         return [note, *self._last_checkpoint(failed=bool(error) and step == self.step)]
+
+    def may_stop(self, now_s: float) -> bool:
+        """Whether a request to stop would be obeyed now."""
+        if self.state != "gathering" or self.step == self.checkpointing.saved[0]:
+            return self.state not in ("stopping", "stopped")
+        return now_s - min(since_s for since_s, _ in self._missing.values()) > STOP_AFTER_S
 
     def stop(self, reason: str, now_s: float, failed: bool = False) -> list[Decision]:
         """End the run: a last checkpoint where that is possible, then Stop."""

@@ -288,8 +288,10 @@ class StepCommits:
         if len(self._complete) < self.num_gradients:
             return []
         members = {key: self.pushes[key] for key in self._complete[: self.num_gradients]}
-        for worker, _ in members:
-            self._times_late.pop(worker, None)
+        for key in members:
+            self._times_late.pop(key[0], None)
+            if member := self._find(*key):
+                member.pulls_to_count = 0
         before = self.data_points
         self.data_points += sum(push.data_points for push in members.values())
         staleness = tuple(self.step - push.step for push in members.values())

@@ -230,7 +230,7 @@ def test_networks_for_images_take_several_without_a_number_beside_them(name: str
 
 @pytest.mark.parametrize("space", [spaces.Box(0, 255, (3, 7, 7), np.uint8), MixedSpace([(4, 84, 84), (3, 7, 7)], 2)])
 def test_images_that_are_too_small_for_its_convolutions_get_residual_blocks_by_themselves(space: spaces.Box) -> None:
-    with pytest.raises(UserError, match=r"images of 7×7 are too small for this network \(--network resnet takes them"):
+    with pytest.raises(UserError, match=r"images of 7×7 are too small for this network \(resnet takes them"):
         build_network("small", space, spaces.Discrete(4))
     observation = torch.zeros((2, *space.shape), dtype=torch.uint8)
     assert build_network("auto", space, spaces.Discrete(4))(observation).policy_logits.shape == (2, 4)

@@ -127,6 +127,12 @@ NETS = """
         def unroll(self, observations, state, reset):
             return super().unroll(observations, state, torch.zeros_like(reset))
 
+    class Views(RecurrentNetwork):
+        def unroll(self, observations, state, reset):
+            steps, batch = reset.shape
+            flat = observations.view(steps * batch, -1)
+            return super().unroll(flat.view(steps, batch, -1), state, reset)
+
     class BeginsAtOne(RecurrentNetwork):
         def initial_state(self, batch_size):
             return tuple(part + 1 for part in super().initial_state(batch_size))
@@ -140,6 +146,9 @@ NETS = """
 
     def ignores_resets(observation_space, action_space):
         return of(IgnoresResets)
+
+    def views(observation_space, action_space):
+        return of(Views)
 
     def begins_at_one(observation_space, action_space):
         return of(BeginsAtOne)
@@ -175,7 +184,7 @@ def parameters(network: ActorCriticNetwork) -> torch.Tensor:
     return torch.cat([parameter.flatten() for parameter in network.parameters()])
 
 
-@pytest.mark.parametrize("name", ["Plain", "remembers"])
+@pytest.mark.parametrize("name", ["Plain", "remembers", "views"])
 def test_a_network_of_ones_own_depends_on_the_seed_alone_and_leaves_the_global_generator(name: str) -> None:
     first = parameters(build_network(f"mynets:{name}", VECTOR, TWO, seed=3))
     before = torch.get_rng_state()

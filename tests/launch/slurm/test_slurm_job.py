@@ -147,7 +147,7 @@ def test_a_run_that_was_warned_and_could_not_save_its_last_steps_goes_on_from_th
     run_dir = tmp_path / "run"
     lost = "; the last checkpoint could not be written (server 1 is gone): all steps since 40 are lost"
     ends = '"stopped", folder.stop_reason() or "nobody asked"'
-    training = TRAINING.replace(ends, f'"failed", folder.stop_reason() + {lost!r}')
+    training = TRAINING.replace(ends, f'"failed", "server 0: " + folder.stop_reason() + {lost!r}')
     command = [sys.executable, "-c", training, str(run_dir), str(tmp_path / "warning")]
     job = SlurmJob(run_dir, command, TASK, LostNodes({}, run_dir, ["dba3c"]))
     job._signalled(signal.SIGUSR1)

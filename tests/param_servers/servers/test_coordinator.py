@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from param_servers.config import ExchangeConfig
-from param_servers.servers.coordinator import Coordinator
+from param_servers.servers.coordinator import STOP_AFTER_S, Coordinator
 from param_servers.servers.step_commits import (
     Checkpoint,
     Commit,
@@ -337,6 +337,7 @@ def test_a_last_checkpoint_after_one_in_the_making_is_not_waited_for_without_its
     coordinator.checkpointing.slice_written(0, 1)
     coordinator.checkpointing.slice_written(1, 1)
     assert not only(coordinator.server_left(1, 3.0), Stop)
+    assert coordinator.server_joined(1, 0, 3.5) == []  # it has restored nothing
     (stop,) = only(coordinator.checkpoint_done(1, ""), Stop)
     lost = "the last checkpoint could not be written (server 1 is gone): all steps since 1 are lost"
     assert stop == Stop(f"enough; {lost}", failed=True)
@@ -379,6 +380,36 @@ def test_a_worker_that_was_in_a_step_again_counts_at_its_next_pull() -> None:
         push(coordinator, 0, step + 3, step + 2, now_s=now_s + 14.0)
         push(coordinator, 1, 1, step + 2, incarnation=incarnation, now_s=now_s + 14.0)
         assert coordinator.step == step + 3
+
+
+def test_a_worker_that_is_in_steps_again_counts_though_it_never_has_to_ask() -> None:
+    coordinator, now_s = running(num_shards=1, workers=2), 1.0
+    push(coordinator, 0, 1, 0), push(coordinator, 1, 1, 0)
+    for incarnation in (1, 2):
+        step, now_s = coordinator.step, now_s + 100.0
+        push(coordinator, 0, step + 1, step, now_s=now_s)
+        assert only(coordinator.tick(now_s + 11.0), Expel)
+        coordinator.worker_joined(1, incarnation, 0, now_s + 12.0)
+        coordinator.pulled(1, incarnation, -1, 0)
+        push(coordinator, 0, step + 2, step + 1, now_s=now_s + 13.0)
+    assert coordinator.steps.num_gradients == 1  # late twice, asked once
+    push(coordinator, 1, 1, coordinator.step, incarnation=2, now_s=now_s + 14.0)
+    push(coordinator, 0, 9, coordinator.step, now_s=now_s + 14.0)
+    assert coordinator.steps.num_gradients == 2
+
+
+def test_a_request_to_stop_waits_for_a_lost_server_where_steps_would_be_lost_but_not_for_long() -> None:
+    coordinator = Coordinator(ExchangeConfig(exchange="servers", num_servers=2), 0.0, checkpoints=True)
+    assert coordinator.may_stop(0.0)  # the servers have not come, and nothing can be lost
+    coordinator = running(num_shards=2, workers=1, num_gradients=1, checkpoints=True)
+    assert coordinator.may_stop(1.0)
+    push(coordinator, 0, 1, 0)
+    coordinator.server_left(1, 2.0)
+    assert not coordinator.may_stop(2.0 + STOP_AFTER_S) and coordinator.may_stop(2.1 + STOP_AFTER_S)
+    coordinator.server_joined(1, 0, 5.0)
+    assert coordinator.state == "restoring" and coordinator.may_stop(5.0)  # at the step of the checkpoint
+    coordinator.stop("enough", 5.0)
+    assert not coordinator.may_stop(5.0)
 
 
 def test_a_checkpoint_that_failed_is_not_tried_again_before_the_next_one_is_due() -> None:
