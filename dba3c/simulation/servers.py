@@ -128,7 +128,8 @@ class ServerSimulation:
     # -- the server ----------------------------------------------------------------------------------------------
 
     def _push(self, now_s: float, worker: int, version: int) -> None:
-        """A slice begins to arrive. One of an older version is late: it still takes its bytes."""
+        """A slice begins to arrive. One of an older version is late, and takes no bytes: its worker mostly knows of the
+        newer one before it pushes (in truth one that began within a latency of the commit sends them)."""
         if version < self.version and not self._asynchronous:
             self.dropped += 1
             if self._sent[worker] < self.version:

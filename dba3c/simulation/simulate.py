@@ -131,7 +131,8 @@ def best(found: Mapping[Setup, Outcome]) -> Setup:
     """The most data points per second; among those within 2 % of it the fewest servers, then the fewest backups."""
     rates = {setup: outcome.data_points_per_s for setup, outcome in found.items()}
     good = [setup for setup, rate in rates.items() if rate >= (1 - _AS_GOOD) * max(rates.values())]
-    return min(good, key=lambda setup: (setup.servers, setup.backup, -rates[setup]))
+    servers = {setup: setup.servers if setup.exchange in ("servers", "async") else 0 for setup in good}
+    return min(good, key=lambda setup: (servers[setup], setup.backup, -rates[setup]))
 
 
 # -- central inference -------------------------------------------------------------------------------------------------

@@ -108,7 +108,9 @@ def _rows(happened: Iterable[Point | Event]) -> list[dict[str, float]]:
         if not each.of_evaluation:
             points.append(each)
         elif points:
-            next((point for point in reversed(points) if point.step <= each.step), points[0]).values.update(each.values)
+            steps = [point.step for point in points]
+            reached = next((step for step in reversed(steps) if step <= each.step), steps[0])
+            points[steps.index(reached)].values.update(each.values)  # the last step is that of all points after the end
         else:
             before_all.update(each.values)
     if points:

@@ -141,7 +141,7 @@ def draw_measured(axes: Axes, pairs: Pairs, label: str) -> None:
     """Marks at the interquartile mean over seeds, their spread as error bars (the legend says which), seeds as dots."""
     colour, x, y = PALETTE[0], [x for x, _ in pairs], [e.centre for _, e in pairs]
     spread = [[e.centre - e.low for _, e in pairs], [e.high - e.centre for _, e in pairs]]
-    label = f"{label} (measured, {_spread_names([len(e.values) for _, e in pairs])})"
+    label = f"{label} (measured, {spread_names([len(e.values) for _, e in pairs])})"
     joined: dict[str, Any] = {"linestyle": "-" if len(x) > 2 else "none"}  # two points are no line
     axes.errorbar(x, y, yerr=spread, marker="o", color=colour, capsize=3, linewidth=1.6, label=label, **joined)
     for place, estimate in pairs:
@@ -153,7 +153,7 @@ def draw_times(axes: Axes, pairs: Sequence[tuple[float, TimeToGoal]], label: str
     colour = PALETTE[0]
     medians = [time.median if math.isfinite(time.median) else math.nan for _, time in pairs]
     joined: dict[str, Any] = {"linestyle": "-" if len(pairs) > 2 else "none"}  # nor over a point that is not known
-    label = f"{label} (measured: median of all seeds, {_spread_names([len(time.seen) for _, time in pairs])})"
+    label = f"{label} (measured: median of all seeds, {spread_names([len(time.seen) for _, time in pairs])})"
     axes.plot([x for x, _ in pairs], medians, marker="o", color=colour, linewidth=1.6, label=label, **joined)
     for x, time in pairs:
         if math.isfinite(time.low):
@@ -169,7 +169,8 @@ def draw_times(axes: Axes, pairs: Sequence[tuple[float, TimeToGoal]], label: str
         axes.plot([], [], "^", color=colour, fillstyle="none", linestyle="none", label="beyond the budget")
 
 
-def _spread_names(seeds: Sequence[int]) -> str:
+def spread_names(seeds: Sequence[int]) -> str:
+    """What the bars of points with so many seeds each are, those of the most first."""
     return ", ".join(dict.fromkeys(spread_name(count) for count in sorted(seeds, reverse=True)))
 
 

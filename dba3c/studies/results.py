@@ -138,12 +138,13 @@ def _trained(curve: Curve) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def data_points_per_s(curve: Curve) -> float:
-    """Data points per second of wall clock, without the first tenth of the run (start-up)."""
+    """Data points per second of wall clock, without the first tenth of the run (start-up); undone ones count, too."""
     counts, hours = _trained(curve)
     start = len(counts) // 10
     if len(counts) < 2 or hours[-1] <= hours[start]:  # a run too short to leave anything out of it
         return float(counts[-1] / (3600 * hours[-1])) if len(counts) and hours[-1] > 0 else math.nan
-    return float((counts[-1] - counts[start]) / (3600 * (hours[-1] - hours[start])))
+    made = np.diff(counts[start:]).clip(min=0).sum()  # also what a life did that a later one began before
+    return float(made / (3600 * (hours[-1] - hours[start])))
 
 
 def dropped_share(curve: Curve) -> float:
@@ -180,10 +181,13 @@ def hours_to_stop_score(curve: Curve) -> tuple[float, bool] | None:
 
 
 def mean_of(chart: str) -> Callable[[Curve], float]:
-    """A run's mean of any chart, without its first tenth."""
+    """A run's mean of any chart, without its first tenth, and but for evaluations' until training ended."""
 
     def mean(curve: Curve) -> float:
-        values = curve.recorded(chart)
+        values, counts = curve.recorded(chart), curve.recorded("progress/data_points")
+        if counts.size and not chart.startswith("evaluation/"):
+            grew = np.flatnonzero(np.diff(np.fmax.accumulate(counts)) > 0)
+            values = values[: grew[-1] + 2] if grew.size else values
         return _mean(values[len(values) // 10 :])
 
     return mean

@@ -298,6 +298,16 @@ STUDIES: dict[str, tuple[Callable[[Shape], list[Point]], str, int]] = {
 """Of each its points, what `Point.x` is of them, and how many seeds it has of its own."""
 
 
+def _refuse_unread(name: str, shape: Shape) -> None:
+    """Raises UserError: an option was given that changes nothing of the study's points, whatever it is."""
+    points_of, _, _ = STUDIES[name]
+    another = Shape(env="another", values=(*shape.values, 3), workers=shape.workers + 1, servers=shape.servers + 1)
+    for option in ("env", "values", "workers", "servers"):
+        given, changed = getattr(shape, option), replace(shape, **{option: getattr(another, option)})
+        if given != getattr(Shape, option) and points_of(changed) == points_of(shape):
+            raise UserError(f"--{option}: the study {name} does not look at it")
+
+
 def build(name: str, shape: Shape, words: Sequence[str] = ()) -> Study:
     """The built-in study of a name; `words`: further options of `dba3c train`, for every run.
 
@@ -307,6 +317,7 @@ def build(name: str, shape: Shape, words: Sequence[str] = ()) -> Study:
     if known not in STUDIES:
         raise UserError(f"no study is called {name!r}; {did_you_mean(known, STUDIES)}")
     points_of, x_name, seeds = STUDIES[known]
+    _refuse_unread(known, shape)
     points = tuple(
         replace(point, words=(*point.words, *words), cluster_words=(*point.cluster_words, *words))
         for point in points_of(shape)

@@ -22,9 +22,8 @@ from typing import Any
 from dba3c.config import typed_options
 from dba3c.errors import UserError
 from dba3c.studies.curve import load_curve
-from dba3c.studies.figures import PALETTE, new_figure, plain, save
+from dba3c.studies.figures import PALETTE, new_figure, plain, save, spread_names
 from dba3c.studies.results import PointResult, StudyResults, best_mean_score, has_best_mean
-from dba3c.studies.statistics import spread_name
 from dba3c.studies.study import SWEEP, Point, Run, Search, Study, save_trial
 
 RANGE = re.compile(r"(?P<low>[^.].*?)\.\.(?P<high>.+)")
@@ -255,7 +254,7 @@ def draw_points(results: StudyResults, path: Path) -> list[Path]:
     places = range(len(shown), 0, -1)
     centres = [score.centre for _, score in shown]
     spread = [[score.centre - score.low for _, score in shown], [score.high - score.centre for _, score in shown]]
-    seeds = spread_name(max(len(score.values) for _, score in shown))
+    seeds = spread_names([len(score.values) for _, score in shown])
     look: dict[str, Any] = {"color": PALETTE[0]}
     axes.errorbar(centres, places, xerr=spread, fmt="o", capsize=3, **look)
     for place, (_, score) in zip(places, shown, strict=True):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from dba3c.environments.factory import make_vector_environment
 from dba3c.errors import UserError, warn_on_stderr, writing
+from dba3c.runs.folder import RunFolder
 from dba3c.simulation.calibration import Calibration, calibrate
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
 from dba3c.simulation.simulate import best, compare, options
@@ -63,7 +67,7 @@ class SimulateArguments:
     """Share of gradients that take --straggler-slowdown times as long; 0 without a run."""
 
     straggler_slowdown: float | None = None
-    """By how much; 3 without a run."""
+    """By how much; 3 without a run, or with one that had no stragglers."""
 
     data_points: float | None = None
     """In one gradient; 32 without a run."""
@@ -100,8 +104,8 @@ def simulate(words: Sequence[str]) -> int:
         raise UserError("--nodes needs a number")
     if arguments.seed < 0:
         raise UserError(f"--seed must not be negative, got {arguments.seed}")
-    if arguments.central and arguments.output is not None:
-        raise UserError("--output writes the table of servers and backup workers, which --central does not make")
+    if arguments.central:
+        _refuse_unread(arguments)
     cluster = cluster_of(arguments)
     calibration = calibration_of(arguments)
     if calibration is not None:
@@ -141,10 +145,35 @@ def simulate(words: Sequence[str]) -> int:
     return 0
 
 
+OF_THE_TABLE = (
+    "compute_ms", "compute_variation", "straggler_probability", "straggler_slowdown", "data_points", "servers",
+    "backup_workers", "steps", "seed", "output",
+)  # fmt: skip
+"""Options of the table of servers and backup workers, which --central does not make."""
+
+
+def _refuse_unread(arguments: SimulateArguments) -> None:
+    """Raises UserError: an option that --central would not read."""
+    unread = [name for name in OF_THE_TABLE if getattr(arguments, name) != getattr(SimulateArguments, name)]
+    if unread:
+        options = ", ".join("--" + name.replace("_", "-") for name in unread)
+        raise UserError(f"{options}: of the table of servers and backup workers, which --central does not make")
+
+
+def _observation_bytes(run: Path) -> float:
+    """Of an agent step, as an actor sends it: of Atari a frame, which the learner stacks."""
+    config = RunFolder.open(run).train_config().environment
+    with contextlib.closing(make_vector_environment(config, num_envs=1, seed=0)) as environments:
+        space: Any = environments.observation_space
+        frames = config.frame_stack if config.family == "atari" else 1
+        return float(math.prod(space.shape) * space.dtype.itemsize / frames)
+
+
 def _central(arguments: SimulateArguments, cluster: Cluster, calibration: Calibration | None) -> int:
     if calibration is None:
         raise UserError("--central needs --run: what stepping, inference and learning cost comes from a run's sections")
-    costs, batch = calibration.costs, max(1, round(calibration.work.data_points))
+    costs = replace(calibration.costs, observation_bytes=_observation_bytes(arguments.run[0]))
+    batch = max(1, round(calibration.work.data_points))
     per_s = [1 / max(value, 1e-12) for value in (costs.environment_s, costs.inference_s, costs.learning_s)]
     print("one core: {:.0f} agent steps/s stepping, {:.0f} inferring, {:.0f} learning".format(*per_s))
     print("SIMULATED data points/s, N nodes as workers against N − 1 of actors + a learner")
@@ -197,13 +226,16 @@ def work_of(arguments: SimulateArguments, calibration: Calibration | None) -> Wo
     known = calibration.work if calibration is not None else Work(
         model_bytes=1.33e6, compute=ComputeTimes(mean_s=0.1, variation=0.1, straggler_slowdown=3.0), data_points=32
     )  # fmt: skip
+    slowdown = known.compute.straggler_slowdown
+    if arguments.straggler_probability is not None and slowdown == 1.0:  # the run had none to measure
+        slowdown = 3.0
     compute = replace(
         known.compute,
         mean_s=_either(arguments.compute_ms, known.compute.mean_s * 1e3) / 1e3,
         variation=_either(arguments.compute_variation, known.compute.variation),
         samples_s=known.compute.samples_s if arguments.compute_variation is None else (),
         straggler_probability=_either(arguments.straggler_probability, known.compute.straggler_probability),
-        straggler_slowdown=_either(arguments.straggler_slowdown, known.compute.straggler_slowdown),
+        straggler_slowdown=_either(arguments.straggler_slowdown, slowdown),
     )
     return Work(
         model_bytes=_either(arguments.megabytes, known.model_bytes / 1e6) * 1e6,

@@ -1,17 +1,21 @@
 """From run folders and measured points to a model, and what central inference is compared with."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 
+from dba3c.config import TrainConfig
+from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.metrics import writer as metrics
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from dba3c.simulation.calibration import MeasuredPoint, calibrate, fit
-from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
+from dba3c.simulation.cluster import Cluster, ComputeTimes, Outcome, Setup, Work
 from dba3c.simulation.simulate import AgentCosts, CentralSetup, best, central_steps_per_s, compare, options
+from launch.cli import simulate as command
 from launch.cli.main import main
 from tests.dba3c.metrics.made_up_run import CONFIG, Clock, made_up_run, step_values
 
@@ -147,6 +151,42 @@ def test_more_servers_are_advised_only_where_they_help():
     slow = options(Cluster(bytes_per_s=1.25e7), work, 64, [1, 2, 4, 8], [0], steps=5)
     slow = {setup: outcome for setup, outcome in slow.items() if setup.workers < 64}
     assert best(slow).servers == 8
+
+
+def test_a_sum_over_all_ranks_has_fewer_servers_than_one():
+    commits_s = np.arange(1.0, 51.0)
+    found = {
+        Setup(exchange="allreduce", workers=64): Outcome(commits_s * 1.004, 64, 0, 32.0),
+        Setup(exchange="servers", workers=63, servers=1): Outcome(commits_s, 63, 0, 32.0),
+    }
+    assert best(found).exchange == "allreduce"
+
+
+def test_what_an_agent_step_of_a_run_costs_on_the_wire_is_its_own_observation(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def seen(cluster, costs, *rest):
+        asked.append(costs.observation_bytes)
+        return compare(cluster, costs, *rest)
+
+    monkeypatch.setattr(command, "compare", seen)
+    for env_id in ("CartPole-v1", "ALE/Breakout-v5"):
+        run = run_with_times(tmp_path / env_id.partition("/")[0], monkeypatch, [0.1] * 30)
+        config = TrainConfig(environment=EnvironmentConfig(env_id=env_id))
+        (run.path / "config.json").write_text(json.dumps(dataclasses.asdict(config), default=str))
+        words = ["simulate", "--central", "--run", str(run.path), "--megabytes", "1", "--nodes", "8"]
+        assert main([*words, "--learner-speeds", "12"]) == 0
+    assert asked == [16.0, 84.0 * 84.0]
+    assert main([*words, "--servers", "3", "--seed", "1"]) == 2
+    assert "--servers, --seed: of the table of servers and backup workers" in capsys.readouterr().err
+
+
+def test_stragglers_that_a_run_had_not_are_as_slow_as_without_a_run(tmp_path, monkeypatch):
+    run = run_with_times(tmp_path / "run", monkeypatch, [0.1] * 30)
+    found = calibrate([run.path], model_bytes=1e6)
+    assert found.work.compute.straggler_slowdown == 1.0
+    work = command.work_of(command.SimulateArguments(straggler_probability=0.1), found)
+    assert (work.compute.straggler_probability, work.compute.straggler_slowdown) == (0.1, 3.0)
 
 
 def test_central_inference_is_bounded_by_its_actors_and_by_its_learner():

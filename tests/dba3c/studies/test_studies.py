@@ -7,12 +7,20 @@ import numpy as np
 import pytest
 
 from dba3c.errors import UserError
+from dba3c.metrics.charts import Point as ChartPoint
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
-from dba3c.studies.curve import Curve
+from dba3c.studies.curve import Curve, _rows
 from dba3c.studies.page import facts, made_by
 from dba3c.studies.report import FIGURES, plot_study
-from dba3c.studies.results import best_mean_score, commit_into, data_points_per_s, hours_to_stop_score, read_results
+from dba3c.studies.results import (
+    best_mean_score,
+    commit_into,
+    data_points_per_s,
+    hours_to_stop_score,
+    mean_of,
+    read_results,
+)
 from dba3c.studies.study import STUDIES, Point, Shape, Study, build, load, save_trial
 from dba3c.studies.sweep import searched
 from launch.cli.main import main
@@ -39,11 +47,34 @@ def study(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_point_of_every_built_in_study_is_a_run_that_could_start(name):
-    declared = build(name, Shape(workers=4))
+    declared = build(name, Shape() if name == "scaling" else Shape(workers=4))
     assert declared.kind == name and name in FIGURES
     for point in declared.points:
         assert parse_train(list(point.words)).config(4) is not None
         assert point.cluster_words and "--workers" not in point.cluster_words and point.nodes >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "option"),
+    [
+        ("scaling", Shape(servers=8), "servers"),
+        ("scaling", Shape(workers=3, values=(1, 2)), "workers"),
+        ("learning_curves", Shape(values=(2, 4)), "values"),
+        ("learning_curves", Shape(values=(3,)), "values"),
+        ("games", Shape(env="CartPole-v1"), "env"),
+        ("architectures", Shape(values=(2,)), "values"),
+        ("parameter_servers", Shape(servers=3), "servers"),
+    ],
+)
+def test_an_option_that_a_study_does_not_look_at_is_refused(name, shape, option):
+    with pytest.raises(UserError, match=f"^--{option}: the study {name} does not look at it$"):
+        build(name, shape)
+
+
+@pytest.mark.parametrize("name", ["scaling", "parameter_servers", "stragglers"])
+@pytest.mark.parametrize("values", [(3,), (1, 2, 4, 8, 16, 32, 64)])
+def test_values_are_what_these_studies_vary(name, values):
+    assert len(build(name, Shape(values=values, env="CartPole-v1")).points) == len(values)
 
 
 def test_an_unknown_study_names_those_that_are_close():
@@ -160,6 +191,28 @@ def test_what_evaluators_play_after_the_training_counts_neither_for_its_speed_no
     curve = Curve("run", columns, {"run": {"stop_score": 30.0}}, {})
     assert data_points_per_s(curve) == pytest.approx(100.0)
     assert hours_to_stop_score(curve) == (0.1, False)
+
+
+def test_an_evaluation_after_the_training_stands_where_its_checkpoint_was_written():
+    training = [ChartPoint({"progress/hours": hours}, step, 0.0) for hours, step in ((1.0, 50), (2.0, 100))]
+    overtime = [ChartPoint({"progress/hours": 3.0}, 100, 0.0), ChartPoint({"progress/hours": 4.0}, 100, 0.0)]
+    evaluated = ChartPoint({"evaluation/mean": 400.0}, 100, 0.0, of_evaluation=True)
+    earlier = ChartPoint({"evaluation/mean": 7.0}, 60, 0.0, of_evaluation=True)
+    rows = _rows([*training, *overtime, earlier, evaluated])
+    assert [row.get("evaluation/mean") for row in rows] == [7.0, 400.0, None, None]
+
+
+def test_a_rate_is_the_mean_until_training_ended_and_counts_what_was_undone():
+    columns = {
+        "progress/hours": np.arange(6) / 3600,
+        "progress/data_points": np.array([0.0, 100, 50, 150, 150, 150]),  # 50 were undone by a roll-back
+        "speed/steps_per_s": np.array([1.0, 1, 1, 1, 0, 0]),
+        "evaluation/mean": np.array([np.nan, np.nan, np.nan, 2.0, 4.0, 6.0]),
+    }
+    curve = Curve("run", columns, {}, {})
+    assert data_points_per_s(curve) == pytest.approx(200 / 3)
+    assert mean_of("speed/steps_per_s")(curve) == 1.0
+    assert mean_of("evaluation/mean")(curve) == 4.0
 
 
 def test_too_few_games_for_a_best_mean_give_the_newest_mean():
