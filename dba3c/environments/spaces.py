@@ -172,7 +172,7 @@ def _write_box(space: spaces.Space[Any], array: np.ndarray, row: np.ndarray) -> 
         if (factor := _brightened_by(space)) > 1:
             array = np.minimum(array, 255 // factor) * np.uint8(factor)
         row[...] = array.reshape(row.shape)
-    elif space.dtype == np.uint8 and isinstance(space, spaces.Box):
+    elif space.dtype == np.uint8 and row.dtype != np.uint8 and isinstance(space, spaces.Box):  # no `MixedSpace`
         np.divide(array.reshape(row.shape), np.maximum(space.high, 1).reshape(row.shape), out=row, dtype=row.dtype)
     else:
         row[...] = array.reshape(row.shape)

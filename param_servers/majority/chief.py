@@ -252,6 +252,7 @@ class MajorityChief:
         self._coordinator = MajorityCoordinator(config, fingerprint, self._clock.now_s())
         self._progress = 0, 0
         """(step, data points) of the members' state, when it was last known."""
+        self._known_s = self._clock.now_s()
         self._store_port, self._learning_rate, self._should_stop = store_port, learning_rate, should_stop
         self._on_event, self._audit = on_event, audit
         self._timeouts, self._alive_s = config.timeouts, 0.0
@@ -321,9 +322,11 @@ class MajorityChief:
             self._carry_out(self._coordinator.stop(why, failed=True))
 
     def _stop_when_asked(self) -> None:
-        if self._coordinator.phase == "stopped":
-            return
-        self._progress = self._coordinator.progress or self._progress
+        now_s, progress = self._clock.now_s(), self._coordinator.progress
+        if progress is not None:
+            self._progress, self._known_s = progress, now_s
+        elif self._coordinator.phase == "stopped" or now_s - self._known_s < LAST_WORDS_S:
+            return  # ranks are on their way, and are to hear of the end
         if (reason := self._should_stop(*self._progress)) is not None:
             self._carry_out(self._coordinator.stop(reason, failed=False))
 

@@ -284,7 +284,8 @@ def test_after_a_signal_at_its_slurm_job_a_task_of_a_search_starts_no_further_se
     assert searching(tmp_path / "search", 3, 1, task=0) == (code, ["RUNNING"])
     assert [path.name for path in (tmp_path / "search" / "trial-000").glob("seed-*")] == ["seed-0"]
     asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else ""
-    assert asked == ("requeue 7\n" if requeued else "")
+    preempted = "show job --oneliner 7\n" if (signum, how) == (signal.SIGTERM, "stopped") else ""  # it was not
+    assert asked == ("requeue 7\n" if requeued else preempted)
 
 
 @pytest.mark.slow
