@@ -186,8 +186,9 @@ def mean_of(chart: str) -> Callable[[Curve], float]:
     def mean(curve: Curve) -> float:
         values, counts = curve.recorded(chart), curve.recorded("progress/data_points")
         if counts.size and not chart.startswith("evaluation/"):
-            grew = np.flatnonzero(np.diff(np.fmax.accumulate(counts)) > 0)
-            values = values[: grew[-1] + 2] if grew.size else values
+            known = np.flatnonzero(np.isfinite(counts))
+            grew = np.flatnonzero(np.diff(counts[known]) > 0)  # also where a roll-back's steps were not made again yet
+            values = values[: known[grew[-1] + 1] + 1] if grew.size else values
         return _mean(values[len(values) // 10 :])
 
     return mean

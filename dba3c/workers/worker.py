@@ -204,7 +204,7 @@ def check_own_code(config: TrainConfig) -> None:
             length, keep = config.algorithm.rollout_length, gradients.keeps_observations
             rollout = Collector(environments, agent, length, keep).collect(generator, Sections())
             part, data_points = next(iter(gradients.parts(rollout, generator)))
-            _ = gradients.several
+            _ = gradients.several  # as the worker's loop asks
             gradient, numbers = gradients.of(part, 0)
     finally:
         environments.close()

@@ -213,6 +213,8 @@ def test_a_rate_is_the_mean_until_training_ended_and_counts_what_was_undone():
     assert data_points_per_s(curve) == pytest.approx(200 / 3)
     assert mean_of("speed/steps_per_s")(curve) == 1.0
     assert mean_of("evaluation/mean")(curve) == 4.0
+    columns["progress/data_points"] = np.array([0.0, 100, np.nan, 20, 60, 60])  # it ended before it was there again
+    assert mean_of("speed/steps_per_s")(Curve("run", columns, {}, {})) == 4 / 5
 
 
 def test_too_few_games_for_a_best_mean_give_the_newest_mean():
