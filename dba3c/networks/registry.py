@@ -170,6 +170,8 @@ def _refuse_another_unroll(name: str, network: ActorCriticNetwork, observations:
     """Raise UserError where a network that remembers unrolls to something else than its single steps give: who learns
     would not be who acts. It is in eval mode; of one that draws noise then it is not known."""
     start, batch = network.initial_state(len(observations)), len(observations)
+    if not start:
+        return
     if any(part.any() for part in start):
         raise UserError(f"{name}: initial_state must be zeros, as what is forgotten is")
     reset = torch.zeros(STEPS, batch, dtype=torch.bool)
@@ -183,7 +185,7 @@ def _refuse_another_unroll(name: str, network: ActorCriticNetwork, observations:
             state = stepped[-1].state
     logits = torch.stack([step.policy_logits for step in stepped])
     is_repeatable = torch.equal(unrolled.policy_logits, again.policy_logits)
-    if start and is_repeatable and not torch.allclose(unrolled.policy_logits, logits, rtol=1e-3, atol=1e-5):
+    if is_repeatable and not torch.allclose(unrolled.policy_logits, logits, rtol=1e-3, atol=1e-5):
         raise UserError(
             f"{name}: unroll must give what as many calls of forward give, which begin at zeros where reset is true"
         )
