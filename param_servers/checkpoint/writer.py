@@ -192,9 +192,10 @@ class Checkpointing:
         self._written.clear()
 
     def abandon(self) -> None:
-        """Nobody waits for it any more; the run goes back to the newest valid one."""
-        self.step, self._tried = None, self.saved[0]
-        self._written.clear()
+        """A shard is gone, and its slice is not waited for; one that has all of its slices is published all the same.
+        The run goes back to the newest one."""
+        if not self.busy or len(self._written) < self._num_shards:
+            self.step, self._tried = None, self.saved[0]
 
     def slice_written(self, shard: int, step: int) -> bool:
         """A shard has written its slice of `step`; True when it was the last one."""

@@ -96,9 +96,10 @@ class Coordinator:
     def server_left(self, shard: int, now_s: float) -> list[Decision]:
         """A shard is gone: nothing can be committed until it is back, and then all roll back together."""
         self._missing[shard] = (now_s, self._timeouts.server_return_s)
+        self._ready.discard(shard)
         if self.state in ("stopping", "stopped"):
             needed = self.state == "stopping" and shard in self.checkpointing.missing
-            return self._end(f"server {shard} is gone") if needed else []
+            return self._end(_are_gone([shard])) if needed else []
         self.state = "gathering"
         self.checkpointing.abandon()
         return [Note("server_lost", f"server {shard} is gone at step {self.step}; waiting for it to come back")]
@@ -120,12 +121,16 @@ class Coordinator:
         return [note, *self.steps.give_to_waiting()]
 
     def _restore(self, now_s: float) -> list[Decision]:
-        term, (step, data_points) = self.term + 1, self.checkpointing.saved
-        lost = self.step - step
         self.state = "restoring"
         self._wait(now_s, self._timeouts.disk_s)
-        self._ready.clear()
         self.checkpointing.abandon()
+        return [] if self.checkpointing.busy else self._begin_term()
+
+    def _begin_term(self) -> list[Decision]:
+        """At the newest checkpoint; while one is being published, that is not known."""
+        self._ready.clear()
+        term, (step, data_points) = self.term + 1, self.checkpointing.saved
+        lost = self.step - step
         self.steps.begin_term(term, step, data_points)
         note = Note("restored", f"term {term} begins at step {step}; {lost} committed steps are undone")
         return [Restore(term, step, data_points), *([note] if lost else [])]
@@ -183,8 +188,8 @@ class Coordinator:
         waited = f"within {self._patience_s:g} s"
         if self.state == "restoring":
             slow = sorted(set(range(self._num_shards)) - self._ready)
-            if len(slow) == self._num_shards:
-                slow = [0]  # which sets later checkpoints aside before it asks the others
+            if self.checkpointing.busy or len(slow) == self._num_shards:
+                slow = [0]  # which publishes what was written, and sets later ones aside, before it asks the others
             return self.stop(f"{_names('server', slow)} did not load step {self.step} {waited}", now_s, failed=True)
         if self.state == "stopping":
             note = Note("checkpoint_failed", f"the last checkpoint was not written {waited}")
@@ -233,10 +238,15 @@ class Coordinator:
         note = Note("checkpoint", f"checkpoint of step {step} written")
         if error:
             note = Note("checkpoint_failed", f"checkpoint of step {step} failed: {error}; training goes on")
+        if self.state == "restoring":
+            self.checkpointing.abandon()  # what failed is due again
+            return [note, *self._begin_term()]
         return [note, *self._last_checkpoint(failed=bool(error) and step == self.step)]
 
     def may_stop(self, now_s: float) -> bool:
         """Whether a request to stop would be obeyed now."""
+        if self.state == "restoring":
+            return not self.checkpointing.busy  # until then steps are held that nobody will have
         if self.state != "gathering" or self.step == self.checkpointing.saved[0]:
             return self.state not in ("stopping", "stopped")
         return now_s - min(since_s for since_s, _ in self._missing.values()) > STOP_AFTER_S
@@ -245,20 +255,19 @@ class Coordinator:
         """End the run: a last checkpoint where that is possible, then Stop."""
         if self.state in ("stopping", "stopped"):
             return []
-        able = self.state == "running"
         self.state = "stopping"
         self._wait(now_s, self._timeouts.disk_s)
         self._ending = Stop(reason, failed)
         note = Note("stopping", f"stopping at step {self.step}: {reason}")
-        return [note, *(self._last_checkpoint() if able else self._end("not all servers are there"))]
+        return [note, *self._last_checkpoint()]
 
     def _last_checkpoint(self, failed: bool = False) -> list[Decision]:
         if self.state != "stopping" or self.checkpointing.busy:
             return []
         if failed or not self._has_checkpoints or self.checkpointing.saved[0] == self.step:
             return self._end()
-        if self._missing:
-            return self._end(f"{_names('server', sorted(self._missing))} is gone")
+        if gone := sorted(set(range(self._num_shards)) - self._ready):  # one may be back, but without its state
+            return self._end(_are_gone(gone))
         return self._checkpoint()
 
     def _end(self, why_unsaved: str = "") -> list[Decision]:
@@ -274,6 +283,10 @@ class Coordinator:
             return [self._ending]
         lost = steps_lost(saved, why_unsaved or self.checkpointing.failure)
         return [Stop(f"{self._ending.reason}; {lost}", failed=True)]
+
+
+def _are_gone(servers: list[int]) -> str:
+    return f"{_names('server', servers)} {'are' if len(servers) > 1 else 'is'} gone"
 
 
 def _names(what: str, ranks: list[int]) -> str:

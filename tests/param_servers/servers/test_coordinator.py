@@ -218,6 +218,53 @@ def test_a_server_that_returns_takes_everybody_back_to_the_checkpoint() -> None:
     assert (give.term, give.step, [row.worker for row in give.rows]) == (2, 2, [0, 1, 2])
 
 
+def publishing(**given: Any) -> Coordinator:
+    """Step 3, server 1 lost, and the checkpoint of step 2, of which all slices are written, not yet published."""
+    coordinator = running(checkpoints=True, checkpoint_every_steps=2, **given)
+    for step in range(3):
+        push(coordinator, 0, step + 1, step), push(coordinator, 1, step + 1, step)
+    assert coordinator.checkpointing.step == 2
+    assert [coordinator.checkpointing.slice_written(shard, 2) for shard in (0, 1)] == [False, True]
+    coordinator.server_left(1, 5.0)
+    return coordinator
+
+
+def test_a_checkpoint_that_all_servers_have_written_counts_although_one_is_lost_before_it_is_published() -> None:
+    coordinator = publishing()
+    coordinator.checkpoint_done(2, "")
+    assert coordinator.server_joined(1, 1, 6.0)[0] == Restore(term=2, step=2, data_points=40)
+
+
+def test_a_server_that_returns_waits_for_the_checkpoint_that_is_being_published() -> None:
+    coordinator = publishing()
+    assert coordinator.server_joined(1, 1, 6.0) == [] and not coordinator.may_stop(6.0)
+    assert only(coordinator.checkpoint_done(2, ""), Restore) == [Restore(term=2, step=2, data_points=40)]
+    assert coordinator.may_stop(6.0)
+
+
+def test_a_returned_server_goes_further_back_where_the_checkpoint_could_not_be_published() -> None:
+    coordinator = publishing()
+    coordinator.server_joined(1, 1, 6.0)
+    assert only(coordinator.checkpoint_done(2, "no space left"), Restore) == [Restore(term=2, step=0, data_points=0)]
+
+
+def test_a_disk_that_publishes_no_checkpoint_does_not_keep_a_returned_server_waiting_for_ever() -> None:
+    coordinator = publishing(checkpoint_timeout_s=20.0)
+    coordinator.server_joined(1, 1, 6.0)
+    assert only(coordinator.tick(26.5), Stop) == []  # the run's end waits for it, too
+    (stop,) = only(coordinator.tick(47.0), Stop)
+    assert stop.failed and stop.reason.startswith("server 0 did not load step 3 within 20 s; the last checkpoint")
+
+
+def test_a_run_that_is_stopped_with_a_server_that_restored_nothing_writes_no_checkpoint_with_it() -> None:
+    coordinator = publishing()
+    coordinator.server_joined(1, 1, 6.0)
+    coordinator.stop("enough", 6.0)
+    decisions = coordinator.checkpoint_done(2, "")
+    (stop,) = only(decisions, Stop)
+    assert stop.failed and "server 1 is gone" in stop.reason and only(decisions, Checkpoint) == []
+
+
 def test_a_disk_that_does_not_get_the_servers_to_the_checkpoint_in_time_ends_the_run() -> None:
     coordinator = Coordinator(ExchangeConfig(exchange="servers", num_servers=2, checkpoint_timeout_s=20.0), 0.0)
     coordinator.server_joined(0, 0, 0.0)
