@@ -10,31 +10,21 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dba3c.api import Run, read
-    from dba3c.config import TrainConfig
-    from dba3c.errors import UserError
-    from dba3c.evaluation.agents import Agent, load
-    from dba3c.games import evaluate, record
-    from dba3c.metrics.watch import watch
-    from launch.api import Training, resume, stop, train
+    from dba3c.api import Run as Run
+    from dba3c.api import read as read
+    from dba3c.config import TrainConfig as TrainConfig
+    from dba3c.errors import UserError as UserError
+    from dba3c.evaluation.agents import Agent as Agent
+    from dba3c.evaluation.agents import load as load
+    from dba3c.games import evaluate as evaluate
+    from dba3c.games import record as record
+    from dba3c.metrics.watch import watch as watch
+    from launch.api import Training as Training
+    from launch.api import resume as resume
+    from launch.api import stop as stop
+    from launch.api import train as train
 
 __version__ = "0.1.0"
-__all__ = [
-    "Agent",
-    "Run",
-    "TrainConfig",
-    "Training",
-    "UserError",
-    "__version__",
-    "evaluate",
-    "load",
-    "read",
-    "record",
-    "resume",
-    "stop",
-    "train",
-    "watch",
-]
 _HOMES = {
     "Agent": "dba3c.evaluation.agents",
     "Run": "dba3c.api",
@@ -51,6 +41,7 @@ _HOMES = {
     "watch": "dba3c.metrics.watch",
 }
 """Where each name is. Who starts processes lies above this package, which knows it by name alone."""
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

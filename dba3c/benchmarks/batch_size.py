@@ -84,8 +84,6 @@ def rate(policy: ActorCriticPolicy, batch: int, seconds: float) -> float:
 
 def run(arguments: Arguments) -> list[Row]:
     """All points; written when asked. Raises UserError when there is no such device."""
-    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"--device {arguments.device}: torch {torch.__version__} sees no GPU here; cpu is possible")
     torch.set_num_threads(arguments.threads)
     kinds = [(network, precision) for network in arguments.networks for precision in arguments.precisions]
     policies = {kind: policy_of(*kind, arguments.device) for kind in kinds}

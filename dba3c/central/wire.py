@@ -39,7 +39,7 @@ from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from param_servers.errors import BadMessage
 from param_servers.wire.handshake import ROLES
-from param_servers.wire.messages import FIRST_FREE, KINDS, register
+from param_servers.wire.messages import FIRST_FREE, KINDS
 
 TERMINATED, TRUNCATED, VALID, WHOLE = 1, 2, 4, 8
 _EPISODE = struct.Struct("<dqiBB2x")
@@ -59,8 +59,8 @@ class CentralRole(IntEnum):
     ACTOR = FIRST_FREE
 
 
-register(KINDS, CentralKind)
-register(ROLES, CentralRole)
+KINDS.update({int(kind): kind for kind in CentralKind})
+ROLES.update({int(role): role for role in CentralRole})
 
 
 @dataclass(frozen=True)

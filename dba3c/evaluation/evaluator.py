@@ -73,11 +73,6 @@ class Evaluation:
         stream = f"-{self.seed_index}" if self.seed_index else ""
         return folder.path / FOLDER / f"step-{self.checkpoint_step}-{self.actions}{stream}.json"
 
-    def is_at(self, path: Path) -> bool:
-        """Whether these games' scores lie there. Raises OSError: it cannot be read."""
-        scores: object = json.loads(path.read_text(encoding="utf-8")).get("scores")
-        return scores == self.scores
-
     def save(self, folder: RunFolder) -> Path:
         """Write it atomically into the run's folder, in place of one of the same step, actions and stream; one of these
         parameters and more games stays there, if all of them were played to their ends."""

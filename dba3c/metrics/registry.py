@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -232,7 +232,12 @@ def find(kind: Kind, name: str) -> Metric:
     """The metric, or a UserError that names the nearest ones."""
     known = _BY_KIND[kind]
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
-        raise UserError(f"unknown {kind} metric {name!r}{hint} (all of them: docs/metrics.md)")
+        raise unknown(f"{kind} metric", name, known)
     return known[name]
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
+    """The error that names the nearest."""
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    return UserError(f"unknown {what} {name!r}{hint} (all of them: docs/metrics.md)")

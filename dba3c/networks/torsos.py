@@ -306,11 +306,9 @@ class FusionTorso(nn.Module):
 
     features = 256
 
-    def __init__(
-        self, space: MixedSpace, image_torso: Callable[..., Any], generator: torch.Generator, hidden: int = 64
-    ) -> None:
+    def __init__(self, space: MixedSpace, image_torso: Callable[..., Any], generator: torch.Generator) -> None:
         super().__init__()
-        self.space = space
+        self.space, hidden = space, 64
         self.images = nn.ModuleList(image_torso(ImageShape(*image), generator) for image in space.images)
         self.vector = perceptron([space.vector_size, hidden, hidden], generator) if space.vector_size else None
         parts = sum(cast(int, torso.features) for torso in self.images) + (hidden if self.vector else 0)

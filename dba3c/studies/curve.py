@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -70,9 +69,7 @@ def check_chart(chart: str) -> None:
     if re.fullmatch(rf"[a-z]+-\d+/({'|'.join(metric_registry.PER_WORKER_CHARTS)})", chart):
         raise UserError(f"{chart} is for trackers only (dba3c export): plots draw charts of the whole run")
     if chart not in metric_registry.charts():
-        near = difflib.get_close_matches(chart, metric_registry.charts(), n=3, cutoff=0.4)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
-        raise UserError(f"unknown metric {chart!r}{hint} (all of them: docs/metrics.md)")
+        raise metric_registry.unknown("metric", chart, metric_registry.charts())
 
 
 def load_curve(

@@ -62,9 +62,7 @@ def evaluate(words: Sequence[str]) -> int:
     print(f"step {evaluation.checkpoint_step}, {evaluation.protocol}: {evaluation.summary}")
     if evaluation.human_normalised is not None:
         print(f"mean: {evaluation.human_normalised:.0%} of the way from random actions to a person")
-    path = evaluation.path(games.folder_for_outputs(run_and_step(arguments.run)[0]))
-    if evaluation.is_at(path):  # else one of more games stayed there, and a warning has said so
-        print(path)
+    print(evaluation.path(games.folder_for_outputs(run_and_step(arguments.run)[0])))
     return 0
 
 

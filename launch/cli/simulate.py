@@ -161,12 +161,11 @@ def _refuse_unread(arguments: SimulateArguments) -> None:
 
 
 def _observation_bytes(run: Path) -> float:
-    """Of an agent step, as an actor sends it: of Atari a frame, which the learner stacks."""
+    """Of an agent step, as an actor sends it: a frame, where the learner stacks them."""
     config = RunFolder.open(run).train_config().environment
     with contextlib.closing(make_vector_environment(config, num_envs=1, seed=0)) as environments:
         space: Any = environments.observation_space
-        frames = config.frame_stack if config.family == "atari" else 1
-        return float(math.prod(space.shape) * space.dtype.itemsize / frames)
+        return float(math.prod(space.shape) * space.dtype.itemsize / config.frames_per_observation)
 
 
 def _central(arguments: SimulateArguments, cluster: Cluster, calibration: Calibration | None) -> int:

@@ -36,7 +36,6 @@ from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import living_holder
 from launch.cluster.launchers import REPLACES_VARIABLE
 from launch.local.child import describe_exit, shell_code, taking_signals
-from launch.output import harmless_output
 from launch.slurm import controller
 
 AT_THE_JOB = "at the Slurm job"
@@ -367,9 +366,3 @@ def main(argv: Sequence[str] | None = None, heard: list[int] | None = None) -> i
     except (UserError, OSError) as error:
         print(f"dba3c: {error}", file=sys.stderr)
         return 2
-
-
-if __name__ == "__main__":  # scripts that were printed before there was `dba3c job`
-    with harmless_output():  # a full disk behind --output costs lines: neither the run nor its next life
-        code = main()
-    sys.exit(code)

@@ -127,7 +127,7 @@ class TorchCollective:
 
     Raises:
         PeerLost: not all ranks came; the message names them.
-        RunBroken: what they wrote for each other is gone, or they do not agree on it.
+        RunBroken: they do not agree on what they wrote for each other.
     """
 
     def __init__(
@@ -152,7 +152,6 @@ class TorchCollective:
         try:
             self._group = within(config.step_timeout_s + GRACE_S, self._build)
         except (RuntimeError, TimeoutError) as error:
-            self._check_nothing_vanished()
             raise PeerLost(describe_lost((), size, first_line(error))) from error
 
     def _build(self) -> dist.ProcessGroupGloo:
@@ -180,19 +179,6 @@ class TorchCollective:
     def _proof(self, rank: int, cards: list[str]) -> tuple[int, ...]:
         said = f"rank {rank} of {self.size} has met\n" + "\n".join(cards)
         return _PROOF.unpack(hmac.new(self._secret, said.encode(), hashlib.sha256).digest())
-
-    def _check_nothing_vanished(self) -> None:
-        """Raises RunBroken: an answer to the roll call is no longer there."""
-        try:
-            keys = self._keys("here")
-            gone = within(GRACE_S, lambda: [rank for rank, key in enumerate(keys) if not self._store.check([key])])
-        except (RuntimeError, TimeoutError):
-            return  # the store is gone: rank 0 is lost
-        self._check_none(gone)
-
-    def _check_none(self, gone: Iterable[int]) -> None:
-        if vanished := sorted(gone):
-            raise RunBroken(f"what ranks {vanished} of {self.size} have written for the others is gone: {TAMPERED}")
 
     @classmethod
     def join(
@@ -232,10 +218,7 @@ class TorchCollective:
         # Our connections close first: ranks that wait for us then fail at once too and answer the roll call. Not
         # within `except`, for the error's trace holds the group, and a group closes with its last holder.
         self.close()
-        try:
-            self.lost = self._missing("survived", self._roll_call_s)
-        except RunBroken as broken:
-            why = f"{why}; {broken}"  # the first survivor still saves what there is
+        self.lost = self._missing("survived", self._roll_call_s)
         raise PeerLost(describe_lost(self.lost, self.size, why))
 
     def _missing(self, call: str, timeout_s: float) -> set[int]:
@@ -254,10 +237,8 @@ class TorchCollective:
         deadline_s = time.monotonic() + timeout_s
         try:
             self._store.set(keys[self.rank], self._card)
-            seen, late = {self.rank}, False
+            late = False
             while (missing := {rank for rank, key in keys.items() if not self._store.check([key])}) and not late:
-                self._check_none(missing & seen)
-                seen = set(keys) - missing
                 time.sleep(0.01)
                 late = time.monotonic() > deadline_s  # and one look more: this process may have been stopped
         except RuntimeError:

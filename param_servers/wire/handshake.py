@@ -60,7 +60,7 @@ def new_life() -> int:
 
 
 class Role(IntEnum):
-    """What a process is in the run. Whoever knows others registers them, `messages.register(ROLES, …)`."""
+    """What a process is in the run. Whoever knows others adds them to `ROLES`."""
 
     WORKER = 1
     SERVER = 2

@@ -22,7 +22,7 @@ Who says what (protocol version 2):
                         STOP
 
 `step` is a version: the number of updates committed before it. `term` grows each time the servers roll back.
-Whoever says other things than these registers kinds of its own, `register(KINDS, …)`.
+Whoever says other things than these adds kinds of its own to `KINDS`.
 """
 
 import struct
@@ -91,20 +91,9 @@ class Dtype(IntEnum):
 
 
 KINDS: dict[int, IntEnum] = {int(kind): kind for kind in Kind}
-"""By number; see `register`."""
+"""By number; another package adds its own, from `FIRST_FREE` to 255."""
 _CODES = {int(code): code for code in Code}
 _DTYPES = {int(dtype): dtype for dtype in Dtype}
-
-
-def register(known: dict[int, IntEnum], more: type[IntEnum]) -> None:
-    """Let kinds (`KINDS`) or roles (`handshake.ROLES`) of another package be read, too.
-
-    Raises:
-        ValueError: one of their numbers, from `FIRST_FREE` to 255, is not free.
-    """
-    for one in more:
-        if not FIRST_FREE <= one <= 255 or known.setdefault(int(one), one) is not one:
-            raise ValueError(f"{one!r} is not free: numbers from {FIRST_FREE} to 255 are, each once")
 
 
 class Header(NamedTuple):

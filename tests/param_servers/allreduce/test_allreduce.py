@@ -1,7 +1,5 @@
 import math
 import threading
-import time
-from datetime import timedelta
 from types import SimpleNamespace
 
 import psutil
@@ -9,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore
 
 from param_servers.allreduce.collective import TorchCollective
 from param_servers.allreduce.exchange import (
@@ -279,26 +277,6 @@ def test_a_rank_that_never_comes_is_named(board):
     assert errors[0] == "rank 2 of 3 lost: did not come within 5 s"
 
 
-class Tamperer:
-    """A stranger with nothing but a connection to the store."""
-
-    def __init__(self, board):
-        deadline_s = time.monotonic() + 20
-        while 0 not in board.addresses:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
-        timeout = timedelta(seconds=20)
-        self.store = TCPStore(*board.addresses[0], None, False, timeout, wait_for_workers=False)
-
-    def key(self, ending):
-        """The name of a key that ends so, once it is there; anybody can list them."""
-        deadline_s = time.monotonic() + 20
-        while not (found := [key for key in self.store.list_keys() if key.endswith(ending)]):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
-        return found[0]
-
-
 def joining(board, rank, results, size=2):
     """Rank `rank` joins in a thread of its own."""
 
@@ -317,16 +295,6 @@ def joining(board, rank, results, size=2):
     thread = threading.Thread(target=join)
     thread.start()
     return thread
-
-
-def test_a_rank_whose_answer_is_deleted_from_the_store_says_so(board):
-    results = {}
-    thread = joining(board, 0, results)
-    stranger = Tamperer(board)
-    stranger.store.delete_key(stranger.key("here/0"))
-    thread.join(30)
-    assert isinstance(results[0], RunBroken)
-    assert "what ranks [0] of 2 have written for the others is gone: somebody else writes" in str(results[0])
 
 
 def test_ranks_that_were_shown_different_cards_say_so_instead_of_training(board, monkeypatch):
