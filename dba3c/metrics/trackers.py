@@ -259,16 +259,14 @@ class NeptuneSink:
 class WandbSink:
     """One W&B run for all lives of a run, in the project WANDB_PROJECT (default "dba3c"); files in RUN/wandb.
 
-    Offline unless WANDB_MODE says otherwise (compute nodes have no way out); `wandb sync` sends it.
+    Offline unless WANDB_MODE says otherwise (compute nodes have no way out); `wandb sync` sends it. Charts are drawn
+    over our step, a value like any other: W&B's own only grows, where a resumed run and evaluations go back.
     """
 
     name = "wandb"
 
     def __init__(self) -> None:
         self._run: Any = None
-        self._step = 0
-        self._told: list[str] = []
-        """The events of this step."""
 
     def open(self, run: TrackedRun) -> None:
         wandb = self._client = client("wandb", self.name)
@@ -286,25 +284,20 @@ class WandbSink:
                 silent=True, console="off", x_disable_stats=True, disable_git=True, save_code=False
             ),
         )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
 
     def point(self, values: Mapping[str, float], step: int, time_s: float) -> None:
         self._log(values, step, time_s)
 
     def event(self, message: str, step: int, time_s: float) -> None:
-        self._begin(step)
-        self._told.append(message)
-        self._log({"event": "\n".join(self._told)}, step, time_s)  # many happen in a step, which has one value
+        self._log({"event": message}, step, time_s)
 
     def film(self, path: Path, step: int, time_s: float) -> None:
         self._log({"film": self._client.Video(str(path), format="gif")}, step, time_s)
 
-    def _begin(self, step: int) -> None:
-        if step > self._step:  # W&B drops what comes for an earlier step, as evaluations do
-            self._step, self._told = step, []
-
     def _log(self, values: Mapping[str, Any], step: int, time_s: float) -> None:
-        self._begin(step)
-        self._run.log({**values, "_timestamp": time_s}, step=self._step)
+        self._run.log({**values, "step": step, "_timestamp": time_s})
 
     def close(self) -> None:
         self._run.finish()

@@ -6,6 +6,7 @@ import re
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import imageio.v2 as imageio
@@ -146,6 +147,17 @@ def test_a_resumed_life_cuts_off_what_tensorboard_had_after_its_checkpoint(make_
     assert steps == [251] or (steps[-1] == 251 and 300 not in steps)
 
 
+@pytest.fixture
+def rolled_back(make_up_run):
+    """A run whose first life came to step 300, and whose second went on from step 250."""
+    run = make_up_run(seconds=30)
+    set_lives(run, (START_S, START_S + 30, 2), (START_S + 100, None, 2))
+    writer = MetricsWriter(run, "worker", 0)
+    writer.record_step(251, {"accepted": 1, "loss_total": 0.125})
+    writer.close()
+    return run
+
+
 def test_neptune_writes_offline_what_it_can_sync_later(make_up_run):
     pytest.importorskip("neptune", reason="the neptune client is not installed")
     run = make_up_run(seconds=30)
@@ -206,8 +218,33 @@ def test_wandb_writes_an_offline_run(make_up_run):
     (log,) = (run.path / "exports" / "wandb").glob("offline-run-*/*.wandb")
     rows = wandb_rows(log)
     assert [row["score/mean"] for row in rows if "score/mean" in row][-1] == pytest.approx(SCORE)
-    (told,) = [row["event"] for row in rows if "event" in row]
-    assert told == "worker-0: checkpoint of step 300 written\nworker-0: as many lines as events"
+    told = [(row["step"], row["event"]) for row in rows if "event" in row]
+    assert told == [(300, "worker-0: checkpoint of step 300 written"), (300, "worker-0: as many lines as events")]
+    assert [row["step"] for row in rows if "score/evaluation_mean" in row] == [250]  # its checkpoint's
+
+
+def test_wandb_has_the_steps_that_were_made_again_at_their_own_place(rolled_back):
+    pytest.importorskip("wandb", reason="the wandb client is not installed")
+    assert export(rolled_back.path, "wandb") == 4
+    (log,) = (rolled_back.path / "exports" / "wandb").glob("offline-run-*/*.wandb")
+    drawn = [(row["step"], row["loss/total"]) for row in wandb_rows(log) if "loss/total" in row]
+    assert drawn == [(100, 0.5), (200, 0.5), (300, 0.5), (251, 0.125)]
+
+
+def test_wandb_numbers_the_rows_of_each_life_itself_and_draws_them_over_our_steps(make_up_run):
+    pytest.importorskip("wandb", reason="the wandb client is not installed")
+    tracked, rows = TrackedRun.of(make_up_run(seconds=2)), []
+    for life, steps in enumerate([(100, 300), (251, 350)]):
+        (sink,), folder = make_sinks(["wandb"]), tracked.folder / f"life-{life}"
+        folder.mkdir()
+        sink.open(replace(tracked, folder=folder, resumed=life > 0))
+        for step in steps:
+            sink.point({"loss/total": 0.5}, step, START_S + step)
+        sink.close()
+        (log,) = folder.glob("wandb/offline-run-*/*.wandb")
+        rows += [row for row in wandb_rows(log) if row]
+    # `_step` is W&B's: of ours it would drop what lies below an earlier life's last; its own it goes on counting there
+    assert [(row["step"], row["_step"]) for row in rows] == [(100, 0), (300, 1), (251, 0), (350, 1)]
 
 
 def wandb_rows(log: Path):
