@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -57,7 +58,7 @@ _METRICS_AT_ONCE = 1000
 
 
 class TensorBoardSink:
-    """One event file for each life of the run; a resumed run cuts off what lies after its checkpoint.
+    """One event file for each life of the run, or for an export; a roll-back cuts off what lies after its checkpoint.
 
     By TensorBoard's own writer (torch makes the layout and the table), in the run's tensorboard/: scalars; under Custom
     Scalars the few charts that people look at, score first; the configuration as hyperparameters and as text; events, a
@@ -78,22 +79,26 @@ class TensorBoardSink:
         self._writer = file_writer.EventFileWriter(str(run.folder / "tensorboard"), flush_secs=FLUSH_S)
         self._run = run
         self._begun = False
+        self._step = math.inf if run.resumed else 0.0  # of the run's newest point; an earlier life had any
 
     def point(self, values: Mapping[str, float], step: int, time_s: float) -> None:
-        if not self._begun:
-            self._begin(step, time_s)
+        evaluated = any(tag.startswith("score/evaluation_") for tag in values)  # an older checkpoint: undoes nothing
+        rolled_back = not evaluated and step < self._step
+        if rolled_back or not self._begun:
+            self._begin(step, time_s, rolled_back)
+        self._step = self._step if evaluated else step
         pb = self._pb
         scalars = [pb.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self._add(pb.Summary(value=scalars), step, time_s)
-        if "score/evaluation_mean" in values:
+        if evaluated:
             cells = [f"{values.get(f'score/evaluation_{name}', float('nan')):.4g}" for name in EVALUATED]
             self._evaluations.append(" | ".join([str(step), *cells]))
             head = f"step | {' | '.join(EVALUATED)}\n{'--- | ' * len(EVALUATED)}---"
             self._text("evaluations", "\n".join([head, *self._evaluations]), step, time_s)
 
-    def _begin(self, step: int, time_s: float) -> None:
+    def _begin(self, step: int, time_s: float, rolled_back: bool) -> None:
         self._begun = True
-        if self._run.resumed:  # TensorBoard then forgets what an earlier life drew from this step on
+        if rolled_back:  # TensorBoard then forgets what was drawn from this step on, also the texts below if they were
             start = self._event_pb.SessionLog(status=self._event_pb.SessionLog.START)
             self._writer.add_event(self._event_pb.Event(session_log=start, step=step, wall_time=time_s))
         tree = json.dumps({"config": self._run.config, "facts": self._run.facts}, indent=2, default=str)

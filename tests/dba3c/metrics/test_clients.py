@@ -158,6 +158,29 @@ def rolled_back(make_up_run):
     return run
 
 
+def test_an_export_has_no_steps_in_tensorboard_that_a_roll_back_undid(rolled_back):
+    export(rolled_back.path, "tensorboard")
+    events = scalars(rolled_back.path / "exports" / "tensorboard")
+    assert [event.step for event in events.Scalars("loss/total")] == [100, 200, 251]
+    assert [event.step for event in events.Scalars("score/evaluation_mean")] == [250]  # came later, of before
+
+
+def test_a_late_evaluation_of_an_older_checkpoint_undoes_nothing_in_tensorboard(make_up_run):
+    run = make_up_run(seconds=2)
+    for resumed in (False, True):
+        (sink,) = make_sinks(["tensorboard"])
+        sink.open(replace(TrackedRun.of(run), resumed=resumed))
+        sink.point({"score/evaluation_mean": 1.0}, 50, START_S)
+        for step in (260, 310) if resumed else (100, 200, 300):
+            sink.point({"loss/total": 0.5}, step, START_S)
+            sink.point({"score/evaluation_mean": 1.0}, step - 50, START_S)
+        sink.close()
+    events = scalars(run.tensorboard)
+    assert [event.step for event in events.Scalars("loss/total")] == [100, 200, 260, 310]
+    evaluated = [event.step for event in events.Scalars("score/evaluation_mean")]
+    assert evaluated == [50, 50, 150, 250, 50, 210, 260]
+
+
 def test_neptune_writes_offline_what_it_can_sync_later(make_up_run):
     pytest.importorskip("neptune", reason="the neptune client is not installed")
     run = make_up_run(seconds=30)
