@@ -1,7 +1,7 @@
 """Evaluation: full games with a checkpoint, what is kept of them, and the role that plays them with each new one.
 
     evaluations/step-N-ACTIONS.json      protocol, seed, hashes, every game's score and length, and their summary
-    evaluations/step-N-ACTIONS-I.json    games of the stream of seeds I, where that is not 0: evaluator I's share
+    evaluations/step-N-ACTIONS-I.json    games of the stream of seeds I, where that is not 0: one share of several
 
 lie beside `checkpoints/`, not in it: a checkpoint's files are those of its manifest, and old ones are deleted.
 """
@@ -27,7 +27,7 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import LOOK_S, Overtime, RunEnd, evaluating
-from dba3c.runs.files import write_atomically
+from dba3c.runs.files import write_atomically, write_once
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.statistics import ScoreSummary, human_normalised, summarise
 
@@ -169,9 +169,11 @@ def evaluate(
 def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str], None] | None = None) -> str:
     """The evaluation node's whole life: play with each new checkpoint until the run ends, then with its last one.
 
-    Several evaluators share the `evaluation_games` of each checkpoint, each with its own stream of seeds and its own
-    file; the statistics are of all shares that are there. Of several checkpoints that wait the newest is taken and the
-    others are named. When the mean of at least `stop_games` games reaches the stop score, the run is asked to end.
+    Several evaluators share the `evaluation_games` of each checkpoint: as many shares as evaluators, each with its own
+    stream of seeds and its own file; the statistics are of all shares that are there. Who has begun a checkpoint goes
+    on with it until each share is taken (`take`): none is left with some of its games, whoever is at which, and nobody
+    waits for another. Of several checkpoints that wait the newest is taken and the others are named. When the mean of
+    at least `stop_games` games reaches the stop score, the run is asked to end.
     After the end there is `Overtime`, none when the run was stopped: games that have not ended then are counted.
 
     Returns:
@@ -191,11 +193,15 @@ def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str
         say(line)
         metrics.record_event("evaluation", line)
 
-    evaluators = max(1, config.run.evaluators)
-    games = int(quotas(config.run.evaluation_games, evaluators)[rank])
-    done = evaluated_policies(folder, games, protocol_for(config).actions, seed_index=rank)
+    games = quotas(config.run.evaluation_games, max(1, config.run.evaluators)).tolist()  # of each share
+    actions = protocol_for(config).actions
+    done = [evaluated_policies(folder, count, actions, share) for share, count in enumerate(games)]
     watch = CheckpointWatch(
-        folder.checkpoints, run_end, is_done=lambda policy: policy.sha256 in done, say=tell, look_s=look_s
+        folder.checkpoints,
+        run_end,
+        is_done=lambda policy: all(policy.sha256 in played for played in done),
+        say=tell,
+        look_s=look_s,
     )
     if config.run.stop_score is not None and config.run.evaluation_games < config.run.stop_games:
         few = f"{config.run.evaluation_games} games are fewer than the {config.run.stop_games} of the stop rule"
@@ -205,19 +211,29 @@ def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str
         if watch.passed_over:
             tell(f"passed over steps {', '.join(map(str, watch.passed_over))}: {policy.step} is newer")
         overtime.step = policy.step
+        own_first = sorted(range(len(games)), key=lambda share: share != rank)
+        for share in own_first:
+            ours = policy.sha256 not in done[share] and take(folder, policy, share, rank, tell)
+            if ours and not play_share(policy, share):
+                return
+
+    def play_share(policy: Policy, share: int) -> bool:
+        """Whether there was time for all of its games."""
         try:
-            share = evaluate(config, policy, games=games, seed_index=rank, should_stop=overtime)
+            played = evaluate(config, policy, games=games[share], seed_index=share, should_stop=overtime)
         except GamesAbandoned as why:
-            tell(f"step {policy.step}: none of {games} games had ended when {why}; {by_hand(folder, policy.step)}")
-            return
+            none = f"none of {games[share]} games had ended when {why}"
+            tell(f"step {policy.step}: {none}; {by_hand(folder, policy.step)}")
+            return False
         try:
-            share.save(folder)
+            played.save(folder)
         except UserError as error:  # a full disk: the record below has the statistics
             tell(str(error))
-        summary, unfinished = together(folder, share, evaluators)
-        report(share, summary, unfinished, metrics, say)
+        summary, unfinished = together(folder, played, len(games))
+        report(played, summary, unfinished, metrics, say)
         if not unfinished:
             stop_when_solved(summary, policy.step, folder, config, tell)
+        return not played.unfinished
 
     try:
         with evaluating(folder, rank, tell):
@@ -227,7 +243,7 @@ def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str
                 tell(f"the checkpoint that the run ends with is not played with ({run_end()}); {by_hand(folder)}")
                 return run_end() or "the run has ended"
             tell(
-                f"the run has ended ({run_end()}): playing {games} games with its last checkpoint, for at most "
+                f"the run has ended ({run_end()}): playing {sum(games)} games with its last checkpoint, for at most "
                 f"{overtime.budget_s:.0f} s; Ctrl-C ends that"
             )
             while not overtime.training_has_ended() and overtime() is None:
@@ -242,6 +258,18 @@ def evaluator(process: RunProcess, *, look_s: float = LOOK_S, say: Callable[[str
     finally:
         metrics.close()
     return run_end() or "the run has ended"
+
+
+def take(folder: RunFolder, policy: Policy, share: int, rank: int, say: Callable[[str], None]) -> bool:
+    """Whether this evaluator is to play a share of a checkpoint's games: it is the first of this life to ask for it, or
+    was (and has died since). Where the folder cannot be asked, each plays the share of its own number."""
+    name = f"evaluating-{policy.step}-{policy.sha256[:12]}-{share}"
+    try:
+        first = write_once(folder.rendezvous / f"{name}.json", json.dumps({"rank": rank}) + "\n")
+        return first or (folder.published(name) or {}).get("rank") == rank
+    except UserError as error:
+        say(str(error))
+        return share == rank
 
 
 def together(folder: RunFolder, share: Evaluation, evaluators: int) -> tuple[ScoreSummary, int]:

@@ -6,7 +6,7 @@ metrics/ROLE-RANK.jsonl  append-only records: the truth
 tensorboard/  checkpoints/  videos/  audit/
 observations/          statistics that observations are normalised by, where they are
 curve.csv              in a committed run's place of metrics/
-rendezvous/NAME.json   where a server listens, in this life
+rendezvous/NAME.json   where a server listens, who plays which games, …: in this life
 secret                 0600, made once: shared by the processes of the run
 stop.json              {"reason": ...}: whoever wants the run to end writes it once; the coordinator looks for it
 lock.json              who writes here now (dba3c.runs.lock)

@@ -53,7 +53,7 @@ def test_two_evaluators_play_with_the_only_checkpoint_of_a_run_after_its_end(tmp
     assert [len(json.loads(share.read_text())["scores"]) for share in shares] == [2, 1]
     told = [record for rank in (0, 1) for record in run.records("evaluator", rank) if record["kind"] == "evaluation"]
     assert max(record["games"] for record in told) == 3 and all(record["unfinished"] == 0 for record in told)
-    assert "playing 2 games with its last checkpoint, for at most 120 s; Ctrl-C ends that" in output
+    assert "playing 3 games with its last checkpoint, for at most 120 s; Ctrl-C ends that" in output
 
 
 def test_one_ctrl_c_ends_the_games_after_the_end_and_they_are_counted(tmp_path: Path) -> None:
