@@ -89,9 +89,9 @@ def points_of(
     """What a tracker would have been given of a run, in the order of time.
 
     Points every `every_s` seconds of the run (none in the gap between two lives), and one at its end. `warn` is then
-    told what could not be read, a line for each file. Memory does not grow with the run.
+    told which files had lines that are not records, a line for each. Memory does not grow with the run.
 
-    Raises UserError when config.json or meta.json is broken.
+    Raises UserError when config.json or meta.json is broken, or a file cannot be read.
     """
     summary = RunSummary(RunFacts.of(run))
     interval = ChartInterval(summary)

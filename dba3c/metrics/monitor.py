@@ -203,8 +203,8 @@ def export(
         warn: is told which files had lines that are not records: nothing is skipped silently here.
 
     Raises:
-        UserError: no run, no records, no such tracker, the tracker failed, INTO cannot be written, or an earlier export
-            is there, whose points would stand there twice.
+        UserError: no run, no records, or some that cannot be read; no such tracker, the tracker failed, INTO cannot be
+            written, or an earlier export is there, whose points would stand there twice.
     """
     run = RunFolder.open(path)
     if run.is_committed:

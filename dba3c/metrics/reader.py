@@ -15,7 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from dba3c.errors import warn_on_stderr
+from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics import registry as metric_registry
 from dba3c.runs.folder import RunFolder
 
@@ -49,16 +49,24 @@ class RunReader:
 
         Args:
             last: nobody will poll again: a line without its end is torn, unless the run is still live.
+
+        Raises:
+            UserError: at the `last` poll, some of it could not be read; what was given is less than the run.
         """
         try:
-            files = sorted(self.run.metrics.glob("*.jsonl"))
+            files = sorted(path for path in self.run.metrics.iterdir() if path.suffix == ".jsonl")
             yield from heapq.merge(*(self._new_records(path) for path in files), key=itemgetter("time_s"))
+            self.unreadable.pop(self.run.metrics.name, None)
+        except FileNotFoundError:
+            pass  # nobody has begun any
         except OSError as error:  # a shared file system that is away: the next poll tries again
             self.unreadable[self.run.metrics.name] = error.strerror or str(error)
         if last and self.unfinished and self.run.status() != "live":
             for name in self.unfinished:
                 self.bad_lines[name] = self.bad_lines.get(name, 0) + 1
         complaints = {name: f"{name} cannot be read ({why})" for name, why in self.unreadable.items()}
+        if last and complaints:
+            raise UserError(f"{self.run.path}: {'; '.join(complaints.values())}")
         for name, count in self.bad_lines.items():
             complaints[f"bad {name}"] = f"{name} has lines that are not records ({count}); they are skipped"
         for about, complaint in complaints.items():
@@ -102,7 +110,10 @@ class RunReader:
 
 
 def whole_run(run: RunFolder, warn: Callable[[str], None] = warn_on_stderr) -> Iterator[Record]:
-    """All records of a run, by time; what could not be read goes to `warn` after the last one, a line for each file."""
+    """All records of a run, by time; lines that are none go to `warn` after the last one, a line for each file.
+
+    Raises UserError, after what could be read, where that is not all of it.
+    """
     yield from RunReader(run, lambda line: warn(f"{run.path}: {line}")).poll(last=True)
 
 

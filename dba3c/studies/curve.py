@@ -77,17 +77,14 @@ def load_curve(
 ) -> Curve:
     """Reads a run folder: its records where it has them, else its curve.csv. `warn`: told which files hold garbage.
 
-    Raises UserError when it is no run folder, is broken, or recorded nothing.
+    Raises UserError when it is no run folder, is broken, cannot be read as a whole, or recorded nothing.
     """
     run = RunFolder.open(path)
     config, meta = run.config(), run.meta()
     RunFacts.of(run)  # refuses what is broken in them here, so that nothing which draws the curve need
-    if any(run.metrics.glob("*.jsonl")):
-        points = _rows(points_of(run, every_s, per_worker=False, warn=warn))
-    elif (run.path / CURVE_FILE).exists():
+    points = _rows(points_of(run, every_s, per_worker=False, warn=warn))
+    if not points and run.is_committed:
         points = _read_csv(run.path / CURVE_FILE)
-    else:
-        points = []
     names = [chart for chart in metric_registry.charts() if any(chart in point for point in points)]
     if not names:
         raise UserError(f"{run.path} has recorded nothing that could be drawn")

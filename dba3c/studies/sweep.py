@@ -143,11 +143,9 @@ class OptunaSearch:
         return point
 
     def tell(self, number: int, runs: list[Run]) -> float | None:
-        """Say how good trial `number` was: the mean over its seeds of the best mean score; None where one has none."""
-        try:
-            scores = [best_mean_score(load_curve(run.folder)) for run in runs]
-        except UserError:
-            scores = [math.nan]
+        """Say how good trial `number` was: the mean over its seeds of the best mean score; None, and that it failed,
+        where one has none. Raises UserError: one cannot be read, which says nothing of it; nothing is told."""
+        scores = [best_mean_score(load_curve(run.folder)) for run in runs]
         mean = sum(scores) / len(scores)
         value = None if math.isnan(mean) else mean
         self._end(number, value)

@@ -191,12 +191,15 @@ def search(declared: Study, drawn_from: Search, folder: Path, task: int | None) 
         if code or any(run.state() != "finished" for run in runs):  # half a score would mislead what is drawn next
             if task is not None and code == 0:
                 return 0  # a job that was requeued: its next life goes on with this trial
-            why = "a run failed, was stopped or is live elsewhere"
-            print(f"trial {number + 1} of {trials}: {why}; the same command goes on with it", flush=True)
+            said = "a run failed, was stopped or is live elsewhere; the same command goes on with it"
             failed += 1
-            continue
-        score = drawn.tell(number, runs)
-        said = "no score" if score is None else f"best mean score {score:.4g}"
+        else:
+            try:
+                score = drawn.tell(number, runs)
+                said = "no score" if score is None else f"best mean score {score:.4g}"
+            except UserError as error:
+                said = f"{error}; the same command goes on with it"
+                failed += 1
         print(f"trial {number + 1} of {trials}: {said}", flush=True)
     return 1 if failed else 0
 

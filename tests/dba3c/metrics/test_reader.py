@@ -1,9 +1,13 @@
 """Following files that grow, appear late, are torn, or are away."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 
+from dba3c.errors import UserError
 from dba3c.metrics import reader as reader_module
 from dba3c.metrics.reader import RunReader, whole_run
 from dba3c.runs.folder import RunFolder
@@ -146,6 +150,26 @@ def test_a_clock_set_back_keeps_the_order_of_the_file(tmp_path):
     (metrics / "worker-0.jsonl").write_bytes(line(5.0, step=1) + line(4.0, step=2))
     (metrics / "worker-1.jsonl").write_bytes(line(4.5, step=3))
     assert [found["step"] for found in reader.poll()] == [3, 1, 2]
+
+
+@pytest.mark.parametrize("away", ["metrics", "metrics/worker-1.jsonl"])
+def test_a_run_that_is_read_as_a_whole_is_not_taken_for_less_than_it_is(tmp_path, monkeypatch, away):
+    _, metrics = empty_run(tmp_path)
+    for rank in (0, 1):
+        (metrics / f"worker-{rank}.jsonl").write_bytes(line(1.0))
+
+    def asked(real):
+        def look(path, *given, **options):
+            if path == tmp_path / away:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(path, *given, **options)
+
+        return look
+
+    for name in ("open", "iterdir"):
+        monkeypatch.setattr(Path, name, asked(getattr(Path, name)))
+    with pytest.raises(UserError, match=rf"{Path(away).name} cannot be read \(Input/output error\)"):
+        list(whole_run(RunFolder(tmp_path)))
 
 
 def test_a_run_without_metrics_yet_has_no_records(tmp_path):

@@ -1,6 +1,8 @@
 """dba3c sweep: which options vary, what is refused, what is drawn, and short real sweeps."""
 
+import errno
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -230,6 +232,31 @@ def test_a_trial_that_failed_or_is_stopped_is_not_judged_and_the_same_command_go
     assert "trial 3 of 3: best mean score 7" in said
     states.clear()
     assert searching(tmp_path, 1, 3) == (0, ["COMPLETE"] * 3)
+
+
+def test_a_score_that_cannot_be_read_whole_is_no_score_and_the_same_command_reads_it_again(
+    tmp_path, monkeypatch, capsys
+):
+    def runs_to_its_end(runs):
+        for run in runs:
+            if run.state() != "finished":
+                made_up_run(run.folder, monkeypatch, seconds=20)
+        return 0
+
+    def one_worker_is_away(path, *given, **options):
+        if path.name == "worker-1.jsonl" and "trial-001" in str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return open_(path, *given, **options)
+
+    monkeypatch.setattr(sweep, "run_all", runs_to_its_end)
+    open_ = Path.open
+    with monkeypatch.context() as away:
+        away.setattr(Path, "open", one_worker_is_away)
+        assert searching(tmp_path, 1, 3) == (1, ["COMPLETE", "RUNNING", "COMPLETE"])
+    said = capsys.readouterr().out
+    assert "worker-1.jsonl cannot be read (Input/output error); the same command goes on with it" in said
+    assert searching(tmp_path, 1, 3) == (0, ["COMPLETE"] * 3)
+    assert "trial 2 of 3: best mean score 9.5" in capsys.readouterr().out
 
 
 def test_a_task_of_a_search_starts_all_seeds_of_its_trial_also_after_one_that_failed(tmp_path, monkeypatch):
