@@ -1,4 +1,5 @@
-"""``python -m launch train …``, for launchers that start modules: ``torchrun --nnodes 4 -m launch train …``."""
+"""``python -m launch train …``: what a study starts, and who has not installed it. In a folder with a launch.py of the
+user's that is their file: launchers are told ``dba3c train …`` (``torchrun --nnodes 4 --no-python dba3c train …``)."""
 
 import sys
 

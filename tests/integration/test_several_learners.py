@@ -96,7 +96,7 @@ def test_two_learners_with_their_actors_beside_them_sum_over_all_ranks(
 @pytest.mark.timeout(300)
 def test_a_launcher_s_ranks_are_a_learner_and_its_actors(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    torchrun = ("torchrun", "--standalone", "--nproc-per-node", "3", "-m", "launch")
+    torchrun = ("torchrun", "--standalone", "--nproc-per-node", "3", "--no-python", "dba3c")
     said = launched(torchrun, "--learners", "1", "--run-dir", str(folder))
     assert "3 = 1 learner + 2 actors" in said
     joined = [r["message"] for r in records(folder, "learner", 0) if r.get("event") == "joined"]
