@@ -109,7 +109,8 @@ class RunConfig:
     """The recorder films each n-th checkpoint."""
 
     metrics_window_s: float = option(1.0, least=0, below=math.inf)
-    """Step records are summed over windows of this length before they are written."""
+    """Step records are summed over windows of this length before they are written; over longer ones where there are
+    more than 64 lanes or actors: a second for each 64 of them."""
 
     def __post_init__(self) -> None:
         check_options(self, UserError)

@@ -5,14 +5,19 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from dba3c.config import TrainConfig
+from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
 from dba3c.metrics import writer as metrics
 from dba3c.metrics.writer import MetricsWriter, Sections
+from dba3c.roles import RunProcess
 from dba3c.runs.folder import RunFolder
+from param_servers.config import ExchangeConfig
 from tests.dba3c.metrics.made_up_run import Clock
 
 
@@ -43,6 +48,20 @@ def test_steps_of_a_window_become_one_record_reduced_by_each_metrics_rule(tmp_pa
         "window_s": 2.0, "cpu_s": 2.0, "count": 2, "accepted": 1, "dropped": 1, "loss_total": 2.5,
         "staleness_min": 0, "staleness_max": 2, "sections_s": {"environment": 0.5, "waiting": 0.1},
     }  # fmt: skip
+
+
+def test_768_lanes_write_a_record_in_twelve_seconds_each_and_their_servers_go_on_writing_one_in_each(tmp_path, clock):
+    exchange = ExchangeConfig(exchange="servers", num_workers=64, num_servers=4)
+    environment = EnvironmentConfig(lanes=12, envs_per_worker=12)
+    config = TrainConfig(exchange=exchange, environment=environment)
+    process = RunProcess(RunFolder(tmp_path), config, rank=3, incarnation=0, lane=5)
+    lane, server = MetricsWriter.of(process, "worker"), MetricsWriter.of(replace(process, lane=0), "server")
+    for step in range(24):
+        lane.record_step(step, {"agent_steps": 1})
+        server.record_report({"step": step})
+        clock.now_s += 1.0
+    assert [record["count"] for record in lines(tmp_path / "metrics" / "worker-3.5.jsonl")] == [13]
+    assert len(lines(tmp_path / "metrics" / "server-3.jsonl")) == 23
 
 
 def test_after_a_roll_back_a_waiting_window_does_not_bring_the_undone_step_back(tmp_path, clock):
