@@ -15,7 +15,7 @@ from param_servers.servers.server import ParameterServer
 from param_servers.wire.frames import Event, Joined, Left, Message
 from param_servers.wire.handshake import ROLES, Hello, Peer, Role
 from param_servers.wire.hub import Hub
-from param_servers.wire.messages import Dtype, Header, Kind, Row, pack_rows, register
+from param_servers.wire.messages import Dtype, Header, Kind, Row, pack_rows
 from tests.param_servers.servers.test_joining import PLAN, SECRET, Serving, wait_until
 
 
@@ -23,7 +23,7 @@ class OtherRole(IntEnum):
     SPECTATOR = 255
 
 
-register(ROLES, OtherRole)
+ROLES[255] = OtherRole.SPECTATOR
 
 
 @pytest.mark.parametrize(
