@@ -34,7 +34,8 @@ def find(name: str) -> Any:
     found: Any = module_of(name)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            functions = ", ".join(each for each in vars(found) if callable(getattr(found, each)) and each[0] != "_")
+            names = getattr(found, "__dict__", {})  # a number has none
+            functions = ", ".join(each for each in names if callable(getattr(found, each)) and each[0] != "_")
             raise UserError(f"{name}: {module_name} has no {part}; it has {functions or 'no function'}")
         found = getattr(found, part)
     if not callable(found):

@@ -220,6 +220,7 @@ def test_a_buffer_that_changes_nothing_of_what_is_computed_is_as_good_as_code(na
         ("mynet:Plain", "mynet:Plain: no module named mynet here"),
         ("mynet_s_needs:net", "mynet_s_needs needs the module mynet, which is not installed"),
         ("mynets:Plan", "mynets has no Plan; it has .*Plain"),
+        ("mynets:PLAIN.training.no", "mynets has no no; it has no function"),
         ("myscript:net", r"myscript:net: importing myscript raised SystemExit: 0 \(.*myscript.py:\d+\)"),
         ("mynets:leaves", "mynets:leaves raised SystemExit: 0"),
         ("mynets:no_module", "mynets:no_module must return a torch.nn.Module, not NoneType"),
