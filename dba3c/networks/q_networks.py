@@ -16,7 +16,15 @@ from torch.nn import functional
 
 from dba3c.errors import UserError
 from dba3c.networks.actor_critic import Core, State
-from dba3c.networks.torsos import PerceptronTorso, images_of, linear, nature_torso, torso_for
+from dba3c.networks.torsos import (
+    NATURE_SMALLEST_SIDE,
+    PerceptronTorso,
+    images_of,
+    linear,
+    nature_torso,
+    resnet_torso,
+    torso_for,
+)
 
 NO_ACTION = -1
 """The previous action of an episode's first observation: its one-hot is all zeros."""
@@ -98,7 +106,8 @@ def build_q_network(
     dueling_size: int = 512,
     hidden: tuple[int, ...] = (64,),
 ) -> RecurrentQNetwork:
-    """R2D2's network for images; for vectors a tanh perceptron of ``hidden`` takes the torso's place.
+    """R2D2's network for images, with IMPALA's torso where one is too small for Nature's; for vectors a tanh perceptron
+    of ``hidden`` takes the torso's place.
 
     Raises UserError when the actions are not Discrete.
     """
@@ -107,8 +116,10 @@ def build_q_network(
     generator = torch.Generator().manual_seed(seed)
     num_actions = int(action_space.n)
     torso: Any
-    if images_of(observation_space):
-        torso = torso_for(observation_space, nature_torso, generator)
+    if images := images_of(observation_space):
+        smallest = min(min(height, width) for _, height, width in images)
+        image_torso = nature_torso if smallest >= NATURE_SMALLEST_SIDE else resnet_torso
+        torso = torso_for(observation_space, image_torso, generator)
     else:
         torso = PerceptronTorso(observation_space, generator, hidden=hidden, separate=False)
     core = Core(torso.features + num_actions + 1, lstm_size, generator)

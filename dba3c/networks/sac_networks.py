@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from dba3c.environments.spaces import MixedSpace
 from dba3c.errors import UserError
 from dba3c.networks.distributions import TanhGaussian
 from dba3c.networks.torsos import as_vector, linear, perceptron, vector_size
@@ -69,7 +70,7 @@ class SacNetwork(nn.Module):
     """Actor, critics and log temperature: everything that SAC learns by gradient.
 
     With hidden (256, 256), O = 3 and D = 1 (Pendulum): 201,989 parameters. For single spaces; raises UserError when the
-    actions are no bounded Box.
+    actions are no bounded Box, or observations have images and a vector.
     """
 
     def __init__(
@@ -81,6 +82,8 @@ class SacNetwork(nn.Module):
         hidden: tuple[int, ...] = (256, 256),
     ) -> None:
         super().__init__()
+        if isinstance(observation_space, MixedSpace):
+            raise UserError(f"SAC sees vectors, not {observation_space}")
         action_dimensions, observations = len(ActionScaling.of(action_space).centre), vector_size(observation_space)
         generator = torch.Generator().manual_seed(seed)
         self.actor = nn.Sequential(

@@ -192,8 +192,8 @@ def nature_torso(image: ImageShape, generator: torch.Generator) -> Convolutional
     return ConvolutionalTorso(image, [(32, 8, 4), (64, 4, 2), (64, 3, 1)], 512, generator)
 
 
-SMALLEST_SIDE = 20
-"""Of an image that leaves something for `small_torso`'s second convolution."""
+SMALLEST_SIDE, NATURE_SMALLEST_SIDE = 20, 36
+"""Of an image that leaves something for the last convolution of `small_torso`, and of `nature_torso`."""
 
 
 def small_torso(image: ImageShape, generator: torch.Generator) -> ConvolutionalTorso:

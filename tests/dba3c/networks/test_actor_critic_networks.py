@@ -14,7 +14,15 @@ from dba3c.errors import UserError
 from dba3c.networks import ActorCriticNetwork, build_network
 from dba3c.networks.q_networks import build_q_network
 from dba3c.networks.registry import fitting_network
-from dba3c.networks.torsos import SMALLEST_SIDE, pixels, split
+from dba3c.networks.sac_networks import SacNetwork
+from dba3c.networks.torsos import (
+    NATURE_SMALLEST_SIDE,
+    SMALLEST_SIDE,
+    ConvolutionalTorso,
+    ResidualTorso,
+    pixels,
+    split,
+)
 
 GRAY = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 RGB = spaces.Box(0, 255, (12, 84, 84), np.uint8)
@@ -234,5 +242,19 @@ def test_images_that_are_too_small_for_its_convolutions_get_residual_blocks_by_t
         build_network("small", space, spaces.Discrete(4))
     observation = torch.zeros((2, *space.shape), dtype=torch.uint8)
     assert build_network("auto", space, spaces.Discrete(4))(observation).policy_logits.shape == (2, 4)
+    assert build_q_network(space, spaces.Discrete(4)).torso(observation).shape == (2, 256)
     smallest = spaces.Box(0, 255, (1, SMALLEST_SIDE, SMALLEST_SIDE), np.uint8)
     assert fitting_network(smallest) == "small" and count(build_network("small", smallest, spaces.Discrete(4)))
+
+
+@pytest.mark.parametrize("sides", [(35, 84), (36, 36)])
+def test_r2d2_sees_images_through_nature_s_torso_unless_they_are_too_small_for_it(sides: tuple[int, int]) -> None:
+    space = spaces.Box(0, 255, (1, *sides), np.uint8)
+    torso = build_q_network(space, spaces.Discrete(4)).torso
+    assert isinstance(torso, ResidualTorso if min(sides) < NATURE_SMALLEST_SIDE else ConvolutionalTorso)
+    assert torso(frames(space, 2)).shape == (2, torso.features)
+
+
+def test_sac_refuses_observations_with_images_without_naming_a_network_that_it_has_not() -> None:
+    with pytest.raises(UserError, match="^SAC sees vectors, not "):
+        SacNetwork(MIXED, spaces.Box(-1, 1, (2,)))
