@@ -58,7 +58,8 @@ def build_model(config: TrainConfig, spaces: Spaces, *, only_plays: bool = False
     """All that a process which computes gradients, or chooses actions, needs of the network.
 
     Args:
-        only_plays: it does not train, so where the run's device is missing the CPU does.
+        only_plays: it does not train, so where the run's device is missing the CPU does, and the module of the user's
+            own loss is not needed.
 
     Raises UserError: there is no such device here, a network that cannot be, or another default dtype of torch.
     """
@@ -80,7 +81,7 @@ def build_model(config: TrainConfig, spaces: Spaces, *, only_plays: bool = False
     if algorithm.algorithm == "ppo" and module.initial_state(1):
         raise UserError(f"ppo draws its minibatches step by step, but {config.network.network} remembers: use vtrace")
     loss = ActorCriticLoss(spaces.action, algorithm)
-    if ":" in algorithm.algorithm and own_algorithm(algorithm.algorithm) is None:
+    if not only_plays and ":" in algorithm.algorithm and own_algorithm(algorithm.algorithm) is None:
         loss = OwnLoss(algorithm.algorithm, spaces.action, algorithm)
     draws = ":" in config.network.network
     return Model(Agent(module, plan.layout, loss, draws=draws, **where), plan, parameters)

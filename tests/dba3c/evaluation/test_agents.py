@@ -1,6 +1,7 @@
 """A trained agent acts as the player of evaluated games does, on the environment's own observations."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -63,6 +64,16 @@ def test_an_agent_that_remembers_acts_as_the_player_of_evaluated_games(trained):
         decision = player.act(Asked(batch, state, np.zeros(3, np.float32), np.arange(3)))
         assert agent.act(batch, greedy=True).tolist() == decision.actions.tolist()
         state = decision.state
+
+
+@pytest.mark.parametrize("name", ["losses_that_are_gone:Loss", f"{__name__}:raises_when_made"])
+def test_an_agent_acts_without_the_loss_that_it_learned_by(name, trained):
+    config = replace(config_of("CartPole-v1"), algorithm=AlgorithmConfig(algorithm=name))
+    assert load(trained(config)).act(np.zeros(4, np.float32)) in (0, 1)
+
+
+def raises_when_made(action_space: spaces.Discrete, settings: AlgorithmConfig) -> None:
+    raise RuntimeError("its data are gone")
 
 
 def by_bounds(observation_space: spaces.Box, action_space: spaces.Discrete) -> ActorCriticNetwork:
