@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dba3c.algorithms.actor_critic import ActorCriticLoss
 from dba3c.algorithms.rollout import Rollout
@@ -35,9 +35,9 @@ class FlatNetwork:
         if hasattr(network, "torso"):
             network.torso.to(dtype=COMPUTE_DTYPES[precision])
         self.network = network.to(self.device)
-        for parameter in network.parameters():
-            if parameter.dim() == 4:  # those of a Conv3d have no such format
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        for layer in network.modules():
+            if type(layer) is nn.Conv2d:  # what else a network of the user's own has may be viewed by it
+                layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
         self.layout = layout
         self._gradient = floats(layout.numel).zero_()
         named = dict(network.named_parameters())

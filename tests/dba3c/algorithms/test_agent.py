@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from dba3c.algorithms.actor_critic import ActorCriticLoss
 from dba3c.algorithms.agent import Agent, FlatNetwork
@@ -52,6 +53,32 @@ def make_agent(seed: int = 0) -> tuple[Agent, torch.Tensor]:
     layout = FlatLayout.of_module(network)
     flat = layout.flatten(network)
     return Agent(network, layout, ActorCriticLoss(ACTION, AlgorithmConfig())), flat
+
+
+class RelativeBias(nn.Module):
+    """As in attention: four dimensions that are no filters, and filters that are looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.filters = nn.Parameter(torch.ones(1, 2, 3, 3)), Standardised(2, 4, 3)
+        self.plain = nn.Conv2d(2, 4, 3)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.filters(observation + self.bias.view(2, 3, 3)) + self.plain(observation)
+
+
+class Standardised(nn.Conv2d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.weight.view(len(self.weight), -1)
+        return super().forward(x) / rows.std(1).view(1, -1, 1, 1)
+
+
+def test_only_plain_convolutions_get_another_memory_format_than_their_network_gave_them() -> None:
+    network = RelativeBias()
+    flat = FlatNetwork(network, FlatLayout.of_module(network))
+    gradient = flat.gradient_of(network(torch.ones(5, 2, 3, 3)).sum())
+    assert gradient.isfinite().all() and gradient.any()
+    assert network.plain.weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_the_gradient_of_the_acting_graph_is_that_of_a_second_forward_pass() -> None:
