@@ -33,7 +33,7 @@ class Gradients(Protocol[Part]):
     several: bool
     """Whether a rollout gives several gradients, each at the newest parameters."""
     keeps_observations: bool
-    """Whether rollouts hold the observations and no graph."""
+    """Whether rollouts hold the observations and no graph, as they must for several."""
 
     def parts(self, rollout: Rollout, generator: torch.Generator) -> Iterator[tuple[Part, int]]:
         """What one gradient each is computed on, and the data points of it that enter their first update."""

@@ -200,11 +200,15 @@ def check_own_code(config: TrainConfig) -> None:
         with calling(name):
             # as many environments as in the run: whether the rollout holds observations or a graph depends on it
             gradients = gradients_of(config.algorithm, agent, config.environment.envs_per_lane)
+            if gradients.several and not gradients.keeps_observations:
+                raise UserError(
+                    f"{name}: where several is True keeps_observations must be: the pull before each gradient breaks "
+                    "the graph that a rollout holds otherwise"
+                )
             generator = torch.Generator()
             length, keep = config.algorithm.rollout_length, gradients.keeps_observations
             rollout = Collector(environments, agent, length, keep).collect(generator, Sections())
             part, data_points = next(iter(gradients.parts(rollout, generator)))
-            _ = gradients.several  # as the worker's loop asks
             gradient, numbers = gradients.of(part, 0)
     finally:
         environments.close()

@@ -233,6 +233,7 @@ class Noisy(nn.Module):
         ("several = ", "rollout.data_points", ".double()", r"must be float32 \[\d+\] on the CPU, not float64 \[\d+\]"),
         ("several = ", "rollout.valid.sum()", "", "the data points of a part must be an int, not Tensor"),
         ("", "rollout.data_points", "", "AttributeError: 'Wrong' object has no attribute 'several'"),
+        ("several = True; ", "rollout.data_points", "", "where several is True keeps_observations must be"),
     ],
 )
 def test_an_algorithm_whose_gradient_no_exchange_could_take_is_refused_before_anything_is_started(
