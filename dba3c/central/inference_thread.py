@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -103,7 +104,8 @@ class OwnThread(Serving):
         self._network, self._most_ready = network, most_ready
         self.sections = Sections()
         """Where the service's thread spends its time."""
-        self._weights: tuple[Tensor, int] | None = None
+        self._weights: deque[tuple[Tensor, int]] = deque(maxlen=1)
+        """The newest that the service's thread has not taken; for both threads one operation at a time."""
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
         self._closed = False
@@ -111,7 +113,7 @@ class OwnThread(Serving):
 
     def publish(self, parameters: Tensor, step: int) -> None:
         self._network.load(parameters)
-        self._weights = (parameters.clone(), step)  # the exchange's own buffer changes with its next pull
+        self._weights.append((parameters.clone(), step))  # the exchange's own buffer changes with its next pull
         if self._thread.ident is None:
             self._thread.start()
 
@@ -171,6 +173,5 @@ class OwnThread(Serving):
                         self._changed.wait(_NAP_S)
 
     def _take_weights(self) -> None:
-        weights, self._weights = self._weights, None
-        if weights is not None:
-            self.service.policy.load(*weights)
+        if self._weights:
+            self.service.policy.load(*self._weights.pop())

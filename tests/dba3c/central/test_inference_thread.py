@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -104,6 +105,36 @@ def test_published_weights_are_a_copy_that_the_exchange_may_overwrite() -> None:
         serving.collect(1, Sections())
     serving.close(None)
     assert service.policy.parameters.tolist() == [1.0, 1.0]
+
+
+def test_weights_are_taken_between_whatever_two_instructions_of_the_services_thread_they_are_published() -> None:
+    service: Any = ScriptedService()
+    serving, before = own_thread(service), sys.gettrace()
+    serving.publish(torch.ones(2), 0)
+    serving.close(None)  # this thread takes its part, so that it can be stopped anywhere
+    for version in range(1000):  # the first only begins to trace: Python 3.12 sees no instructions before
+        serving.publish(torch.ones(2), -version)
+        left = version
+
+        def trace(frame: Any, event: str, _: object, newest: int = version) -> Any:
+            nonlocal left
+            frame.f_trace_opcodes = True
+            if event == "opcode" and frame.f_code.co_name == "_take_weights":
+                left -= 1
+                if left == 0:
+                    serving.publish(torch.ones(2), newest)
+            return trace
+
+        sys.settrace(trace)
+        try:
+            serving._take_weights()
+        finally:
+            sys.settrace(before)
+        if left > 0:  # it has fewer instructions
+            break
+        serving._take_weights()
+        assert service.policy.version == version
+    assert 5 < version < 999
 
 
 def test_what_breaks_in_the_services_thread_is_raised_in_the_learners() -> None:
