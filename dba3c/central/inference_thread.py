@@ -33,12 +33,13 @@ class Serving(ABC):
     Args:
         service: answers the actors.
         expected: ranks of the actors that should be here.
-        timeout_s: longest wait for a full batch: time that the learner spent elsewhere is no silence of its actors.
+        timeout_s: longest wait for unrolls to grow: time that the learner spent elsewhere is no silence of its actors.
     """
 
     def __init__(self, service: InferenceService, expected: range, timeout_s: float) -> None:
         self.service, self._expected, self._timeout_s = service, expected, timeout_s
-        self._waited_s = 0.0
+        self._waited_s, self._most_steps = 0.0, 0
+        """Since there have been so many steps of unrolls, the most since the last batch."""
 
     @abstractmethod
     def publish(self, parameters: Tensor, step: int) -> None:
@@ -47,18 +48,23 @@ class Serving(ABC):
     def collect(self, count: int, sections: Sections) -> list[Unroll]:
         """``count`` complete unrolls, oldest first; [] when there are not so many within ``PATIENCE_S``.
 
-        Raises PeerLost when for too long there were none: it names the actors that are missing.
+        Raises PeerLost when for too long they have not grown: it names the actors that are missing. What a lost actor
+        had begun must be made good first: of those that are lost again and again no batch would ever be full.
         """
         self._wait_for(count, sections)
         if self.service.store.ready >= count:
-            self._waited_s = 0.0
+            self._waited_s, self._most_steps = 0.0, 0
             return self.service.store.take(count)
+        if (steps := self.service.store.steps) > self._most_steps:
+            self._waited_s, self._most_steps = 0.0, steps
+            return []
         self._waited_s += PATIENCE_S
         if self._waited_s <= self._timeout_s:
             return []
         missing = [str(actor) for actor in self._expected if actor not in self.service.actors]
-        who = f"actors {', '.join(missing)} are missing" if missing else "all actors are here but silent"
-        raise PeerLost(f"no batch of unrolls for {self._timeout_s:.0f} s: {who}")
+        here = "all actors are here, but silent or lost again and again"
+        who = f"actors {', '.join(missing)} are missing" if missing else here
+        raise PeerLost(f"no unroll has grown for {self._timeout_s:.0f} s: {who}")
 
     @abstractmethod
     def _wait_for(self, count: int, sections: Sections) -> None:

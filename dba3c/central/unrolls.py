@@ -130,6 +130,11 @@ class UnrollStore:
         """Complete unrolls that wait."""
         return len(self._complete)
 
+    @property
+    def steps(self) -> int:
+        """Of all unrolls that are here, complete or not; another thread than the one that fills them may ask."""
+        return self.ready * self.length + sum(unroll.time for unroll in list(self._partial.values()))
+
     def begin(self, key: GroupKey, initial_state: State) -> None:
         """A group appears; a partial unroll under the same key is dropped."""
         self._partial[key] = Unroll(self.shape, self.length, key, initial_state)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from dba3c.central.inference_thread import OwnThread, SharedThread
+from dba3c.central.inference_thread import PATIENCE_S, OwnThread, SharedThread
 from dba3c.metrics.writer import Sections
 from param_servers.errors import PeerLost
 
-PATIENCE_S = 20.0
+BOUND_S = 20.0
 
 
 class CountingStore:
@@ -21,6 +21,7 @@ class CountingStore:
 
     def __init__(self) -> None:
         self.unrolls: list[int] = []
+        self.steps = 0
 
     @property
     def ready(self) -> int:
@@ -69,13 +70,13 @@ class ScriptedNetwork:
         self.parameters = parameters.clone()
 
 
-def own_thread(service: Any, timeout_s: float = PATIENCE_S, most_ready: int = 3) -> OwnThread:
+def own_thread(service: Any, timeout_s: float = BOUND_S, most_ready: int = 3) -> OwnThread:
     return OwnThread(service, range(3), timeout_s, ScriptedNetwork(), most_ready)  # type: ignore[arg-type]
 
 
 def test_in_one_thread_the_service_turns_until_there_are_enough_unrolls() -> None:
     service: Any = ScriptedService()
-    serving = SharedThread(service, range(3), PATIENCE_S)
+    serving = SharedThread(service, range(3), BOUND_S)
     serving.publish(torch.ones(2), 7)
     assert serving.collect(4, Sections()) == [1, 2, 3, 4]
     assert (service.turns, service.policy.version) == (4, 7)
@@ -99,7 +100,7 @@ def test_published_weights_are_a_copy_that_the_exchange_may_overwrite() -> None:
     serving, parameters = own_thread(service), torch.ones(2)
     serving.publish(parameters, 5)
     parameters.fill_(9.0)
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + BOUND_S
     while service.policy.version != 5:
         assert time.monotonic() < deadline_s
         serving.collect(1, Sections())
@@ -160,7 +161,7 @@ def test_shares_of_the_second_thread_s_time_add_up_to_one_and_are_told_once() ->
 def test_a_thread_that_waits_for_the_learner_says_so() -> None:
     serving = own_thread(ScriptedService(), most_ready=1)
     serving.publish(torch.ones(2), 0)
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + BOUND_S
     while "inference_thread_holding" not in serving.thread_shares():
         assert time.monotonic() < deadline_s
         serving.collect(1, Sections())
@@ -175,6 +176,34 @@ def test_too_long_without_a_batch_names_the_missing_actors(own: bool) -> None:
     with pytest.raises(PeerLost, match="actors 1 are missing"):
         serving.collect(1, Sections())
     serving.close(None)
+
+
+class Slow(SharedThread):
+    """Each wait for a batch ends with so many steps of unrolls, none of which is complete."""
+
+    def __init__(self, steps: list[int], timeout_s: float) -> None:
+        service: Any = ScriptedService()
+        super().__init__(service, range(0, 3, 2), timeout_s)
+        self.steps = iter(steps)
+
+    def _wait_for(self, count: int, sections: Sections) -> None:
+        self.service.store.steps = next(self.steps)  # type: ignore[misc]
+
+
+def test_actors_that_step_slowly_are_waited_for_until_they_are_silent() -> None:
+    serving = Slow([*[step // 3 for step in range(300)], 99, 99], 3 * PATIENCE_S)
+    for _ in range(300):
+        assert serving.collect(1, Sections()) == []
+    with pytest.raises(PeerLost, match="no unroll has grown for 3 s: all actors are here, but silent"):
+        for _ in range(2):
+            serving.collect(1, Sections())
+
+
+def test_actors_that_are_lost_before_an_unroll_is_full_are_not_waited_for_for_ever() -> None:
+    serving = Slow([0, 1, 2, 3] * 20, 6 * PATIENCE_S)
+    with pytest.raises(PeerLost, match="lost again and again"):
+        for _ in range(12):
+            serving.collect(1, Sections())
 
 
 def test_time_that_the_learner_spent_elsewhere_is_no_silence_of_its_actors(monkeypatch):

@@ -52,6 +52,19 @@ def test_an_unroll_is_complete_with_the_observation_after_its_last_action() -> N
     assert store.ready == 1
 
 
+def test_steps_of_unrolls_grow_with_each_answer_until_their_actor_is_lost_or_they_are_taken() -> None:
+    store = UnrollStore(SHAPE, T)
+    store.begin(A, ())
+    store.begin(B, ())
+    play(store, A, 0, T + 1)
+    play(store, B, 0, 2)
+    assert store.steps == T + 1 + 2
+    store.drop(B)
+    assert store.steps == T + 1
+    store.take(1)
+    assert store.steps == 1
+
+
 def test_time_t_is_the_transition_from_observation_t_by_action_t_to_the_reward_of_the_next_message() -> None:
     store = UnrollStore(SHAPE, T)
     store.begin(A, ())
