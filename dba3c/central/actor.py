@@ -83,8 +83,8 @@ class ActorGroup:
         self.environments, self.shape = environments, shape
         size = environments.num_envs
         self.actions = np.zeros((size, *shape.action_shape), shape.action_dtype)
-        self.sequence = 0
-        self._observation = environments.reset()
+        self.sequence = self.steps = 0
+        self._observation, self._episodes = environments.reset(), list[Episode]()
         self._message = np.zeros(shape.most_bytes, np.uint8)
         self.begin_link()
 
@@ -93,24 +93,26 @@ class ActorGroup:
         transition = self.environments.step(self.actions)
         self._observation = transition.observation
         ends = (transition.terminated, transition.truncated, transition.valid)
+        self._episodes = transition.episodes
         # only a new game's stack is not the last one shifted by one frame
-        self._pack(transition.reward, ends, transition.first, transition.episodes)
-        self.sequence += 1
+        self._pack(transition.reward, ends, transition.first)
+        self.sequence, self.steps = self.sequence + 1, self.steps + 1
         return transition
 
     def begin_link(self) -> None:
-        """The learner knows nothing of this group: the present observation is said whole, as the first of a link."""
+        """The learner knows nothing of this group: the present observation is said whole, as the first of a link, and
+        again the games that ended with it, of which nothing has come in answer."""
         self.sequence = 0
         nothing = np.zeros(self.environments.num_envs, bool)
-        self._pack(np.zeros(len(nothing), np.float32), (nothing, nothing, nothing), ~nothing, [])
+        self._pack(np.zeros(len(nothing), np.float32), (nothing, nothing, nothing), ~nothing)
 
     @property
     def message(self) -> memoryview:
         """The newest step, constant until the next one."""
         return self._message.data[: self._length]
 
-    def _pack(self, reward: np.ndarray, ends: Ends, whole: np.ndarray, episodes: list[Episode]) -> None:
-        self._length = pack_step(self.shape, self._message, self._observation, reward, ends, whole, episodes)
+    def _pack(self, reward: np.ndarray, ends: Ends, whole: np.ndarray) -> None:
+        self._length = pack_step(self.shape, self._message, self._observation, reward, ends, whole, self._episodes)
 
 
 class Actor:
@@ -220,7 +222,7 @@ class Actor:
     def _say(self, index: int) -> None:
         group = self._groups[index]
         hello = self._hello
-        header = Header(CentralKind.OBSERVATION, hello.rank, hello.incarnation, index, 0, group.sequence)
+        header = Header(CentralKind.OBSERVATION, hello.rank, hello.incarnation, index, group.steps, group.sequence)
         self._hub.send(self._learner, header, group.message)
 
     def _receive_into(self, peer: Peer, header: Header) -> memoryview:

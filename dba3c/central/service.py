@@ -174,6 +174,8 @@ class InferenceService:
         self.hub = Hub(secret, self._receive_into, shard=rank, admit=self._admits, silence_timeout_s=silence_timeout_s)
         self.policy, self.store, self.report = policy, store, InferenceReport()
         self._episodes: deque[Episode] = deque()
+        self._told: dict[GroupKey, int] = {}
+        """The last step with which each group told of games: after a broken link it may tell of them again."""
         self._rank, self._batcher, self._groups_per_actor, self._on_event = rank, batcher, groups_per_actor, on_event
         self._lives = Lives()
         self._incarnations: dict[int, int] = {}
@@ -280,7 +282,10 @@ class InferenceService:
         if group.state:
             first = torch.from_numpy(first_of(unroll.flags[unroll.time]))
             group.state = reset_state(group.state, first)
-        self._episodes += self.store.arrived(key, header.length, group.state)
+        episodes = self.store.arrived(key, header.length, group.state)
+        if episodes and self._told.get(key) != header.step:
+            self._told[key] = header.step
+            self._episodes += episodes
         self._batcher.offer(key, time.monotonic())
 
     # -- what is answered ----------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What actors and learners say to each other, as raw bytes; nothing is pickled.
 
-    actor -> learner    OBSERVATION what the environments of group `term` showed after action `sequence`
+    actor -> learner    OBSERVATION what the environments of group `term` showed after action `sequence` of this link,
+                        and action `step` of the actor's life
     learner -> actor    ACTION      what they shall do, as the answer to observation `sequence`
                         STOP        the run is over, the payload says why
 

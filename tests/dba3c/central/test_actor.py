@@ -13,9 +13,10 @@ from dba3c.algorithms.policies import Asked, Decision
 from dba3c.central.actor import Actor, ActorGroup
 from dba3c.central.service import Batcher, InferenceService
 from dba3c.central.unrolls import UnrollStore, batch_of
-from dba3c.central.wire import GroupShape
+from dba3c.central.wire import GroupShape, unpack_extras
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
+from dba3c.environments.protocol import Episode
 from dba3c.metrics.writer import Sections
 from param_servers.errors import PeerLost, Refused, RunStopped
 
@@ -116,6 +117,23 @@ def test_after_a_learners_death_the_games_go_on_with_its_next_life() -> None:
     again.close("done")
     acting.thread.join(PATIENCE_S)
     assert acting.result == "done"
+
+
+def test_games_that_ended_with_an_unanswered_step_are_told_of_again_in_the_next_link() -> None:
+    (group,) = make_groups(1)
+
+    def told() -> list[Episode]:
+        message = np.frombuffer(group.message, np.uint8)
+        return unpack_extras(group.shape, message, message[group.shape.flags_at : group.shape.fixed_bytes]).episodes
+
+    while not (ended := group.step().episodes):
+        assert group.steps < 500
+    for _ in range(2):
+        group.begin_link()
+        assert told() == ended
+    group.step()
+    group.begin_link()
+    assert told() == []
 
 
 def test_a_learner_that_never_comes_is_given_up_and_named() -> None:

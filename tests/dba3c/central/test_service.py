@@ -12,6 +12,7 @@ import pytest
 from dba3c.central.service import Batcher
 from dba3c.central.unrolls import batch_of
 from dba3c.central.wire import CentralRole
+from dba3c.environments.protocol import Episode
 from param_servers.wire.frames import Message
 from param_servers.wire.handshake import Hello, Role
 from param_servers.wire.hub import Hub
@@ -24,6 +25,23 @@ def test_an_observation_is_answered_under_its_own_number(stage: Callable[..., St
     actor = on.actor(0)
     actor.say(group=1, sequence=0, value=5.0)
     on.until(lambda: actor.answers == [(1, 0, [5, 5])])
+
+
+def test_games_that_are_told_of_again_after_a_broken_link_are_counted_once(stage: Callable[..., Stage]) -> None:
+    on, game = stage(), Episode(7.0, 12, True, False, 1)
+    actor = on.actor(0)
+    actor.say(0, 0, 1.0, first=True, step=4)
+    actor.say(1, 0, 1.0, first=True, step=8, episodes=[game])
+    on.until(lambda: len(actor.answers) == 2)
+    actor.say(0, 1, 2.0, step=5, episodes=[game])
+    on.until(lambda: on.batcher.queued == B)
+    on.kill(actor)  # unanswered: it dials again
+    on.until(lambda: not on.service.actors)
+    again = on.actor(0)
+    again.say(0, 0, 2.0, first=True, step=5, episodes=[game])
+    again.say(1, 0, 1.0, first=True, step=9, episodes=[game])
+    on.until(lambda: len(again.answers) == 2)
+    assert on.service.take_episodes() == [game] * 3
 
 
 def test_groups_of_several_actors_share_a_batch(stage: Callable[..., Stage]) -> None:
