@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -17,7 +17,14 @@ from dba3c.assembly.model import Spaces
 from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.central.wire import CentralKind, CentralRole, GroupShape, group_shape, pack_step
 from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.protocol import Episode, Experience, Transition, VectorEnvironment, worker_seed
+from dba3c.environments.protocol import (
+    EnvironmentFailed,
+    Episode,
+    Experience,
+    Transition,
+    VectorEnvironment,
+    worker_seed,
+)
 from dba3c.metrics.writer import MetricsWriter, Sections
 from dba3c.roles import RunProcess
 from param_servers.errors import BadMessage, PeerLost, Refused, RunStopped
@@ -212,12 +219,19 @@ class Actor:
 
     def _step(self, header: Header) -> None:
         group = self._groups[header.term]
-        with self._sections("environment"):
-            transition = group.step()
-        for line in transition.failures:
-            self._on_failure(line)
+        try:
+            with self._sections("environment"):
+                transition = group.step()
+        except EnvironmentFailed as failed:
+            self._tell(failed.failures)
+            raise
+        self._tell(transition.failures)
         self._say(header.term)
         self._on_steps(header.step, Experience.of(transition.frames), self._sections.take())
+
+    def _tell(self, failures: Sequence[str]) -> None:
+        for line in failures:
+            self._on_failure(line)
 
     def _say(self, index: int) -> None:
         group = self._groups[index]

@@ -244,7 +244,9 @@ class LoopVectorEnvironment:
         restarts, who = self._restarts[index], f"{self._env_id} environment {index}"
         line = f"{who} (seed {self._seed_of(index)}, step {self._life_steps[index]}): {one_line(error)}"
         if not restarts.take():
-            raise EnvironmentFailed(f"{line}; given up after {restarts.most} restarts") from error
+            failed = EnvironmentFailed(f"{line}; given up after {restarts.most} restarts")
+            failed.failures = failures
+            raise failed from error
         failures.append(f"{line}; restart {restarts}")
         _LOG.warning(failures[-1])
 

@@ -20,6 +20,7 @@ mixes the numbers, so neighbours (seed 1 worker 0, seed 0 worker 1) share nothin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -130,8 +131,14 @@ class VectorEnvironment(Protocol):
 class EnvironmentFailed(UserError):
     """An environment broke more often than `environment_restarts` allows; the line names index, seed and step.
 
-    A fault of the process that plays it, like a crash: whoever supervises that process starts it again.
+    A fault of the process that plays it, like a crash: whoever supervises that process starts it again. What happened
+    before it happened all the same, and is written down by who is told of it.
     """
+
+    failures: Sequence[str] = ()
+    """One line for each restart in the step that failed."""
+    transitions: Sequence[Transition] = ()
+    """The steps before it that are not written down, of a rollout that it left unfinished."""
 
 
 def number(value: Any) -> float:

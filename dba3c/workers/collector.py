@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dba3c.algorithms.agent import Agent
 from dba3c.algorithms.rollout import Rollout
-from dba3c.environments.protocol import Experience, VectorEnvironment
+from dba3c.environments.protocol import EnvironmentFailed, Experience, Transition, VectorEnvironment
 from dba3c.metrics.writer import Sections
 from dba3c.networks import reset_state
 
@@ -39,13 +39,19 @@ class Collector:
         self.state = agent.initial_state(environments.num_envs)
 
     def collect(self, generator: torch.Generator, sections: Sections) -> Rollout:
-        """Take ``rollout_length`` steps with the agent's present parameters."""
-        with torch.set_grad_enabled(not self.keep_observations):
-            return self._collect(generator, sections)
+        """Take ``rollout_length`` steps with the agent's present parameters. Raises EnvironmentFailed, with those that
+        were taken."""
+        transitions: list[Transition] = []
+        try:
+            with torch.set_grad_enabled(not self.keep_observations):
+                return self._collect(generator, sections, transitions)
+        except EnvironmentFailed as failed:
+            failed.transitions = transitions
+            raise
 
-    def _collect(self, generator: torch.Generator, sections: Sections) -> Rollout:
+    def _collect(self, generator: torch.Generator, sections: Sections, transitions: list[Transition]) -> Rollout:
         self.state = tuple(part.detach() for part in self.state)
-        outputs, actions, transitions, observations = [], [], [], []
+        outputs, actions, observations = [], [], []
         for _ in range(self.rollout_length):
             if self.keep_observations:
                 observations.append(self.observation)

@@ -22,7 +22,7 @@ from dba3c.assembly.statistics_keeper import StatisticsKeeper
 from dba3c.config import TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.protocol import EnvironmentFailed, VectorEnvironment, worker_seed
+from dba3c.environments.protocol import EnvironmentFailed, Experience, VectorEnvironment, worker_seed
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics import registry
 from dba3c.metrics.writer import GradientRecorder, MetricsWriter, Sections
@@ -146,6 +146,12 @@ def run_worker(
                 raise UserError(f"{config.algorithm.algorithm}: its parts gave no gradient of a rollout")
     except RunStopped as stopped:
         return stopped.reason
+    except EnvironmentFailed as failed:
+        for transition in failed.transitions:
+            experience = Experience.of(transition.frames)
+            recorder.stepped(pulled.step, experience, transition.episodes, transition.failures)
+        recorder.stepped(pulled.step, Experience(), [], failed.failures)
+        raise
     finally:
         recorder.finish()
 

@@ -16,9 +16,11 @@ from dba3c.central.unrolls import UnrollStore, batch_of
 from dba3c.central.wire import GroupShape, unpack_extras
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.protocol import Episode
+from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
+from dba3c.environments.protocol import EnvironmentFailed, Episode
 from dba3c.metrics.writer import Sections
 from param_servers.errors import PeerLost, Refused, RunStopped
+from tests.dba3c.environments.counting_game import CONFIG, Counting, raising, unmakable
 
 SECRET = b"0123456789abcdef"
 PATIENCE_S = 30.0
@@ -52,8 +54,8 @@ def make_actor(groups: list[ActorGroup], resolve: Callable[[], object], **option
     return Actor(rank=0, learner=0, groups=groups, resolve=resolve, secret=SECRET, **settings)
 
 
-def make_service(shape: GroupShape, rank: int = 0) -> InferenceService:
-    return InferenceService(SECRET, rank, AlwaysRight(), UnrollStore(shape, 4), Batcher(4, 0.01), 2)
+def make_service(shape: GroupShape, groups: int = 2) -> InferenceService:
+    return InferenceService(SECRET, 0, AlwaysRight(), UnrollStore(shape, 4), Batcher(4, 0.01), groups)
 
 
 class InThread:
@@ -134,6 +136,19 @@ def test_games_that_ended_with_an_unanswered_step_are_told_of_again_in_the_next_
     group.step()
     group.begin_link()
     assert told() == []
+
+
+def test_restarts_in_the_step_in_which_an_environment_is_given_up_are_told_too() -> None:
+    makers = [lambda: Counting(fault=raising, bad_at=3), *[unmakable] * 3]
+    environments = LoopVectorEnvironment(CONFIG, lambda: makers.pop(0)(), 1, 7)
+    shape = GroupShape.of(environments.observation_space, environments.action_space, 1, 1)
+    service, lines = make_service(shape, groups=1), list[str]()
+    address = service.hub.listen("127.0.0.1")
+    acting = InThread(make_actor([ActorGroup(environments, shape)], lambda: address, on_failure=lines.append))
+    serve(service, lambda: acting.result is not None)
+    service.close(None)
+    assert isinstance(acting.result, EnvironmentFailed)
+    assert [line[line.index("restart") :][:14] for line in lines] == ["restart 1 of 2", "restart 2 of 2"]
 
 
 def test_a_learner_that_never_comes_is_given_up_and_named() -> None:

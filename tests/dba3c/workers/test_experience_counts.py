@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from dba3c.algorithms.config import AlgorithmConfig
-from dba3c.assembly.model import build_model, build_policy, spaces_of
+from dba3c.assembly.model import Spaces, build_model, build_policy, spaces_of
 from dba3c.central.learner import build_trainer, run_learner
 from dba3c.central_config import CentralConfig, ReplayConfig
 from dba3c.config import NetworkConfig, RunConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment
-from dba3c.environments.protocol import Transition
+from dba3c.environments.gymnasium_vector import LoopVectorEnvironment
+from dba3c.environments.protocol import EnvironmentFailed, Transition
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import StopRule
 from dba3c.runs.folder import RunFolder
@@ -25,6 +26,7 @@ from param_servers.config import ExchangeConfig
 from param_servers.exchange import Pull, Receipt, RunStopped
 from param_servers.replica import LocalExchange
 from tests.dba3c.central.in_process import InProcessServing
+from tests.dba3c.environments.counting_game import CONFIG, Counting, raising, unmakable
 from tests.integration.runs import records
 
 ENVS, LENGTH, ROLLOUTS = 3, 5, 40
@@ -102,6 +104,39 @@ def test_a_worker_counts_what_was_stepped_whatever_became_of_it(algorithm: Any, 
     assert totals["agent_steps"] == ENVS * ROLLOUTS * LENGTH - resets
     assert totals["frames"] == int(stepped.sum())
     assert totals["data_points"] == exchange.accepted < totals["agent_steps"]
+
+
+@pytest.mark.parametrize("algorithm", ["actor_critic", "ppo"])
+def test_what_a_worker_played_before_its_environment_was_given_up_is_written_down(
+    algorithm: Any, tmp_path: Path
+) -> None:
+    config = TrainConfig(
+        environment=CONFIG,
+        network=NetworkConfig(network="mlp"),
+        algorithm=AlgorithmConfig(algorithm=algorithm, rollout_length=100, ppo_epochs=1, ppo_minibatches=1),
+        exchange=ExchangeConfig(exchange="local"),
+    )
+    makers = [lambda: Counting(length=10), lambda: Counting(length=200, fault=raising, bad_at=120)]
+    makers += [lambda: Counting(fault=raising, bad_at=1), *[unmakable] * 2]
+    environments = LoopVectorEnvironment(CONFIG, lambda: makers.pop(0)(), 2, 7)
+    agent, _, parameters = build_model(config, Spaces(environments.observation_space, environments.action_space))
+    (tmp_path / "metrics").mkdir()
+    metrics = MetricsWriter(RunFolder(tmp_path), "worker", 0)
+    with pytest.raises(EnvironmentFailed, match="given up after 2 restarts"):
+        run_worker(config, agent, environments, EveryThirdIsLate(parameters, 10), metrics)
+    metrics.close()
+
+    found = records(tmp_path, "worker", 0)
+    steps = [record for record in found if record["kind"] == "step"]
+    totals = {name: sum(r.get(name, 0) for r in steps) for name in ("agent_steps", "frames", "data_points")}
+    # the second breaks at 120, is reset at 121, and is given up at 122; every eleventh step of the first is a reset
+    assert totals["agent_steps"] == totals["frames"] == (121 - 11) + 119
+    assert totals["data_points"] == (100 - 9) + 100
+    assert [record["score"] for record in found if record["kind"] == "episode"] == [100.0] * 11
+    lines = [(record["event"], record["step"], record["message"]) for record in found if record["kind"] == "event"]
+    assert [line[:2] for line in lines] == [("environment_restarted", 1)] * 2
+    assert "step 120): RuntimeError: the physics exploded second line; restart 1 of 2" in lines[0][2]
+    assert "step 1): RuntimeError: the physics exploded second line; restart 2 of 2" in lines[1][2]
 
 
 @pytest.mark.parametrize(
