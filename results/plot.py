@@ -77,7 +77,7 @@ def algorithms(folder: Path) -> None:
         "acrobot": (-100.0, {"actor-critic (preset classic)": "classic-Acrobot"}),
         "lunarlander": (200.0, {"actor-critic (classic)": "classic-LunarLander", "PPO": "ppo-LunarLander"}),
         "pendulum": (None, {"SAC (preset sac)": "sac-Pendulum"}),
-        "halfcheetah": (None, {"PPO (preset mujoco)": "mujoco-HalfCheetah", "SAC (preset sac)": "sac-HalfCheetah"}),
+        "halfcheetah": (4800.0, {"PPO (preset mujoco)": "mujoco-HalfCheetah", "SAC (preset sac)": "sac-HalfCheetah"}),
         "vizdoom": (75.0, {"actor-critic, LSTM (preset vizdoom)": "vizdoom-basic"}),
     }
     for name, (goal, runs) in played.items():
