@@ -42,7 +42,8 @@ def writing(path: str | Path) -> Iterator[None]:
 
 def warn_on_stderr(message: str) -> None:
     """One line about what could not be read or written, where that does not matter to what is being done."""
-    print(f"dba3c: warning: {message}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # nor does it matter whether anybody reads this
+        print(f"dba3c: warning: {message}", file=sys.stderr, flush=True)
 
 
 def prefixed(prefix: str, warn: Callable[[str], None]) -> Callable[[str], None]:

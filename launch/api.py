@@ -165,7 +165,7 @@ def _train(
         path = os.pathsep.join(entry for entry in sys.path if isinstance(entry, str) and entry)
         environ = {**os.environ, "PYTHONPATH": path}  # roles import what we do
         try:
-            code = running.train(
+            code, why = running.train(
                 config, run_dir, resume=goes_on, command=command, beside=beside, environ=environ, told=told
             )
         except (ConfigError, CheckpointError) as error:
@@ -174,7 +174,7 @@ def _train(
         if code == 128 + signal.SIGINT:
             raise KeyboardInterrupt
         if code != 0:
-            raise (UserError if code == USER_ERROR_EXIT else RunBroken)(f"{run.reason}; folder: {run.folder}")
+            raise (UserError if code == USER_ERROR_EXIT else RunBroken)(f"{why}; folder: {run.folder}")
         return run
 
     return Training(supervise) if detach else supervise(watched)

@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from launch.local.child import Child, describe_exit, raise_interrupt, taking_sig
 from launch.local.fork_server import ForkServer
 from launch.local.resources import check_machine, given_cores
 from launch.local.supervisor import DRAIN_TIMEOUT_S, RoleProcess, Supervisor, say_to_stderr
+from launch.output import say
 from param_servers.errors import RunBroken
 
 MOST_PROCESSES_ON_A_CORE = 4
@@ -61,8 +61,8 @@ def train(
     beside: Callable[[RunFolder], AbstractContextManager[None]] = all_of_a_process,
     environ: Mapping[str, str] | None = None,
     told: Sequence[str] = (),
-) -> int:
-    """Train until the run ends; returns the exit code.
+) -> tuple[int, str]:
+    """Train until the run ends; returns the exit code, and why it ended.
 
     Args:
         launch_id, run_name: as in `LaunchPlace`, where a launcher started this and may start it again.
@@ -76,7 +76,7 @@ def train(
     refuse_what_is_there(config, run_dir, resume)
     told = [*(had_finished(run_dir) if resume else ()), *told]
     env_id = config.environment.env_id
-    print(f"{env_id} in {run_dir}: looking whether it can be trained here, which takes seconds", flush=True)
+    say(f"{env_id} in {run_dir}: looking whether it can be trained here, which takes seconds")
     check_machine(config, sum(config.processes.values()))
     raise_interrupt()  # what came while modules were imported
     with ForkServer(environ=environ) as fork_server:
@@ -86,7 +86,7 @@ def train(
         life = {"launcher": "local", "topology": shape, "launch_id": launch_id, "command": command}
         cores = given_cores(os.environ if environ is None else environ)
         with RunFolder.launch(run_dir, config.to_json(), resume, cores=cores, **life) as folder:
-            print("\n".join([f"run folder: {folder.path}", *told]), flush=True)
+            say("\n".join([f"run folder: {folder.path}", *told]))
             metrics = MetricsWriter(folder, "launcher", 0)
             first = first_incarnation(folder, rank=0)
             processes = role_processes(config, folder.path, launch_id, first)
@@ -100,12 +100,12 @@ def train(
                     raise_interrupt()
                     code = supervisor.run()
             finally:
-                reason = note_end_undisturbed(folder, code, supervisor.cause)
+                why = note_end_undisturbed(folder, code, supervisor.cause)
                 metrics.close()
-            if code == 0 and not max(checkpoint_steps(folder.checkpoints), default=0):
-                reason += f", {before_the_first_update(config)}"
-            print(f"run {'ended' if code == 0 else 'failed'}: {reason}; folder: {folder.path}", flush=True)
-            return code
+            begun = code != 0 or max(checkpoint_steps(folder.checkpoints), default=0)
+            reason = why if begun else f"{why}, {before_the_first_update(config)}"
+            say(f"run {'ended' if code == 0 else 'failed'}: {reason}; folder: {folder.path}")
+            return code, why
 
 
 def note_end_undisturbed(folder: RunFolder, code: int, cause: str) -> str:
@@ -171,7 +171,7 @@ def refuse_unbuildable(
     if code and not why:  # it crashed
         why = said.pop() if said else f"the check of what is to run ended: {describe_exit(code)}"
     for warning in said:
-        print(warning, file=sys.stderr)
+        say_to_stderr(warning)
     if why:
         raise (UserError if code == USER_ERROR_EXIT else RunBroken)(why)
 

@@ -62,8 +62,8 @@ def train(words: Sequence[str]) -> int:
         return running.train(
             config, run_dir, resume=goes_on, command=command, told=told,
             launch_id=place.launch_id, run_name=place.run_name,
-        )  # fmt: skip
-    return running.train(config, run_dir_of(config, said.resume), resume=said.resume, command=command, told=told)
+        )[0]  # fmt: skip
+    return running.train(config, run_dir_of(config, said.resume), resume=said.resume, command=command, told=told)[0]
 
 
 def resume(words: Sequence[str]) -> int:
@@ -78,7 +78,7 @@ def resume(words: Sequence[str]) -> int:
     folder = RunFolder.open(run)
     config = changed_on_resume(folder.train_config(), given)
     running.refuse_whole_cluster(config, folder)
-    return running.train(config, folder.path, resume=True, command=shlex.join(["dba3c", "resume", *words]))
+    return running.train(config, folder.path, resume=True, command=shlex.join(["dba3c", "resume", *words]))[0]
 
 
 def train_as_rank(said: TrainWords, place: LaunchPlace, command: str) -> int:

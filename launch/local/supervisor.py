@@ -33,6 +33,7 @@ from dba3c.runs.ending import TRAINING_ROLES, note_failure
 from dba3c.runs.folder import RunFolder
 from launch.local.child import Child, describe_exit, shell_code, taking_signals
 from launch.local.fork_server import ForkServer
+from launch.output import say
 from param_servers.timeouts import NAP_S, Restarts, clock_of_a_loop
 
 RUNNING, ENDING, STOPPING, TERMINATING, KILLING = range(5)
@@ -113,7 +114,7 @@ class _Process:
 
 
 def say_to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    say(line, sys.stderr)
 
 
 class Supervisor:

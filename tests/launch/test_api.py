@@ -45,13 +45,14 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """What was given to the run of one machine, which ends with `code` or raises `error`."""
     told: dict[str, Any] = {"code": 0}
 
-    def train(config: TrainConfig, run_dir: Path, **options: Any) -> int:
+    def train(config: TrainConfig, run_dir: Path, **options: Any) -> tuple[int, str]:
         told.update(options, config=config, run_dir=run_dir)
         if "error" in told:
             raise told["error"]
         with RunFolder.create(run_dir, config.to_json()) as folder:
-            folder.end_life("failed" if told["code"] else "finished", "worker 0: it is full")
-        return int(told["code"])
+            if not told["code"]:  # of a run that failed it is not noted why: the disk is full
+                folder.end_life("finished", "worker 0: it is full")
+        return told["code"], "worker 0: it is full"
 
     monkeypatch.setattr(running, "train", train)
     monkeypatch.chdir(tmp_path)
@@ -150,7 +151,7 @@ def test_what_cannot_be_is_a_user_error_of_one_line(asked: dict[str, Any], optio
     assert "config" not in asked
 
 
-def test_a_run_that_fails_raises_why(asked: dict[str, Any]) -> None:
+def test_a_run_that_fails_raises_why_also_where_that_could_not_be_noted(asked: dict[str, Any]) -> None:
     for code, error in ((1, RunBroken), (3, RunBroken), (2, UserError)):
         asked["code"] = code
         with pytest.raises(error, match="worker 0: it is full; folder: "):
@@ -170,13 +171,13 @@ def held(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> threading.Ev
     """The end of a run that goes on until it is set, and then raises what `asked` has as `later`."""
     end, train = threading.Event(), running.train
 
-    def until_the_end(config: TrainConfig, run_dir: Path, **options: Any) -> int:
-        code = train(config, run_dir, **options)
+    def until_the_end(config: TrainConfig, run_dir: Path, **options: Any) -> tuple[int, str]:
+        ended = train(config, run_dir, **options)
         with options["beside"](RunFolder.open(run_dir)):
             assert end.wait(60)
         if "later" in asked:
             raise asked["later"]
-        return code
+        return ended
 
     monkeypatch.setattr(running, "train", until_the_end)
     return end
@@ -266,6 +267,19 @@ def script(folder: Path, detach: bool, then: str) -> Iterator[subprocess.Popen[s
             yield process
         finally:
             process.kill()
+
+
+def test_a_reader_that_has_left_does_not_end_a_script_s_training(tmp_path: Path) -> None:
+    reader, pipe = os.pipe()
+    os.close(reader)
+    (tmp_path / "script.py").write_text(SCRIPT.format(detach=False, then="", quick={**QUICK, "total_frames": 2000}))
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with open(pipe, "w") as nobody:
+        subprocess.run(
+            [sys.executable, "script.py"], cwd=tmp_path, env=environ, stdout=nobody, stderr=nobody, timeout=60
+        )
+    run = dba3c.read(tmp_path / "run")
+    assert run.status == "finished" and "frames trained on" in run.reason
 
 
 def updated(run: Path) -> bool:

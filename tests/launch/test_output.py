@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from dba3c.errors import warn_on_stderr
+from launch.local.supervisor import say_to_stderr
 
 SAY = """
 import sys
@@ -46,6 +50,16 @@ with harmless_output():
 def test_a_full_disk_swallows_what_is_said(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         assert say(tmp_path, full.fileno()) == 0
+
+
+def test_what_is_said_from_python_can_be_lost_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(text)
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    say_to_stderr("worker 0: killed by SIGKILL; starting it again")
+    warn_on_stderr("how the run ended cannot be noted")
 
 
 def test_what_a_full_disk_does_not_take_of_a_short_command_is_one_line() -> None:

@@ -58,9 +58,9 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """What was given to the run of one machine."""
     told: dict[str, Any] = {}
 
-    def train(config: TrainConfig, run_dir: Path, **options: Any) -> int:
+    def train(config: TrainConfig, run_dir: Path, **options: Any) -> tuple[int, str]:
         told.update(options, config=config, run_dir=run_dir)
-        return 0
+        return 0, "done"
 
     monkeypatch.setattr(running, "train", train)
     monkeypatch.chdir(tmp_path)
