@@ -1,10 +1,10 @@
 """Standard output and error of a process that trains: reporting may fail, training may not fail because of it.
 
-`harmless_output` is the one place where that is seen to; in a program of the user's own, whose streams are left as they
-are, `say` does. Inside it no print, warning or live view can raise, hang or change an exit code: a terminal that was
-closed (EIO), a pipe whose reader has left (EPIPE) or a full disk behind a redirection swallow what is said; one that is
-stopped (Ctrl-S, `| less`) holds its writer up for a moment, once; a character that its encoding lacks is written as an
-escape.
+`harmless_output` is the one place where that is seen to. Inside it no print, warning or live view can raise, hang or
+change an exit code: a terminal that was closed (EIO), a pipe whose reader has left (EPIPE) or a full disk behind a
+redirection swallow what is said; one that is stopped (Ctrl-S, `| less`) holds its writer up for a moment, once; a
+character that its encoding lacks is written as an escape. A program of the user's own keeps its streams: there `say`
+swallows what cannot be written.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class ChartInterval:
         if self._scores:
             point["score/online"] = sum(self._scores) / len(self._scores)
         if per_worker:
-            for process in self.summary.workers():
+            for process in self.summary.workers(self.summary.newest_s):
                 point.update(_worker(process, now_s))
         self._clear()
         return {chart: value for chart, value in point.items() if value is not None}

@@ -309,13 +309,17 @@ class RunSummary:
 
     # -- what it adds up to ----------------------------------------------------------------------------------------
 
-    def of_roles(self, *roles: str) -> list[ProcessState]:
-        """The processes of these roles, by rank."""
-        return sorted((p for p in self.processes.values() if p.role in roles), key=lambda p: (p.role, p.rank))
+    def of_roles(self, *roles: str, at_s: float | None = None) -> list[ProcessState]:
+        """The processes of these roles, by rank; with `at_s` those that were heard of in the life at that time: a run
+        may go on with fewer."""
+        life = 0 if at_s is None else self.facts.life_at(at_s)
+        since_s = self.facts.lives[life].started_s if life else -math.inf
+        found = (p for p in self.processes.values() if p.role in roles and p.last_time_s >= since_s)
+        return sorted(found, key=lambda p: (p.role, p.rank))
 
-    def workers(self) -> list[ProcessState]:
+    def workers(self, at_s: float | None = None) -> list[ProcessState]:
         """Who plays and learns: workers, actors and learners."""
-        return self.of_roles(*_TRAINERS)
+        return self.of_roles(*_TRAINERS, at_s=at_s)
 
     def total(self, name: str) -> float:
         """Sum of one count over the workers, since the run began."""

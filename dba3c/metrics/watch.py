@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import math
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from dba3c.errors import UserError, warn_on_stderr
 from dba3c.metrics.reader import Record, RunReader
 from dba3c.metrics.registry import SECTIONS
 from dba3c.metrics.summary import HEARD_OF_S, ProcessState, RunFacts, RunSummary, dropped_share, event_line, waited_for
+from dba3c.runs.ending import UNREADABLE_S
 from dba3c.runs.folder import RunFolder
 
 _COLOURS = {
@@ -123,9 +125,10 @@ def terminal_view(out: TextIO | None = None, since_s: float = float("-inf")) -> 
     if out is None and Console().is_jupyter:
         return NotebookView()
     stream = out or sys.stdout
-    if not stream.isatty():
+    console = Console(file=stream)
+    if not stream.isatty() or console.is_dumb_terminal:  # which nothing can be redrawn on
         return PlainView(out=stream, since_s=since_s)
-    return RichView(Console(file=stream))
+    return RichView(console)
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -181,7 +184,9 @@ class RichView(View):
     """Redraws the run in place."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._live = Live(console=console or Console(), auto_refresh=False, transient=False)
+        console, on_a_terminal = console or Console(), sys.stderr is not None and sys.stderr.isatty()
+        # else what is said there, to a file, would be drawn here
+        self._live = Live(console=console, auto_refresh=False, transient=False, redirect_stderr=on_a_terminal)
 
     def show(self, summary: RunSummary, now_s: float) -> None:
         self._live.start()  # does nothing from the second time on
@@ -192,7 +197,8 @@ class RichView(View):
 
 
 class NotebookView(View):
-    """One line with a bar below the cell, renewed in place; how far it is, is known where the frames are bounded."""
+    """One line with a bar below the cell, and what happened last, renewed in place; how far it is, is known where the
+    frames are bounded."""
 
     def __init__(self) -> None:
         from IPython.display import HTML, display
@@ -203,7 +209,11 @@ class NotebookView(View):
         total = summary.facts.total_frames
         done = f' value="{summary.trained_frames / total:.3f}"' if total else ""
         bar = f'<progress style="width: 20em"{done}></progress>'
-        self._below.update(self._html(f"{bar} <code>{html.escape(status_line(summary, now_s))}</code>"))
+        lines = [status_line(summary, now_s), *_newest_events(summary)]
+        if summary.evaluation is not None:
+            step = number(summary.evaluation.get("checkpoint_step"))
+            lines.insert(1, f"evaluation of step {step}: {evaluation_text(summary.evaluation)}")
+        self._below.update(self._html(bar + " " + "<br>".join(f"<code>{html.escape(line)}</code>" for line in lines)))
 
 
 def render(summary: RunSummary, now_s: float, width: int) -> RenderableType:
@@ -215,15 +225,18 @@ def render(summary: RunSummary, now_s: float, width: int) -> RenderableType:
         parts.append(_legend(timed))
     if waiting := waited_for(summary):
         parts.append(Text(waiting, style="yellow"))
-    events = [event_line(event) for event in list(summary.events)[-4:]]
-    if events:
+    if events := _newest_events(summary):
         parts.append(Text("\n".join(events), style="dim"))
     return Group(*parts)
 
 
+def _newest_events(summary: RunSummary) -> list[str]:
+    return [event_line(event) for event in list(summary.events)[-4:]]
+
+
 def _head(summary: RunSummary, now_s: float) -> RenderableType:
     points_s, frames_s = summary.per_second(now_s, "data_points"), summary.per_second(now_s, "frames")
-    lags = [process.latest["staleness_max"] for process in summary.workers() if "staleness_max" in process.latest]
+    lags = [each.latest["staleness_max"] for each in summary.workers(now_s) if "staleness_max" in each.latest]
     grid = Table.grid(padding=(0, 3))
     grid.add_row("score", Text(score_text(summary), style="bold"), "best game", number(summary.scores.best))
     grid.add_row("data points/s", number(points_s, 0), "frames/s", number(frames_s, 0))
@@ -246,7 +259,8 @@ def _processes(summary: RunSummary, now_s: float, with_bar: bool) -> Table:
     figures = [Column(name, justify="right", no_wrap=True, min_width=len(name)) for name in names]
     process, timed = Column("process", overflow="fold", min_width=10), Column("a step's time", no_wrap=with_bar)
     table = Table(process, *figures, timed, "", box=None, padding=(0, 2, 0, 0), header_style="dim")
-    shown = [*summary.of_roles("server"), *sorted(summary.workers(), key=lambda p: _interest(p, now_s))]
+    servers, workers = summary.of_roles("server", at_s=now_s), summary.workers(now_s)
+    shown = [*servers, *sorted(workers, key=lambda p: _interest(p, now_s))]
     for each in shown[:_ROWS]:
         table.add_row(*_row(each, now_s, with_bar))
     if len(shown) > _ROWS:
@@ -299,7 +313,8 @@ def _legend(timed: Collection[str]) -> Text:
 
 
 class Watcher:
-    """Shows a run: each `look` reads what is new and redraws. What cannot be read is said once for each file.
+    """Shows a run: each `look` reads what is new and redraws. What cannot be read is said once for each file, and
+    looked at again: a shared file system may be away for a while.
 
     Raises UserError when the folder is a broken one.
     """
@@ -309,18 +324,42 @@ class Watcher:
         self._summary = RunSummary(RunFacts.of(run))
         self._reader = RunReader(run, warn_on_stderr)
         self._view = view or terminal_view()
+        self._told: set[str] = set()
+        self._unreadable_since_s = math.inf
 
     def look(self, now_s: float | None = None) -> None:
         """Shows the run as it is at `now_s`, by default as it was at its newest record."""
         for record in self._reader.poll():
             self._summary.add(record)
-        self._summary.facts = replace(self._summary.facts, lives=RunFacts.of(self.run).lives)
+        try:
+            self._summary.facts = replace(self._summary.facts, lives=RunFacts.of(self.run).lives)
+        except (UserError, OSError) as error:
+            self._warn_once(str(error))
         self._view.show(self._summary, self._summary.newest_s if now_s is None else now_s)
+
+    def status(self) -> str:
+        """See `RunFolder.status`; "live" while it cannot be read, but for a minute: then that is raised."""
+        try:
+            status, self._unreadable_since_s = self.run.status(), math.inf
+        except (UserError, OSError) as error:
+            self._warn_once(str(error))
+            self._unreadable_since_s = min(self._unreadable_since_s, time.monotonic())
+            if time.monotonic() - self._unreadable_since_s > UNREADABLE_S:
+                raise
+            return "live"
+        return status
+
+    def _warn_once(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            warn_on_stderr(line)
 
     def close(self) -> None:
         """A last look, which stays on the screen."""
-        self.look()
-        self._view.close(self._summary)
+        try:
+            self.look()
+        finally:
+            self._view.close(self._summary)
 
 
 def watch(path: str | Path, view: View | None = None, poll_s: float = 1.0) -> str:
@@ -334,7 +373,7 @@ def watch(path: str | Path, view: View | None = None, poll_s: float = 1.0) -> st
         raise UserError(f"{run.path} is a committed run, whose records are a curve: dba3c plot draws it")
     watcher, status = Watcher(run, view), "live"
     try:
-        while (status := run.status()) == "live":
+        while (status := watcher.status()) == "live":
             watcher.look(time.time())
             time.sleep(poll_s)
     except KeyboardInterrupt:
@@ -360,8 +399,10 @@ def watched(run: RunFolder, view: View | None = None, poll_s: float = 1.0) -> It
 def _watch_until(over: threading.Event, run: RunFolder, view: View | None, poll_s: float) -> None:
     try:
         watcher = Watcher(run, view or terminal_view(since_s=run.life().get("started_s", 0.0)))
-        while not over.wait(poll_s):
-            watcher.look(time.time())
-        watcher.close()
-    except (UserError, OSError) as error:
+        try:
+            while not over.wait(poll_s):
+                watcher.look(time.time())
+        finally:
+            watcher.close()
+    except (UserError, OSError, ValueError) as error:  # ValueError: stdout is closed, or lacks a character
         warn_on_stderr(f"the view of the run ended: {error}")

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import importlib
 import importlib.metadata
+import io
 import os
 import signal
 import sys
@@ -79,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # of what its encoding lacks, as in PYTHONIOENCODING=latin-1
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return 0 if arguments else USER_ERROR_EXIT

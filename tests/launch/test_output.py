@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import warn_on_stderr
+from dba3c.metrics.writer import MetricsWriter
+from dba3c.runs.folder import RunFolder
+from launch.cli.main import main
 from launch.local.supervisor import say_to_stderr
 
 SAY = """
@@ -60,6 +63,19 @@ def test_what_is_said_from_python_can_be_lost_and_nothing_else_is(monkeypatch: p
     monkeypatch.setattr(sys, "stderr", Gone())
     say_to_stderr("worker 0: killed by SIGKILL; starting it again")
     warn_on_stderr("how the run ended cannot be noted")
+
+
+def test_a_command_says_in_escapes_what_the_encoding_of_its_output_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        MetricsWriter(run, "worker", 0).record_event("joined", "here – as worker 0")
+        run.end_life("finished", "done")
+    said = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", said)
+    assert main(["watch", str(run.path)]) == 0
+    said.seek(0)
+    assert said.readline() == "worker-0: here \\u2013 as worker 0\n"
 
 
 def test_what_a_full_disk_does_not_take_of_a_short_command_is_one_line() -> None:

@@ -1,7 +1,7 @@
 """What a person sees of a run."""
 
 import io
-import time
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +9,9 @@ from rich.console import Console
 
 from dba3c.errors import UserError
 from dba3c.metrics import watch as views
+from dba3c.metrics.charts import ChartInterval
 from dba3c.metrics.registry import SECTIONS
-from dba3c.metrics.summary import RunFacts, RunSummary
+from dba3c.metrics.summary import Life, RunFacts, RunSummary
 from dba3c.metrics.watch import (
     NotebookView,
     PlainView,
@@ -204,6 +205,11 @@ def test_a_notebooks_bar_is_of_frames_trained_on_not_of_those_that_fill_a_replay
     summary.add({"kind": "server", "role": "learner", "rank": 0, "step": 1, "time_s": 2.0, "data_points_total": 500})
     view.show(summary, 2.0)
     assert ['value="0.000"' in shown[0], 'value="0.250"' in shown[1]] == [True, True]
+    event = {"kind": "event", "role": "worker", "rank": 0, "step": 1, "time_s": 3.0, "message": "a <full> disk"}
+    summary.add(event)
+    summary.add({"kind": "evaluation", "role": "evaluator", "rank": 0, "step": 1, "time_s": 3.0, "mean": 2.0})
+    view.show(summary, 3.0)
+    assert "worker-0: a &lt;full&gt; disk" in shown[2] and "evaluation of step –: mean 2" in shown[2]
 
 
 def test_a_runs_name_is_shown_as_it_is_whatever_is_in_its_brackets():
@@ -268,18 +274,110 @@ def test_a_launch_shows_its_run_while_it_works(tmp_path):
     assert "server-0: worker 0 joined" in out.getvalue()
 
 
-def test_trouble_with_the_view_leaves_the_run_alone(tmp_path, capsys):
-    class Broken(PlainView):
+class Looks(PlainView):
+    """Counts them."""
+
+    shows = 0
+    closed = False
+
+    def show(self, summary, now_s):
+        self.shows += 1
+
+    def close(self, summary):
+        self.closed = True
+
+
+def no_disk(*_):
+    raise UserError("cannot read meta.json: Input/output error")
+
+
+def test_a_folder_that_cannot_be_read_for_a_while_is_said_once_and_looked_at_again(make_up_run, monkeypatch, capsys):
+    view = Looks()
+    watcher = Watcher(make_up_run(seconds=2), view)
+    monkeypatch.setattr(RunFolder, "meta", no_disk)
+    for _ in range(3):
+        assert watcher.status() == "live"
+        watcher.look()
+    assert view.shows == 3 and capsys.readouterr().err.count("cannot read meta.json: Input/output error") == 1
+    monkeypatch.undo()
+    assert watcher.status() == "finished"
+
+
+def test_a_folder_that_cannot_be_read_for_a_minute_is_no_longer_watched(make_up_run, monkeypatch):
+    clock, run, view = Clock(), make_up_run(seconds=2), Looks()
+    watcher = Watcher(run, view)
+    monkeypatch.setattr(views, "time", clock)
+    monkeypatch.setattr(RunFolder, "meta", no_disk)
+    assert watcher.status() == "live"
+    clock.now_s += 61
+    with pytest.raises(UserError, match="cannot read meta.json"):
+        watcher.status()
+
+
+def test_trouble_with_the_view_ends_it_and_leaves_the_run_alone(tmp_path, capsys):
+    class Broken(Looks):
         def show(self, summary, now_s):
             raise OSError("the terminal is gone")
 
-    with RunFolder.create(tmp_path / "run", CONFIG) as run, watched(run, Broken(), poll_s=0.0):
-        time.sleep(0)
-    assert "the view of the run ended: the terminal is gone" in capsys.readouterr().err
+    view = Broken()
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        with watched(run, view, poll_s=0.0):
+            pass
+        assert view.closed and "the view of the run ended: the terminal is gone" in capsys.readouterr().err
+        view.closed = False
+        with pytest.raises(OSError, match="the terminal is gone"):
+            watch(run.path, view)
+    assert view.closed
 
 
-def test_what_is_no_terminal_gets_plain_lines():
+def test_a_character_that_a_program_s_output_lacks_ends_its_view_in_one_line(tmp_path, capsys):
+    latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        MetricsWriter(run, "worker", 0).record_event("joined", "here – as worker 0")
+        with watched(run, PlainView(out=latin), poll_s=0.0):
+            pass
+    assert "the view of the run ended: 'latin-1' codec can't encode" in capsys.readouterr().err
+
+
+def test_after_a_resume_with_fewer_processes_those_of_the_earlier_life_are_not_shown():
+    lives = (Life(0.0, 4.0, {"worker": 64}), Life(1000.0, 2.0, {"worker": 32}))
+    interval, out = ChartInterval(RunSummary(RunFacts("run", lives=lives))), io.StringIO()
+    step = {"kind": "step", "role": "worker", "window_s": 1.0, "frames": 4, "agent_steps": 4}
+    for time_s, workers, staleness in ((10.0, 64, 7), (1010.0, 32, 1)):
+        for rank in range(workers):
+            interval.add({**step, "time_s": time_s, "step": 1, "rank": rank, "staleness_max": staleness})
+        drawn = {name.split("/")[0] for name in interval.take(time_s) if name.startswith("worker-")}
+        assert len(drawn) == workers
+    Console(file=out, width=140).print(views.render(interval.summary, 1010.0, 140))
+    assert "silent" not in out.getvalue() and "12 more" in out.getvalue()
+    assert "staleness (max)   1" in out.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_what_is_no_terminal_or_cannot_be_drawn_on_gets_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     assert isinstance(terminal_view(io.StringIO()), PlainView)
+    assert isinstance(terminal_view(Terminal()), RichView)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(terminal_view(Terminal()), PlainView)
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_errors_that_were_sent_to_a_file_are_not_drawn_on_the_terminal(monkeypatch, kind):
+    screen, errors = Terminal(), kind()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", errors)
+    view, summary = RichView(Console(file=screen, force_terminal=True)), RunSummary(RunFacts("run"))
+    view.show(summary, 1.0)
+    print("dba3c: warning: a full disk", file=sys.stderr)
+    view.close(summary)
+    assert ("a full disk" in errors.getvalue()) == (kind is io.StringIO)
+    assert ("a full disk" in screen.getvalue()) == (kind is Terminal)
+    assert (sys.stdout, sys.stderr) == (screen, errors)
 
 
 def test_watching_what_is_no_run_is_refused(tmp_path):
