@@ -322,9 +322,10 @@ class Supervisor:
                 running.child.ask_to_end()
 
     def _noted(self, gone: _Process) -> _Process:
-        """For the other ranks of the run to read."""
+        """For the other ranks of the run to read; in a folder that another launch has taken it would be that one's."""
         spec, node = gone.spec, os.environ.get("SLURMD_NODENAME")
-        note_failure(self.run_dir, spec.role, spec.rank, gone.code, gone.child.tail(), node)
+        if gone.code != RUN_TAKEN_OVER_EXIT:
+            note_failure(self.run_dir, spec.role, spec.rank, gone.code, gone.child.tail(), node)
         return gone
 
     def _may_go_on_without(self, spec: RoleProcess, refused: bool) -> bool:

@@ -52,6 +52,8 @@ def main(words: Sequence[str]) -> int:
     if behaviour == "bad-input":
         print("no such game", file=sys.stderr)
         return 2
+    if behaviour == "taken-over":
+        return 4
     if behaviour == "bad-input-later" and incarnation != "0":
         print("config.json cannot be read", file=sys.stderr)
         return 2

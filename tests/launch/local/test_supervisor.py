@@ -143,6 +143,12 @@ def test_a_refused_input_ends_those_that_nobody_else_would_end_within_seconds(la
     assert lab.said[-1].splitlines()[-1] == "no such game"
 
 
+def test_a_launch_that_has_lost_its_folder_notes_no_failure_in_it(lab: Lab) -> None:
+    lab.start(lab.process("server", 0, "taken-over"))
+    assert lab.finish() == 4
+    assert failures(lab.run_dir) == []
+
+
 def test_a_worker_whose_first_life_was_accepted_is_not_refused_as_bad_input_later(lab: Lab) -> None:
     worker = lab.process("worker", 1, "bad-input-later", essential=False, max_restarts=2)
     lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 0, "obedient", essential=False), worker)
