@@ -240,7 +240,6 @@ def _first_line(error: Exception) -> str:
 
 _converter = make_converter(forbid_extra_keys=True)
 _converter.register_unstructure_hook(Path, str)
-_converter.register_structure_hook(Path, lambda value, _: Path(value))
 
 
 def _plain(value: Any) -> Any:
@@ -262,7 +261,23 @@ def _int(value: Any, _: Any) -> int:
     return int(value)
 
 
+def _str(value: Any, _: Any) -> str:
+    """Not "None", which is nobody's name."""
+    if value is None:
+        raise TypeError("None is no text")
+    return str(value)
+
+
+def _path(value: Any, _: Any) -> Path:
+    """Not "", as a variable that is not set: pathlib takes that for the current folder."""
+    if not os.fspath(value):
+        raise ValueError("an empty path")
+    return Path(value)
+
+
 _converter.register_structure_hook(bool, _bool)
+_converter.register_structure_hook(str, _str)
+_converter.register_structure_hook(Path, _path)
 _converter.register_structure_hook(int, _int)
 
 

@@ -9,6 +9,7 @@ import atexit
 import os
 import signal
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
@@ -18,7 +19,7 @@ from threading import Event, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from dba3c.api import Run
-from dba3c.config import TrainConfig, refuse_unread, replace_options, typed_options
+from dba3c.config import TrainConfig, refuse_normalized_replay, refuse_unread, replace_options, typed_options
 from dba3c.errors import USER_ERROR_EXIT, UserError
 from dba3c.metrics.watch import watched
 from dba3c.own_code import name_of
@@ -116,6 +117,8 @@ def train(env_or_preset: Trained | None = None, *, detach: bool = False, **optio
         if own.keys() - {"resume"}:
             raise UserError(f"{' and '.join(own)}: a whole configuration was given, which has them")
         config, goes_on = replace_options(env_or_preset, **given), bool(own.get("resume"))
+        if not goes_on:
+            refuse_normalized_replay(config)
         refuse_unread(config, given)
         command, told = "dba3c.train(TrainConfig)", []
     else:
@@ -151,10 +154,21 @@ def stop(run: str | os.PathLike[str]) -> str:
     return ask_to_end(run, may_have_ended=True)
 
 
+def _search_path() -> list[str]:
+    """What this process searches for modules, for one that is elsewhere. In a notebook or after `python -c` the current
+    directory comes first; Python's own modules stay before it, for a queue.py there would end what imports queue."""
+    entries = [entry for entry in sys.path if isinstance(entry, str)]
+    if "" not in entries:
+        return entries
+    own = [sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED")]
+    return [*filter(None, own), *(entry or os.getcwd() for entry in entries)]
+
+
 def _train(
     config: TrainConfig, run_dir: Path, goes_on: bool, command: str, detach: bool, told: Sequence[str] = ()
 ) -> Run:
     folder = run_dir.expanduser().absolute()  # the program may go elsewhere before the run has ended
+    path = _search_path()
     if current_thread() is main_thread() and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored one is inherited: no exit code could be known
     place = detect(os.environ)
@@ -162,8 +176,7 @@ def _train(
         raise UserError(f"{place.launcher} started {place.world_size} ranks, which `dba3c train` makes one run of")
 
     def supervise(beside: Beside) -> Run:
-        path = os.pathsep.join(entry for entry in sys.path if isinstance(entry, str) and entry)
-        environ = {**os.environ, "PYTHONPATH": path}  # roles import what we do
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}  # roles import what we do
         try:
             code, why = running.train(
                 config, run_dir, resume=goes_on, command=command, beside=beside, environ=environ, told=told

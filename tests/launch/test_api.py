@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import dba3c
-from dba3c.config import TrainConfig
+from dba3c.config import TrainConfig, replace_options
 from dba3c.errors import UserError
 from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import load_curve
@@ -101,6 +101,15 @@ def test_a_whole_configuration_is_trained_as_it_is_with_what_is_given_beside_it(
         dba3c.train(config, preset="ppo")
 
 
+def test_a_whole_configuration_is_refused_where_the_same_options_are(asked: dict[str, Any]) -> None:
+    config = replace_options(parse_train(["Pendulum-v1", "--preset", "sac"]).config(2), normalize_observations=True)
+    with pytest.raises(UserError, match="normalize_observations is for what is learned from once"):
+        dba3c.train(config, run_dir="run")
+    asked["error"] = UserError("it goes on")  # what was trained so before may
+    with pytest.raises(UserError, match="it goes on"):
+        dba3c.train(config, run_dir="run", resume=True)
+
+
 def test_code_of_one_s_own_is_given_itself_where_a_process_can_import_it(asked: dict[str, Any]) -> None:
     dba3c.train(games.make_corridor, network=games.Corridor)
     config = asked["config"]
@@ -133,6 +142,8 @@ def test_a_file_called_launch_beside_a_script_is_neither_run_nor_taken_for_ours(
     [
         ({"worker": 2}, "unknown option 'worker'; did you mean workers"),
         ({"workers": "two"}, "workers must be int, not 'two'"),
+        ({"run_dir": ""}, "run_dir must be .*Path.*, not ''"),
+        ({"network": None}, "network must be str, not None"),
         ({"workers": 0}, "num_workers must be at least 1, got 0"),
         ({"workers": 2, "num_workers": 2}, "num_workers is given by two of its names"),
         ({"precision": "half"}, "precision must be float32 or bfloat16, not 'half'"),
@@ -207,9 +218,23 @@ def test_a_run_that_ended_in_a_timeout_is_not_taken_for_one_that_goes_on(
 def test_the_roles_are_given_the_words_of_the_search_path_whatever_else_is_in_it(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "path", ["", *sys.path, tmp_path])
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
     dba3c.train("CartPole-v1", run_dir="run")
-    assert asked["environ"]["PYTHONPATH"] == os.pathsep.join(map(str, sys.path[1:-1]))
+    assert asked["environ"]["PYTHONPATH"] == os.pathsep.join(map(str, sys.path[:-1]))
+
+
+def test_a_module_beside_a_notebook_is_the_same_in_the_roles_and_is_not_taken_for_one_of_pythons(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    dba3c.train("CartPole-v1", run_dir="run")
+    for name in ("yaml", "queue", "array"):
+        (tmp_path / f"{name}.py").write_text("make_env = None")
+    program = "import array, queue, yaml; print(array, queue, yaml.make_env)"
+    (tmp_path / "elsewhere").mkdir()
+    role = {"args": [sys.executable, "-c", program], "env": asked["environ"], "cwd": tmp_path / "elsewhere"}
+    done = subprocess.run(**role, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.endswith("None\n") and str(tmp_path) not in done.stdout
 
 
 def test_a_rank_of_many_is_sent_to_the_command(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
