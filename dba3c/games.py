@@ -17,7 +17,7 @@ from dba3c.errors import UserError, warn_on_stderr
 from dba3c.evaluation import evaluator
 from dba3c.evaluation.agents import whole_number
 from dba3c.evaluation.evaluator import Evaluation
-from dba3c.recording.recorder import RecordedGame, record_game
+from dba3c.recording.recorder import RecordedGame, film_of, record_game, shows
 from dba3c.runs.checkpoints import open_policy
 from dba3c.runs.files import check_writable
 from dba3c.runs.folder import RunFolder
@@ -86,7 +86,8 @@ def record(
 
     Args:
         run, step, actions, seed_index: as in `evaluate`.
-        output: the mp4; None: videos/step-N.mp4 in the run's folder (of a committed one: `folder_for_outputs`).
+        output: the mp4; None: videos/step-N.mp4 in the run's folder (of a committed one: `folder_for_outputs`), also
+            named by actions and stream where they are not the recorder's.
         overlay: draw score, value and action probabilities beside the game.
         gif: write a GIF of at most 2 MB here as well.
 
@@ -98,20 +99,24 @@ def record(
     """
     seed_index, step = whole_number("seed_index", seed_index), None if step is None else whole_number("step", step)
     folder, policy = open_policy(run, step, on_skip=warn_on_stderr)
-    path = folder_for_outputs(folder).videos / f"step-{policy.step}.mp4" if output is None else Path(output)
+    config = folder.train_config()
+    path = film_of(folder_for_outputs(folder), config, policy, actions, seed_index)
+    path, gif = _expanded(output) or path, _expanded(gif)
     if path.suffix != ".mp4":
         raise UserError(f"a film is an .mp4 file, not {path.name}")
-    if gif is not None and Path(gif).suffix.lower() != ".gif":
-        raise UserError(f"a GIF is a .gif file, not {Path(gif).name}")
-    for file in (path, *([] if gif is None else [Path(gif)])):
+    if gif is not None and gif.suffix.lower() != ".gif":
+        raise UserError(f"a GIF is a .gif file, not {gif.name}")
+    for file in (path, *([] if gif is None else [gif])):
         check_writable(file.parent)
+    if output is None and not shows(path, policy):
+        path.with_suffix(".gif").unlink(missing_ok=True)  # the recorder's, of parameters that were made anew
     with _progress("step", "score {task.fields[score]:g}") as progress:
         task = progress.add_task(f"filming step {policy.step}", total=None, score=0.0)
         game = record_game(
-            folder.train_config(),
+            config,
             policy,
             path,
-            gif=None if gif is None else Path(gif),
+            gif=gif,
             overlay=overlay,
             actions=actions,
             seed_index=seed_index,
@@ -122,12 +127,20 @@ def record(
 
 def folder_for_outputs(run: RunFolder) -> RunFolder:
     """Where what is made of a run (evaluations, films) goes: into its folder. A committed one, as those of results/,
-    stays as it is: then runs/ here, e.g. runs/breakout_lanes-nstep-seed-0 for results/breakout_lanes/nstep/seed-0."""
-    if not run.is_committed:
+    stays as it is, and another's may be there to be read only: then runs/ here, under the name of its path, e.g.
+    runs/breakout_lanes-nstep-seed-0 for results/breakout_lanes/nstep/seed-0."""
+    if not run.is_committed and os.access(run.path, os.W_OK):
         return run
-    parts = run.path.parts
-    begin = max((place for place, part in enumerate(parts) if part == "results"), default=len(parts) - 2)
-    return RunFolder(Path("runs") / "-".join(parts[begin + 1 :]))
+    parts, here = run.path.parts, Path.cwd()
+    if "results" in parts[:-1]:
+        begin = max(place for place, part in enumerate(parts[:-1]) if part == "results") + 1
+    else:
+        begin = len(here.parts) if here in run.path.parents else 1
+    return RunFolder(Path("runs") / "-".join(parts[begin:]))
+
+
+def _expanded(path: str | os.PathLike[str] | None) -> Path | None:
+    return None if path is None else Path(os.path.expanduser(path))
 
 
 def _progress(what: str, *columns: str) -> Progress:

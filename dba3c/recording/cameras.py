@@ -30,7 +30,7 @@ from dba3c.environments.atari import (
     console,
     native_consoles,
 )
-from dba3c.environments.config import EnvironmentConfig
+from dba3c.environments.config import FAMILIES, EnvironmentConfig
 from dba3c.environments.factory import make_vector_environment, maker_of
 from dba3c.environments.protocol import EnvironmentFailed, VectorEnvironment, environment_seeds
 from dba3c.errors import UserError
@@ -82,7 +82,8 @@ def make_camera(config: EnvironmentConfig, seed: int) -> Camera:
             _check_is_picture(environments, config.env_id)
         except UserError as error:
             raise (refused or [error])[0] from error
-    fps = made[0].metadata.get("render_fps") if can_draw else None
+    frames_per_s = FAMILIES[config.family].frames_per_s
+    fps = made[0].metadata.get("render_fps") if can_draw else frames_per_s and frames_per_s / config.frames_per_step
     actions = environments.action_space
     numbered = range(int(actions.n)) if isinstance(actions, gymnasium.spaces.Discrete) else ()
     return Camera(

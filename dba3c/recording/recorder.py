@@ -1,7 +1,8 @@
 """Films of games: one full game with a checkpoint as mp4 (and GIF), and the role that films as a run goes on.
 
-videos/step-N.mp4         a game of the checkpoint of step N
-videos/step-N.mp4.json    its score, length, protocol and seed
+videos/step-N.mp4             a game of the checkpoint of step N
+videos/step-N-ACTIONS-I.mp4   one of other actions, or of another stream of seeds, than the recorder's
+videos/step-N.mp4.json        its score, length, protocol, seed and the parameters' hash
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dba3c.roles import RunProcess
 from dba3c.runs.checkpoints import CheckpointWatch, Policy
 from dba3c.runs.ending import RunEnd
 from dba3c.runs.files import write_atomically
+from dba3c.runs.folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +42,30 @@ class RecordedGame:
     """The run's."""
     seed_index: int
     """Which of the run's streams of recording seeds; the same index films the same game."""
+    parameters_sha256: str
     score: float
     length_steps: int
     truncated: bool
     pictures: int
     pictures_per_s: float
+
+
+def film_of(
+    folder: RunFolder, config: TrainConfig, policy: Policy, actions: Actions | None = None, seed_index: int = 0
+) -> Path:
+    """Where a run's film goes; without actions and stream, the recorder's own."""
+    other = protocol_for(config, actions).actions != protocol_for(config).actions
+    stream = f"-{seed_index}" if seed_index else ""
+    return folder.videos / f"step-{policy.step}{f'-{actions}' if other else ''}{stream}.mp4"
+
+
+def shows(film: Path, policy: Policy) -> bool:
+    """Whether the film is there and of these parameters, as far as it says: after a roll-back a step is made anew."""
+    try:
+        told = json.loads(film.with_name(film.name + ".json").read_text(encoding="utf-8"))
+        return film.exists() and told.get("parameters_sha256", policy.sha256) == policy.sha256
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def record_game(
@@ -109,6 +130,7 @@ def record_game(
         protocol=protocol.name,
         seed=config.run.seed,
         seed_index=seed_index,
+        parameters_sha256=policy.sha256,
         score=episode.score,
         length_steps=episode.length_steps,
         truncated=episode.truncated,
@@ -157,8 +179,8 @@ def recorder(process: RunProcess) -> str:
     try:
         while (policy := watch.wait()) is not None:
             due -= 1 + len(watch.passed_over)
-            path = folder.videos / f"step-{policy.step}.mp4"
-            if due > 0 or path.exists():
+            path = film_of(folder, config, policy)
+            if due > 0 or shows(path, policy):
                 continue
             due = config.run.recording_every
             try:

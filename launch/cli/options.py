@@ -169,10 +169,13 @@ def whole_number(text: str) -> int:
 
 
 def path(text: str) -> Path:
-    """Raises ValueError: it is empty, as a variable that is not set; pathlib takes that for the current folder."""
+    """Raises ValueError: it is empty, as a variable that is not set; pathlib takes that for the current folder.
+
+    A shell expands ~ at the beginning of a word only, and not in --output=~/film.mp4.
+    """
     if not text:
         raise ValueError("an empty path")
-    return Path(text)
+    return Path(os.path.expanduser(text))
 
 
 _values = ConstructorRegistry()

@@ -2,12 +2,14 @@
 
 import functools
 import importlib.util
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from run_queue import keep_policy
 
@@ -16,6 +18,7 @@ from dba3c import games
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
+from dba3c.runs.folder import RunFolder
 
 RESULTS = Path(__file__).parents[2] / "results"
 CARTPOLE = TrainConfig(environment=EnvironmentConfig(env_id="CartPole-v1"), network=NetworkConfig(network="mlp"))
@@ -135,6 +138,50 @@ def test_a_committed_run_is_played_filmed_and_read_and_nothing_is_written_into_i
         with pytest.raises(UserError, match=line):
             use(results)
     assert {path: path.stat().st_mtime_ns for path in results.rglob("*")} == before
+
+
+def test_a_film_replaces_no_other_one_and_leaves_no_gif_of_other_parameters_beside_it(make_run, write_checkpoint):
+    pytest.importorskip("pygame")
+    run = make_run(CARTPOLE)
+    write_checkpoint(run, CARTPOLE, step=10)
+    of_the_recorder, gif = run.videos / "step-10.mp4", run.videos / "step-10.gif"
+    assert dba3c.record(run.path, actions="sampled")[0] == of_the_recorder
+    gif.touch()
+    assert dba3c.record(run.path, actions="greedy")[0] == run.videos / "step-10-greedy.mp4"
+    assert dba3c.record(run.path, actions="greedy", seed_index=2)[0] == run.videos / "step-10-greedy-2.mp4"
+    assert dba3c.record(run.path)[0] == of_the_recorder and gif.exists()
+    parameters = games.open_policy(run.path, None, print)[1].parameters
+    shutil.rmtree(run.checkpoints)  # a damaged one: the run went back, and made its step anew
+    run.checkpoints.mkdir()
+    write_checkpoint(run, CARTPOLE, step=10, parameters=torch.zeros_like(parameters))
+    assert dba3c.record(run.path)[0] == of_the_recorder and not gif.exists()
+
+
+def test_a_film_goes_where_home_is(make_run, write_checkpoint, monkeypatch, tmp_path):
+    pytest.importorskip("pygame")
+    run = make_run(CARTPOLE)
+    write_checkpoint(run, CARTPOLE, step=10)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    film, _ = dba3c.record(run.path, "~/film.mp4", gif="~/film.gif")
+    assert film == tmp_path / "home" / "film.mp4" and film.with_suffix(".gif").exists()
+
+
+def test_what_is_made_of_runs_that_are_only_read_lies_in_a_folder_for_each(make_run, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    mine = make_run(CARTPOLE)
+    assert games.folder_for_outputs(mine) is mine
+    for seeds in ("kept/Pong", "kept/Breakout", "results/Pong"):
+        (tmp_path / seeds / "seed-0").mkdir(parents=True)
+        (tmp_path / seeds / "seed-0" / "curve.csv").touch()
+    kept = [RunFolder(tmp_path / seeds / "seed-0") for seeds in ("kept/Pong", "kept/Breakout", "results/Pong")]
+    names = ["kept-Pong-seed-0", "kept-Breakout-seed-0", "Pong-seed-0"]
+    assert [games.folder_for_outputs(run).path for run in kept] == [Path("runs", name) for name in names]
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert games.folder_for_outputs(mine).path == Path("runs/run")
+    monkeypatch.chdir(tmp_path / "kept")
+    elsewhere = "-".join(mine.path.parts[1:])
+    assert games.folder_for_outputs(mine).path == Path("runs") / elsewhere
 
 
 def test_what_is_no_run_is_refused_in_one_line(tmp_path, make_run):

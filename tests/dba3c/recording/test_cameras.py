@@ -172,6 +172,13 @@ def test_an_environment_whose_observation_is_a_picture_is_filmed_by_it(opened):
     assert np.array_equal(picture, Pictured().render_as_observation())
 
 
+def test_doom_is_filmed_at_its_own_speed(opened):
+    pytest.importorskip("vizdoom")
+    camera = make_camera(EnvironmentConfig(env_id="vizdoom/basic"), 0)
+    opened.append(camera.environments)
+    assert camera.pictures_per_s == 35 / 4
+
+
 def test_an_environment_with_nothing_to_see_is_refused_in_one_line():
     with pytest.raises(UserError, match="render_mode='rgb_array'"):
         make_camera(EnvironmentConfig(env_id="filmed_games:Undrawn"), 0)

@@ -1,7 +1,10 @@
 """Films: every picture of the game, whole files or none."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import imageio.v2 as imageio
 import numpy as np
@@ -10,13 +13,16 @@ import torch
 
 from dba3c.algorithms.policies import Decision
 from dba3c.assembly.model import initial_parameters
-from dba3c.config import NetworkConfig, TrainConfig
+from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.evaluation.full_games import GamesAbandoned
-from dba3c.recording.recorder import record_game
+from dba3c.recording import recorder
+from dba3c.recording.recorder import RecordedGame, record_game
 from dba3c.recording.videos import FILM_PANEL, GIF_PANEL, GifWriter, Mp4Writer, Overlay
-from dba3c.runs.checkpoints import Policy
+from dba3c.roles import RunProcess
+from dba3c.runs.checkpoints import CheckpointWatch, Policy
+from dba3c.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +137,31 @@ def test_a_gif_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     gif.add(np.zeros((20, 16, 3), np.uint8))
     with pytest.raises(UserError, match="cannot write"):
         gif.save(tmp_path / "missing" / "game.gif")
+
+
+def test_the_recorder_films_a_step_that_was_made_anew_and_none_twice(
+    make_run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pygame")
+    game = EnvironmentConfig(env_id="CartPole-v1")
+    config = replace_options(TrainConfig(environment=game, network=NetworkConfig(network="mlp")), recording_every=1)
+    run, first = make_run(config), untrained(config)
+    anew = replace(first, parameters=torch.zeros_like(first.parameters))
+    policies = iter([first, first, anew, anew])
+    monkeypatch.setattr(CheckpointWatch, "wait", lambda self: next(policies, None))
+    filmed = []
+
+    def record(config: TrainConfig, policy: Policy, path: Path, **how: Any) -> RecordedGame:
+        filmed.append(policy)
+        return record_game(config, policy, path, **how)
+
+    monkeypatch.setattr(recorder, "record_game", record)
+    recorder.recorder(RunProcess(run, config, 0, 0))
+    assert filmed == [first, anew]
+    film = run.videos / "step-0.mp4"
+    told = film.with_name("step-0.mp4.json")
+    assert json.loads(told.read_text())["parameters_sha256"] == anew.sha256
+    told.write_text("{}")  # of a version that did not say it
+    assert recorder.shows(film, first)
+    film.unlink()
+    assert not recorder.shows(film, anew)

@@ -16,8 +16,9 @@ from dba3c.errors import UserError
 from dba3c.metrics import watch as live_view
 from dba3c.resuming import MAY_CHANGE, changed_on_resume, refuse_another_run
 from dba3c.runs.folder import RunFolder
+from launch.cli.evaluate import RecordArguments
 from launch.cli.main import COMMANDS, main
-from launch.cli.options import COMMON, parse_resume, parse_train
+from launch.cli.options import COMMON, parse, parse_resume, parse_train
 
 POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo or package.module:loss"
 
@@ -163,6 +164,11 @@ def test_an_empty_word_as_of_a_variable_that_is_not_set_is_no_path(
 ) -> None:
     assert main(words) == 2
     assert capsys.readouterr().err.startswith(f"dba3c: {why}")
+
+
+def test_a_path_that_no_shell_expands_begins_at_home_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert parse(RecordArguments, ["~/run", "--output=~/film.mp4"], "dba3c record").output == Path("/home/me/film.mp4")
 
 
 def test_whole_numbers_may_be_written_as_floats() -> None:
