@@ -22,6 +22,7 @@ from dba3c.runs.checkpoints import open_policy
 from dba3c.runs.files import check_writable
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.host_facts import usable_cores
+from dba3c.studies.statistics import points
 
 
 def evaluate(
@@ -110,8 +111,8 @@ def record(
         check_writable(file.parent)
     if output is None and not shows(path, policy):
         path.with_suffix(".gif").unlink(missing_ok=True)  # the recorder's, of parameters that were made anew
-    with _progress("step", "score {task.fields[score]:g}") as progress:
-        task = progress.add_task(f"filming step {policy.step}", total=None, score=0.0)
+    with _progress("step", "score {task.fields[score]}") as progress:
+        task = progress.add_task(f"filming step {policy.step}", total=None, score="0")
         game = record_game(
             config,
             policy,
@@ -120,7 +121,7 @@ def record(
             overlay=overlay,
             actions=actions,
             seed_index=seed_index,
-            on_step=lambda step, score: progress.update(task, completed=step, score=score),
+            on_step=lambda step, score: progress.update(task, completed=step, score=points(score)),
         )
     return path, game
 

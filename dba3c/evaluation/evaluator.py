@@ -339,8 +339,8 @@ def stop_when_solved(
     if stop_score is None or summary.games < config.run.stop_games or summary.mean < stop_score:
         return
     reason = (
-        f"evaluation of step {step}: mean {summary.mean:.4g} of {summary.games} full games "
-        f"reached the stop score {stop_score:g}"
+        f"evaluation of step {step}: mean {summary.mean:,.10g} of {summary.games} full games "
+        f"reached the stop score {stop_score:,.10g}"
     )
     try:
         if folder.request_stop(reason, finished=True):

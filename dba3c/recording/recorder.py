@@ -186,7 +186,7 @@ def recorder(process: RunProcess) -> str:
             try:
                 gif = path.with_suffix(".gif")  # what trackers show
                 game = record_game(config, policy, path, gif=gif, should_stop=run_end)
-                line = f"step {policy.step}: filmed a game of {game.score:g} points in {path.name}"
+                line = f"step {policy.step}: filmed a game of {game.score:,.10g} points in {path.name}"
                 tell(line, policy.step, str(gif.relative_to(folder.path)))
             except UserError as error:  # a full disk, say: the run goes on, and so do the films when it can be
                 tell(f"step {policy.step}: no film: {error}")

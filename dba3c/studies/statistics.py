@@ -64,6 +64,11 @@ def spread_name(seeds: int) -> str:
 # -- scores of full games ----------------------------------------------------------------------------------------------
 
 
+def points(score: float) -> str:
+    """A score for people: four digits, but all of a larger one's whole points: 0.8712, 300.5, 14,903."""
+    return f"{score:,.0f}" if abs(score) >= 1000 else f"{score:.4g}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScoreSummary:
     """Statistics of the scores of full games, in game points."""
@@ -80,10 +85,10 @@ class ScoreSummary:
     """Standard deviation over the games, not of the mean."""
 
     def __str__(self) -> str:
-        low_high = "" if self.interval_95 is None else f" [{self.interval_95[0]:.4g}, {self.interval_95[1]:.4g}]"
+        low_high = "" if self.interval_95 is None else f" [{', '.join(map(points, self.interval_95))}]"
         return (
-            f"mean {self.mean:.4g}, median {self.median:.4g}, IQM {self.iqm:.4g}{low_high}, max {self.max:.4g} "
-            f"over {self.games} full game{'' if self.games == 1 else 's'}"
+            f"mean {points(self.mean)}, median {points(self.median)}, IQM {points(self.iqm)}{low_high}, "
+            f"max {points(self.max)} over {self.games} full game{'' if self.games == 1 else 's'}"
         )
 
 

@@ -46,7 +46,8 @@ class RecordArguments(CheckpointArguments):
     """Film one full game played with a run's newest checkpoint, as mp4 and, when asked, as a GIF."""
 
     output: Path | None = None
-    """Where the mp4 goes; None: videos/step-N.mp4 in the run's folder, of a committed one in a folder under runs/."""
+    """Where the mp4 goes; None: videos/step-N.mp4 in the run's folder (step-N-ACTIONS-I.mp4 where actions and seeds are
+    not the recorder's), of a committed one in a folder under runs/."""
 
     overlay: bool = False
     """Draw score, value and action probabilities beside the game."""
@@ -70,6 +71,6 @@ def record(words: Sequence[str]) -> int:
     """dba3c record RUN [OPTIONS]"""
     arguments = parse(RecordArguments, words, "dba3c record")
     path, game = games.record(**vars(arguments))
-    print(f"step {game.checkpoint_step}, {game.protocol}: {game.score:g} points in {game.length_steps} steps")
+    print(f"step {game.checkpoint_step}, {game.protocol}: {game.score:,.10g} points in {game.length_steps} steps")
     print("\n".join(str(file) for file in (path, arguments.gif) if file is not None))
     return 0

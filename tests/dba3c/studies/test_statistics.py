@@ -6,10 +6,14 @@ import math
 import numpy as np
 import pytest
 
+from dba3c.config import RunConfig, TrainConfig
+from dba3c.evaluation.evaluator import stop_when_solved
+from dba3c.runs.folder import RunFolder
 from dba3c.studies.statistics import (
     estimate,
     human_normalised,
     performance_profile,
+    points,
     probability_of_improvement,
     spread,
     summarise,
@@ -50,6 +54,18 @@ def test_equal_scores_have_a_point_for_an_interval_and_one_score_has_none():
     single = summarise([7.0])
     assert single.interval_95 is None and single.iqm == 7.0
     assert str(single) == "mean 7, median 7, IQM 7, max 7 over 1 full game"
+
+
+def test_no_digit_of_a_large_score_is_lost_where_it_is_printed(tmp_path):
+    large = summarise([14_903.0, 14_905.0, 14_907.5])
+    assert str(large).startswith("mean 14,905, median 14,905, IQM 14,905 [14,903, 14,9")
+    assert str(large).endswith("max 14,908 over 3 full games")
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        config = TrainConfig(run=RunConfig(stop_score=14_900.0, stop_games=1))
+        stop_when_solved(summarise([14_903.25]), 10, run, config, lambda line: None)
+    why = "evaluation of step 10: mean 14,903.25 of 1 full games reached the stop score 14,900"
+    assert run.stop_reason() == why
+    assert list(map(points, (0.87123, 300.5, -1234.5, 1_234_567.0))) == ["0.8712", "300.5", "-1,234", "1,234,567"]
 
 
 @pytest.mark.parametrize("value", [0.1, 0.18, 0.7])
