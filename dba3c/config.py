@@ -97,15 +97,15 @@ class RunConfig:
     recorders: int = option(0, least=0, most=1)
     """1: a process films a game of every k-th checkpoint."""
 
-    evaluation_games: int = option(50, least=1)
+    evaluation_games: int = option(50, least=1, evaluators="")
     """Full games per checkpoint, of all evaluators together."""
 
-    evaluation_budget_s: float = option(120.0, least=0)
+    evaluation_budget_s: float = option(120.0, least=0, evaluators="")
     """Seconds that the evaluators may play on after the run has had its frames, score or time: they finish the games
     under way, and play with the checkpoint that the run ended with. Ctrl-C ends that; a run that is stopped has none.
     """
 
-    recording_every: int = option(5, least=1)
+    recording_every: int = option(5, least=1, recorders="")
     """The recorder films each n-th checkpoint."""
 
     metrics_window_s: float = option(1.0, least=0, below=math.inf)

@@ -39,7 +39,8 @@ def option(default: Any = MISSING, *, short: str = "", **said: Any) -> Any:
         short: further names on the command line: ``option(1, short="workers learners")``.
         said: its `BOUNDS`: ``option(0.9, least=0, below=1)``, with ``below=math.inf`` where it must be finite; and with
             which values of other options somebody reads this one: ``option(None, exchange="async")``,
-            ``option(40, algorithm="r2d2 sac")``. All of several have to hold.
+            ``option(40, algorithm="r2d2 sac")``, ``option(5, recorders="")`` of any but 0, False and None. All of
+            several have to hold.
     """
     bounds = {name: said.pop(name) for name in BOUNDS if name in said}
     readers = {name: tuple(values.split()) for name, values in said.items()}
@@ -70,8 +71,8 @@ def refusal_of_unread(options: Iterable[Field[Any]], values: Mapping[str, object
     given: dict[str, str] = {}
     for each in options:
         asked = {name: them for name, them in each.metadata.get("read_by", {}).items() if name in values}
-        if any(values[name] not in them for name, them in asked.items()):
-            readers = " and ".join(f"{name} {' or '.join(them)}" for name, them in asked.items())
+        if any(values[name] not in them if them else not values[name] for name, them in asked.items()):
+            readers = " and ".join(f"{name} {' or '.join(them)}".strip() for name, them in asked.items())
             unread.setdefault(readers, []).append(each.name)
             given[readers] = " and ".join(f"{name} is {values[name]}" for name in asked)
     for readers, names in unread.items():

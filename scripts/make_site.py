@@ -117,7 +117,7 @@ def options() -> str:
                     of_presets.setdefault(value, []).append(name)
             told = "; ".join(f"{', '.join(them)}: `{value}`" for value, them in of_presets.items())
             readers = option.metadata.get("read_by", {})
-            read = "; ".join(f"{name} {' or '.join(values)}" for name, values in readers.items())
+            read = "; ".join(f"{name} {' or '.join(values)}".strip() for name, values in readers.items())
             parts.append(f"{names}\n: {html.escape(docs[option.name], quote=False)} Default `{_default(option)}`")
             parts[-1] += f"{f'; {told}' if told else ''}." + (f" *Only with {read}.*" if read else "") + "\n"
     return "\n".join(parts)

@@ -162,7 +162,7 @@ class EnvironmentConfig:
     """Each environment in a process of its own: they step in parallel, and one that hangs is noticed and ended. Not for
     Atari, whose C++ threads step in parallel too."""
 
-    environment_timeout_s: float = option(30.0, above=0, below=math.inf)
+    environment_timeout_s: float = option(30.0, above=0, below=math.inf, environment_processes="")
     """With environment_processes: seconds after which one that does not answer is ended and started anew; less than
     the exchange's step_timeout_s, or its worker is expelled before that."""
 

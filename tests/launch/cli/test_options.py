@@ -35,6 +35,19 @@ POLICY_GRADIENT = "algorithm actor_critic or vtrace or ppo or package.module:los
             f"entropy_cost, network: options of {POLICY_GRADIENT} only, and this run's algorithm is sac",
         ),
         (
+            "CartPole-v1 --evaluation-games 9 --evaluation-budget-s 0",
+            "evaluation_budget_s, evaluation_games: options of evaluators only, and this run's evaluators is 0",
+        ),
+        (
+            "breakout --recording-every 2",
+            "recording_every: an option of recorders only, and this run's recorders is 0",
+        ),
+        (
+            "CartPole-v1 --environment-timeout-s 5",
+            "environment_timeout_s: an option of environment_processes only, and this run's environment_processes is "
+            "False",
+        ),
+        (
             "--preset sac --precision bfloat16",
             f"precision: an option of {POLICY_GRADIENT} or r2d2 only, and this run's algorithm is sac",
         ),
@@ -100,6 +113,8 @@ def test_an_option_that_would_do_nothing_is_refused_with_whose_it_is(words: str,
         "--preset r2d2 --memory-size 8 --n-step 3 --replay-ratio 1 --inference-thread shared",
         "CartPole-v1 --algorithm my.losses:Mine --value-cost 1 --ppo-epochs 2 --network my.nets:mine",
         "--preset ppo --ppo-epochs 2 --trace-lambda .9 --network small",
+        "CartPole-v1 --evaluators 2 --evaluation-games 9 --evaluation-budget-s 0 --recorders 1 --recording-every 2",
+        "CartPole-v1 --environment-processes --environment-timeout-s 5",
     ],
 )
 def test_whoever_reads_an_option_takes_it(words: str) -> None:
