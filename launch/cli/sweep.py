@@ -15,6 +15,7 @@ from dba3c.config import TrainConfig, option_names
 from dba3c.errors import UserError
 from dba3c.studies.report import plot_study
 from dba3c.studies.results import read_results
+from dba3c.studies.statistics import points
 from dba3c.studies.study import STUDY_FILE, Run, Search, Study, load
 from dba3c.studies.sweep import RANGE, OptunaSearch, grid, installed, point_of, searched, told, words_of
 from launch.cli.options import parse
@@ -196,7 +197,7 @@ def search(declared: Study, drawn_from: Search, folder: Path, task: int | None) 
         else:
             try:
                 score = drawn.tell(number, runs)
-                said = "no score" if score is None else f"best mean score {score:.4g}"
+                said = "no score" if score is None else f"best mean score {points(score)}"
             except UserError as error:
                 said = f"{error}; the same command goes on with it"
                 failed += 1
