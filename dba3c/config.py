@@ -61,6 +61,12 @@ class NetworkConfig:
         )
 
 
+RECORDS_PER_S = 64
+"""Of all lanes or actors together: 4 GB a day, which a monitor of the run's next life reads in four minutes. 64 nodes
+of twelve lanes, each writing once a second, would be 46 GB, and three quarters of an hour in which nobody looks at the
+limits on score and hours."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """When a run ends, where it is kept, what watches it."""
@@ -173,6 +179,13 @@ class TrainConfig:
             "recorders": self.run.recorders,
             "monitors": 1,
         }
+
+    @property
+    def record_window_s(self) -> float:
+        """Over how long a lane or an actor sums what it records: longer where they are so many that they would write
+        more than `RECORDS_PER_S`."""
+        lanes = self.processes["workers"] * self.environment.lanes + self.processes["actors"]
+        return max(self.run.metrics_window_s, lanes / RECORDS_PER_S if lanes > RECORDS_PER_S else 0.0)
 
     @staticmethod
     def from_json(text: str, source: str = "the configuration") -> TrainConfig:

@@ -109,7 +109,7 @@ def record(
         raise UserError(f"a GIF is a .gif file, not {gif.name}")
     for file in (path, *([] if gif is None else [gif])):
         check_writable(file.parent)
-    if output is None and not shows(path, policy):
+    if output is None and path.exists() and not shows(path, policy):
         path.with_suffix(".gif").unlink(missing_ok=True)  # the recorder's, of parameters that were made anew
     with _progress("step", "score {task.fields[score]}") as progress:
         task = progress.add_task(f"filming step {policy.step}", total=None, score="0")

@@ -31,7 +31,7 @@ _MOST_UNSAID = 200
 def say(line: str, to: TextIO | None = None) -> None:
     """A line to stdout, or elsewhere, where it can be written."""
     with suppress(OSError, ValueError):  # nobody reads it, it is closed, its encoding lacks a character
-        print(line, file=to or sys.stdout, flush=True)
+        print(line, file=to, flush=True)
 
 
 @contextmanager

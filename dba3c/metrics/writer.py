@@ -30,12 +30,6 @@ if TYPE_CHECKING:  # who supervises writes records too, and needs no NumPy
     from param_servers.exchange import Receipt
 
 
-RECORDS_PER_S = 64
-"""Of all lanes or actors together: 4 GB a day, which a monitor of the run's next life reads in four minutes. 64 nodes
-of twelve lanes, each writing once a second, would be 46 GB, and three quarters of an hour in which nobody looks at the
-limits on score and hours."""
-
-
 class _Section:
     """Adds the time spent inside it to `total_s`."""
 
@@ -112,10 +106,9 @@ class MetricsWriter:
 
     @classmethod
     def of(cls, process: RunProcess, role: str) -> MetricsWriter:
-        """A process's own file. Where workers' lanes, or actors, are many, each writes rarely: see `RECORDS_PER_S`."""
-        config, many = process.config, {"worker": process.config.environment.lanes, "actor": 1}
-        writers = config.processes.get(f"{role}s", 0) * many.get(role, 0)
-        window_s = max(config.run.metrics_window_s, writers / RECORDS_PER_S)
+        """A process's own file; of a worker's lane or an actor, where they are many, with longer windows."""
+        config = process.config
+        window_s = config.record_window_s if role in ("worker", "actor") else config.run.metrics_window_s
         return cls(process.folder, role, process.rank, process.incarnation, window_s, lane=process.lane)
 
     def record_step(

@@ -39,7 +39,7 @@ GONE_AFTER_S = 60.0
 UNREADABLE_S = 60.0
 """A folder that cannot be read for so long (a shared file system that is away) is a fault."""
 SETTLED_S = 2.0
-"""After the request to end, this long without a record means that none is to come."""
+"""After the request to end, this long without a record means that none is to come, where windows are not longer."""
 LATE_S = 10.0
 """Longest wait for further processes of the training after the first has ended."""
 LOADING_S = 60.0
@@ -131,8 +131,9 @@ class RunEnd:
         self._folder = folder
         self.look_s = look_s
         self._status = "live"
-        budget_s = (folder.config().get("run") or {}).get("evaluation_budget_s") or 0.0
-        self._evaluators_s = max(SETTLED_S, budget_s + LOADING_S)
+        config = folder.train_config()
+        self._settled_s = max(SETTLED_S, 2 * config.record_window_s)
+        self._evaluators_s = max(self._settled_s, config.run.evaluation_budget_s + LOADING_S)
         self._evaluators_play = False
         self._next_look_s = 0.0
         self._unreadable_since_s = self._broken_since_s = math.inf
@@ -164,7 +165,7 @@ class RunEnd:
             RunBroken: the folder could not be read for a minute.
         """
         self._look()
-        silence_s = self._evaluators_s if self._evaluators_play else SETTLED_S
+        silence_s = self._evaluators_s if self._evaluators_play else self._settled_s
         over = self._status == "finished" or time.monotonic() - self._broken_since_s > GONE_AFTER_S
         return over or (self.reason is not None and silent_s > silence_s)
 

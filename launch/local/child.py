@@ -134,8 +134,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 def taking_signals(take: Callable[[int], None]) -> Iterator[None]:
     """Inside, `take` gets the number of each stop signal. Without effect outside the main thread.
 
-    A SIGHUP that is ignored already stays so: that is what `nohup` asks for. So does what C code handles, as
-    faulthandler may SIGUSR1: Python could not give it back.
+    A SIGHUP that is ignored already stays so: that is what `nohup` asks for. So does a SIGUSR1 that C code handles, as
+    faulthandler's may: Python could not give it back.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -145,18 +145,18 @@ def taking_signals(take: Callable[[int], None]) -> Iterator[None]:
         take(signum)
 
     under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    kept = {signum for signum in STOP_SIGNALS if _is_c_code_s(signum) or (under_nohup and signum == signal.SIGHUP)}
-    before = {signum: signal.signal(signum, handler) for signum in STOP_SIGNALS if signum not in kept}
+    kept = {signal.SIGHUP: under_nohup, signal.SIGUSR1: _is_c_code_s(signal.SIGUSR1)}
+    before = {signum: signal.signal(signum, handler) for signum in STOP_SIGNALS if not kept.get(signum)}
     try:
         yield
     finally:
         for signum, previous in before.items():
-            signal.signal(signum, previous)
+            signal.signal(signum, signal.SIG_DFL if previous is None else previous)  # None: C code's, as SDL's
 
 
 def _is_c_code_s(signum: signal.Signals) -> bool:
     """Whether a handler is there that Python does not know."""
-    known, status = signal.getsignal(signum), Path("/proc/self/status").read_text()
+    known, status = signal.getsignal(signum), Path("/proc/self/status").read_text(errors="replace")
     mask = status.partition("SigCgt:\t")[2].partition("\n")[0] or "0"  # not every sandbox's kernel tells it
     caught = int(mask, 16) >> (signum - 1) & 1
     return known is None or (known in (signal.SIG_DFL, signal.SIG_IGN) and bool(caught))

@@ -114,7 +114,8 @@ class _Process:
 
 
 def say_to_stderr(line: str) -> None:
-    say(line, sys.stderr)
+    if sys.stderr is not None:  # print would take stdout
+        say(line, sys.stderr)
 
 
 class Supervisor:

@@ -120,7 +120,7 @@ class Chief:
 
     def _written(self, shard: int, step: int, entry: dict[str, Any]) -> None:
         if "error" in entry:
-            self._carry_out(self.coordinator.checkpoint_done(step, f"server {shard}: {entry['error']}"))
+            self._carry_out(self.coordinator.checkpoint_done(step, f"server {shard}: {entry['error']}", self._clock()))
             return
         self._files[shard] = entry
         if self.coordinator.checkpointing.slice_written(shard, step):
@@ -128,7 +128,8 @@ class Chief:
             data_points = self.coordinator.checkpointing.data_points
 
             def published(answer: dict[str, Any]) -> None:
-                self._carry_out(self.coordinator.checkpoint_done(step, str(answer.get("error", ""))))
+                error = str(answer.get("error", ""))
+                self._carry_out(self.coordinator.checkpoint_done(step, error, self._clock()))
 
             self._checkpoints.publish(step, self._node.term, data_points, files, self._keep, published)
 

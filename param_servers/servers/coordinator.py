@@ -124,10 +124,8 @@ class Coordinator:
         self.state = "restoring"
         self._wait(now_s, self._timeouts.disk_s)
         self.checkpointing.abandon()
-        return [] if self.checkpointing.busy else self._begin_term()
-
-    def _begin_term(self) -> list[Decision]:
-        """At the newest checkpoint; while one is being published, that is not known."""
+        if self.checkpointing.busy:  # one is being published, and is gone back to when it is
+            return []
         self._ready.clear()
         term, (step, data_points) = self.term + 1, self.checkpointing.saved
         lost = self.step - step
@@ -188,9 +186,12 @@ class Coordinator:
         waited = f"within {self._patience_s:g} s"
         if self.state == "restoring":
             slow = sorted(set(range(self._num_shards)) - self._ready)
-            if self.checkpointing.busy or len(slow) == self._num_shards:
-                slow = [0]  # which publishes what was written, and sets later ones aside, before it asks the others
-            return self.stop(f"{_names('server', slow)} did not load step {self.step} {waited}", now_s, failed=True)
+            if len(slow) == self._num_shards:
+                slow = [0]  # which sets later checkpoints aside before it asks the others
+            what = f"{_names('server', slow)} did not load step {self.step}"
+            if self.checkpointing.busy:
+                what = f"server 0 did not publish the checkpoint of step {self.checkpointing.step}"
+            return self.stop(f"{what} {waited}", now_s, failed=True)
         if self.state == "stopping":
             note = Note("checkpoint_failed", f"the last checkpoint was not written {waited}")
             return [note, *self._end(f"not {waited}")]
@@ -231,7 +232,7 @@ class Coordinator:
         self.checkpointing.begin(self.step, self.data_points)
         return [Checkpoint(self.step, self.data_points)]
 
-    def checkpoint_done(self, step: int, error: str) -> list[Decision]:
+    def checkpoint_done(self, step: int, error: str, now_s: float) -> list[Decision]:
         """The checkpoint is published, or has failed (`error` says why); training goes on either way."""
         if not self.checkpointing.done(step, error):
             return []
@@ -239,8 +240,7 @@ class Coordinator:
         if error:
             note = Note("checkpoint_failed", f"checkpoint of step {step} failed: {error}; training goes on")
         if self.state == "restoring":
-            self.checkpointing.abandon()  # what failed is due again
-            return [note, *self._begin_term()]
+            return [note, *self._restore(now_s)]
         return [note, *self._last_checkpoint(failed=bool(error) and step == self.step)]
 
     def may_stop(self, now_s: float) -> bool:

@@ -301,7 +301,7 @@ def test_a_reader_that_has_left_does_not_end_a_script_s_training(tmp_path: Path)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with open(pipe, "w") as nobody:
         subprocess.run(
-            [sys.executable, "script.py"], cwd=tmp_path, env=environ, stdout=nobody, stderr=nobody, timeout=60
+            [sys.executable, "script.py"], cwd=tmp_path, env=environ, stdout=nobody, stderr=nobody, timeout=120
         )
     run = dba3c.read(tmp_path / "run")
     assert run.status == "finished" and "frames trained on" in run.reason

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from dba3c.config import TrainConfig
+from dba3c.config import RunConfig, TrainConfig
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.protocol import Episode
 from dba3c.errors import UserError
@@ -62,6 +62,17 @@ def test_768_lanes_write_a_record_in_twelve_seconds_each_and_their_servers_go_on
         clock.now_s += 1.0
     assert [record["count"] for record in lines(tmp_path / "metrics" / "worker-3.5.jsonl")] == [13]
     assert len(lines(tmp_path / "metrics" / "server-3.jsonl")) == 23
+
+
+@pytest.mark.parametrize("lanes", [1, 64])
+def test_where_writers_are_few_a_window_of_nothing_writes_every_step(tmp_path, clock, lanes):
+    config = TrainConfig(
+        environment=EnvironmentConfig(lanes=lanes, envs_per_worker=lanes), run=RunConfig(metrics_window_s=0.0)
+    )
+    writer = MetricsWriter.of(RunProcess(RunFolder(tmp_path), config, rank=0, incarnation=0), "worker")
+    for step in range(5):
+        writer.record_step(step, {"agent_steps": 1})
+    assert [record["step"] for record in lines(tmp_path / "metrics" / "worker-0.jsonl")] == [0, 1, 2, 3, 4]
 
 
 def test_after_a_roll_back_a_waiting_window_does_not_bring_the_undone_step_back(tmp_path, clock):

@@ -28,6 +28,15 @@ def test_the_monitor_of_a_finished_run_waits_for_its_evaluators_and_of_a_stopped
         assert is_over(silent_s=50.0)
 
 
+def test_the_monitor_of_many_lanes_waits_for_two_of_their_windows(tmp_path):
+    config = replace_options(TrainConfig(), exchange="allreduce", num_workers=64, lanes=12, envs_per_worker=12)
+    with RunFolder.create(tmp_path / "run", config.to_json()) as run:
+        is_over = RunEnd(run, look_s=0.0).nothing_more_comes
+        run.request_stop("enough")
+        assert not is_over(silent_s=23.0)
+        assert is_over(silent_s=25.0)
+
+
 def test_a_lock_that_is_away_for_a_moment_is_no_end_of_the_run_for_its_monitor(tmp_path, monkeypatch):
     with RunFolder.create(tmp_path / "run", {}) as run:
         run_end = RunEnd(run, look_s=0.0)

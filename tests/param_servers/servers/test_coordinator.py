@@ -171,7 +171,7 @@ def test_fewer_than_min_workers_end_the_run_with_a_checkpoint_and_are_named() ->
     assert not only(decisions, Expel)  # the late one hears why the run ends
     assert coordinator.checkpointing.slice_written(0, 1) is False
     assert coordinator.checkpointing.slice_written(1, 1) is True
-    (stop,) = only(coordinator.checkpoint_done(1, ""), Stop)
+    (stop,) = only(coordinator.checkpoint_done(1, "", 9.0), Stop)
     assert stop.failed and "only 1 workers gave one, not worker 1 (min_workers 2)" in stop.reason
 
 
@@ -206,7 +206,7 @@ def test_a_server_that_returns_takes_everybody_back_to_the_checkpoint() -> None:
         decisions = push(coordinator, 1, step + 1, step)
         if only(decisions, Checkpoint):
             coordinator.checkpointing.slice_written(0, 2), coordinator.checkpointing.slice_written(1, 2)
-            coordinator.checkpoint_done(2, "")
+            coordinator.checkpoint_done(2, "", 9.0)
     assert coordinator.step == 3
     coordinator.server_left(1, 5.0)
     assert push(coordinator, 0, 4, 3) + push(coordinator, 1, 4, 3) == []
@@ -231,21 +231,23 @@ def publishing(**given: Any) -> Coordinator:
 
 def test_a_checkpoint_that_all_servers_have_written_counts_although_one_is_lost_before_it_is_published() -> None:
     coordinator = publishing()
-    coordinator.checkpoint_done(2, "")
+    coordinator.checkpoint_done(2, "", 9.0)
     assert coordinator.server_joined(1, 1, 6.0)[0] == Restore(term=2, step=2, data_points=40)
 
 
 def test_a_server_that_returns_waits_for_the_checkpoint_that_is_being_published() -> None:
     coordinator = publishing()
     assert coordinator.server_joined(1, 1, 6.0) == [] and not coordinator.may_stop(6.0)
-    assert only(coordinator.checkpoint_done(2, ""), Restore) == [Restore(term=2, step=2, data_points=40)]
-    assert coordinator.may_stop(6.0)
+    assert only(coordinator.checkpoint_done(2, "", 100.0), Restore) == [Restore(term=2, step=2, data_points=40)]
+    assert coordinator.may_stop(100.0)
+    assert only(coordinator.tick(6.0 + coordinator._timeouts.disk_s + 1.0), Stop) == []  # loading has time of its own
 
 
 def test_a_returned_server_goes_further_back_where_the_checkpoint_could_not_be_published() -> None:
     coordinator = publishing()
     coordinator.server_joined(1, 1, 6.0)
-    assert only(coordinator.checkpoint_done(2, "no space left"), Restore) == [Restore(term=2, step=0, data_points=0)]
+    decisions = coordinator.checkpoint_done(2, "no space left", 9.0)
+    assert only(decisions, Restore) == [Restore(term=2, step=0, data_points=0)]
 
 
 def test_a_disk_that_publishes_no_checkpoint_does_not_keep_a_returned_server_waiting_for_ever() -> None:
@@ -253,14 +255,14 @@ def test_a_disk_that_publishes_no_checkpoint_does_not_keep_a_returned_server_wai
     coordinator.server_joined(1, 1, 6.0)
     assert only(coordinator.tick(26.5), Stop) == []  # the run's end waits for it, too
     (stop,) = only(coordinator.tick(47.0), Stop)
-    assert stop.failed and stop.reason.startswith("server 0 did not load step 3 within 20 s; the last checkpoint")
+    assert stop.failed and stop.reason.startswith("server 0 did not publish the checkpoint of step 2 within 20 s; ")
 
 
 def test_a_run_that_is_stopped_with_a_server_that_restored_nothing_writes_no_checkpoint_with_it() -> None:
     coordinator = publishing()
     coordinator.server_joined(1, 1, 6.0)
     coordinator.stop("enough", 6.0)
-    decisions = coordinator.checkpoint_done(2, "")
+    decisions = coordinator.checkpoint_done(2, "", 9.0)
     (stop,) = only(decisions, Stop)
     assert stop.failed and "server 1 is gone" in stop.reason and only(decisions, Checkpoint) == []
 
@@ -296,7 +298,7 @@ def test_a_failed_checkpoint_does_not_stop_training() -> None:
     coordinator = running(checkpoints=True, checkpoint_every_steps=1)
     push(coordinator, 0, 1, 0)
     assert only(push(coordinator, 1, 1, 0), Checkpoint) == [Checkpoint(1, 20)]
-    (note,) = coordinator.checkpoint_done(1, "server 0: no space left on device")
+    (note,) = coordinator.checkpoint_done(1, "server 0: no space left on device", 9.0)
     assert isinstance(note, Note) and "no space left" in note.message and "training goes on" in note.message
     push(coordinator, 0, 2, 1)
     assert only(push(coordinator, 1, 2, 1), Checkpoint) == [Checkpoint(2, 40)]
@@ -355,7 +357,7 @@ def test_a_last_checkpoint_that_is_not_written_is_no_success_and_its_steps_are_n
         coordinator.server_left(1, 2.0)
     ended = coordinator.stop("enough", 2.0)
     if how == "refused":
-        ended = coordinator.checkpoint_done(1, "server 0: read-only file system")
+        ended = coordinator.checkpoint_done(1, "server 0: read-only file system", 9.0)
     elif how == "too slow":
         ended = coordinator.tick(1000.0)
     elif how == "a server died":
@@ -373,7 +375,7 @@ def test_a_server_that_is_lost_after_it_wrote_its_part_of_the_last_checkpoint_co
     coordinator.checkpointing.slice_written(0, 1)
     coordinator.checkpointing.slice_written(1, 1)
     assert not only(coordinator.server_left(1, 3.0), Stop)
-    assert only(coordinator.checkpoint_done(1, ""), Stop) == [Stop("enough", failed=False)]
+    assert only(coordinator.checkpoint_done(1, "", 9.0), Stop) == [Stop("enough", failed=False)]
 
 
 def test_a_last_checkpoint_after_one_in_the_making_is_not_waited_for_without_its_servers() -> None:
@@ -385,7 +387,7 @@ def test_a_last_checkpoint_after_one_in_the_making_is_not_waited_for_without_its
     coordinator.checkpointing.slice_written(1, 1)
     assert not only(coordinator.server_left(1, 3.0), Stop)
     assert coordinator.server_joined(1, 0, 3.5) == []  # it has restored nothing
-    (stop,) = only(coordinator.checkpoint_done(1, ""), Stop)
+    (stop,) = only(coordinator.checkpoint_done(1, "", 9.0), Stop)
     lost = "the last checkpoint could not be written (server 1 is gone): all steps since 1 are lost"
     assert stop == Stop(f"enough; {lost}", failed=True)
 
@@ -465,7 +467,7 @@ def test_a_checkpoint_that_failed_is_not_tried_again_before_the_next_one_is_due(
     for step in range(35):
         for checkpoint in only(push(coordinator, 0, step + 1, step), Checkpoint):
             begun.append(checkpoint.step)
-            coordinator.checkpoint_done(checkpoint.step, "no space left on device")
+            coordinator.checkpoint_done(checkpoint.step, "no space left on device", 9.0)
     assert begun == [10, 20, 30]
 
 
