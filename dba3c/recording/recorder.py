@@ -19,7 +19,7 @@ import torch
 from dba3c.algorithms.policies import Actions, Decision
 from dba3c.config import TrainConfig
 from dba3c.environments.protocol import Transition
-from dba3c.errors import UserError, writing
+from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.evaluation.full_games import GamesAbandoned, make_player, play_full_games, protocol_for, stream_seeds
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.recording.cameras import make_camera
@@ -60,12 +60,16 @@ def film_of(
 
 
 def shows(film: Path, policy: Policy) -> bool:
-    """Whether the film is there and of these parameters, as far as it says: after a roll-back a step is made anew."""
+    """Whether the film is there and of these parameters, as far as it says: after a roll-back a step is made anew. What
+    cannot be read is not replaced."""
     try:
         told = json.loads(film.with_name(film.name + ".json").read_text(encoding="utf-8"))
         return film.exists() and told.get("parameters_sha256", policy.sha256) == policy.sha256
-    except (OSError, ValueError, AttributeError):
+    except (FileNotFoundError, ValueError, AttributeError):
         return False
+    except OSError as error:
+        warn_on_stderr(f"{film}: {error}")
+        return True
 
 
 def record_game(

@@ -124,6 +124,7 @@ class MajorityExchange:
             self._chief_thread.start()
             publish_address(*address)
         self._config, self._secret, self._incarnation, self._store = config, secret, incarnation, store
+        self._life = new_life()  # one for all its links: rank 0 takes another for another process
         self._generation, self._members = 0, list[int]()
         """Of the newest group that this rank was told to form."""
         self._group: TorchCollective | None = None
@@ -213,7 +214,7 @@ class MajorityExchange:
         address = self._redial.attempt(lambda: self._resolve(0), time.monotonic(), what)
         if address is not None:
             self._chief_host, fingerprint = address[0], self.replica.layout.fingerprint
-            self._hub.dial(address, Hello(Role.WORKER, self.rank, self._incarnation, 0, fingerprint, life=new_life()))
+            self._hub.dial(address, Hello(Role.WORKER, self.rank, self._incarnation, 0, fingerprint, life=self._life))
 
     def _handle(self, event: Event) -> None:
         if self._shared.ended is not None:

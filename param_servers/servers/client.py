@@ -115,7 +115,11 @@ class ServersExchange:
                 heard_s = self._wait(heard_s, "the answer to a push that was interrupted")
             push = self.begin_push(gradient, step, data_points)
             while push.receipt is None:
-                heard_s = self._wait(heard_s, f"the answer to the gradient of step {step}")
+                try:
+                    heard_s = self._wait(heard_s, f"the answer to the gradient of step {step}")
+                except (RunStopped, RunBroken):
+                    if push.receipt is None:
+                        raise  # else the end came with the answer, and the next call tells of it
             if not push.receipt.accepted:
                 self.give_up_push()
             self._check_finite(push.receipt)

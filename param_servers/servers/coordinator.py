@@ -246,7 +246,7 @@ class Coordinator:
     def may_stop(self, now_s: float) -> bool:
         """Whether a request to stop would be obeyed now."""
         if self.state == "restoring":
-            return not self.checkpointing.busy  # until then steps are held that nobody will have
+            return not self.checkpointing.busy  # an end before it is published would call its steps lost
         if self.state != "gathering" or self.step == self.checkpointing.saved[0]:
             return self.state not in ("stopping", "stopped")
         return now_s - min(since_s for since_s, _ in self._missing.values()) > STOP_AFTER_S

@@ -163,5 +163,7 @@ def test_the_recorder_films_a_step_that_was_made_anew_and_none_twice(
     assert json.loads(told.read_text())["parameters_sha256"] == anew.sha256
     told.write_text("{}")  # of a version that did not say it
     assert recorder.shows(film, first)
-    film.unlink()
+    told.unlink(), told.mkdir()
+    assert recorder.shows(film, anew)  # what cannot be read is not "none there"
+    told.rmdir()
     assert not recorder.shows(film, anew)

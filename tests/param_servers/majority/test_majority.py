@@ -11,6 +11,7 @@ from param_servers.config import ExchangeConfig
 from param_servers.errors import ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Receipt
 from param_servers.majority.exchange import MajorityExchange
+from param_servers.wire.hub import Hub
 from tests.param_servers.allreduce.test_allreduce import CONFIG, INITIAL, LAYOUT, gradient, reference
 
 PATIENCE_S = 30
@@ -192,8 +193,14 @@ def test_where_rank_0_was_expelled_the_next_one_writes_the_last_checkpoint(start
     assert find_newest(tmp_path).name == "step-3"
 
 
-def test_a_rank_that_finds_rank_0_s_earlier_address_asks_for_it_again(start):
-    run, old = start(2), socket.create_server(("127.0.0.1", 0))
+def test_a_rank_that_finds_rank_0_s_earlier_address_asks_for_it_again_and_is_the_same_process(start, monkeypatch):
+    run, old, lives, dial = start(2), socket.create_server(("127.0.0.1", 0)), [], Hub.dial
+
+    def remembered(hub, address, hello, **how):
+        lives.extend([hello.life] * (hello.rank == 1))
+        dial(hub, address, hello, **how)
+
+    monkeypatch.setattr(Hub, "dial", remembered)
     run.board.publisher(0)(*old.getsockname()[:2])
     old.close()
     run.start(1)
@@ -202,6 +209,7 @@ def test_a_rank_that_finds_rank_0_s_earlier_address_asks_for_it_again(start):
     run.start(0)
     results = run.together([0, 1])
     assert all(receipt.accepted for rank in (0, 1) for receipt in results[rank])
+    assert len(lives) > 1 and len(set(lives)) == 1
 
 
 def test_a_rank_that_waits_for_rank_0_can_be_closed(start):

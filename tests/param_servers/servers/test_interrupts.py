@@ -1,11 +1,13 @@
 """Ctrl-C at any moment of a pull or a push: no gradient is shifted, none counts twice, and the worker may go on."""
 
 import threading
+from typing import Any
 
 import pytest
 import torch
 
 from param_servers.config import OptimizerConfig
+from param_servers.errors import RunStopped
 from param_servers.exchange import Receipt
 from param_servers.layout import FlatLayout, plan_shards
 from param_servers.wire.frames import Frame, Link
@@ -35,6 +37,34 @@ def test_a_push_that_is_interrupted_counts_as_it_was_and_the_worker_may_go_on(mo
         moved = second.pull().parameters - before
         assert second.pull().step == 1 and torch.all(moved.abs() < 1)
         first.close(), second.close()
+
+
+def test_an_answer_that_comes_with_the_end_of_the_run_is_given_before_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Serving(num_workers=1) as run:
+        worker = run.worker()
+        step, turn = worker.pull().step, worker._turn
+
+        def hears_both(timeout_s: float) -> bool:
+            heard = turn(timeout_s)
+            if worker.state.open_push is None and worker.stopped is None:  # the answer is there
+                worker.stopped = "enough", False
+                turn(0.0)
+            return heard
+
+        with monkeypatch.context() as context:
+            begin_push = worker.begin_push
+
+            def begin(*push: Any) -> Any:
+                context.setattr(worker, "_turn", hears_both)
+                return begin_push(*push)
+
+            context.setattr(worker, "begin_push", begin)
+            assert worker.push(torch.ones(8), step, 1) == Receipt(True, 1)
+        with pytest.raises(RunStopped, match="enough"):
+            worker.pull()
+        worker.close()
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
