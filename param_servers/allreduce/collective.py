@@ -81,7 +81,8 @@ def describe_lost(ranks: Iterable[int], size: int, why: str) -> str:
     missing = sorted(ranks)
     if not missing:
         return f"the all-reduce of {size} ranks broke: {why}"
-    return f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {size} lost: {why}"
+    who = f"ranks {', '.join(map(str, missing))} of {size} do" if len(missing) > 1 else f"rank {missing[0]} of {size} does"
+    return f"{who} not answer: {why}"
 
 
 # -- over torch.distributed ----------------------------------------------------------------------------------------

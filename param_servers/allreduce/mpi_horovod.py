@@ -16,11 +16,11 @@ from torch import Tensor
 from param_servers.allreduce.collective import describe_lost
 from param_servers.config import ExchangeConfig
 from param_servers.errors import ConfigError, PeerLost, first_line
+from param_servers.timeouts import ROLL_CALL_S
 
 SPIN_S = 0.002
 """A call that takes longer waits for a straggler: from then on this process sleeps between polls."""
 _NAP_S = 0.0002
-_ROLL_CALL_S = 1.0
 _ROLL_CALL_TAG = 7
 
 
@@ -69,7 +69,7 @@ class MpiCollective:
                 if waited_s > timeout_s:
                     self._broken = True
                     self.lost = self._silent()
-                    raise PeerLost(describe_lost(self.lost, self.size, f"no answer within {timeout_s:g} s"))
+                    raise PeerLost(describe_lost(self.lost, self.size, f"waited {timeout_s:g} s"))
                 time.sleep(0 if waited_s < SPIN_S else _NAP_S)
         except self._mpi.Exception as error:
             self._broken = True
@@ -81,7 +81,7 @@ class MpiCollective:
         empty = bytearray(1)
         calls = [self._comm.Isend(empty, rank, _ROLL_CALL_TAG) for rank in others]
         answers = {rank: self._comm.Irecv(bytearray(1), rank, _ROLL_CALL_TAG) for rank in others}
-        deadline_s = time.monotonic() + _ROLL_CALL_S
+        deadline_s = time.monotonic() + ROLL_CALL_S
         silent = set(others)
         while silent and time.monotonic() < deadline_s:
             silent = {rank for rank in silent if not answers[rank].Test()}

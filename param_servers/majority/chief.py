@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from param_servers.config import ExchangeConfig
-from param_servers.errors import BadMessage, told
+from param_servers.errors import BadMessage, RunBroken, told
 from param_servers.exchange import OnEvent, ShouldStop
 from param_servers.servers.audit import AuditLog
 from param_servers.servers.step_commits import Commit, Expel, Note, StepCommits, Stop
@@ -327,8 +327,12 @@ class MajorityChief:
             self._progress, self._known_s = progress, now_s
         elif self._coordinator.phase == "stopped" or now_s - self._known_s < LAST_WORDS_S:
             return  # ranks are on their way, and are to hear of the end
-        if (reason := self._should_stop(*self._progress)) is not None:
-            self._carry_out(self._coordinator.stop(reason, failed=False))
+        try:
+            reason, broken = self._should_stop(*self._progress), False
+        except RunBroken as error:  # no steps are lost by it, and all are told
+            reason, broken = str(error), True
+        if reason is not None:
+            self._carry_out(self._coordinator.stop(reason, failed=broken))
 
     # -- what is decided -----------------------------------------------------------------------------------------
 

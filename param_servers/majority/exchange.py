@@ -40,7 +40,7 @@ from param_servers.majority.chief import MajorityChief
 from param_servers.majority.shared_replica import Outcome, SharedReplica
 from param_servers.replica import Replica, ReplicaReport
 from param_servers.servers.audit import AuditLog
-from param_servers.timeouts import GOODBYE_S, NAP_S, Redial
+from param_servers.timeouts import GOODBYE_S, NAP_S, Redial, clock_of_a_loop
 from param_servers.wire.frames import Event, Left, Message
 from param_servers.wire.handshake import Hello, Peer, Role, check_secret, new_incarnation, new_life
 from param_servers.wire.hub import WakeableHub
@@ -132,6 +132,7 @@ class MajorityExchange:
         self._announced, self._closing = 0, False
         self._hub = WakeableHub(secret, small_payload, silence_timeout_s=config.timeouts.silence_s)
         self._resolve, self._redial = resolve, Redial(config.timeouts.start_s, seed=rank)
+        self._now_s = clock_of_a_loop().now_s
         self._met_chief, self._chief_host, self._quiet_s = False, "", 0.0
         self._thread = threading.Thread(target=self._main, args=(torch.get_num_threads(),), daemon=True)
         self._thread.start()
@@ -211,7 +212,7 @@ class MajorityExchange:
 
     def _dial_the_chief(self) -> None:
         what = f"rank {self.rank} cannot reach rank 0, which decides who takes part,"
-        address = self._redial.attempt(lambda: self._resolve(0), time.monotonic(), what)
+        address = self._redial.attempt(lambda: self._resolve(0), self._now_s(), what)
         if address is not None:
             self._chief_host, fingerprint = address[0], self.replica.layout.fingerprint
             self._hub.dial(address, Hello(Role.WORKER, self.rank, self._incarnation, 0, fingerprint, life=self._life))
@@ -223,7 +224,7 @@ class MajorityExchange:
             if self._met_chief or event.refused:
                 self._chief_lost(event.reason)
             else:  # the address may be that of its earlier life
-                self._redial.failed(event.reason, time.monotonic())
+                self._redial.failed(event.reason, self._now_s())
         elif isinstance(event, Message):
             self._obey(event.header, event.payload)
         else:

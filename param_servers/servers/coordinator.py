@@ -139,6 +139,8 @@ class Coordinator:
         """A worker is connected to shard 0. It counts from now on; it asks for parameters with `pulled`."""
         met = self.steps.newest.get(worker) == incarnation
         decisions = self.steps.joined(worker, incarnation)
+        if self.state in ("stopping", "stopped"):  # the last checkpoint is of this term
+            return decisions
         if term > self.term or (term == self.term and not met):
             # All servers died and forgot a term that this worker has seen: begin a newer one, or it would not listen.
             self.steps.term = term

@@ -225,11 +225,11 @@ class ParameterServer:
                 self.node.obey(unpack_order(header, payload))
 
     def _joined(self, hello: Hello, peer: Peer) -> None:
+        if peer.role is Role.WORKER:
+            self.node.joined(hello)
         if self.node.ended is not None:
             self.node.tell_end(peer)
             return
-        if peer.role is Role.WORKER:
-            self.node.joined(hello)
         if self.chief is not None:
             self.chief.joined(hello)
         elif peer == _SHARD_0:

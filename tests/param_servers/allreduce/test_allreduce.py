@@ -218,7 +218,7 @@ def test_a_rank_that_leaves_is_named_and_a_survivor_writes_a_checkpoint(run_rank
 
     errors = run_ranks(3, body, step_timeout_s=8)
     for error in errors[:2]:
-        assert isinstance(error, PeerLost) and "rank 2 of 3 lost" in str(error) and "\n" not in str(error)
+        assert isinstance(error, PeerLost) and "rank 2 of 3 does not answer" in str(error) and "\n" not in str(error)
     assert (tmp_path / "step-2").is_dir()
 
 
@@ -232,7 +232,7 @@ def test_a_rank_that_is_lost_after_the_last_step_costs_no_step(run_ranks, tmp_pa
         worker.push(gradient(collective.rank, 3), 3, 1)
 
     error = run_ranks(2, body, step_timeout_s=8)[0]
-    assert isinstance(error, PeerLost) and "rank 1 of 2 lost" in str(error)
+    assert isinstance(error, PeerLost) and "rank 1 of 2 does not answer" in str(error)
     assert (tmp_path / "step-3").is_dir()
 
 
@@ -252,7 +252,7 @@ def test_a_rank_that_waited_for_a_survivor_is_not_called_lost(run_ranks):
     errors = run_ranks(3, body)
     assert has_left.is_set()
     for error in errors[:2]:
-        assert isinstance(error, PeerLost) and str(error).startswith("rank 2 of 3 lost: ")
+        assert isinstance(error, PeerLost) and str(error).startswith("rank 2 of 3 does not answer: ")
 
 
 def test_a_rank_that_never_comes_is_named(board):
@@ -274,7 +274,7 @@ def test_a_rank_that_never_comes_is_named(board):
         thread.start()
     for thread in threads:
         thread.join()
-    assert errors[0] == "rank 2 of 3 lost: did not come within 5 s"
+    assert errors[0] == "rank 2 of 3 does not answer: did not come within 5 s"
 
 
 def joining(board, rank, results, size=2):

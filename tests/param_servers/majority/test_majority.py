@@ -321,3 +321,12 @@ def test_whatever_ends_the_chief_is_told_by_all_ranks(start):
     for error in run.together([0, 1]).values():
         assert isinstance(error, RunBroken)
         assert str(error) == "rank 0 cannot decide any more: ZeroDivisionError: division by zero"
+
+
+def test_a_chief_that_cannot_be_asked_any_more_whether_to_stop_ends_the_run_for_that_reason(start):
+    def stop(step, data_points):
+        raise RunBroken("stop.json: permission denied")
+
+    run = start(2).start(0, 1, should_stop=stop)
+    for error in run.together([0, 1]).values():
+        assert isinstance(error, RunBroken) and str(error) == "stop.json: permission denied"

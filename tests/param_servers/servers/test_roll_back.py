@@ -15,7 +15,7 @@ from param_servers.servers.coordinator import Coordinator
 from param_servers.servers.server import ParameterServer
 from param_servers.servers.shard import Shard
 from param_servers.servers.shard_node import ShardNode
-from param_servers.servers.step_commits import Commit, Give, Restore
+from param_servers.servers.step_commits import Commit, Give, Restore, Stop
 from param_servers.wire.handshake import Hello, Peer, Role
 from param_servers.wire.messages import MEMBER, RECIPIENT, Code, Dtype, Header, Kind, Row
 
@@ -92,6 +92,20 @@ def test_a_roll_back_takes_back_the_answers_of_the_history_that_it_undoes() -> N
     node.obey(Restore(2, 0, 0))
     node.obey(Give(2, 0, (Row(0, 0, 0),)))
     assert answers(recorder)[1:] == [(2, 0, Code.NONE)]  # push 1 is in no step any more
+
+
+def test_parameters_that_are_not_sent_at_the_end_leave_the_answer_that_they_bore() -> None:
+    recorder: Any = Recorder()
+    node = shard_node(recorder)
+    recorder.cancel = lambda peer, kind: recorder.calls.clear()  # nothing has left yet
+    node.obey(Restore(1, 0, 0))
+    header = Header(Kind.GRADIENT, 0, 0, 1, 0, sequence=1, data_points=5, dtype=Dtype.FLOAT32, length=8)
+    node.receive_into(WORKER, header)[:] = as_bytes(torch.ones(2))
+    node.gradient(WORKER, header)
+    node.obey(Commit(1, 0, 0, 5, (Row(0, 0, 1, MEMBER | RECIPIENT),), (0,)))
+    node.obey(Stop("enough", False))
+    sent = [(header.kind, header.step, header.sequence, header.code) for _, _, header in recorder.calls]
+    assert sent == [(Kind.STEP, 1, 1, Code.ACCEPTED), (Kind.STOP, 0, 0, Code.NONE)]
 
 
 def test_later_checkpoints_are_set_aside_before_anybody_goes_back() -> None:
