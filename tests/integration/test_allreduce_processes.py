@@ -34,7 +34,7 @@ def start(command):
     )
 
 
-def finish(process, timeout_s=60):
+def finish(process, timeout_s=120):
     out, err = process.communicate(timeout=timeout_s)
     return process.returncode, out, err
 

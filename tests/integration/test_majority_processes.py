@@ -190,11 +190,11 @@ def test_rank_0_that_wakes_when_the_others_have_ended_without_it_ends_too(start,
 
 
 def test_a_run_of_which_all_ranks_are_stopped_goes_on_when_they_wake(start):
-    run = start(3, num_gradients=2, step_timeout_s=1)
+    run = start(3, num_gradients=2, step_timeout_s=2)
     run.reach(2)
     for process in run.ranks.values():
         os.kill(process.pid, signal.SIGSTOP)
-    time.sleep(4)  # not for a condition: the fault is that this much time is lost
+    time.sleep(7)  # not for a condition: the fault is that this much time is lost
     for process in run.ranks.values():
         os.kill(process.pid, signal.SIGCONT)
     for rank in run.ranks:

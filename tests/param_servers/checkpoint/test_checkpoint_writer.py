@@ -136,4 +136,4 @@ print("closed")
 @pytest.mark.parametrize("what", ["write", "set aside"])
 def test_a_process_whose_disk_hangs_ends_all_the_same(tmp_path: Path, what: str) -> None:
     command = [sys.executable, "-c", HANGING_DISK, str(tmp_path), what]
-    assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout == "closed\n"
+    assert subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout == "closed\n"

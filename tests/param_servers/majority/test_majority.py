@@ -185,7 +185,7 @@ def test_where_rank_0_was_expelled_the_next_one_writes_the_last_checkpoint(start
     def stop(step, data_points):
         return "3 steps" if step >= 3 else None
 
-    run = start(3, step_timeout_s=1, join_timeout_s=2).start(0, 1, 2, checkpoint_dir=tmp_path, should_stop=stop)
+    run = start(3, step_timeout_s=1, join_timeout_s=20).start(0, 1, 2, checkpoint_dir=tmp_path, should_stop=stop)
     run.together([0, 1, 2])
     for outcome in run.together([1, 2], steps=10).values():  # rank 0's game hangs; its chief does not
         assert isinstance(outcome, RunStopped) and outcome.reason == "3 steps"
