@@ -24,6 +24,10 @@ from dba3c.studies.page import write_rows
 _POINTS_EVERY_S = 5.0
 
 
+class NothingRecorded(UserError):
+    """A run that can be read, and in which nothing is that could be drawn."""
+
+
 @dataclass(frozen=True)
 class Curve:
     """One run. `columns`: chart name -> values [N] float64, NaN where nothing was recorded; rows in order of time."""
@@ -77,7 +81,7 @@ def load_curve(
 ) -> Curve:
     """Reads a run folder: its records where it has them, else its curve.csv. `warn`: told which files hold garbage.
 
-    Raises UserError when it is no run folder, is broken, cannot be read as a whole, or recorded nothing.
+    Raises UserError when it is no run folder, is broken or cannot be read as a whole; NothingRecorded.
     """
     run = RunFolder.open(path)
     config, meta = run.config(), run.meta()
@@ -87,7 +91,7 @@ def load_curve(
         points = _read_csv(run.path / CURVE_FILE)
     names = [chart for chart in metric_registry.charts() if any(chart in point for point in points)]
     if not names:
-        raise UserError(f"{run.path} has recorded nothing that could be drawn")
+        raise NothingRecorded(f"{run.path} has recorded nothing that could be drawn")
     columns = {name: np.array([point.get(name, math.nan) for point in points], dtype=np.float64) for name in names}
     return Curve(run.path.name, columns, config, meta)
 

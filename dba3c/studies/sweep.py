@@ -21,7 +21,7 @@ from typing import Any
 
 from dba3c.config import typed_options
 from dba3c.errors import UserError
-from dba3c.studies.curve import load_curve
+from dba3c.studies.curve import NothingRecorded, load_curve
 from dba3c.studies.figures import PALETTE, new_figure, plain, save, spread_names
 from dba3c.studies.results import PointResult, StudyResults, best_mean_score, has_best_mean
 from dba3c.studies.study import SWEEP, Point, Run, Search, Study, save_trial
@@ -145,7 +145,10 @@ class OptunaSearch:
     def tell(self, number: int, runs: list[Run]) -> float | None:
         """Say how good trial `number` was: the mean over its seeds of the best mean score; None, and that it failed,
         where one has none. Raises UserError: one cannot be read, which says nothing of it; nothing is told."""
-        scores = [best_mean_score(load_curve(run.folder)) for run in runs]
+        try:
+            scores = [best_mean_score(load_curve(run.folder)) for run in runs]
+        except NothingRecorded:
+            scores = [math.nan]
         mean = sum(scores) / len(scores)
         value = None if math.isnan(mean) else mean
         self._end(number, value)

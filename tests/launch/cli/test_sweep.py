@@ -259,6 +259,19 @@ def test_a_score_that_cannot_be_read_whole_is_no_score_and_the_same_command_read
     assert "trial 2 of 3: best mean score 9.5" in capsys.readouterr().out
 
 
+def test_a_finished_run_that_recorded_nothing_has_no_score_and_is_not_asked_again(tmp_path, monkeypatch, capsys):
+    def records_nothing(runs):
+        for run in runs:
+            made_up_run(run.folder, monkeypatch, seconds=20)
+            for file in (run.folder / "metrics").iterdir():
+                file.unlink()
+        return 0
+
+    monkeypatch.setattr(sweep, "run_all", records_nothing)
+    assert searching(tmp_path, 1, 1) == (0, ["FAIL"])
+    assert "trial 1 of 1: no score" in capsys.readouterr().out
+
+
 def test_a_task_of_a_search_starts_all_seeds_of_its_trial_also_after_one_that_failed(tmp_path, monkeypatch):
     tried, codes = [], {1: 3}
     monkeypatch.setattr(sweep, "run_task", lambda run: tried.append(run.seed) or codes.get(run.seed, 0))
