@@ -1,0 +1,382 @@
+"""The evaluator's life beside a run."""
+
+import errno
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from dba3c.assembly.model import initial_parameters
+from dba3c.config import replace_options
+from dba3c.errors import UserError
+from dba3c.evaluation import evaluator as evaluator_module
+from dba3c.evaluation.evaluator import evaluate, evaluated_policies, evaluator
+from dba3c.roles import RunProcess
+from dba3c.runs import checkpoints, ending
+from dba3c.runs.checkpoints import CheckpointWatch
+from dba3c.runs.ending import Overtime, RunEnd
+from param_servers.errors import CheckpointUnreadable, RunBroken
+from tests.dba3c.evaluation.conftest import CARTPOLE, records
+
+
+def evaluator_of(run, config, says):
+    """The role in a thread; returns (thread, list that gets its reason)."""
+    reasons = []
+
+    def be():
+        torch.set_num_threads(1)
+        reasons.append(evaluator(RunProcess(run, config, 0, 0), look_s=0.01, say=says))
+
+    thread = threading.Thread(target=be)
+    thread.start()
+    return thread, reasons
+
+
+def test_the_evaluator_plays_each_new_checkpoint_and_ends_with_the_run(cartpole, write_checkpoint):
+    run, _ = cartpole
+    played = {10: threading.Event(), 20: threading.Event()}
+
+    def says(line):
+        for step, event in played.items():
+            if line.startswith(f"step {step}: mean"):
+                event.set()
+
+    thread, reasons = evaluator_of(run, CARTPOLE, says)
+    assert played[10].wait(30)
+    write_checkpoint(run, CARTPOLE, step=20, parameters=torch.randn(initial_parameters(CARTPOLE)[1].shape))
+    assert played[20].wait(30)
+    run.request_stop("enough seen")
+    thread.join(30)
+    assert reasons == ["enough seen"]
+    evaluations = records(run, "evaluation")
+    assert [record["checkpoint_step"] for record in evaluations] == [10, 20]
+    assert evaluations[0]["games"] == 4 and len(evaluations[0]["interval_95"]) == 2
+    assert sorted(path.name for path in (run.path / "evaluations").iterdir()) == [
+        "step-10-sampled.json",
+        "step-20-sampled.json",
+    ]
+
+
+def test_the_evaluator_stops_the_run_when_enough_full_games_reach_the_stop_score(cartpole):
+    run, _ = cartpole
+    config = replace_options(CARTPOLE, stop_score=5.0, stop_games=4)
+    run.note_left("worker", 0)
+    thread, reasons = evaluator_of(run, config, lambda line: None)
+    thread.join(30)
+    assert "of 4 full games reached the stop score 5" in reasons[0]
+    assert run.stop_reason() == reasons[0]
+
+
+def test_fewer_games_than_the_stop_rule_asks_for_do_not_stop_the_run(cartpole):
+    run, _ = cartpole
+    lines, played = [], threading.Event()
+
+    def says(line):
+        lines.append(line)
+        if line.startswith("step 10"):
+            played.set()
+
+    thread, reasons = evaluator_of(run, replace_options(CARTPOLE, stop_score=5.0), says)
+    assert played.wait(30)
+    run.note_left("worker", 0)
+    run.end_life("finished", "1,000 frames trained on")
+    thread.join(30)
+    assert reasons == ["1,000 frames trained on"] and run.stop_reason() is None
+    assert lines[0] == "will not stop the run: 4 games are fewer than the 50 of the stop rule"
+
+
+# -- the end of a run --------------------------------------------------------------------------------------------------
+
+
+def ended_with(run, write_checkpoint, step):
+    """The training has had its frames, and writes its last checkpoint."""
+    run.request_stop("200 frames trained on", finished=True)
+    write_checkpoint(run, CARTPOLE, step=step, parameters=torch.randn(initial_parameters(CARTPOLE)[1].shape))
+    run.note_left("worker", 0)
+
+
+def test_the_checkpoint_a_run_ends_with_is_evaluated_also_where_it_is_the_only_one(make_run, write_checkpoint):
+    run, lines = make_run(CARTPOLE), []
+    asked = threading.Event()
+
+    def says(line):
+        lines.append(line)
+        if "playing 4 games with its last checkpoint, for at most 120 s" in line:
+            asked.set()
+
+    thread, reasons = evaluator_of(run, CARTPOLE, says)
+    run.request_stop("200 frames trained on", finished=True)
+    assert asked.wait(30)  # and it waits for the checkpoint
+    ended_with(run, write_checkpoint, step=7)
+    thread.join(30)
+    assert reasons == ["200 frames trained on"]
+    assert [record["checkpoint_step"] for record in records(run, "evaluation")] == [7]
+    assert lines[-1].startswith("step 7: mean")
+
+
+def in_the_middle_of_games(monkeypatch, step, happen):
+    """`happen` when the first evaluation has taken so many steps; from then on it looks at once."""
+    asked, ask = [], Overtime.__call__
+
+    def look(self):
+        asked.append(self.step)
+        if len(asked) == step:
+            happen()
+            self._run_end._next_look_s = 0.0
+        return ask(self)
+
+    monkeypatch.setattr(Overtime, "__call__", look)
+
+
+def test_games_under_way_at_the_end_are_finished_and_then_the_last_checkpoint_is_played(
+    cartpole, write_checkpoint, monkeypatch
+):
+    run, _ = cartpole
+    in_the_middle_of_games(monkeypatch, 3, lambda: ended_with(run, write_checkpoint, step=20))
+    thread, _ = evaluator_of(run, CARTPOLE, lambda line: None)
+    thread.join(30)
+    found = records(run, "evaluation")
+    assert [(one["checkpoint_step"], one["games"], one["unfinished"]) for one in found] == [(10, 4, 0), (20, 4, 0)]
+
+
+def test_what_the_budget_does_not_suffice_for_is_counted_and_the_command_named(cartpole, write_checkpoint, monkeypatch):
+    run, _ = cartpole
+    config, lines = replace_options(CARTPOLE, evaluation_budget_s=0.0), []
+    in_the_middle_of_games(monkeypatch, 3, lambda: ended_with(run, write_checkpoint, step=20))
+    thread, _ = evaluator_of(run, config, lines.append)
+    thread.join(30)
+    assert records(run, "evaluation") == []
+    why = "none of 4 games had ended when 0 s after the run's end were over"
+    assert lines[-1] == f"step 20: {why}; `dba3c evaluate {run.path} --step 20` does it"
+
+
+def test_a_run_that_is_stopped_is_not_held_up_by_games_and_the_command_is_named(cartpole, monkeypatch):
+    run, _ = cartpole
+    lines = []
+    in_the_middle_of_games(monkeypatch, 12, lambda: run.request_stop("SIGINT"))
+    thread, reasons = evaluator_of(run, CARTPOLE, lines.append)
+    thread.join(30)
+    assert reasons == ["SIGINT"] and f"(SIGINT); `dba3c evaluate {run.path}` does it" in lines[-1]
+    ended = [(one["games"], one["unfinished"]) for one in records(run, "evaluation")]
+    untold = [
+        line
+        for line in lines
+        if line.startswith("step 10: none of 4 games had ended when somebody waits for the run's end (SIGINT)")
+    ]
+    assert sum(ended, ()) in {(1, 3), (2, 2), (3, 1)} or untold
+
+
+def test_who_stops_a_run_after_its_end_ends_its_overtime_and_the_first_reason_stays(cartpole):
+    run, _ = cartpole
+    lines = []
+
+    def says(line):
+        lines.append(line)
+        if "Ctrl-C ends that" in line:  # while it waits for a last checkpoint that does not come
+            assert not run.request_stop("SIGINT")
+
+    run.request_stop("enough", finished=True)
+    thread, reasons = evaluator_of(run, CARTPOLE, says)
+    thread.join(30)
+    assert reasons == ["enough"] == [run.stop_reason()]
+    assert "none of 4 games had ended when somebody waits for the run's end (enough)" in lines[-1]
+
+
+TWO = replace_options(CARTPOLE, evaluators=2, evaluation_games=5)
+
+
+@pytest.fixture
+def while_playing(monkeypatch):
+    """while_playing(happen, step, share): once, when that share of a checkpoint's games begins."""
+    waiting, real = {}, evaluator_module.evaluate
+
+    def play(config, policy, *, seed_index, **how):
+        waiting.pop((policy.step, seed_index), lambda: None)()
+        return real(config, policy, seed_index=seed_index, **how)
+
+    monkeypatch.setattr(evaluator_module, "evaluate", play)
+    return lambda happen, step, share: waiting.update({(step, share): happen})
+
+
+def scores_of(run, step):
+    """The scores of each share of a checkpoint's games, by the share's number."""
+    paths = sorted((run.path / "evaluations").glob(f"step-{step}-*.json"))
+    return {one["seed_index"]: one["scores"] for one in map(json.loads, map(Path.read_text, paths))}
+
+
+def be_evaluator(run, rank, incarnation=0):
+    return evaluator(RunProcess(run, TWO, rank, incarnation), look_s=0.0, say=print)
+
+
+def test_two_evaluators_share_the_games_of_a_checkpoint_and_overwrite_nothing(cartpole, while_playing):
+    run, policy = cartpole
+    run.request_stop("enough", finished=True)
+    run.note_left("worker", 0)
+    while_playing(lambda: be_evaluator(run, 1), step=10, share=0)
+    assert be_evaluator(run, 0) == "enough"
+    found = scores_of(run, 10)
+    assert found[0] == evaluate(CARTPOLE, policy, games=3, seed_index=0).scores
+    assert found[1] == evaluate(CARTPOLE, policy, games=2, seed_index=1).scores
+    first, second = (records(run, "evaluation", rank) for rank in (1, 0))
+    assert [record["games"] for record in (*first, *second)] == [2, 5]  # who comes last sees both
+    assert second[0]["mean"] == sum(found[0] + found[1]) / 5
+    assert policy.sha256 in evaluated_policies(run, 2, "sampled", seed_index=1)
+    assert policy.sha256 not in evaluated_policies(run, 3, "sampled", seed_index=1)
+
+
+def test_evaluators_that_are_at_different_checkpoints_leave_none_of_them_without_all_its_games(
+    cartpole, write_checkpoint, while_playing
+):
+    run, _ = cartpole
+
+    def the_other_one_comes_to_a_newer_checkpoint():
+        ended_with(run, write_checkpoint, step=20)
+        be_evaluator(run, 1)
+
+    while_playing(the_other_one_comes_to_a_newer_checkpoint, step=10, share=0)
+    be_evaluator(run, 0)
+    assert {step: sorted(map(len, scores_of(run, step).values())) for step in (10, 20)} == {10: [2, 3], 20: [2, 3]}
+    assert [record["games"] for record in records(run, "evaluation", 0)] == [3, 5]
+    assert [record["games"] for record in records(run, "evaluation", 1)] == [2, 5]
+
+
+def test_an_evaluator_that_dies_holds_nobody_up_and_plays_what_it_had_begun_when_it_is_back(
+    cartpole, write_checkpoint, while_playing
+):
+    run, _ = cartpole
+
+    def dies():
+        raise RuntimeError("killed")
+
+    while_playing(dies, step=10, share=1)
+    with pytest.raises(RuntimeError, match="killed"):
+        be_evaluator(run, 1)
+    run.request_stop("enough", finished=True)
+    run.note_left("worker", 0)
+    assert be_evaluator(run, 0) == "enough" and set(scores_of(run, 10)) == {0}
+    assert be_evaluator(run, 1, incarnation=1) == "enough" and set(scores_of(run, 10)) == {0, 1}
+    write_checkpoint(run, CARTPOLE, step=20, parameters=torch.randn(initial_parameters(CARTPOLE)[1].shape))
+    be_evaluator(run, 0)  # alone
+    assert set(scores_of(run, 20)) == {0, 1}
+
+
+def test_evaluators_that_cannot_tell_each_other_what_they_play_play_their_own_shares(cartpole, monkeypatch):
+    run, _ = cartpole
+    run.request_stop("enough", finished=True)
+    run.note_left("worker", 0)
+
+    def full(path, text):
+        raise UserError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr(evaluator_module, "write_once", full)
+    be_evaluator(run, 1)
+    assert set(scores_of(run, 10)) == {1}
+    be_evaluator(run, 0)
+    assert set(scores_of(run, 10)) == {0, 1}
+
+
+def test_games_played_by_hand_with_other_actions_are_not_the_evaluator_s(cartpole):
+    run, policy = cartpole
+    evaluate(CARTPOLE, policy, games=2, actions="greedy").save(run)
+    assert evaluated_policies(run, 2, "sampled") == set()
+    assert evaluated_policies(run, 2, "greedy") == {policy.sha256}
+
+
+def test_more_evaluators_than_games_are_refused():
+    with pytest.raises(UserError, match="3 evaluators share evaluation_games"):
+        replace_options(CARTPOLE, evaluators=3, evaluation_games=2)
+
+
+def test_a_checkpoint_evaluated_in_an_earlier_life_is_not_played_again(cartpole):
+    run, policy = cartpole
+    evaluate(CARTPOLE, policy, games=2).save(run)
+    lines = []
+    watch = CheckpointWatch(
+        run.checkpoints, lambda: None, is_done=lambda found: found.sha256 == policy.sha256, say=lines.append
+    )
+    assert watch.newest_unseen() is None and lines == []
+
+
+def test_of_several_waiting_checkpoints_the_newest_whole_one_is_taken_and_the_others_named(cartpole, write_checkpoint):
+    run, _ = cartpole
+    lines = []
+    watch = CheckpointWatch(run.checkpoints, lambda: None, say=lines.append)
+    assert watch.newest_unseen().step == 10
+    assert watch.newest_unseen() is None
+    for step in (20, 30, 40):
+        write_checkpoint(run, CARTPOLE, step=step)
+    (run.checkpoints / "step-40" / "manifest.json").write_text("{")
+    assert watch.newest_unseen().step == 30
+    assert len(lines) == 1 and "step-40 is torn" in lines[0]
+    assert watch.passed_over == [20]
+    assert watch.newest_unseen() is None and len(lines) == 1
+    write_checkpoint(run, CARTPOLE, step=40)  # written again after a roll-back
+    assert watch.newest_unseen().step == 40 and watch.passed_over == []
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_looked_at_again(cartpole, monkeypatch):
+    run, _ = cartpole
+    lines = []
+    watch = CheckpointWatch(run.checkpoints, lambda: None, say=lines.append)
+    with monkeypatch.context() as away:
+
+        def unreadable(path):
+            raise CheckpointUnreadable(f"{path} cannot be read")
+
+        away.setattr(checkpoints, "load_policy", unreadable)
+        assert watch.newest_unseen() is None and watch.newest_unseen() is None
+    assert len(lines) == 1 and "step-10 cannot be read" in lines[0]
+    assert watch.newest_unseen().step == 10
+
+
+@pytest.mark.parametrize("asks", ["iterdir", "read_text"])
+def test_a_file_system_that_is_away_for_a_while_ends_no_evaluator(cartpole, monkeypatch, asks):
+    run, _ = cartpole
+    observations = run.path / "observations"
+    observations.mkdir()
+    (observations / "worker-0.json").write_text('{"0": {"count": 1.0, "mean": [0.0], "squares": [0.0]}}')
+    watch = CheckpointWatch(run.checkpoints, lambda: None, say=print)
+    original = getattr(Path, asks)
+
+    def away(path, *given, **options):
+        if path in (run.checkpoints, observations / "worker-0.json"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return original(path, *given, **options)
+
+    with monkeypatch.context() as while_away:
+        while_away.setattr(Path, asks, away)
+        assert watch.newest_unseen() is None
+    assert watch.newest_unseen().step == 10
+
+
+@pytest.mark.parametrize("asks", ["exists", "iterdir"])
+def test_a_file_system_that_is_away_for_a_while_ends_no_overtime(cartpole, monkeypatch, asks):
+    run, _ = cartpole
+    run.request_stop("it has seen its frames", finished=True)
+    overtime = Overtime(run, CARTPOLE, RunEnd(run, look_s=0.0))
+    for process in overtime._awaited:
+        run.note_left(*process)
+    original = getattr(Path, asks)
+
+    def away(path):
+        if path == run.checkpoints or path.name.startswith("left-"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return original(path)
+
+    with monkeypatch.context() as while_away:
+        while_away.setattr(Path, asks, away)
+        assert overtime() is None and not overtime.training_has_ended()
+    assert overtime.training_has_ended()
+    overtime.step = 10
+    assert overtime() is None
+
+
+def test_a_launch_that_is_gone_without_a_word_is_not_waited_for(cartpole, monkeypatch):
+    monkeypatch.setattr(ending, "GONE_AFTER_S", -1.0)
+    run, _ = cartpole
+    run.release()
+    with pytest.raises(RunBroken, match="nobody has held its lock"):
+        CheckpointWatch(run.checkpoints, RunEnd(run, look_s=0.0), say=print, look_s=0.0).wait()
