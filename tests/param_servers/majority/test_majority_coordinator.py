@@ -3,7 +3,7 @@
 from typing import Any
 
 from param_servers.config import ExchangeConfig
-from param_servers.majority.chief import (
+from param_servers.majority.coordinator import (
     MOST_FORMATIONS,
     FormGroup,
     LeaveGroup,
