@@ -21,6 +21,7 @@ SELF_CGROUP = Path("/proc/self/cgroup")
 CPUINFO, MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 """Of /proc/cpuinfo, on x86 and on ARM."""
+_NUMBERS = {"cpu family": "family", "model": "model", "stepping": "stepping"}
 
 
 def versions() -> dict[str, str]:
@@ -141,6 +142,9 @@ def host() -> dict[str, object]:
 
 
 def _processor() -> str:
-    lines = (_read(CPUINFO) or "").splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "unknown")
+    """By name and numbers: a virtual machine's name may be no more than "AMD EPYC"."""
+    first = (_read(CPUINFO) or "").partition("\n\n")[0]
+    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    numbers = [f"{what} {said[name]}" for name, what in _NUMBERS.items() if name in said]
+    name = said.get("model name") or platform.processor() or "unknown"
+    return f"{name} ({', '.join(numbers)})" if numbers else name

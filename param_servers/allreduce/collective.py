@@ -81,8 +81,8 @@ def describe_lost(ranks: Iterable[int], size: int, why: str) -> str:
     missing = sorted(ranks)
     if not missing:
         return f"the all-reduce of {size} ranks broke: {why}"
-    ranks, do = ("ranks", "do") if len(missing) > 1 else ("rank", "does")
-    return f"{ranks} {', '.join(map(str, missing))} of {size} {do} not answer: {why}"
+    named, do = ("ranks", "do") if len(missing) > 1 else ("rank", "does")
+    return f"{named} {', '.join(map(str, missing))} of {size} {do} not answer: {why}"
 
 
 # -- over torch.distributed ----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from dba3c.studies.curve import Curve, load_curve
@@ -11,7 +12,7 @@ from dba3c.studies.statistics import estimate, time_to_goal
 HERE = Path(__file__).resolve().parent
 COLUMNS = (
     "recipe", "environment", "seeds", "goal", "thousand frames to the goal, median",
-    "core-minutes to the goal, median", "best mean of 50 games, IQM", "at the end, IQM",
+    "core-minutes to the goal, median", "best mean of 50 games, IQM", "at the end, IQM", "computed by",
 )  # fmt: skip
 RECIPES = {"ppo-LunarLander": "long PPO"}
 """Those that are no preset."""
@@ -29,9 +30,14 @@ def to_goal(curves: list[Curve], goal: float, chart: str, unit: float) -> str:
     return str(time_to_goal(seen, [row is not None for row in rows]).times(unit))
 
 
-def line(folder: Path) -> tuple[object, ...]:
+def processors(curves: list[Curve]) -> str:
+    """In whose core-minutes the table counts: how many lives of the runs each has computed, where there are several."""
+    lives = Counter(life["host"]["processor"] for curve in curves for life in curve.meta["lives"])
+    return ", ".join(name if len(lives) == 1 else f"{name} ({number})" for name, number in lives.most_common())
+
+
+def line(folder: Path, curves: list[Curve]) -> tuple[object, ...]:
     """Of the runs of one preset on one environment."""
-    curves = [load_curve(path) for path in sorted(folder.glob("seed-*"))]
     recipe = folder.name.partition("-")[0]
     environment = curves[0].config["environment"]["env_id"]
     goal = GOALS.get(environment)
@@ -46,14 +52,16 @@ def line(folder: Path) -> tuple[object, ...]:
         *times,
         best,
         last,
+        processors(curves),
     )
 
 
 def main() -> None:
     folders = sorted({path.parent for path in HERE.glob("*/seed-*")})
-    newest = load_curve(sorted(folders[-1].glob("seed-*"))[-1])
-    made = made_by(newest.meta["lives"][-1])
-    renew(HERE / "README.md", made, markdown(COLUMNS, [line(folder) for folder in folders]))
+    found = {folder: [load_curve(path) for path in sorted(folder.glob("seed-*"))] for folder in folders}
+    lives = [life for curves in found.values() for curve in curves for life in curve.meta["lives"]]
+    newest = max(lives, key=lambda life: life["started_s"])
+    renew(HERE / "README.md", made_by(newest), markdown(COLUMNS, [line(*each) for each in found.items()]))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ from peers.measure import cpu_s
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows.jsonl"
 CORES = os.cpu_count() or 1
+WHERE = ("processor", "commit", "date")
 CASES = {
     "small, bfloat16, 16 environments a core (the preset)": "--precision bfloat16",
     "nature, bfloat16, 64": f"--network nature --envs-per-worker {64 * CORES} --precision bfloat16",
@@ -196,9 +197,9 @@ def one_round() -> dict[str, Any]:
 
 
 def write_page(made: str) -> None:
-    """Medians of the rounds of this processor, and of ratios within rounds."""
+    """Medians of the newest rounds, those of one processor, commit and day, and of ratios within rounds."""
     rows = rows_of(ROWS)
-    rows = [row for row in rows if row["processor"] == rows[-1]["processor"]]
+    rows = [row for row in rows if all(row.get(name) == rows[-1].get(name) for name in WHERE)]
     cells = []
     for case in rows[-1]["cases"]:
         mine = [row["cases"][case] for row in rows]
@@ -246,8 +247,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     made = facts("python results/throughput/measure.py")
+    where = made["host"]["processor"], made["source"].get("commit"), made["date"]
     for _ in range(0 if options.what else options.rounds):
-        add_row(ROWS, {**one_round(), "processor": made["host"]["processor"], "date": made["date"]})
+        add_row(ROWS, {**one_round(), **dict(zip(WHERE, where, strict=True))})
     write_page("" if options.what else made_by(made))
 
 

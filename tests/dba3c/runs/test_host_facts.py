@@ -1,4 +1,4 @@
-"""What a run notes of where its code came from."""
+"""What a run notes of where its code came from, and of where it ran."""
 
 import subprocess
 from pathlib import Path
@@ -21,3 +21,22 @@ def test_the_commit_is_ours_and_not_that_of_a_repository_which_this_is_installed
     assert host_facts.git_commit() == {}
     subprocess.run([*git, "add", str(source)], check=True)
     assert host_facts.git_commit()["dirty"] is True
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "told"),
+    [
+        ("cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\nstepping\t: 1\n\nmodel\t: 9\n",
+         "AMD EPYC (family 26, model 2, stepping 1)"),
+        ("CPU implementer\t: 0x41\n", "aarch64"),
+        (None, "aarch64"),
+    ],
+)  # fmt: skip
+def test_processors_of_one_name_are_told_apart(
+    cpuinfo: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_facts, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(host_facts.platform, "processor", lambda: "aarch64")
+    if cpuinfo is not None:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert host_facts.host()["processor"] == told
