@@ -218,7 +218,12 @@ QUEUE: tuple[Entry, ...] = (
     *algorithm("mujoco-HalfCheetah", "HalfCheetah-v5 --total-frames 1000000", range(3), core_hours=0.5),
     *algorithm("vizdoom-basic", "vizdoom/basic --total-frames 1200000", range(3), core_hours=0.3),
     *algorithm("ppo-LunarLander", LONG_PPO, range(3, 10), core_hours=0.3),
-    *algorithm("sac-HalfCheetah", "HalfCheetah-v5 --preset sac --total-frames 1000000", range(1), core_hours=2.0),
+    *algorithm(
+        "sac-HalfCheetah",
+        "HalfCheetah-v5 --preset sac --total-frames 1000000 --stop-score 20000",
+        range(1),
+        core_hours=2.0,
+    ),
     *algorithm("r2d2-Pong", "ALE/Pong-v5 --preset r2d2 --protocol v4-no-sticky", range(1), core_hours=2.0),
     batch(1120, sqrt_rule(1120)),
     damped("1e-4", 1e-3),

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from dba3c.benchmarks.dilated_cluster import read
 from dba3c.simulation.cluster import Cluster
@@ -26,6 +27,11 @@ from param_servers.errors import PeerLost
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "cluster"
 ROW = {"refused": False, "step_ms": 50.0, "own_share": 0.4, "busy_share": 0.5, "dilation": 20, "row_s": 7.0}
 ROW["queue_bytes"] = QUEUE_BYTES
+
+
+def row_of(times_s: NDArray[np.float64], **given: Any) -> dict[str, Any]:
+    """What the fake lab says of these compute times."""
+    return {**ROW, "compute_ms": round(1e3 * float(times_s.mean()), 3), **given}
 
 
 @pytest.fixture
@@ -43,7 +49,7 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
     rows = [module.Row("workers", "small", Scene("servers", n, 0, 2, False, 2.7, 10.0)) for n in (4, 8)]
     monkeypatch.setattr(module, "everything", lambda: iter(rows))
     module.asked = []
-    monkeypatch.setattr(module.lab, "measure", lambda scene, *given: module.asked.append((scene, *given)) or dict(ROW))
+    monkeypatch.setattr(module.lab, "measure", lambda *given: module.asked.append(given) or row_of(given[1]))
     yield module
     for name in ("other_systems", "page", "beside_others", "plan", "time_to_score", "beyond"):
         sys.modules.pop(name, None)
@@ -57,6 +63,13 @@ def test_an_interrupted_campaign_goes_on_where_it_stopped(campaign: Any) -> None
     campaign.campaign(float("inf"), 5.0, [""])
     assert [scene.workers for scene, *_ in campaign.asked] == [4, 8, 4]
     assert len(campaign.ROWS.read_text().splitlines()) == 2
+
+
+def test_a_row_of_other_compute_times_than_are_recorded_now_is_measured_again(campaign: Any, monkeypatch: Any) -> None:
+    campaign.campaign(float("inf"), 5.0, [""])
+    monkeypatch.setattr(sys.modules["plan"], "recorded_s", lambda *which: np.array([0.015, 0.021]))
+    campaign.campaign(float("inf"), 5.0, [""])
+    assert [scene.workers for scene, *_ in campaign.asked] == [4, 8, 4, 8]
 
 
 def test_a_prediction_is_written_with_its_error_and_comes_from_the_same_compute_times(campaign: Any) -> None:
@@ -73,7 +86,7 @@ def test_a_row_on_a_busy_machine_is_kept_apart_and_tried_again_more_slowly(campa
 
     def busy(scene: Scene, times_s: Any, dilation: int, *given: Any) -> dict[str, Any]:
         asked.append((scene.workers, dilation))
-        return ROW | {"refused": True, "own_share": 0.7, "dilation": dilation}
+        return row_of(times_s, refused=True, own_share=0.7, dilation=dilation)
 
     monkeypatch.setattr(campaign.lab, "measure", busy)
     campaign.campaign(float("inf"), 5.0, [""])
@@ -91,7 +104,7 @@ def test_a_row_beside_other_work_is_tried_again_at_the_same_dilation(campaign: A
 
     def beside_others(scene: Scene, times_s: Any, dilation: int, *given: Any) -> dict[str, Any]:
         asked.append(dilation)
-        return ROW | {"busy_share": 0.95 if len(asked) == 1 else 0.5, "dilation": dilation}
+        return row_of(times_s, busy_share=0.95 if len(asked) == 1 else 0.5, dilation=dilation)
 
     monkeypatch.setattr(campaign.lab, "measure", beside_others)
     for _ in range(2):
@@ -112,10 +125,10 @@ def test_a_row_from_before_the_switchs_queues_were_repaired_is_measured_again_an
 
 
 def test_a_row_whose_processes_fail_stops_no_other(campaign: Any, monkeypatch: Any, capsys: Any) -> None:
-    def fail(scene: Scene, *given: Any) -> dict[str, Any]:
+    def fail(scene: Scene, times_s: Any, *given: Any) -> dict[str, Any]:
         if scene.workers == 4:
             raise PeerLost("process 3 failed")
-        return dict(ROW)
+        return row_of(times_s)
 
     monkeypatch.setattr(campaign.lab, "measure", fail)
     campaign.campaign(float("inf"), 5.0, [""])

@@ -243,18 +243,15 @@ def measure(
         "compute_ms": round(1e3 * float(times_s.mean()), 3),
         "slowest_compute_ms": round(1e3 * slowest_s, 3),
         "bound_ms": round(1e3 * scene.bound_s, 3),
-        **found(scene, case, measured, dilation, points, slowest_s),
+        **found(scene, case, measured, dilation, points),
         **after,
         "congestion_control": measured.congestion_control,
         "row_s": round(time.monotonic() - began_s, 1),
     }
 
 
-def found(
-    scene: Scene, case: Case, measured: Measured, dilation: float, points: int, slowest_s: float
-) -> dict[str, Any]:
-    """What the processes saw after the warm-up, divided by D. `exchange_busy`: were the processors idle while workers
-    compute, of which a step waits for `slowest_s`."""
+def found(scene: Scene, case: Case, measured: Measured, dilation: float, points: int) -> dict[str, Any]:
+    """What the processes saw after the warm-up, divided by D."""
     means_s, dropped, pushed = [], 0, 0
     for worker in measured.workers:
         pulls = [pull for pull in worker.pulls if pull[0] >= case.warm_up]
@@ -267,7 +264,6 @@ def found(
     load = measured.workers[0].load
     assert load is not None
     cores = [seconds * dilation / load.elapsed_s for seconds in load.cpu_s]
-    exchange_share = 1 - min(0.99, slowest_s / step_s)
     return {
         "step_ms": round(1e3 * step_s, 3),
         "data_points_per_s": round(scene.gradients * points / step_s, 1),
@@ -275,7 +271,6 @@ def found(
         "busy_share": round(load.busy_share, 3),
         "own_share": round(load.own_share, 3),
         "others_share": round(load.others_share, 3),
-        "exchange_busy": round(load.own_share / exchange_share, 3),
         "refused": load.own_share > MOST_BUSY,
         "server_cores": round(max(cores[: scene.servers], default=math.nan), 2) if scene.servers else None,
         "worker_cores": round(max(cores[scene.servers :]), 2),

@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -62,9 +61,9 @@ def main() -> int:
     write_rows(arguments.into / "costs.csv", [asdict(cost) for cost in costs])
     plot_costs(costs, arguments.into)
     if arguments.into == HERE:
-        first = next(iter(json.loads((HERE / "machine.json").read_text()).values()))
-        made = made_by({"date": time.strftime("%Y-%m-%d"), **first})
-        renew(HERE / "README.md", made, table(costs))
+        lives = json.loads((HERE / "machine.json").read_text()).values()
+        newest = max(lives, key=lambda life: life.get("started_s", 0.0))
+        renew(HERE / "README.md", made_by(newest), table(costs))
     print(table(costs))
     return code
 
@@ -101,7 +100,8 @@ def read_costs(folder: Path, arguments: Arguments) -> list[Cost]:
         configs.mkdir(parents=True, exist_ok=True)
         (configs / f"{run.point.name}.json").write_text((run.folder / "config.json").read_text())
         life = RunFolder.open(run.folder).meta()["lives"][0]
-        facts[run.point.name] = {name: life.get(name) for name in ("command", "cores", "host", "versions", "source")}
+        names = ("started_s", "command", "cores", "host", "versions", "source")
+        facts[run.point.name] = {name: life.get(name) for name in names}
     machine.write_text(json.dumps(facts, indent=1) + "\n")
     return costs
 

@@ -108,14 +108,15 @@ def predicted(clusters: dict[str, Cluster], row: Row, dilation: float, steps: in
 
 
 def missing(only: list[str]) -> list[Row | CentralRow]:
-    """What is not measured, in the plan's order, but for rows that were tried too often on too busy a machine.
+    """What is not measured (with the compute times that are recorded now), in the plan's order, but for rows that were
+    tried too often on too busy a machine.
 
     Args: only: parts of keys, of which a row's has one.
     """
-    done = {row["key"] for row in rows_of(ROWS) if is_fresh(row)}
+    done = {(row["key"], row.get("compute_ms")) for row in rows_of(ROWS) if is_fresh(row)}
     tried = [row["key"] for row in rows_of(REFUSED) if is_fresh(row)]
     asked = (row for row in everything() if any(part in row.key for part in only))
-    return [row for row in asked if row.key not in done and tried.count(row.key) < row.most_tries]
+    return [row for row in asked if (row.key, row.compute_ms()) not in done and tried.count(row.key) < row.most_tries]
 
 
 def least_dilation(refused: list[dict[str, Any]], key: str) -> int:

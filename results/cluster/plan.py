@@ -105,6 +105,10 @@ class Row(NamedTuple):
         times_s[:, 1:2] *= self.slow
         return times_s
 
+    def compute_ms(self) -> float | None:
+        """As its line says it."""
+        return round(1e3 * float(self.times_s().mean()), 3)
+
     def fault_at(self, dilation: float) -> Fault | None:
         if self.fault is None:
             return None
@@ -124,6 +128,9 @@ class CentralRow(NamedTuple):
     @property
     def key(self) -> str:
         return json.dumps([self.part, self.network, *self.scene])
+
+    def compute_ms(self) -> float | None:
+        return None
 
     def costs(self) -> AgentCosts:
         """Seconds of one core for a step, as recorded."""

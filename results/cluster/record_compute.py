@@ -1,4 +1,4 @@
-"""Records how long one lane computes for a gradient: `python results/cluster/record_compute.py` (idle machine, 4 min).
+"""Records how long one lane computes for a gradient: `python results/cluster/record_compute.py` (idle machine, 6 min).
 
 Real Breakout runs of one lane, which has a core to itself: 5 steps of its environments, forward and backward pass, of
 1 or 4 for each network (compute_times.csv), and of those that a lane has where all nodes share 720 (shared_times.csv).
@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,9 +22,12 @@ from plan import SHARED_TIMES, TIMES
 
 from dba3c.simulation.calibration import calibrate
 from dba3c.studies.page import facts, rows_of, write_rows
+from param_servers.benchmarks.hosts import Snapshot
 
-ROLLOUTS = {"small": 400, "nature": 300, "dba3c": 200}
-"""Of each number of environments; the last networks are slower."""
+ROLLOUTS = {"small": 2000, "nature": 2000, "dba3c": 1000}
+"""Of each number of environments: the slowest of 64 nodes × 12 lanes is drawn from them, and should not always be the
+same one (what is there now is from when 400, 300 and 200 were recorded)."""
+QUIET_S, MOST_BUSY = 2.0, 0.05
 PRECISION = {"small": "bfloat16", "nature": "bfloat16", "dba3c": "float32"}
 """Of the presets (docs/environments.md); DBA3C's network is as it was in 2017."""
 ENVIRONMENTS = (1, 4)
@@ -35,6 +39,12 @@ SHAPE = ("network", "environments", "precision")
 
 def record(words: str, frames: int) -> tuple[float, ...]:
     """Seconds of each gradient with what had to be played for it, after the warm-up of two."""
+    before = Snapshot.now(())
+    time.sleep(QUIET_S)
+    if (busy := (Snapshot.now(()) - before).busy_share) > MOST_BUSY:
+        sys.exit(
+            f"other work, whose time would be recorded, keeps this machine {busy:.0%} busy: {MOST_BUSY:.0%} may be"
+        )
     with TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         words = (
@@ -42,7 +52,7 @@ def record(words: str, frames: int) -> tuple[float, ...]:
             f"--total-frames {frames} --run-dir {run} {words}"
         )
         command = [sys.executable, "-m", "launch", *words.split()]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=280)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=600)
         return calibrate([run]).work.compute.samples_s
 
 

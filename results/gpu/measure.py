@@ -75,17 +75,17 @@ def measured(words: list[str]) -> dict[str, Any]:
         return found
 
 
-def write_page(made: str) -> None:
-    """All rows."""
-    order = list(CASES)
+def write_page() -> None:
+    """All rows, and when and where the last of them was made."""
+    order, rows = list(CASES), rows_of(ROWS)
     cells = [
         [row["case"], f"{row['agent_steps_per_s']:,.0f}", f"{row['cores']:.1f}", f"{row['per_core_s']:,.0f}",
          *(f"{row[name]:.3g}" if name in row else "–" for name in ("inference_batch", "inference_latency_p50_ms",
                                                                    "inference_latency_p99_ms", "policy_lag_mean"))]
-        for row in sorted(rows_of(ROWS), key=lambda row: order.index(row["case"]))
+        for row in sorted(rows, key=lambda row: order.index(row["case"]))
     ]  # fmt: skip
     header = ["run", "agent steps/s", "cores in use", "per core-second", "batch", "p50 ms", "p99 ms", "policy lag"]
-    renew(HERE / "README.md", made, markdown(header, cells))
+    renew(HERE / "README.md", rows[-1]["made"], markdown(header, cells))
 
 
 def main() -> None:
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, default=ROWS)
     options = parser.parse_args()
     if options.cases == ["page"]:
-        return write_page("")
+        return write_page()
     if unknown := [case for case in options.cases if case not in CASES]:
         parser.error(f"no case is called {unknown[0]!r}")
     missing: list[str] = []
@@ -116,7 +116,7 @@ def main() -> None:
         print(f"{time.monotonic() - began_s:.0f} s", case, json.dumps(found), flush=True)
         add_row(options.rows, {"case": case, "gpu": gpu, **found, "made": made_by(made)})
     if options.rows == ROWS:
-        write_page(made_by(made))
+        write_page()
     if missing:
         sys.exit("\n".join(missing))
 
