@@ -280,8 +280,8 @@ on that tail: without its one rollout an all-reduce of Nature's network would be
 (by these times and the rows' own). The times of `shared_times.csv` (time to 300) have no such outlier.
 
 †: the row took more than 60 % of this machine, on average, or other work more than {others} of it, in every try; \
-the least busy try is shown, and is not counted. ‡: measured before the switch's queues were repaired ([below](#does-d-matter)), \
-or beside more other work than is allowed now; not yet again."""
+the least busy try is shown, and is not counted. ‡: measured before the switch's queues were repaired \
+([below](#does-d-matter)), or beside more other work than is allowed now; not yet again."""
 
 _COLUMNS = """\
 *compute*: mean over steps of the slowest worker that a step waits for. *bound*: the wire's (BytePS, OSDI'20), headers \
