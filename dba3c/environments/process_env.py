@@ -37,7 +37,7 @@ from gymnasium.spaces import Space
 
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.environments.protocol import number
-from dba3c.environments.spaces import ActionCodec, MixedSpace, ObservationCodec
+from dba3c.environments.spaces import ActionCodec, CodedBox, MixedSpace, ObservationCodec
 from dba3c.errors import UserError
 from dba3c.own_code import ANYTHING, RaisedInProcess, one_line
 
@@ -187,7 +187,13 @@ def _described(space: Space[Any]) -> dict[str, Any]:
     if isinstance(space, spaces.MultiDiscrete):
         return {"kind": "MultiDiscrete", "dtype": dtype, "nvec": space.nvec.tolist(), "start": space.start.tolist()}
     assert isinstance(space, spaces.Box)
-    return {"kind": "Box", "dtype": dtype, "shape": space.shape, "low": _bound(space.low), "high": _bound(space.high)}
+    return {
+        "kind": "CodedBox" if isinstance(space, CodedBox) else "Box",
+        "dtype": dtype,
+        "shape": space.shape,
+        "low": _bound(space.low),
+        "high": _bound(space.high),
+    }
 
 
 def _bound(numbers: np.ndarray) -> list[float]:
@@ -202,10 +208,11 @@ def _space(described: dict[str, Any]) -> Space[Any]:
     if kind == "MixedSpace":
         return MixedSpace([tuple(image) for image in described["images"]], described["vector_size"])
     dtype = np.dtype(described.pop("dtype"))
-    if kind == "Box":
+    if kind in ("Box", "CodedBox"):
         shape = described.pop("shape")
         described = {bound: np.full(shape, values, dtype) for bound, values in described.items()}
-    return getattr(spaces, kind)(**described, dtype=dtype.type)
+    made: Any = CodedBox if kind == "CodedBox" else getattr(spaces, kind)
+    return made(**described, dtype=dtype.type)  # type: ignore[no-any-return]
 
 
 def serve(descriptor: int, maker_of: Callable[[EnvironmentConfig], Callable[[], gymnasium.Env[Any, Any]]]) -> None:

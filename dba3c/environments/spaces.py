@@ -17,7 +17,11 @@ from dba3c.errors import UserError
 _MOST_CHANNELS = 64  # between a stack of frames and the side of a small image
 
 
-class MixedSpace(spaces.Box):
+class CodedBox(spaces.Box):
+    """As an `ObservationCodec` made it, for another one perhaps: what is in it is taken as it is."""
+
+
+class MixedSpace(CodedBox):
     """Images and a vector as uint8 [N]: the pixels of each image [C, H, W], then the bytes of the D float32 numbers.
 
     One array of bytes, so that rollouts, links and replay take it like any other observation.
@@ -50,13 +54,13 @@ class ObservationCodec:
         shape: Any = original.shape
         self._shape, self._dtype = shape, original.dtype
         self.space: spaces.Box
-        if isinstance(original, MixedSpace):  # written by the process that it comes from
+        if isinstance(original, CodedBox):  # written by the process that it comes from
             self.space = original
         elif is_image(original):
-            self.space = spaces.Box(0, 255, _channels_first(shape)[1], np.uint8)
+            self.space = CodedBox(0, 255, _channels_first(shape)[1], np.uint8)
         else:
             images, size = _parts(env_id, original, "observation")
-            self.space = MixedSpace(images, size) if images else spaces.Box(-np.inf, np.inf, (size,), np.float32)
+            self.space = MixedSpace(images, size) if images else CodedBox(-np.inf, np.inf, (size,), np.float32)
         self._is_float = self.space.dtype == np.float32
         self._at_once = (
             self._is_box
@@ -151,10 +155,17 @@ def is_image(space: spaces.Space[Any]) -> bool:
 
 def _channels_first(shape: tuple[int, ...]) -> tuple[bool, tuple[int, int, int]]:
     """Of an image [H, W], [H, W, C] or [C, H, W], or K of the latter two: whether its channels are last, and
-    [K·C, H, W]."""
+    [K·C, H, W]. Of three sides the two neighbours that are equal are height and width; where there are none, or all
+    are equal, the last are channels where they are the fewest."""
     stacked, image = math.prod(shape[:-3]), shape[-3:]
-    last = len(image) == 3 and image[2] <= _MOST_CHANNELS and image[2] < min(image[:2])
-    channels, height, width = (image[2], *image[:2]) if last else (1, *image)[-3:]
+    if len(image) < 3:
+        return False, (1, *image)  # type: ignore[return-value]
+    first, second, third = image
+    if (first == second) != (second == third):
+        last = first == second
+    else:
+        last = third <= _MOST_CHANNELS and third < min(first, second)
+    channels, height, width = (third, first, second) if last else (first, second, third)
     return last, (stacked * channels, height, width)
 
 
@@ -166,13 +177,13 @@ def _brightened_by(space: spaces.Space[Any]) -> int:
 
 def _write_box(space: spaces.Space[Any], array: np.ndarray, row: np.ndarray) -> None:
     """Put what a Box holds into `row`: an image as [C, H, W], the rest flat; uint8 that are no image as 0…1."""
-    if is_image(space):
+    if is_image(space) and not isinstance(space, CodedBox):
         if _channels_first(array.shape)[0]:
             array = np.moveaxis(array, -1, -3)
         if (factor := _brightened_by(space)) > 1:
             array = np.minimum(array, 255 // factor) * np.uint8(factor)
         row[...] = array.reshape(row.shape)
-    elif space.dtype == np.uint8 and row.dtype != np.uint8 and isinstance(space, spaces.Box):  # no `MixedSpace`
+    elif space.dtype == np.uint8 and row.dtype != np.uint8 and isinstance(space, spaces.Box):
         np.divide(array.reshape(row.shape), np.maximum(space.high, 1).reshape(row.shape), out=row, dtype=row.dtype)
     else:
         row[...] = array.reshape(row.shape)

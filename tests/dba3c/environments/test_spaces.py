@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Text, Tuple
 
+from dba3c.environments import process_env
 from dba3c.environments.spaces import ActionCodec, MixedSpace, ObservationCodec
 from dba3c.errors import UserError
 
@@ -24,6 +25,9 @@ def image(*shape):
         (image(72, 96, 16), (16, 72, 96), np.uint8),
         (image(12, 8, 8), (12, 8, 8), np.uint8),
         (image(8, 8, 3), (3, 8, 8), np.uint8),
+        (image(8, 8, 12), (12, 8, 8), np.uint8),
+        (image(10, 10, 10), (10, 10, 10), np.uint8),
+        (image(20, 10, 20), (20, 10, 20), np.uint8),
         (image(4, 96, 96, 3), (12, 96, 96), np.uint8),
         (image(2, 3, 72, 96), (6, 72, 96), np.uint8),
         (Box(-1, 1, (3, 2), np.float64), (6,), np.float32),
@@ -58,6 +62,18 @@ def test_stacked_frames_are_more_channels_in_their_order():
     row = np.zeros((6, 5, 4), np.uint8)
     codec.write(observation, row)
     assert all(np.array_equal(row[3 * k + c], observation[k, :, :, c]) for k in range(2) for c in range(3))
+
+
+@pytest.mark.parametrize("space", [image(4, 20, 10, 3), image(5, 4, 3), Box(0, 1, (8, 8, 12), np.uint8), Discrete(3)])
+def test_what_a_process_has_written_is_taken_as_it_is(space):
+    codec = ObservationCodec("game", space)
+    again = ObservationCodec("game", process_env._space(process_env._described(codec.space)))
+    assert again.space == codec.space
+    space.seed(0)
+    row, same = np.zeros(codec.space.shape, codec.space.dtype), np.zeros(codec.space.shape, codec.space.dtype)
+    codec.write(space.sample(), row)
+    again.write(row, same)
+    assert np.array_equal(row, same)
 
 
 def test_a_board_of_zeros_and_ones_is_as_bright_as_one_of_0_and_255():
