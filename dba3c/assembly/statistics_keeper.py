@@ -43,8 +43,8 @@ class StatisticsKeeper:
             group.statistics = normalized[0].statistics
         newest = find_newest(self._run / "checkpoints") if normalized else None
         if newest is not None:
-            self._step = int(newest.name.removeprefix("step-"))
-            stored = statistics_of(self._run, self._step, self._name) or statistics_of(self._run, self._step)
+            self._step = self._saved_step = int(newest.name.removeprefix("step-"))
+            stored = statistics_of(self._run, self._step, self._name)
             if stored is not None:
                 normalized[0].statistics.merge(stored)
 

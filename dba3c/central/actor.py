@@ -54,7 +54,12 @@ def actor(process: RunProcess) -> str:
             vectors.append(make_vector_environment(config.environment, central.envs_per_group, seed))
         keeper = StatisticsKeeper(process, "actor", vectors)
         shape = group_shape(config, Spaces(vectors[0].observation_space, vectors[0].action_space))
-        groups = [ActorGroup(vector, shape) for vector in vectors]
+        try:
+            groups = [ActorGroup(vector, shape) for vector in vectors]
+        except EnvironmentFailed as failed:
+            for line in failed.failures:
+                metrics.record_event("environment_restarted", line)
+            raise
 
         def stepped(version: int, experience: Experience, sections: dict[str, float]) -> None:
             keeper.at(version)

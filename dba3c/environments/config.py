@@ -270,6 +270,10 @@ class EnvironmentConfig:
             )
         if self.fire_on_life_loss and not self.episodic_life:
             raise UserError("fire_on_life_loss needs episodic_life: its FIRE step must fall between two episodes")
+        if self.football_map != "small" and self.football_observation != "extracted":
+            raise UserError(
+                f"football_map {self.football_map} is not for football_observation {self.football_observation}"
+            )
         if self.environment_processes and self.family == "atari":
             raise UserError("environment_processes is not for Atari: its C++ threads (env_threads) step in parallel")
         if FAMILIES[self.family].frame_skip is None and high > 1:

@@ -110,23 +110,25 @@ class NormalizedObservations:
 
 
 def statistics_of(run: Path, step: int, name: str | None = None) -> Stored | None:
-    """The statistics that belong to the checkpoint of `step`: of one process (`name`), or of all that played, merged.
+    """The statistics that belong to the checkpoint of `step`: of the process `name` if it played then, else of all that
+    did, merged.
 
     Each process's newest snapshot that is not later than the checkpoint counts, or everybody's oldest where all are
     later. Of an earlier life than others' is who plays no more, as after a resume with fewer lanes. None where there
     are none.
     """
-    files = sorted((run / FOLDER).glob("*.json")) if name is None else [run / FOLDER / f"{name}.json"]
-    kept_by_all = [*filter(None, map(read_snapshots, files))]
-    until_then = [[s for s in snapshots if s <= step] for snapshots in kept_by_all]
-    of_all = [snapshots[max(then)] for snapshots, then in zip(kept_by_all, until_then, strict=True) if then]
-    of_all = of_all or [snapshots[min(snapshots)] for snapshots in kept_by_all]
-    newest_life = max((stored.get("life", 0) for stored in of_all), default=0)
-    playing = [stored for stored in of_all if stored.get("life", 0) == newest_life]
+    files = sorted((run / FOLDER).glob("*.json"))
+    kept_by_all = {path.stem: snapshots for path in files if (snapshots := read_snapshots(path))}
+    until_then = {who: [s for s in snapshots if s <= step] for who, snapshots in kept_by_all.items()}
+    of_all = {who: kept_by_all[who][max(then)] for who, then in until_then.items() if then}
+    of_all = of_all or {who: snapshots[min(snapshots)] for who, snapshots in kept_by_all.items()}
+    newest_life = max((stored.get("life", 0) for stored in of_all.values()), default=0)
+    playing = {who: stored for who, stored in of_all.items() if stored.get("life", 0) == newest_life}
     if not playing:
         return None
-    merged = RunningStatistics(len(playing[0]["mean"]))
-    for stored in playing:
+    counted = [playing[name]] if name in playing else list(playing.values())
+    merged = RunningStatistics(len(counted[0]["mean"]))
+    for stored in counted:
         merged.merge(stored)
     return merged.to_dict()
 

@@ -248,7 +248,10 @@ def _play(pipe: Connection, env_id: str, env: gymnasium.Env[Any, Any]) -> None:
             env.close()
             return
         if question[:1] == _RESET:
-            observation, _ = env.reset(seed=json.loads(question[1:]))
+            seed = json.loads(question[1:])
+            if seed is not None:  # for what draws from the generator that all code shares
+                np.random.seed(seed % 2**32)
+            observation, _ = env.reset(seed=seed)
             played = _PLAYED.pack(0.0, 0.0, False, False, False)
         else:
             # an array that may be written to, or where it has no dimension its number

@@ -111,7 +111,6 @@ def run_worker(
         ParamServersError: the exchange broke (a peer was lost for good, a wait ran out).
     """
     gradients = gradients_of(config.algorithm, agent, environments.num_envs, lane.total)
-    collector = Collector(environments, agent, config.algorithm.rollout_length, gradients.keeps_observations)
     random = RolloutRandomness(config.run.seed, rank, incarnation, lane.index)
     sections, recorder, relus = Sections(), GradientRecorder(metrics, counts=lane.index == 0), ActiveRelus()
 
@@ -122,10 +121,12 @@ def run_worker(
         agent.load(pulled.parameters)
         return pulled
 
+    step = 0
     try:
+        collector = Collector(environments, agent, config.algorithm.rollout_length, gradients.keeps_observations)
         while True:
             pulled = pull()
-            generator = random.at(pulled.step)
+            step, generator = pulled.step, random.at(pulled.step)
             with relus.watch():
                 rollout = collector.collect(generator, sections)
             recorder.stepped(pulled.step, rollout.experience, rollout.episodes, rollout.failures)
@@ -149,8 +150,8 @@ def run_worker(
     except EnvironmentFailed as failed:
         for transition in failed.transitions:
             experience = Experience.of(transition.frames)
-            recorder.stepped(pulled.step, experience, transition.episodes, transition.failures)
-        recorder.stepped(pulled.step, Experience(), [], failed.failures)
+            recorder.stepped(step, experience, transition.episodes, transition.failures)
+        recorder.stepped(step, Experience(), [], failed.failures)
         raise
     finally:
         recorder.finish()

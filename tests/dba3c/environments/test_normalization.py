@@ -158,7 +158,8 @@ def test_the_statistics_of_all_workers_are_merged_each_as_it_was_at_the_checkpoi
     both = statistics_of(tmp_path, 100)
     assert both["count"] == 60
     assert both["mean"] == pytest.approx(rows.mean(axis=0))
-    assert statistics_of(tmp_path, 0, "worker-1") == other  # it came later: its first is all there is
+    assert statistics_of(tmp_path, 0, "worker-1") == early  # it came later
+    assert statistics_of(tmp_path, 60, "worker-1") == other
     assert statistics_of(tmp_path / "nothing", 0) is None
 
 
@@ -171,6 +172,26 @@ def test_an_evaluation_normalises_without_those_that_a_resumed_life_does_not_hav
     (observations / "worker-0.1.json").write_text(json.dumps({"100": seen(rows[40:]) | {"life": 1}}))
     assert statistics_of(tmp_path, 199)["count"] == 30
     assert statistics_of(tmp_path, 200) == seen(rows[:40])
+
+
+def test_a_process_that_sat_out_a_life_goes_on_from_what_the_others_have_seen(tmp_path: Path):
+    rows = np.random.default_rng(0).normal(size=(60, 3))
+    observations = tmp_path / "observations"
+    observations.mkdir()
+    of_lives = [seen(rows[:10]) | {"life": 0}, seen(rows[:40]) | {"life": 1}]
+    (observations / "worker-0.json").write_text(json.dumps({"100": of_lives[0], "200": of_lives[1]}))
+    (observations / "worker-0.1.json").write_text(json.dumps({"100": seen(rows[40:]) | {"life": 0}}))
+    assert statistics_of(tmp_path, 100, "worker-0.1") == seen(rows[40:])
+    assert statistics_of(tmp_path, 200, "worker-0.1") == seen(rows[:40])
+
+
+def test_a_resumed_process_leaves_what_was_seen_at_its_checkpoint_to_those_who_come_later(tmp_path: Path):
+    config = config_of(total_frames=16 * 8 * 25)
+    folder = train(tmp_path / "run", config)
+    step = max(checkpoint_steps(folder.checkpoints))
+    before = statistics_of(folder.path, step)
+    folder = train(folder.path, replace_options(config, total_frames=16 * 8 * 50), resume=True, incarnation=1)
+    assert statistics_of(folder.path, step) == before
 
 
 def test_an_older_checkpoint_is_normalised_without_those_that_came_with_a_later_life(tmp_path: Path):

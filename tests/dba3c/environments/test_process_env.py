@@ -47,6 +47,10 @@ GAMES = """
         def at_two(self):
             pass
 
+    class FromTheGeneratorOfAllCode(Game):
+        def step(self, action):
+            return np.random.random(1).astype(np.float32), 0.0, False, False, {}
+
     class Hanging(Game):
         def at_two(self):
             time.sleep(3600)
@@ -169,6 +173,15 @@ def test_processes_play_the_same_games_as_the_loop(made):
         one, other = (envs.step(actions) for envs in vectors)
         assert all((a == b).all() for a, b in zip(one[:5], other[:5], strict=True))
         assert one.episodes == other.episodes
+
+
+def test_what_draws_from_the_generator_that_all_code_shares_repeats_by_the_seed(made, config):
+    first, again, other = (made(config("FromTheGeneratorOfAllCode"), 2, seed=seed) for seed in (3, 3, 4))
+    shown = []
+    for envs in (first, again, other):
+        envs.reset()
+        shown.append(envs.step(np.zeros(2, np.int64)).observation.tolist())
+    assert shown[0] == shown[1] != shown[2] and shown[0][0] != shown[0][1]
 
 
 def test_a_search_path_with_more_than_words_in_it_is_handed_on(made, config, monkeypatch, tmp_path):

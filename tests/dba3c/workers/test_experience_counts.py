@@ -139,6 +139,26 @@ def test_what_a_worker_played_before_its_environment_was_given_up_is_written_dow
     assert "step 1): RuntimeError: the physics exploded second line; restart 2 of 2" in lines[1][2]
 
 
+def test_restarts_before_the_first_step_of_a_worker_that_gives_up_there_are_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainConfig(
+        environment=CONFIG,
+        network=NetworkConfig(network="mlp"),
+        exchange=ExchangeConfig(exchange="local"),
+    )
+    environments = LoopVectorEnvironment(CONFIG, Counting, 2, 7)
+    agent, _, parameters = build_model(config, Spaces(environments.observation_space, environments.action_space))
+    monkeypatch.setattr(Counting, "reset", lambda game, **how: raising(None, None))  # its simulator is down
+    (tmp_path / "metrics").mkdir()
+    metrics = MetricsWriter(RunFolder(tmp_path), "worker", 0)
+    with pytest.raises(EnvironmentFailed, match="given up after 2 restarts"):
+        run_worker(config, agent, environments, EveryThirdIsLate(parameters, 10), metrics)
+    metrics.close()
+    told = [record for record in records(tmp_path, "worker", 0) if record["kind"] == "event"]
+    assert [record["event"] for record in told] == ["environment_restarted"] * 2
+
+
 @pytest.mark.parametrize(
     ("frame_skip", "points"), [(4, 250), ((2, 3), 400), ((3, 4), 286), ((2, 5), 286), ((2, 4), 334)]
 )
