@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -73,8 +73,15 @@ def run_rank(
     if place.launcher == "srun":
         bind_to_own_cores(os.environ, place.local_rank, place.local_world_size)
     with telling_refusals(run_dir, place.launch_id) if place.is_chief else nullcontext():
-        check_open_files(place.world_size)
-        listen_host = _listen_host(config, place, mine[0], run_dir)
+        try:
+            check_open_files(place.world_size)
+            nodes, wait_s = len(place.tasks_per_node), config.exchange.join_timeout_s
+            listen_host = listen_address(config.exchange.interface, place.address, nodes, wait_s, say_to_stderr)
+        except (UserError, ConfigError) as error:
+            if not place.is_chief:  # whose folder may be long in coming
+                say_to_stderr(f"{mine[0]} on {place.node_name}: {error}")
+                _tell_all(error, place, mine[0], lambda: _folder_of_the_chief(config, place, run_dir))
+            raise
         if place.is_chief:
             folder = _make_folder(config, place, topology, run_dir, resume=resume, cores=cores, command=command)
         else:
@@ -107,11 +114,13 @@ def run_rank(
                 on_event=metrics.record_event,
                 say=lambda line: say_to_stderr(f"[{mine[0]} on {place.node_name}] {line}"),
                 whole_run=place.world_size == 1,
+                stays=not place.is_chief and place.launcher != REPLACEMENT,
                 joins_late=place.launcher == REPLACEMENT,
                 stop_timeout_s=config.exchange.timeouts.stop_s,
             )
             first_node = controller.FirstNode(folder.path, os.environ) if place.launcher == "srun" else None
-            with _told_of_the_end(supervisor, folder, place, first_node), _showing_progress(folder, place):
+            gone_s = config.exchange.timeouts.return_s
+            with _told_of_the_end(supervisor, folder, place, first_node, gone_s), _showing_progress(folder, place):
                 code = supervisor.run()
             if place.is_chief:
                 note_end_undisturbed(folder, code, supervisor.cause)
@@ -121,6 +130,8 @@ def run_rank(
         except BaseException as error:
             if place.is_chief:  # else the others would wait for what it had to start
                 note_end_undisturbed(folder, 1, f"rank 0 on {place.node_name}: {type(error).__name__}: {error}")
+            elif isinstance(error, Exception):
+                _tell_all(error, place, mine[0], lambda: folder)
             raise
         finally:
             metrics.close()
@@ -192,19 +203,14 @@ def _folder_of_the_chief(config: TrainConfig, place: LaunchPlace, run_dir: Path)
     return RunFolder.open(run_dir, wait_s=wait_s, launch_id=place.launch_id, while_waiting=look, since_s=since_s)
 
 
-def _listen_host(config: TrainConfig, place: LaunchPlace, part: Assignment, run_dir: Path) -> str:
-    """Where this rank's processes listen. A rank that can do so nowhere ends the run, which would wait for it."""
-    nodes, wait_s = len(place.tasks_per_node), config.exchange.join_timeout_s
-    try:
-        return listen_address(config.exchange.interface, place.address, nodes, wait_s, say_to_stderr)
-    except (UserError, ConfigError) as error:
-        if not place.is_chief and place.launcher != REPLACEMENT and part.role in TRAINING_ROLES:
-            say_to_stderr(f"{part} on {place.node_name}: {error}")  # the chief's folder may be long in coming
-            with suppress(UserError):
-                folder = _folder_of_the_chief(config, place, run_dir)
-                note_failure(folder.path, part.role, part.rank, USER_ERROR_EXIT, str(error), place.node_name)
-                folder.request_stop(f"{part} on {place.node_name}: {error}")
-        raise
+def _tell_all(error: BaseException, place: LaunchPlace, part: Assignment, folder: Callable[[], RunFolder]) -> None:
+    """A rank that cannot begin what it has to do in the training ends the run, which would wait for it."""
+    if place.launcher == REPLACEMENT or part.role not in TRAINING_ROLES:
+        return
+    with suppress(UserError, OSError):
+        run, code = folder(), USER_ERROR_EXIT if isinstance(error, (UserError, ConfigError)) else 1
+        note_failure(run.path, part.role, part.rank, code, str(error), place.node_name)
+        run.request_stop(f"{part} on {place.node_name}: {error}", failed=True)
 
 
 @contextmanager
@@ -219,18 +225,28 @@ def _showing_progress(folder: RunFolder, place: LaunchPlace) -> Iterator[None]:
 
 @contextmanager
 def _told_of_the_end(
-    supervisor: Supervisor, folder: RunFolder, place: LaunchPlace, first_node: controller.FirstNode | None
+    supervisor: Supervisor,
+    folder: RunFolder,
+    place: LaunchPlace,
+    first_node: controller.FirstNode | None,
+    gone_s: float,
 ) -> Iterator[None]:
     """Tell a rank's supervisor when the chief notes the run's end: a worker that is still joining would not notice.
 
     Args:
         first_node: None where a chief may come back (a restarted pod).
+        gone_s: a launch whose lock nobody holds for so long is over without a word.
     """
-    left = threading.Event()
+    left, seen_s = threading.Event(), time.monotonic()
 
     def look() -> None:
+        nonlocal seen_s
         while not left.wait(END_LOOK_S):
-            if first_node is not None and first_node.is_lost():
+            broken = False
+            with suppress(UserError, OSError):  # a file system that is away says nothing of the launch
+                broken = folder.status() == "broken"
+            seen_s = seen_s if broken else time.monotonic()
+            if (first_node is not None and first_node.is_lost()) or time.monotonic() - seen_s > gone_s:
                 supervisor.run_has_ended(well=False)
                 return
             with suppress(UserError):  # meta.json, seen while it was replaced on a slow file system

@@ -182,13 +182,13 @@ def returns(run_dir: Path, place: LaunchPlace) -> bool:
         life = RunFolder(run_dir).life()
     except UserError:
         return False
-    if place.restart_count:  # not of an earlier launch under the same name, which has ended as somebody wanted
-        ended = life.get("ended", {})
-        wanted = ended.get("outcome") == "finished" or ended.get("reason") in (STOP_COMMAND, "SIGINT")
-        return bool(place.run_name) and life.get("topology", {}).get("run_name") == place.run_name and not wanted
-    if place.launcher == TORCHRUN and life.get("started_by") == parent_process():  # whose ranks became more or fewer
-        return "ended" not in life or signal.SIGTERM.name in str(life["ended"].get("reason"))
-    return bool(place.launch_id) and life.get("launch_id") == place.launch_id and "ended" not in life
+    counted = place.restart_count and place.run_name and life.get("topology", {}).get("run_name") == place.run_name
+    # torchrun counts no restart where ranks became more or fewer, or others than this one's had failed
+    if counted or (place.launcher == TORCHRUN and life.get("started_by") == parent_process()):
+        ended = life.get("ended", {})  # not of an earlier launch, which has ended as somebody wanted
+        return ended.get("outcome") != "finished" and ended.get("reason") not in (STOP_COMMAND, "SIGINT")
+    ours = bool(place.launch_id) and life.get("launch_id") == place.launch_id
+    return ours and not place.restart_count and "ended" not in life
 
 
 def role_processes(config: TrainConfig, run_dir: Path, launch_id: str, first: int = 0) -> list[RoleProcess]:

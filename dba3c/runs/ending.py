@@ -284,7 +284,7 @@ def outcome(code: int, folder: RunFolder, cause: str = "") -> tuple[str, str]:
     """How a life ended, for meta.json: (finished | stopped | failed, reason). `cause`: see `note_end`."""
     asked = folder.stop_reason()
     refused = [f for f in failures(folder.path) if f.code == USER_ERROR_EXIT and f.role in TRAINING_ROLES]
-    if code != 0 or refused:
+    if code != 0 or refused or folder.has_failed():
         return "failed", cause or asked or f"exit code {code}"
     if asked is not None and (asked.startswith("SIG") or asked == STOP_COMMAND):
         return "stopped", asked

@@ -294,19 +294,20 @@ class RunFolder:
             raise UserError(f"{path} can be read by others: chmod 600 it, or set {SECRET_VARIABLE}")
         return self._read("secret").strip()
 
-    def request_stop(self, reason: str, finished: bool = False) -> bool:
+    def request_stop(self, reason: str, finished: bool = False, failed: bool = False) -> bool:
         """Asks the run to end at its next step boundary. The first reason stays; returns whether this was it.
 
         Args:
             finished: the run has had what it was to have (frames, score, time): what follows may take its time. Without
                 it somebody waits, or the machine is about to be gone: that counts also when it comes later.
+            failed: it cannot go on, and has failed however well it ends.
         """
         self.refuse_when_lost()
-        request = {"reason": reason, "time_s": time.time(), "finished": finished}
+        request = {"reason": reason, "time_s": time.time(), "finished": finished, "failed": failed}
         if write_once(self.path / "stop.json", json.dumps(request) + "\n"):
             return True
         if not finished and self.has_finished():
-            request = {**request, "reason": self.stop_reason(), "then": reason}
+            request = {**request, "reason": self.stop_reason(), "then": reason, "failed": False}
             write_atomically(self.path / "stop.json", json.dumps(request) + "\n")
         return False
 
@@ -326,6 +327,10 @@ class RunFolder:
     def has_finished(self) -> bool:
         """Whether the run was asked to end because it has had what it was to have, and nobody waits for its end."""
         return bool((self._stop_request() or {}).get("finished"))
+
+    def has_failed(self) -> bool:
+        """Whether the run was asked to end because it could not go on."""
+        return bool((self._stop_request() or {}).get("failed"))
 
     def _stop_request(self) -> dict[str, Any] | None:
         try:

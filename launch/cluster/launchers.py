@@ -220,6 +220,9 @@ def _read_place(launcher: Launcher, environ: Mapping[str, str]) -> LaunchPlace:
             f"one after the other puts it on node {node} as number {number}: start ranks in blocks "
             "(srun --distribution=block)"
         )
+    run_name = _joined(environ, [name for name in launcher.launch_id if name not in launcher.restart_count])
+    # torchrun's agents each count the restarts that their own ranks caused
+    own_counts = launcher.name == TORCHRUN and _number(launcher, launcher.num_nodes, environ) != 1
     return LaunchPlace(
         launcher=launcher.name,
         rank=rank,
@@ -229,8 +232,8 @@ def _read_place(launcher: Launcher, environ: Mapping[str, str]) -> LaunchPlace:
         tasks_per_node=tasks_per_node,
         node_name=environ.get("SLURMD_NODENAME") or socket.gethostname(),
         address=_first(environ, launcher.address) or "",
-        launch_id=_joined(environ, launcher.launch_id),
-        run_name=_joined(environ, [name for name in launcher.launch_id if name not in launcher.restart_count]),
+        launch_id=run_name if own_counts else _joined(environ, launcher.launch_id),
+        run_name=run_name,
         restart_count=_number(launcher, launcher.restart_count, environ) or 0,
     )
 

@@ -2,7 +2,8 @@
 
     71 = 4 servers + 1 evaluator + 1 recorder + 65 workers (60 gradients + 5 backup)
 
-Ranks are dealt in that order: servers, evaluators, recorders, workers. With several tasks on a node the few that serve
+Ranks are dealt in that order: servers, evaluators, recorders, workers; where servers have no ranks of their own workers
+come first, for rank 0 has to know how the run ends. With several tasks on a node the few that serve
 many (servers, learners) are spread over the nodes, one each, because a node's link is what they run out of.
 """
 
@@ -91,7 +92,8 @@ class Topology:
     def _dealt(self) -> list[str]:
         """Roles that have ranks of their own."""
         beside = {"server": self.colocated_servers, "actor": self.colocated_actors}
-        return [role for role in NAMES if self.count(role) and not beside.get(role, False)]
+        own = [role for role in NAMES if self.count(role) and not beside.get(role, False)]
+        return own if set(own) & set(SPREAD) else sorted(own, key=("worker", "evaluator", "recorder").index)
 
     def _sum_text(self) -> str:
         return " + ".join(_count(self.count(role), role) for role in self._dealt()) or "nothing"

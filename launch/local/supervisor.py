@@ -124,10 +124,12 @@ class Supervisor:
     Args:
         fork_server: what the processes are forked from.
         run_dir: logs go to ``logs/ROLE-RANK.log`` in it.
-        request_stop: asks the run to end at a step boundary (`RunFolder.request_stop`).
+        request_stop: asks the run to end at a step boundary, as failed or not (`RunFolder.request_stop`).
         on_event: called with (event, message) for the run's metrics: started, killed, restarted, left, stopping.
         whole_run: these are all the processes of the run; False where other ranks have others, which go on without
             these if they may.
+        stays: also when the run goes on without its last process, until that has ended (`run_has_ended`): many a
+            launcher ends all ranks when one ends otherwise than well.
         joins_late: another machine's processes have played this part of the run, which goes on, also where these are
             asked to end.
         stop_timeout_s: bound of a clean stop; a checkpoint has to be written in it.
@@ -141,11 +143,12 @@ class Supervisor:
         fork_server: ForkServer,
         run_dir: Path,
         processes: Sequence[RoleProcess],
-        request_stop: Callable[[str], Any],
+        request_stop: Callable[..., Any],
         *,
         on_event: Callable[[str, str], Any] = lambda event, message: None,
         say: Callable[[str], Any] = say_to_stderr,
         whole_run: bool = True,
+        stays: bool = False,
         joins_late: bool = False,
         stop_timeout_s: float = 60.0,
         terminate_timeout_s: float = 5.0,
@@ -153,7 +156,7 @@ class Supervisor:
     ) -> None:
         self.fork_server, self.run_dir, self.processes = fork_server, run_dir, list(processes)
         self.request_stop, self.on_event, self.say = request_stop, on_event, say
-        self.whole_run, self.joins_late = whole_run, joins_late
+        self.whole_run, self.stays, self.joins_late = whole_run, stays, joins_late
         self.stop_timeout_s = stop_timeout_s
         self.terminate_timeout_s = terminate_timeout_s
         self.refused_timeout_s = refused_timeout_s
@@ -188,14 +191,14 @@ class Supervisor:
             try:
                 for spec in self.processes:
                     self._start_first(spec)
-                while self._live:
+                while self._live or (self.stays and self._lost and self._phase == RUNNING):
                     self._handle_next()
             finally:
                 if self._live:
                     # An error of the supervisor itself, which is what is told: a checkpoint where one can be.
                     self.say = lambda line: None
                     self.on_event = lambda event, message: None
-                    self._stop("the supervisor failed")
+                    self._stop("the supervisor failed", failed=True)
                     while self._live:
                         self._handle_next()
         return self._exit_code()
@@ -341,17 +344,17 @@ class Supervisor:
         self._failure = self._noted(failed)
         if refused and self._is_young:
             self._nothing_to_save = True
-            self._stop(failed.cause)
+            self._stop(failed.cause, failed=True)
         else:
-            self._stop(f"{failed.spec.name} failed ({describe_exit(failed.code)})")
+            self._stop(f"{failed.spec.name} failed ({describe_exit(failed.code)})", failed=True)
 
     @property
     def _is_young(self) -> bool:
         return time.monotonic() - self._started_s < self.stop_timeout_s
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str, failed: bool = False) -> None:
         try:
-            self.request_stop(reason)
+            self.request_stop(reason, failed=failed)
         except (UserError, OSError) as error:
             for running in self._live.values():
                 running.child.ask_to_end()

@@ -123,6 +123,19 @@ def test_what_ended_a_run_decides_whether_a_study_goes_on_with_it(tmp_path, reas
         assert outcome(1, run)[0] == "failed"
 
 
+def test_a_run_that_ended_because_it_could_not_go_on_has_failed_however_well_its_chief_left(tmp_path):
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.request_stop("server 1 failed (killed by SIGILL)", failed=True)
+        assert outcome(0, run) == ("failed", "server 1 failed (killed by SIGILL)")
+
+
+def test_what_fails_after_a_run_was_asked_to_end_otherwise_is_not_why_it_ended(tmp_path):
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.request_stop("enough", finished=True)
+        run.request_stop("evaluator 0 failed", failed=True)
+        assert outcome(0, run) == ("finished", "enough")
+
+
 def test_what_a_role_refused_makes_the_run_a_failed_one(tmp_path):
     with RunFolder.create(tmp_path / "run", {}) as run:
         run.request_stop("worker 3: no such game")

@@ -161,13 +161,16 @@ def test_torchrun_s_only_rank_started_again_goes_on_with_its_run(
     assert (trained["run_dir"], trained["resume"]) == (run_dir, True)
 
 
-def test_a_restarted_launch_resumes_its_own_run_and_no_other(tmp_path: Path) -> None:
+def test_a_restarted_launch_resumes_its_own_run_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = {**TORCHRUN, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     first, second = (detect({**world, "TORCHELASTIC_RESTART_COUNT": count}) for count in "01")
     assert not running.returns(tmp_path / "run", second)  # the first life did not come as far
     folder = RunFolder.create(tmp_path / "run", {}, launch_id=first.launch_id, topology={"run_name": first.run_name})
     folder.end_life("failed", "worker 0 failed")
     folder.release()
+    assert running.returns(tmp_path / "run", second)
+    assert running.returns(tmp_path / "run", first)  # a rank had failed on another node, whose torchrun counts it
+    monkeypatch.setattr(running, "parent_process", lambda: "another torchrun")
     assert running.returns(tmp_path / "run", second)
     assert not running.returns(tmp_path / "run", first)
     other = LaunchPlace(launcher="torchrun", world_size=2, launch_id="b-1", run_name="b", restart_count=1)

@@ -68,6 +68,13 @@ def test_colocated_servers_take_no_ranks_and_sit_on_different_nodes() -> None:
     assert [len(rank) for rank in ranks] == [2, 1, 2, 1]
 
 
+def test_where_no_server_has_a_rank_of_its_own_rank_0_trains_and_knows_how_the_run_ends() -> None:
+    for servers in (0, 2):
+        topology = fit(4, servers=servers, evaluators=1, recorders=1, colocated_servers=servers > 0)
+        roles = [rank[0].role for rank in topology.place()]
+        assert roles == ["worker", "worker", "evaluator", "recorder"]
+
+
 def test_central_inference_has_learners_first_and_actors_in_the_rest() -> None:
     topology = fit(6, learners=1, evaluators=1)
     assert topology.arithmetic() == "6 = 1 learner + 1 evaluator + 4 actors"

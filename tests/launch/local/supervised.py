@@ -49,7 +49,7 @@ class Lab:
 
         return RoleProcess(role=role, rank=rank, words=words, main=f"{STAND_IN}:main", **options)  # type: ignore[arg-type]
 
-    def request_stop(self, reason: str) -> None:
+    def request_stop(self, reason: str, failed: bool = False) -> None:
         (self.run_dir / "stop.json").write_text(json.dumps({"reason": reason}))
 
     def start(
@@ -58,6 +58,7 @@ class Lab:
         stop_timeout_s: float = LONG_S,
         terminate_timeout_s: float = 1.0,
         whole_run: bool = True,
+        stays: bool = False,
         joins_late: bool = False,
     ) -> None:
         self.supervisor = Supervisor(
@@ -69,6 +70,7 @@ class Lab:
             say=self.said.append,
             stop_timeout_s=stop_timeout_s,
             whole_run=whole_run,
+            stays=stays,
             joins_late=joins_late,
             terminate_timeout_s=terminate_timeout_s,
             refused_timeout_s=1.0,

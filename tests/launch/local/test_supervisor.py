@@ -177,6 +177,23 @@ def test_what_another_machine_could_do_does_not_end_a_run_that_a_replacement_can
     assert outcome(0, RunFolder(lab.run_dir))[0] == "finished"  # its chief reads what the replacement has noted
 
 
+@pytest.mark.parametrize(("well", "code"), [(True, 0), (False, 1)])
+def test_a_rank_without_which_the_run_goes_on_stays_until_that_has_ended(lab: Lab, well: bool, code: int) -> None:
+    lab.start(lab.process("worker", 3, "fails", essential=False, decides=False), whole_run=False, stays=True)
+    wait_until(lambda: "left" in lab.events, "the loss to be told")
+    assert lab.thread.is_alive() and not lab.supervisor.pids()  # many a launcher would now end all ranks
+    lab.supervisor.run_has_ended(well)
+    assert lab.finish() == code
+
+
+def test_a_rank_that_stays_without_processes_obeys_a_signal(lab: Lab) -> None:
+    lab.start(lab.process("worker", 3, "fails", essential=False, decides=False), whole_run=False, stays=True)
+    wait_until(lambda: "left" in lab.events, "the loss to be told")
+    lab.signal(signal.SIGTERM)
+    assert lab.finish() == 1
+    assert json.loads((lab.run_dir / "stop.json").read_text())["reason"] == "SIGTERM"
+
+
 def test_the_last_of_the_workers_ends_the_run_with_what_it_said(lab: Lab) -> None:
     lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 0, "fails", essential=False))
     assert lab.finish() == 1
@@ -193,7 +210,7 @@ def test_a_run_that_ended_broken_is_no_success_though_another_process_ended_well
 
 
 def test_a_folder_that_cannot_be_written_does_not_keep_a_run_from_ending_with_a_checkpoint(lab: Lab) -> None:
-    def refuse(reason: str) -> None:
+    def refuse(reason: str, failed: bool) -> None:
         raise UserError(f"cannot write {lab.run_dir}/stop.json: No space left on device")
 
     lab.request_stop = refuse  # type: ignore[method-assign]

@@ -90,7 +90,7 @@ def test_a_repetition_that_waited_behind_a_slow_disk_is_no_new_request(
 ) -> None:
     monkeypatch.setattr(supervisor, "SAME_REQUEST_S", 0.1)
     request_stop = lab.request_stop
-    monkeypatch.setattr(lab, "request_stop", lambda reason: (time.sleep(0.3), request_stop(reason)))
+    monkeypatch.setattr(lab, "request_stop", lambda reason, failed: (time.sleep(0.3), request_stop(reason)))
     lab.start(lab.process("server", 0, "obedient"))
     lab.pid("server-0")
     lab.signal(signal.SIGTERM)
@@ -186,7 +186,7 @@ from launch.local.fork_server import ForkServer
 from launch.local.supervisor import RoleProcess, Supervisor
 run_dir, stand_in = Path(sys.argv[1]), sys.argv[2]
 words = lambda how: lambda incarnation: [str(run_dir), how, how, str(incarnation)]
-stop = lambda reason: (run_dir / "stop.json").write_text(json.dumps({"reason": reason}))
+stop = lambda reason, failed: (run_dir / "stop.json").write_text(json.dumps({"reason": reason}))
 roles = [RoleProcess(role=how, rank=0, words=words(how), main=stand_in + ":main") for how in sys.argv[3:]]
 with harmless_output(), ForkServer([stand_in]) as fork_server:
     code = Supervisor(fork_server, run_dir, roles, stop, stop_timeout_s=20).run()
