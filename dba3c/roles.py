@@ -31,8 +31,8 @@ ROLES = {
 """Where each role's whole life is, by module: a process loads its own only."""
 
 
-PER_START = 100
-"""Incarnations that one start of a rank may use up; more than any role is restarted by its supervisor."""
+PER_START = 1000
+"""Incarnations that one start of a rank may use up: at 5 restarts an hour those of eight days."""
 PUBLISH_TIMEOUT_S, PUBLISH_AGAIN_S = 60.0, 2.0
 """For a full disk to take an address: a process that came back would else have used up its restarts within seconds."""
 

@@ -228,7 +228,7 @@ def _missed_without_monitor(config: TrainConfig) -> str:
 
 
 def first_incarnation(folder: RunFolder, rank: int) -> int:
-    """0 for the first start of a rank in this run folder, then 100, 200, …: counted in ``logs/rank-RANK.json``.
+    """0 for the first start of a rank in this run folder, then 1000, 2000, …: counted in ``logs/rank-RANK.json``.
 
     A rank that an earlier life did not have begins as those do that it had: it may play a role that one of them had.
     """

@@ -108,7 +108,8 @@ class ServerSimulation:
 
     def _compute(self, now_s: float, worker: int, version: int) -> None:
         self._working_on[worker], self._idle[worker], self._ahead[worker] = version, False, 0
-        row = version % len(self._times_s)
+        # asynchronous versions grow by one for each worker's gradient
+        row = (version // self.setup.workers if self._asynchronous else version) % len(self._times_s)
         self._later(now_s + float(self._times_s[row, worker]), self._computed, worker, version)
 
     def _computed(self, now_s: float, worker: int, version: int) -> None:

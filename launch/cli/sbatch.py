@@ -21,6 +21,7 @@ from launch.cli.options import parse, parse_train
 from launch.cluster.topology import Topology, fit
 from param_servers.config import check_options, option
 
+LEARNER_CPUS = 24
 LEAST_TRAINING_S = 300
 """Of a life: Slurm may warn a minute early, and starting 64 ranks takes minutes."""
 
@@ -59,8 +60,8 @@ class SlurmShape:
     learners: int = 0
     """With these: central inference, as a heterogeneous job of learners (a node each) and --nodes nodes of actors."""
 
-    learner_cpus: int = option(24, least=1)
-    """Cores of each learner."""
+    learner_cpus: int | None = option(None, least=1)
+    """Cores of each learner; without it 24."""
 
     time: str = "04:00:00"
     """Slurm's time limit; before it ends the run is checkpointed and the job requeued."""
@@ -88,6 +89,8 @@ class SlurmShape:
             )
         if self.colocated_servers and not self.num_servers:
             raise UserError("--colocated-servers without a server: a job with learners has none")
+        if self.learner_cpus is not None and not self.learners:
+            raise UserError("--learner-cpus without --learners")
         refuse_short(self.time, self.warning_s)
         self.topology()
 
@@ -145,7 +148,11 @@ def script_text(shape: SlurmShape, words: Sequence[str]) -> str:
     ]
     request = partial(request_lines, time=shape.time, account=shape.account, partition=shape.partition)
     ranks = partial(request, nodes=shape.nodes, tasks_per_node=shape.tasks_per_node, cpus_per_task=shape.cpus_per_task)
-    first = partial(request, nodes=shape.learners, cpus_per_task=shape.learner_cpus) if shape.learners else ranks
+    first = (
+        partial(request, nodes=shape.learners, cpus_per_task=shape.learner_cpus or LEARNER_CPUS)
+        if shape.learners
+        else ranks
+    )
     return job_text(
         about,
         first(name=shape.job_name),
@@ -213,9 +220,9 @@ def request_lines(
 ) -> list[str]:
     """What a job, or one part of a heterogeneous one, asks for; without account and partition lines to fill in."""
     return [
-        f"#SBATCH --account={account}" if account else "##SBATCH --account=",
-        f"#SBATCH --partition={partition}" if partition else "##SBATCH --partition=",
-        *([f"#SBATCH --job-name={name}"] if name else []),
+        f"#SBATCH --account={shlex.quote(account)}" if account else "##SBATCH --account=",
+        f"#SBATCH --partition={shlex.quote(partition)}" if partition else "##SBATCH --partition=",
+        *([f"#SBATCH --job-name={shlex.quote(name)}"] if name else []),
         f"#SBATCH --nodes={nodes}",
         f"#SBATCH --ntasks-per-node={tasks_per_node}",
         f"#SBATCH --cpus-per-task={cpus_per_task}",

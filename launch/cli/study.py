@@ -20,6 +20,7 @@ from dba3c.runs.folder import RunFolder
 from dba3c.studies.study import Point, Run, Shape, Study, build, load
 from launch.cli.options import parse, parse_train
 from launch.cli.sbatch import SlurmShape, job_text, refuse_short, request_lines
+from launch.cluster.launchers import ALONE_IN_ITS_STEP, is_typed_in_its_shell
 from launch.local.child import STOP_SIGNALS, before_exec, shell_code, taking_signals
 from launch.local.fork_server import running_module
 from launch.local.resources import given_cores
@@ -189,12 +190,15 @@ def train(command: Sequence[str]) -> int:
         for child in children:
             child.send_signal(signum)
 
+    # without the terminal it would take itself for one of srun's tasks
+    alone = ALONE_IN_ITS_STEP if is_typed_in_its_shell(os.environ) else {}
     with taking_signals(pass_on):
         child = subprocess.Popen(
             command,
             start_new_session=True,
             preexec_fn=before_exec(os.getpid(), signal.SIGTERM),
             stdin=subprocess.DEVNULL,
+            env={**os.environ, **alone},
         )
         children.append(child)
         for signum in stopped_by[:1]:  # it came while the child was being made

@@ -60,6 +60,8 @@ def sweep(words: Sequence[str]) -> int:
     for name in ("seeds", "trials"):
         if getattr(arguments, name) < 1:
             raise UserError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    if axes and arguments.search is None and "--trials" in {word.partition("=")[0] for word in own}:
+        raise UserError("--trials is of a search: --search optuna")
     folder = arguments.into or Path("studies") / name_of(common, axes)
     goes_on = not axes and not common and (folder / STUDY_FILE).exists()
     if arguments.list or arguments.task is not None:

@@ -177,7 +177,7 @@ def detect(environ: Mapping[str, str]) -> LaunchPlace:
     present = [launcher for launcher in LAUNCHERS if launcher.sign in environ]
     if _is_srun_with_pmi(environ):
         present = [launcher for launcher in present if launcher.name != MPICH]
-    if _is_typed_in_its_shell(environ):
+    if is_typed_in_its_shell(environ):
         environ = {**environ, **ALONE_IN_ITS_STEP}
     if not present:
         return PLAIN
@@ -253,7 +253,7 @@ def _is_srun_with_pmi(environ: Mapping[str, str]) -> bool:
     return "SLURM_STEP_ID" in environ and step == (environ.get("PMI_RANK"), environ.get("PMI_SIZE"))
 
 
-def _is_typed_in_its_shell(environ: Mapping[str, str]) -> bool:
+def is_typed_in_its_shell(environ: Mapping[str, str]) -> bool:
     """Whether this was started from the shell of `srun -n 8 --pty bash`. The other seven shells had no input, and have
     ended. What is one of srun's own tasks, the first with its terminal, belongs to no job of an interactive shell."""
     return "SLURM_PTY_PORT" in environ and os.isatty(0) and os.getpgrp() != os.getsid(0)

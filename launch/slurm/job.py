@@ -44,6 +44,8 @@ WARNING = f"SIGUSR1 {AT_THE_JOB}"
 LOOK_S = 1.0
 SRUN_FOLLOWS_S = 60.0
 """How long srun may take to return when the run has ended."""
+META_S = 15.0
+"""For how the run has ended to be read."""
 END_TIMEOUT_S = 10.0
 """Of srun, after SIGTERM and after SIGKILL."""
 CHIEF_DEAD_LOOKS = 5
@@ -104,6 +106,7 @@ class SlurmJob:
             return self._ended(code, started_s)
 
     def _ended(self, code: int, started_s: float) -> int:
+        self._wait_for_meta()
         ended = self._life().get("ended")
         _say(f"srun: {describe_exit(code)}; run: {ended or 'left no word'}")
         if self.requeue and (not ended or self._stop_reason in ended["reason"]):  # around it: who lost what
@@ -164,6 +167,15 @@ class SlurmJob:
         """What the chief has noted of this life, empty while it has not begun."""
         lives = self._lives()
         return lives[-1] if len(lives) > self._lives_before else {}
+
+    def _wait_for_meta(self) -> None:
+        """A shared file system that is away for a moment is not to make a failed run of one that has ended well."""
+        until_s = time.monotonic() + META_S
+        while time.monotonic() < until_s:
+            with contextlib.suppress(UserError):
+                RunFolder(self.run_dir).meta()
+                return
+            time.sleep(LOOK_S)
 
     def _lives(self) -> list[dict[str, Any]]:
         with contextlib.suppress(UserError):  # meta.json may just be replaced on a slow file system
@@ -260,8 +272,9 @@ class LostNodes:
 
     def end(self) -> None:
         """The run is over, and so are its replacements, begun or not."""
-        if self._tries and (jobs := self._replacements()):
-            controller.ask(["scancel", *jobs.values()])
+        with contextlib.suppress(UserError):  # their names need meta.json, which may be away: they end by themselves
+            if self._tries and (jobs := self._replacements()):
+                controller.ask(["scancel", *jobs.values()])
 
     def _replacements(self) -> dict[str, str] | None:
         """Node → the job that waits for its place or has it; None while Slurm does not say."""

@@ -42,6 +42,7 @@ from plan import (
 
 from dba3c.benchmarks import dilated_central
 from dba3c.benchmarks.dilated_cluster import newest
+from dba3c.runs import host_facts
 from dba3c.simulation.calibration import MeasuredPoint, fit
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.simulate import simulate_times
@@ -85,6 +86,8 @@ def calibrate(rows: list[dict[str, Any]]) -> dict[str, Cluster]:
             for row in rows
             if (row["part"], row["exchange"], row["rate_mbit"]) == ("calibration", exchange, CALIBRATION_MBIT)
         ]
+        if not points:
+            raise ConfigError(f"{exchange} was not calibrated on this machine: --only calibration first")
         names = ("latency_s", "message_s", "wire_efficiency", "overlap_lost", "link_unfairness")
         cluster = Cluster(bytes_per_s=CALIBRATION_MBIT * 1e6 / 8, wire_efficiency=WIRE_EFFICIENCY)
         found[exchange] = fit(cluster, points, names if exchange != "allreduce" else ("latency_s", "wire_efficiency"))
@@ -113,10 +116,16 @@ def missing(only: list[str]) -> list[Row | CentralRow]:
 
     Args: only: parts of keys, of which a row's has one.
     """
-    done = {(row["key"], row.get("compute_ms")) for row in rows_of(ROWS) if is_fresh(row)}
+    done = {(row["key"], row.get("compute_ms")) for row in rows_of(ROWS) if is_fresh(row) and serves_here(row)}
     tried = [row["key"] for row in rows_of(REFUSED) if is_fresh(row)]
     asked = (row for row in everything() if any(part in row.key for part in only))
     return [row for row in asked if (row.key, row.compute_ms()) not in done and tried.count(row.key) < row.most_tries]
+
+
+def serves_here(row: dict[str, Any]) -> bool:
+    """What a machine is like is asked of each."""
+    host = host_facts.host()
+    return not is_calibration(row) or (row["processor"], row.get("cores")) == (host["processor"], host["usable_cores"])
 
 
 def least_dilation(refused: list[dict[str, Any]], key: str) -> int:
@@ -230,10 +239,10 @@ def campaign(until_s: float, row_s: float, only: list[str]) -> None:
     clusters: dict[str, Cluster] = {}
     made = facts("python results/cluster/measure.py")  # now: a campaign of hours outlives the commit it was begun at
     host = made["host"]
-    here = {"commit": made["source"].get("commit"), "processor": host["processor"], "cores": host["usable_cores"]}
+    here = {**made["source"], "processor": host["processor"], "cores": host["usable_cores"]}
     for row in missing(only):
         if row.part != "calibration" and not clusters:
-            clusters = calibrate(newest(rows_of(ROWS)))
+            clusters = calibrate(newest([line for line in rows_of(ROWS) if serves_here(line)]))
             CALIBRATED.write_text(json.dumps({k: asdict(v) for k, v in clusters.items()}, indent=1) + "\n")
         try:
             prepared = prepare(row, row_s)
@@ -252,7 +261,8 @@ def campaign(until_s: float, row_s: float, only: list[str]) -> None:
         line = {"key": row.key, "part": row.part, "network": row.network, **found, "date": made["date"], **here}
         if "predicted_ms" in line:
             line["error"] = round(line["predicted_ms"] / line["step_ms"] - 1, 4)
-        refused = line["refused"] = not is_calibration(line) and (line["refused"] or others_share(line) > MOST_OTHERS)
+        is_busy = line["refused"] and not is_calibration(line)
+        refused = line["refused"] = is_busy or others_share(line) > MOST_OTHERS
         add_row(REFUSED if refused else ROWS, line)
         shown = ("exchange", "workers", "servers", "backup", "megabytes", "gbit", "dilation", "steps", "step_ms")
         more = ("predicted_ms", "error", "bound_ms", "slowest_compute_ms", "own_share", "busy_share", "row_s")

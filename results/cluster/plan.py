@@ -152,7 +152,7 @@ def is_calibration(row: dict[str, Any]) -> bool:
 def is_fresh(row: dict[str, Any]) -> bool:
     """Whether it was measured with the network that the lab has now, and beside little else; another one is shown
     until it is measured again."""
-    quiet = is_calibration(row) or others_share(row) <= MOST_OTHERS or row["own_share"] > MOST_BUSY
+    quiet = others_share(row) <= MOST_OTHERS or row["own_share"] > MOST_BUSY
     return row.get("queue_bytes") == QUEUE_BYTES and quiet
 
 

@@ -27,9 +27,10 @@ import tempfile
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -210,13 +211,18 @@ def cpu_s(pid: int) -> float:
     return total_s
 
 
-def speed(options: argparse.Namespace) -> None:
-    """Appends the missing rows, round by round."""
-    done = {(row["round"], row["system"]) for row in rows_of(ROWS)}
+def speed(options: argparse.Namespace, where: Mapping[str, Any]) -> None:
+    """Appends the rows that are missing of this machine, round by round; our own are measured at each commit."""
+
+    def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return row["processor"], row["round"], row["system"], row["system"].startswith("ours") and row["commit"]
+
+    done = {key(row) for row in rows_of(ROWS)}
     until_s = time.monotonic() + options.seconds
     for number in range(options.rounds):
         for name, peer in peers(options.cleanrl).items():
-            if (number, name) in done or (options.only and not re.search(options.only, name)):
+            row = {"round": number, "system": name, **where}
+            if key(row) in done or (options.only and not re.search(options.only, name)):
                 continue
             if time.monotonic() > until_s:
                 print("the same command goes on from here")
@@ -226,16 +232,19 @@ def speed(options: argparse.Namespace) -> None:
             except UserError as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 continue
-            row = {"round": number, "system": name, **found, "cores": len(os.sched_getaffinity(0))}
+            row |= {**found, "cores": len(os.sched_getaffinity(0))}
             print(json.dumps(row), flush=True)
             add_row(ROWS, row)
 
 
-def page(made: str) -> None:
-    """The table: medians of the rounds, and against the fastest other system."""
+def page() -> None:
+    """The table: medians of the rounds on the newest row's processor, ours at its commit, against the fastest other."""
     rounds: dict[str, list[dict[str, float]]] = defaultdict(list)
+    newest = rows_of(ROWS)[-1]
     for row in rows_of(ROWS):
-        rounds[row["system"]].append(row)
+        is_now = row["commit"] == newest["commit"] or not row["system"].startswith("ours")
+        if row["processor"] == newest["processor"] and is_now:
+            rounds[row["system"]].append(row)
     of = {name: statistics.median(row["agent_steps_per_s"] for row in rows) for name, rows in rounds.items()}
     best = max(value for name, value in of.items() if not name.startswith("ours"))
     table = []
@@ -245,7 +254,7 @@ def page(made: str) -> None:
         spread = f"{min(rates):,.0f} to {max(rates):,.0f}"
         table.append([name, str(len(rates)), f"{value:,.0f}", spread, f"{value / best:.2f}", f"{memory:,.0f}"])
     head = ["system", "rounds", "agent steps/s", "from … to", "× the fastest other", "private memory, MB"]
-    renew(HERE / "README.md", made, markdown(head, table))
+    renew(HERE / "README.md", newest["made"], markdown(head, table))
 
 
 def main() -> None:
@@ -258,10 +267,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a pattern of names")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no further run after so many")
     options = parser.parse_args()
-    made = made_by(facts("python results/peers/measure.py speed --cleanrl DIR")) if options.what == "speed" else ""
-    if made:
-        speed(options)
-    page(made)
+    if options.what == "speed":
+        now = facts("python results/peers/measure.py speed --cleanrl DIR")
+        where = {"processor": now["host"]["processor"], "commit": now["source"].get("commit"), "made": made_by(now)}
+        speed(options, where)
+    page()
 
 
 if __name__ == "__main__":

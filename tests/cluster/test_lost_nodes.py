@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from dba3c.roles import PER_START
 from tests.cluster.conftest import Cluster, Job
 
 ENDLESS = "--total-frames 1000000000 --stop-score 1000000 --checkpoint-every-steps 5"
@@ -39,14 +40,14 @@ def test_a_lost_node_costs_its_worker_not_the_run_and_rejoins_with_its_server_wh
     replacement_is_announced(job, worker)
     assert job.nodes() == nodes[:4]  # Slurm has taken it out of the job, and nothing gives it back
     small_cluster.revive_node(worker)
-    job.wait_until(lambda: [4, 100] in [member[:2] for member in job.members()], "worker 4 on the returned node")
+    job.wait_until(lambda: [4, PER_START] in [member[:2] for member in job.members()], "worker 4 on the returned node")
 
     server = nodes[1]
     small_cluster.kill_node(server)
     replacement_is_announced(job, server)
     small_cluster.revive_node(server)
-    job.wait_until(lambda: server_incarnation(job, 1) == 100, "server 1 on the returned node")
-    job.wait_until(lambda: [1, 100] in [member[:2] for member in job.members()], "worker 1 beside it")
+    job.wait_until(lambda: server_incarnation(job, 1) == PER_START, "server 1 on the returned node")
+    job.wait_until(lambda: [1, PER_START] in [member[:2] for member in job.members()], "worker 1 beside it")
     before = len(job.commits())
     job.wait_until(lambda: len(job.commits()) > before + 5, "steps with the returned server")
 

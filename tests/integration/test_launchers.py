@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -174,6 +176,48 @@ def test_a_launch_that_torchrun_starts_again_resumes_its_run(tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [run_dir.name]
     restarts = [life["topology"]["restart_count"] for life in json.loads((run_dir / "meta.json").read_text())["lives"]]
     assert restarts == [0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("lost", ["0", "1"])
+def test_ranks_of_two_torchruns_resume_together_whichever_has_lost_its_rank(lost: str, tmp_path: Path) -> None:
+    """Each counts the restarts that its own ranks have caused."""
+    environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    meet = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", address, "--rdzv-id", "j"]
+    run_dir = tmp_path / "run"
+    ours = ["--no-python", "dba3c", *TRAIN[:-2], *ENDLESS, "--run-dir", str(run_dir)]
+    command = ["torchrun", *meet, "--nproc-per-node", "1", "--max-restarts", "2", *ours]
+
+    def lives() -> list[dict[str, Any]]:
+        return list(json.loads((run_dir / "meta.json").read_text())["lives"])
+
+    with (tmp_path / "log").open("wb") as log:
+        how: dict[str, Any] = {
+            "cwd": tmp_path,
+            "env": environ,
+            "stdin": subprocess.DEVNULL,
+            "stdout": log,
+            "stderr": log,
+        }
+        torchruns = [subprocess.Popen(command, **how) for _ in range(2)]
+    try:
+        wait_until(lambda: run_dir.exists() and len(commits(run_dir)) > 20, "steps")
+        ranks = [rank for torchrun in torchruns for rank in psutil.Process(torchrun.pid).children()]
+        next(rank for rank in ranks if rank.environ().get("RANK") == lost).kill()
+        wait_until(lambda: len(lives()) == 2, "a second life")
+        before = len(commits(run_dir))
+        wait_until(lambda: len(commits(run_dir)) > before + 5, "steps of the second life")
+        for torchrun in torchruns:
+            torchrun.send_signal(signal.SIGTERM)
+        for torchrun in torchruns:
+            torchrun.wait(120)
+    finally:
+        for torchrun in torchruns:
+            torchrun.kill()
+            torchrun.wait(20)
 
 
 @pytest.mark.timeout(400)

@@ -137,8 +137,8 @@ def test_a_role_that_is_started_by_hand_in_a_later_life_does_not_repeat_the_game
     role.main(words)
     RunFolder.launch(run_dir, TrainConfig().to_json(), resume=True).release()
     role.main(words)
-    role.main([*words, "--incarnation", "103"])
-    assert incarnations == [0, 100, 103]
+    role.main([*words, "--incarnation", "1003"])
+    assert incarnations == [0, 1000, 1003]
 
 
 def test_a_learner_of_a_deep_network_computes_with_its_share_of_all_cores_and_everybody_else_with_one(

@@ -23,11 +23,11 @@ def test_two_launches_of_one_second_have_a_folder_each() -> None:
 
 def test_a_rank_that_is_started_again_takes_incarnations_of_its_own(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", {}) as folder:
-        assert [first_incarnation(folder, 3) for _ in range(3)] == [0, 100, 200]
+        assert [first_incarnation(folder, 3) for _ in range(3)] == [0, 1000, 2000]
         assert first_incarnation(folder, 4) == 0
         folder.end_life("stopped", "enough")
     with RunFolder.launch(tmp_path / "run", None, resume=True) as folder:
-        assert [first_incarnation(folder, rank) for rank in (3, 4, 5)] == [300, 100, 100]
+        assert [first_incarnation(folder, rank) for rank in (3, 4, 5)] == [3000, 1000, 1000]
 
 
 def chief_of(launch_id: str) -> LaunchPlace:

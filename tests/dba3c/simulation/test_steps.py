@@ -170,8 +170,9 @@ def test_more_of_anything_good_never_makes_a_step_longer(exchange, tiny_chunks):
     slower = dataclasses.replace(WIRE, bytes_per_s=TEN_GBIT / 10)
     farther = dataclasses.replace(WIRE, latency_s=0.001)
     heavier = dataclasses.replace(work, model_bytes=10 * M)
+    others_draws = 0.01 if exchange == "async" else 0.0  # a worker's are those of its round, which its pace decides
     for worse in (step_s(slower), step_s(farther), step_s(work=heavier)):
-        assert worse >= step_s()
+        assert worse >= step_s() * (1 - others_draws)
     if exchange == "servers":
         by_servers = [step_s(slower, servers=k) for k in (1, 2, 4, 8, 16, 32)]
         assert (np.diff(by_servers) <= 1e-4 * by_servers[-1]).all()
