@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dba3c.config import TrainConfig, has_own_code, replace_options
-from dba3c.errors import USER_ERROR_EXIT, UserError
+from dba3c.errors import RUN_BROKEN_EXIT, USER_ERROR_EXIT, UserError
 from dba3c.metrics.trackers import check_clients
 from dba3c.metrics.watch import PlainView, watched
 from dba3c.metrics.writer import MetricsWriter
@@ -124,6 +125,8 @@ def run_rank(
                 code = supervisor.run()
             if place.is_chief:
                 note_end_undisturbed(folder, code, supervisor.cause)
+            elif code == 0 and place.launcher == TORCHRUN and lost_its_launcher(folder):
+                code = RUN_BROKEN_EXIT  # with 0 its torchrun would not take part when the others start anew
             elif first_node is not None and first_node.is_lost():
                 why = controller.requeue_without_first_node(folder.path, place.launch_id, os.environ)
                 metrics.record_event("first_node_lost", why)  # srun, which would pass on what is printed, is dead too
@@ -201,6 +204,13 @@ def _folder_of_the_chief(config: TrainConfig, place: LaunchPlace, run_dir: Path)
     RunFolder.refuse_unusable(run_dir)
     wait_s = config.exchange.join_timeout_s
     return RunFolder.open(run_dir, wait_s=wait_s, launch_id=place.launch_id, while_waiting=look, since_s=since_s)
+
+
+def lost_its_launcher(folder: RunFolder) -> bool:
+    """Whether the run has ended because a rank was killed, whose processes then asked for its end."""
+    with suppress(UserError, OSError):
+        return (folder.stop_reason() or "").startswith(f"{signal.SIGTERM.name} at ")
+    return False
 
 
 def _tell_all(error: BaseException, place: LaunchPlace, part: Assignment, folder: Callable[[], RunFolder]) -> None:
