@@ -57,6 +57,7 @@ def test_every_committed_script_is_there() -> None:
         ({"time": "0-00:07"}, "a job of 0-00:07"),
         ({"time": "1-0", "warning_s": 86_400}, "a job of 1-0"),
         ({"servers": 0}, "--servers must be at least 1, got 0"),
+        ({"learner_cpus": 7}, "--learner-cpus without --learners"),
         (
             {"nodes": 16, "learners": 1, "backup_workers": 4},
             r"17 ranks = 1 learner \+ 16 actors leave no worker, but the options ask for 4 backup workers",
@@ -124,8 +125,8 @@ def train_words(shape: SlurmShape) -> list[str]:
 
 
 def test_account_and_partition_are_filled_in_when_given() -> None:
-    text = script_text(SlurmShape(account="physics", partition="long"), ())
-    assert "\n#SBATCH --account=physics\n#SBATCH --partition=long\n" in text
+    text = script_text(SlurmShape(account="physics", partition="long", name="my run"), ())
+    assert "\n#SBATCH --account=physics\n#SBATCH --partition=long\n#SBATCH --job-name='my run'\n" in text
 
 
 def test_srun_gets_the_cores_of_a_task_and_the_first_nodes_only() -> None:
