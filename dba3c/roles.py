@@ -31,8 +31,9 @@ ROLES = {
 """Where each role's whole life is, by module: a process loads its own only."""
 
 
-PER_START = 1000
-"""Incarnations that one start of a rank may use up: at 5 restarts an hour those of eight days."""
+PER_START = 250
+"""Incarnations that one start of a rank may use up: at 5 restarts an hour those of two days. A server's number ends in
+the term (`param_servers.servers.server.MOST_INCARNATION`), after 2,000 starts."""
 PUBLISH_TIMEOUT_S, PUBLISH_AGAIN_S = 60.0, 2.0
 """For a full disk to take an address: a process that came back would else have used up its restarts within seconds."""
 

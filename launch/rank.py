@@ -8,12 +8,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import TRAINING_ROLES, note_failure, refusal, telling_refusals
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.host_facts import multiplies_bfloat16
-from launch.cluster.launchers import REPLACEMENT, TORCHRUN, LaunchPlace
+from launch.cluster.launchers import ENDS_ALL_RANKS, REPLACEMENT, TORCHRUN, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.cluster.topology import Assignment, Topology
 from launch.local.fork_server import ForkServer
@@ -56,6 +57,10 @@ END_LOOK_S = 2.0
 REFUSAL_HOLDS_S = 60.0
 """How much later than its chief a rank may begin to wait, where a launch may have the name of an earlier one: what was
 refused, or began and has ended, before that, was the earlier one."""
+CLOCKS_S = 10.0
+"""So far apart may the clocks of two hosts be."""
+_STARTED = 19
+"""The field of /proc/PID/stat after the name: since the host was started."""
 PROGRESS_EVERY_S = 30.0
 """Between lines in the output of a job."""
 
@@ -98,14 +103,16 @@ def run_rank(
         warn_of_few_threads(environ, cores_of_each)
     if place.is_chief:
         mine = (*mine, Assignment("monitor", 0))
-    with folder, ForkServer(environ=environ) as fork_server:
+    launch_id = str(folder.life().get("launch_id", ""))
+    with folder, _failure_told_to_all(folder, place, mine[0]):
         folder.end_process_when_lost(say_to_stderr)
-        metrics = MetricsWriter(folder, "launcher", place.rank)
-        try:
+        with (
+            ForkServer(environ=environ) as fork_server,
+            closing(MetricsWriter(folder, "launcher", place.rank)) as metrics,
+        ):
             if slow := _slow_arithmetic(folder, mine):
                 metrics.record_event("slow_precision", f"{mine[0]} on {place.node_name}: {slow}")  # the chief prints it
-            first = first_incarnation(folder, place.rank)
-            of_run = role_processes(config, folder.path, place.launch_id, first)
+            of_run = role_processes(config, folder.path, launch_id, first_incarnation(folder, place.rank))
             processes = [process for process in of_run if Assignment(process.role, process.rank) in mine]
             supervisor = Supervisor(
                 fork_server,
@@ -115,13 +122,13 @@ def run_rank(
                 on_event=metrics.record_event,
                 say=lambda line: say_to_stderr(f"[{mine[0]} on {place.node_name}] {line}"),
                 whole_run=place.world_size == 1,
-                stays=not place.is_chief and place.launcher != REPLACEMENT,
+                stays=not place.is_chief and place.launcher in ENDS_ALL_RANKS,
                 joins_late=place.launcher == REPLACEMENT,
                 stop_timeout_s=config.exchange.timeouts.stop_s,
             )
             first_node = controller.FirstNode(folder.path, os.environ) if place.launcher == "srun" else None
-            gone_s = config.exchange.timeouts.return_s
-            with _told_of_the_end(supervisor, folder, place, first_node, gone_s), _showing_progress(folder, place):
+            told = _told_of_the_end(supervisor, folder, launch_id, first_node, config.exchange.timeouts.return_s)
+            with nullcontext() if place.is_chief else told, _showing_progress(folder, place):
                 code = supervisor.run()
             if place.is_chief:
                 note_end_undisturbed(folder, code, supervisor.cause)
@@ -130,14 +137,6 @@ def run_rank(
             elif first_node is not None and first_node.is_lost():
                 why = controller.requeue_without_first_node(folder.path, place.launch_id, os.environ)
                 metrics.record_event("first_node_lost", why)  # srun, which would pass on what is printed, is dead too
-        except BaseException as error:
-            if place.is_chief:  # else the others would wait for what it had to start
-                note_end_undisturbed(folder, 1, f"rank 0 on {place.node_name}: {type(error).__name__}: {error}")
-            elif isinstance(error, Exception):
-                _tell_all(error, place, mine[0], lambda: folder)
-            raise
-        finally:
-            metrics.close()
     return code
 
 
@@ -186,7 +185,8 @@ def _make_folder(
         topology={**shape, "run_name": place.run_name},
         cores=cores_of_all_ranks(os.environ, cores, place.world_size),
         launcher=place.launcher,
-        launch_id=place.launch_id,
+        # each life of a run that torchrun starts again has an id of its own
+        launch_id=f"{place.launch_id}-{secrets.token_hex(4)}" if place.launcher == TORCHRUN else place.launch_id,
         command=command,
     )
 
@@ -195,7 +195,8 @@ def _folder_of_the_chief(config: TrainConfig, place: LaunchPlace, run_dir: Path)
     """The folder that this launch's chief makes. Raises UserError: it refused, cannot make it, or did not in time."""
     # an indexed Job's id is a uid; torchrun's, and those that are set by hand, may come again
     unique = place.launch_id and place.launcher not in (TORCHRUN, "the environment")
-    since_s = 0.0 if unique else time.time() - REFUSAL_HOLDS_S
+    by_torchrun = place.launcher == TORCHRUN  # which starts all ranks at once, and again under the same name
+    since_s = started_s() - CLOCKS_S if by_torchrun else 0.0 if unique else time.time() - REFUSAL_HOLDS_S
 
     def look() -> None:
         if why := refusal(run_dir, place.launch_id, since_s):
@@ -203,7 +204,17 @@ def _folder_of_the_chief(config: TrainConfig, place: LaunchPlace, run_dir: Path)
 
     RunFolder.refuse_unusable(run_dir)
     wait_s = config.exchange.join_timeout_s
-    return RunFolder.open(run_dir, wait_s=wait_s, launch_id=place.launch_id, while_waiting=look, since_s=since_s)
+    name = place.run_name if by_torchrun else ""
+    return RunFolder.open(
+        run_dir, wait_s=wait_s, launch_id=place.launch_id, while_waiting=look, since_s=since_s, run_name=name
+    )
+
+
+def started_s() -> float:
+    """When this process was started: before what it imports, which takes its time on a shared file system."""
+    ticks = float(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[_STARTED])
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s
 
 
 def lost_its_launcher(folder: RunFolder) -> bool:
@@ -211,6 +222,19 @@ def lost_its_launcher(folder: RunFolder) -> bool:
     with suppress(UserError, OSError):
         return (folder.stop_reason() or "").startswith(f"{signal.SIGTERM.name} at ")
     return False
+
+
+@contextmanager
+def _failure_told_to_all(folder: RunFolder, place: LaunchPlace, part: Assignment) -> Iterator[None]:
+    """Else the others would wait for what this rank had to start."""
+    try:
+        yield
+    except BaseException as error:
+        if place.is_chief:
+            note_end_undisturbed(folder, 1, f"rank 0 on {place.node_name}: {type(error).__name__}: {error}")
+        elif isinstance(error, Exception):
+            _tell_all(error, place, part, lambda: folder)
+        raise
 
 
 def _tell_all(error: BaseException, place: LaunchPlace, part: Assignment, folder: Callable[[], RunFolder]) -> None:
@@ -237,7 +261,7 @@ def _showing_progress(folder: RunFolder, place: LaunchPlace) -> Iterator[None]:
 def _told_of_the_end(
     supervisor: Supervisor,
     folder: RunFolder,
-    place: LaunchPlace,
+    launch_id: str,
     first_node: controller.FirstNode | None,
     gone_s: float,
 ) -> Iterator[None]:
@@ -245,29 +269,29 @@ def _told_of_the_end(
 
     Args:
         first_node: None where a chief may come back (a restarted pod).
-        gone_s: a launch whose lock nobody holds for so long is over without a word.
+        gone_s: a launch whose lock nobody holds for so long is over without a word, for a rank that has nobody else
+            to notice it.
     """
-    left, seen_s = threading.Event(), time.monotonic()
+    left = threading.Event()
 
     def look() -> None:
-        nonlocal seen_s
+        broken_s = 0.0
         while not left.wait(END_LOOK_S):
             broken = False
             with suppress(UserError, OSError):  # a file system that is away says nothing of the launch
-                broken = folder.status() == "broken"
-            seen_s = seen_s if broken else time.monotonic()
-            if (first_node is not None and first_node.is_lost()) or time.monotonic() - seen_s > gone_s:
+                broken = not supervisor.pids() and folder.status() == "broken"
+            broken_s = broken_s + END_LOOK_S if broken else 0.0
+            if (first_node is not None and first_node.is_lost()) or broken_s > gone_s:
                 supervisor.run_has_ended(well=False)
                 return
             with suppress(UserError):  # meta.json, seen while it was replaced on a slow file system
                 life = folder.life()
-                is_ours = life.get("launch_id") == place.launch_id
+                is_ours = life.get("launch_id") == launch_id
                 if "ended" in life or not is_ours:  # a further life has no place for what is left of this one
                     supervisor.run_has_ended(well=is_ours and life["ended"]["outcome"] != "failed")
                     return
 
-    if not place.is_chief:
-        threading.Thread(target=look, name="end", daemon=True).start()
+    threading.Thread(target=look, name="end", daemon=True).start()
     try:
         yield
     finally:

@@ -182,12 +182,14 @@ def returns(run_dir: Path, place: LaunchPlace) -> bool:
         life = RunFolder(run_dir).life()
     except UserError:
         return False
-    counted = place.restart_count and place.run_name and life.get("topology", {}).get("run_name") == place.run_name
-    # torchrun counts no restart where ranks became more or fewer, or others than this one's had failed
-    if counted or (place.launcher == TORCHRUN and life.get("started_by") == parent_process()):
+    is_named = bool(place.run_name) and life.get("topology", {}).get("run_name") == place.run_name
+    # which counts no restart where ranks became more or fewer, or others than its own had failed
+    same_torchrun = place.launcher == TORCHRUN and life.get("started_by") == parent_process()
+    if (place.restart_count and is_named) or same_torchrun:
         ended = life.get("ended", {})  # not of an earlier launch, which has ended as somebody wanted
         return ended.get("outcome") != "finished" and ended.get("reason") not in (STOP_COMMAND, "SIGINT")
-    ours = bool(place.launch_id) and life.get("launch_id") == place.launch_id
+    is_ours = bool(place.launch_id) and life.get("launch_id") == place.launch_id
+    ours = is_named if place.launcher == TORCHRUN else is_ours
     return ours and not place.restart_count and "ended" not in life
 
 
@@ -228,7 +230,7 @@ def _missed_without_monitor(config: TrainConfig) -> str:
 
 
 def first_incarnation(folder: RunFolder, rank: int) -> int:
-    """0 for the first start of a rank in this run folder, then 1000, 2000, …: counted in ``logs/rank-RANK.json``.
+    """0 for the first start of a rank in this run folder, then 250, 500, …: counted in ``logs/rank-RANK.json``.
 
     A rank that an earlier life did not have begins as those do that it had: it may play a role that one of them had.
     """

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from games.measure import GOALS, STICKY, STICKY_GAMES, name_of
@@ -244,11 +246,14 @@ QUEUE: tuple[Entry, ...] = (
 
 
 def is_done(entry: Entry) -> bool:
-    """Whether its curve is there, and was not given more core-hours since."""
+    """Whether its curve is there, and was not given more core-hours, or a higher stop score, since."""
     if not (entry.results / "curve.csv").exists():
         return False
     config = json.loads((entry.results / "config.json").read_text(encoding="utf-8"))
-    return float(config["run"]["max_core_hours"]) >= entry.core_hours
+    words = entry.run.point.words
+    goal = float(dict(pairwise(words)).get("--stop-score", -math.inf))
+    reached = config["run"]["stop_score"]
+    return float(config["run"]["max_core_hours"]) >= entry.core_hours and (reached is None or reached >= goal)
 
 
 def state(entry: Entry) -> str:

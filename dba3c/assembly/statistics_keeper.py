@@ -36,6 +36,7 @@ class StatisticsKeeper:
         self._run, self._life = process.folder.path, process.folder.life_number()
         self._name = f"{role}-{process.rank}" + (f".{process.lane}" if process.lane else "")
         self._every = process.config.exchange.checkpoint_every_steps
+        self._resumed_step: int | None = None
         self._saved_step: int | None = None
         self._warned = False
         self._step = 0
@@ -43,7 +44,7 @@ class StatisticsKeeper:
             group.statistics = normalized[0].statistics
         newest = find_newest(self._run / "checkpoints") if normalized else None
         if newest is not None:
-            self._step = self._saved_step = int(newest.name.removeprefix("step-"))
+            self._step = self._saved_step = self._resumed_step = int(newest.name.removeprefix("step-"))
             stored = statistics_of(self._run, self._step, self._name)
             if stored is not None:
                 normalized[0].statistics.merge(stored)
@@ -58,8 +59,9 @@ class StatisticsKeeper:
             self._save(due)
 
     def finish(self) -> None:
-        """The last snapshot, for the checkpoint that ends the run."""
-        self._save(self._step)
+        """The last snapshot, for the checkpoint that ends the run; none for the one that it began with."""
+        if self._step != self._resumed_step:
+            self._save(self._step)
 
     def _save(self, step: int) -> None:
         self._saved_step = step  # also when the disk refuses: the next one is tried when it is due

@@ -120,12 +120,13 @@ class RunFolder:
         launch_id: str = "",
         while_waiting: Callable[[], None] = lambda: None,
         since_s: float = 0.0,
+        run_name: str = "",
     ) -> RunFolder:
         """An existing run: for the processes of its launch, for viewers and for plots.
 
         Waits up to `wait_s` for the launch to have made it; with `launch_id` or `since_s`, for that launch and not an
         earlier one (of the same name or also without one, that began before `since_s` and has ended). The lock of a
-        launch with a name is then followed.
+        launch with a name is then followed. With `run_name` for whichever life of that name has begun since `since_s`.
         `while_waiting` may raise, which ends the wait.
         """
         folder = Path(path).expanduser().resolve()
@@ -133,7 +134,7 @@ class RunFolder:
         while True:
             run = cls(folder)
             any_life = not launch_id and not since_s
-            if is_there(folder / "config.json") and (any_life or run._is_in_life_of(launch_id, since_s)):
+            if is_there(folder / "config.json") and (any_life or run._is_in_life_of(launch_id, since_s, run_name)):
                 run._follow(launch_id)
                 return run
             while_waiting()
@@ -181,8 +182,11 @@ class RunFolder:
         meta.setdefault("lives", [{}])[-1]["ended"] = {"time_s": time.time(), "outcome": outcome, "reason": reason}
         self._write_meta(meta)
 
-    def _is_in_life_of(self, launch_id: str, since_s: float) -> bool:
+    def _is_in_life_of(self, launch_id: str, since_s: float, run_name: str) -> bool:
         life = self.life()
+        if run_name:
+            is_named = life.get("topology", {}).get("run_name") == run_name
+            return is_named and float(life.get("started_s", 0.0)) >= since_s
         return life.get("launch_id") == launch_id and ("ended" not in life or life.get("started_s", 0.0) >= since_s)
 
     def _follow(self, launch_id: str) -> None:

@@ -47,6 +47,8 @@ SRUN = "srun"
 ALONE_IN_ITS_STEP = dict.fromkeys(
     ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_NODES"), "1"
 )
+ENDS_ALL_RANKS = (TORCHRUN, "horovodrun", MPIRUN, MPICH)
+"""When one of them ends otherwise than well."""
 STARTS_RANKS_AGAIN = (TORCHRUN, "an indexed Kubernetes Job", "the environment")
 """Launchers (and those that set the variables by hand) whose rank 0, started again, goes on with its run."""
 
@@ -70,7 +72,7 @@ LAUNCHERS = (
         local_world_size=("LOCAL_WORLD_SIZE",),
         num_nodes=("GROUP_WORLD_SIZE",),
         address=("MASTER_ADDR",),
-        launch_id=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
+        launch_id=("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),  # each torchrun counts its own restarts
         restart_count=("TORCHELASTIC_RESTART_COUNT",),
     ),
     Launcher(
@@ -154,7 +156,8 @@ class LaunchPlace:
     address: str = ""
     """A host that every rank can reach; "" where the launcher tells none."""
     launch_id: str = ""
-    """Equal in the ranks of one launch, different in the next; "" where the launcher tells nothing of the kind."""
+    """Equal in the ranks of one launch, different in the next, but torchrun's, which starts its ranks again under it;
+    "" where the launcher tells nothing of the kind."""
     run_name: str = ""
     """As `launch_id`, but a launch that its launcher starts again keeps it."""
     restart_count: int = 0
@@ -220,9 +223,6 @@ def _read_place(launcher: Launcher, environ: Mapping[str, str]) -> LaunchPlace:
             f"one after the other puts it on node {node} as number {number}: start ranks in blocks "
             "(srun --distribution=block)"
         )
-    run_name = _joined(environ, [name for name in launcher.launch_id if name not in launcher.restart_count])
-    # torchrun's agents each count the restarts that their own ranks caused
-    own_counts = launcher.name == TORCHRUN and _number(launcher, launcher.num_nodes, environ) != 1
     return LaunchPlace(
         launcher=launcher.name,
         rank=rank,
@@ -232,8 +232,8 @@ def _read_place(launcher: Launcher, environ: Mapping[str, str]) -> LaunchPlace:
         tasks_per_node=tasks_per_node,
         node_name=environ.get("SLURMD_NODENAME") or socket.gethostname(),
         address=_first(environ, launcher.address) or "",
-        launch_id=run_name if own_counts else _joined(environ, launcher.launch_id),
-        run_name=run_name,
+        launch_id=_joined(environ, launcher.launch_id),
+        run_name=_joined(environ, [name for name in launcher.launch_id if name not in launcher.restart_count]),
         restart_count=_number(launcher, launcher.restart_count, environ) or 0,
     )
 

@@ -337,7 +337,7 @@ class Supervisor:
         left = [running.spec for running in self._live.values()]
         decided = any(other.decides for other in left)
         trained = spec.role not in TRAINING_ROLES or any(other.role == spec.role for other in left)
-        others = not self.whole_run or (decided and trained)
+        others = (decided and trained) if self.whole_run else not spec.keeps_the_run
         return not spec.essential and others and not (refused and spec.takes_part)
 
     def _fail(self, failed: _Process, refused: bool) -> None:

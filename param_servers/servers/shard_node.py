@@ -266,7 +266,7 @@ class ShardNode:
         assert self.ended is not None
         header, reason = pack_order(Stop(*self.ended))
         self._hub.cancel(peer, Kind.PARAMETERS)  # of no more use, and in the way
-        if peer.role is Role.WORKER:  # but what they would have answered is told
+        if peer.role is Role.WORKER and peer.rank in self.workers:  # but what they would have answered is told
             self._hub.send(peer, self._version(Kind.STEP, peer.rank))
         self._hub.send(peer, header._replace(sender=self.index), memoryview(reason))
 

@@ -86,8 +86,8 @@ def calibrate(rows: list[dict[str, Any]]) -> dict[str, Cluster]:
             for row in rows
             if (row["part"], row["exchange"], row["rate_mbit"]) == ("calibration", exchange, CALIBRATION_MBIT)
         ]
-        if not points:
-            raise ConfigError(f"{exchange} was not calibrated on this machine: --only calibration first")
+        if len(points) < len(CALIBRATION[exchange]):
+            raise ConfigError(f"{exchange} is not calibrated on this machine: --only calibration first")
         names = ("latency_s", "message_s", "wire_efficiency", "overlap_lost", "link_unfairness")
         cluster = Cluster(bytes_per_s=CALIBRATION_MBIT * 1e6 / 8, wire_efficiency=WIRE_EFFICIENCY)
         found[exchange] = fit(cluster, points, names if exchange != "allreduce" else ("latency_s", "wire_efficiency"))
@@ -117,9 +117,9 @@ def missing(only: list[str]) -> list[Row | CentralRow]:
     Args: only: parts of keys, of which a row's has one.
     """
     done = {(row["key"], row.get("compute_ms")) for row in rows_of(ROWS) if is_fresh(row) and serves_here(row)}
-    tried = [row["key"] for row in rows_of(REFUSED) if is_fresh(row)]
-    asked = (row for row in everything() if any(part in row.key for part in only))
-    return [row for row in asked if (row.key, row.compute_ms()) not in done and tried.count(row.key) < row.most_tries]
+    tried = [(row["key"], row.get("compute_ms")) for row in rows_of(REFUSED) if is_fresh(row) and serves_here(row)]
+    asked = ((row, (row.key, row.compute_ms())) for row in everything() if any(part in row.key for part in only))
+    return [row for row, key in asked if key not in done and tried.count(key) < row.most_tries]
 
 
 def serves_here(row: dict[str, Any]) -> bool:
@@ -224,7 +224,12 @@ def judged(only: list[str]) -> list[str]:
     errors, lines = [], []
     for row in everything():
         found = measured.get(row.key)
-        if found is None or isinstance(row, CentralRow) or not any(part in row.key for part in only):
+        if (
+            found is None
+            or isinstance(row, CentralRow)
+            or found["compute_ms"] != row.compute_ms()
+            or not any(part in row.key for part in only)
+        ):
             continue
         said_ms = predicted(clusters, row, found["dilation"], found["steps"])["predicted_ms"]
         errors.append(said_ms / found["step_ms"] - 1)

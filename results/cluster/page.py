@@ -78,7 +78,8 @@ def _of_inputs() -> dict[str, str]:
     sizes = ", ".join(f"*{name}*: {n:,} parameters ({4 * n / 1e6:.2f} MB)" for name, n in PARAMETERS.items())
     sums = ", ".join(f"{ms:g} ms for {names[name]}" for name, ms in REDUCTION_MS.items())
     tails = "; ".join(_tail_of(name) for name in PARAMETERS)
-    return {"sizes": sizes, "sums": sums, "tails": tails}
+    load = json.loads(TIMES.with_suffix(".json").read_text(encoding="utf-8"))["load_average"][0]
+    return {"sizes": sizes, "sums": sums, "tails": tails, "load": f"{load:.1f}"}
 
 
 def _tail_of(network: str) -> str:
@@ -273,11 +274,11 @@ A worker stands for a node of 12 cores: its gradient takes the slowest of twelve
 and then the adding up of their gradients ({sums} network: `python -m param_servers.benchmarks.lanes --lanes 2`). One \
 gradient of 240 data points per node is on the wire. {sizes}.
 
-**The slowest of 64 nodes is nearly always the same recorded rollout**: in each step it is drawn from 768, and fewer \
-were recorded, most beside other work (load average 2.4). The largest: {tails}. All exchanges of a network have the \
+**What all of 64 nodes wait for is a matter of few recorded rollouts**: in each step the slowest of 768 draws (load \
+average while they were recorded: {load}). The largest: {tails}. All exchanges of a network have the \
 same times, so rows can be compared; but how far a majority or backup workers are ahead of who waits for all depends \
-on that tail: without its one rollout an all-reduce of Nature's network would be ahead of a majority at 10 Gbit/s \
-(by these times and the rows' own). The times of `shared_times.csv` (time to 300) have no such outlier.
+on that tail (with the 300 rollouts of 2026-11-23 an all-reduce of Nature's network would, without the largest, be \
+ahead of a majority at 10 Gbit/s). The times of `shared_times.csv` (time to 300) have no such outlier.
 
 †: the row took more than 60 % of this machine, on average, or other work more than {others} of it, in every try; \
 the least busy try is shown, and is not counted. ‡: measured before the switch's queues were repaired \

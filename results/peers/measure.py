@@ -241,9 +241,13 @@ def page() -> None:
     """The table: medians of the rounds on the newest row's processor, ours at its commit, against the fastest other."""
     rounds: dict[str, list[dict[str, float]]] = defaultdict(list)
     newest = rows_of(ROWS)[-1]
-    for row in rows_of(ROWS):
-        is_now = row["commit"] == newest["commit"] or not row["system"].startswith("ours")
-        if row["processor"] == newest["processor"] and is_now:
+    here = [row for row in rows_of(ROWS) if row["processor"] == newest["processor"]]
+    ours = [row["commit"] for row in here if row["system"].startswith("ours")]
+    if not ours or len(here) == len(ours):
+        print("the page stays as it is until ours and others are measured on this processor")
+        return
+    for row in here:
+        if row["commit"] == ours[-1] or not row["system"].startswith("ours"):
             rounds[row["system"]].append(row)
     of = {name: statistics.median(row["agent_steps_per_s"] for row in rows) for name, rows in rounds.items()}
     best = max(value for name, value in of.items() if not name.startswith("ours"))
@@ -269,7 +273,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "speed":
         now = facts("python results/peers/measure.py speed --cleanrl DIR")
-        where = {"processor": now["host"]["processor"], "commit": now["source"].get("commit"), "made": made_by(now)}
+        where = {
+            "processor": now["host"]["processor"],
+            "commit": str(now["source"].get("commit", "unknown"))[:12],
+            "made": made_by(now),
+        }
         speed(options, where)
     page()
 

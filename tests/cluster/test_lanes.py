@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 
+from dba3c.roles import PER_START
 from tests.cluster.conftest import Cluster, Job
 from tests.shared_memory import named_memory
 
@@ -48,7 +49,7 @@ def test_four_nodes_of_twelve_lanes_outlive_a_lane_and_a_node_and_are_preempted_
     before = len(job.commits())
     job.wait_until(lambda: len(job.commits()) > before + 3, "steps without the node")
     small_cluster.revive_node(node)
-    job.wait_until(lambda: [3, 100] in [member[:2] for member in job.members()], "worker 3 on the returned node")
+    job.wait_until(lambda: [3, PER_START] in [member[:2] for member in job.members()], "worker 3 on the returned node")
 
     small_cluster.run("sbatch", "--partition=urgent", "--nodes=5", "--output=/dev/null", "--wrap=true")
     job.wait_until(lambda: "ended" in job.lives()[0], "the checkpoint, for which Slurm gives a while")

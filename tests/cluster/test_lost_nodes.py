@@ -67,9 +67,9 @@ def test_a_replacement_that_is_cancelled_alone_is_replaced_and_does_not_end_the_
     node = job.nodes()[3]  # without a server beside it
     small_cluster.kill_node(node)
     replacement_is_announced(job, node)
-    job.wait_until(lambda: [3, 100] in [member[:2] for member in job.members()], "worker 3 on the fifth node")
+    job.wait_until(lambda: [3, PER_START] in [member[:2] for member in job.members()], "worker 3 on the fifth node")
     small_cluster.run("scancel", re.findall(rf"node {node} is lost; job (\d+)", job.output)[0])
-    job.wait_until(lambda: [3, 200] in [member[:2] for member in job.members()], "its second replacement")
+    job.wait_until(lambda: [3, 2 * PER_START] in [member[:2] for member in job.members()], "its second replacement")
     assert not (job.run_dir / "stop.json").exists()
     small_cluster.run("scancel", job.number)
     job.wait_for_end()

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from dba3c.roles import PER_START
 from dba3c.runs.folder import RunFolder
 from tests.integration.runs import wait_until
 
@@ -112,7 +113,9 @@ def test_a_rank_that_dies_costs_only_itself_and_rejoins_as_a_new_incarnation(tmp
         before = len(commits(run_dir))
         wait_until(lambda: len(commits(run_dir)) > before + 20, "steps without the dead rank")
         ranks.running[2] = ranks.start(2)
-        wait_until(lambda: any(m[:2] == [1, 100] for step in commits(run_dir) for m in step), "worker 1 to come back")
+        wait_until(
+            lambda: any(m[:2] == [1, PER_START] for step in commits(run_dir) for m in step), "worker 1 to come back"
+        )
         ranks.end()
 
 
@@ -210,6 +213,8 @@ def test_ranks_of_two_torchruns_resume_together_whichever_has_lost_its_rank(lost
         wait_until(lambda: len(lives()) == 2, "a second life")
         before = len(commits(run_dir))
         wait_until(lambda: len(commits(run_dir)) > before + 5, "steps of the second life")
+        assert {member[1] for step in commits(run_dir)[before:] for member in step} == {PER_START}
+        assert len({life["launch_id"] for life in lives()}) == len(lives()) == 2
         for torchrun in torchruns:
             torchrun.send_signal(signal.SIGTERM)
         for torchrun in torchruns:

@@ -13,7 +13,7 @@ import pytest
 
 from dba3c.config import NetworkConfig, TrainConfig
 from dba3c.errors import UserError
-from dba3c.runs.ending import REFUSED, outcome, telling_refusals
+from dba3c.runs.ending import REFUSED, failures, outcome, telling_refusals
 from dba3c.runs.folder import RunFolder
 from launch import rank as launch_rank
 from launch import running
@@ -216,6 +216,20 @@ def test_how_many_threads_is_the_users_word_where_torchrun_says_nothing(
     assert told == [threads]
 
 
+def test_a_rank_that_cannot_start_its_processes_ends_the_run_that_would_wait_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder.create(tmp_path / "run", {})
+    monkeypatch.setattr(launch_rank, "_folder_of_the_chief", lambda *_: RunFolder.open(folder.path))
+    monkeypatch.setattr(launch_rank, "ForkServer", crash)
+    words = ["CartPole-v1", "--servers", "1", "--run-dir", str(folder.path)]
+    with pytest.raises(ZeroDivisionError):
+        train_as_rank(parse_train(words), rank_of_three(1), "dba3c")
+    assert folder.has_failed() and str(folder.stop_reason()).startswith("worker 0 on ")
+    assert [(failure.role, failure.rank) for failure in failures(folder.path)] == [("worker", 0)]
+    folder.release()
+
+
 @pytest.mark.parametrize(
     ("said", "rank", "warned"), [("1", 0, True), ("4,1", 0, True), ("24", 0, False), ("", 0, False), ("1", 1, False)]
 )
@@ -231,7 +245,7 @@ def test_a_learner_that_is_told_to_compute_with_few_of_its_cores_says_so(
     monkeypatch.setattr(launch_rank, "given_cores", lambda *_: 24)
     monkeypatch.setattr(launch_rank, "bind_to_own_cores", lambda *_: [])
     monkeypatch.setattr(launch_rank, "ForkServer", crash)
-    monkeypatch.setattr(launch_rank, "_folder_of_the_chief", lambda *_: nullcontext())
+    monkeypatch.setattr(launch_rank, "_folder_of_the_chief", lambda *_: RunFolder.create(tmp_path / "run", {}))
     words = ["CartPole-v1", "--mode", "central", "--run-dir", str(tmp_path / "run")]
     with pytest.raises(ZeroDivisionError):
         train_as_rank(parse_train(words), rank_of_three(rank), "dba3c")

@@ -12,7 +12,7 @@ from dba3c.central import learner
 from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT
-from dba3c.roles import RunProcess
+from dba3c.roles import PER_START, RunProcess
 from dba3c.runs.folder import RunFolder
 from launch import role
 from launch.cli.options import parse_train
@@ -137,8 +137,8 @@ def test_a_role_that_is_started_by_hand_in_a_later_life_does_not_repeat_the_game
     role.main(words)
     RunFolder.launch(run_dir, TrainConfig().to_json(), resume=True).release()
     role.main(words)
-    role.main([*words, "--incarnation", "1003"])
-    assert incarnations == [0, 1000, 1003]
+    role.main([*words, "--incarnation", str(PER_START + 3)])
+    assert incarnations == [0, PER_START, PER_START + 3]
 
 
 def test_a_learner_of_a_deep_network_computes_with_its_share_of_all_cores_and_everybody_else_with_one(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dba3c.errors import UserError
+from dba3c.roles import PER_START
 from dba3c.runs.ending import STOP_COMMAND
 from dba3c.runs.folder import RunFolder
 from launch import running
@@ -23,11 +24,11 @@ def test_two_launches_of_one_second_have_a_folder_each() -> None:
 
 def test_a_rank_that_is_started_again_takes_incarnations_of_its_own(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", {}) as folder:
-        assert [first_incarnation(folder, 3) for _ in range(3)] == [0, 1000, 2000]
+        assert [first_incarnation(folder, 3) for _ in range(3)] == [0, PER_START, 2 * PER_START]
         assert first_incarnation(folder, 4) == 0
         folder.end_life("stopped", "enough")
     with RunFolder.launch(tmp_path / "run", None, resume=True) as folder:
-        assert [first_incarnation(folder, rank) for rank in (3, 4, 5)] == [3000, 1000, 1000]
+        assert [first_incarnation(folder, rank) for rank in (3, 4, 5)] == [3 * PER_START, PER_START, PER_START]
 
 
 def chief_of(launch_id: str) -> LaunchPlace:

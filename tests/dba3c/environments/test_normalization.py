@@ -194,6 +194,22 @@ def test_a_resumed_process_leaves_what_was_seen_at_its_checkpoint_to_those_who_c
     assert statistics_of(folder.path, step) == before
 
 
+def test_a_life_that_ends_at_the_checkpoint_it_began_with_leaves_its_statistics_as_they_are(tmp_path: Path):
+    config = config_of(total_frames=16 * 8 * 25)
+    folder = train(tmp_path / "run", config)
+    step = max(checkpoint_steps(folder.checkpoints))
+    path = folder.path / "observations" / "worker-0.json"
+    (path.parent / "worker-0.1.json").write_text(path.read_text())  # of a lane that the next life does not have
+    both = statistics_of(folder.path, step)
+    environments = make_vector_environment(config.environment, 16, seed=9)
+    with RunFolder.launch(folder.path, None, resume=True) as again:
+        keeper = StatisticsKeeper(RunProcess(again, config, rank=0, incarnation=1), "worker", [environments])
+        environments.reset()
+        keeper.at(step)
+        keeper.finish()
+    assert statistics_of(folder.path, step) == both
+
+
 def test_an_older_checkpoint_is_normalised_without_those_that_came_with_a_later_life(tmp_path: Path):
     rows = np.random.default_rng(0).normal(size=(60, 3))
     observations = tmp_path / "observations"

@@ -96,16 +96,10 @@ def test_a_second_life_has_another_launch_id() -> None:
     assert detect({**SRUN, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}).launch_id == detect(SRUN).launch_id
 
 
-def test_a_launch_that_torchrun_starts_again_is_another_launch_of_the_same_run() -> None:
-    alone = {**TORCHRUN, "GROUP_WORLD_SIZE": "1", "WORLD_SIZE": "2", "RANK": "1"}
-    first, second = (detect({**alone, "TORCHELASTIC_RESTART_COUNT": count}) for count in "01")
-    assert first.launch_id != second.launch_id
-    assert first.run_name == second.run_name
-
-
 def test_ranks_of_several_torchruns_know_each_other_though_each_torchrun_counts_its_own_restarts() -> None:
     first, second = (detect({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": count}) for count in "01")
     assert first.launch_id == second.launch_id == first.run_name
+    assert (first.restart_count, second.restart_count) == (0, 1)
     assert detect({**TORCHRUN, "MASTER_PORT": "29501"}).run_name != first.run_name
 
 

@@ -50,7 +50,7 @@ class Lab:
         return RoleProcess(role=role, rank=rank, words=words, main=f"{STAND_IN}:main", **options)  # type: ignore[arg-type]
 
     def request_stop(self, reason: str, failed: bool = False) -> None:
-        (self.run_dir / "stop.json").write_text(json.dumps({"reason": reason}))
+        (self.run_dir / "stop.json").write_text(json.dumps({"reason": reason, "failed": failed}))
 
     def start(
         self,

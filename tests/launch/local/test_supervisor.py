@@ -139,7 +139,7 @@ def test_a_refused_input_ends_those_that_nobody_else_would_end_within_seconds(la
     lab.start(lab.process("server", 0, "bad-input"), lab.process("worker", 0, "deaf"))
     assert lab.finish() == 2
     assert lab.events == ["stopping", "killing"]  # not terminating: a worker takes that for a request it has heard
-    assert json.loads((lab.run_dir / "stop.json").read_text())["reason"] == "server 0: no such game"
+    assert json.loads((lab.run_dir / "stop.json").read_text()) == {"reason": "server 0: no such game", "failed": True}
     assert lab.said[-1].splitlines()[-1] == "no such game"
 
 
@@ -191,7 +191,15 @@ def test_a_rank_that_stays_without_processes_obeys_a_signal(lab: Lab) -> None:
     wait_until(lambda: "left" in lab.events, "the loss to be told")
     lab.signal(signal.SIGTERM)
     assert lab.finish() == 1
-    assert json.loads((lab.run_dir / "stop.json").read_text())["reason"] == "SIGTERM"
+    assert json.loads((lab.run_dir / "stop.json").read_text()) == {"reason": "SIGTERM", "failed": False}
+
+
+def test_where_workers_decide_the_run_does_not_go_on_without_the_first_of_them(lab: Lab) -> None:
+    """As in a majority, or of the only learner: the other ranks would wait for it, and for this one to say the end."""
+    first = lab.process("worker", 0, "fails", essential=False)
+    lab.start(first, lab.process("monitor", 0, "obedient", essential=False, decides=False), whole_run=False)
+    assert lab.finish() == 1
+    assert json.loads((lab.run_dir / "stop.json").read_text())["failed"]
 
 
 def test_the_last_of_the_workers_ends_the_run_with_what_it_said(lab: Lab) -> None:

@@ -106,6 +106,9 @@ def test_parameters_that_are_not_sent_at_the_end_leave_the_answer_that_they_bore
     node.obey(Stop("enough", False))
     sent = [(header.kind, header.step, header.sequence, header.code) for _, _, header in recorder.calls]
     assert sent == [(Kind.STEP, 1, 1, Code.ACCEPTED), (Kind.STOP, 0, 0, Code.NONE)]
+    node.left(0)
+    node.tell_end(WORKER)  # it has dialled again, as who is not known yet: no answer is better than a wrong one
+    assert [header.kind for _, _, header in recorder.calls] == [Kind.STOP]
 
 
 def test_later_checkpoints_are_set_aside_before_anybody_goes_back() -> None:
