@@ -57,8 +57,6 @@ END_LOOK_S = 2.0
 REFUSAL_HOLDS_S = 60.0
 """How much later than its chief a rank may begin to wait, where a launch may have the name of an earlier one: what was
 refused, or began and has ended, before that, was the earlier one."""
-CLOCKS_S = 10.0
-"""So far apart may the clocks of two hosts be."""
 _STARTED = 19
 """The field of /proc/PID/stat after the name: since the host was started."""
 PROGRESS_EVERY_S = 30.0
@@ -196,7 +194,7 @@ def _folder_of_the_chief(config: TrainConfig, place: LaunchPlace, run_dir: Path)
     # an indexed Job's id is a uid; torchrun's, and those that are set by hand, may come again
     unique = place.launch_id and place.launcher not in (TORCHRUN, "the environment")
     by_torchrun = place.launcher == TORCHRUN  # which starts all ranks at once, and again under the same name
-    since_s = started_s() - CLOCKS_S if by_torchrun else 0.0 if unique else time.time() - REFUSAL_HOLDS_S
+    since_s = started_s() if by_torchrun else 0.0 if unique else time.time() - REFUSAL_HOLDS_S
 
     def look() -> None:
         if why := refusal(run_dir, place.launch_id, since_s):

@@ -34,6 +34,8 @@ CURVE_FILE = "curve.csv"
 """Stands for the records of a run that was committed (under results/), which nothing is written to any more."""
 FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "audit")
 SECRET_VARIABLE = "DBA3C_SECRET"
+CLOCKS_S = 10.0
+"""So far apart may the clocks of two hosts be."""
 SHOWN_RUNS = 3
 """As many are named where a folder of runs is taken for one."""
 _OURS = {*FOLDERS, "observations", "secret", "stop.json", "meta.json", "lock.json"}
@@ -186,7 +188,9 @@ class RunFolder:
         life = self.life()
         if run_name:
             is_named = life.get("topology", {}).get("run_name") == run_name
-            return is_named and float(life.get("started_s", 0.0)) >= since_s
+            late_s = float(life.get("started_s", 0.0)) - since_s
+            is_live = late_s >= -CLOCKS_S and "ended" not in life and living_holder(self.path) is not None
+            return is_named and (late_s >= 0.0 or is_live)
         return life.get("launch_id") == launch_id and ("ended" not in life or life.get("started_s", 0.0) >= since_s)
 
     def _follow(self, launch_id: str) -> None:

@@ -1,5 +1,6 @@
 """A run's folder: who may write to it, and what is in it."""
 
+import contextlib
 import errno
 import json
 import multiprocessing
@@ -408,3 +409,19 @@ def test_a_disk_that_is_full_at_launch_is_one_clear_line(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock.os, "fsync", full)
     with pytest.raises(UserError, match=r"cannot write .*lock.json: No space left on device"):
         RunFolder.create(tmp_path / "run", CONFIG)
+
+
+def test_a_rank_of_a_run_that_torchrun_starts_again_opens_no_life_of_before_it_was_started(tmp_path):
+    began_s = time.time()
+    first = RunFolder.create(tmp_path / "run", {}, launch_id="j-1", topology={"run_name": "j"})
+
+    def opens(since_s: float) -> bool:
+        with contextlib.suppress(UserError):
+            return bool(RunFolder.open(tmp_path / "run", run_name="j", since_s=since_s))
+        return False
+
+    assert opens(began_s) and opens(began_s + 5)  # its clock may be another host's
+    assert not opens(began_s + 60)
+    first.end_life("stopped", "SIGTERM at server 0")
+    first.release()
+    assert opens(began_s) and not opens(time.time() + 0.001)
