@@ -189,9 +189,14 @@ class RunFolder:
         if run_name:
             is_named = life.get("topology", {}).get("run_name") == run_name
             late_s = float(life.get("started_s", 0.0)) - since_s
-            is_live = late_s >= -CLOCKS_S and "ended" not in life and living_holder(self.path) is not None
-            return is_named and (late_s >= 0.0 or is_live)
+            begun = late_s >= 0.0 or (late_s >= -CLOCKS_S and "ended" not in life and self._is_held_by(life))
+            return is_named and begun
         return life.get("launch_id") == launch_id and ("ended" not in life or life.get("started_s", 0.0) >= since_s)
+
+    def _is_held_by(self, life: Mapping[str, Any]) -> bool:
+        """Whether who has begun this life is alive, and holds the folder."""
+        holder, noted = living_holder(self.path), life.get("lock") or {}
+        return holder is not None and holder.token == noted.get("token")
 
     def _follow(self, launch_id: str) -> None:
         holder = self.life().get("lock") if launch_id else None
