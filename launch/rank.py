@@ -26,6 +26,7 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.ending import TRAINING_ROLES, note_failure, refusal, telling_refusals
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.host_facts import multiplies_bfloat16
+from dba3c.runs.lock import process_started
 from launch.cluster.launchers import ENDS_ALL_RANKS, REPLACEMENT, TORCHRUN, LaunchPlace
 from launch.cluster.network import LISTEN_HOST_VARIABLE, listen_address
 from launch.cluster.topology import Assignment, Topology
@@ -57,8 +58,6 @@ END_LOOK_S = 2.0
 REFUSAL_HOLDS_S = 60.0
 """How much later than its chief a rank may begin to wait, where a launch may have the name of an earlier one: what was
 refused, or began and has ended, before that, was the earlier one."""
-_STARTED = 19
-"""The field of /proc/PID/stat after the name: since the host was started."""
 PROGRESS_EVERY_S = 30.0
 """Between lines in the output of a job."""
 
@@ -101,9 +100,9 @@ def run_rank(
         warn_of_few_threads(environ, cores_of_each)
     if place.is_chief:
         mine = (*mine, Assignment("monitor", 0))
-    launch_id = str(folder.life().get("launch_id", ""))
     with folder, _failure_told_to_all(folder, place, mine[0]):
         folder.end_process_when_lost(say_to_stderr)
+        launch_id = str(folder.life().get("launch_id", ""))
         with (
             ForkServer(environ=environ) as fork_server,
             closing(MetricsWriter(folder, "launcher", place.rank)) as metrics,
@@ -210,9 +209,8 @@ def _folder_of_the_chief(config: TrainConfig, place: LaunchPlace, run_dir: Path)
 
 def started_s() -> float:
     """When this process was started: before what it imports, which takes its time on a shared file system."""
-    ticks = float(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[_STARTED])
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.time() - age_s
+    since_boot_s = float(process_started(os.getpid())) / os.sysconf("SC_CLK_TCK")
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s)
 
 
 def lost_its_launcher(folder: RunFolder) -> bool:

@@ -66,11 +66,11 @@ class Holder:
 
     @classmethod
     def this_process(cls, launch_id: str = "", inode: int = 0) -> Holder:
-        started, token = _process_started(os.getpid()), secrets.token_hex(8)
+        started, token = process_started(os.getpid()), secrets.token_hex(8)
         return cls(socket.gethostname(), os.getpid(), started, host_facts.namespace("pid"), token, launch_id, inode)
 
 
-def _process_started(pid: int) -> str:
+def process_started(pid: int) -> str:
     """Start time of a process in kernel ticks since boot; "" when it is dead or the system does not say."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -140,8 +140,8 @@ def living_holder(folder: Path) -> Holder | None:
         except ProcessLookupError:
             return None
         except PermissionError:  # it is someone else's, and it runs
-            hidden = not _process_started(holder.pid)  # /proc mounted with hidepid: its heartbeat tells
-        if not hidden and _process_started(holder.pid) != holder.process_started:
+            hidden = not process_started(holder.pid)  # /proc mounted with hidepid: its heartbeat tells
+        if not hidden and process_started(holder.pid) != holder.process_started:
             return None
         if not hidden and holder.inode in (0, _inode(folder)):
             return holder

@@ -109,7 +109,7 @@ def test_another_user_s_process_that_cannot_be_looked_at_counts_while_its_heartb
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "kill", refuse)
-    monkeypatch.setattr(run_lock, "_process_started", lambda pid: "")  # /proc is mounted with hidepid
+    monkeypatch.setattr(run_lock, "process_started", lambda pid: "")  # /proc is mounted with hidepid
     assert run_lock.living_holder(run.path) is not None
     long_ago_s = time.time() - run_lock.HEARTBEAT_LOST_S - 5
     os.utime(run.path / "lock.json", (long_ago_s, long_ago_s))
