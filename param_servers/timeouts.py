@@ -70,7 +70,7 @@ class Timeouts:
         """For a server that was lost to come back."""
         self.disk_s = checkpoint_timeout_s
         """For all servers to load the checkpoint that they go on from, with those of undone steps out of the way; for
-        the checkpoint at the end, in all exchanges."""
+        the checkpoint at the end, in all exchanges, with the one that is still being written before it."""
         self.step_s = step_timeout_s
         """For every other step, after which workers without a gradient are expelled; for one sum of ranks."""
         self.server_silence_s = self.step_s / 2

@@ -11,7 +11,7 @@ No tensors pass through it. What is said on the links:
                               payload: the rows of its members; the one without a mark hands its state to the others
                     COMMIT    sum step `step` now; payload: the rows of its members; `data_points`: in the run, with it
                     EXPELLED  you are out, the payload says why
-                    STOP      the run is over, the payload says why; code FAILED when it broke
+                    STOP      the run is over, `step` updates long, the payload says why; code FAILED when it broke
                     ALIVE     I am here (several times within the step timeout)
 """
 
@@ -162,7 +162,8 @@ class MajorityChief:
             elif isinstance(decision, Stop):
                 code = Code.FAILED if decision.failed else Code.NONE
                 writer = min(self._coordinator.connected, default=0)  # of the last checkpoint
-                self._end = Header(Kind.STOP, 0, sequence=writer, code=code), decision.reason.encode()
+                header = Header(Kind.STOP, 0, step=self._progress[0], sequence=writer, code=code)
+                self._end = header, decision.reason.encode()
                 self._send_all(*self._end)
             elif isinstance(decision, Note):
                 self._note(decision)

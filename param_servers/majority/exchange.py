@@ -195,8 +195,9 @@ class MajorityExchange:
             self._close_group()
             self._hub.drain(GOODBYE_S)
 
-    def _end(self, outcome: Outcome, writer: int = 0) -> None:
-        """Rank 0 writes the last checkpoint, and so does `writer`: the first that is left, where that is another."""
+    def _end(self, outcome: Outcome, writer: int = 0, committed: int = 0) -> None:
+        """Rank 0 writes the last checkpoint, and so does `writer`: the first that is left, where that is another. It
+        says so where it has not taken all steps that were `committed`: the last one's sum broke."""
         lost = ""
         if self.rank in (0, writer):
             self.replica.term += self.rank  # should rank 0 be alive, too, it writes under another name
@@ -204,6 +205,8 @@ class MajorityExchange:
                 lost = self.replica.finish()
             except BaseException as error:  # the main thread waits to be told how the run ended
                 lost = f"the last checkpoint was not written: {told(error)}"
+            if not lost and self.replica.step < committed:
+                lost = f"step {committed} was decided, but its sum broke: the last checkpoint is of {self.replica.step}"
         if lost:
             outcome = (PeerLost if isinstance(outcome, PeerLost) else LastStepsLost)(f"{outcome}; {lost}")
         self._shared.end(outcome)
@@ -243,7 +246,8 @@ class MajorityExchange:
             if header.kind == Kind.EXPELLED:
                 self._end(RunBroken(f"rank {self.rank} was expelled: {reason}"))
             else:
-                self._end(RunBroken(reason) if header.code == Code.FAILED else RunStopped(reason), header.sequence)
+                outcome = RunBroken(reason) if header.code == Code.FAILED else RunStopped(reason)
+                self._end(outcome, header.sequence, header.step)
 
     def _listen_for_the_chief(self, heard: bool, polled_s: float) -> None:
         """Called after each poll. What comes while this thread is in a sum is heard before silence is told, and a poll

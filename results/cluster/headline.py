@@ -86,14 +86,14 @@ class Composed(NamedTuple):
         return f"servers beside workers, {self.row['gbit']:g} Gbit/s" if self.row["colocated"] else self.who
 
 
-def learnt(goal: float = GOAL) -> Learnt | None:
-    """None: a run has not reached it."""
+def learnt(goal: float = GOAL) -> Learnt:
+    """Raises ValueError: a run has not reached it, of which the figure and the page would have to speak."""
     steps, hours = [], []
     for folder in sorted(RUNS.glob("seed-*")):
         curve = load_curve(folder)
         at = curve.reached(goal)
         if at is None:
-            return None
+            raise ValueError(f"{folder} did not reach {goal:g}, and the page does not say what such a seed counts")
         steps.append(float(curve.column("progress/data_points")[at]))
         hours.append(float(curve.column("progress/cpu_hours")[at]))
     of_seeds = tuple(count / (ENVIRONMENTS * LENGTH_STEPS) for count in steps)
@@ -122,9 +122,8 @@ def undilated(role: str = "", **which: Any) -> float:
 
 
 def draw(folder: Path) -> None:
-    """Minutes against nodes, for each way and wire, beside DBA3C's; nothing before the goal is reached."""
-    reached = learnt()
-    points = composed(read(folder), reached.updates) if reached else []
+    """Minutes against nodes, for each way and wire, beside DBA3C's."""
+    points = composed(read(folder), learnt().updates)
     if not points:
         return
     figure, axes = new_figure()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from beside_others import OURS, at_one, by_columns, fastest_first, peers, percent
-from headline import learnt, undilated
+from headline import undilated
 from plan import (
     DRAWN_STEPS,
     ENVIRONMENTS,
@@ -47,7 +47,7 @@ _ORDER = {name: place for place, name in enumerate(OURS)}
 def page(rows: Rows, made: dict[str, Any], figures: Sequence[str]) -> str:
     """All of README.md. Sections without rows are left out."""
     sections: tuple[tuple[str, Callable[[Rows], list[str]], Rows, tuple[str, ...]], ...] = (
-        ("Time to 300 of Breakout, against nodes", to_score, of(rows, "to_score") if learnt() else [], ("to_score",)),
+        ("Time to 300 of Breakout, against nodes", to_score, of(rows, "to_score"), ("to_score",)),
         ("What a user would pick instead, on the same wire", peers, of(rows, "peers"), ()),
         ("Eight hosts, not dilated", at_one, rows if of(rows, "undilated") and of(rows, "peers") else [], ()),
         ("Data points/s", main_rows, [*of(rows, "workers"), *of(rows, "backup")], ("workers_", "servers_")),

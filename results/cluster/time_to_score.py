@@ -22,7 +22,6 @@ SWITCH_US = 25
 def to_score(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Updates that were learned × step times that were measured."""
     reached = learnt()
-    assert reached is not None
     points = composed(rows, reached.updates)
     as_many = [p for p in points if DBA3C_NODES - 4 <= p.nodes <= DBA3C_NODES and not p.row["backup"]]
     script = next(point for point in points if point.row["backup"])

@@ -8,7 +8,7 @@ import torch
 
 from param_servers.checkpoint.files import find_newest
 from param_servers.config import ExchangeConfig
-from param_servers.errors import ParamServersError, PeerLost, RunBroken, RunStopped
+from param_servers.errors import LastStepsLost, ParamServersError, PeerLost, RunBroken, RunStopped
 from param_servers.exchange import Receipt
 from param_servers.majority.exchange import MajorityExchange
 from param_servers.wire.hub import Hub
@@ -256,6 +256,24 @@ def test_rank_0_ends_the_run_for_all_and_it_resumes_from_its_checkpoint(start, t
     assert run.ranks[1].pull().step == 3
     run.together([0, 1], steps=2)
     assert torch.equal(run.newest(1, 5).parameters, reference([[0, 1]] * 5))
+
+
+def test_an_end_whose_last_sum_broke_is_not_told_as_if_its_step_were_saved(start, tmp_path):
+    def stop(step, data_points):
+        return "3 steps" if step >= 3 else None
+
+    def broken(buffer):
+        raise PeerLost("rank 1 is gone")
+
+    run = start(2).start(0, 1, checkpoint_dir=tmp_path, should_stop=stop)
+    run.together([0, 1], steps=2)
+    for rank in (0, 1):
+        run.newest(rank, 2)
+        run.ranks[rank]._group.all_reduce_sum_ = broken
+    outcome = run.together([0, 1])[0]
+    assert isinstance(outcome, LastStepsLost)
+    assert str(outcome) == "3 steps; step 3 was decided, but its sum broke: the last checkpoint is of 2"
+    assert find_newest(tmp_path).name == "step-2"
 
 
 def test_a_rank_with_another_model_is_turned_away(start):
