@@ -34,6 +34,11 @@ def say(line: str, to: TextIO | None = None) -> None:
         print(line, file=to, flush=True)
 
 
+def say_to_stderr(line: str) -> None:
+    if sys.stderr is not None:  # print would take stdout
+        say(line, sys.stderr)
+
+
 @contextmanager
 def harmless_output() -> Iterator[None]:
     """Inside, `sys.stdout` and `sys.stderr` are harmless; whatever of them is no file of this process stays as it is.

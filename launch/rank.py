@@ -39,7 +39,8 @@ from launch.local.resources import (
     thread_environment,
     warn_of_few_threads,
 )
-from launch.local.supervisor import Supervisor, say_to_stderr
+from launch.local.supervisor import Supervisor
+from launch.output import say_to_stderr
 from launch.running import (
     CHECK_TIMEOUT_S,
     first_incarnation,

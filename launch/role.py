@@ -29,7 +29,8 @@ from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT
 from dba3c.own_code import ANYTHING
 from dba3c.roles import PER_START, ROLES, RunProcess
 from dba3c.runs.ending import TRAINING_ROLES
-from dba3c.runs.folder import RunFolder, checkpoint_steps
+from dba3c.runs.files import checkpoint_steps
+from dba3c.runs.folder import RunFolder
 from dba3c.workers.worker import check_own_code
 from launch.cluster.launchers import REPLACES_VARIABLE
 from launch.cluster.network import LISTEN_HOST_VARIABLE, free_port

@@ -23,15 +23,16 @@ from dba3c.metrics.writer import MetricsWriter
 from dba3c.resuming import refuse_another_run
 from dba3c.roles import PER_START
 from dba3c.runs.ending import STOP_COMMAND, before_the_first_update, note_end
-from dba3c.runs.files import write_atomically
-from dba3c.runs.folder import RunFolder, checkpoint_steps
+from dba3c.runs.files import checkpoint_steps, write_atomically
+from dba3c.runs.folder import RunFolder
 from dba3c.runs.host_facts import parent_process
 from launch.cluster.launchers import TORCHRUN, LaunchPlace
 from launch.local.child import Child, describe_exit, raise_interrupt, taking_signals
 from launch.local.fork_server import ForkServer
 from launch.local.resources import check_machine, given_cores
-from launch.local.supervisor import DRAIN_TIMEOUT_S, RoleProcess, Supervisor, say_to_stderr
-from launch.output import say
+from launch.local.role_process import DRAIN_TIMEOUT_S, RoleProcess
+from launch.local.supervisor import Supervisor
+from launch.output import say, say_to_stderr
 from param_servers.errors import RunBroken
 
 MOST_PROCESSES_ON_A_CORE = 4

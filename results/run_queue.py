@@ -32,8 +32,8 @@ from games.measure import GOALS, STICKY, STICKY_GAMES, name_of
 from dba3c.environments.normalization import FOLDER as STATISTICS
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.runs.checkpoints import find_policy
-from dba3c.runs.files import write_atomically
-from dba3c.runs.folder import RunFolder, checkpoint_steps
+from dba3c.runs.files import checkpoint_steps, write_atomically
+from dba3c.runs.folder import RunFolder
 from dba3c.studies.curve import downsample
 from dba3c.studies.study import Point, Run
 from launch.cli.study import train, train_command

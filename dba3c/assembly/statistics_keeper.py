@@ -15,8 +15,7 @@ from dba3c.environments.normalization import (
 from dba3c.environments.protocol import VectorEnvironment
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.roles import RunProcess
-from dba3c.runs.files import write_atomically
-from dba3c.runs.folder import checkpoint_steps
+from dba3c.runs.files import checkpoint_steps, write_atomically
 from param_servers.checkpoint.files import find_newest
 
 

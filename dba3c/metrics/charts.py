@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from dba3c.errors import warn_on_stderr
 from dba3c.metrics import registry as metric_registry
+from dba3c.metrics.facts import RunFacts
 from dba3c.metrics.reader import Record, whole_run
 from dba3c.metrics.registry import Reduced, over_processes
-from dba3c.metrics.summary import ProcessState, RunFacts, RunSummary, dropped_share, event_line, section_shares
+from dba3c.metrics.summary import ProcessState, RunSummary, dropped_share, event_line, section_shares
 from dba3c.runs.folder import RunFolder
 
 _DRAWN = {

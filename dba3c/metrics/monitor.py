@@ -19,9 +19,10 @@ from pathlib import Path
 from dba3c.config import RunConfig
 from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics.charts import ChartInterval, Point, points_of
+from dba3c.metrics.facts import RunFacts
 from dba3c.metrics.reader import RunReader
 from dba3c.metrics.sinks import CLOSE_TIMEOUT_S, BackgroundSink, Sink, TrackedRun, give
-from dba3c.metrics.summary import RunFacts, RunSummary
+from dba3c.metrics.summary import RunSummary
 from dba3c.metrics.trackers import make_sinks
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.roles import RunProcess

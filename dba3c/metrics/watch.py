@@ -26,9 +26,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dba3c.errors import UserError, warn_on_stderr
+from dba3c.metrics.facts import RunFacts
 from dba3c.metrics.reader import Record, RunReader
 from dba3c.metrics.registry import SECTIONS
-from dba3c.metrics.summary import HEARD_OF_S, ProcessState, RunFacts, RunSummary, dropped_share, event_line, waited_for
+from dba3c.metrics.summary import HEARD_OF_S, ProcessState, RunSummary, dropped_share, event_line, waited_for
 from dba3c.runs.ending import UNREADABLE_S
 from dba3c.runs.folder import RunFolder
 

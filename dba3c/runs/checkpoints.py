@@ -19,7 +19,8 @@ from torch import Tensor
 
 from dba3c.environments.normalization import statistics_of
 from dba3c.errors import UserError
-from dba3c.runs.folder import RunFolder, checkpoint_steps
+from dba3c.runs.files import checkpoint_steps
+from dba3c.runs.folder import RunFolder
 from param_servers.checkpoint.files import load_checkpoint
 from param_servers.errors import CheckpointError, CheckpointUnreadable
 from param_servers.layout import FlatLayout

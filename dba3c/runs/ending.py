@@ -29,8 +29,8 @@ from pathlib import Path
 from dba3c.algorithms.config import REPLAYING
 from dba3c.config import TrainConfig
 from dba3c.errors import USER_ERROR_EXIT, UserError, warn_on_stderr
-from dba3c.runs.files import write_atomically
-from dba3c.runs.folder import RunFolder, checkpoint_steps
+from dba3c.runs.files import checkpoint_steps, write_atomically
+from dba3c.runs.folder import RunFolder
 from param_servers.errors import ConfigError, RunBroken
 
 LOOK_S = 1.0

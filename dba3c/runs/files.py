@@ -74,3 +74,13 @@ def check_writable(folder: Path) -> None:
         probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
         write_atomically(probe, "x" * 4096)
         probe.unlink(missing_ok=True)
+
+
+def checkpoint_steps(checkpoints: Path) -> list[int]:
+    """Steps of the checkpoints in a run's `checkpoints` folder, oldest first, valid or not."""
+    try:
+        names = [entry.name for entry in checkpoints.iterdir()]
+    except FileNotFoundError:
+        return []
+    steps = (name.removeprefix("step-") for name in names if name.startswith("step-"))
+    return sorted(int(step) for step in steps if step.isdigit())

@@ -28,7 +28,7 @@ from dba3c.config import TrainConfig
 from dba3c.errors import RUN_TAKEN_OVER_EXIT, UserError, warn_on_stderr, writing
 from dba3c.runs import host_facts
 from dba3c.runs.files import check_writable, is_there, write_atomically, write_once
-from dba3c.runs.lock import Holder, RunLock, living_holder, refuse_held
+from dba3c.runs.lock import Holder, RunLock, living_holder, refuse_held, taken_over
 
 CURVE_FILE = "curve.csv"
 """Stands for the records of a run that was committed (under results/), which nothing is written to any more."""
@@ -398,22 +398,6 @@ class RunFolder:
         if not isinstance(value, dict):
             raise UserError(f"{self.path / name} should hold one JSON object")
         return value
-
-
-def checkpoint_steps(checkpoints: Path) -> list[int]:
-    """Steps of the checkpoints in a run's `checkpoints` folder, oldest first, valid or not."""
-    try:
-        names = [entry.name for entry in checkpoints.iterdir()]
-    except FileNotFoundError:
-        return []
-    steps = (name.removeprefix("step-") for name in names if name.startswith("step-"))
-    return sorted(int(step) for step in steps if step.isdigit())
-
-
-def taken_over(folder: Path, successor: Holder) -> str:
-    """The line of a launch that has lost its folder."""
-    who = f"process {successor.pid} on {successor.host}"
-    return f"{folder} was taken over by {who}: this launch has ended at once and writes nothing more"
 
 
 def _runs_beneath(folder: Path) -> str:

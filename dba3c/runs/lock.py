@@ -289,3 +289,9 @@ def _holder_of_newest_life(folder: Path) -> Holder | None:
         return Holder(**json.loads((folder / "meta.json").read_text())["lives"][-1]["lock"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def taken_over(folder: Path, successor: Holder) -> str:
+    """The line of a launch that has lost its folder."""
+    who = f"process {successor.pid} on {successor.host}"
+    return f"{folder} was taken over by {who}: this launch has ended at once and writes nothing more"

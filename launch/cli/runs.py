@@ -31,7 +31,7 @@ from launch.cli.configuration import TrainWords, fit_config, said_of_samples, su
 from launch.cli.options import parse, parse_resume, parse_train
 from launch.cluster.launchers import PLAIN, STARTS_RANKS_AGAIN, LaunchPlace, detect
 from launch.local.resources import given_cores
-from launch.local.supervisor import say_to_stderr
+from launch.output import say_to_stderr
 from launch.slurm import controller
 from launch.slurm.job import WARNING
 

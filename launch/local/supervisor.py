@@ -21,7 +21,6 @@ import errno
 import os
 import queue
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,67 +28,18 @@ from pathlib import Path
 from typing import Any
 
 from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT, USER_ERROR_EXIT, UserError
-from dba3c.runs.ending import TRAINING_ROLES, note_failure
+from dba3c.runs.ending import note_failure
 from dba3c.runs.folder import RunFolder
 from launch.local.child import Child, describe_exit, shell_code, taking_signals
 from launch.local.fork_server import ForkServer
-from launch.output import say
+from launch.local.role_process import RESTART_WINDOW_S, RoleProcess
+from launch.output import say_to_stderr
 from param_servers.timeouts import NAP_S, Restarts, clock_of_a_loop
 
 RUNNING, ENDING, STOPPING, TERMINATING, KILLING = range(5)
 SAME_REQUEST_S = 1.0
 """Launchers repeat themselves: scancel tells srun and the tasks, which srun tells again. Only Ctrl-C counts at once."""
 FINAL_EXITS = (USER_ERROR_EXIT, RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT)
-RESTART_WINDOW_S = 3600.0
-DRAIN_TIMEOUT_S = 30.0
-"""Of a process that has nothing to do after the run's end; evaluators have their budget on top."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoleProcess:
-    """A process to keep running, and what its loss means."""
-
-    role: str
-    rank: int
-    words: Callable[[int], Sequence[str]]
-    """Incarnation → what its `main` is called with."""
-    main: str = "launch.role:main"
-    max_restarts: int = 0
-    """How often within `RESTART_WINDOW_S` it is started again after it was lost; one of `FINAL_EXITS` is final."""
-    essential: bool = True
-    """Lost for good, it ends the run; otherwise the run goes on without it."""
-    decides: bool = True
-    """Its exit with 0 means that the run has ended."""
-    saves_alone: bool = False
-    """In a checkpoint it keeps what is left of a run that has failed: an all-reduce has no servers for that."""
-    drain_timeout_s: float = DRAIN_TIMEOUT_S
-    """How long it may go on after the run has ended."""
-    missed: str = ""
-    """What nobody does any more when the run goes on without it."""
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether it trains: bad input to it is bad input to the run, which a monitor's or recorder's need not be."""
-        return self.role in TRAINING_ROLES
-
-    @property
-    def keeps_the_run(self) -> bool:
-        """Whether all that was learned is lost with it: the only learner, the chief of workers without servers."""
-        return self.essential or (self.decides and self.rank == 0)
-
-    @property
-    def saves_last(self) -> bool:
-        """Whether it writes the last checkpoint, also after others of its kind have ended well."""
-        return self.saves_alone and self.rank == 0
-
-    @property
-    def only_reads(self) -> bool:
-        """What others write: when they are gone, it has nothing to wait for."""
-        return self.role == "monitor"
-
-    @property
-    def name(self) -> str:
-        return f"{self.role} {self.rank}"
 
 
 @dataclass
@@ -111,11 +61,6 @@ class _Process:
         said = self.child.tail().splitlines() or [f"{describe_exit(self.code)}, no word of it in its log"]
         own = (f"{name}: ", f"{name} cannot")
         return next((line for line in reversed(said) if line.startswith(own)), f"{name}: {said[-1]}")
-
-
-def say_to_stderr(line: str) -> None:
-    if sys.stderr is not None:  # print would take stdout
-        say(line, sys.stderr)
 
 
 class Supervisor:
@@ -336,7 +281,7 @@ class Supervisor:
         """Whether the run can: it is not needed, its input was not refused, and others are left to train and to end."""
         left = [running.spec for running in self._live.values()]
         decided = any(other.decides for other in left)
-        trained = spec.role not in TRAINING_ROLES or any(other.role == spec.role for other in left)
+        trained = not spec.takes_part or any(other.role == spec.role for other in left)
         others = (decided and trained) if self.whole_run else not spec.keeps_the_run
         return not spec.essential and others and not (refused and spec.takes_part)
 

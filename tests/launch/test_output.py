@@ -14,7 +14,7 @@ from dba3c.errors import warn_on_stderr
 from dba3c.metrics.writer import MetricsWriter
 from dba3c.runs.folder import RunFolder
 from launch.cli.main import main
-from launch.local.supervisor import say_to_stderr
+from launch.output import say_to_stderr
 
 SAY = """
 import sys

@@ -15,7 +15,8 @@ from dba3c.environments.normalization import NormalizedObservations, RunningStat
 from dba3c.errors import UserError
 from dba3c.evaluation.evaluator import evaluate
 from dba3c.roles import RunProcess
-from dba3c.runs.checkpoints import checkpoint_steps, find_policy
+from dba3c.runs.checkpoints import find_policy
+from dba3c.runs.files import checkpoint_steps
 from dba3c.runs.folder import RunFolder
 from dba3c.workers.worker import worker
 from launch.cli.options import parse_train

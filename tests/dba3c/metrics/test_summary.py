@@ -3,7 +3,8 @@
 import pytest
 
 from dba3c.metrics.charts import ChartInterval, Point
-from dba3c.metrics.summary import Life, RecentSums, RunFacts, RunSummary
+from dba3c.metrics.facts import Life, RunFacts
+from dba3c.metrics.summary import RecentSums, RunSummary
 
 TWO_LIVES = RunFacts("run", stop_games=3, lives=(Life(0.0, 8.0), Life(100.0, 8.0)))
 FACTS = RunFacts("run", stop_games=3, lives=(Life(0.0, 8.0),))

@@ -10,8 +10,9 @@ from rich.console import Console
 from dba3c.errors import UserError
 from dba3c.metrics import watch as views
 from dba3c.metrics.charts import ChartInterval
+from dba3c.metrics.facts import Life, RunFacts
 from dba3c.metrics.registry import SECTIONS
-from dba3c.metrics.summary import Life, RunFacts, RunSummary
+from dba3c.metrics.summary import RunSummary
 from dba3c.metrics.watch import (
     NotebookView,
     PlainView,

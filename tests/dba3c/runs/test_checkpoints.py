@@ -10,7 +10,7 @@ from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments.config import EnvironmentConfig
 from dba3c.errors import UserError
 from dba3c.runs.checkpoints import find_policy, load_policy, open_policy
-from dba3c.runs.folder import checkpoint_steps
+from dba3c.runs.files import checkpoint_steps
 from param_servers.errors import CheckpointError
 
 CARTPOLE = TrainConfig(environment=EnvironmentConfig(env_id="CartPole-v1"), network=NetworkConfig(network="mlp"))

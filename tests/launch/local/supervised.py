@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 
 from launch.local.fork_server import ForkServer
-from launch.local.supervisor import RoleProcess, Supervisor
+from launch.local.role_process import RoleProcess
+from launch.local.supervisor import Supervisor
 
 STAND_IN = "tests.launch.local.stand_in"
 LONG_S = 20.0

@@ -183,7 +183,8 @@ import json, sys
 from pathlib import Path
 from launch.output import harmless_output
 from launch.local.fork_server import ForkServer
-from launch.local.supervisor import RoleProcess, Supervisor
+from launch.local.role_process import RoleProcess
+from launch.local.supervisor import Supervisor
 run_dir, stand_in = Path(sys.argv[1]), sys.argv[2]
 words = lambda how: lambda incarnation: [str(run_dir), how, how, str(incarnation)]
 stop = lambda reason, failed: (run_dir / "stop.json").write_text(json.dumps({"reason": reason}))

@@ -1,0 +1,93 @@
+"""What config.json and meta.json say of a run that its records do not: what it is to reach, and its lives."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dba3c.errors import UserError
+from dba3c.runs.ending import TRAINING_ROLES
+from dba3c.runs.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Life:
+    """One launch of a run: when it began (unix seconds) and the cores that it held."""
+
+    started_s: float
+    cores: float
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How many processes there are of each role that plays, learns or serves; {} where that is not known."""
+    is_over: bool = False
+    ended_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Read once; a resumed run has a new life, so viewers read it again now and then."""
+
+    name: str
+    stop_score: float | None = None
+    stop_games: int = 50
+    total_frames: float | None = None
+    lives: tuple[Life, ...] = ()
+
+    @classmethod
+    def of(cls, run: RunFolder) -> RunFacts:
+        """The facts of a run folder. Raises UserError when its config.json or meta.json is broken."""
+        config, meta = run.config(), run.meta()
+        for name in ("run", "environment"):
+            if not isinstance(config.get(name, {}), dict):
+                raise UserError(f"{run.path / 'config.json'}: {name} should be an object")
+        limits = config.get("run", {})
+        return cls(
+            name=run.path.name,
+            stop_score=stop_score(config),
+            stop_games=max(1, int(_number(limits.get("stop_games")) or 50)),
+            total_frames=_number(limits.get("total_frames")),
+            lives=_lives(meta.get("lives", [])),
+        )
+
+    def hours(self, last_seen_s: Sequence[float]) -> tuple[float, float]:
+        """(hours, core-hours held) that the run has taken; `last_seen_s[i]`: time of the newest record of life i."""
+        hours = core_hours = 0.0
+        for life, seen_s in zip(self.lives, last_seen_s, strict=False):
+            spent = max(0.0, min(seen_s, life.ended_s) - life.started_s) / 3600.0
+            hours += spent
+            core_hours += spent * life.cores
+        return hours, core_hours
+
+    def life_at(self, time_s: float) -> int:
+        """Index of the life in which something happened at `time_s`; 0 when there is none noted."""
+        return max(0, bisect.bisect_right([life.started_s for life in self.lives], time_s) - 1)
+
+
+def stop_score(config: Mapping[str, Any]) -> float | None:
+    """The mean score that a configuration asks for, None where it asks for none."""
+    return _number((config.get("run") or {}).get("stop_score"))
+
+
+def _lives(listed: Sequence[Mapping[str, Any]]) -> tuple[Life, ...]:
+    lives = []
+    for entry in listed:
+        started_s = _number(entry.get("started_s"))
+        if started_s is not None:
+            over, ended = "ended" in entry, entry.get("ended")
+            ended_s = _number(ended.get("time_s")) if isinstance(ended, dict) else None
+            cores, counts = _number(entry.get("cores")) or 1.0, _counts(entry.get("topology"))
+            lives.append(Life(started_s, cores, counts, over, math.inf if ended_s is None else ended_s))
+    return tuple(sorted(lives, key=lambda life: life.started_s))
+
+
+def _counts(topology: object) -> dict[str, int]:
+    named = {role: topology.get(f"{role}s") for role in TRAINING_ROLES} if isinstance(topology, dict) else {}
+    return {role: count for role, count in named.items() if isinstance(count, int) and count > 0}
+
+
+def _number(value: object) -> float | None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < 1e300:
+        return None
+    return float(value)
