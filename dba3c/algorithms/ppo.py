@@ -9,7 +9,8 @@ gradients is the gradient of their joint minibatch (see ``actor_critic``). That 
 they are normalised, it is within a worker's own minibatch (of all its lanes), as in every data-parallel PPO that
 averages gradients only.
 The coefficients of the paper's Atari runs (table 5) are the preset ``ppo``'s: ε falls from 0.1, c_v is 2 on this scale,
-3 epochs. For feed-forward networks: minibatches are drawn point by point, so there is no state to carry.
+3 epochs. Values are not clipped, and no epoch ends early by its KL divergence. For feed-forward networks: minibatches
+are drawn point by point, so there is no state to carry.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Legend: N transitions of a batch, O observation numbers, D action dimensions.
     y    = r + γ·(1 − terminated)·(min_i Q̄_i(x', a') − α·log π(a'|x'))         a' ~ π(·|x')             (eq. 6)
     J_Q  = Σ_i mean ½(Q_i(x, a) − y)²                                                                     (eq. 5)
     J_π  = mean (α·log π(ã|x) − min_i Q_i(x, ã))                               ã ~ π(·|x)               (eq. 9)
-    J_α  = −mean log α·(log π(ã|x) + H̄)                                        H̄ = −D                  (eq. 18)
+    J_α  = −mean log α·(log π(ã|x) + H̄)                                        H̄ = −D      (eq. 18, of log α)
 
 A truncated transition is not terminated: it bootstraps from its true next observation.
 """

@@ -104,7 +104,6 @@ class SequenceReplay:
         self._births = np.full(environments * self.blocks, -1, dtype=np.int64)  # first step of the leaf's sequence
         self._used = np.zeros(environments * self.blocks, dtype=bool)  # whether it has entered an update
         self._weights = np.zeros(environments * self.blocks)
-        self._max_weight = 1.0
 
     @property
     def memory_bytes(self) -> int:
@@ -119,7 +118,8 @@ class SequenceReplay:
     def append(self, environments: np.ndarray, steps: Steps, *, continues: bool) -> None:
         """Add ``stride`` steps of environments [n] int, each named once; continues: they follow those before them.
 
-        A new sequence gets the largest priority seen so far, so that it is sampled soon.
+        A new sequence gets the largest priority of those that entered an update and are still here, so that it is
+        sampled soon. (R2D2's actors compute it from the values that they acted by.)
         """
         head = self._head[environments]
         if not continues:
@@ -160,7 +160,6 @@ class SequenceReplay:
             raise ValueError("a priority is not finite")
         if weights.size:
             self._weights[sample.leaves[same]] = weights
-            self._max_weight = max(self._max_weight, float(weights.max()))
 
     def fresh(self, sample: Sample) -> torch.Tensor:
         """[B] bool: sequences that entered no update yet, each named once."""
@@ -196,7 +195,8 @@ class SequenceReplay:
         done = starts >= self._stream_start[environments]
         leaves = self._leaves(environments[done], starts[done])
         self._births[leaves], self._used[leaves] = starts[done], False
-        self._weights[leaves] = self._max_weight
+        # not of all: new ones would hand on for ever what the first of them got
+        self._weights[leaves] = self._weights[self._used].max(initial=0.0) or 1.0
 
     def _sequences(self, environments: np.ndarray, starts: np.ndarray) -> Sequences:
         """Read B sequences out of the rings."""

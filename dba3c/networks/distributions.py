@@ -41,8 +41,10 @@ class Categorical:
         return self.log_probabilities.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
+        """[B]; an action whose logit is −∞, which a network may mask, adds nothing to it, nor to its gradient."""
         log_probabilities = self.log_probabilities
-        return -(log_probabilities.exp() * log_probabilities).sum(-1)
+        lowest = torch.finfo(log_probabilities.dtype).min  # 0 · −∞ would be no number
+        return -(log_probabilities.exp() * log_probabilities.clamp(min=lowest)).sum(-1)
 
     def mode(self) -> Tensor:
         return self.logits.argmax(-1)

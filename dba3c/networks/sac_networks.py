@@ -98,7 +98,8 @@ class SacNetwork(nn.Module):
         return as_vector(observation, torch.float32)
 
     def policy(self, observation: Tensor) -> TanhGaussian:
-        """The policy at observations [B, O] float32; log σ is squashed into [−5, 2]."""
+        """The policy at observations [B, O] float32; log σ is squashed into [−5, 2] by tanh, where the paper's code
+        cuts at −20 and 2 and has no gradient beyond."""
         mean, raw = self.actor(observation).chunk(2, -1)
         log_std = _LOG_STD_MIN + 0.5 * (_LOG_STD_MAX - _LOG_STD_MIN) * (torch.tanh(raw) + 1)
         return TanhGaussian(torch.cat((mean, log_std), -1))

@@ -42,6 +42,13 @@ class Curve:
         """The mean score that the run was to reach, None where it had none."""
         return stop_score(self.config)
 
+    @property
+    def failed(self) -> bool:
+        """Whether its last life ended by a failure."""
+        lives = self.meta.get("lives") or [{}]
+        ended = lives[-1].get("ended")
+        return isinstance(ended, dict) and ended.get("outcome") == "failed"
+
     def reached(self, goal: float) -> int | None:
         """The row at which the mean over the games that the stop rule asks for first was the goal; None: it never was.
 

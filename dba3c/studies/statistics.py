@@ -175,9 +175,10 @@ def human_normalised(env_id: str, score: float) -> float | None:
 
 
 def performance_profile(scores: Sequence[Sequence[float]], thresholds: ArrayLike) -> Floats:
-    """[T]: the share of all games' runs whose score is above each of the thresholds [T] (ibid., 4.2)."""
-    every = np.concatenate([np.asarray(seeds, dtype=np.float64) for seeds in scores])
-    return np.asarray((every[None] > np.asarray(thresholds)[:, None]).mean(axis=1))
+    """[T]: the share of a game's runs whose score is above each of the thresholds [T], the mean over games (ibid.,
+    4.2)."""
+    limits = np.asarray(thresholds)[:, None]
+    return np.mean([(np.asarray(seeds)[None] > limits).mean(axis=1) for seeds in scores], axis=0)
 
 
 def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:

@@ -215,7 +215,9 @@ def r2d2(env_id: str, cores: int) -> TrainConfig:
     ratio 1.5, Adam 4.8e-4 with ε 1e-3, gradients clipped at a norm of 40.
 
     Rewards are not clipped: values are rescaled by h(x) instead (Kapturowski et al. 2019, section 2.3). Smaller than
-    SEED's: the replay, 200,000 steps here, and the number of environments.
+    SEED's: the replay, 200,000 steps here, and the number of environments. Otherwise than SEED's: sticky actions and
+    each game's minimal set of actions, as all presets here; torch's Adam, whose ε stands behind the correction of its
+    bias, not before it: first steps are larger than Keras's.
     """
     environment, _ = _environment(env_id)
     return TrainConfig(

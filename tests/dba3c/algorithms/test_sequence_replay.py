@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dba3c.algorithms.sequence_replay import SequenceReplay, Steps, draw
+from dba3c.algorithms.sequence_replay import Sample, SequenceReplay, Steps, draw
 
 STORED = ("rewards", "terminated", "truncated", "valid", "actions")
 ENVIRONMENTS, CAPACITY, LENGTH = 3, 24, 7
@@ -149,11 +149,12 @@ def append_numbers(replay: SequenceReplay, begin: int, end: int) -> None:
         replay.append(np.array([0]), steps, continues=start > 0)
 
 
-def prioritise(replay: SequenceReplay, priorities: dict[int, float]) -> None:
-    """Give the sequences that begin at these steps their priorities."""
+def prioritise(replay: SequenceReplay, priorities: dict[int, float]) -> Sample:
+    """Give the sequences that begin at these steps their priorities; a sample of all of them."""
     sample = replay.sample(64, np.random.default_rng(0))
     assert set(sample.births.tolist()) == set(priorities)
     replay.update_priorities(sample, torch.tensor([priorities[int(start)] for start in sample.births]))
+    return sample
 
 
 def test_new_sequences_are_sampled_alike() -> None:
@@ -187,12 +188,25 @@ def test_importance_weights_make_the_weighted_mean_unbiased() -> None:
     assert mean.item() == pytest.approx((0 + 4 + 8 + 12) / 4, abs=0.05)
 
 
-def test_a_new_sequence_gets_the_largest_priority_seen() -> None:
+def chances_after_an_update(priorities: dict[int, float], begin: int, end: int) -> dict[int, float]:
+    """Of the sequences in a replay whose own entered an update with these priorities, when more steps have come."""
     replay = filled(1.0)
-    prioritise(replay, {0: 1.0, 4: 1.0, 8: 7.0, 12: 1.0})
-    append_numbers(replay, 20, 24)  # the sequence of 16 is complete, and that of 0 makes room
+    replay.used(prioritise(replay, priorities))
+    append_numbers(replay, begin, end)
     counts = Counter(replay.sample(16_000, np.random.default_rng(0)).births.tolist())
-    assert counts[16] / 16_000 == pytest.approx(7 / 16, abs=0.01)
+    return {start: count / 16_000 for start, count in counts.items()}
+
+
+def test_a_new_sequence_gets_the_largest_priority_that_was_measured() -> None:
+    # the sequence of 16 is complete, and that of 0 makes room
+    chances = chances_after_an_update({0: 1.0, 4: 1.0, 8: 7.0, 12: 1.0}, 20, 24)
+    assert chances[16] == pytest.approx(7 / 16, abs=0.01)
+
+
+def test_a_priority_whose_sequence_is_gone_decides_no_more_for_new_ones() -> None:
+    # those of 0 and 4 make room: that of 16 came while the 8.0 was there, that of 20 after it
+    chances = chances_after_an_update({0: 1.0, 4: 8.0, 8: 1.0, 12: 2.0}, 20, 28)
+    assert chances[16] == pytest.approx(8 / 13, abs=0.01) and chances[20] == pytest.approx(2 / 13, abs=0.01)
 
 
 def test_priorities_of_a_sequence_that_was_overwritten_are_dropped() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,15 @@ from dba3c.networks.distributions import (
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def test_an_action_that_the_network_masks_is_never_sampled_and_leaves_entropy_and_gradient_finite() -> None:
+    logits = torch.tensor([[0.0, 0.0, -math.inf]]).repeat(1000, 1).requires_grad_()
+    policy = Categorical(logits)
+    assert set(policy.sample(generator()).tolist()) == {0, 1}
+    (policy.log_prob(torch.zeros(1000, dtype=torch.int64)) + policy.entropy()).sum().backward()
+    torch.testing.assert_close(policy.entropy(), torch.full((1000,), math.log(2)))
+    assert torch.equal(logits.grad[0], torch.tensor([0.5, -0.5, 0.0]))
 
 
 def test_a_categorical_agrees_with_torchs() -> None:

@@ -125,6 +125,10 @@ def test_a_profile_is_the_share_of_runs_above_each_threshold():
     assert performance_profile([[0.0, 1.0], [2.0, 3.0]], [-1, 0, 1.5, 3]).tolist() == [1, 0.75, 0.5, 0]
 
 
+def test_a_profile_counts_games_alike_however_many_seeds_they_have():
+    assert performance_profile([[1.0] * 5, [0.0] * 2], [0.5]).tolist() == [0.5]
+
+
 def test_the_probability_of_improvement_counts_pairs_within_games_and_ties_as_half():
     # game 1: of four pairs 1 beats 0, 1 ties 1, 3 beats both: 3.5 of 4; game 2: none of ours beats 9
     assert probability_of_improvement([[1, 3], [5, 6]], [[0, 1], [9]]) == pytest.approx((3.5 / 4 + 0) / 2)
