@@ -19,7 +19,7 @@ RECIPES = {"ppo-LunarLander": "long PPO"}
 GOALS = {
     "CartPole-v1": 475.0, "Acrobot-v1": -100.0, "LunarLander-v3": 200.0, "HalfCheetah-v5": 4800.0, "vizdoom/basic": 75.0
 }  # fmt: skip
-"""Gymnasium's, and a scripted player's; the runs on the first three go on beyond them."""
+"""Gymnasium's, and a scripted player's; the runs on the first two go on beyond them."""
 FRAMES, CORE_HOURS = "progress/frames", "progress/cpu_hours"
 
 

@@ -20,7 +20,7 @@ from time_to_score import SWITCH_US
 
 from dba3c.simulation.cluster import Cluster, ComputeTimes, Setup, Work
 from dba3c.simulation.simulate import ring_s, simulate_times
-from dba3c.studies.page import facts, made_by, markdown, renew, rows_of
+from dba3c.studies.page import markdown, renew, rows_of
 from param_servers.benchmarks.cluster import CORES, node_times_s
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
@@ -130,8 +130,7 @@ def main() -> None:
             step = f"{1e3 * way.step_s:,.0f}"
             table.append([nodes, way.name, step, f"{rate / 1e3:,.0f}", f"{share:.1%}", longest])
     columns = ["nodes", "exchange", "step, ms", "1,000 data points/s", "of lanes that never wait", "takes longest"]
-    made = made_by(facts("python results/cluster/beyond.py"))
-    renew(PAGE, made, markdown(["of a processor", "takes"], told), markdown(columns, table))
+    renew(PAGE, "", markdown(["of a processor", "takes"], told), markdown(columns, table))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import numpy as np
 from dba3c.errors import UserError
 from dba3c.studies.curve import Curve, load_curve
 from dba3c.studies.figures import IDEAL, line_of, new_panels, random_to, save
-from dba3c.studies.page import add_row, facts, made_by, markdown, renew, rows_of
+from dba3c.studies.page import add_row, facts, markdown, renew, rows_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from peers.measure import HERE, START_S, Peer, cpu_s, peers, started
@@ -127,7 +127,7 @@ def played() -> dict[str, list[dict[str, Any]]]:
     return {game: its for game, its in found.items() if its}
 
 
-def page(made: str) -> None:
+def page() -> None:
     """The table of where each was when its processor time was used, and the figure."""
     table = []
     for game, rows in played().items():
@@ -145,7 +145,7 @@ def page(made: str) -> None:
         for name, score, steps, games, computed_by in sorted(lines, key=lambda line: -line[1]):
             table.append([game, name, f"{score:,.1f}", f"{steps / 1e6:.2f}", f"{games:,.0f}", computed_by])
     head = ["game", "system", f"score at {CORE_HOURS:g} core-hours", "million agent steps", "full games", "computed by"]
-    renew(HERE / "README.md", made, markdown(head, table))
+    renew(HERE / "README.md", "", markdown(head, table))
     draw(HERE)
 
 
@@ -166,7 +166,7 @@ def draw(folder: Path) -> None:
             lines[row["system"]] = axes.plot(row["core_hours"], row["score"], linewidth=1.2, **look)[0]
         axes.set_xlim(0, CORE_HOURS)
         axes.axhline(GOALS[game], **IDEAL)
-        axes.set_title(f"{game}, sticky actions off, 1 seed each", fontsize=9)
+        axes.set_title(f"{game}, sticky actions off, one seed each", fontsize=9)
     figure.legend(lines.values(), lines, loc="outside right center", frameon=False, fontsize=8)
     save(figure, folder / "scores")
 
@@ -181,10 +181,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a pattern of names")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    made = made_by(facts("python results/peers/scores.py run --cleanrl DIR")) if options.what == "run" else ""
-    if made:
+    if options.what == "run":
         run(options)
-    page(made)
+    page()
 
 
 if __name__ == "__main__":
