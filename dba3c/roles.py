@@ -16,7 +16,7 @@ from dba3c.config import TrainConfig
 from dba3c.errors import UserError, warn_on_stderr
 from dba3c.runs import host_facts
 from dba3c.runs.folder import RunFolder
-from param_servers.errors import ConfigError, RunBroken, RunStopped
+from param_servers.errors import ConfigError, RunBroken, RunStopped, Superseded
 from param_servers.wire.tcp_sockets import LOOPBACK
 
 ROLES = {
@@ -55,16 +55,24 @@ class RunProcess:
         return self.folder.secret().encode()
 
     def publisher(self, kind: str) -> Callable[[str, int], None]:
-        """What it calls with the host and port that it listens on; kind: "server", "rank", "learner"."""
+        """What it calls with the host and port that it listens on; kind: "server", "rank", "learner".
+
+        Raises (when called):
+            Superseded: a newer process of this name has said where it listens, and is the one to be dialled.
+        """
 
         def publish(host: str, port: int) -> None:
+            name = f"{kind}-{self.rank}"
             address: dict[str, str | int] = {"host": host, "port": port, "incarnation": self.incarnation}
             if host.startswith(LOOPBACK):
                 address |= {"only_on": socket.gethostname(), "only_in": host_facts.namespace("net")}
             deadline_s = time.monotonic() + PUBLISH_TIMEOUT_S
             while True:
                 try:
-                    self.folder.publish(f"{kind}-{self.rank}", address)
+                    there = self.folder.published(name) or {}
+                    if there.get("incarnation", 0) > self.incarnation:
+                        raise Superseded(f"a newer {name}, incarnation {there['incarnation']}, listens elsewhere")
+                    self.folder.publish(name, address)
                     return
                 except UserError as error:
                     full = isinstance(error.__cause__, OSError) and error.__cause__.errno in (ENOSPC, EDQUOT)

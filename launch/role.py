@@ -25,7 +25,14 @@ from dba3c.assembly.model import check_buildable
 from dba3c.central.learner import check_trainable
 from dba3c.config import TrainConfig, replace_options
 from dba3c.environments.protocol import EnvironmentFailed
-from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT, UserError, warn_on_stderr
+from dba3c.errors import (
+    RUN_BROKEN_EXIT,
+    RUN_ENDED_BROKEN_EXIT,
+    RUN_TAKEN_OVER_EXIT,
+    USER_ERROR_EXIT,
+    UserError,
+    warn_on_stderr,
+)
 from dba3c.own_code import ANYTHING
 from dba3c.roles import PER_START, ROLES, RunProcess
 from dba3c.runs.ending import TRAINING_ROLES
@@ -45,6 +52,7 @@ from param_servers.errors import (
     LastStepsLost,
     ParamServersError,
     RunBroken,
+    Superseded,
     told,
 )
 
@@ -99,6 +107,9 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
         exchange = process.config.exchange
         print(f"{name} cannot listen on {exchange.listen_host}:{exchange.port}: {error.strerror}", file=sys.stderr)
         return USER_ERROR_EXIT
+    except Superseded as error:
+        print(f"{name}: {error}", file=sys.stderr, flush=True)
+        return RUN_TAKEN_OVER_EXIT
     except ParamServersError as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         exchange = process.config.exchange

@@ -21,6 +21,10 @@ class Refused(ParamServersError):
     """The other side turned this process away (wrong secret, other layout, superseded incarnation, expelled)."""
 
 
+class Superseded(ParamServersError):
+    """A newer process has this one's place in the run, which goes on without this one."""
+
+
 class RunBroken(ParamServersError):
     """The run ended because it could not go on as declared (e.g. too few live workers under the policy `stop`)."""
 

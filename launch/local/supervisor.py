@@ -229,6 +229,10 @@ class Supervisor:
             if (spec.decides and self._phase == RUNNING) or self._phase == ENDING:
                 self._drain()
             return
+        if code == RUN_TAKEN_OVER_EXIT and not self.whole_run:  # the run has another one, and is not this rank's to end
+            self._lost = gone
+            self._tell("left", f"{gone.cause}; the run goes on without it")
+            return
         if self._phase >= TERMINATING:
             if spec.saves_last and not RunFolder(self.run_dir).has_left(spec.role, spec.rank):
                 self._unsaved = f"{spec.name} was terminated before it had written the last checkpoint"

@@ -54,7 +54,7 @@ class ParameterServer:
         resolve: where server j listens; shards other than 0 dial server 0.
         secret: at least 16 bytes that every process of the run knows.
         incarnation: how many times this server has been started again: an earlier life finds its place taken.
-        publish_address: called once with (host, port) when this server listens.
+        publish_address: called with (host, port) when this server listens, and when it has reached server 0 (again).
         checkpoint_dir: shared by all servers; None: no checkpoints, and a lost server costs all steps.
         audit_path: shard 0 appends every commit, roll-back and expulsion there.
         life: which life of the run this is, for the audit log: 0 for the first, one more each time it is resumed.
@@ -100,6 +100,7 @@ class ParameterServer:
         exchange, timeouts = exchange_config, exchange_config.timeouts
         self.shard, self._plan, self._incarnation = shard, plan, incarnation
         self._address = listen_address(exchange.listen_host, exchange.interface), exchange.port
+        self._listens_on = self._address
         self._publish_address, self._resolve, self._on_event = publish_address, resolve, on_event
         self._num_workers, self._lives, self._timeouts = exchange.num_workers, Lives(), timeouts
         self._clock = clock or clock_of_a_loop(exchange.step_timeout_s).now_s
@@ -163,7 +164,8 @@ class ParameterServer:
         """
         nap_s = min(NAP_S, self._timeouts.alive_every_s)
         try:
-            self._publish_address(*self._hub.listen(*self._address, self._window_bytes))
+            self._listens_on = self._hub.listen(*self._address, self._window_bytes)
+            self._publish_address(*self._listens_on)
             self.begin()
             while self.node.ended is None:
                 for event in self._reporter.timed(self._hub.poll, 0.02 if self._checkpoints.busy else nap_s):
@@ -233,6 +235,7 @@ class ParameterServer:
         if self.chief is not None:
             self.chief.joined(hello)
         elif peer == _SHARD_0:
+            self._publish_address(*self._listens_on)  # server 0 may have come back with a new board of addresses
             self._redial.succeeded(self._timeouts.return_s)
             self._heard_s = self._clock()
 

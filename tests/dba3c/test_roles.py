@@ -18,7 +18,7 @@ from dba3c.roles import RunProcess
 from dba3c.runs import host_facts
 from dba3c.runs.folder import RunFolder
 from dba3c.workers import worker
-from param_servers.errors import ConfigError, RunBroken, RunStopped
+from param_servers.errors import ConfigError, RunBroken, RunStopped, Superseded
 from param_servers.lanes import Lane
 
 
@@ -39,6 +39,13 @@ def test_an_address_is_known_once_it_is_published(folder: RunFolder) -> None:
     assert resolve(0) is None
     process_of(folder).publisher("server")("127.0.0.1", 4000)
     assert resolve(0) == ("127.0.0.1", 4000)
+
+
+def test_the_address_of_a_newer_process_is_not_replaced_by_that_of_the_one_it_has_replaced(folder: RunFolder) -> None:
+    RunProcess(folder, TrainConfig(), 0, incarnation=250).publisher("server")("127.0.0.1", 4000)
+    with pytest.raises(Superseded, match="a newer server-0, incarnation 250, listens elsewhere"):
+        RunProcess(folder, TrainConfig(), 0, incarnation=1).publisher("server")("127.0.0.1", 5000)
+    assert process_of(folder).address_of("server")(0) == ("127.0.0.1", 4000)
 
 
 def test_who_joins_a_run_that_was_stopped_hears_the_reason(folder: RunFolder) -> None:

@@ -149,6 +149,13 @@ def test_a_launch_that_has_lost_its_folder_notes_no_failure_in_it(lab: Lab) -> N
     assert failures(lab.run_dir) == []
 
 
+def test_a_rank_whose_process_was_superseded_leaves_the_run_to_the_newer_one(lab: Lab) -> None:
+    """Slurm has given its node up and started another one, and the node lives."""
+    lab.start(lab.process("server", 3, "taken-over", max_restarts=5), whole_run=False)
+    assert lab.finish() == 4
+    assert lab.events == ["left"] and failures(lab.run_dir) == [] and not (lab.run_dir / "stop.json").exists()
+
+
 def test_a_worker_whose_first_life_was_accepted_is_not_refused_as_bad_input_later(lab: Lab) -> None:
     worker = lab.process("worker", 1, "bad-input-later", essential=False, max_restarts=2)
     lab.start(lab.process("server", 0, "obedient"), lab.process("worker", 0, "obedient", essential=False), worker)

@@ -96,6 +96,32 @@ def test_a_server_that_dials_during_server_0s_last_words_ends_as_the_run_did(end
     assert server.run() == "score 300 reached"
 
 
+def test_a_server_says_where_it_listens_again_when_server_0_has_come_back_with_a_new_board() -> None:
+    config = ExchangeConfig(exchange="servers", num_servers=2, join_timeout_s=60, reconnect_timeout_s=60)
+    addresses: dict[int, tuple[str, int]] = {}
+    end, leave = threading.Event(), threading.Event()
+    other = serve(config, addresses, end, PLAN_OF_TWO, shard=1)
+    running = threading.Thread(target=other.run)
+    running.start()
+    first = serve(config, addresses, leave, PLAN_OF_TWO)
+    first._publish_address(*first._hub.listen("127.0.0.1"))
+    first.begin()
+    try:
+        while other.node.term < 1:
+            for event in first._hub.poll(0.05):
+                first.handle(event)
+        addresses.clear()
+        first.close()  # as if killed
+        again = serve(config, addresses, end, PLAN_OF_TWO)
+        again_running = threading.Thread(target=again.run)
+        again_running.start()
+        wait_until(lambda: set(addresses) == {0, 1})
+    finally:
+        end.set()
+        running.join(60)
+        again_running.join(60)
+
+
 def test_a_server_listens_on_the_interface_that_was_chosen_and_announces_it() -> None:
     config = ExchangeConfig(exchange="servers", interface="lo", listen_host="127.0.0.2", join_timeout_s=30)
     addresses: dict[int, tuple[str, int]] = {}
