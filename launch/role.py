@@ -35,7 +35,7 @@ from dba3c.errors import (
 )
 from dba3c.own_code import ANYTHING
 from dba3c.roles import PER_START, ROLES, RunProcess
-from dba3c.runs.ending import TRAINING_ROLES
+from dba3c.runs.ending import TRAINING_ROLES, FolderUnreadable
 from dba3c.runs.files import checkpoint_steps
 from dba3c.runs.folder import RunFolder
 from dba3c.workers.worker import check_own_code
@@ -114,6 +114,7 @@ def _be_the_role(argv: Sequence[str] | None) -> int:
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         exchange = process.config.exchange
         servers_ended_it = isinstance(error, RunBroken) and exchange.has_servers
+        servers_ended_it &= not isinstance(error, FolderUnreadable)  # a fault of this machine, not of the run
         alone = isinstance(error, Diverged) and exchange.exchange == "local"  # its checkpoint would diverge as well
         if not servers_ended_it and not alone and not isinstance(error, LastStepsLost):
             return RUN_BROKEN_EXIT
@@ -200,7 +201,7 @@ def check(words: Sequence[str]) -> int:
         if config.central.mode == "central":
             check_trainable(replace_options(config, device="cpu"))
         check_disk(Path(run_dir), parameters, config.exchange.checkpoints_kept)
-        if config.network.precision == "bfloat16":
+        if config.network.precision == "bfloat16" and config.network.device == "cpu":
             warn_where_it_is_slow()
     except (UserError, ConfigError, CheckpointError, ParamServersError) as error:
         Path(why_not).write_bytes(" ".join(str(error).split()).encode("utf-8", "surrogateescape"))

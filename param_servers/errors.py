@@ -1,5 +1,7 @@
 """What can go wrong in `param_servers`; every message is one line that names the peer or the file and says why."""
 
+import re
+
 
 class ParamServersError(Exception):
     """Base of every error raised by this package."""
@@ -62,8 +64,8 @@ class RunStopped(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """What a library raised, which may be anything, and a C++ back trace after it."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    """What a library raised, which may be anything, and a C++ back trace after it; no password of an address."""
+    return re.sub(r"//[^/@\s]+@", "//", (str(error).strip() or type(error).__name__).splitlines()[0])[:300]
 
 
 def told(error: BaseException) -> str:

@@ -51,6 +51,10 @@ STOP_COMMAND = "dba3c stop"
 REFUSED = ".refused.json"
 
 
+class FolderUnreadable(RunBroken):
+    """This machine cannot read the run's folder: nothing is known of the run, which may go on."""
+
+
 class StopRule:
     """When the coordinator ends a run: it was asked to, or its frames or hours are over.
 
@@ -162,7 +166,7 @@ class RunEnd:
             silent_s: seconds since the last new record.
 
         Raises:
-            RunBroken: the folder could not be read for a minute.
+            FolderUnreadable: for a minute.
         """
         self._look()
         silence_s = self._evaluators_s if self._evaluators_play else self._settled_s
@@ -183,7 +187,7 @@ class RunEnd:
         except (UserError, OSError) as error:  # a shared file system that is away for a while is no end
             self._unreadable_since_s = min(self._unreadable_since_s, now_s)
             if now_s - self._unreadable_since_s > UNREADABLE_S:
-                raise RunBroken(f"the run cannot be read for {UNREADABLE_S:g} s: {error}") from error
+                raise FolderUnreadable(f"the run cannot be read for {UNREADABLE_S:g} s: {error}") from error
             return
         self.reason = self.reason or reason
         self._unreadable_since_s = math.inf

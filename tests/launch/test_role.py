@@ -13,6 +13,7 @@ from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT
 from dba3c.roles import PER_START, RunProcess
+from dba3c.runs.ending import FolderUnreadable
 from dba3c.runs.folder import RunFolder
 from launch import role
 from launch.cli.options import parse_train
@@ -91,9 +92,10 @@ def test_a_game_that_keeps_failing_is_a_fault_of_its_process_and_no_bad_input(
         ("local", RunBroken, RUN_BROKEN_EXIT),
         ("majority", Diverged, RUN_BROKEN_EXIT),
         ("servers", RunBroken, RUN_ENDED_BROKEN_EXIT),
+        ("servers", FolderUnreadable, RUN_BROKEN_EXIT),
     ],
 )
-def test_a_process_that_has_diverged_alone_is_not_started_again_from_its_checkpoint(
+def test_a_process_is_started_again_where_that_may_help(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str, error: type[RunBroken], code: int
 ) -> None:
     def play(name: str, process: RunProcess) -> str:

@@ -82,6 +82,18 @@ def test_a_sink_that_never_returns_is_left_behind_with_one_line():
     sink.go_on.set()
 
 
+def test_a_password_in_a_trackers_address_is_not_told_with_its_failure(monkeypatch):
+    def give(self, values, step, time_s):
+        raise OSError("API request to https://me:s3cret@tracking.example/api failed: no route\nTraceback")
+
+    warnings = []
+    monkeypatch.setattr(RecordingSink, "point", give)
+    background = BackgroundSink(RecordingSink(), RUN, warnings.append)
+    background.give(Point({}, 0, 0.0))
+    assert not background.close()
+    assert warnings[0].startswith("recording fails (API request to https://tracking.example/api failed: no route)")
+
+
 def test_failures_are_warned_of_once_and_counted():
     sink, warnings = RecordingSink(fails={1, 2, 3}), []
     background = BackgroundSink(sink, RUN, warnings.append)
