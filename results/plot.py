@@ -22,7 +22,6 @@ from dba3c.studies.figures import (
     IDEAL,
     PALETTE,
     aggregate,
-    draw_measured,
     finish,
     new_figure,
     new_panels,
@@ -31,15 +30,13 @@ from dba3c.studies.figures import (
     save,
 )
 from dba3c.studies.page import rows_of
-from dba3c.studies.results import data_points_per_s, each, read_results
+from dba3c.studies.results import read_results
 from dba3c.studies.statistics import interquartile_mean
 from dba3c.studies.study import NETWORK_SIZES
 
 HERE = Path(__file__).resolve().parent
 CPU_HOURS = "progress/cpu_hours"
 """Not core-hours held: long runs shared their machine with other work."""
-DATA_POINTS_TO_300 = 4_219_196
-"""Of breakout_2cores: agent steps until the mean of 50 games was 300."""
 GAMES = 50
 """In a mean score; before so many were played it is of fewer."""
 CORE_HOURS_AND_MEAN = ("core-hours of processor time, all roles", f"mean score of the last {GAMES} games")
@@ -49,10 +46,10 @@ CORE_HOURS_AND_MEAN = ("core-hours of processor time, all roles", f"mean score o
 
 
 def learning(figures: Mapping[str, str], runs: Mapping[str, str], **options: Any) -> Callable[[Path], None]:
-    """Figures (name → axis), a line for each label of `runs` (folders, as a pattern below this one)."""
+    """Figures (name → axis), a line for each label of `runs` (folders, as patterns below this one)."""
 
     def draw(folder: Path) -> None:
-        found = {label: sorted(HERE.glob(pattern)) for label, pattern in runs.items()}
+        found = {label: sorted(path for one in runs[label].split() for path in HERE.glob(one)) for label in runs}
         groups = {label: [load_curve(path) for path in paths] for label, paths in found.items() if paths}
         for name, x in figures.items():
             plot_learning_curves(groups, folder / name, x=x, **options)
@@ -209,10 +206,13 @@ def communication(folder: Path) -> None:
     exchanges = ["all-reduce" if row["exchange"] == "allreduce" else f"k = {row['servers']}" for row in rows]
     names = [f"{exchange}\n{row['megabytes']} MB" for exchange, row in zip(exchanges, rows, strict=True)]
     axes.bar(range(len(rows)), numbers(rows, "over_bound"), color=PALETTE[0])
-    axes.axhline(1.0, color="black", linestyle="--")
-    axes.axhline(1.15, color=PALETTE[1], linestyle=":")
+    axes.axhline(1.0, label="the lower bound", **IDEAL)
+    axes.axhline(1.15, color=PALETTE[1], linestyle="--", linewidth=1.2, label="asked: 1.15")
     axes.set_xticks(range(len(rows)), names, fontsize=7)
+    axes.set_xlabel("k servers, or all-reduce (8 workers)")
     axes.set_ylabel("step / lower bound")
+    axes.set_ylim(0, 1.45)
+    axes.legend(frameon=False, fontsize=8)
     save(figure, folder / "over_bound")
 
 
@@ -260,34 +260,6 @@ def draw_simulated(axes: Axes, x: Sequence[float], y: Sequence[float], label: st
         x, y, ":", marker="o", markerfacecolor="white", markersize=5, color=colour, linewidth=1.4,
         label=f"{label} (SIMULATED)",
     )  # fmt: skip
-
-
-def scaling(folder: Path) -> None:
-    """DBA3C's two plots: measured points filled, simulated ones dotted and hollow."""
-    tables = json.loads((folder / "simulated.json").read_text(encoding="utf-8"))
-    rates = dict.fromkeys(gbit for gbit, _, _ in tables["workers"])
-    for name, y_name in (("speed", "data points/s"), ("time_to_300", "minutes to a mean score of 300")):
-        figure, axes = new_figure()
-        minutes = name == "time_to_300"
-        if not minutes:
-            draw_measured(axes, each(read_results(folder / "study").points, data_points_per_s), "on two cores")
-        for index, gbit in enumerate(rates, start=1):
-            mine = [(n, rate) for of, n, rate in tables["workers"] if of == gbit]
-            x = [n for n, _ in mine]
-            y = [DATA_POINTS_TO_300 / rate / 60 if minutes else rate for _, rate in mine]
-            draw_simulated(axes, x, y, f"{gbit:g} Gbit/s", index)
-        axes.plot(x, [y[0] / n if minutes else y[0] * n for n in x], label="theoretical", **IDEAL)
-        finish(axes, "workers", y_name, x, log=True)
-        save(figure, folder / name)
-    figure, axes = new_figure()
-    for index, gbit in enumerate(rates, start=1):
-        mine = [(k, rate) for of, k, rate in tables["servers"] if of == gbit]
-        draw_simulated(axes, [k for k, _ in mine], [rate for _, rate in mine], f"{gbit:g} Gbit/s", index)
-    axes.set_xscale("log", base=2)
-    from_zero(axes)
-    every_k = [k for _, k, _ in tables["servers"]]
-    finish(axes, "parameter servers (64 workers, one-core hosts)", "data points/s", every_k)
-    save(figure, folder / "servers")
 
 
 def simulation(folder: Path) -> None:
@@ -349,7 +321,9 @@ def cluster(folder: Path) -> None:
 FIGURES: dict[str, Callable[[Path], None]] = {
     "algorithms": algorithms,
     "architectures": architectures,
-    "breakout_2cores": learning(BOTH, {"2 servers, 2 workers, small network": "breakout_2cores"}, goal=300.0),
+    "breakout_2cores": learning(
+        {"learning_curve": CPU_HOURS}, {"2 servers, 2 workers, small network": "breakout_2cores"}, goal=300.0
+    ),
     "breakout_central": learning(
         BOTH,
         {"worker + servers, actor-critic": "breakout_2cores", "central inference, V-trace": "breakout_central"},
@@ -358,14 +332,14 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "batch_size": learning(
         {"score": "frames"},
         {
-            "160 samples an update (n-step, RMSprop 7e-4)": "breakout_lanes/nstep/seed-*",
-            "480 samples an update (n-step, RMSprop 1.2e-3)": "batch_size/nstep-rmsprop-480-0.0012/seed-*",
-            "1,120 samples an update (n-step, RMSprop 1.9e-3)": "batch_size/nstep-rmsprop-1120-0.0019/seed-*",
-            "1,200 samples an update (n-step, RMSprop 1.9e-3)": "batch_size/nstep-rmsprop-1200-0.0019/seed-*",
-            "1,920 samples an update (n-step, RMSprop 2.4e-3)": "batch_size/nstep-rmsprop-1920-0.0024/seed-*",
-            "3,600 samples an update (n-step, RMSprop 3.3e-3)": "batch_size/nstep-rmsprop-3600-0.0033/seed-*",
-            "320 samples an update (V-trace, RMSprop 1e-3, 448 environments)": "gpu/breakout",
-            "2,880 samples an update (PPO, Adam 1e-3)": "batch_size/ppo-adam-2880-0.001/seed-*",
+            "160 samples an update, n-step, RMSprop 7e-4": "breakout_lanes/nstep/seed-*",
+            "320, V-trace, RMSprop 1e-3": "gpu/breakout",
+            "480, n-step, RMSprop 1.2e-3": "batch_size/nstep-rmsprop-480-0.0012/seed-*",
+            "1,120, n-step, RMSprop 1.9e-3": "batch_size/nstep-rmsprop-1120-0.0019/seed-*",
+            "1,200, n-step, RMSprop 1.9e-3": "batch_size/nstep-rmsprop-1200-0.0019/seed-* gpu/breakout_16_lanes",
+            "1,920, n-step, RMSprop 2.4e-3": "batch_size/nstep-rmsprop-1920-0.0024/seed-*",
+            "2,880, PPO, Adam 1e-3": "batch_size/ppo-adam-2880-0.001/seed-*",
+            "3,600, n-step, RMSprop 3.3e-3": "batch_size/nstep-rmsprop-3600-0.0033/seed-*",
         },
         goal=300.0,
     ),
@@ -394,18 +368,11 @@ FIGURES: dict[str, Callable[[Path], None]] = {
         statistic="mean",
         goal=475.0,
     ),
-    "mujoco": learning({"learning_curve": "frames"}, {"PPO, 2 workers × 8 environments": "mujoco/seed_0"}),
     "peers": peers_scores.draw,
     "r2d2_loss": r2d2_loss,
     "recipes": recipes,
-    "scaling": scaling,
     "simulation": simulation,
     "stragglers": stragglers,
-    "vizdoom": learning(
-        {"learning_curve": "frames"},
-        {"small network, 1 worker × 16 environments": "vizdoom/small", "small network with LSTM": "vizdoom/small_lstm"},
-        goal=75.0,
-    ),
 }
 """Folder → what draws its figures."""
 

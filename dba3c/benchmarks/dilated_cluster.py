@@ -185,7 +185,11 @@ def _draw_lines(axes: Axes, rows: Sequence[Row], x: str, label: str | None = Non
         simulated = [row["data_points_per_s"] * row["step_ms"] / row["predicted_ms"] for row in guessed]
         look: dict[str, Any] = {"linewidth": 0.9} if len(guessed) > 2 else {"linestyle": "none", "marker": "_"}
         axes.plot([row[x] for row in guessed], simulated, **{"linestyle": ":", "color": colour} | look)
-    axes.plot([], [], ":", linewidth=0.9, color="black", label="SIMULATED, before it was measured")
+    if any(row["refused"] for row in rows):
+        hollow = {"color": "gray", "markerfacecolor": "white", "linestyle": "none"}
+        axes.plot([], [], marker="o", label="on too busy a machine: not counted", **hollow)
+    mark = {"marker": "_"} if all(len(mine) < 3 for mine in of_way.values()) else {}
+    axes.plot([], [], ":", linewidth=0.9, color="black", label="SIMULATED, before it was measured", **mark)
 
 
 def _dilations(rows: Sequence[Row]) -> str:

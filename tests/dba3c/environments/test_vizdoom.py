@@ -20,7 +20,7 @@ from dba3c.runs.folder import RunFolder
 from dba3c.workers.worker import worker
 from launch.cli.presets import preset
 
-pytest.importorskip("vizdoom.vizdoom")  # results/vizdoom may pass for the package itself
+pytest.importorskip("vizdoom")
 
 CONFIG = EnvironmentConfig(env_id="vizdoom/basic")
 NOTHING, LEFT, RIGHT, ATTACK = range(4)
@@ -117,7 +117,7 @@ def test_an_unknown_scenario_names_the_close_ones():
 
 
 def test_the_preset_trains_the_network_with_memory_on_real_games(tmp_path):
-    """How well it learns is in results/vizdoom: here a few real updates, with games that end within them."""
+    """How well it learns is in results/algorithms: here a few real updates, with games that end within them."""
     config = replace_options(
         preset("vizdoom", "vizdoom/basic", cores=1),
         exchange="local",
