@@ -246,8 +246,8 @@ def _first_line(error: Exception) -> str:
         where += [note.name for note in getattr(error, "__notes__", ()) if isinstance(note, AttributeValidationNote)]
     if isinstance(error, ForbiddenExtraKeysError):
         known = [f.name for f in fields(error.cl)]
-        hints = [close for key in error.extra_fields for close in difflib.get_close_matches(key, known)]
-        return f"unknown option {sorted(error.extra_fields)} in {error.cl.__name__}; close: {hints or known}"
+        key = min(error.extra_fields)
+        return f"unknown option {key!r} of {error.cl.__name__}; {did_you_mean(key, known)}"
     return "".join([".".join(where), ": " if where else "", str(error).splitlines()[0]])
 
 

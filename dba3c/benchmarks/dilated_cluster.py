@@ -186,9 +186,9 @@ def _draw_lines(axes: Axes, rows: Sequence[Row], x: str, label: str | None = Non
         look: dict[str, Any] = {"linewidth": 0.9} if len(guessed) > 2 else {"linestyle": "none", "marker": "_"}
         axes.plot([row[x] for row in guessed], simulated, **{"linestyle": ":", "color": colour} | look)
     if any(row["refused"] for row in rows):
-        hollow = {"color": "gray", "markerfacecolor": "white", "linestyle": "none"}
+        hollow: dict[str, Any] = {"color": "gray", "markerfacecolor": "white", "linestyle": "none"}
         axes.plot([], [], marker="o", label="on too busy a machine: not counted", **hollow)
-    mark = {"marker": "_"} if all(len(mine) < 3 for mine in of_way.values()) else {}
+    mark: dict[str, Any] = {"marker": "_"} if all(len(mine) < 3 for mine in of_way.values()) else {}
     axes.plot([], [], ":", linewidth=0.9, color="black", label="SIMULATED, before it was measured", **mark)
 
 

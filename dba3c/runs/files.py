@@ -80,7 +80,7 @@ def checkpoint_steps(checkpoints: Path) -> list[int]:
     """Steps of the checkpoints in a run's `checkpoints` folder, oldest first, valid or not."""
     try:
         names = [entry.name for entry in checkpoints.iterdir()]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     steps = (name.removeprefix("step-") for name in names if name.startswith("step-"))
     return sorted(int(step) for step in steps if step.isdigit())

@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -39,6 +40,9 @@ CLOCKS_S = 10.0
 SHOWN_RUNS = 3
 """As many are named where a folder of runs is taken for one."""
 _OURS = {*FOLDERS, "observations", "secret", "stop.json", "meta.json", "lock.json"}
+_PASSING = re.compile(r"\.(now-|probe-|lock|nfs|slurm|neptune|secret-|(config|meta|stop)\.json-|DS_Store)")
+"""Files that a launch, or a file system, may have left there before there was a run."""
+_REMAINS = ("checkpoints", "metrics", "observations")
 
 
 class RunFolder:
@@ -382,11 +386,11 @@ class RunFolder:
         path = self.path / name
         try:
             try:
-                return path.read_text(encoding="utf-8")
+                return path.read_text(encoding="utf-8-sig")  # some editors put a byte-order mark before it
             except OSError as error:
                 if error.errno != errno.ESTALE:  # NFS: it was replaced under us, and is there anew
                     raise
-                return path.read_text(encoding="utf-8")
+                return path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {self.path / name}: {getattr(error, 'strerror', None) or error}") from error
 
@@ -422,6 +426,11 @@ def _refuse_what_is_there(folder: Path, resume: bool) -> None:
 
 
 def _refuse_strangers(folder: Path) -> None:
-    strangers = {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")} - _OURS
-    if strangers and not is_there(folder / "config.json"):
+    if is_there(folder / "config.json"):
+        return
+    strangers = {entry.name for entry in folder.iterdir() if not _PASSING.match(entry.name)} - _OURS
+    if strangers:
         raise UserError(f"{folder} is not a run folder and not empty ({min(strangers)}): choose another")
+    remains = [name for name in _REMAINS if (folder / name).is_dir() and any((folder / name).iterdir())]
+    if remains:  # a new run would go on from another one's checkpoints
+        raise UserError(f"{folder} holds {' and '.join(remains)} of a run, and no config.json: choose another folder")

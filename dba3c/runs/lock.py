@@ -17,7 +17,8 @@ A holder may be wrongly called dead by 2: it was frozen, or could not reach the 
 3. every process of a launch looks at the file every HEARTBEAT_S. Only another launch's name in it, or, where it is
    gone, in the newest life of meta.json, makes it lose the folder: it then ends at once and writes nothing more. (A
    chief that its launcher has started again is the same launch to all but its predecessor.) Reads and refreshes that
-   fail change nothing, and a file that somebody has deleted is put back;
+   fail change nothing, and a file that somebody has deleted is put back; but where config.json has been gone, too, for
+   HEARTBEAT_LOST_S, the run was deleted, and nobody could go on with what it still learns;
 4. a refresh that fails for less than HEARTBEAT_LOST_S lets nobody in. After that a launch on another host may take the
    folder; it first waits for two heartbeats, and is refused when one comes. Whoever lives learns of it by 3.
 """
@@ -40,7 +41,7 @@ from pathlib import Path
 
 from dba3c.errors import UserError, writing
 from dba3c.runs import host_facts
-from dba3c.runs.files import write_atomically, write_once
+from dba3c.runs.files import is_there, write_atomically, write_once
 
 LOCK_NAME = "lock.json"
 HEARTBEAT_S = 5.0
@@ -68,6 +69,10 @@ class Holder:
     def this_process(cls, launch_id: str = "", inode: int = 0) -> Holder:
         started, token = process_started(os.getpid()), secrets.token_hex(8)
         return cls(socket.gethostname(), os.getpid(), started, host_facts.namespace("pid"), token, launch_id, inode)
+
+
+NOBODY = Holder(host="", pid=0, process_started="", pid_space="", token="nobody")
+"""Whom a run was lost to that was deleted."""
 
 
 def process_started(pid: int) -> str:
@@ -208,6 +213,7 @@ class RunLock:
         """Who has taken over."""
         self._keeps = keeps
         self._on_lost: Callable[[Holder], None] = lambda successor: None
+        self._gone_since_s = math.inf
         self._looking = threading.RLock()  # a signal handler may look, too
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
@@ -262,7 +268,20 @@ class RunLock:
             if self._keeps:
                 # a full or absent file system: the next beat tries again
                 with contextlib.suppress(OSError, UserError):
-                    self._refresh()
+                    self._look_whether_deleted()
+                    if self.lost_to is None:
+                        self._refresh()
+
+    def _look_whether_deleted(self) -> None:
+        """A missing run in a folder that is there; where that is missing, too, the file system may be away."""
+        if is_there(self.folder / "config.json") or not is_there(self.folder.parent):
+            self._gone_since_s = math.inf
+            return
+        self._gone_since_s = min(self._gone_since_s, time.monotonic())
+        if time.monotonic() - self._gone_since_s > HEARTBEAT_LOST_S:
+            with self._looking:
+                self.lost_to = NOBODY
+                self._on_lost(NOBODY)
 
     def _refresh(self) -> None:
         path = self.folder / LOCK_NAME
@@ -293,5 +312,7 @@ def _holder_of_newest_life(folder: Path) -> Holder | None:
 
 def taken_over(folder: Path, successor: Holder) -> str:
     """The line of a launch that has lost its folder."""
+    if successor is NOBODY:
+        return f"{folder} was deleted: this launch has ended, and what it had learned is lost"
     who = f"process {successor.pid} on {successor.host}"
     return f"{folder} was taken over by {who}: this launch has ended at once and writes nothing more"

@@ -241,6 +241,29 @@ def test_a_lock_file_that_somebody_deleted_is_put_back(tmp_path, monkeypatch):
             RunFolder.launch(run.path, None, resume=True)
 
 
+def test_a_run_that_somebody_deletes_is_lost_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(run_lock, "HEARTBEAT_LOST_S", 0.05)
+    run, told = RunFolder.create(tmp_path / "run", CONFIG), []
+    run.lock.when_lost(told.append)
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)  # as whoever writes the next one makes it
+    run.lock._thread.join(timeout=10)
+    assert told == [run_lock.NOBODY]
+    with pytest.raises(UserError, match="was deleted: this launch has ended, and what it had learned is lost"):
+        run.request_stop("SIGTERM")
+    run.release()
+
+
+def test_a_run_whose_file_system_is_away_is_not_taken_for_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "HEARTBEAT_LOST_S", 0.0)
+    with RunFolder.create(tmp_path / "mount" / "run", CONFIG) as run:
+        (tmp_path / "mount").rename(tmp_path / "away")
+        run.lock._look_whether_deleted()
+        assert run.lock.lost_to is None
+        (tmp_path / "away").rename(tmp_path / "mount")
+
+
 def test_refreshes_that_fail_for_a_while_let_nobody_in_and_do_not_end_the_holder(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "HEARTBEAT_S", 0.01)
     beats, failed = threading.Semaphore(0), OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -295,10 +318,19 @@ def test_a_folder_of_other_things_is_not_made_a_run(tmp_path):
         RunFolder.create(tmp_path, CONFIG)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
     (tmp_path / ".bashrc").write_text("of a home")
-    with pytest.raises(UserError, match=r"not empty \(thesis.tex\)"):
-        RunFolder.create(tmp_path, CONFIG)
     (tmp_path / "thesis.tex").unlink()
+    with pytest.raises(UserError, match=r"not empty \(.bashrc\)"):
+        RunFolder.create(tmp_path, CONFIG)
+    (tmp_path / ".bashrc").rename(tmp_path / ".nfs0000000001")
     RunFolder.create(tmp_path, CONFIG).release()
+
+
+def test_what_is_left_of_a_run_is_not_made_the_beginning_of_another(tmp_path):
+    RunFolder.create(tmp_path, CONFIG).release()
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "checkpoints" / "step-7").mkdir()
+    with pytest.raises(UserError, match=r"holds checkpoints of a run, and no config.json: choose another folder"):
+        RunFolder.create(tmp_path, CONFIG)
 
 
 def test_resuming_nothing_is_refused(tmp_path):
