@@ -14,7 +14,7 @@ from types import FrameType
 from typing import BinaryIO
 
 from dba3c.errors import RUN_BROKEN_EXIT, warn_on_stderr
-from launch.local.fork_server import LIBC, PARENT_VARIABLE, PR_SET_PDEATHSIG, ForkServer
+from launch.local.fork_server import LIBC, PARENT_VARIABLE, PR_SET_PDEATHSIG, RETURNED, ForkServer
 from param_servers.timeouts import Timeouts
 
 ORPHAN_GRACE_S = Timeouts().stop_s
@@ -29,7 +29,8 @@ class Child:
 
     Args:
         main, words: "module:function", called with the words; its result is the exit code.
-        on_exit: called once, from a thread, with the exit code (negative: a signal's number).
+        on_exit: called once, from a thread, with the exit code (negative: a signal's number); 0 only where `main` has
+            returned it.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Child:
         on_exit: Callable[[int], None],
         orphan_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
-        self.log = log
+        self.log, self._left_early = log, ""
         with _opened(log) as output:
             self.log_start = output.tell()
             self.pid = fork_server.fork(main, words, output.fileno(), orphan_signal)
@@ -61,7 +62,9 @@ class Child:
             code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except ChildProcessError:  # SIGCHLD is ignored here: it has ended, and nobody knows how
             code = RUN_BROKEN_EXIT
-        on_exit(code)
+        if code == 0:
+            code, self._left_early = RUN_BROKEN_EXIT, "\nsomething in it has ended the process with exit code 0"
+        on_exit(0 if code == RETURNED else code)
 
     def signal(self, signum: signal.Signals) -> None:
         """Send a signal to the process and all that it started in its group."""
@@ -82,7 +85,7 @@ class Child:
                 text = file.read().decode(errors="replace")
         except OSError as error:
             return f"(its log {self.log} cannot be read: {error.strerror})"
-        return "\n".join(text.splitlines()[-40:])
+        return "\n".join((text + self._left_early).splitlines()[-40:])
 
 
 def _opened(log: Path) -> BinaryIO:

@@ -42,6 +42,8 @@ ROLE_IMPORTS = (
 """What evaluators and recorders need beyond it (SciPy, video) they import themselves: most runs have none."""
 PARENT_VARIABLE = "DBA3C_PARENT_PID"
 """Tells a forked process whose child it is."""
+RETURNED = 99
+"""Exit code of a process whose main has returned 0: another's 0 is of code that has called exit."""
 IMPORT_TIMEOUT_S = 600.0
 """A shared file system may be slow."""
 FORK_TIMEOUT_S = 60.0
@@ -110,7 +112,7 @@ class ForkServer:
     def fork(self, main: str, words: Sequence[str], output: int, orphan_signal: int) -> int:
         """Call `main` ("module:function") with the words in a child of this process; returns its pid.
 
-        The child has a session of its own, its exit code is what `main` returns.
+        The child has a session of its own, its exit code is what `main` returns, RETURNED in place of 0.
 
         Args:
             output: descriptor that becomes the child's standard output and error.
@@ -262,7 +264,7 @@ if __name__ == "__main__":
     code = [1]  # of an error that nobody catches
     atexit.register(_end_without_taking_apart, code)  # registered first, called last
     try:
-        sys.exit(serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:-1])())
+        sys.exit(serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:-1])() or RETURNED)
     except SystemExit as end:
         code[0] = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise

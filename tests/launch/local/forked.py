@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from launch.local.fork_server import ForkServer
+from launch.local.fork_server import RETURNED, ForkServer
 
 _PR_GET_CHILD_SUBREAPER = 37
 IMPORTED_BY = os.getpid()
@@ -29,6 +29,8 @@ COSTLY = Costly()
 def main(words: Sequence[str]) -> int:
     if words[0] == "exit":
         return int(words[1])
+    if words[0] == "leave-early":
+        os._exit(0)
     if words[0] == "say":
         print(IMPORTED_BY, os.environ["DBA3C_TEST"], *words)
     if words[0] == "leave":
@@ -42,5 +44,5 @@ def main(words: Sequence[str]) -> int:
             code = os.waitstatus_to_exitcode(os.waitpid(server.fork(f"{__name__}:main", ["exit", "0"], 1, 15), 0)[1])
         adopts = ctypes.c_int()
         ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
-        return code or adopts.value
+        return int(code != RETURNED) or adopts.value
     return 0

@@ -14,7 +14,7 @@ import pytest
 
 from dba3c.errors import RUN_BROKEN_EXIT, UserError
 from launch.local.child import Child
-from launch.local.fork_server import ForkServer
+from launch.local.fork_server import RETURNED, ForkServer
 from tests.launch.local.supervised import LONG_S, wait_until
 
 HERE = "tests.launch.local.forked"
@@ -50,6 +50,16 @@ def test_the_end_of_a_child_is_told_where_an_ignored_sigchld_takes_its_exit_code
             assert ended.result(LONG_S) == RUN_BROKEN_EXIT
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize(("word", "code"), [("exit", 0), ("leave-early", RUN_BROKEN_EXIT)])
+def test_only_a_process_whose_main_has_returned_has_ended_well(word: str, code: int, tmp_path: Path) -> None:
+    ended: Future[int] = Future()
+    with ForkServer([HERE]) as server:
+        child = Child(server, f"{HERE}:main", [word, "0"], tmp_path / "said", ended.set_result)
+        assert ended.result(LONG_S) == code
+    told = "something in it has ended the process with exit code 0"
+    assert child.tail().splitlines()[-1:] == ([told] if code else [])
 
 
 def test_an_error_ends_a_forked_process_as_it_would_any_other(forked: Callable[..., int], tmp_path: Path) -> None:
@@ -104,7 +114,7 @@ def test_only_while_it_forks_does_a_launcher_adopt_strangers(forked: Callable[..
     with ForkServer([HERE]) as server:
         os.waitpid(forked(server, "exit", "0"), 0)
         pid = forked(server, "as-a-launcher")
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == RETURNED
 
 
 def test_what_cannot_be_imported_is_one_line(forked: Callable[..., int]) -> None:
