@@ -105,6 +105,8 @@ def train(
                 metrics.close()
             begun = code != 0 or max(checkpoint_steps(folder.checkpoints), default=0)
             reason = why if begun else f"{why}, {before_the_first_update(config)}"
+            if code and (saved := max(checkpoint_steps(folder.checkpoints), default=0)):
+                reason += f"; --resume goes on from step {saved:,}"
             say(f"run {'ended' if code == 0 else 'failed'}: {reason}; folder: {folder.path}")
             return code, why
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import html
 import math
+import shutil
 import sys
 import threading
 import time
@@ -336,6 +337,9 @@ class Watcher:
             self._summary.facts = replace(self._summary.facts, lives=RunFacts.of(self.run).lives)
         except (UserError, OSError) as error:
             self._warn_once(str(error))
+        with contextlib.suppress(OSError):
+            if not shutil.disk_usage(self.run.path).free:  # whoever has something to say of it says it to a file there
+                self._warn_once(f"the disk of {self.run.path} is full: no checkpoint and no record can be written")
         self._view.show(self._summary, self._summary.newest_s if now_s is None else now_s)
 
     def status(self) -> str:

@@ -40,7 +40,7 @@ CLOCKS_S = 10.0
 SHOWN_RUNS = 3
 """As many are named where a folder of runs is taken for one."""
 _OURS = {*FOLDERS, "observations", "secret", "stop.json", "meta.json", "lock.json"}
-_PASSING = re.compile(r"\.(now-|probe-|lock|nfs|slurm|neptune|secret-|(config|meta|stop)\.json-|DS_Store)")
+_PASSING = re.compile(r"\.(now-|probe-|lock|nfs|slurm|neptune|secret-|(config|meta|stop|refused)\.json|DS_Store)")
 """Files that a launch, or a file system, may have left there before there was a run."""
 _REMAINS = ("checkpoints", "metrics", "observations")
 

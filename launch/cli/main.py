@@ -82,13 +82,9 @@ def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # of what its encoding lacks, as in PYTHONIOENCODING=latin-1
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(HELP, end="")
-        return 0 if arguments else USER_ERROR_EXIT
-    if arguments[0] == "--version":
-        print(f"dba3c {importlib.metadata.version('dba3c')}")
-        return 0
-    if arguments[0] in MAKE_WHAT_LASTS:
+    if (
+        arguments and arguments[0] in MAKE_WHAT_LASTS and not {"--slurm", "--list"}.intersection(arguments)
+    ):  # a script is the work
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored one is inherited: no exit code could be known
         with harmless_output(), remembering_interrupts():
@@ -99,7 +95,13 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        name, words = arguments[0], arguments[1:]
+        name, words = arguments[0] if arguments else "", arguments[1:]
+        if name in ("", "-h", "--help", "help"):
+            print(HELP, end="")
+            return 0 if name else USER_ERROR_EXIT
+        if name == "--version":
+            print(f"dba3c {importlib.metadata.version('dba3c')}")
+            return 0
         if name not in COMMANDS:
             raise UserError(f"no command is called {name!r}; {did_you_mean(name, COMMANDS)}")
         module, function = COMMANDS[name].split(":")

@@ -169,7 +169,10 @@ def ask_to_end(run: str | os.PathLike[str], may_have_ended: bool = False) -> str
 def watch(words: Sequence[str]) -> int:
     """dba3c watch RUN"""
     what = "Look at a live or finished run, on its machine or over a shared file system."
-    status = live_view.watch(parse(OneRun, words, "dba3c watch", what).run)
+    run = parse(OneRun, words, "dba3c watch", what).run
+    status = live_view.watch(run)
+    if ended := RunFolder(run).life().get("ended"):
+        print(f"this run has {status}: {ended.get('reason')}")
     return 0 if status in ("live", "finished", "stopped") else 1
 
 

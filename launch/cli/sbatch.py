@@ -102,8 +102,10 @@ class SlurmShape:
     @property
     def num_servers(self) -> int:
         """`servers`, or what stands for it."""
-        default = 0 if self.learners else 4
-        return default if self.servers is None else self.servers
+        if self.servers is not None:
+            return self.servers
+        ranks = self.nodes * self.tasks_per_node
+        return 0 if self.learners else min(4, ranks if self.colocated_servers else max(1, ranks // 2))
 
     def topology(self) -> Topology:
         """The run's shape."""

@@ -189,7 +189,8 @@ def fit(
         return Topology(servers=servers, learners=learners, actors=left, evaluators=evaluators, recorders=recorders)
     if workers is None:
         if left < 1:
-            raise contradicted(f"{asked_sum} leave none for a worker")
+            leaves = "leaves" if others == 1 else "leave"
+            raise contradicted(f"{asked_sum} {leaves} none for a worker")
         workers = left
     elif workers != left:
         asked = f"{asked_sum} + " if asked_sum else ""

@@ -42,6 +42,7 @@ def fitted(world_size: int, *words: str) -> str:
         (11, "dba3c_paper --gradients 3", "11 = 4 servers + 1 evaluator + 1 recorder + 5 workers (3 gradients + 2 backup)"),  # noqa: E501
         (64, "breakout --servers 4 --backup-workers 4", "64 = 4 servers + 60 workers (56 gradients + 4 backup)"),
         (64, "breakout --servers 4 --gradients 50", "64 = 4 servers + 60 workers (50 gradients + 10 backup)"),
+        (5, "dba3c_paper", "5 = 1 server + 1 evaluator + 1 recorder + 2 workers (2 gradients + 0 backup)"),
         (8, "dba3c_paper", "8 = 4 servers + 1 evaluator + 1 recorder + 2 workers (2 gradients + 0 backup)"),
         (3, "ALE/Pong-v5 --servers 1 --workers 2", "3 = 1 server + 2 workers (2 gradients + 0 backup)"),
         (5, "breakout --mode central", "5 = 1 learner + 4 actors"),
@@ -70,7 +71,7 @@ def test_a_preset_gives_way_to_the_ranks_there_are(world_size: int, words: str, 
             "srun started 8 ranks, but the options ask for 2 servers + 4 workers = 6",
         ),
         (8, "breakout --servers 2 --gradients 7", "7 gradients need as many workers, but 8 ranks leave 6"),
-        (5, "dba3c_paper", "srun started 5 ranks, but 4 servers + 1 evaluator + 1 recorder leave none for a worker"),
+        (3, "dba3c_paper", "srun started 3 ranks, but 1 server + 1 evaluator + 1 recorder leave none for a worker"),
         (2, "CartPole-v1 --exchange local", "exchange local is one worker"),
         (
             8,
