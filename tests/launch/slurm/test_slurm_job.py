@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,10 @@ from launch.cli.runs import stop
 from launch.slurm import controller
 from launch.slurm import job as slurm_job
 from launch.slurm.job import LostNodes, SlurmJob, give_back_nodes
+from tests.launch.slurm.conftest import Fake, asked
 
 TASK = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
 """The task of an array that started last: its number is the array's."""
-
-Fake = Callable[[str, str], None]
 
 TRAINING = """
 import os, signal, sys, time
@@ -39,27 +37,6 @@ folder.end_life("stopped", folder.stop_reason() or "nobody asked")
 folder.release()
 """
 """A run that goes on until it is stopped; when squeue has been asked, Slurm's warning comes, while squeue blocks."""
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """Puts a shell script in the place of one of Slurm's programs."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    monkeypatch.setattr(controller, "REQUEUE_PAUSE_S", 0.0)
-    monkeypatch.setattr(controller, "LOOK_TIMEOUT_S", 60.0)
-
-    def write(name: str, body: str) -> None:
-        (programs / name).write_text(f'#!/bin/bash\necho "{name} $*" >> {tmp_path}/asked\n{body}\n')
-        (programs / name).chmod(0o755)
-
-    return write
-
-
-def asked(tmp_path: Path) -> list[str]:
-    path = tmp_path / "asked"
-    return path.read_text().splitlines() if path.exists() else []
 
 
 @pytest.mark.parametrize("squeue", ["sleep 60", None])
@@ -229,17 +206,6 @@ def test_a_task_of_an_array_never_means_the_whole_array(tmp_path: Path, fake: Fa
 def test_a_job_that_was_submitted_from_a_task_of_an_array_is_not_taken_for_that_task() -> None:
     inherited = {"SLURM_ARRAY_JOB_ID": "100", "SLURM_ARRAY_TASK_ID": "3"}
     assert controller.job_name({"SLURM_JOB_ID": "200", **inherited}) == "200"
-
-
-def test_the_first_node_s_loss_is_told_even_where_slurm_cannot_be_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controller, "REQUEUE_PAUSE_S", 0.0)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "run" / controller.FOLDER).mkdir(parents=True)
-    said = controller.requeue_without_first_node(tmp_path / "run", "7-0", {"SLURM_JOB_ID": "7"})
-    assert "scontrol cannot be run" in said
-    assert "cannot be ended" in said
 
 
 def test_a_script_outside_of_slurm_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
