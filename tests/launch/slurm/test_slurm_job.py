@@ -230,6 +230,39 @@ def test_a_run_folder_that_the_system_refuses_is_one_line(
     assert capsys.readouterr().err == f"dba3c: [Errno 20] Not a directory: '{tmp_path}/file/.slurm'\n"
 
 
+def test_a_read_that_fails_before_the_run_begins_does_not_make_an_earlier_life_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    with RunFolder.create(run_dir, {}) as folder:
+        folder.end_life("finished", "score reached")
+    away = iter([UserError(f"cannot read {run_dir}/meta.json: Stale file handle")])
+    meta = RunFolder.meta
+
+    def read(folder: RunFolder) -> dict[str, object]:
+        for error in away:
+            raise error
+        return meta(folder)
+
+    monkeypatch.setattr(slurm_job, "LOOK_S", 0.01)
+    monkeypatch.setattr(RunFolder, "meta", read)
+    command = [sys.executable, "-c", "import sys; sys.exit(2)"]
+    assert SlurmJob(run_dir, command, TASK, LostNodes({}, run_dir, ["dba3c"])).run() == 2
+
+
+def test_a_job_whose_earlier_lives_cannot_be_read_is_refused_before_it_starts_anything(
+    tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake("srun", "exit 0")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(slurm_job, "META_S", 0.0)
+    RunFolder.create(tmp_path / "run", {}).release()
+    (tmp_path / "run" / "meta.json").write_text("{")
+    assert slurm_job.main(["--run-dir", str(tmp_path / "run"), "--", "dba3c", "train"]) == 2
+    assert f"{tmp_path}/run/meta.json is not valid JSON" in capsys.readouterr().err
+    assert asked(tmp_path) == []
+
+
 def test_stopping_a_run_whose_job_waits_for_its_next_life_says_how_to_end_the_job(tmp_path: Path, fake: Fake) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, launch_id="7-0")
     controller.hold(folder.path).release()
