@@ -283,6 +283,8 @@ def _told_of_the_end(
                 return
             with suppress(UserError):  # meta.json, seen while it was replaced on a slow file system
                 life = folder.life()
+                if not life:  # no meta.json: the mount is away, which says nothing of the launch
+                    continue
                 is_ours = life.get("launch_id") == launch_id
                 if "ended" in life or not is_ours:  # a further life has no place for what is left of this one
                     supervisor.run_has_ended(well=is_ours and life["ended"]["outcome"] != "failed")

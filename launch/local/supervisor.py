@@ -1,9 +1,9 @@
 """Runs the role processes of one machine: replaces what may be replaced, passes on requests to stop, leaves no orphan.
 
     RUNNING ──a process that decides ends with 0──► ENDING ─────────┐
-       ├─────first Ctrl-C, SIGTERM, or a failure──► STOPPING ───────┤ too slow, or second signal
+       ├─────first Ctrl-C, SIGTERM, or a failure──► STOPPING ───────┤ too slow, or a further Ctrl-C
        │                                                            ▼
-       └──(third signal: KILLING at once)                      TERMINATING ──► KILLING
+       └──(third Ctrl-C: KILLING at once)                      TERMINATING ──► KILLING
 
 STOPPING asks through the run folder, so the run ends at a step boundary with a checkpoint; where the folder cannot be
 written, it asks its own processes by SIGTERM. Each phase but RUNNING is bounded. Exit code: 0 when the run ended as
@@ -37,8 +37,6 @@ from launch.output import say_to_stderr
 from param_servers.timeouts import NAP_S, Restarts, clock_of_a_loop
 
 RUNNING, ENDING, STOPPING, TERMINATING, KILLING = range(5)
-SAME_REQUEST_S = 1.0
-"""Launchers repeat themselves: scancel tells srun and the tasks, which srun tells again. Only Ctrl-C counts at once."""
 FINAL_EXITS = (USER_ERROR_EXIT, RUN_ENDED_BROKEN_EXIT, RUN_TAKEN_OVER_EXIT)
 
 
@@ -112,7 +110,7 @@ class Supervisor:
         self._phase = RUNNING
         self._deadline_s: float | None = None
         """Of the phase; every one but RUNNING has one."""
-        self._last_signal, self._signalled_s = signal.SIGTERM, float("-inf")
+        self._last_signal = signal.SIGTERM
         self._live: dict[str, _Process] = {}
         self._restarts = {spec.name: Restarts(spec.max_restarts, RESTART_WINDOW_S) for spec in processes}
         self._happened: queue.SimpleQueue[tuple[str, Any, int]] = queue.SimpleQueue()
@@ -312,12 +310,10 @@ class Supervisor:
         self._tell("stopping", f"{reason}; ending the run" + ("" if self._nothing_to_save else " with a checkpoint"))
 
     def _signalled(self, signum: signal.Signals) -> None:
-        at_once = time.monotonic() - self._signalled_s < SAME_REQUEST_S
-        if not at_once or signum == self._last_signal == signal.SIGINT:
-            self._obey(signum)
-        self._signalled_s = time.monotonic()  # a slow disk or terminal makes no new request of a repetition
-
-    def _obey(self, signum: signal.Signals) -> None:
+        # Launchers and schedulers repeat themselves (srun what scancel told the tasks too, Slurm at the end of a
+        # preemption's GraceTime), and the time goes on for a checkpoint: only Ctrl-C is impatience.
+        if self._phase >= STOPPING and signum != signal.SIGINT:
+            return
         self._last_signal = signum
         if self.joins_late and self._phase < TERMINATING:  # it is this machine's: the run goes on, with another one
             self._terminate(signum.name)

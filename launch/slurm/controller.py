@@ -3,11 +3,12 @@
 And what follows from its answers for a job's next life. The first node holds the job's script and the run's chief. When
 it is lost Slurm lets the other ranks run, without a script that would ever end them. So the script holds a lock in the
 run folder, like the chief; a rank that finds both of them dead (`FirstNode`) stops its processes, and one rank asks
-Slurm to requeue the job, which resumes from the newest checkpoint.
+Slurm to requeue the job, which resumes from the newest checkpoint; where it cannot, the next one does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -29,6 +30,8 @@ ACT_TIMEOUT_S = 15.0
 REQUEUE_TRIES = 5
 REQUEUE_PAUSE_S = 5.0
 """Together with the timeout at most 95 s: a checkpoint and this fit into the scripts' warning of 180 s."""
+CLAIM_S = 200.0
+"""A rank that claimed the requeue is done with it, and with the scancel after it, in 190 s; or it is gone."""
 REQUEUED = ("pending", "completing")
 """What scontrol says of a job that is requeued already; of one that was cancelled as well."""
 MAX_RESTARTS = 100
@@ -99,22 +102,30 @@ def ask(command: Sequence[str], *, environ: Mapping[str, str] | None = None) -> 
         return subprocess.CompletedProcess(command, 127, "", f"{command[0]} cannot be run: {error.strerror}")
 
 
-def requeue(environ: Mapping[str, str]) -> str:
+def requeue(environ: Mapping[str, str], others_ask: bool = False) -> str:
     """Have Slurm start the job again, asking a few times; "" when it will, else why not.
+
+    Args:
+        others_ask: that it is requeued already, or ends, may be their doing.
+    """
+    if int(environ.get("SLURM_RESTART_COUNT") or 0) >= MAX_RESTARTS:
+        return f"it has had {MAX_RESTARTS} restarts"
+    return _ask_until_done(["scontrol", "requeue", job_name(environ)], others_ask)
+
+
+def _ask_until_done(command: Sequence[str], may_be_done: bool = False) -> str:
+    """Ask a few times; "" when it is done, else why not.
 
     A controller that did it although it did not answer in time says so when it is asked again.
     """
-    unanswered = False
-    if int(environ.get("SLURM_RESTART_COUNT") or 0) >= MAX_RESTARTS:
-        return f"it has had {MAX_RESTARTS} restarts"
     for further in reversed(range(REQUEUE_TRIES)):
-        answer = ask(["scontrol", "requeue", job_name(environ)])
-        if answer.returncode == 0 or (unanswered and any(word in answer.stderr for word in REQUEUED)):
+        answer = ask(command)
+        if answer.returncode == 0 or (may_be_done and any(word in answer.stderr for word in REQUEUED)):
             return ""
-        unanswered |= answer.returncode in (124, -signal.SIGTERM)  # the end of the job may reach scontrol, too
+        may_be_done |= answer.returncode in (124, -signal.SIGTERM)  # the end of the job may reach the program, too
         if further:
             time.sleep(REQUEUE_PAUSE_S)
-    return answer.stderr.strip() or f"scontrol ended with exit code {answer.returncode}"
+    return answer.stderr.strip() or f"{command[0]} ended with exit code {answer.returncode}"
 
 
 def was_preempted(environ: Mapping[str, str]) -> bool:
@@ -204,16 +215,30 @@ class FirstNode:
 
 
 def requeue_without_first_node(run_dir: Path, launch_id: str, environ: Mapping[str, str]) -> str:
-    """Have Slurm start the job again, or end it where it may not; of many ranks that ask the first one does it.
+    """Have Slurm start the job again, or end it where it may not; of many ranks one does it, and where that one cannot,
+    another. The others wait: Slurm ends them with the job.
 
     Returns what was done, for the run's metrics.
     """
-    if not write_once(run_dir / FOLDER / f"requeued-{launch_id}", "the first node was lost\n"):
-        return "the first node is lost; another rank has asked for the requeue"
-    job = job_name(environ)
-    refusal = requeue(environ)
+    claim, job = run_dir / FOLDER / f"requeued-{launch_id}", job_name(environ)
+    _wait_for_turn(claim)
+    refusal = requeue(environ, others_ask=True)
     if not refusal:
         return f"the first node is lost, and with it the run's chief: job {job} is requeued"
-    answer = ask(["scancel", job])
-    ended = "ended" if answer.returncode == 0 else f"and cannot be ended ({answer.stderr.strip()})"
-    return f"the first node is lost and job {job} is not requeued ({refusal}): {ended}; resume the run folder by hand"
+    told = f"the first node is lost and job {job} is not requeued ({refusal})"
+    if unended := _ask_until_done(["scancel", job]):
+        with contextlib.suppress(OSError):
+            claim.unlink(missing_ok=True)  # another node may reach the controller
+        return f"{told} and cannot be ended ({unended}); resume the run folder by hand"
+    return f"{told}: ended; resume the run folder by hand"
+
+
+def _wait_for_turn(claim: Path) -> None:
+    """Returns when this rank is to ask: it has the claim, or who has it should have been heard of by now.
+
+    Where the disk refuses, every rank asks: what was asked before is recognised (`REQUEUED`).
+    """
+    until_s = time.monotonic() + CLAIM_S
+    with contextlib.suppress(UserError):
+        while not write_once(claim, "the first node was lost\n") and time.monotonic() < until_s:
+            time.sleep(REQUEUE_PAUSE_S)

@@ -45,7 +45,7 @@ LOOK_S = 1.0
 SRUN_FOLLOWS_S = 60.0
 """How long srun may take to return when the run has ended."""
 META_S = 15.0
-"""For how the run has ended to be read."""
+"""For the lives before this one, and how this one has ended, to be read."""
 END_TIMEOUT_S = 10.0
 """Of srun, after SIGTERM and after SIGKILL."""
 CHIEF_DEAD_LOOKS = 5
@@ -69,6 +69,9 @@ class SlurmJob:
 
     Args:
         heard: gets the signals that come, also those that come too late for the run.
+
+    Raises:
+        UserError: how many lives the run has had cannot be read: one of them would be taken for this one.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class SlurmJob:
         self._heard = [] if heard is None else heard
         self._obeyed = 0
         self._stop_reason = ""
-        self._lives_before = len(self._lives())
+        self._lives_before = len(self._lives(within_s=META_S))
 
     def run(self) -> int:
         """Start the ranks, wait for the run's end, requeue if that is due."""
@@ -106,8 +109,8 @@ class SlurmJob:
             return self._ended(code, started_s)
 
     def _ended(self, code: int, started_s: float) -> int:
-        self._wait_for_meta()
-        ended = self._life().get("ended")
+        # a shared file system that is away for a moment is not to make a failed run of one that has ended well
+        ended = self._life(within_s=META_S).get("ended")
         _say(f"srun: {describe_exit(code)}; run: {ended or 'left no word'}")
         if self.requeue and (not ended or self._stop_reason in ended["reason"]):  # around it: who lost what
             return requeue(self.environ)
@@ -163,24 +166,23 @@ class SlurmJob:
             self.requeue = signum == signal.SIGUSR1
             self._stop_reason = WARNING if self.requeue else f"{signum.name} {AT_THE_JOB}"
 
-    def _life(self) -> dict[str, Any]:
-        """What the chief has noted of this life, empty while it has not begun."""
-        lives = self._lives()
+    def _life(self, within_s: float = 0.0) -> dict[str, Any]:
+        """What the chief has noted of this life, empty while it has not begun, or cannot be read in that time."""
+        lives = []
+        with contextlib.suppress(UserError):  # meta.json may just be replaced on a slow file system
+            lives = self._lives(within_s)
         return lives[-1] if len(lives) > self._lives_before else {}
 
-    def _wait_for_meta(self) -> None:
-        """A shared file system that is away for a moment is not to make a failed run of one that has ended well."""
-        until_s = time.monotonic() + META_S
-        while time.monotonic() < until_s:
-            with contextlib.suppress(UserError):
-                RunFolder(self.run_dir).meta()
-                return
+    def _lives(self, within_s: float) -> list[dict[str, Any]]:
+        """Raises UserError: they cannot be read, also not in that time."""
+        until_s = time.monotonic() + within_s
+        while True:
+            try:
+                return list(RunFolder(self.run_dir).meta().get("lives", []))
+            except UserError:
+                if time.monotonic() >= until_s:
+                    raise
             time.sleep(LOOK_S)
-
-    def _lives(self) -> list[dict[str, Any]]:
-        with contextlib.suppress(UserError):  # meta.json may just be replaced on a slow file system
-            return list(RunFolder(self.run_dir).meta().get("lives", []))
-        return []
 
 
 def requeue(environ: Mapping[str, str]) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import queue
 import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -362,3 +364,18 @@ def test_a_rank_that_can_listen_nowhere_ends_the_run_that_would_wait_for_it(tmp_
         assert refused(folder.path, 2, "--interface", "ib9").startswith("network interface ib9")
         assert (folder.stop_reason() or "").startswith("worker 1 on ")
         assert outcome(0, folder)[0] == "failed"
+
+
+def test_a_meta_json_that_is_away_for_a_moment_is_not_taken_for_a_further_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = {"launch_id": "17-0-0"}
+    seen: list[dict[str, object]] = [{}, {}, ours, {}, {**ours, "ended": {"outcome": "finished"}}]
+    told: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    monkeypatch.setattr(launch_rank, "END_LOOK_S", 0.0)
+    monkeypatch.setattr(RunFolder, "life", lambda folder: seen.pop(0))
+    supervisor = SimpleNamespace(pids=lambda: {"worker 0": 1}, run_has_ended=lambda well: told.put(well))
+    folder = RunFolder(tmp_path)
+    with launch_rank._told_of_the_end(supervisor, folder, "17-0-0", None, 60.0):  # type: ignore[arg-type]
+        assert told.get(timeout=20.0)
+    assert seen == []

@@ -85,17 +85,18 @@ def test_a_replacement_that_is_preempted_ends_its_own_processes_and_not_the_run(
     assert not (lab.run_dir / "stop.json").exists()
 
 
-def test_a_repetition_that_waited_behind_a_slow_disk_is_no_new_request(
+def test_a_scheduler_that_repeats_sigterm_at_the_end_of_its_grace_time_does_not_cost_the_checkpoint(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "SAME_REQUEST_S", 0.1)
-    request_stop = lab.request_stop
-    monkeypatch.setattr(lab, "request_stop", lambda reason, failed: (time.sleep(0.3), request_stop(reason)))
-    lab.start(lab.process("server", 0, "obedient"))
+    monkeypatch.setattr(lab, "request_stop", lambda reason, failed: None)  # so that it does not end in between
+    lab.start(lab.process("server", 0, "saves-at-the-end"))
     lab.pid("server-0")
     lab.signal(signal.SIGTERM)
+    wait_until(lambda: lab.events == ["stopping"], "the first to be heard")
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60))
     lab.signal(signal.SIGTERM)
-    assert lab.finish() == 0
+    (lab.run_dir / "stop.json").touch()
+    assert lab.finish() == 0 and (lab.run_dir / "server-0.saved").exists()
     assert lab.events == ["stopping"]
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dba3c.errors import UserError
 from dba3c.runs import lock as run_lock
 from dba3c.runs.folder import RunFolder
 from dba3c.runs.lock import LOCK_NAME
 from launch.slurm import controller
+from tests.launch.slurm.conftest import Fake, asked
 
 JOB = {"SLURM_JOB_ID": "7"}
 
@@ -114,6 +117,70 @@ def test_a_first_node_is_not_lost_to_a_rank_that_was_suspended_or_has_another_id
     beat(60)
     assert not first_node.is_lost(after_s=50.0)
     assert first_node.is_lost(after_s=20.0)
+
+
+def test_the_first_node_s_loss_is_told_even_where_slurm_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "REQUEUE_PAUSE_S", 0.0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = controller.requeue_without_first_node(claimed(tmp_path / "run", by_another=False), "7-0", JOB)
+    assert "scontrol cannot be run" in said
+    assert "cannot be ended" in said
+
+
+def claimed(run_dir: Path, by_another: bool = True) -> Path:
+    (run_dir / controller.FOLDER).mkdir(parents=True)
+    if by_another:
+        (run_dir / controller.FOLDER / "requeued-7-0").touch()
+    return run_dir
+
+
+def test_a_full_disk_does_not_keep_the_ranks_from_a_requeue_and_the_second_to_ask_does_not_end_the_job(
+    tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, text: str) -> bool:
+        raise UserError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr(controller, "write_once", refuse)
+    pending = 'echo "Job is pending execution for job 7" >&2; exit 1'
+    fake("scontrol", f'[ "$(wc -l < {tmp_path}/asked)" = 1 ] || {{ {pending}; }}')
+    said = {controller.requeue_without_first_node(tmp_path, "7-0", JOB) for _ in range(2)}
+    assert said == {"the first node is lost, and with it the run's chief: job 7 is requeued"}
+    assert asked(tmp_path) == ["scontrol requeue 7"] * 2
+
+
+def test_where_the_rank_that_asks_first_reaches_no_controller_another_one_asks(tmp_path: Path, fake: Fake) -> None:
+    run_dir = claimed(tmp_path / "run", by_another=False)
+    away = "echo 'Unable to contact slurm controller' >&2; exit 1"
+    fake("scontrol", away)
+    fake("scancel", away)
+    assert "cannot be ended" in controller.requeue_without_first_node(run_dir, "7-0", JOB)
+    fake("scontrol", "exit 0")
+    assert controller.requeue_without_first_node(run_dir, "7-0", JOB).endswith("job 7 is requeued")
+    tries = controller.REQUEUE_TRIES
+    assert asked(tmp_path) == ["scontrol requeue 7"] * tries + ["scancel 7"] * tries + ["scontrol requeue 7"]
+
+
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_a_rank_asks_when_the_one_before_it_has_given_up_or_is_not_heard_of_any_more(
+    gives_up: bool, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake("scontrol", "exit 0")
+    run_dir = claimed(tmp_path / "run")
+    waited_s: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        assert asked(tmp_path) == []
+        waited_s.append(seconds)
+        if gives_up and len(waited_s) == 3:
+            (run_dir / controller.FOLDER / "requeued-7-0").unlink()
+
+    monkeypatch.setattr(controller, "REQUEUE_PAUSE_S", 5.0)
+    monkeypatch.setattr(controller, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(waited_s)))
+    assert controller.requeue_without_first_node(run_dir, "7-0", JOB).endswith("job 7 is requeued")
+    assert sum(waited_s) == (15.0 if gives_up else controller.CLAIM_S)
+    assert asked(tmp_path) == ["scontrol requeue 7"]
 
 
 def die(folder: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,10 @@ from launch.cli.runs import stop
 from launch.slurm import controller
 from launch.slurm import job as slurm_job
 from launch.slurm.job import LostNodes, SlurmJob, give_back_nodes
+from tests.launch.slurm.conftest import Fake, asked
 
 TASK = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
 """The task of an array that started last: its number is the array's."""
-
-Fake = Callable[[str, str], None]
 
 TRAINING = """
 import os, signal, sys, time
@@ -39,27 +37,6 @@ folder.end_life("stopped", folder.stop_reason() or "nobody asked")
 folder.release()
 """
 """A run that goes on until it is stopped; when squeue has been asked, Slurm's warning comes, while squeue blocks."""
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """Puts a shell script in the place of one of Slurm's programs."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    monkeypatch.setattr(controller, "REQUEUE_PAUSE_S", 0.0)
-    monkeypatch.setattr(controller, "LOOK_TIMEOUT_S", 60.0)
-
-    def write(name: str, body: str) -> None:
-        (programs / name).write_text(f'#!/bin/bash\necho "{name} $*" >> {tmp_path}/asked\n{body}\n')
-        (programs / name).chmod(0o755)
-
-    return write
-
-
-def asked(tmp_path: Path) -> list[str]:
-    path = tmp_path / "asked"
-    return path.read_text().splitlines() if path.exists() else []
 
 
 @pytest.mark.parametrize("squeue", ["sleep 60", None])
@@ -231,17 +208,6 @@ def test_a_job_that_was_submitted_from_a_task_of_an_array_is_not_taken_for_that_
     assert controller.job_name({"SLURM_JOB_ID": "200", **inherited}) == "200"
 
 
-def test_the_first_node_s_loss_is_told_even_where_slurm_cannot_be_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controller, "REQUEUE_PAUSE_S", 0.0)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "run" / controller.FOLDER).mkdir(parents=True)
-    said = controller.requeue_without_first_node(tmp_path / "run", "7-0", {"SLURM_JOB_ID": "7"})
-    assert "scontrol cannot be run" in said
-    assert "cannot be ended" in said
-
-
 def test_a_script_outside_of_slurm_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert slurm_job.main(["--run-dir", "run", "--", "dba3c", "train"]) == 2
@@ -262,6 +228,39 @@ def test_a_run_folder_that_the_system_refuses_is_one_line(
     (tmp_path / "file").touch()
     assert slurm_job.main(["--run-dir", str(tmp_path / "file"), "--", "dba3c", "train"]) == 2
     assert capsys.readouterr().err == f"dba3c: [Errno 20] Not a directory: '{tmp_path}/file/.slurm'\n"
+
+
+def test_a_read_that_fails_before_the_run_begins_does_not_make_an_earlier_life_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    with RunFolder.create(run_dir, {}) as folder:
+        folder.end_life("finished", "score reached")
+    away = iter([UserError(f"cannot read {run_dir}/meta.json: Stale file handle")])
+    meta = RunFolder.meta
+
+    def read(folder: RunFolder) -> dict[str, object]:
+        for error in away:
+            raise error
+        return meta(folder)
+
+    monkeypatch.setattr(slurm_job, "LOOK_S", 0.01)
+    monkeypatch.setattr(RunFolder, "meta", read)
+    command = [sys.executable, "-c", "import sys; sys.exit(2)"]
+    assert SlurmJob(run_dir, command, TASK, LostNodes({}, run_dir, ["dba3c"])).run() == 2
+
+
+def test_a_job_whose_earlier_lives_cannot_be_read_is_refused_before_it_starts_anything(
+    tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake("srun", "exit 0")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(slurm_job, "META_S", 0.0)
+    RunFolder.create(tmp_path / "run", {}).release()
+    (tmp_path / "run" / "meta.json").write_text("{")
+    assert slurm_job.main(["--run-dir", str(tmp_path / "run"), "--", "dba3c", "train"]) == 2
+    assert f"{tmp_path}/run/meta.json is not valid JSON" in capsys.readouterr().err
+    assert asked(tmp_path) == []
 
 
 def test_stopping_a_run_whose_job_waits_for_its_next_life_says_how_to_end_the_job(tmp_path: Path, fake: Fake) -> None:
