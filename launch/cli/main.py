@@ -82,9 +82,8 @@ def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # of what its encoding lacks, as in PYTHONIOENCODING=latin-1
-    if (
-        arguments and arguments[0] in MAKE_WHAT_LASTS and not {"--slurm", "--list"}.intersection(arguments)
-    ):  # a script is the work
+    prints = {"--slurm", "--list"}.intersection(arguments)  # a script, or a list, is all its work
+    if arguments and arguments[0] in MAKE_WHAT_LASTS and not prints:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored one is inherited: no exit code could be known
         with harmless_output(), remembering_interrupts():
