@@ -44,12 +44,9 @@ class RunningStatistics:
         return self.squares / self.count if self.count > 1 else np.ones_like(self.mean)
 
     def update(self, rows: np.ndarray) -> None:
-        """Merge `rows` [N, D]."""
-        count = float(len(rows))
-        if count == 0:
-            return
+        """Merge `rows` [N ≥ 1, D]."""
         mean = rows.mean(axis=0, dtype=np.float64)
-        self._add(count, mean, ((rows - mean) ** 2).sum(axis=0, dtype=np.float64))
+        self._add(float(len(rows)), mean, ((rows - mean) ** 2).sum(axis=0, dtype=np.float64))
 
     def merge(self, stored: Stored) -> None:
         """As if this had also seen what `to_dict` told of. Raises `UserError` where it is of another size."""

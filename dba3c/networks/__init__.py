@@ -9,10 +9,9 @@ from dba3c.networks.actor_critic import (
     State,
     reset_state,
 )
-from dba3c.networks.registry import NETWORKS, build_network
+from dba3c.networks.registry import build_network
 
 __all__ = [
-    "NETWORKS",
     "ActorCriticNetwork",
     "Core",
     "Heads",

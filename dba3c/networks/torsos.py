@@ -24,7 +24,6 @@ from dba3c.environments.spaces import MixedSpace, is_image
 from dba3c.errors import UserError
 
 RELU_GAIN = 2.0**0.5
-TANH_GAIN = 2.0**0.5
 _BRANCH_GAIN = 0.5
 """Small, so that features do not grow with depth: at first each block is nearly the identity."""
 
@@ -257,7 +256,7 @@ def perceptron(sizes: list[int], generator: torch.Generator, activation: type[nn
     """Linear layers of ``sizes`` (inputs first), each followed by the activation: [B, sizes[0]] → [B, sizes[-1]]."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        layers += [linear(inputs, outputs, generator, gain=TANH_GAIN), activation()]
+        layers += [linear(inputs, outputs, generator), activation()]
     return nn.Sequential(*layers)
 
 

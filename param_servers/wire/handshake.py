@@ -35,11 +35,10 @@ _EPOCH_S = 1_735_689_600  # 2025 began
 _newest_incarnation, _drawing = 0, threading.Lock()
 
 
-def check_secret(secret: bytes) -> bytes:
-    """The secret itself. Raises ConfigError when it is so short that it could be guessed."""
+def check_secret(secret: bytes) -> None:
+    """Raises ConfigError when it is so short that it could be guessed."""
     if len(secret) < LEAST_SECRET_BYTES:
         raise ConfigError(f"a run's secret must have at least {LEAST_SECRET_BYTES} bytes, got {len(secret)}")
-    return secret
 
 
 def new_incarnation() -> int:
