@@ -44,7 +44,7 @@ class NetworkConfig:
     """Which function maps observations to a policy and a value, and in what arithmetic."""
 
     network: str = option("nature", algorithm=POLICY_GRADIENT)
-    """One of dba3c.networks.registry.NETWORKS: dba3c, nature, small, resnet, football, mlp, each also as <name>_lstm; auto is
+    """dba3c, nature, small, resnet, football or mlp, each also as <name>_lstm (dba3c.networks.registry); auto is
     small where observations are images and mlp where they are not; or your own, package.module:function."""
 
     precision: Literal["float32", "bfloat16"] = option("float32", algorithm=f"{POLICY_GRADIENT} r2d2")

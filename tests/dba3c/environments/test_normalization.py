@@ -28,7 +28,7 @@ PENDULUM = EnvironmentConfig(env_id="Pendulum-v1", normalize_observations=True)
 def test_merged_batches_have_the_mean_and_variance_of_all_rows():
     rows = np.random.default_rng(0).normal(loc=[1e4, -3.0], scale=[0.01, 5.0], size=(1000, 2))
     statistics = RunningStatistics(2)
-    for batch in np.split(rows, [1, 8, 8, 300]):
+    for batch in np.split(rows, [1, 8, 300]):
         statistics.update(batch)
     assert statistics.count == 1000
     assert statistics.mean == pytest.approx(rows.mean(axis=0), rel=1e-12)
