@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -28,21 +27,13 @@ from typing import Any
 from dba3c.config import TrainConfig
 from dba3c.errors import RUN_TAKEN_OVER_EXIT, UserError, warn_on_stderr, writing
 from dba3c.runs import host_facts
+from dba3c.runs.contents import CURVE_FILE, FOLDERS, refuse_strangers, refuse_what_is_there, runs_beneath
 from dba3c.runs.files import check_writable, is_there, write_atomically, write_once
 from dba3c.runs.lock import Holder, RunLock, living_holder, refuse_held, taken_over
 
-CURVE_FILE = "curve.csv"
-"""Stands for the records of a run that was committed (under results/), which nothing is written to any more."""
-FOLDERS = ("metrics", "tensorboard", "checkpoints", "videos", "rendezvous", "audit")
 SECRET_VARIABLE = "DBA3C_SECRET"
 CLOCKS_S = 10.0
 """So far apart may the clocks of two hosts be."""
-SHOWN_RUNS = 3
-"""As many are named where a folder of runs is taken for one."""
-_OURS = {*FOLDERS, "observations", "secret", "stop.json", "meta.json", "lock.json"}
-_PASSING = re.compile(r"\.(now-|probe-|lock|nfs|slurm|neptune|secret-|(config|meta|stop|refused)\.json|DS_Store)")
-"""Files that a launch, or a file system, may have left there before there was a run."""
-_REMAINS = ("checkpoints", "metrics", "observations")
 
 
 class RunFolder:
@@ -85,7 +76,7 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
         lock = RunLock.acquire(folder, life.get("launch_id", ""))
         try:
-            _refuse_what_is_there(folder, resume)
+            refuse_what_is_there(folder, resume)
             run = cls(folder, lock)
             with writing(folder):
                 for name in FOLDERS:
@@ -108,14 +99,14 @@ class RunFolder:
         folder = Path(path).expanduser().resolve()
         if is_there(folder):
             refuse_held(folder)
-        _refuse_what_is_there(folder, resume)
+        refuse_what_is_there(folder, resume)
 
     @classmethod
     def refuse_unusable(cls, path: str | os.PathLike[str]) -> None:
         """Raise UserError where `launch` would, as far as anybody can see it who shares the folder."""
         folder = Path(path).expanduser().resolve()
         if folder.is_dir():
-            _refuse_strangers(folder)
+            refuse_strangers(folder)
         check_writable(folder)
 
     @classmethod
@@ -149,7 +140,7 @@ class RunFolder:
                 which = f" of launch {launch_id}" if launch_id else ""
                 if not is_there(folder) and not launch_id:
                     raise UserError(f"there is no folder {folder}{waited}")
-                hint = "" if launch_id else _runs_beneath(folder)
+                hint = "" if launch_id else runs_beneath(folder)
                 why = f"config.json is missing or not its own{hint}"
                 raise UserError(f"{folder} is not a run folder{which}{waited}: {why}")
             time.sleep(min(0.05, max(wait_s, 0.001)))
@@ -402,35 +393,3 @@ class RunFolder:
         if not isinstance(value, dict):
             raise UserError(f"{self.path / name} should hold one JSON object")
         return value
-
-
-def _runs_beneath(folder: Path) -> str:
-    """ "; did you mean …?" with the first runs in the folder, or in one of its folders; "" where none is there."""
-    found = [config.parent for depth in ("*", "*/*") for config in sorted(folder.glob(f"{depth}/config.json"))]
-    here = Path.cwd()
-    names = [str(run.relative_to(here) if run.is_relative_to(here) else run) for run in found[:SHOWN_RUNS]]
-    return f"; did you mean {' or '.join(names)}?" if names else ""
-
-
-def _refuse_what_is_there(folder: Path, resume: bool) -> None:
-    holds_run = is_there(folder / "config.json")
-    if resume and not holds_run:
-        raise UserError(f"nothing to resume: {folder} holds no run (no config.json)")
-    if RunFolder(folder).is_committed:
-        raise UserError(f"{folder} is a committed run, to be looked at and played with: no run can go on there")
-    if holds_run and not resume:
-        how = f'resume it (--resume), or choose another folder; in Python: dba3c.resume("{folder}")'
-        raise UserError(f"{folder} already holds a run: {how}")
-    if folder.is_dir():
-        _refuse_strangers(folder)
-
-
-def _refuse_strangers(folder: Path) -> None:
-    if is_there(folder / "config.json"):
-        return
-    strangers = {entry.name for entry in folder.iterdir() if not _PASSING.match(entry.name)} - _OURS
-    if strangers:
-        raise UserError(f"{folder} is not a run folder and not empty ({min(strangers)}): choose another")
-    remains = [name for name in _REMAINS if (folder / name).is_dir() and any((folder / name).iterdir())]
-    if remains:  # a new run would go on from another one's checkpoints
-        raise UserError(f"{folder} holds {' and '.join(remains)} of a run, and no config.json: choose another folder")

@@ -17,8 +17,9 @@ from dba3c.errors import UserError, warn_on_stderr, writing
 from dba3c.metrics import registry as metric_registry
 from dba3c.metrics.charts import Event, Point, points_of
 from dba3c.metrics.facts import RunFacts, stop_score
+from dba3c.runs.contents import CURVE_FILE
 from dba3c.runs.files import write_atomically
-from dba3c.runs.folder import CURVE_FILE, RunFolder
+from dba3c.runs.folder import RunFolder
 from dba3c.studies.page import write_rows
 
 _POINTS_EVERY_S = 5.0
