@@ -274,7 +274,7 @@ def test_a_rank_that_never_comes_is_named(board):
         thread.start()
     for thread in threads:
         thread.join()
-    assert errors[0] == "rank 2 of 3 does not answer: did not come within 5 s"
+    assert set(errors) == {0, 1} and errors[0] == "rank 2 of 3 does not answer: did not come within 5 s"
 
 
 def joining(board, rank, results, size=2):
@@ -313,6 +313,7 @@ def test_ranks_that_were_shown_different_cards_say_so_instead_of_training(board,
     monkeypatch.setattr(PrefixStore, "get", forged)
     for thread in [joining(board, rank, results) for rank in range(2)]:
         thread.join(40)
+    assert set(results) == {0, 1}
     for error in results.values():
         assert isinstance(error, RunBroken) and "have met others than" in str(error)
 
