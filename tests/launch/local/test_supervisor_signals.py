@@ -16,7 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from launch.local import supervisor
-from tests.launch.local.supervised import LONG_S, STAND_IN, Lab, gone, wait_until
+from tests.launch.local.supervised import LONG_S, STAND_IN, Lab, gone
+from tests.waiting import wait_until
 
 
 def test_ctrl_c_asks_for_a_clean_end(lab: Lab) -> None:
@@ -65,7 +66,10 @@ def test_a_run_whose_last_checkpoint_was_not_given_its_time_has_not_ended_well(l
     assert lab.supervisor.cause == "worker 0 was terminated before it had written the last checkpoint"
 
 
-def test_a_launcher_that_repeats_sigterm_does_not_cost_the_checkpoint(lab: Lab) -> None:
+def test_a_launcher_that_repeats_sigterm_does_not_cost_the_checkpoint(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "SAME_REQUEST_S", 1e9)
     lab.start(lab.process("server", 0, "obedient"))
     lab.pid("server-0")
     lab.signal(signal.SIGTERM)
@@ -76,7 +80,9 @@ def test_a_launcher_that_repeats_sigterm_does_not_cost_the_checkpoint(lab: Lab) 
 
 def test_a_replacement_that_is_preempted_ends_its_own_processes_and_not_the_run(lab: Lab) -> None:
     worker = lab.process("worker", 1, "stubborn", essential=False, decides=False, max_restarts=1)
-    lab.start(lab.process("server", 0, "stubborn"), worker, joins_late=True, whole_run=False)
+    lab.start(
+        lab.process("server", 0, "stubborn"), worker, joins_late=True, whole_run=False, terminate_timeout_s=LONG_S
+    )
     lab.pid("server-0")
     lab.pid("worker-1")
     lab.signal(signal.SIGTERM)
@@ -88,9 +94,14 @@ def test_a_replacement_that_is_preempted_ends_its_own_processes_and_not_the_run(
 def test_a_repetition_that_waited_behind_a_slow_disk_is_no_new_request(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "SAME_REQUEST_S", 0.1)
-    request_stop = lab.request_stop
-    monkeypatch.setattr(lab, "request_stop", lambda reason, failed: (time.sleep(0.3), request_stop(reason)))
+    now_s, request_stop = [1000.0], lab.request_stop
+
+    def slowly(reason: str, failed: bool) -> None:
+        now_s[0] += 10 * supervisor.SAME_REQUEST_S
+        request_stop(reason)
+
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(lab, "request_stop", slowly)
     lab.start(lab.process("server", 0, "obedient"))
     lab.pid("server-0")
     lab.signal(signal.SIGTERM)
