@@ -111,3 +111,11 @@ def test_what_cannot_be_imported_is_one_line(forked: Callable[..., int]) -> None
     server = ForkServer(["no_such_module"], import_timeout_s=200)
     with server, pytest.raises(UserError, match="No module named 'no_such_module'"):
         forked(server, "exit", "0")
+
+
+def test_imports_that_hang_are_one_line(forked: Callable[..., int], tmp_path: Path) -> None:
+    (tmp_path / "hangs_for_ever.py").write_text("import signal\nsignal.pause()\n")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    server = ForkServer(["hangs_for_ever"], environ, import_timeout_s=0.2)
+    with server, pytest.raises(UserError, match="^hangs_for_ever: not imported within 0.2 s$"):
+        forked(server, "exit", "0")

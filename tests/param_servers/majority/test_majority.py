@@ -332,6 +332,14 @@ def test_a_last_checkpoint_that_cannot_be_written_hides_from_nobody_that_the_run
     assert str(outcomes[0]) == "enough; the last checkpoint was not written: LookupError: no such disk"
 
 
+def test_a_farewell_checkpoint_of_rank_0_that_cannot_be_written_is_told(start):
+    run = start(2).start(0)
+    run.ranks[0].replica.finish = lambda: "the last checkpoint was not written: no such disk"
+    run.ranks.pop(0).close()
+    (told,) = [event["message"] for event in run.events if event["event"] == "checkpoint_failed"]
+    assert told == "rank 0 leaves; the last checkpoint was not written: no such disk"
+
+
 def test_whatever_ends_the_chief_is_told_by_all_ranks(start):
     def stop(step, data_points):
         return "enough" if step / 0 else None

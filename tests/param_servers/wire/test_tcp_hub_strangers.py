@@ -123,6 +123,21 @@ def test_one_host_has_no_more_than_its_share_of_the_waiting_places(pair: Pair, m
         stranger.close()
 
 
+def test_all_hosts_together_have_no_more_than_the_waiting_places(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "MOST_STRANGERS", 3)
+    hosts = [f"127.0.0.{number}" for number in range(2, 6)]
+    strangers = [socket.create_connection(pair.address, timeout=10, source_address=(host, 0)) for host in hosts]
+    told = pair.wait_for(pair.server, Rejected)
+    for stranger in strangers:
+        stranger.settimeout(0.01)
+    assert isinstance(told, Rejected)
+    assert told.reason == "127.0.0.5 has 0 connections of 3 that have not said who they are"
+    pair.until(lambda: gone(strangers[3]))
+    assert not any(gone(stranger) for stranger in strangers[:3])
+    for stranger in strangers:
+        stranger.close()
+
+
 def test_a_stranger_that_says_nothing_is_cut_off(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "HANDSHAKE_S", 0.3)
     with pair.raw() as stranger:
