@@ -1,5 +1,6 @@
 """Whole runs in real processes: start one, wait for what it should do, look at what it left."""
 
+import contextlib
 import json
 import os
 import signal
@@ -59,9 +60,10 @@ class Run:
         """The process that plays this role now."""
         wanted = ["--role", role, "--rank", str(rank)]
         for child in self.children():
-            command = child.cmdline()
-            if any(command[i : i + 4] == wanted for i in range(len(command))):
-                return child
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                command = child.cmdline()
+                if any(command[i : i + 4] == wanted for i in range(len(command))):
+                    return child
         raise AssertionError(f"no process plays {role} {rank}")
 
     def gone(self, pids: list[int], timeout_s: float = 30.0) -> None:
@@ -95,14 +97,6 @@ class Run:
 
     def records(self, role: str, rank: int) -> list[dict[str, Any]]:
         return records(self.folder, role, rank)
-
-
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 200.0) -> None:
-    """Poll until it is so, where no `Run` is waited for."""
-    give_up_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_s, f"waited {timeout_s} s for {what}"
-        time.sleep(0.05)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from param_servers.checkpoint.files import find_newest
-from tests.integration.runs import ROOT, wait_until
+from tests.integration.runs import ROOT
+from tests.waiting import wait_until
 
 BIN = Path(sys.executable).parent
 ENVIRONMENT = {
@@ -39,9 +40,20 @@ def finish(process, timeout_s=120):
     return process.returncode, out, err
 
 
-def torch_ranks(size, directory, *options):
-    where = ["--backend", "torch", "--size", str(size), "--meet", str(directory), *options]
-    return [start([*RANK, *where, "--rank", str(rank)]) for rank in range(size)]
+@pytest.fixture
+def torch_ranks(tmp_path):
+    """torch_ranks(size, *options): as many processes, gone with the test."""
+    ranks = []
+
+    def begin(size, *options):
+        where = ["--backend", "torch", "--size", str(size), "--meet", str(tmp_path), *options]
+        ranks.extend(start([*RANK, *where, "--rank", str(rank)]) for rank in range(size))
+        return ranks
+
+    yield begin
+    for process in ranks:
+        process.kill()
+        process.communicate()
 
 
 @needs_mpi
@@ -76,15 +88,15 @@ def test_horovod_works_over_mpi_too():
     assert out.count("difference from torch.optim 0") == 2
 
 
-def test_two_processes_over_torch_are_bit_equal_to_torch_optim(tmp_path):
-    for process in torch_ranks(2, tmp_path):
+def test_two_processes_over_torch_are_bit_equal_to_torch_optim(torch_ranks):
+    for process in torch_ranks(2):
         code, out, err = finish(process)
         assert code == 0, err
         assert "difference from torch.optim 0" in out
 
 
-def test_a_killed_process_is_named_and_a_survivor_leaves_a_checkpoint(tmp_path):
-    ranks = torch_ranks(3, tmp_path, *ENDLESS, "--checkpoint-dir", str(tmp_path / "checkpoints"))
+def test_a_killed_process_is_named_and_a_survivor_leaves_a_checkpoint(torch_ranks, tmp_path):
+    ranks = torch_ranks(3, *ENDLESS, "--checkpoint-dir", str(tmp_path / "checkpoints"))
     wait_until(lambda: find_newest(tmp_path / "checkpoints") is not None, "a checkpoint")
     before = int(find_newest(tmp_path / "checkpoints").name.removeprefix("step-"))
     ranks[2].kill()
@@ -95,8 +107,8 @@ def test_a_killed_process_is_named_and_a_survivor_leaves_a_checkpoint(tmp_path):
     assert int(find_newest(tmp_path / "checkpoints").name.removeprefix("step-")) >= before
 
 
-def test_the_death_of_rank_0_is_told_by_all_others(tmp_path):
-    ranks = torch_ranks(3, tmp_path, *ENDLESS, "--checkpoint-dir", str(tmp_path / "checkpoints"))
+def test_the_death_of_rank_0_is_told_by_all_others(torch_ranks, tmp_path):
+    ranks = torch_ranks(3, *ENDLESS, "--checkpoint-dir", str(tmp_path / "checkpoints"))
     wait_until(lambda: find_newest(tmp_path / "checkpoints") is not None, "a checkpoint")
     ranks[0].kill()
     finish(ranks[0])
@@ -105,21 +117,16 @@ def test_the_death_of_rank_0_is_told_by_all_others(tmp_path):
         assert code == 2 and err.startswith("allreduce: rank 0 of 3 does not answer: ")
 
 
-def test_a_stopped_rank_0_is_named_within_the_step_timeout_and_a_survivor_leaves_a_checkpoint(tmp_path):
+def test_a_stopped_rank_0_is_named_within_the_step_timeout_and_a_survivor_leaves_a_checkpoint(torch_ranks, tmp_path):
     options = ["--timeout-s", "10", "--checkpoint-dir", str(tmp_path / "checkpoints")]
-    ranks = torch_ranks(3, tmp_path, *ENDLESS, *options)
-    try:
-        wait_until(lambda: find_newest(tmp_path / "checkpoints") is not None, "a checkpoint")
-        before = find_newest(tmp_path / "checkpoints")
-        ranks[0].send_signal(signal.SIGSTOP)
-        for process in ranks[1:]:
-            code, _, err = finish(process, timeout_s=90)
-            assert code == 2 and err.startswith("allreduce: rank 0 of 3 does not answer: ") and err.count("\n") == 1
-        assert find_newest(tmp_path / "checkpoints") != before
-    finally:
-        for process in ranks:
-            process.kill()
-            finish(process)
+    ranks = torch_ranks(3, *ENDLESS, *options)
+    wait_until(lambda: find_newest(tmp_path / "checkpoints") is not None, "a checkpoint")
+    before = find_newest(tmp_path / "checkpoints")
+    ranks[0].send_signal(signal.SIGSTOP)
+    for process in ranks[1:]:
+        code, _, err = finish(process, timeout_s=90)
+        assert code == 2 and err.startswith("allreduce: rank 0 of 3 does not answer: ") and err.count("\n") == 1
+    assert find_newest(tmp_path / "checkpoints") != before
 
 
 def test_a_rank_that_joins_a_stopped_rank_0_does_not_wait_for_ever(tmp_path):

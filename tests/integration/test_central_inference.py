@@ -41,7 +41,6 @@ def further(run: Run, folder: Path, steps: int, what: str) -> None:
     run.wait_until(lambda: step(folder) >= goal, f"{steps} more steps {what}", timeout_s=100.0)
 
 
-@pytest.mark.timeout(300)
 def test_training_goes_on_when_actors_are_killed_and_frozen_and_they_may_come_back(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with started(folder) as run:
@@ -67,7 +66,6 @@ def test_training_goes_on_when_actors_are_killed_and_frozen_and_they_may_come_ba
     assert (newest_checkpoint(folder) / "manifest.json").exists()
 
 
-@pytest.mark.timeout(300)
 def test_a_killed_learner_goes_on_from_its_checkpoint_and_its_actors_find_it_again(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with started(folder, "--actors", "2") as run:
@@ -92,7 +90,6 @@ def test_a_killed_learner_goes_on_from_its_checkpoint_and_its_actors_find_it_aga
     assert first_of_second_life > 20  # from a checkpoint, not from nothing
 
 
-@pytest.mark.timeout(300)
 def test_an_actor_that_is_started_by_hand_joins_a_live_run_and_leaves_with_it(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with started(folder, "--actors", "1") as run:

@@ -14,7 +14,6 @@ from dba3c.config import TrainConfig
 from dba3c.runs.folder import RunFolder
 from tests.integration.runs import Run, newest_checkpoint, refused
 
-pytestmark = pytest.mark.timeout(300)  # whole runs, some of several lives, on a machine that does other things too
 CORRIDOR = (
     "train", "tests.integration.games:make_corridor", "--workers", "1", "--servers", "1", "--track",
     "--envs-per-worker", "2", "--metrics-window-s", "0.1",

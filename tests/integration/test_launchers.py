@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,8 @@ import pytest
 
 from dba3c.roles import PER_START
 from dba3c.runs.folder import RunFolder
-from tests.integration.runs import wait_until
+from launch.cluster.network import free_port
+from tests.waiting import wait_until
 
 BIN = Path(sys.executable).parent
 TRAIN = ["train", "CartPole-v1", "--servers", "1", "--envs-per-worker", "2", "--total-frames", "2000"]
@@ -104,7 +104,6 @@ class Ranks:
             rank.wait(20)
 
 
-@pytest.mark.timeout(300)
 def test_a_rank_that_dies_costs_only_itself_and_rejoins_as_a_new_incarnation(tmp_path: Path) -> None:
     with Ranks(tmp_path, RANK="RANK", WORLD_SIZE="3", LOCAL_WORLD_SIZE="3", DBA3C_LAUNCH_ID="one") as ranks:
         run_dir = ranks.run_dir
@@ -153,7 +152,6 @@ def test_what_the_chief_refuses_is_every_rank_s_last_line_at_once(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_launch_that_torchrun_starts_again_resumes_its_run(tmp_path: Path) -> None:
     environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
     torchrun_s, ours = LAUNCHERS["torchrun"][:4], LAUNCHERS["torchrun"][4:]
@@ -182,13 +180,11 @@ def test_a_launch_that_torchrun_starts_again_resumes_its_run(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("lost", ["0", "1"])
 def test_ranks_of_two_torchruns_resume_together_whichever_has_lost_its_rank(lost: str, tmp_path: Path) -> None:
     """Each counts the restarts that its own ranks have caused."""
     environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port('127.0.0.1', f'torchrun-{os.getpid()}-{lost}')}"
     meet = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", address, "--rdzv-id", "j"]
     run_dir = tmp_path / "run"
     ours = ["--no-python", "dba3c", *TRAIN[:-2], *ENDLESS, "--run-dir", str(run_dir)]

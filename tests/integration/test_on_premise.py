@@ -73,6 +73,7 @@ def test_a_chief_whose_own_name_is_loopback_to_itself_tells_the_others_its_addre
     finally:
         for rank in ranks:
             rank.kill()
+            rank.wait()
     assert codes == [0, 0], "".join((tmp_path / f"{host}.log").read_text() for host in hosts)
     assert json.loads((tmp_path / "run" / "rendezvous" / "server-0.json").read_text())["host"] == NETWORK["a"]
 
@@ -94,6 +95,7 @@ def test_one_script_is_the_learner_and_its_actors_and_the_learner_listens_where_
     finally:
         for rank in ranks:
             rank.kill()
+            rank.wait()
     assert codes == [0, 0, 0], "".join(log.read_text() for log in logs)
     assert "3 = 1 learner + 2 actors" in logs[2].read_text()
     assert json.loads((run_dir / "rendezvous" / "learner-0.json").read_text())["port"] == int(port)

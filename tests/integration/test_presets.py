@@ -47,7 +47,6 @@ def trained(folder: Path, *words: str) -> str:
     return output
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_trains_from_the_command_line_and_one_with_a_replay_resumes(name: str, tmp_path: Path) -> None:
     folder, words = tmp_path / "run", PRESETS[name]
@@ -68,7 +67,6 @@ def test_a_preset_trains_from_the_command_line_and_one_with_a_replay_resumes(nam
     ]
 
 
-@pytest.mark.timeout(300)
 def test_a_run_that_ends_while_its_replay_is_filling_says_so_in_its_last_line(tmp_path: Path) -> None:
     words = ("Pendulum-v1", "--preset", "sac", *ONE_ACTOR, "--replay-start", "1000000", "--max-hours", "0.001")
     last = trained(tmp_path / "run", *words).strip().splitlines()[-1]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from param_servers import line_file
 from param_servers.checkpoint import writer
 from param_servers.checkpoint.files import Checkpoint, find_newest, load_checkpoint
 from param_servers.servers.audit import history
@@ -257,8 +258,9 @@ def test_a_disk_that_is_slow_during_recovery_ends_no_run(
 
 
 def test_a_full_disk_costs_no_server_and_the_log_is_whole_when_there_is_room_again(
-    make_run: Callable[..., Run],
+    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(line_file, "BACKLOG_LINES", 1 << 40)  # in the servers: however many steps the checkpoints take
     run = make_run(workers=2)
     (run.folder / "audit.jsonl").symlink_to("/dev/full")
     run.start()

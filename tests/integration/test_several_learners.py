@@ -41,7 +41,6 @@ def check_that_both_learned(folder: Path) -> None:
     assert abs(updates - accepted[0]) <= 2
 
 
-@pytest.mark.timeout(300)
 def test_two_learners_share_every_update(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ("--learners", "2", "--exchange", "servers", "--servers", "2", "--run-dir", str(folder))
@@ -54,7 +53,6 @@ def test_two_learners_share_every_update(tmp_path: Path) -> None:
     assert members and all(sorted(step) == [0, 1] for step in members)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("algorithm", "exchange"), [(R2D2, "allreduce"), (SAC, "servers")], ids=["r2d2", "sac"])
 def test_two_learners_with_a_replay_each_share_every_update(
     algorithm: tuple[str, ...], exchange: str, tmp_path: Path
@@ -73,7 +71,6 @@ def test_two_learners_with_a_replay_each_share_every_update(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("launcher", "backend"),
     [
@@ -93,7 +90,6 @@ def test_two_learners_with_their_actors_beside_them_sum_over_all_ranks(
     check_that_both_learned(folder)
 
 
-@pytest.mark.timeout(300)
 def test_a_launcher_s_ranks_are_a_learner_and_its_actors(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     torchrun = ("torchrun", "--standalone", "--nproc-per-node", "3", "--no-python", "dba3c")

@@ -58,15 +58,16 @@ def test_two_evaluators_play_with_the_only_checkpoint_of_a_run_after_its_end(tmp
 
 def test_one_ctrl_c_ends_the_games_after_the_end_and_they_are_counted(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = ("--total-frames", "200", "--evaluators", "1", "--evaluation-games", "1000000")
+    words = ("--total-frames", "200", "--evaluators", "1", "--evaluation-games", "1000000",
+        "--evaluation-budget-s", "3000")  # fmt: skip
     with started(folder, *words) as run:
         run.wait_until(lambda: any("Ctrl-C" in r.get("message", "") for r in run.records("evaluator", 0)), "the games")
         run.signal(signal.SIGINT)
-        code, output = run.wait(30)  # far less than the 120 s that they had
+        code, output = run.wait(150)  # far less than they had
     assert code == 0, output
     last = run.records("evaluator", 0)[-1]
     if any(record.get("event") == "killing" for record in run.records("launcher", 0)):
-        return  # a machine on which 5 s are not enough to leave a game
+        pytest.skip("5 s are not enough to leave a game here")
     if last["kind"] == "evaluation":
         assert last["unfinished"] > 0 and "had not ended, which favours short games" in output
     else:

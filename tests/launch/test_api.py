@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from launch.cli.options import parse_train
 from launch.local.resources import given_cores
 from param_servers.errors import CheckpointError, RunBroken
 from tests.integration import games
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 QUICK: dict[str, Any] = {"workers": 1, "servers": 1, "lanes": 1, "envs_per_worker": 4, "track": ()}
@@ -315,9 +315,8 @@ def updated(run: Path) -> bool:
 
 def wait_for_updates(process: subprocess.Popen[str], run: Path) -> list[psutil.Process]:
     """The roles of the run, when they have learned something."""
-    while not updated(run):
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
+    wait_until(lambda: updated(run) or process.poll() is not None, "updates")
+    assert process.poll() is None, process.communicate()[0]
     return psutil.Process(process.pid).children(recursive=True)
 
 

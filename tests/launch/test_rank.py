@@ -6,8 +6,11 @@ import importlib.util
 import json
 import queue
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +27,7 @@ from launch.cli.options import parse_train
 from launch.cli.runs import run_dir_of_launch, train_as_rank
 from launch.cluster.launchers import LaunchPlace
 from param_servers.errors import ConfigError, RunBroken
+from tests.waiting import wait_until
 
 
 def fitted(world_size: int, *words: str) -> str:
@@ -164,6 +168,16 @@ def test_a_chief_tries_the_users_own_network_before_the_run_and_all_ranks_hear_w
     said = [refused(tmp_path / "run", rank, "--network", "wrong_of_rank:net") for rank in (0, 1)]
     assert said[0].startswith("wrong_of_rank:net raised AttributeError") and said[0].endswith("wrong_of_rank.py:3)")
     assert said[1] == said[0] and not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_check_that_is_killed_without_a_word_is_told_with_its_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("dies_of_rank.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    words = ["CartPole-v1", "--servers", "1", "--network", "dies_of_rank:net", "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(RunBroken, match="^the check of what is to run ended: killed by SIGKILL$"):
+        train_as_rank(parse_train(words), rank_of_three(0), "dba3c")
 
 
 @pytest.mark.parametrize(("ranks", "limit_s"), [(3, 95.0), (1, running.CHECK_TIMEOUT_S)])
@@ -379,3 +393,59 @@ def test_a_meta_json_that_is_away_for_a_moment_is_not_taken_for_a_further_life(
     with launch_rank._told_of_the_end(supervisor, folder, "17-0-0", None, 60.0):  # type: ignore[arg-type]
         assert told.get(timeout=20.0)
     assert seen == []
+
+
+class Idle:
+    """The supervisor of a rank whose processes have ended, and what it hears of the run's end."""
+
+    def __init__(self) -> None:
+        self.looks, self.well = 0, Future[bool]()
+
+    def pids(self) -> dict[str, int]:
+        self.looks += 1
+        return {}
+
+    def run_has_ended(self, well: bool) -> None:
+        self.well.set_result(well)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContextManager[None]]:
+    monkeypatch.setattr(launch_rank, "END_LOOK_S", 0.01)
+    return partial(launch_rank._told_of_the_end, first_node=None)
+
+
+def test_a_rank_without_processes_does_not_wait_for_a_launch_whose_lock_nobody_holds(
+    tmp_path: Path, told: Callable[..., AbstractContextManager[None]]
+) -> None:
+    idle, folder = Idle(), RunFolder.create(tmp_path / "run", {}, launch_id="1")
+    with told(idle, folder, "1", gone_s=0.0):
+        wait_until(lambda: idle.looks > 2, "looks at a run that goes on")
+        assert not idle.well.done()
+        folder.release()
+        assert not idle.well.result(60)
+
+
+def test_a_rank_ends_when_its_run_goes_on_with_a_further_life(
+    tmp_path: Path, told: Callable[..., AbstractContextManager[None]]
+) -> None:
+    idle = Idle()
+    RunFolder.create(tmp_path / "run", {}, launch_id="1").release()
+    folder = RunFolder.launch(tmp_path / "run", None, resume=True, launch_id="2")
+    with folder, told(idle, folder, "1", gone_s=1e9):
+        assert not idle.well.result(60)
+
+
+def test_a_meta_file_that_cannot_be_read_for_a_while_is_no_end_of_the_run(
+    tmp_path: Path, told: Callable[..., AbstractContextManager[None]]
+) -> None:
+    idle = Idle()
+    with RunFolder.create(tmp_path / "run", {}, launch_id="1") as folder:
+        whole = folder.meta()
+        (folder.path / "meta.json").write_text("{")
+        with told(idle, folder, "1", gone_s=0.0):
+            wait_until(lambda: idle.looks > 2, "looks at what cannot be read")
+            assert not idle.well.done()
+            folder._write_meta(whole)
+            folder.end_life("finished", "score reached")
+            assert idle.well.result(60)

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from dba3c.central import learner
 from dba3c.config import NetworkConfig, TrainConfig, replace_options
 from dba3c.environments.protocol import EnvironmentFailed
 from dba3c.errors import RUN_BROKEN_EXIT, RUN_ENDED_BROKEN_EXIT, USER_ERROR_EXIT
-from dba3c.roles import PER_START, RunProcess
+from dba3c.roles import PER_START
 from dba3c.runs.ending import FolderUnreadable
 from dba3c.runs.folder import RunFolder
 from launch import role
@@ -28,18 +29,29 @@ def run_dir(tmp_path: Path) -> Path:
     return folder.path
 
 
-def test_a_full_disk_ends_a_role_with_one_line_that_names_the_file(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def play(name: str, process: RunProcess) -> str:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(process.folder.path / "checkpoints"))
-
-    monkeypatch.setattr(roles, "play", play)
+@pytest.fixture
+def code_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """code_of(error, run_dir, name="worker"): the exit code of a role that raises this."""
     monkeypatch.setattr(role, "exit_with_parent", lambda: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    code = role.main(["--run-dir", str(run_dir), "--role", "server", "--launch-id", "1"])
+
+    def main(error: BaseException, run_dir: Path, name: str = "worker") -> int:
+        def play(*_: object) -> str:
+            raise error
+
+        monkeypatch.setattr(roles, "play", play)
+        return role.main(["--run-dir", str(run_dir), "--role", name, "--launch-id", "1"])
+
+    return main
+
+
+def test_a_full_disk_ends_a_role_with_one_line_that_names_the_file(
+    run_dir: Path, code_of: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run_dir / "checkpoints"))
+    assert code_of(full, run_dir, "server") == RUN_BROKEN_EXIT
     (line,) = capsys.readouterr().err.splitlines()
-    assert code == RUN_BROKEN_EXIT and line.startswith("server 0: ") and "No space left" in line
+    assert line.startswith("server 0: ") and "No space left" in line
     assert "checkpoints" in line
 
 
@@ -58,31 +70,20 @@ def test_sigterm_to_a_role_ends_the_run_but_where_it_is_of_a_replacement(
 
 @pytest.mark.parametrize("error", [ValueError("late\ntrouble"), SystemExit("late trouble")])
 def test_a_role_that_crashes_says_last_what_it_was(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
+    run_dir: Path, code_of: Callable[..., int], capsys: pytest.CaptureFixture[str], error: BaseException
 ) -> None:
-    def play(name: str, process: RunProcess) -> str:
-        raise error
-
-    monkeypatch.setattr(roles, "play", play)
-    monkeypatch.setattr(role, "exit_with_parent", lambda: None)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    assert role.main(["--run-dir", str(run_dir), "--role", "worker", "--launch-id", "1"]) == RUN_BROKEN_EXIT
+    assert code_of(error, run_dir) == RUN_BROKEN_EXIT
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("Traceback") and said[-1] == f"worker 0: {type(error).__name__}: late trouble"
 
 
 def test_a_game_that_keeps_failing_is_a_fault_of_its_process_and_no_bad_input(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, code_of: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def play(name: str, process: RunProcess) -> str:
-        raise EnvironmentFailed("corridor environment 0 (seed 1, step 2): collapsed; given up after 3 restarts")
-
-    monkeypatch.setattr(roles, "play", play)
-    monkeypatch.setattr(role, "exit_with_parent", lambda: None)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    code = role.main(["--run-dir", str(run_dir), "--role", "worker", "--launch-id", "1"])
+    failed = EnvironmentFailed("corridor environment 0 (seed 1, step 2): collapsed; given up after 3 restarts")
+    assert code_of(failed, run_dir) == RUN_BROKEN_EXIT
     (line,) = capsys.readouterr().err.splitlines()
-    assert code == RUN_BROKEN_EXIT and line.startswith("worker 0: corridor environment 0")
+    assert line.startswith("worker 0: corridor environment 0")
 
 
 @pytest.mark.parametrize(
@@ -96,17 +97,11 @@ def test_a_game_that_keeps_failing_is_a_fault_of_its_process_and_no_bad_input(
     ],
 )
 def test_a_process_is_started_again_where_that_may_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str, error: type[RunBroken], code: int
+    tmp_path: Path, code_of: Callable[..., int], exchange: str, error: type[RunBroken], code: int
 ) -> None:
-    def play(name: str, process: RunProcess) -> str:
-        raise error("none of the last 100 gradients was finite")
-
-    monkeypatch.setattr(roles, "play", play)
-    monkeypatch.setattr(role, "exit_with_parent", lambda: None)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
     config = replace_options(TrainConfig(), exchange=exchange, num_workers=1)
     RunFolder.create(tmp_path / "run", config.to_json(), launch_id="1").release()
-    assert role.main(["--run-dir", str(tmp_path / "run"), "--role", "worker", "--launch-id", "1"]) == code
+    assert code_of(error("none of the last 100 gradients was finite"), tmp_path / "run") == code
 
 
 @pytest.mark.parametrize(

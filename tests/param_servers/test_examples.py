@@ -30,7 +30,6 @@ def free_address() -> tuple[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_digits_example_learns_although_a_worker_is_killed() -> None:
     pytest.importorskip("sklearn")
     command = [sys.executable, "-m", "param_servers.examples.digits"]
@@ -72,15 +71,18 @@ def test_ctrl_c_at_a_server_ends_the_run_with_its_last_step_in_a_checkpoint(tmp_
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=tmp_path, env=environ, **pipes) as server:  # type: ignore[call-overload]
-        exchange = connect(model, address, secret=b"0123456789abcdef")
-        for _ in range(3):
-            exchange.push(torch.ones(4), exchange.pull().step, 1)
-        server.send_signal(signal.SIGINT)
-        with pytest.raises(RunStopped, match="Ctrl-C"):
-            while True:
+        try:
+            exchange = connect(model, address, secret=b"0123456789abcdef")
+            for _ in range(3):
                 exchange.push(torch.ones(4), exchange.pull().step, 1)
-        exchange.close()
-        said, errors = server.communicate(timeout=60)
+            server.send_signal(signal.SIGINT)
+            with pytest.raises(RunStopped, match="Ctrl-C"):
+                while True:
+                    exchange.push(torch.ones(4), exchange.pull().step, 1)
+            exchange.close()
+            said, errors = server.communicate(timeout=60)
+        finally:
+            server.kill()
     assert (server.returncode, said) == (0, "Ctrl-C\n")
     assert errors == "server 0: ending the run with a checkpoint; once more to leave at once\n"
     newest = find_newest(tmp_path / "kept")

@@ -17,8 +17,8 @@ from param_servers.lanes import ALONE, run_in_lanes
 from param_servers.layout import FlatLayout
 from param_servers.replica import LocalExchange
 from param_servers.timeouts import Timeouts
-from tests.integration.runs import wait_until
 from tests.shared_memory import named_memory
+from tests.waiting import wait_until
 
 NUMEL = 10
 TIMEOUTS = Timeouts(step_timeout_s=20)
@@ -83,8 +83,7 @@ def test_pulled_parameters_stay_what_they_are_until_the_lane_itself_pulls_again(
                 pulled = exchange.pull()
                 (tmp_path / str(step)).touch()
             else:
-                while not (tmp_path / str(step)).exists():  # until lane 0 has pulled the next ones
-                    os.sched_yield()
+                wait_until((tmp_path / str(step)).exists, "lane 0 has pulled the next ones")
                 assert torch.equal(pulled.parameters, torch.full((NUMEL,), -float(step)))
                 pulled = exchange.pull()
         return "done"
@@ -114,9 +113,11 @@ def test_numbers_are_added_over_all_lanes():
 
 def first_lane_hears(other, tmp_path, timeouts=TIMEOUTS):
     """What lane 0 of two raises when `other(exchange)` is what lane 1 does after a pull."""
+    pid = tmp_path / "1"
 
     def main(lane):
         (tmp_path / str(lane.index)).write_text(str(os.getpid()))
+        wait_until(lambda: pid.exists() and pid.read_text(), "lane 1, whose silence counts from lane 0's push on")
         exchange = lane.exchange(lambda: local(stop_at=1000), NUMEL)
         pulled = exchange.pull()
         if lane.index == 1:
@@ -191,8 +192,7 @@ def test_lanes_die_with_lane_0_and_leave_no_memory_behind(tmp_path: Path):
         (tmp_path / str(lane.index)).write_text(str(os.getpid()))
         if lane.index == 0:
             files = [tmp_path / "1", tmp_path / "2"]
-            while not all(file.exists() and file.read_text() for file in files):
-                os.sched_yield()
+            wait_until(lambda: all(file.exists() and file.read_text() for file in files), "the others' pids")
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()  # as one that hangs in its game does
         return ""

@@ -82,7 +82,7 @@ def test_greedy_sharding_gives_the_largest_tensor_to_the_emptiest_server():
 
 
 @given(shapes, st.integers(1, 6), st.sampled_from(["even_bytes", "greedy_by_tensor"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_shards_cover_every_element_once_or_are_refused(shapes_list, num_shards, policy):
     layout = layout_of(shapes_list)
     pieces = layout.numel if policy == "even_bytes" else len(shapes_list)

@@ -67,7 +67,7 @@ def test_each_rule_is_the_one_of_its_paper(name):
 
 
 @given(st.sampled_from(NAMES), st.integers(4, 200), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_shards_are_bit_equal_to_the_whole_and_their_states_join(name, numel, data):
     cut = data.draw(st.integers(1, numel - 1))
     config = OptimizerConfig(optimizer=name)

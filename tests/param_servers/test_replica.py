@@ -1,5 +1,7 @@
 import contextlib
+import errno
 import math
+import os
 import signal
 import threading
 import time
@@ -11,7 +13,7 @@ from param_servers import replica
 from param_servers.checkpoint import files, writer
 from param_servers.checkpoint.files import find_newest, read_manifest
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import LastStepsLost, RunBroken, RunStopped
+from param_servers.errors import CheckpointError, LastStepsLost, RunBroken, RunStopped
 from param_servers.exchange import MOST_REJECTED, Receipt
 from param_servers.layout import FlatLayout
 from param_servers.replica import LocalExchange
@@ -99,6 +101,21 @@ def test_a_process_that_fails_leaves_all_its_steps_to_the_next_one(tmp_path):
     train(local, 3)
     local.close()
     assert exchange(checkpoint_dir=tmp_path).pull().step == 3
+
+
+def test_a_damaged_checkpoint_that_cannot_be_renamed_is_one_line(monkeypatch, tmp_path):
+    for _ in range(2):
+        local = exchange(checkpoint_dir=tmp_path)
+        train(local, 1)
+        local.close()
+    (tmp_path / "step-2" / "manifest.json").write_text("{")
+
+    def read_only(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "rename", read_only)
+    with pytest.raises(CheckpointError, match="^a damaged checkpoint cannot be renamed: .*Read-only file system$"):
+        exchange(checkpoint_dir=tmp_path)
 
 
 @pytest.mark.parametrize("of_part", [0, 4, 16])

@@ -24,7 +24,6 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(RESULTS, tmp_path_factory.mktemp("copy") / "results"))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PLOTS)
 def test_every_figure_is_drawn_again_from_committed_data(name: str, copy: Path, monkeypatch) -> None:
     figures = list((copy / name).rglob("*.svg"))

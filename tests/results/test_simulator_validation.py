@@ -68,9 +68,7 @@ def test_rows_become_a_figure_and_a_page_that_says_how_many_points_are_within_te
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin:/bin"), reason="namespaces need root"
-)
+@pytest.mark.skipif(not NAMESPACES, reason="namespaces need root")
 def test_a_real_step_in_namespaces_takes_at_least_its_bytes_and_its_compute():
     times = np.full((8, 3), 0.05)
     point = Point("validation", Setup(workers=3, servers=1, backup=1), 0.4, 6, times)

@@ -58,7 +58,6 @@ ONE_LEARNER = ExchangeConfig(exchange="local")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_vtrace_learns_cartpole(tmp_path: Path) -> None:
     config = TrainConfig(
         environment=EnvironmentConfig(env_id="CartPole-v1"),
@@ -84,7 +83,6 @@ def memory_config(network: str) -> TrainConfig:
     )
 
 
-@pytest.mark.timeout(300)
 def test_vtrace_with_memory_answers_what_it_saw_and_without_cannot(tmp_path: Path) -> None:
     with_memory, without = tmp_path / "lstm", tmp_path / "mlp"
     with_memory.mkdir()
@@ -95,7 +93,6 @@ def test_vtrace_with_memory_answers_what_it_saw_and_without_cannot(tmp_path: Pat
     assert abs(np.mean(guessed[-500:])) < 0.2
 
 
-@pytest.mark.timeout(300)
 def test_r2d2_answers_what_it_saw(tmp_path: Path) -> None:
     config = TrainConfig(
         environment=MEMORY,
@@ -114,7 +111,6 @@ def test_r2d2_answers_what_it_saw(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_sac_swings_the_pendulum_up(tmp_path: Path) -> None:
     config = TrainConfig(
         environment=EnvironmentConfig(env_id="Pendulum-v1"),

@@ -56,8 +56,8 @@ def game(tmp_path, monkeypatch):
     gymnasium.registry.pop("Mine/Guess-v0", None)
 
 
-def test_a_function_of_the_current_directory_is_found_and_played(game):
-    envs = make_vector_environment(EnvironmentConfig(env_id="mygames.guess:make_env"), 8, seed=0)
+def test_a_function_of_the_current_directory_is_found_and_played(game, made):
+    envs = made(EnvironmentConfig(env_id="mygames.guess:make_env"), 8, seed=0)
     secrets = (envs.reset()[:, 0] > 0).astype(np.int64)
     transition = envs.step(secrets)
     assert transition.reward.tolist() == [1.0] * 8
@@ -65,8 +65,8 @@ def test_a_function_of_the_current_directory_is_found_and_played(game):
     assert 0 < secrets.sum() < 8
 
 
-def test_gymnasium_s_module_form_is_imported_from_the_current_directory_too(game):
-    envs = make_vector_environment(EnvironmentConfig(env_id="mygames.guess:Mine/Guess-v0"), 2, seed=0)
+def test_gymnasium_s_module_form_is_imported_from_the_current_directory_too(game, made):
+    envs = made(EnvironmentConfig(env_id="mygames.guess:Mine/Guess-v0"), 2, seed=0)
     assert envs.action_space.n == 2
 
 

@@ -42,9 +42,9 @@ def test_a_hand_worked_case():
     assert statistics.normalize(np.array([[500.0]])).tolist() == [[10.0]]
 
 
-def test_training_observations_are_normalised_by_what_was_seen_so_far():
-    raw = make_vector_environment(EnvironmentConfig(env_id="Pendulum-v1"), 4, seed=0)
-    normalized = make_vector_environment(PENDULUM, 4, seed=0)
+def test_training_observations_are_normalised_by_what_was_seen_so_far(made):
+    raw = made(EnvironmentConfig(env_id="Pendulum-v1"), 4, seed=0)
+    normalized = made(PENDULUM, 4, seed=0)
     oracle = [raw.reset()]
     normalized.reset()
     for _ in range(20):
@@ -56,15 +56,15 @@ def test_training_observations_are_normalised_by_what_was_seen_so_far():
     assert shown == pytest.approx(np.clip(expected, -10, 10), abs=1e-4)
 
 
-def test_an_evaluation_uses_the_statistics_it_is_given_and_changes_nothing():
-    envs = make_vector_environment(PENDULUM, 2, seed=0, view="evaluation")
+def test_an_evaluation_uses_the_statistics_it_is_given_and_changes_nothing(made):
+    envs = made(PENDULUM, 2, seed=0, view="evaluation")
     trained = RunningStatistics(3)
     trained.update(np.random.default_rng(0).normal(size=(50, 3)))
     envs.statistics.merge(json.loads(json.dumps(trained.to_dict())))
     first = envs.reset()
     envs.step(np.zeros((2, 1), np.float32))
     assert envs.statistics.count == 50
-    raw = make_vector_environment(EnvironmentConfig(env_id="Pendulum-v1"), 2, seed=0).reset()
+    raw = made(EnvironmentConfig(env_id="Pendulum-v1"), 2, seed=0).reset()
     assert first == pytest.approx(trained.normalize(raw))
 
 
@@ -164,24 +164,25 @@ def test_the_statistics_of_all_workers_are_merged_each_as_it_was_at_the_checkpoi
     assert statistics_of(tmp_path / "nothing", 0) is None
 
 
-def test_an_evaluation_normalises_without_those_that_a_resumed_life_does_not_have(tmp_path: Path):
+def write_lives(folder: Path, *lives_at: dict[int, int]) -> np.ndarray:
+    """Which life each lane's snapshot of a step is of; the first lane saw rows :10, then :40, the second 40:."""
     rows = np.random.default_rng(0).normal(size=(60, 3))
-    observations = tmp_path / "observations"
-    observations.mkdir()
-    of_lives = [seen(rows[:10]) | {"life": 1}, seen(rows[:40]) | {"life": 2}]
-    (observations / "worker-0.json").write_text(json.dumps({"100": of_lives[0], "200": of_lives[1]}))
-    (observations / "worker-0.1.json").write_text(json.dumps({"100": seen(rows[40:]) | {"life": 1}}))
+    (folder / "observations").mkdir()
+    lanes = ("worker-0", [rows[:10], rows[:40]]), ("worker-0.1", [rows[40:]])
+    for (name, parts), lives in zip(lanes, lives_at, strict=True):
+        kept = {step: seen(part) | {"life": life} for part, (step, life) in zip(parts, lives.items(), strict=True)}
+        (folder / "observations" / f"{name}.json").write_text(json.dumps(kept))
+    return rows
+
+
+def test_an_evaluation_normalises_without_those_that_a_resumed_life_does_not_have(tmp_path: Path):
+    rows = write_lives(tmp_path, {100: 1, 200: 2}, {100: 1})
     assert statistics_of(tmp_path, 199)["count"] == 30
     assert statistics_of(tmp_path, 200) == seen(rows[:40])
 
 
 def test_a_process_that_sat_out_a_life_goes_on_from_what_the_others_have_seen(tmp_path: Path):
-    rows = np.random.default_rng(0).normal(size=(60, 3))
-    observations = tmp_path / "observations"
-    observations.mkdir()
-    of_lives = [seen(rows[:10]) | {"life": 0}, seen(rows[:40]) | {"life": 1}]
-    (observations / "worker-0.json").write_text(json.dumps({"100": of_lives[0], "200": of_lives[1]}))
-    (observations / "worker-0.1.json").write_text(json.dumps({"100": seen(rows[40:]) | {"life": 0}}))
+    rows = write_lives(tmp_path, {100: 0, 200: 1}, {100: 0})
     assert statistics_of(tmp_path, 100, "worker-0.1") == seen(rows[40:])
     assert statistics_of(tmp_path, 200, "worker-0.1") == seen(rows[:40])
 
@@ -212,12 +213,7 @@ def test_a_life_that_ends_at_the_checkpoint_it_began_with_leaves_its_statistics_
 
 
 def test_an_older_checkpoint_is_normalised_without_those_that_came_with_a_later_life(tmp_path: Path):
-    rows = np.random.default_rng(0).normal(size=(60, 3))
-    observations = tmp_path / "observations"
-    observations.mkdir()
-    of_lives = [seen(rows[:10]) | {"life": 0}, seen(rows[:40]) | {"life": 1}]
-    (observations / "worker-0.json").write_text(json.dumps({"100": of_lives[0], "300": of_lives[1]}))
-    (observations / "worker-0.1.json").write_text(json.dumps({"300": seen(rows[40:]) | {"life": 1}}))
+    rows = write_lives(tmp_path, {100: 0, 300: 1}, {300: 1})
     assert statistics_of(tmp_path, 100) == seen(rows[:10])
     assert statistics_of(tmp_path, 300)["count"] == 60
 

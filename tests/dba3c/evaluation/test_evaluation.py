@@ -112,6 +112,3 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line(cartpole):
         evaluate(replace_options(CARTPOLE, normalize_observations=True), policy, games=1)
     with pytest.raises(GamesAbandoned):
         evaluate(CARTPOLE, policy, games=2, should_stop=lambda: "enough")
-
-
-# -- the role --------------------------------------------------------------------------------------------------------

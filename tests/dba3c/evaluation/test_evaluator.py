@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,18 +22,17 @@ from dba3c.runs.ending import Overtime, RunEnd
 from param_servers.errors import CheckpointUnreadable, RunBroken
 from tests.dba3c.evaluation.conftest import CARTPOLE, records
 
+PATIENCE_S = 120
+
 
 def evaluator_of(run, config, says):
-    """The role in a thread; returns (thread, list that gets its reason)."""
-    reasons = []
+    """The role in a thread; the future of its reason."""
 
     def be():
         torch.set_num_threads(1)
-        reasons.append(evaluator(RunProcess(run, config, 0, 0), look_s=0.01, say=says))
+        return evaluator(RunProcess(run, config, 0, 0), look_s=0.01, say=says)
 
-    thread = threading.Thread(target=be)
-    thread.start()
-    return thread, reasons
+    return ThreadPoolExecutor(1).submit(be)
 
 
 def test_the_evaluator_plays_each_new_checkpoint_and_ends_with_the_run(cartpole, write_checkpoint):
@@ -44,13 +44,12 @@ def test_the_evaluator_plays_each_new_checkpoint_and_ends_with_the_run(cartpole,
             if line.startswith(f"step {step}: mean"):
                 event.set()
 
-    thread, reasons = evaluator_of(run, CARTPOLE, says)
-    assert played[10].wait(30)
+    future = evaluator_of(run, CARTPOLE, says)
+    assert played[10].wait(PATIENCE_S)
     write_checkpoint(run, CARTPOLE, step=20, parameters=torch.randn(initial_parameters(CARTPOLE)[1].shape))
-    assert played[20].wait(30)
+    assert played[20].wait(PATIENCE_S)
     run.request_stop("enough seen")
-    thread.join(30)
-    assert reasons == ["enough seen"]
+    assert future.result(PATIENCE_S) == "enough seen"
     evaluations = records(run, "evaluation")
     assert [record["checkpoint_step"] for record in evaluations] == [10, 20]
     assert evaluations[0]["games"] == 4 and len(evaluations[0]["interval_95"]) == 2
@@ -64,10 +63,9 @@ def test_the_evaluator_stops_the_run_when_enough_full_games_reach_the_stop_score
     run, _ = cartpole
     config = replace_options(CARTPOLE, stop_score=5.0, stop_games=4)
     run.note_left("worker", 0)
-    thread, reasons = evaluator_of(run, config, lambda line: None)
-    thread.join(30)
-    assert "of 4 full games reached the stop score 5" in reasons[0]
-    assert run.stop_reason() == reasons[0]
+    reason = evaluator_of(run, config, lambda line: None).result(PATIENCE_S)
+    assert "of 4 full games reached the stop score 5" in reason
+    assert run.stop_reason() == reason
 
 
 def test_fewer_games_than_the_stop_rule_asks_for_do_not_stop_the_run(cartpole):
@@ -79,12 +77,11 @@ def test_fewer_games_than_the_stop_rule_asks_for_do_not_stop_the_run(cartpole):
         if line.startswith("step 10"):
             played.set()
 
-    thread, reasons = evaluator_of(run, replace_options(CARTPOLE, stop_score=5.0), says)
-    assert played.wait(30)
+    future = evaluator_of(run, replace_options(CARTPOLE, stop_score=5.0), says)
+    assert played.wait(PATIENCE_S)
     run.note_left("worker", 0)
     run.end_life("finished", "1,000 frames trained on")
-    thread.join(30)
-    assert reasons == ["1,000 frames trained on"] and run.stop_reason() is None
+    assert future.result(PATIENCE_S) == "1,000 frames trained on" and run.stop_reason() is None
     assert lines[0] == "will not stop the run: 4 games are fewer than the 50 of the stop rule"
 
 
@@ -107,12 +104,11 @@ def test_the_checkpoint_a_run_ends_with_is_evaluated_also_where_it_is_the_only_o
         if "playing 4 games with its last checkpoint, for at most 120 s" in line:
             asked.set()
 
-    thread, reasons = evaluator_of(run, CARTPOLE, says)
+    future = evaluator_of(run, CARTPOLE, says)
     run.request_stop("200 frames trained on", finished=True)
-    assert asked.wait(30)  # and it waits for the checkpoint
+    assert asked.wait(PATIENCE_S)  # and it waits for the checkpoint
     ended_with(run, write_checkpoint, step=7)
-    thread.join(30)
-    assert reasons == ["200 frames trained on"]
+    assert future.result(PATIENCE_S) == "200 frames trained on"
     assert [record["checkpoint_step"] for record in records(run, "evaluation")] == [7]
     assert lines[-1].startswith("step 7: mean")
 
@@ -136,8 +132,7 @@ def test_games_under_way_at_the_end_are_finished_and_then_the_last_checkpoint_is
 ):
     run, _ = cartpole
     in_the_middle_of_games(monkeypatch, 3, lambda: ended_with(run, write_checkpoint, step=20))
-    thread, _ = evaluator_of(run, CARTPOLE, lambda line: None)
-    thread.join(30)
+    evaluator_of(run, CARTPOLE, lambda line: None).result(PATIENCE_S)
     found = records(run, "evaluation")
     assert [(one["checkpoint_step"], one["games"], one["unfinished"]) for one in found] == [(10, 4, 0), (20, 4, 0)]
 
@@ -146,8 +141,7 @@ def test_what_the_budget_does_not_suffice_for_is_counted_and_the_command_named(c
     run, _ = cartpole
     config, lines = replace_options(CARTPOLE, evaluation_budget_s=0.0), []
     in_the_middle_of_games(monkeypatch, 3, lambda: ended_with(run, write_checkpoint, step=20))
-    thread, _ = evaluator_of(run, config, lines.append)
-    thread.join(30)
+    evaluator_of(run, config, lines.append).result(PATIENCE_S)
     assert records(run, "evaluation") == []
     why = "none of 4 games had ended when 0 s after the run's end were over"
     assert lines[-1] == f"step 20: {why}; `dba3c evaluate {run.path} --step 20` does it"
@@ -157,9 +151,8 @@ def test_a_run_that_is_stopped_is_not_held_up_by_games_and_the_command_is_named(
     run, _ = cartpole
     lines = []
     in_the_middle_of_games(monkeypatch, 12, lambda: run.request_stop("SIGINT"))
-    thread, reasons = evaluator_of(run, CARTPOLE, lines.append)
-    thread.join(30)
-    assert reasons == ["SIGINT"] and f"(SIGINT); `dba3c evaluate {run.path}` does it" in lines[-1]
+    future = evaluator_of(run, CARTPOLE, lines.append)
+    assert future.result(PATIENCE_S) == "SIGINT" and f"(SIGINT); `dba3c evaluate {run.path}` does it" in lines[-1]
     ended = [(one["games"], one["unfinished"]) for one in records(run, "evaluation")]
     untold = [
         line
@@ -179,9 +172,8 @@ def test_who_stops_a_run_after_its_end_ends_its_overtime_and_the_first_reason_st
             assert not run.request_stop("SIGINT")
 
     run.request_stop("enough", finished=True)
-    thread, reasons = evaluator_of(run, CARTPOLE, says)
-    thread.join(30)
-    assert reasons == ["enough"] == [run.stop_reason()]
+    future = evaluator_of(run, CARTPOLE, says)
+    assert future.result(PATIENCE_S) == "enough" == run.stop_reason()
     assert "none of 4 games had ended when somebody waits for the run's end (enough)" in lines[-1]
 
 

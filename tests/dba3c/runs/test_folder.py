@@ -339,16 +339,15 @@ def test_resuming_nothing_is_refused(tmp_path):
 
 
 def test_a_folder_that_cannot_be_looked_into_is_one_line_and_not_taken_for_missing(tmp_path, monkeypatch):
-    run = RunFolder.create(tmp_path / "run", CONFIG)
-
     def stale(path, **_):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    monkeypatch.setattr(Path, "stat", stale)
-    for look in (run.meta, lambda: run.published("server-0")):
-        with pytest.raises(UserError, match=r"cannot read .*json: Stale file handle"):
-            look()
-    assert "Stale file handle" in Run(point=Point(name="a", words=()), seed=0, folder=run.path).state()
+    with RunFolder.create(tmp_path / "run", CONFIG) as run, monkeypatch.context() as outage:
+        outage.setattr(Path, "stat", stale)
+        for look in (run.meta, lambda: run.published("server-0")):
+            with pytest.raises(UserError, match=r"cannot read .*json: Stale file handle"):
+                look()
+        assert "Stale file handle" in Run(point=Point(name="a", words=()), seed=0, folder=run.path).state()
 
 
 def test_a_broken_config_is_named(tmp_path):

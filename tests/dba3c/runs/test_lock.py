@@ -4,14 +4,17 @@ import json
 import os
 import shutil
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
+from dba3c.errors import UserError
 from dba3c.runs import ending, lock
 from dba3c.runs.ending import RunEnd
+from dba3c.runs.files import write_atomically
 from dba3c.runs.folder import RunFolder
-from dba3c.runs.lock import HEARTBEAT_S, LOCK_NAME, living_holder
+from dba3c.runs.lock import HEARTBEAT_S, LOCK_NAME, RunLock, living_holder
 from param_servers.errors import RunBroken
 
 
@@ -46,3 +49,17 @@ def test_a_launch_whose_clock_is_behind_is_not_gone_to_its_evaluators_while_it_b
     now_s += 70.0
     with pytest.raises(RunBroken, match="is gone: nobody has held its lock"):
         run_end()
+
+
+def test_of_two_launches_that_no_guard_keeps_apart_the_one_that_was_overwritten_is_refused(tmp_path, monkeypatch):
+    """Two hosts, on a file system without flock."""
+
+    def both(path, text):
+        write_atomically(path, text)
+        write_atomically(path, json.dumps({**json.loads(text), "host": "node17", "token": "the other's"}))
+
+    monkeypatch.setattr(lock, "_takeover_guard", lambda folder: nullcontext())
+    monkeypatch.setattr(lock, "write_atomically", both)
+    with pytest.raises(UserError, match="was taken by another launch at the same moment"):
+        RunLock.acquire(tmp_path)
+    assert json.loads((tmp_path / LOCK_NAME).read_text())["host"] == "node17"

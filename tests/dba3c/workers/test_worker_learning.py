@@ -60,7 +60,6 @@ def cartpole(algorithm: AlgorithmConfig, learning_rate: str, envs: int) -> Train
     )
 
 
-@pytest.mark.timeout(300)
 def test_ppo_learns_cartpole(tmp_path: Path) -> None:
     algorithm = AlgorithmConfig(algorithm="ppo", rollout_length=64, trace_lambda=0.95, entropy_cost="0.0")
     found = learn(cartpole(algorithm, "1e-3", envs=8), 60_000, tmp_path)
@@ -72,7 +71,6 @@ def test_ppo_learns_cartpole(tmp_path: Path) -> None:
     assert sum(record.get("data_points", 0) for record in steps) <= sum(record["agent_steps"] for record in steps)
 
 
-@pytest.mark.timeout(300)
 def test_a_worker_with_memory_answers_what_it_saw(tmp_path: Path) -> None:
     config = TrainConfig(
         environment=EnvironmentConfig(env_id="tests.integration.games:make_memory_cue", envs_per_worker=16),

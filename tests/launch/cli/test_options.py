@@ -118,12 +118,18 @@ def test_an_option_that_would_do_nothing_is_refused_with_whose_it_is(words: str,
     ],
 )
 def test_whoever_reads_an_option_takes_it(words: str) -> None:
-    parse_train(words.split()).config(2)
+    said = parse_train(words.split())
+    config = said.config(2)
+    taken = {option.name: getattr(group, option.name) for group in groups_of(config) for option in fields(group)}
+    assert said.given.items() <= taken.items()
+
+
+def groups_of(config: TrainConfig) -> list[Any]:
+    return [getattr(config, group.name) for group in fields(TrainConfig)]
 
 
 def test_whoever_reads_an_option_is_an_option_or_the_family_of_environments() -> None:
-    groups = [getattr(TrainConfig(), group.name) for group in fields(TrainConfig)]
-    options = [option for group in groups for option in fields(group)]
+    options = [option for group in groups_of(TrainConfig()) for option in fields(group)]
     named = {name for option in options for name in option.metadata.get("read_by", {})}
     assert named <= {option.name for option in options} | {"family"}
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ def fork_server() -> Iterator[ForkServer]:
 def lab(fork_server: ForkServer, tmp_path: Path) -> Iterator[Lab]:
     lab = Lab(fork_server, tmp_path)
     yield lab
-    for pid in lab.supervisor.pids().values():
-        os.kill(pid, signal.SIGKILL)
+    for pid in lab.supervisor.pids().values() if lab.supervisor else ():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     if lab.thread.ident is not None:
         lab.thread.join(LONG_S)

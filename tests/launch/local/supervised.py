@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,16 +12,10 @@ import psutil
 from launch.local.fork_server import ForkServer
 from launch.local.role_process import RoleProcess
 from launch.local.supervisor import Supervisor
+from tests.waiting import wait_until
 
 STAND_IN = "tests.launch.local.stand_in"
 LONG_S = 20.0
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = LONG_S) -> None:
-    give_up_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_s, f"waited {timeout_s} s for {what}"
-        time.sleep(0.01)
 
 
 def gone(pid: int) -> bool:
@@ -38,6 +30,7 @@ class Lab:
 
     def __init__(self, fork_server: ForkServer, run_dir: Path) -> None:
         self.fork_server = fork_server
+        self.supervisor: Supervisor | None = None
         self.run_dir = run_dir
         self.said: list[str] = []
         self.events: list[str] = []

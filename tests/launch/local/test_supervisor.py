@@ -19,7 +19,8 @@ from launch.local.supervisor import Supervisor
 from launch.running import role_processes
 from launch.slurm.job import report
 from param_servers.config import ExchangeConfig
-from tests.launch.local.supervised import Lab, wait_until
+from tests.launch.local.supervised import Lab
+from tests.waiting import wait_until
 
 
 def test_a_run_ends_when_its_deciding_process_ends_the_others_follow_and_then_the_monitor_is_told(lab: Lab) -> None:

@@ -16,7 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from launch.local import supervisor
-from tests.launch.local.supervised import LONG_S, STAND_IN, Lab, gone, wait_until
+from tests.launch.local.supervised import LONG_S, STAND_IN, Lab, gone
+from tests.waiting import wait_until
 
 
 def test_ctrl_c_asks_for_a_clean_end(lab: Lab) -> None:
@@ -76,7 +77,9 @@ def test_a_launcher_that_repeats_sigterm_does_not_cost_the_checkpoint(lab: Lab) 
 
 def test_a_replacement_that_is_preempted_ends_its_own_processes_and_not_the_run(lab: Lab) -> None:
     worker = lab.process("worker", 1, "stubborn", essential=False, decides=False, max_restarts=1)
-    lab.start(lab.process("server", 0, "stubborn"), worker, joins_late=True, whole_run=False)
+    lab.start(
+        lab.process("server", 0, "stubborn"), worker, joins_late=True, whole_run=False, terminate_timeout_s=LONG_S
+    )
     lab.pid("server-0")
     lab.pid("worker-1")
     lab.signal(signal.SIGTERM)

@@ -77,7 +77,7 @@ def test_an_outage_of_the_file_system_begins_the_wait_for_the_first_node_anew(
 ) -> None:
     monkeypatch.setattr(run_lock, "HEARTBEAT_S", 1000.0)
     run_dir = tmp_path / "run"
-    RunFolder.create(run_dir, {})
+    chief = RunFolder.create(run_dir, {})
     script = controller.hold(run_dir)
     controller.note_job(run_dir, JOB)
     first_node, a_bit_less_s = Watched(run_dir), 0.9 * run_lock.HEARTBEAT_LOST_S
@@ -93,6 +93,7 @@ def test_an_outage_of_the_file_system_begins_the_wait_for_the_first_node_anew(
         assert not first_node.is_lost(a_bit_less_s)
     assert not first_node.is_lost(a_bit_less_s)
     assert first_node.is_lost(0.2 * run_lock.HEARTBEAT_LOST_S)
+    chief.release()
     script.release()
 
 

@@ -146,6 +146,18 @@ def test_a_run_that_ends_within_the_grace_of_a_preemption_is_requeued_and_one_th
     assert asked(tmp_path) == ["scontrol show job --oneliner 7_2", *["scontrol requeue 7_2"] * requeued]
 
 
+def test_a_job_that_is_not_requeued_fails_and_says_how_to_go_on(
+    tmp_path: Path, fake: Fake, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake("scontrol", "echo 'Requested operation is presently disabled' >&2; exit 1")
+    run_dir, warning = tmp_path / "run", tmp_path / "warning"
+    warning.touch()
+    command = [sys.executable, "-c", TRAINING, str(run_dir), str(warning)]
+    assert SlurmJob(run_dir, command, TASK, LostNodes({}, run_dir, ["dba3c"])).run() == 1
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if "not requeued: " in line]
+    assert "presently disabled" in line and line.endswith("; resume the run folder by hand")
+
+
 def test_a_requeue_is_asked_for_until_the_controller_answers(tmp_path: Path, fake: Fake) -> None:
     fake("scontrol", f'[ "$(wc -l < {tmp_path}/asked)" -ge 3 ] || {{ echo "no controller" >&2; exit 1; }}')
     assert controller.requeue(TASK) == ""

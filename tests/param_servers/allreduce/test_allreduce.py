@@ -236,6 +236,20 @@ def test_a_rank_that_is_lost_after_the_last_step_costs_no_step(run_ranks, tmp_pa
     assert (tmp_path / "step-3").is_dir()
 
 
+def test_a_farewell_checkpoint_of_rank_0_that_cannot_be_written_is_told(run_ranks):
+    events = []
+
+    def body(collective):
+        worker = exchange(collective, on_event=events.append)
+        train(worker, collective.rank, 1)
+        worker.replica.finish = lambda: "the last checkpoint was not written: no such disk"
+        worker.close()
+
+    assert run_ranks(2, body) == [None, None]
+    (told,) = [event["message"] for event in events if event["event"] == "checkpoint_failed"]
+    assert told == "rank 0 leaves; the last checkpoint was not written: no such disk"
+
+
 def test_a_rank_that_waited_for_a_survivor_is_not_called_lost(run_ranks):
     leaves, has_left = threading.Event(), threading.Event()
 
@@ -274,7 +288,15 @@ def test_a_rank_that_never_comes_is_named(board):
         thread.start()
     for thread in threads:
         thread.join()
-    assert errors[0] == "rank 2 of 3 does not answer: did not come within 5 s"
+    assert set(errors) == {0, 1} and errors[0] == "rank 2 of 3 does not answer: did not come within 5 s"
+
+
+def test_a_rank_whose_rank_0_publishes_no_address_does_not_wait_for_ever(board):
+    config = ExchangeConfig(exchange="allreduce", num_workers=2, join_timeout_s=0.1)
+    with pytest.raises(PeerLost, match="^rank 0 published no address within 0.1 s$"):
+        TorchCollective.join(
+            1, config, secret=b"0123456789abcdef", publish=board.publisher(1), resolve=lambda rank: None
+        )
 
 
 def joining(board, rank, results, size=2):
@@ -313,6 +335,7 @@ def test_ranks_that_were_shown_different_cards_say_so_instead_of_training(board,
     monkeypatch.setattr(PrefixStore, "get", forged)
     for thread in [joining(board, rank, results) for rank in range(2)]:
         thread.join(40)
+    assert set(results) == {0, 1}
     for error in results.values():
         assert isinstance(error, RunBroken) and "have met others than" in str(error)
 

@@ -13,6 +13,7 @@ from param_servers.exchange import Receipt
 from param_servers.majority.exchange import MajorityExchange
 from param_servers.wire.hub import Hub
 from tests.param_servers.allreduce.test_allreduce import CONFIG, INITIAL, LAYOUT, gradient, reference
+from tests.waiting import wait_until
 
 PATIENCE_S = 30
 
@@ -194,19 +195,19 @@ def test_where_rank_0_was_expelled_the_next_one_writes_the_last_checkpoint(start
 
 
 def test_a_rank_that_finds_rank_0_s_earlier_address_asks_for_it_again_and_is_the_same_process(start, monkeypatch):
-    run, old, lives, dial = start(2), socket.create_server(("127.0.0.1", 0)), [], Hub.dial
+    run, lives, dial = start(2), [], Hub.dial
 
     def remembered(hub, address, hello, **how):
         lives.extend([hello.life] * (hello.rank == 1))
         dial(hub, address, hello, **how)
 
     monkeypatch.setattr(Hub, "dial", remembered)
-    run.board.publisher(0)(*old.getsockname()[:2])
-    old.close()
-    run.start(1)
-    while run.ranks[1]._redial._reason == "no address known":
-        time.sleep(0.01)  # until it has dialled in vain
-    run.start(0)
+    with socket.socket() as old:
+        old.bind(("127.0.0.1", 0))
+        run.board.publisher(0)(*old.getsockname())
+        run.start(1)
+        wait_until(lambda: run.ranks[1]._redial._reason != "no address known", "a dial in vain")
+        run.start(0)
     results = run.together([0, 1])
     assert all(receipt.accepted for rank in (0, 1) for receipt in results[rank])
     assert len(lives) > 1 and len(set(lives)) == 1
@@ -329,6 +330,14 @@ def test_a_last_checkpoint_that_cannot_be_written_hides_from_nobody_that_the_run
     outcomes = run.together([0, 1], steps=2)
     assert isinstance(outcomes[1], RunStopped) and outcomes[1].reason == "enough"
     assert str(outcomes[0]) == "enough; the last checkpoint was not written: LookupError: no such disk"
+
+
+def test_a_farewell_checkpoint_of_rank_0_that_cannot_be_written_is_told(start):
+    run = start(2).start(0)
+    run.ranks[0].replica.finish = lambda: "the last checkpoint was not written: no such disk"
+    run.ranks.pop(0).close()
+    (told,) = [event["message"] for event in run.events if event["event"] == "checkpoint_failed"]
+    assert told == "rank 0 leaves; the last checkpoint was not written: no such disk"
 
 
 def test_whatever_ends_the_chief_is_told_by_all_ranks(start):

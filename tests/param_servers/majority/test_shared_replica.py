@@ -1,6 +1,5 @@
 """What a majority rank's main thread hears of what its comm thread does; one thread plays both here."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,9 +9,10 @@ from param_servers.config import ExchangeConfig, OptimizerConfig
 from param_servers.errors import PeerLost, RunStopped
 from param_servers.exchange import Receipt
 from param_servers.layout import FlatLayout
-from param_servers.majority.shared_replica import SharedReplica
+from param_servers.majority.shared_replica import LOOKS, SharedReplica
 from param_servers.replica import Replica
 from param_servers.wire.messages import MEMBER, Row
+from tests.waiting import wait_until
 
 LAYOUT = FlatLayout.of({"weight": (3,)})
 RANK, OTHER = 1, Row(0, 0, 1, MEMBER)
@@ -104,14 +104,17 @@ def test_nobody_waits_for_longer_than_stated_and_the_end_ends_all_waits(shared):
         shared.offer(torch.ones(3), 0, 5)
 
 
-def test_while_the_comm_thread_lives_it_is_the_chief_who_decides_how_long_a_group_takes(main_thread):
+def test_while_the_comm_thread_lives_it_is_the_chief_who_decides_how_long_a_group_takes(monkeypatch):
     shared = SharedReplica(RANK, 0, replica_at(0), patience_s=0.5)
-    pulled = main_thread.submit(shared.pull)
-    end_s = time.monotonic() + 1.2
-    while time.monotonic() < end_s:
+
+    def look(true, timeout_s):
         shared.turns += 1
-    shared.go_on_from(None)
-    assert pulled.result(timeout=10).step == 0
+        if shared.turns == 3 * LOOKS:
+            shared.go_on_from(None)
+        return true()
+
+    monkeypatch.setattr(shared._changed, "wait_for", look)
+    assert shared.pull().step == 0
 
 
 @pytest.fixture
@@ -120,24 +123,25 @@ def main_thread():
         yield pool
 
 
-def test_who_pulls_while_a_step_is_summed_gets_the_parameters_after_it(main_thread):
-    shared = SharedReplica(RANK, 0, replica_at(0), patience_s=20)
+def pulling_while_a_step_is_summed(main_thread):
+    shared = SharedReplica(RANK, 0, replica_at(0), patience_s=400)  # so that it does not look by itself
     shared.go_on_from(None)
     shared.contribute(0, [OTHER], torch.zeros(3))
     pulled = main_thread.submit(shared.pull)
-    with pytest.raises(TimeoutError):
-        pulled.result(timeout=0.2)
+    wait_until(lambda: shared._changed._waiters, "the main thread to wait")
+    return shared, pulled
+
+
+def test_who_pulls_while_a_step_is_summed_gets_the_parameters_after_it(main_thread):
+    shared, pulled = pulling_while_a_step_is_summed(main_thread)
     shared.commit(torch.zeros(3), 10)
-    assert pulled.result(timeout=10).step == 1
+    assert pulled.result(timeout=60).step == 1
 
 
 def test_who_pulls_while_a_sum_breaks_gets_the_parameters_as_they_are(main_thread):
-    shared = SharedReplica(RANK, 0, replica_at(0), patience_s=20)
-    shared.go_on_from(None)
-    shared.contribute(0, [OTHER], torch.zeros(3))
-    pulled = main_thread.submit(shared.pull)
+    shared, pulled = pulling_while_a_step_is_summed(main_thread)
     shared.give_up_sum()
-    assert pulled.result(timeout=10).step == 0
+    assert pulled.result(timeout=60).step == 0
 
 
 def test_a_sum_that_does_not_end_is_told_to_who_pulls(shared):

@@ -77,9 +77,9 @@ def test_an_update_is_streamed_while_it_arrives_and_sealed_by_the_commit() -> No
     assert node.shard.parameters.tolist() == [-1.0, -2.0]
 
 
-def test_versions_do_not_pile_up_for_a_worker_whose_way_to_this_shard_is_slow() -> None:
+def test_versions_do_not_pile_up_for_a_worker_whose_way_to_this_shard_is_slow(pair: Pair) -> None:
     """It hears of each from the others, and asks; of those that have not begun only the newest is worth its way."""
-    pair, numel = Pair(), 1 << 20
+    numel = 1 << 20
     pair.connect()
     node: Any = ShardNode(0, Shard(torch.zeros(numel), SGD), pair.server, False, OneWorker(), OneWorker().tell)
     node.joined(Hello(Role.WORKER, 3, 0, 0, ""))

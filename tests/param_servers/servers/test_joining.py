@@ -19,6 +19,7 @@ from param_servers.wire.frames import Event, Joined, Left
 from param_servers.wire.handshake import Hello, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.tcp_sockets import listen_address
+from tests.waiting import wait_until
 
 SECRET = b"s" * 32
 PLAN = plan_shards(FlatLayout.of({"w": (8,)}), 1)
@@ -66,8 +67,9 @@ def test_a_worker_that_comes_after_the_end_leaves_at_once_with_the_reason() -> N
 
 
 @pytest.fixture
-def ended() -> Iterator[dict[int, tuple[str, int]]]:
+def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, tuple[str, int]]]:
     """The address of a server 0 (of two) that says its last words until the test is over."""
+    monkeypatch.setattr("param_servers.wire.hub.HANDSHAKE_S", 60.0)  # of who says nothing
     config = ExchangeConfig(exchange="servers", num_servers=2, join_timeout_s=300)
     server = serve(config, {}, threading.Event(), PLAN_OF_TWO)
     address = server._hub.listen("127.0.0.1")
@@ -230,11 +232,11 @@ class Serving:
     def knock(self, hello: Hello) -> Left | Joined:
         """How the server answers to this."""
         hub = Hub(SECRET, lambda peer, header: memoryview(bytearray(header.length)))
-        wait_until(lambda: 0 in self.addresses)
+        wait_until(lambda: 0 in self.addresses, "the server")
         hub.dial(self.addresses[0], hello)
         events: list[Event] = []
         try:
-            wait_until(lambda: bool(events.extend(hub.poll(0.05)) or events))
+            wait_until(lambda: events.extend(hub.poll(0.05)) or events, "its answer")
         finally:
             hub.shut()
         assert isinstance(events[0], Left | Joined)
@@ -243,13 +245,6 @@ class Serving:
     def trains(self, worker: ServersExchange) -> bool:
         receipts = [worker.push(torch.ones(8), worker.pull().step, 1) for _ in range(3)]
         return all(receipt.accepted for receipt in receipts)
-
-
-def wait_until(done: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
 
 
 def test_a_worker_that_is_started_again_takes_part_without_anybody_numbering_its_lives() -> None:
@@ -354,5 +349,5 @@ def test_of_two_processes_that_are_the_same_server_the_first_ends_and_says_why()
         finally:
             threading.excepthook = hook
         assert said == ["server 1 was turned away by server 0: another process connected as server 1, incarnation 0"]
-        wait_until(lambda: run.trains(worker))  # what was on its way while they changed places is void
+        wait_until(lambda: run.trains(worker), "training")  # what was on its way while they changed places is void
         worker.close()

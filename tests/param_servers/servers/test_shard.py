@@ -17,7 +17,7 @@ def randn(seed: int, *shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(numel=st.integers(1, 20_000), shards=st.integers(1, 4), workers=st.integers(1, 5))
 def test_shards_change_nothing_in_the_result(name: OptimizerName, numel: int, shards: int, workers: int) -> None:
     config = OptimizerConfig(optimizer=name, learning_rate="0.01")
@@ -48,7 +48,7 @@ def test_shards_change_nothing_in_the_result(name: OptimizerName, numel: int, sh
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(numel=st.integers(1, 2_000), cuts=st.lists(st.integers(1, 30), max_size=6))
 def test_an_update_in_parts_is_the_whole_update_and_can_be_undone(
     name: OptimizerName, numel: int, cuts: list[int]

@@ -3,23 +3,12 @@
 
 import pytest
 
-from param_servers.servers import cut_through
 from param_servers.servers.client import ServersExchange
 from param_servers.servers.coordinator import Coordinator
 from param_servers.servers.shard_node import ShardNode
 from param_servers.servers.step_commits import Commit, Decision, StepCommits
-from param_servers.wire import even_push
 from param_servers.wire.messages import MEMBER, Row
 from tests.param_servers.servers.simulation import Broken, Simulation, play
-
-
-@pytest.fixture(autouse=True)
-def _sizes_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A simulation passes on parts of a few bytes; tests after it must not."""
-    for name in ("LEAST_BYTES", "LEAST_PART", "PART_MULTIPLE"):
-        monkeypatch.setattr(cut_through, name, getattr(cut_through, name))
-    for name in ("LEAST_LEAD_BYTES", "FIRST_PIECE_BYTES"):
-        monkeypatch.setattr(even_push, name, getattr(even_push, name))
 
 
 @pytest.mark.parametrize("first", range(0, 400, 100))

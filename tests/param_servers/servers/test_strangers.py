@@ -16,14 +16,12 @@ from param_servers.wire.frames import Event, Joined, Left, Message
 from param_servers.wire.handshake import ROLES, Hello, Peer, Role
 from param_servers.wire.hub import Hub
 from param_servers.wire.messages import Dtype, Header, Kind, Row, pack_rows
-from tests.param_servers.servers.test_joining import PLAN, SECRET, Serving, wait_until
+from tests.param_servers.servers.test_joining import PLAN, SECRET, Serving
+from tests.waiting import wait_until
 
 
 class OtherRole(IntEnum):
     SPECTATOR = 255
-
-
-ROLES[255] = OtherRole.SPECTATOR
 
 
 @pytest.mark.parametrize(
@@ -42,8 +40,9 @@ ROLES[255] = OtherRole.SPECTATOR
     ],
 )
 def test_whoever_claims_what_the_run_does_not_have_is_turned_away_and_harms_nobody(
-    claim: dict[str, Any], line: str
+    claim: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(ROLES, 255, OtherRole.SPECTATOR)
     hello = Hello(Role.WORKER, 0, 99, 0, PLAN.fingerprint)._replace(**claim)
     with Serving() as run:
         worker = run.worker()
@@ -57,14 +56,14 @@ def test_whoever_claims_what_the_run_does_not_have_is_turned_away_and_harms_nobo
 @pytest.mark.parametrize("data_points", [2**63 - 1, 2**32 + 1, -1])
 def test_a_gradient_over_impossibly_many_data_points_closes_its_link_and_harms_nobody(data_points: int) -> None:
     with Serving(num_workers=2) as run:
-        wait_until(lambda: 0 in run.addresses)
+        wait_until(lambda: 0 in run.addresses, "the server")
         hub = Hub(SECRET, lambda peer, header: memoryview(bytearray(header.length)))
         server, events = Peer(Role.SERVER, 0), list[Event]()
         hub.dial(run.addresses[0], Hello(Role.WORKER, 1, 0, 0, PLAN.fingerprint))
-        wait_until(lambda: hub.poll(0.05) is not None and hub.connected(server))
+        wait_until(lambda: hub.poll(0.05) is not None and hub.connected(server), "its link")
         header = Header(Kind.GRADIENT, 1, 0, 1, 0, 1, data_points, dtype=Dtype.FLOAT32)
         hub.send(server, header, memoryview(bytearray(32)))
-        wait_until(lambda: bool(events.extend(hub.poll(0.05)) or any(isinstance(event, Left) for event in events)))
+        wait_until(lambda: events.extend(hub.poll(0.05)) or any(isinstance(event, Left) for event in events), "the end")
         hub.shut()
         worker = run.worker()
         assert worker.pull().step == 0

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from param_servers.errors import BadMessage, Refused
-from param_servers.wire.handshake import HELLO_BYTES, Dialer, Hello, Listener, Role, pack_hello, unpack_hello
+from param_servers.wire.handshake import HELLO_BYTES, Dialer, Hello, Listener, Role, _mac, pack_hello, unpack_hello
 
 SECRET = b"s" * 32
 HELLO = Hello(Role.WORKER, 3, 1, shard=2, fingerprint="0123456789abcdef", term=7)
@@ -73,16 +73,20 @@ def test_another_version_is_named_on_both_sides() -> None:
         Dialer(SECRET, HELLO).feed(bytes(challenge))
 
 
-@given(st.binary(min_size=HELLO_BYTES, max_size=HELLO_BYTES))
-def test_no_bytes_confuse_the_listener(data: bytes) -> None:
-    listener = Listener(SECRET, 0, lambda hello: "")
+@given(st.integers(0, HELLO_BYTES - 1), st.integers(1, 255))
+def test_a_hello_with_any_byte_changed_lets_nobody_in(where: int, bits: int) -> None:
+    dialer, listener = Dialer(SECRET, HELLO), Listener(SECRET, 2, lambda hello: "")
+    data = bytearray(dialer.outgoing)
+    data[where] ^= bits
     with pytest.raises(BadMessage):
-        listener.feed(data[: listener.wants])
-        listener.feed(data[:32])
+        challenge = listener.feed(bytes(data))
+        listener.feed(_mac(SECRET, b"dialer", dialer.outgoing, challenge))  # of a dialer that does not look
 
 
-@given(st.binary(min_size=256, max_size=256))
-def test_no_bytes_confuse_the_dialer(data: bytes) -> None:
-    dialer = Dialer(SECRET, HELLO)
+@given(st.integers(0, Dialer(SECRET, HELLO).wants - 1), st.integers(1, 255))
+def test_a_challenge_with_any_byte_changed_lets_nobody_in(where: int, bits: int) -> None:
+    dialer, listener = Dialer(SECRET, HELLO), Listener(SECRET, 2, lambda hello: "")
+    data = bytearray(listener.feed(dialer.outgoing))
+    data[where] ^= bits
     with pytest.raises(BadMessage):
-        dialer.feed(data[: dialer.wants])
+        listener.feed(dialer.feed(bytes(data)))

@@ -32,7 +32,7 @@ def test_a_stranger_is_turned_away_in_one_line(pair: Pair, data: bytes, why: str
 def test_a_connection_beyond_the_last_open_file_waits_without_a_busy_loop_and_the_links_go_on(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "PAUSE_S", 3.0)
+    monkeypatch.setattr(hub, "PAUSE_S", 1e9)
     pair.connect()
     strangers = [pair.raw() for _ in range(3)]  # before files run out: their own ends need descriptors too
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -51,6 +51,7 @@ def test_a_connection_beyond_the_last_open_file_waits_without_a_busy_loop_and_th
         while fillers:
             os.close(fillers.pop())
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        pair.server._deaf_until_s = time.monotonic()
         strangers[0].sendall(pack_hello(Hello(Role.WORKER, 4, 0, 0, "f" * 16), bytes(32)))
         strangers[0].settimeout(0.01)
         pair.until(lambda: answered(strangers[0]))  # it was let in after all
@@ -119,6 +120,21 @@ def test_one_host_has_no_more_than_its_share_of_the_waiting_places(pair: Pair, m
     other.settimeout(0.01)
     pair.until(lambda: answered(other))
     for stranger in [*strangers, other]:
+        stranger.close()
+
+
+def test_all_hosts_together_have_no_more_than_the_waiting_places(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "MOST_STRANGERS", 3)
+    hosts = [f"127.0.0.{number}" for number in range(2, 6)]
+    strangers = [socket.create_connection(pair.address, timeout=10, source_address=(host, 0)) for host in hosts]
+    told = pair.wait_for(pair.server, Rejected)
+    for stranger in strangers:
+        stranger.settimeout(0.01)
+    assert isinstance(told, Rejected)
+    assert told.reason == "127.0.0.5 has 0 connections of 3 that have not said who they are"
+    pair.until(lambda: gone(strangers[3]))
+    assert not any(gone(stranger) for stranger in strangers[:3])
+    for stranger in strangers:
         stranger.close()
 
 
