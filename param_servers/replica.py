@@ -139,6 +139,7 @@ class Replica:
         self._checkpoints.poll()
         every = self._config.checkpoint_every_steps
         if every and self.step // every > self._saved // every and not self._checkpoints.busy:
+            self._checkpoints.make_room(self.step, self.term)
             self._write(self._checkpoints)
 
     def finish(self) -> str:
