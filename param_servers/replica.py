@@ -19,7 +19,7 @@ from torch import Tensor
 from param_servers.checkpoint.files import find_newest, load_checkpoint, read_manifest, set_aside_after
 from param_servers.checkpoint.writer import Checkpoints, steps_lost
 from param_servers.config import ExchangeConfig, OptimizerConfig
-from param_servers.errors import CheckpointError, LastStepsLost, RunStopped
+from param_servers.errors import CheckpointError, CheckpointUnreadable, LastStepsLost, RunStopped
 from param_servers.exchange import OnEvent, OnReport, Pull, Receipt, ShouldStop, check_rejected, never, unread
 from param_servers.layout import FlatLayout, ShardPlan
 from param_servers.optim import State
@@ -120,17 +120,41 @@ class Replica:
         """
         if self._directory is None:
             return
-        path = find_newest(self._directory, lambda line: self.note("checkpoint_skipped", line))
+        path = self._load_newest(self._directory, lambda line: self.note("checkpoint_skipped", line))
         if path is not None:
-            checkpoint = load_checkpoint(path)
-            self.shard.load(*checkpoint.slice_for(self._plan, 0))
-            self.step, self.data_points, self.term = checkpoint.step, checkpoint.data_points, checkpoint.term
-            self._saved = self._safe = self.step
             try:
                 set_aside_after(self._directory, self.step)  # what is later is damaged
             except OSError as error:
                 raise CheckpointError(f"a damaged checkpoint cannot be renamed: {error}") from error
             self.note("restored", f"going on from checkpoint {path.name}")
+
+    def look_for_newest(self) -> None:
+        """As `restore_newest`, of a rank to which another one may hand its state: it renames nothing, and goes on
+        without what it cannot read, for whether the run may is rank 0's to say."""
+        if self._directory is None:
+            return
+        try:
+            self._load_newest(self._directory)
+        except (CheckpointError, CheckpointUnreadable) as error:
+            self.note("checkpoint_skipped", f"another rank's state is waited for: {error}")
+
+    def _load_newest(self, directory: Path, on_skip: Callable[[str], None] = lambda line: None) -> Path | None:
+        """Raises CheckpointError, CheckpointUnreadable."""
+        path = find_newest(directory, on_skip)
+        if path is not None:
+            checkpoint = load_checkpoint(path)
+            self.shard.load(*checkpoint.slice_for(self._plan, 0))
+            self.step, self.data_points, self.term = checkpoint.step, checkpoint.data_points, checkpoint.term
+            self._saved = self._safe = self.step
+        return path
+
+    def set_aside_later(self) -> None:
+        """Checkpoints of later steps than this one are renamed meanwhile: the run does not go on from them.
+
+        Where the disk cannot, the next `checkpoint_when_due` or `finish` raises CheckpointError.
+        """
+        if self._checkpoints is not None:
+            self._checkpoints.set_aside_after(self.step, lambda: None)
 
     def checkpoint_when_due(self) -> None:
         """Begin to write a checkpoint where the configuration wants one; the disk works while training goes on."""
@@ -139,6 +163,7 @@ class Replica:
         self._checkpoints.poll()
         every = self._config.checkpoint_every_steps
         if every and self.step // every > self._saved // every and not self._checkpoints.busy:
+            self._checkpoints.make_room(self.step, self.term)
             self._write(self._checkpoints)
 
     def finish(self) -> str:

@@ -7,7 +7,8 @@
             shard-1-of-2.safetensors
 
 A directory is complete when its name does not end in `.tmp`: every file in it was flushed to disk before the rename.
-Whoever crashes halfway leaves a `.tmp` or, at worst, a torn directory, which is named and skipped.
+Whoever crashes halfway leaves a `.tmp` or, at worst, a torn directory, which is named and skipped. What fails is
+deleted, and whoever publishes sweeps the rest before the next one is written: else a full disk would stay full.
 
 Torn is what is there and not as its manifest says. What the file system does not let us read (a stale handle of NFS, a
 missing permission) is not torn: it is tried again for a few seconds and then refused, as is a folder in which
@@ -93,17 +94,22 @@ def shard_file(shard: int, num_shards: int) -> str:
 def write_shard(
     directory: Path, step: int, term: int, shard: int, num_shards: int, parameters: Tensor, state: State
 ) -> dict[str, Any]:
-    """Write and flush one shard's file of checkpoint `step`; returns its entry for the manifest. Raises OSError."""
+    """Write and flush one shard's file of checkpoint `step`; returns its entry for the manifest.
+
+    Raises:
+        OSError: it could not; what was written is deleted.
+    """
     folder = _unfinished(directory, step, term)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / shard_file(shard, num_shards)
     tensors = {"parameters": parameters} | {f"optimizer.{name}": tensor for name, tensor in state.items()}
-    try:
-        save_file(tensors, path)  # `save` would keep the interpreter's lock twice as long
-    except SafetensorError as error:  # a full disk comes out as this
-        raise OSError(f"{path}: {error}") from error
-    _sync(path)
-    content = path.read_bytes()
+    with _deleted_if_it_fails(path):
+        try:
+            save_file(tensors, path)  # `save` would keep the interpreter's lock twice as long
+        except SafetensorError as error:  # a full disk comes out as this
+            raise OSError(f"{path}: {error}") from error
+        _sync(path)
+        content = path.read_bytes()
     return {"file": path.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
@@ -117,29 +123,34 @@ def publish(
     files: Sequence[Mapping[str, Any]],
     keep: int,
 ) -> Path:
-    """All shards are on disk: write the manifest, make the checkpoint visible, delete old ones. Raises OSError."""
+    """All shards are on disk: write the manifest, make the checkpoint visible, delete old ones.
+
+    Raises:
+        OSError: it could not; what the shards have written is deleted, for none of them still writes there.
+    """
     folder, final = _unfinished(directory, step, term), directory / f"step-{step}"
-    for stray in set(os.listdir(folder)) - {entry["file"] for entry in files}:
-        (folder / stray).unlink()
-    if missing := sorted({str(entry["file"]) for entry in files} - set(os.listdir(folder))):
-        raise OSError(f"{folder} has no {', '.join(missing)}: all servers have to write into the same directory")
-    manifest = {
-        "format": FORMAT,
-        "step": step,
-        "data_points": data_points,
-        "term": term,
-        "layout": [[name, list(shape)] for name, shape in zip(plan.layout.names, plan.layout.shapes, strict=True)],
-        "cuts": list(plan.cuts),
-        "fingerprint": plan.fingerprint,
-        "files": sorted(files, key=lambda entry: str(entry["file"])),
-    }
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    _sync(folder / "manifest.json")
-    _sync(folder)
-    if final.exists():  # a torn one, or one from before a roll-back
-        _set_aside(final)
-    os.rename(folder, final)
-    _sync(directory)
+    with _deleted_if_it_fails(folder):
+        for stray in set(os.listdir(folder)) - {entry["file"] for entry in files}:
+            (folder / stray).unlink()
+        if missing := sorted({str(entry["file"]) for entry in files} - set(os.listdir(folder))):
+            raise OSError(f"{folder} has no {', '.join(missing)}: all servers have to write into the same directory")
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            "data_points": data_points,
+            "term": term,
+            "layout": [[name, list(shape)] for name, shape in zip(plan.layout.names, plan.layout.shapes, strict=True)],
+            "cuts": list(plan.cuts),
+            "fingerprint": plan.fingerprint,
+            "files": sorted(files, key=lambda entry: str(entry["file"])),
+        }
+        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        _sync(folder / "manifest.json")
+        _sync(folder)
+        if final.exists():  # a torn one, or one from before a roll-back
+            _set_aside(final)
+        os.rename(folder, final)
+        _sync(directory)
     with contextlib.suppress(OSError):  # this one is there, whatever becomes of the others; the next one sweeps, too
         _sweep(directory, step, term, keep)
     return final
@@ -151,9 +162,15 @@ def _sweep(directory: Path, step: int, term: int, keep: int) -> None:
     older = [path for saved, path in _found(directory) if saved < step]
     for old in older[: max(0, len(older) + 1 - keep)]:
         _delete_if_whole(old)
+    sweep_unfinished(directory, step, term)
+
+
+def sweep_unfinished(directory: Path, step: int, term: int) -> None:
+    """Delete what was not finished of this term and earlier ones, but for what is there of `step` in this term."""
     for abandoned in directory.glob("step-*.term-*.tmp"):
         number = abandoned.stem.rpartition("-")[2]
-        if number.isdigit() and int(number) <= term:  # a later term's are of the writer that took this one's place
+        is_old = number.isdigit() and int(number) <= term  # a later one is of the writer that took this one's place
+        if is_old and abandoned != _unfinished(directory, step, term):
             shutil.rmtree(abandoned, ignore_errors=True)
 
 
@@ -322,6 +339,18 @@ def _check(path: Path) -> None:
 def _unfinished(directory: Path, step: int, term: int) -> Path:
     # The term keeps a writer that was slow to die from spoiling the files of the one that took its place.
     return directory / f"step-{step}.term-{term}.tmp"
+
+
+@contextlib.contextmanager
+def _deleted_if_it_fails(path: Path) -> Iterator[None]:
+    """A file or folder in the making does not stay where the body raises OSError."""
+    try:
+        yield
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
 
 
 def _found(directory: Path) -> list[tuple[int, Path]]:

@@ -17,6 +17,7 @@ from param_servers.checkpoint.files import (
     publish,
     read_manifest,
     set_aside_after,
+    sweep_unfinished,
     write_shard,
 )
 from param_servers.errors import CheckpointError, ParamServersError
@@ -48,6 +49,15 @@ class Checkpoints:
     @property
     def busy(self) -> bool:
         return bool(self._pending)
+
+    def make_room(self, step: int, term: int) -> None:
+        """Shard 0, before any shard writes its slice of `step`: failed checkpoints, and those of writers that died, go.
+
+        Not before the last one of a rank that goes on without the others: another may be writing that one, too.
+        """
+        directory = self.directory
+        if directory is not None:
+            self._begin(lambda: sweep_unfinished(directory, step, term), lambda future: None)
 
     def write(self, step: int, term: int, parameters: Tensor, state: State, done: Done) -> None:
         """Write a slice [n] that nobody changes any more; `done` is called with its entry for the manifest."""

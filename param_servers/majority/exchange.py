@@ -9,7 +9,8 @@ collectives, arXiv 1908.04207, there with late ranks' old gradients; here with z
 So a late rank holds up nobody: its comm thread sums while its main thread still computes, and when that is done it
 finds its gradient stale and goes on from the newest parameters. When a rank is lost the others form a new group and
 take over the state of the one that is furthest. The loss of rank 0, or its silence for two step timeouts (it says that
-it lives all the time), ends the run: the next rank writes a checkpoint. Rank 0, should it wake and find nobody left,
+it lives all the time), ends the run: the next rank writes a checkpoint, which those that are started again go on from,
+also where it comes after the next rank 0 has looked: every rank looks. Rank 0, should it wake and find nobody left,
 ends too. Time in which a process was stopped itself is no silence of others, so a run that is stopped whole goes on.
 """
 
@@ -57,7 +58,7 @@ class MajorityExchange:
     Args:
         rank, incarnation: who this is; a restarted rank comes back with a higher incarnation. None: by the clock.
         layout, initial_parameters, optimizer_config, exchange_config: see `Replica`.
-        checkpoint_dir: the same on all ranks; the lowest rank of the group writes there, rank 0 reads.
+        checkpoint_dir: the same on all ranks; the lowest rank of the group writes there, all read, rank 0 renames.
         secret: at least 16 bytes that every rank must know.
         publish_address, resolve: rank 0 publishes where it listens, the others resolve rank 0.
         audit_path: rank 0 appends every commit and every return to an earlier step there; see `audit`.
@@ -103,7 +104,9 @@ class MajorityExchange:
         self._chief_thread: threading.Thread | None = None
         self._given_up = threading.Event()
         store = None
-        if rank == 0:
+        if rank:  # what it wrote when it had lost rank 0 may be newer than what the next rank 0 has found
+            replica.look_for_newest()
+        else:
             replica.restore_newest()
             store, store_port = host_store(host, 0, secret, config.join_timeout_s)
             audit: AuditLog | None = None
@@ -291,6 +294,8 @@ class MajorityExchange:
             self._leave_group()
             return
         self._shared.go_on_from(state if self.rank != self._members[source] else None)
+        if self.rank == 0:  # else it would be the newest one, and the last one not be written
+            self.replica.set_aside_later()
 
     def _build_group(self, store_port: int) -> TorchCollective:
         config, secret, place = self._config, self._secret, self._members.index(self.rank)

@@ -188,6 +188,7 @@ class Chief:
             self._log("expelled", worker=order.worker, incarnation=order.incarnation, reason=order.reason)
         elif isinstance(order, Checkpoint):
             self._files.clear()
+            self._checkpoints.make_room(order.step, self._node.term)
         elif isinstance(order, Stop):
             self._log("stopped", reason=order.reason, failed=order.failed)
 

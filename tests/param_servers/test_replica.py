@@ -19,6 +19,7 @@ from param_servers.layout import FlatLayout
 from param_servers.replica import LocalExchange
 from param_servers.servers import shard as shards
 from param_servers.timeouts import AwakeClock
+from tests.param_servers.checkpoint.simulated_disk import SmallDisk
 
 LAYOUT = FlatLayout.of({"weight": (3, 4), "bias": (5,)})
 CONFIG = OptimizerConfig(optimizer="adam", learning_rate="linear:0.1->0@100")
@@ -94,6 +95,18 @@ def test_the_last_checkpoint_replaces_none_that_another_rank_wrote_of_the_same_s
         silent.replica.finish()
         manifest = read_manifest(find_newest(tmp_path))
         assert (manifest["step"], manifest["term"]) == newest
+
+
+def test_what_a_writer_that_was_killed_has_left_costs_the_next_checkpoint_no_room(tmp_path, monkeypatch):
+    left = tmp_path / "step-9.term-0.tmp" / "shard-0-of-1.safetensors"
+    left.parent.mkdir()
+    left.write_bytes(bytes(500))
+    SmallDisk(monkeypatch, tmp_path, room=700)
+    local = exchange(checkpoint_dir=tmp_path, exchange_config=ExchangeConfig(checkpoint_every_steps=2))
+    train(local, 2)
+    assert local.replica.finish() == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["step-2"]
+    local.close()
 
 
 def test_a_process_that_fails_leaves_all_its_steps_to_the_next_one(tmp_path):

@@ -1,12 +1,20 @@
-"""A disk that a seeded random number generator drives, in place of files: writes take their time, and some fail."""
+"""A disk that a seeded random number generator drives, in place of files: writes take their time, and some fail. And
+one of files that is soon full."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
+
+from param_servers.checkpoint import files
 
 
 class SimDisk:
@@ -34,6 +42,13 @@ class SimCheckpoints:
     @property
     def busy(self) -> bool:
         return bool(self._pending)
+
+    def make_room(self, step: int, term: int) -> None:
+        def work() -> None:
+            unfinished = self._disk.unfinished
+            self._disk.unfinished = {key: unfinished[key] for key in unfinished if key == (step, term) or key[1] > term}
+
+        self._pending.append((work, lambda _: None))
 
     def write(self, step: int, term: int, parameters: Tensor, state: Any, done: Callable[[Any], None]) -> None:
         def work() -> dict[str, str]:
@@ -86,3 +101,21 @@ class SimCheckpoints:
 
     def close(self) -> None:
         pass
+
+
+class SmallDisk:
+    """The real one, with room for `room` bytes of slices in `directory`; of one that does not fit a part is written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path, room: int) -> None:
+        self.directory, self.room = directory, room
+        monkeypatch.setattr(files, "save_file", self._save)
+
+    @property
+    def used(self) -> int:
+        return sum(path.stat().st_size for path in self.directory.rglob("*.safetensors"))
+
+    def _save(self, tensors: dict[str, Tensor], path: Path) -> None:
+        save_file(tensors, path)
+        if self.used > self.room:
+            os.truncate(path, path.stat().st_size // 2)
+            raise SafetensorError("I/O error: No space left on device (os error 28)")

@@ -23,6 +23,7 @@ from param_servers.config import OptimizerConfig
 from param_servers.errors import CheckpointError, CheckpointUnreadable
 from param_servers.layout import FlatLayout, ShardPlan, plan_shards
 from param_servers.servers.shard import Shard
+from tests.param_servers.checkpoint.simulated_disk import SmallDisk
 
 LAYOUT = FlatLayout.of({"a": (3, 2), "b": (5,), "c": (1,)})
 CONFIG = OptimizerConfig(optimizer="adam", learning_rate="0.1")
@@ -126,6 +127,24 @@ def test_a_checkpoint_whose_other_shards_wrote_elsewhere_is_not_published(tmp_pa
     with pytest.raises(OSError, match=r"has no shard-1-of-2.safetensors: all servers have to write into the same"):
         publish(tmp_path, 20, data_points=200, term=1, plan=plan, files=entries, keep=5)
     assert find_newest(tmp_path) == whole
+
+
+@pytest.mark.parametrize("too_much", ["a slice", "shard-0-of-1.safetensors", "manifest.json"])
+def test_what_does_not_fit_on_the_disk_leaves_nothing_there(tmp_path: Path, monkeypatch: Any, too_much: str) -> None:
+    plan, real = plan_shards(LAYOUT, 1), files._sync
+
+    def full(path: Path) -> None:  # NFS says it as late as this
+        if path.name == too_much:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(path))
+        real(path)
+
+    with monkeypatch.context() as broken:
+        SmallDisk(broken, tmp_path, room=0 if too_much == "a slice" else 1 << 20)
+        broken.setattr(files, "_sync", full)
+        with pytest.raises(OSError, match="No space left|quota"):
+            save(tmp_path, plan, 2)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert save(tmp_path, plan, 2) == find_newest(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"format": 3}', "[]", '{"format": "param_servers checkpoint 1"}'])

@@ -15,6 +15,7 @@ from param_servers.checkpoint.files import find_newest, load_checkpoint
 from param_servers.checkpoint.writer import Checkpoints
 from param_servers.errors import CheckpointError
 from param_servers.layout import FlatLayout, plan_shards
+from tests.param_servers.checkpoint.simulated_disk import SmallDisk
 
 PLAN = plan_shards(FlatLayout.of({"w": (4,)}), 1)
 
@@ -52,6 +53,34 @@ def test_a_roll_back_also_sets_a_checkpoint_aside_that_is_just_being_published(t
     assert load_checkpoint(tmp_path / "step-4.undone-1").step == 4
     assert find_newest(tmp_path) == tmp_path / "step-2"
     checkpoints.close()
+
+
+def test_a_checkpoint_of_which_one_slice_failed_makes_room_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_shards(FlatLayout.of({"w": (2000,)}), 2)
+    shards = [Checkpoints(tmp_path, plan, index, torch.zeros(2000)) for index in (0, 1)]
+    disk = SmallDisk(monkeypatch, tmp_path, room=6000)  # a slice has 4000, and a header
+
+    def written(step: int) -> list[dict[str, Any]]:
+        answers: list[dict[str, Any]] = []
+        shards[0].make_room(step, 1)
+        for checkpoints in shards:
+            checkpoints.write(step, 1, torch.ones(1000), {}, answers.append)
+            finish(checkpoints)
+        return answers
+
+    assert ["error" in answer for answer in written(2)] == [False, True]
+    assert disk.used < 5000
+    (tmp_path / "step-4.term-2.tmp").mkdir()  # of who took this term's place
+    disk.room = 10_000
+    files, answers = written(4), list[dict[str, Any]]()
+    shards[0].publish(4, 1, 40, files, 5, answers.append)
+    finish(shards[0])
+    assert answers == [{"file": "step-4"}]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-4", "step-4.term-2.tmp"]
+    for checkpoints in shards:
+        checkpoints.close()
 
 
 def test_a_server_that_was_given_no_directory_says_so_instead_of_ending() -> None:

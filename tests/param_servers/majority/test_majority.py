@@ -182,6 +182,42 @@ def test_the_loss_of_rank_0_is_told_by_the_others_and_the_next_one_writes_a_chec
     assert (tmp_path / "step-1").is_dir()
 
 
+@pytest.mark.parametrize("can_be_read", [True, False])
+def test_what_a_rank_saves_when_the_next_rank_0_has_looked_is_gone_on_from_or_set_aside(start, tmp_path, can_be_read):
+    run = start(2).start(0, 1, checkpoint_dir=tmp_path, should_stop=lambda step, points: "1 step" if step else None)
+    run.together([0, 1])
+    run.close()
+    run.board.addresses.clear()
+    run.start(0, 1, checkpoint_dir=tmp_path)
+    run.together([0, 1], steps=2)
+    old, begun, go_on = run.ranks.pop(1), threading.Event(), threading.Event()
+    finish = old.replica.finish
+
+    def slow_disk():
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        return finish()
+
+    old.replica.finish = slow_disk
+    run.die(0)
+    assert begun.wait(PATIENCE_S)
+    run.board.addresses.clear()
+    run.start(0, checkpoint_dir=tmp_path)
+    go_on.set()
+    old.close()
+    assert find_newest(tmp_path).name == "step-3"
+    folder = tmp_path if can_be_read else tmp_path / "of another file system"
+    (folder / "step-9").mkdir(parents=not can_be_read)
+    run.start(1, checkpoint_dir=folder)
+    assert run.ranks[1].pull().step == (3 if can_be_read else 1)
+    later, deadline_s = "step-9.damaged-1" if can_be_read else "step-3.undone-1", time.monotonic() + PATIENCE_S
+    while not (tmp_path / later).is_dir():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert (folder / "step-9").is_dir() != can_be_read  # only rank 0 renames
+    assert find_newest(tmp_path).name == ("step-3" if can_be_read else "step-1")
+
+
 def test_where_rank_0_was_expelled_the_next_one_writes_the_last_checkpoint(start, tmp_path):
     def stop(step, data_points):
         return "3 steps" if step >= 3 else None
