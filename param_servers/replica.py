@@ -65,6 +65,11 @@ class Replica:
         """The step of the newest checkpoint that was begun, and of the newest that is there."""
         self._failure = ""
 
+    @property
+    def reached(self) -> int:
+        """The furthest step that this copy or a checkpoint is at, another rank's as far as `finish` has found it."""
+        return max(self.step, self._safe)
+
     def pull(self) -> Pull:
         """The parameters in a buffer that stays constant until the next `pull`."""
         self._pulled.copy_(self.shard.parameters)

@@ -208,8 +208,8 @@ class MajorityExchange:
                 lost = self.replica.finish()
             except BaseException as error:  # the main thread waits to be told how the run ended
                 lost = f"the last checkpoint was not written: {told(error)}"
-            if not lost and self.replica.step < committed:
-                lost = f"step {committed} was decided, but its sum broke: the last checkpoint is of {self.replica.step}"
+            if not lost and self.replica.reached < committed:
+                lost = f"step {committed} was decided, but its sum broke: the run ends at {self.replica.reached}"
         if lost:
             outcome = (PeerLost if isinstance(outcome, PeerLost) else LastStepsLost)(f"{outcome}; {lost}")
         self._shared.end(outcome)

@@ -309,7 +309,7 @@ def test_an_end_whose_last_sum_broke_is_not_told_as_if_its_step_were_saved(start
         run.ranks[rank]._group.all_reduce_sum_ = broken
     outcome = run.together([0, 1])[0]
     assert isinstance(outcome, LastStepsLost)
-    assert str(outcome) == "3 steps; step 3 was decided, but its sum broke: the last checkpoint is of 2"
+    assert str(outcome) == "3 steps; step 3 was decided, but its sum broke: the run ends at 2"
     assert find_newest(tmp_path).name == "step-2"
 
 
